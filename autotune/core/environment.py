@@ -1,0 +1,48 @@
+"""The machine that trials run on, as a worker process sees it; stored beside every result."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from autotune.core.training_config import AmpDtype
+
+__all__ = ["DeviceKind", "Environment"]
+
+DeviceKind = Literal["cpu", "cuda", "rocm", "mps", "xpu"]
+
+
+class Environment(BaseModel):
+    """Hardware and versions. Holds no names of users, no paths, no environment variables."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    device: str
+    """torch's name for the device, such as "cuda:0"."""
+    device_kind: DeviceKind
+    device_name: str
+    """The product, such as "NVIDIA H200" or the processor's model."""
+    device_memory_bytes: int
+    """Memory of the device; on the CPU the machine's or the cgroup's RAM."""
+    device_count: int
+    native_amp_dtypes: tuple[AmpDtype, ...]
+    """Precisions that the device computes natively."""
+    driver: str | None
+    cores: int
+    """Cores that a process may use: affinity and cgroup quota."""
+    ram_bytes: int
+    """RAM that a process may use: the machine's or the cgroup's."""
+    platform: str
+    python: str
+    torch: str
+    cuda: str | None
+    versions: dict[str, str]
+    """Versions of the packages that results depend on."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Twelve hex digits that change when the hardware, the driver or torch does."""
+        parts = (self.device_kind, self.device_name, self.device_count, self.driver, self.cores, self.torch, self.cuda)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]

@@ -1,0 +1,161 @@
+"""What a trial has seen: raw blocks of a timed window, and the Measurement derived from them.
+
+The worker fills a Window and calls `measure`; the stop rule of the window uses the same `rate_of`, so that what ends a
+window is what is reported. Everything raw is kept beside what is derived.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from autotune.core.statistics import batch_means_half_width
+
+__all__ = ["Block", "Measurement", "MemorySample", "Rate", "Window", "rate_of"]
+
+
+class Block(BaseModel):
+    """A stretch of the loop between two synchronisations."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    samples: int
+    """Samples that came, counted."""
+    batches: int
+    seconds: float
+    """Wall time, epoch restarts left out."""
+    data_wait_s: float
+    """Seconds of it in which the loop waited for the loader."""
+
+
+class Window(BaseModel):
+    """The raw record of a timed window."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    blocks: tuple[Block, ...] = Field(min_length=1)
+    restarts_s: tuple[float, ...] = ()
+    """Each epoch restart inside the window: from the last batch's end to the next epoch's first batch."""
+    whole_epochs: bool
+    """The window covers whole epochs: restarts count as they came. Otherwise they are added in proportion."""
+    epoch_samples: int | None
+    """Samples of one epoch; None where no end was seen and none is promised."""
+    expected_restart_s: float = 0.0
+    """What one restart is taken to cost where none fell into the window, from the first start of the loader."""
+    queue_capacity: int
+    """Batches that workers hold ready at most: min(prefetch_factor * num_workers, batches of an epoch)."""
+    queue_at_start: int | None
+    """Batches that lay ready at the window's first edge; None where the platform can't tell."""
+    queue_at_end: int | None
+    warm_up_batches: int
+    warm_up_s: float
+    is_drained: bool
+    """The queue that a slow first step had filled was used up before the window."""
+    is_steady: bool
+    """No slow step came between the warm-up and the window."""
+    stopped_by: Literal["precision", "time", "deadline"]
+
+
+class Rate(BaseModel):
+    """Samples per second with a 95 % interval."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def relative_half_width(self) -> float:
+        """Half of the interval over the value."""
+        return (self.high - self.low) / 2 / self.value if self.value > 0 else inf
+
+
+class MemorySample(BaseModel):
+    """Peak memory of a trial, and where the figure comes from."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    peak_bytes: int
+    source: str
+    """Such as "max reserved + outside torch" or "PSS of the process tree"."""
+    reserved_bytes: int | None = None
+    """Peak of what torch's allocator held, on an accelerator."""
+    outside_bytes: int | None = None
+    """Device memory in use outside torch, on an accelerator."""
+
+
+class Measurement(BaseModel):
+    """What a trial has measured. Rates are in samples per second, fractions in 0..1, memory in bytes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    samples_per_s: float
+    samples_per_s_ci: tuple[float, float]
+    """95 % interval by batch means; the upper end is infinite where the window held a single block."""
+    busy_fraction: float | None
+    busy_source: str | None
+    data_wait_fraction: float
+    peak_memory_bytes: int
+    loader_ceiling: float | None = None
+    """Rate of the loader alone; None where not measured."""
+    device_ceiling: float | None = None
+    """Rate of the device on a batch that it already holds; None where not measured."""
+    startup_s: float
+    """From the trial's start to its first batch, the workload's own build included."""
+    build_s: float
+    """Share of the start-up in the user's own code: unpickling, building, the loader's first batch."""
+    memory: MemorySample
+    window: Window
+    loss: float
+    """Loss of the last step, to tell a run that trains from one that does not."""
+    skipped_steps: int = 0
+    """Optimizer steps that the GradScaler skipped, the warm-up included."""
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """The raw blocks of the window."""
+        return self.window.blocks
+
+
+def rate_of(window: Window) -> Rate:
+    """The rate that a long run would have, from a window.
+
+    Mean rate of what came, less the batches that lay ready at the first edge beyond those at the last: they were
+    loaded before the clock started. Epoch restarts inside the window count as they came where it covers whole epochs;
+    otherwise the mean restart is added once per `epoch_samples`. The interval's upper end is that of the uncorrected
+    rate, since the truth lies between the two.
+    """
+    amounts = [float(block.samples) for block in window.blocks]
+    seconds = [block.seconds for block in window.blocks]
+    if window.whole_epochs:
+        lost = sum(window.restarts_s) / sum(seconds)
+        seconds = [value * (1 + lost) for value in seconds]
+    total, elapsed = sum(amounts), sum(seconds)
+    surplus = _surplus_samples(window)
+    half = batch_means_half_width(amounts, seconds)
+    steady, steady_high = (total - surplus) / elapsed, total / elapsed
+    return Rate(
+        value=_with_restarts(steady, window),
+        low=_with_restarts(max(steady - half, 0.0), window),
+        high=_with_restarts(steady_high + half, window),
+    )
+
+
+def _surplus_samples(window: Window) -> float:
+    if window.queue_at_start is None or window.queue_at_end is None:
+        return 0.0
+    surplus = max(0, window.queue_at_start - window.queue_at_end)
+    batches = sum(block.batches for block in window.blocks)
+    samples = sum(block.samples for block in window.blocks)
+    return min(surplus, batches - 1) * samples / batches
+
+
+def _with_restarts(steady: float, window: Window) -> float:
+    if window.whole_epochs or window.epoch_samples is None or steady == 0:
+        return steady
+    seen = window.restarts_s
+    restart_s = sum(seen) / len(seen) if seen else window.expected_restart_s
+    return 1.0 / (1.0 / steady + restart_s / window.epoch_samples)

@@ -1,0 +1,96 @@
+"""What is searched for: the objective's settings, and the score of a measurement.
+
+`evaluate` takes a measurement and the baseline's and hands on a Score; nothing here knows how either came about.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, TypeAdapter, ValidationError
+
+from autotune.core.lr_scaling import LrRule
+from autotune.core.measurement import Measurement
+
+__all__ = ["MemoryLimit", "Objective", "Score", "evaluate"]
+
+_BYTE_SIZE: TypeAdapter[int] = TypeAdapter(ByteSize)
+
+
+def _parse_memory_limit(value: Any) -> int | float:
+    rule = 'memory_limit must be bytes, a size such as "20GiB", or a fraction of the device in (0, 1]'
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise ValueError(f"{rule}, but got {value!r}")
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            try:
+                return int(_BYTE_SIZE.validate_python(value))
+            except ValidationError:
+                raise ValueError(f"{rule}, but got {value!r}") from None
+    if 0 < value <= 1:
+        return float(value)
+    if value > 1 and value == int(value):
+        return int(value)
+    raise ValueError(f"{rule}, but got {value!r}")
+
+
+MemoryLimit = Annotated[int | float, BeforeValidator(_parse_memory_limit)]
+"""A fraction of the device's memory where at most 1, bytes otherwise."""
+
+
+class Objective(BaseModel):
+    """What counts as better, and under which limits."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    memory_limit: MemoryLimit = 0.9
+    """Bytes, a size such as "20GiB", or a fraction of the device's memory."""
+    busy_weight: Annotated[float, Field(ge=0, le=1)] = 0.02
+    """How much an idle device lowers the score: enough to choose between equals."""
+    global_batch: Literal["scale", "keep"] = "scale"
+    """Whether the global batch may grow (with the learning rate), or stays and is split anew."""
+    max_batch_scale: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 8
+    """How far the global batch may grow beyond the baseline's."""
+    lr_rule: LrRule = "auto"
+    """How the learning rate follows the global batch."""
+
+    def limit_bytes(self, device_memory_bytes: int) -> int:
+        """The memory limit on a device with so many bytes."""
+        if isinstance(self.memory_limit, float):
+            return int(self.memory_limit * device_memory_bytes)
+        return self.memory_limit
+
+
+class Score(BaseModel):
+    """What a trial is worth. Higher is better; the baseline's own is close to 1."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    value: float
+    feasible: bool
+    violation: float = 0.0
+    """Share by which the memory limit is passed; negative: room left."""
+    reason: str = ""
+    """Why it is not feasible; "" where it is."""
+
+
+def evaluate(measurement: Measurement, baseline: Measurement, objective: Objective, limit_bytes: int) -> Score:
+    """Score a measurement against the baseline's, under a memory limit in bytes.
+
+    score = rate / baseline rate * (1 - w * (1 - busy_fraction)). Busy fractions of different sources don't compare: a
+    trial whose source is not the baseline's is scored with the baseline's fraction.
+    """
+    same_source = measurement.busy_source == baseline.busy_source
+    busy = measurement.busy_fraction if same_source else baseline.busy_fraction
+    idle = 0.0 if busy is None else 1.0 - busy
+    value = measurement.samples_per_s / baseline.samples_per_s * (1.0 - objective.busy_weight * idle)
+    violation = measurement.peak_memory_bytes / limit_bytes - 1.0
+    if violation > 0:
+        reason = (
+            f"peak memory must stay within {limit_bytes / 2**20:,.0f} MiB, "
+            f"but was {measurement.peak_memory_bytes / 2**20:,.0f} MiB"
+        )
+        return Score(value=value, feasible=False, violation=violation, reason=reason)
+    return Score(value=value, feasible=True, violation=violation)

@@ -1,0 +1,141 @@
+"""From finalists that were measured in turns with the baseline to the configuration to use.
+
+Comes in: a Confirmation for each finalist and the baseline. Goes out: a Recommendation with its evidence. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import exp, log, sqrt
+from statistics import fmean
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from autotune.core.lr_scaling import LrAdvice
+from autotune.core.measurement import Measurement
+from autotune.core.statistics import ratio_interval
+from autotune.core.training_config import AMP_DTYPES, TrainingConfig
+
+__all__ = ["Confirmation", "Ratio", "Recommendation", "choose", "ratio_of", "simplicity"]
+
+SAME_RATE_SHARE = 0.02
+"""Rates this close to the fastest count as fast enough for the score to decide (DESIGN: Score)."""
+_ROUNDS_FOR_BETWEEN_RUN_SPREAD = 3
+
+
+class Confirmation(BaseModel):
+    """A configuration measured again, once in each round; None where a round's run failed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    number: int
+    """The trial's number in the study; 0 is the baseline."""
+    config: TrainingConfig
+    rounds: tuple[Measurement | None, ...] = Field(min_length=1)
+    is_feasible: bool = True
+    """Every run ended well and within the memory limit."""
+
+    @property
+    def runs(self) -> tuple[Measurement, ...]:
+        """The runs that ended well."""
+        return tuple(run for run in self.rounds if run is not None)
+
+    @property
+    def samples_per_s(self) -> float:
+        """Geometric mean of the rounds' rates."""
+        return exp(fmean(log(run.samples_per_s) for run in self.runs))
+
+
+class Ratio(BaseModel):
+    """A rate over another, measured side by side, with its 95 % interval."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    value: float
+    low: float
+    high: float
+
+
+class Recommendation(BaseModel):
+    """The configuration to use, and what speaks for it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    config: TrainingConfig
+    """Ready to use: its learning rate is scaled to its global batch."""
+    number: int
+    """Trial that measured it."""
+    verdict: Literal["faster", "already_best", "unconfirmed", "baseline_infeasible"]
+    speedup: Ratio | None
+    """Against the baseline, measured in turns with it; None where the baseline is no reference."""
+    lr_advice: LrAdvice
+    same_batch: TrainingConfig | None = None
+    """The best configuration that keeps the baseline's global batch."""
+    same_batch_number: int | None = None
+    same_batch_speedup: Ratio | None = None
+    reasons: tuple[str, ...] = ()
+    """Why this one, a sentence each."""
+    confirmations: tuple[Confirmation, ...] = ()
+    """Every finalist's runs, raw."""
+
+
+def simplicity(config: TrainingConfig) -> tuple[int, ...]:
+    """Sort key: fewest workers, smallest batch, plainest precision, then the fewest switches."""
+    return (
+        config.num_workers,
+        config.global_batch_size,
+        AMP_DTYPES.index(config.amp_dtype),
+        config.grad_accum_steps,
+        *(int(flag) for flag in (config.compile, config.channels_last, config.pin_memory, config.persistent_workers)),
+        config.prefetch_factor or 0,
+        config.intra_op_threads or 0,
+    )
+
+
+def ratio_of(one: Confirmation, other: Confirmation) -> Ratio | None:
+    """The rate of one over another's, round by round; None where they share no round.
+
+    From three rounds on the spread between rounds gives the interval. Below, the intervals of the windows do, joined in
+    quadrature, which knows nothing of drift between runs.
+    """
+    pairs = [(a, b) for a, b in zip(one.rounds, other.rounds, strict=False) if a is not None and b is not None]
+    if not pairs:
+        return None
+    if one.number == other.number:
+        return Ratio(value=1.0, low=1.0, high=1.0)
+    value, low, high = ratio_interval([(a.samples_per_s, b.samples_per_s) for a, b in pairs])
+    if len(pairs) < _ROUNDS_FOR_BETWEEN_RUN_SPREAD:
+        spread = sqrt(sum(_relative_half_width(a) ** 2 + _relative_half_width(b) ** 2 for a, b in pairs)) / len(pairs)
+        low, high = value * exp(-spread), value * exp(spread)
+    return Ratio(value=value, low=low, high=high)
+
+
+def choose(candidates: Sequence[Confirmation], scores: dict[int, float], baseline: Confirmation | None) -> Confirmation:
+    """The candidate to recommend, from feasible ones (the baseline among them where it is feasible).
+
+    Within 2 % of the fastest confirmed rate, not slower than the baseline beyond noise, the best score wins; among
+    those whose rate can't be told from the winner's the simplest does, and the baseline before all.
+    """
+    fastest = max(candidate.samples_per_s for candidate in candidates)
+    near = [one for one in candidates if one.samples_per_s >= (1 - SAME_RATE_SHARE) * fastest]
+    if baseline is not None:
+        near = [one for one in near if not _is_below_one(ratio_of(one, baseline))] or [baseline]
+    best = max(near, key=lambda one: scores[one.number])
+    equals = [one for one in near if _is_around_one(ratio_of(one, best))]
+    if baseline is not None and any(one.number == baseline.number for one in equals):
+        return baseline
+    return min(equals, key=lambda one: simplicity(one.config))
+
+
+def _relative_half_width(run: Measurement) -> float:
+    low, high = run.samples_per_s_ci
+    return (high - low) / 2 / run.samples_per_s
+
+
+def _is_below_one(ratio: Ratio | None) -> bool:
+    return ratio is not None and ratio.high < 1
+
+
+def _is_around_one(ratio: Ratio | None) -> bool:
+    return ratio is None or ratio.low <= 1 <= ratio.high

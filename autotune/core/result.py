@@ -1,0 +1,73 @@
+"""What a finished (or interrupted) search amounts to: the one thing that reports are made from."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from autotune.core.budget import Budget
+from autotune.core.environment import Environment
+from autotune.core.objective import Objective
+from autotune.core.recommendation import Recommendation
+from autotune.core.training_config import TrainingConfig
+from autotune.core.trial import TrialRecord
+from autotune.core.workload import WorkloadFacts
+
+__all__ = ["Progress", "RunSummary", "changed_settings"]
+
+Phase = Literal["probe", "search", "confirm"]
+
+
+class RunSummary(BaseModel):
+    """Everything that a report shows; read back from a run folder as it was written."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    name: str
+    """What was tuned, in a few words."""
+    environment: Environment
+    facts: WorkloadFacts
+    objective: Objective
+    budget: Budget
+    baseline: TrainingConfig
+    limit_bytes: int
+    memory_source: str
+    """What the memory limit is judged on."""
+    seed: int
+    trials: tuple[TrialRecord, ...]
+    recommendation: Recommendation | None
+    """None where nothing feasible was found."""
+    notes: tuple[str, ...] = ()
+    """What a person should know of this run, a sentence each."""
+    stopped_because: str
+    """Why no further trial ran."""
+    wall_s: float
+    """Seconds from the call to the recommendation, earlier sittings included."""
+    autotune_version: str
+
+
+class Progress(BaseModel):
+    """Where a search stands; sent to whoever shows it after every step."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    phase: Phase
+    done: int
+    """Trials measured, or confirmation runs made."""
+    total: int
+    """Trials or runs at the most."""
+    elapsed_s: float
+    remaining_s: float | None
+    """Seconds left of the time-out, or an estimate; None where neither is known."""
+    baseline: TrialRecord | None = None
+    best: TrialRecord | None = None
+    """The best feasible trial so far."""
+    last: TrialRecord | None = None
+    """The trial that has just ended; None at the start of a phase."""
+
+
+def changed_settings(config: TrainingConfig, baseline: TrainingConfig) -> dict[str, tuple[object, object]]:
+    """Settings in which a configuration differs from the baseline: {name: (baseline's, its own)}."""
+    before, after = baseline.model_dump(), config.model_dump()
+    return {name: (before[name], after[name]) for name in after if before[name] != after[name]}

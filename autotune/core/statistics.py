@@ -1,0 +1,72 @@
+"""Intervals for rates and ratios. Pure functions over numbers; no measuring here.
+
+Sources: batch means with t quantiles, Law, "Simulation Modeling and Analysis", 5th ed., section 9.5.3; the fixed
+number of about ten batches, Schmeiser 1982, "Batch size effects in the analysis of simulation output".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import exp, inf, log, sqrt
+from statistics import fmean, stdev
+
+__all__ = ["BATCH_MEANS", "batch_means_half_width", "mean_interval", "ratio_interval", "t_95"]
+
+BATCH_MEANS = 10
+"""Batches that a series is cut into: ten keep 92 to 95 % coverage where steps are autocorrelated."""
+
+# Two-sided 95 % quantiles of Student's t for 1 to 30 degrees of freedom.
+_T_95 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+_NORMAL_95 = 1.95996
+
+
+def t_95(degrees_of_freedom: int) -> float:
+    """Two-sided 95 % quantile of Student's t; beyond 30 degrees by the first term of its normal expansion."""
+    if degrees_of_freedom < 1:
+        return inf
+    if degrees_of_freedom <= len(_T_95):
+        return _T_95[degrees_of_freedom - 1]
+    return _NORMAL_95 + (_NORMAL_95**3 + _NORMAL_95) / (4 * degrees_of_freedom)
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Mean with its 95 % t interval: (mean, low, high). One value has an infinite interval."""
+    mean = fmean(values)
+    if len(values) < 2:
+        return mean, -inf, inf
+    half = t_95(len(values) - 1) * stdev(values) / sqrt(len(values))
+    return mean, mean - half, mean + half
+
+
+def batch_means_half_width(amounts: Sequence[float], seconds: Sequence[float]) -> float:
+    """Half of the 95 % interval of the rate sum(amounts) / sum(seconds), by batch means.
+
+    Neighbouring blocks are joined into about ten batches, since steps are correlated with their neighbours.
+    Infinite for fewer than two blocks.
+    """
+    batches = _joined(amounts, seconds)
+    if len(batches) < 2:
+        return inf
+    _, low, high = mean_interval([amount / time for amount, time in batches])
+    return (high - low) / 2
+
+
+def ratio_interval(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
+    """Geometric mean of a / b over pairs, with its 95 % t interval on the log scale: (ratio, low, high).
+
+    Pairs measured next to each other share the machine's drift, which cancels in the ratio.
+    """
+    mean, low, high = mean_interval([log(a / b) for a, b in pairs])
+    return exp(mean), exp(low) if low > -inf else 0.0, exp(high) if high < inf else inf
+
+
+def _joined(amounts: Sequence[float], seconds: Sequence[float]) -> list[tuple[float, float]]:
+    count = len(amounts)
+    batches = count if count < 2 * BATCH_MEANS else BATCH_MEANS
+    edges = [round(index * count / batches) for index in range(batches + 1)] if batches else []
+    return [
+        (sum(amounts[start:stop]), sum(seconds[start:stop])) for start, stop in zip(edges, edges[1:], strict=False)
+    ]

@@ -1,0 +1,145 @@
+"""TrainingConfig: the settings of one training run, proposed, run, stored, recommended and exported as one type.
+
+Comes in from a user's mapping, a study's proposal or a recommended.yaml; goes out to a trial and to the user's own
+loop through `dataloader_kwargs`, `autocast` and `grad_scaler`, the only places here that import torch (when called).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from autotune.core import rules
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["AMP_DTYPES", "AmpDtype", "DdpConfig", "TrainingConfig"]
+
+AmpDtype = Literal["float32", "tf32", "bfloat16", "float16"]
+AMP_DTYPES: tuple[AmpDtype, ...] = ("float32", "tf32", "bfloat16", "float16")
+"""From the plainest to the most delicate."""
+
+_Count = Annotated[int, Field(strict=True, ge=1)]
+_CountOrZero = Annotated[int, Field(strict=True, ge=0)]
+_Flag = Annotated[bool, Field(strict=True)]
+
+
+class DdpConfig(BaseModel):
+    """Arguments of torch.nn.parallel.DistributedDataParallel, under its own names."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    bucket_cap_mb: Annotated[float, Field(gt=0)] | None = None
+    """Size of a gradient bucket in MiB; None: torch's own (25)."""
+    gradient_as_bucket_view: _Flag = False
+    """Let gradients be views into the buckets; saves about the gradients' size."""
+    static_graph: _Flag = False
+    """Promise that every iteration uses the same graph."""
+    find_unused_parameters: _Flag = False
+    """Look for parameters that got no gradient, each iteration."""
+    broadcast_buffers: _Flag = True
+    """Send rank 0's buffers to the others before each forward pass."""
+    comm_hook: Literal["fp16", "bf16", "powersgd"] | None = None
+    """Compression of the gradients on their way."""
+
+
+class TrainingConfig(BaseModel):
+    """The settings of one training run. Equal settings are equal objects.
+
+    Raises:
+        pydantic.ValidationError: a value is out of its range, or two settings contradict each other.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    micro_batch_size: _Count = 32
+    """Samples of one forward and backward pass, on one rank."""
+    grad_accum_steps: _Count = 1
+    """Forward and backward passes for one optimizer step."""
+    lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-3
+    """Learning rate of the optimizer."""
+    amp_dtype: AmpDtype = "float32"
+    """Precision of the computation: float32 leaves torch's defaults, tf32 allows TF32 in matmuls and convolutions,
+    bfloat16 and float16 run under autocast, float16 with a GradScaler."""
+    num_workers: _CountOrZero = 0
+    """Loader processes; 0: the training process loads."""
+    prefetch_factor: _Count | None = None
+    """Batches that each worker holds ready; None: torch's own (2), the only value without workers."""
+    persistent_workers: _Flag = False
+    """Keep the workers from one epoch to the next."""
+    pin_memory: _Flag = False
+    """Page-locked batches, copied to the device with non_blocking=True."""
+    channels_last: _Flag = False
+    """Keep 4-D tensors of the model and the batch in channels-last layout."""
+    compile: _Flag = False
+    """Run the model through torch.compile."""
+    intra_op_threads: _Count | None = None
+    """Threads of one operation on the CPU (torch.set_num_threads); None: torch's own."""
+    world_size: _Count = 1
+    """Ranks, each a process with a device of its own."""
+    strategy: Literal["single", "dp", "ddp"] = "single"
+    """One device, DataParallel, or DistributedDataParallel."""
+    ddp: DdpConfig | None = None
+    """Arguments of DistributedDataParallel; None: torch's own."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        reason = rules.contradiction(self)
+        if reason is not None:
+            raise ValueError(reason)
+        return self
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples of one optimizer step, over all ranks."""
+        return self.micro_batch_size * self.grad_accum_steps * self.world_size
+
+    def dataloader_kwargs(self) -> dict[str, Any]:
+        """Arguments for torch.utils.data.DataLoader, `batch_size` among them."""
+        return {
+            "batch_size": self.micro_batch_size,
+            "num_workers": self.num_workers,
+            "prefetch_factor": self.prefetch_factor,
+            "persistent_workers": self.persistent_workers,
+            "pin_memory": self.pin_memory,
+        }
+
+    def autocast(self, device: str | torch.device) -> AbstractContextManager[Any]:
+        """A context for forward pass and loss in this precision, on a device such as "cuda:0".
+
+        float32 changes nothing. tf32 sets torch's fp32_precision for matmuls and convolutions inside the context and
+        puts it back after it; enter it around the backward pass as well.
+        """
+        import torch
+
+        device_type = torch.device(device).type
+        if self.amp_dtype == "tf32":
+            return _tf32()
+        if self.amp_dtype == "float32":
+            return torch.autocast(device_type, enabled=False)
+        return torch.autocast(device_type, dtype=getattr(torch, self.amp_dtype))
+
+    def grad_scaler(self, device: str | torch.device) -> torch.amp.GradScaler:
+        """A GradScaler for this precision: active for float16, a pass-through otherwise."""
+        import torch
+
+        return torch.amp.GradScaler(torch.device(device).type, enabled=self.amp_dtype == "float16")
+
+
+@contextmanager
+def _tf32() -> Iterator[None]:
+    import torch
+
+    places: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)
+    before = [place.fp32_precision for place in places]
+    for place in places:
+        place.fp32_precision = "tf32"
+    try:
+        yield
+    finally:
+        for place, value in zip(places, before, strict=True):
+            place.fp32_precision = value

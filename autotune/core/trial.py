@@ -1,0 +1,80 @@
+"""One trial: how it ended, what it measured, and the record that is kept of it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from autotune.core.measurement import Measurement
+from autotune.core.objective import Score
+from autotune.core.training_config import TrainingConfig
+
+__all__ = ["Failure", "Outcome", "TrialRecord", "TrialResult"]
+
+Outcome = Literal["ok", "over_memory", "oom", "host_oom", "timeout", "crashed", "diverged", "pruned", "invalid"]
+
+
+class Failure(BaseModel):
+    """The exception that ended a rank."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    signature: str
+    """Type and place, equal for the same exception at the same place: "ValueError at net.py:12"."""
+    traceback: str
+    """The user's frames; ours are left out."""
+
+
+class TrialResult(BaseModel):
+    """What a runner hands back for a configuration."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    outcome: Outcome
+    reason: str = ""
+    """Why it is not "ok", in a sentence; "" where it is."""
+    measurement: Measurement | None = None
+    failure: Failure | None = None
+    violation: float | None = None
+    """Share by which a limit was passed where no measurement can tell (out of memory)."""
+    wall_s: float = 0.0
+    """Seconds from the start of the trial's process to its end."""
+    log: str | None = None
+    """Name of the log inside the run folder."""
+
+
+class TrialRecord(BaseModel):
+    """A finished trial of the study."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    number: int
+    """Number of the trial in the Optuna study; 0 is the baseline."""
+    config: TrainingConfig
+    result: TrialResult
+    score: Score | None = None
+
+    @property
+    def outcome(self) -> Outcome:
+        """How the trial ended; "over_memory" where it ran, but above the limit."""
+        if self.result.outcome == "ok" and self.score is not None and not self.score.feasible:
+            return "over_memory"
+        return self.result.outcome
+
+    @property
+    def measurement(self) -> Measurement | None:
+        """What was measured; None where the trial did not get that far."""
+        return self.result.measurement
+
+    @property
+    def reason(self) -> str:
+        """Why the trial is no candidate; "" where it is one."""
+        if self.outcome == "over_memory" and self.score is not None and self.score.reason:
+            return self.score.reason
+        return self.result.reason
+
+    @property
+    def is_feasible(self) -> bool:
+        """Whether the trial ran well and within the limit."""
+        return self.result.outcome == "ok" and self.score is not None and self.score.feasible
