@@ -1,0 +1,31 @@
+"""A search, parsed and checked once: what the YAML border and the Python call both make, and what the search takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from autotune.core.budget import Budget
+from autotune.core.objective import Objective
+from autotune.core.search_space import SearchSpace
+from autotune.core.training_config import TrainingConfig
+from autotune.core.workload import Workload
+
+__all__ = ["Plan"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything that a search is asked for."""
+
+    name: str
+    """A few words for reports: the configuration file's name, or the model's class."""
+    workload: Workload
+    baseline: TrainingConfig = field(default_factory=TrainingConfig)
+    space: SearchSpace = field(default_factory=SearchSpace)
+    objective: Objective = field(default_factory=Objective)
+    budget: Budget = field(default_factory=Budget)
+    device: str = "auto"
+    run_dir: Path | None = None
+    """None: a new folder below ./runs."""
+    seed: int = 0
