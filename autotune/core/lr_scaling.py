@@ -21,6 +21,7 @@ LrRule = Literal["auto", "linear", "sqrt", "none"]
 
 _ADAPTIVE = ("adam", "rmsprop", "adagrad", "adadelta", "lamb", "lion", "adafactor", "rprop")
 _WARM_UP_EPOCHS = 5  # Goyal et al., section 2.2
+_ROUNDING = 1e-9  # 10 * (1 - 0.9) falls just below 1 in floating point
 
 
 class LrAdvice(BaseModel):
@@ -52,13 +53,11 @@ def scale_lr(lr: float, batch_ratio: float, rule: LrRule, optimizer: OptimizerFa
         return LrAdvice(lr=lr, rule="none", batch_ratio=1.0)
     applied, notes = _resolve(rule, optimizer)
     if applied == "none":
-        return LrAdvice(
-            lr=lr, rule="none", batch_ratio=batch_ratio, notes=(*notes, "The learning rate is left as it is (lr_rule: none).")
-        )
+        notes = (*notes, "The learning rate is left as it is (lr_rule: none).")
+        return LrAdvice(lr=lr, rule="none", batch_ratio=batch_ratio, notes=notes)
     if applied == "linear":
-        return LrAdvice(
-            lr=lr * batch_ratio, rule="linear", batch_ratio=batch_ratio, notes=(*notes, *_warm_up(batch_ratio))
-        )
+        notes = (*notes, *_warm_up(batch_ratio))
+        return LrAdvice(lr=lr * batch_ratio, rule="linear", batch_ratio=batch_ratio, notes=notes)
     betas, eps, beta_notes = _scale_betas(batch_ratio, optimizer)
     return LrAdvice(
         lr=lr * sqrt(batch_ratio),
@@ -78,7 +77,8 @@ def _resolve(rule: LrRule, optimizer: OptimizerFacts) -> tuple[Literal["linear",
         return "sqrt", ()
     if "sgd" in name:
         return "linear", ()
-    return "sqrt", (f"No scaling rule is known for {optimizer.name}; the square root, the more careful one, was taken.",)
+    note = f"No scaling rule is known for {optimizer.name}; the square root, the more careful one, was taken."
+    return "sqrt", (note,)
 
 
 def _scale_betas(
@@ -87,17 +87,18 @@ def _scale_betas(
     if optimizer.betas is None:
         return None, None, ()
     eps = None if optimizer.eps is None else optimizer.eps / sqrt(ratio)
-    first, second = (1 - ratio * (1 - beta) for beta in optimizer.betas)
-    if min(first, second) <= 0 or max(first, second) >= 1:
-        note = f"betas {optimizer.betas} can't follow a batch {ratio:g} times as large (k * (1 - beta) must be below 1): leave them."
-        return None, eps, (note,)
-    return (first, second), eps, ()
+    first, second = (ratio * (1 - beta) for beta in optimizer.betas)
+    if not (0 < first < 1 - _ROUNDING and 0 < second < 1 - _ROUNDING):
+        why = f"can't follow a batch {ratio:g} times as large (k * (1 - beta) must be below 1)"
+        return None, eps, (f"betas {optimizer.betas} {why}: leave them.",)
+    return (1 - first, 1 - second), eps, ()
 
 
 def _warm_up(ratio: float) -> tuple[str, ...]:
     if ratio <= 1:
         return ()
-    return (
+    note = (
         f"Raise the learning rate from the old to the new value over the first {_WARM_UP_EPOCHS} epochs "
-        "(gradual warm-up, Goyal et al. 2017), and compare the validation metric once.",
+        "(gradual warm-up, Goyal et al. 2017), and compare the validation metric once."
     )
+    return (note,)

@@ -61,7 +61,7 @@ class Window(BaseModel):
 class Rate(BaseModel):
     """Samples per second with a 95 % interval."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
     value: float
     low: float
@@ -90,7 +90,7 @@ class MemorySample(BaseModel):
 class Measurement(BaseModel):
     """What a trial has measured. Rates are in samples per second, fractions in 0..1, memory in bytes."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="strings")
 
     samples_per_s: float
     samples_per_s_ci: tuple[float, float]
@@ -147,14 +147,13 @@ def rate_of(window: Window) -> Rate:
 def _surplus_samples(window: Window) -> float:
     if window.queue_at_start is None or window.queue_at_end is None:
         return 0.0
-    surplus = max(0, window.queue_at_start - window.queue_at_end)
     batches = sum(block.batches for block in window.blocks)
-    samples = sum(block.samples for block in window.blocks)
-    return min(surplus, batches - 1) * samples / batches
+    surplus = min(window.queue_at_start - window.queue_at_end, batches - 1)
+    return surplus * sum(block.samples for block in window.blocks) / batches if surplus > 0 else 0.0
 
 
 def _with_restarts(steady: float, window: Window) -> float:
-    if window.whole_epochs or window.epoch_samples is None or steady == 0:
+    if window.whole_epochs or window.epoch_samples is None or not 0 < steady < inf:
         return steady
     seen = window.restarts_s
     restart_s = sum(seen) / len(seen) if seen else window.expected_restart_s

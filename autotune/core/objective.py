@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from math import inf
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -17,23 +18,32 @@ __all__ = ["MemoryLimit", "Objective", "Score", "evaluate"]
 _BYTE_SIZE: TypeAdapter[int] = TypeAdapter(ByteSize)
 
 
-def _parse_memory_limit(value: Any) -> int | float:
-    rule = 'memory_limit must be bytes, a size such as "20GiB", or a fraction of the device in (0, 1]'
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+def _parse_memory_limit(value: object) -> int | float:
+    limit = _limit_of_text(value) if isinstance(value, str) else _limit_of_number(value)
+    if limit is None:
+        rule = 'memory_limit must be bytes, a size such as "20GiB", or a fraction of the device in (0, 1]'
         raise ValueError(f"{rule}, but got {value!r}")
-    if isinstance(value, str):
-        try:
-            value = float(value)
-        except ValueError:
-            try:
-                return int(_BYTE_SIZE.validate_python(value))
-            except ValidationError:
-                raise ValueError(f"{rule}, but got {value!r}") from None
-    if 0 < value <= 1:
-        return float(value)
-    if value > 1 and value == int(value):
-        return int(value)
-    raise ValueError(f"{rule}, but got {value!r}")
+    return limit
+
+
+def _limit_of_text(text: str) -> int | float | None:
+    try:
+        return _limit_of_number(float(text))
+    except ValueError:
+        pass
+    try:
+        size = int(_BYTE_SIZE.validate_python(text))
+    except ValidationError:
+        return None
+    return size if size > 1 else None
+
+
+def _limit_of_number(number: object) -> int | float | None:
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        return None
+    if 0 < number <= 1:
+        return float(number)
+    return int(number) if 1 < number < inf and number == int(number) else None
 
 
 MemoryLimit = Annotated[int | float, BeforeValidator(_parse_memory_limit)]

@@ -50,7 +50,7 @@ class Confirmation(BaseModel):
 class Ratio(BaseModel):
     """A rate over another, measured side by side, with its 95 % interval."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
     value: float
     low: float
@@ -121,11 +121,12 @@ def choose(candidates: Sequence[Confirmation], scores: dict[int, float], baselin
     near = [one for one in candidates if one.samples_per_s >= (1 - SAME_RATE_SHARE) * fastest]
     if baseline is not None:
         near = [one for one in near if not _is_below_one(ratio_of(one, baseline))] or [baseline]
+    near.sort(key=lambda one: (simplicity(one.config), one.number))
     best = max(near, key=lambda one: scores[one.number])
     equals = [one for one in near if _is_around_one(ratio_of(one, best))]
     if baseline is not None and any(one.number == baseline.number for one in equals):
         return baseline
-    return min(equals, key=lambda one: simplicity(one.config))
+    return equals[0]
 
 
 def _relative_half_width(run: Measurement) -> float:

@@ -44,7 +44,8 @@ def obstacle(config: TrainingConfig, facts: WorkloadFacts, environment: Environm
     """Why a configuration can't be measured with this workload on this machine, or None."""
     length = facts.dataset_length
     if length is not None and drop_last and config.micro_batch_size > length:
-        return f"a batch must fit into the dataset of {length} samples, but got micro_batch_size={config.micro_batch_size}"
+        size = config.micro_batch_size
+        return f"a batch must fit into the dataset of {length} samples, but got micro_batch_size={size}"
     if config.amp_dtype not in environment.native_amp_dtypes:
         native = ", ".join(environment.native_amp_dtypes)
         return f"amp_dtype must be native on {environment.device_name} ({native}), but got {config.amp_dtype}"
@@ -69,9 +70,7 @@ def without_effect(config: TrainingConfig, facts: WorkloadFacts, environment: En
     return found
 
 
-def normalised(
-    settings: dict[str, object], facts: WorkloadFacts, environment: Environment
-) -> dict[str, object]:
+def normalised(settings: dict[str, object], facts: WorkloadFacts, environment: Environment) -> dict[str, object]:
     """Proposed settings with everything that has no effect put to its neutral value, so that equals are equal."""
     result = dict(settings)
     if result.get("num_workers") == 0:

@@ -70,18 +70,16 @@ Domain = Choices | IntRange
 
 def _parse_domain(value: object, info: ValidationInfo) -> Domain:
     name = str(info.field_name)
-    if isinstance(value, Choices | IntRange):
-        domain: Domain = value
-    elif isinstance(value, Mapping):
-        domain = _parse_range(name, value)
-    elif isinstance(value, list | tuple | set | frozenset | range):
-        if not value:
-            raise ValueError("a list of choices must hold at least one value, but got []")
-        domain = Choices(values=tuple(dict.fromkeys(_hashable(name, one) for one in value)))
-    else:
-        domain = Choices(values=(_hashable(name, value),))
-    ends = (domain.low, domain.high) if isinstance(domain, IntRange) else domain.values
-    return domain if isinstance(domain, IntRange) else Choices(values=tuple(_checked(name, one) for one in ends))
+    if isinstance(value, IntRange):
+        value = value.model_dump()
+    if isinstance(value, Mapping):
+        return _parse_range(name, value)
+    if isinstance(value, set | frozenset):
+        value = sorted(value, key=repr)
+    values = value if isinstance(value, Choices | list | tuple | range) else (value,)
+    if not values:
+        raise ValueError("a list of choices must hold at least one value, but got []")
+    return Choices(values=tuple(dict.fromkeys(_checked(name, one) for one in values)))
 
 
 def _parse_range(name: str, value: Mapping[Any, Any]) -> IntRange:
@@ -89,7 +87,8 @@ def _parse_range(name: str, value: Mapping[Any, Any]) -> IntRange:
         domain = IntRange.model_validate(dict(value))
     except ValidationError as error:
         detail = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
-        raise ValueError(f"a range is {{low: int, high: int[, log: bool]}}, but got {dict(value)!r} ({detail})") from None
+        rule = "a range is {low: int, high: int[, log: bool]}"
+        raise ValueError(f"{rule}, but got {dict(value)!r} ({detail})") from None
     if domain.low > domain.high:
         raise ValueError(f"`low <= high` must hold, but got (low={domain.low}, high={domain.high})")
     if domain.log and domain.low < 1:
@@ -99,17 +98,11 @@ def _parse_range(name: str, value: Mapping[Any, Any]) -> IntRange:
     return domain
 
 
-def _hashable(name: str, value: object) -> Any:
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise ValueError(f"a choice for {name} must be a plain value, but got {value!r}")
-
-
-def _checked(name: str, value: Any) -> Any:
+def _checked(name: str, value: object) -> Any:
     info = TrainingConfig.model_fields[name]
-    adapter: TypeAdapter[Any] = TypeAdapter(Annotated[info.annotation, info])
+    annotation: Any = Annotated[info.annotation, info]
     try:
-        return adapter.validate_python(value)
+        return TypeAdapter(annotation).validate_python(value)
     except ValidationError as error:
         raise ValueError(f"{value!r} can't be a value of {name}: {error.errors()[0]['msg']}") from None
 
@@ -155,7 +148,8 @@ class ResolvedSpace:
     environment: Environment
     drop_last: bool
     batch_cap: int | None
-    """Most samples of a global batch; None where the user has listed batch sizes himself."""
+    """Most samples of a global batch, raised where a listed grad_accum_steps needs it; None where the user has listed
+    batch sizes, or keeps the global batch."""
     notes: tuple[str, ...] = field(default=())
     """Why a default range is narrower than usual, a sentence each."""
 
@@ -177,7 +171,7 @@ class ResolvedSpace:
             yield dict(zip(names, values, strict=True))
 
 
-def resolve(
+def resolve(  # noqa: PLR0913 - STYLE allows six
     space: SearchSpace,
     *,
     baseline: TrainingConfig,
@@ -186,16 +180,18 @@ def resolve(
     environment: Environment,
     drop_last: bool = True,
 ) -> ResolvedSpace:
-    """Complete a user's space by the default ranges. Explicit choices override every cap."""
+    """Complete a user's space by the default ranges, which hold the baseline's values too.
+
+    Explicit choices override every cap.
+    """
     given = space.given()
-    domains = {**_loader_defaults(baseline, facts, environment), **_device_defaults(facts, environment)}
+    domains = {**_loader_defaults(baseline, facts, environment), **_device_defaults(baseline, facts, environment)}
     cap = int(objective.max_batch_scale * baseline.global_batch_size)
     if facts.dataset_length is not None and drop_last:
         cap = max(1, min(cap, facts.dataset_length))
     keep = objective.global_batch == "keep"
     domains["micro_batch_size"] = _batch_domain(baseline, facts, cap, keep)
-    listed = "micro_batch_size" in given
-    domains["grad_accum_steps"] = _accum_domain(baseline, keep, listed, domains["micro_batch_size"], given)
+    domains["grad_accum_steps"] = _accum_domain(baseline, keep, domains["micro_batch_size"], given)
     domains.update(given)
     return ResolvedSpace(
         domains=dict(sorted(domains.items())),
@@ -204,8 +200,8 @@ def resolve(
         facts=facts,
         environment=environment,
         drop_last=drop_last,
-        batch_cap=None if listed or keep or "grad_accum_steps" in given else cap,
-        notes=_notes(facts, given),
+        batch_cap=None if keep else _batch_cap(baseline, cap, domains, given),
+        notes=_notes(baseline, facts, given),
     )
 
 
@@ -225,15 +221,15 @@ def compose(params: Mapping[str, SettingValue], space: ResolvedSpace) -> Trainin
     try:
         config = TrainingConfig.model_validate(settings)
     except ValidationError as error:
-        return str(error.errors()[0]["msg"])
-    if space.batch_cap is not None and config.global_batch_size > max(space.batch_cap, space.baseline.global_batch_size):
+        return str(error.errors()[0]["msg"]).removeprefix("Value error, ")
+    if space.batch_cap is not None and config.global_batch_size > space.batch_cap:
         return f"the global batch must stay within {space.batch_cap}, but got {config.global_batch_size}"
     return rules.obstacle(config, space.facts, space.environment, drop_last=space.drop_last) or config
 
 
 def _keep_global_batch(settings: dict[str, Any], space: ResolvedSpace) -> str | None:
     wanted, micro = space.baseline.global_batch_size, settings["micro_batch_size"]
-    steps, rest = divmod(wanted, micro)
+    steps, rest = divmod(wanted, micro * settings["world_size"])
     if rest or steps == 0:
         return f"the global batch of {wanted} is kept, but micro_batch_size={micro} does not divide it"
     if steps not in space.domains["grad_accum_steps"]:
@@ -243,26 +239,25 @@ def _keep_global_batch(settings: dict[str, Any], space: ResolvedSpace) -> str | 
 
 
 def _loader_defaults(baseline: TrainingConfig, facts: WorkloadFacts, environment: Environment) -> dict[str, Domain]:
-    most = max(_MIN_WORKERS_TRIED, 2 * environment.cores)
-    if not facts.is_sharded:
-        most = max(1, baseline.num_workers)
+    most = max(_MIN_WORKERS_TRIED, 2 * environment.cores) if facts.is_sharded else 1
+    prefetch_factors = {*_PREFETCH_FACTORS, baseline.prefetch_factor or _PREFETCH_FACTORS[0]}
     return {
-        "num_workers": IntRange(low=0, high=most),
-        "prefetch_factor": Choices(values=_PREFETCH_FACTORS),
+        "num_workers": IntRange(low=0, high=max(most, baseline.num_workers)),
+        "prefetch_factor": Choices(values=tuple(sorted(prefetch_factors))),
         "persistent_workers": Choices(values=(False, True)),
         "pin_memory": Choices(values=(False,) if environment.device_kind in {"cpu", "mps"} else (False, True)),
     }
 
 
-def _device_defaults(facts: WorkloadFacts, environment: Environment) -> dict[str, Domain]:
+def _device_defaults(baseline: TrainingConfig, facts: WorkloadFacts, environment: Environment) -> dict[str, Domain]:
     threads: tuple[SettingValue, ...] = (None,)
     if environment.device_kind == "cpu":
         threads = (None, *(2**power for power in range(environment.cores.bit_length()) if 2**power < environment.cores))
     return {
         "amp_dtype": Choices(values=environment.native_amp_dtypes),
         "channels_last": Choices(values=(False, True) if facts.has_4d_input else (False,)),
-        "compile": Choices(values=(False,)),
-        "intra_op_threads": Choices(values=threads),
+        "compile": Choices(values=(False, True) if baseline.compile else (False,)),
+        "intra_op_threads": Choices(values=tuple(dict.fromkeys((*threads, baseline.intra_op_threads)))),
         "world_size": Choices(values=(1,)),
         "strategy": Choices(values=("single",)),
     }
@@ -275,31 +270,40 @@ def _batch_domain(baseline: TrainingConfig, facts: WorkloadFacts, cap: int, keep
         wanted = baseline.global_batch_size
         powers = [2**power for power in range(wanted.bit_length()) if wanted % 2**power == 0]
         sizes = {*powers, *(wanted // power for power in powers), baseline.micro_batch_size}
-        return Choices(values=tuple(sorted(size for size in sizes if size <= max(cap, 1))))
+        return Choices(values=tuple(sorted(size for size in sizes if size <= cap)))
     low = max(1, baseline.micro_batch_size // _SMALLEST_BATCH_SHARE)
     sizes = {2**power for power in range(cap.bit_length()) if low <= 2**power <= cap}
     return Choices(values=tuple(sorted(sizes | {min(baseline.micro_batch_size, cap)})))
 
 
-def _accum_domain(
-    baseline: TrainingConfig, keep: bool, listed: bool, batches: Domain, given: Mapping[str, Domain]
-) -> Domain:
+def _batch_cap(
+    baseline: TrainingConfig, cap: int, domains: Mapping[str, Domain], given: Mapping[str, Domain]
+) -> int | None:
+    if "micro_batch_size" in given:
+        return None
+    smallest: int = min(domains["micro_batch_size"])
+    listed_steps: int = max(domains["grad_accum_steps"]) if "grad_accum_steps" in given else 1
+    return max(cap, baseline.global_batch_size, smallest * listed_steps)
+
+
+def _accum_domain(baseline: TrainingConfig, keep: bool, batches: Domain, given: Mapping[str, Domain]) -> Domain:
     if keep:
         micro_sizes = given.get("micro_batch_size", batches)
         wanted = baseline.global_batch_size
         steps = {wanted // micro for micro in micro_sizes if micro and micro <= wanted and wanted % micro == 0}
         return Choices(values=tuple(sorted(steps | {baseline.grad_accum_steps})))
-    if listed:
+    if "micro_batch_size" in given:
         return Choices(values=(baseline.grad_accum_steps,))
     return Choices(values=tuple(sorted({*_ACCUM_STEPS, baseline.grad_accum_steps})))
 
 
-def _notes(facts: WorkloadFacts, given: Mapping[str, Domain]) -> tuple[str, ...]:
+def _notes(baseline: TrainingConfig, facts: WorkloadFacts, given: Mapping[str, Domain]) -> tuple[str, ...]:
     notes = list(facts.notes)
     if not facts.is_sharded:
         repeated = "each further worker would repeat the data: shard it by torch.utils.data.get_worker_info()"
         if "num_workers" in given:
             notes.append(f"The iterable dataset is not sharded; {repeated}. The choices given were kept.")
         else:
-            notes.append(f"The iterable dataset is not sharded, so at most one worker was tried; {repeated}.")
+            most = max(1, baseline.num_workers)
+            notes.append(f"The iterable dataset is not sharded, so num_workers stayed within {most}; {repeated}.")
     return tuple(notes)

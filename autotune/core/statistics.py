@@ -7,6 +7,7 @@ number of about ten batches, Schmeiser 1982, "Batch size effects in the analysis
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import exp, inf, log, sqrt
 from statistics import fmean, stdev
 
@@ -67,6 +68,4 @@ def _joined(amounts: Sequence[float], seconds: Sequence[float]) -> list[tuple[fl
     count = len(amounts)
     batches = count if count < 2 * BATCH_MEANS else BATCH_MEANS
     edges = [round(index * count / batches) for index in range(batches + 1)] if batches else []
-    return [
-        (sum(amounts[start:stop]), sum(seconds[start:stop])) for start, stop in zip(edges, edges[1:], strict=False)
-    ]
+    return [(sum(amounts[start:stop]), sum(seconds[start:stop])) for start, stop in pairwise(edges)]

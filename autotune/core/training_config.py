@@ -6,8 +6,7 @@ loop through `dataloader_kwargs`, `autocast` and `grad_scaler`, the only places 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -33,7 +32,7 @@ class DdpConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    bucket_cap_mb: Annotated[float, Field(gt=0)] | None = None
+    bucket_cap_mb: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Size of a gradient bucket in MiB; None: torch's own (25)."""
     gradient_as_bucket_view: _Flag = False
     """Let gradients be views into the buckets; saves about the gradients' size."""
@@ -109,37 +108,44 @@ class TrainingConfig(BaseModel):
         }
 
     def autocast(self, device: str | torch.device) -> AbstractContextManager[Any]:
-        """A context for forward pass and loss in this precision, on a device such as "cuda:0".
+        """A context for forward pass and loss in this precision, on a device such as "cuda:0"; may be entered again.
 
         float32 changes nothing. tf32 sets torch's fp32_precision for matmuls and convolutions inside the context and
         puts it back after it; enter it around the backward pass as well.
         """
-        import torch
+        import torch  # noqa: PLC0415 - the core is read without torch
 
         device_type = torch.device(device).type
         if self.amp_dtype == "tf32":
-            return _tf32()
+            return _Tf32()
         if self.amp_dtype == "float32":
             return torch.autocast(device_type, enabled=False)
         return torch.autocast(device_type, dtype=getattr(torch, self.amp_dtype))
 
     def grad_scaler(self, device: str | torch.device) -> torch.amp.GradScaler:
         """A GradScaler for this precision: active for float16, a pass-through otherwise."""
-        import torch
+        import torch  # noqa: PLC0415 - the core is read without torch
 
         return torch.amp.GradScaler(torch.device(device).type, enabled=self.amp_dtype == "float16")
 
 
-@contextmanager
-def _tf32() -> Iterator[None]:
-    import torch
+class _Tf32(AbstractContextManager[None]):
+    """TF32 for matmuls and convolutions while entered, as often as wanted, like torch.autocast."""
 
-    places: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)
-    before = [place.fp32_precision for place in places]
-    for place in places:
-        place.fp32_precision = "tf32"
-    try:
-        yield
-    finally:
-        for place, value in zip(places, before, strict=True):
+    def __init__(self) -> None:
+        import torch  # noqa: PLC0415 - the core is read without torch
+
+        backends: Any = torch.backends
+        self._places = (backends.cuda.matmul, backends.cudnn.conv)
+        self._before: list[tuple[str, ...]] = []
+
+    def __enter__(self) -> None:
+        self._before.append(tuple(place.fp32_precision for place in self._places))
+        self._set(("tf32", "tf32"))
+
+    def __exit__(self, *_: object) -> None:
+        self._set(self._before.pop())
+
+    def _set(self, values: tuple[str, ...]) -> None:
+        for place, value in zip(self._places, values, strict=True):
             place.fp32_precision = value

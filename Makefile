@@ -1,0 +1,53 @@
+# Sets up .venv once (and again when pyproject.toml or constraints.txt change), then does what is asked.
+#     make demo     tunes configs/quickstart.yaml on this machine
+#     make test     runs the tests
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint notebooks clean
+
+help:
+	@echo "make demo        tune configs/quickstart.yaml on this machine, from the start"
+	@echo "make test        run the tests"
+	@echo "make lint        ruff check, ruff format --check, mypy --strict"
+	@echo "make notebooks   execute every notebook; an error in a cell fails"
+	@echo "make setup       only set up $(VENV)"
+	@echo "make clean       remove $(VENV), caches and builds; runs/ and configs/data/ stay"
+	@echo "PYTHON=python3.12 make ...   choose the interpreter; make clean first"
+
+setup: $(READY)
+
+demo: $(READY)
+	$(BIN)/autotune run configs/quickstart.yaml --fresh
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+lint: $(READY)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+notebooks: $(READY)
+	@set -e; for notebook in notebooks/*.ipynb; do \
+		echo "executing $$notebook"; \
+		$(BIN)/jupyter-execute --timeout=300 --kernel_name=python3 "$$notebook"; \
+	done
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find autotune benchmarks configs tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "autotune needs Python 3.11 or newer, but $(PYTHON) is $$($(PYTHON) --version 2>&1);" \
+			"name another one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[examples,dev]'
+	@touch $@

@@ -1,0 +1,206 @@
+"""The command line: arguments in, results on stdout, progress and errors on stderr, an exit code out.
+
+Only click and the exceptions are imported at the top, so that `--help` answers at once; each command imports what it
+needs. What a command does stands in autotune.api, and what it shows in autotune.report.
+"""
+
+# ruff: noqa: PLC0415 -- `--help` must not wait for torch, optuna, pydantic and yaml
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from autotune import __version__
+from autotune.errors import AutotuneError, ConfigError, RunFolderError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["cli", "main"]
+
+_FAILED = 1
+_INTERRUPTED = 130  # 128 + SIGINT, as a shell counts it
+_INTERRUPT_NOTE = "autotune.interrupt_note"  # key in click's context: what to say about an interrupted run
+
+
+class _Cli(click.Group):
+    """Turns the exceptions of every command into a message and an exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except AutotuneError as error:
+            _say(f"error: {error}")
+            ctx.exit(error.exit_code)
+        except KeyboardInterrupt:
+            note = ctx.meta.get(_INTERRUPT_NOTE)
+            _say(note() if note else "interrupted")
+            ctx.exit(_INTERRUPTED)
+        except Exception as error:  # noqa: BLE001 -- the last place that can tell a bug from an error of the user
+            _say(f"this is a bug in autotune {__version__}, please report it: {type(error).__name__}: {error}")
+            _say(traceback.format_exc().rstrip())
+            ctx.exit(_FAILED)
+
+
+_config = click.argument("config", type=click.Path(path_type=Path))
+_overrides = click.option(
+    "--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Override a value of CONFIG; may be repeated."
+)
+_as_json = click.option("--json", "as_json", is_flag=True, help="Write a single JSON document to stdout.")
+
+
+@click.group(cls=_Cli, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="autotune")
+def cli() -> None:
+    """Find the training settings that train your PyTorch model fastest on this machine, by measuring.
+
+    Exit codes: 0 done; 1 failed; 2 wrong usage or configuration; 3 nothing feasible; 130 interrupted.
+    """
+
+
+@cli.command()
+@_config
+@_overrides
+@click.option("--fresh", is_flag=True, help="Start anew instead of going on with what the run folder holds.")
+@_as_json
+@click.option("--quiet", is_flag=True, help="Show no progress.")
+def run(config: Path, overrides: tuple[str, ...], fresh: bool, as_json: bool, quiet: bool) -> None:
+    """Search for the fastest settings as CONFIG says, and recommend them."""
+    from autotune.run_config import read_plan
+
+    plan = read_plan(config, overrides)
+    click.get_current_context().meta[_INTERRUPT_NOTE] = lambda: _interrupt_note(plan.run_dir)
+    from autotune import api
+
+    result = api.run_plan(plan, fresh=fresh, progress=False if quiet else "auto")
+    _show_summary(result.summary, result.run_dir, as_json)
+
+
+@cli.command()
+@_config
+@_overrides
+def check(config: Path, overrides: tuple[str, ...]) -> None:
+    """Look at CONFIG, the workload and the machine, and show what would be searched. Trains nothing."""
+    from autotune.run_config import read_plan
+
+    plan = read_plan(config, overrides)
+    from autotune import api
+    from autotune.report.terminal import print_check
+
+    found = api.check_plan(plan)
+    with _stdout() as console:
+        print_check(found.environment, found.facts, found.space, console)
+
+
+@cli.command()
+@click.argument("path", type=click.Path(path_type=Path), default=Path("autotune.yaml"))
+def init(path: Path) -> None:
+    """Write a commented configuration to start from (PATH: autotune.yaml)."""
+    from autotune.run_config import STARTER_YAML
+
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(STARTER_YAML.replace("autotune.yaml", str(path)))
+    except FileExistsError:
+        raise ConfigError(f"{path}: exists already and is not overwritten; give another path") from None
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"{path}: can't be written ({getattr(error, 'strerror', None) or error})") from None
+    _write(
+        f"Wrote {path}. Next:\n"
+        "  1. set workload.model and workload.dataset to your own functions\n"
+        "  2. set baseline to what you train with today\n"
+        f"  3. autotune check {path}\n"
+        f"  4. autotune run {path}"
+    )
+
+
+@cli.command()
+@click.argument("run_dir", type=click.Path(path_type=Path))
+@_as_json
+def report(run_dir: Path, as_json: bool) -> None:
+    """Show the result of the search in RUN_DIR once more."""
+    from autotune import api
+
+    _show_summary(api.read_run(run_dir), run_dir, as_json)
+
+
+@cli.command()
+@_as_json
+def env(as_json: bool) -> None:
+    """Show the machine as trials see it."""
+    from autotune import api
+
+    environment = api.environment()
+    if as_json:
+        _write(json.dumps({**environment.model_dump(mode="json"), "fingerprint": environment.fingerprint}, indent=2))
+        return
+    from autotune.report.terminal import print_environment
+
+    with _stdout() as console:
+        print_environment(environment, console)
+
+
+def main() -> NoReturn:
+    """Entry point of the `autotune` command. SIGTERM ends a search as Ctrl-C does: the best so far is saved."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    cli(prog_name="autotune")
+    raise AssertionError("click ends the process")
+
+
+def _interrupt(_signal: int, _frame: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _interrupt_note(run_dir: Path | None) -> str:
+    if run_dir is None:
+        return "interrupted; set run_dir in the configuration, and the same command goes on where it ended"
+    if (run_dir / "recommended.yaml").is_file():
+        return f"interrupted; the best so far is in {run_dir / 'recommended.yaml'}; run the same command to go on"
+    return "interrupted before anything could be recommended; run the same command to go on"
+
+
+def _show_summary(summary: Any, run_dir: Path, as_json: bool) -> None:
+    if as_json:
+        from autotune.report import summary_json
+
+        _write(summary_json(summary, run_dir))
+        return
+    from autotune.report.terminal import print_summary
+
+    with _stdout() as console:
+        print_summary(summary, run_dir=run_dir, console=console)
+
+
+def _write(text: str) -> None:
+    with _stdout():
+        click.echo(text)
+
+
+@contextmanager
+def _stdout() -> Iterator[Console]:
+    """A console on stdout; a reader that went away (`| head`) ends the command without a traceback."""
+    from rich.console import Console
+
+    try:
+        yield Console()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes stdout once more at its end: let that go nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise click.exceptions.Exit(_FAILED) from None
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)

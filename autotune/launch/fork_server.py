@@ -1,0 +1,144 @@
+"""Launcher over a fork server: one process that has imported torch forks each trial in some 10 ms. Linux only."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import subprocess
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.errors import LauncherError
+from autotune.launch.launcher import Exit, Launch, worker_command, worker_environment
+from autotune.launch.log_file import LogFile
+from autotune.launch.process_tree import kill_all
+from autotune.launch.watch import watch
+
+__all__ = ["ForkServerLauncher"]
+
+_MESSAGE_BYTES = 64 * 1024
+_READY_WITHIN_S = 120.0
+_ANSWER_WITHIN_S = 30.0
+_LOG_TAIL = 2000
+
+
+class ForkServerLauncher:
+    """Starts the server at once, in the background; the first trial waits for it.
+
+    Args:
+        server_log: where the server's own output goes.
+    """
+
+    def __init__(self, server_log: Path) -> None:
+        self._log, self._token = server_log, uuid.uuid4().hex
+        self._connection: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_ready = False
+        self._start()
+
+    def launch(self, launch: Launch) -> Exit:
+        """Fork a rank for the trial and wait for it; a server that has died is started anew."""
+        if self._process is None or self._process.poll() is not None:
+            self.close()
+            self._start()
+        connection = self._await_ready()
+        reading, writing = os.pipe()
+        try:
+            message = json.dumps({"folder": str(launch.folder.path)}).encode()
+            socket.send_fds(connection, [message], [writing])
+        except OSError as error:
+            os.close(reading)
+            raise self._failure("is gone") from error
+        finally:
+            os.close(writing)
+        log = LogFile(launch.log, reading)
+        assert self._process is not None  # noqa: S101 - _start made it
+        try:
+            rank = _Rank(int(self._answer(_ANSWER_WITHIN_S)["pid"]), self._process.pid, connection, self._process)
+        except BaseException:
+            log.close()
+            self.close()
+            raise
+        try:
+            return watch(rank, launch, log, self._token)
+        except BaseException:
+            self.close()  # its answers would be those to the trial that is gone
+            raise
+
+    def close(self) -> None:
+        """End the server and everything that bears its token."""
+        if self._connection is not None:
+            self._connection.close()
+        if self._process is not None:
+            kill_all(self._process.pid, self._token)
+            self._process.wait()
+        self._connection, self._process, self._is_ready = None, None, False
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, self._log.open("wb") as output:
+            try:
+                self._process = subprocess.Popen(
+                    worker_command("serve", str(theirs.fileno())),
+                    env=worker_environment(os.environ, self._token),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
+            except OSError as error:
+                ours.close()
+                raise LauncherError(f"the process that starts trials can't be started: {error}") from error
+        self._connection = ours
+
+    def _await_ready(self) -> socket.socket:
+        assert self._connection is not None  # noqa: S101 - _start made it
+        if not self._is_ready:
+            self._answer(_READY_WITHIN_S)
+            self._is_ready = True
+        return self._connection
+
+    def _answer(self, within_s: float) -> dict[str, int]:
+        assert self._connection is not None  # noqa: S101 - _start made it
+        ready, _, _ = select.select([self._connection], [], [], within_s)
+        if not ready:
+            raise self._failure(f"did not answer within {within_s:.0f} s")
+        message = b""
+        with suppress(ConnectionError):
+            message = self._connection.recv(_MESSAGE_BYTES)
+        if not message:
+            raise self._failure("has ended")
+        answer: dict[str, int] = json.loads(message)
+        return answer
+
+    def _failure(self, what: str) -> LauncherError:
+        tail = ""
+        with suppress(OSError):
+            tail = self._log.read_text(errors="replace")[-_LOG_TAIL:].strip()
+        return LauncherError(f"the process that starts trials {what}; its log {self._log} ends:\n{tail}")
+
+
+@dataclass(slots=True)
+class _Rank:
+    """A forked rank; the server reaps it and sends its exit code."""
+
+    pid: int
+    spare: int | None
+    connection: socket.socket
+    server: subprocess.Popen[bytes]
+
+    def poll(self, timeout_s: float) -> int | None:
+        ready, _, _ = select.select([self.connection], [], [], timeout_s)
+        if not ready:
+            return None
+        message = b""
+        with suppress(ConnectionError):
+            message = self.connection.recv(_MESSAGE_BYTES)
+        if not message:
+            raise LauncherError("the process that starts trials has ended during a trial")
+        return int(json.loads(message)["exit"])

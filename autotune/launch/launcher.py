@@ -1,0 +1,68 @@
+"""The seam behind which trials run: a Launcher starts the rank of a trial's folder and says how its process ended."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from autotune.protocol import TrialFolder
+
+__all__ = ["Exit", "Launch", "Launcher", "worker_command", "worker_environment"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One trial to start."""
+
+    folder: TrialFolder
+    log: Path
+    deadline_s: float
+    ram_ceiling_bytes: int | None = None
+    """The process tree is ended when it has more than this resident; None: not watched."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """How a trial's process ended."""
+
+    code: int | None
+    """Exit code; negative: the signal that ended it; None where we did."""
+    ended_for: Literal["deadline", "memory"] | None = None
+    """Why we ended it."""
+    was_oom_killed: bool = False
+    """The kernel's out-of-memory killer struck meanwhile."""
+    wall_s: float
+
+
+class Launcher(Protocol):
+    """Runs one trial at a time; nothing of a trial is left when `launch` returns or raises."""
+
+    def launch(self, launch: Launch) -> Exit:
+        """Start the rank, wait for its end or its deadline, and end all that it started.
+
+        Raises:
+            LauncherError: no process can be started here.
+        """
+        ...
+
+    def close(self) -> None:
+        """End what is held between trials."""
+        ...
+
+
+def worker_command(*arguments: str) -> list[str]:
+    """The command of a worker: this interpreter, the module search path untouched by the working directory."""
+    return [sys.executable, "-P", "-m", "autotune.worker", *arguments]
+
+
+def worker_environment(environment: Mapping[str, str], token: str) -> dict[str, str]:
+    """The caller's environment, its module search path included, and the token that marks all that a worker starts."""
+    path = ":".join(entry for entry in sys.path if entry)
+    return {**environment, "PYTHONPATH": path, TOKEN_VARIABLE: token}
+
+
+TOKEN_VARIABLE = "AUTOTUNE_TOKEN"
+"""Marks the processes of one launcher, so that what has left its trial's session is found all the same."""

@@ -1,0 +1,91 @@
+"""Finding and ending all the processes that a trial has started, those that have left its session included."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from autotune.launch.launcher import TOKEN_VARIABLE
+
+__all__ = ["is_above", "kill_all", "oom_kills"]
+
+_GONE_WITHIN_S = 5.0
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def kill_all(leader: int, token: str, *, spare: int | None = None) -> None:
+    """End a trial: its session, its process group, and whatever carries its token; wait until all are gone.
+
+    `spare` is a server that carries the token too. A killed trial's loader workers would live on for seconds and load
+    the machine under the next trial.
+    """
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
+    doomed = _members(leader, token, spare)
+    for process in doomed:
+        with suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(doomed, timeout=_GONE_WITHIN_S)
+
+
+def is_above(leader: int, ceiling_bytes: int) -> bool:
+    """Whether the process tree below `leader` has more than the ceiling in memory.
+
+    Resident sizes, which are cheap, count shared pages once for each process; only where they pass the ceiling is the
+    proportional share (PSS) asked for, which takes the process's memory lock.
+    """
+    try:
+        root = psutil.Process(leader)
+        processes = [root, *root.children(recursive=True)]
+    except psutil.Error:
+        return False
+    if sum(_resident_bytes(process.pid) for process in processes) <= ceiling_bytes:
+        return False
+    return sum(_proportional_bytes(process) for process in processes) > ceiling_bytes
+
+
+def oom_kills() -> int:
+    """How often the kernel's out-of-memory killer has struck since boot; 0 where it does not tell."""
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
+
+
+def _members(leader: int, token: str, spare: int | None) -> list[psutil.Process]:
+    mine = {os.getpid(), spare}
+    return [
+        process
+        for process in psutil.process_iter()
+        if process.pid not in mine and (_session(process.pid) == leader or _carries(process, token))
+    ]
+
+
+def _session(pid: int) -> int | None:
+    with suppress(OSError):
+        return os.getsid(pid)
+    return None
+
+
+def _carries(process: psutil.Process, token: str) -> bool:
+    with suppress(psutil.Error, OSError):
+        return process.environ().get(TOKEN_VARIABLE) == token
+    return False
+
+
+def _resident_bytes(pid: int) -> int:
+    with suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
+    return 0
+
+
+def _proportional_bytes(process: psutil.Process) -> int:
+    with suppress(psutil.Error):
+        full = process.memory_full_info()
+        return int(getattr(full, "pss", full.uss))
+    return 0

@@ -1,0 +1,124 @@
+"""TrialRunner: TrainingConfig -> TrialResult. Writes the job, launches it, and reads out how it ended."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from autotune.core.training_config import TrainingConfig
+from autotune.core.trial import Outcome, TrialResult
+from autotune.launch.launcher import Exit, Launch, Launcher
+from autotune.protocol import Job, RankReport, TrialFolder, WindowRules, read_model, write_model
+
+__all__ = ["TrialRunner"]
+
+_FAR_ABOVE = 1.2
+_RAM_SHARE = 0.95
+_KILLED_VIOLATION = 0.5  # a tree that was ended for its memory had at least this share too much, or would have had
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRunner:
+    """Runs trials of one workload on one device through a launcher."""
+
+    launcher: Launcher
+    payload: Path
+    scratch: Path
+    logs: Path
+    device: str
+    seed: int
+    limit_bytes: int | None = None
+    """Memory limit of a trial; None until the device is known."""
+    ram_bytes: int | None = None
+    """RAM of this machine; None until it is known."""
+    limit_is_ram: bool = False
+    """The limit is on the machine's RAM, not on a device's own memory."""
+
+    def run(self, config: TrainingConfig, *, name: str, deadline_s: float, window: WindowRules) -> TrialResult:
+        """Measure a configuration. Whatever happens to the trial is an outcome, never an exception."""
+        return self._run("trial", config, name, deadline_s, window).result
+
+    def probe(self, config: TrainingConfig, *, deadline_s: float) -> RankReport:
+        """Look at the workload once: environment and facts, or a result that says what is wrong."""
+        return self._run("probe", config, "probe", deadline_s, WindowRules())
+
+    def _run(self, kind: str, config: TrainingConfig, name: str, deadline_s: float, window: WindowRules) -> RankReport:
+        folder = TrialFolder(Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.scratch)))
+        log = self.logs / f"{name}.log"
+        try:
+            write_model(folder.job, self._job(kind, config, deadline_s, window))
+            exit_ = self.launcher.launch(
+                Launch(folder=folder, log=log, deadline_s=deadline_s, ram_ceiling_bytes=self._ram_ceiling())
+            )
+            report = _answered(folder, exit_) or RankReport(result=_unanswered(exit_, deadline_s))
+        finally:
+            shutil.rmtree(folder.path, ignore_errors=True)
+        result = report.result.model_copy(update={"wall_s": exit_.wall_s, "log": f"{self.logs.name}/{log.name}"})
+        return report.model_copy(update={"result": result})
+
+    def _job(self, kind: str, config: TrainingConfig, deadline_s: float, window: WindowRules) -> Job:
+        return Job.model_validate(
+            {
+                "kind": kind,
+                "payload": self.payload,
+                "config": config,
+                "device": self.device,
+                "seed": self.seed,
+                "deadline_s": deadline_s,
+                "limit_bytes": self.limit_bytes,
+                "window": window,
+                "sys_path": tuple(sys.path),
+                "working_directory": Path.cwd(),
+                "python_path": os.environ.get("PYTHONPATH"),
+            }
+        )
+
+    def _ram_ceiling(self) -> int | None:
+        """What a trial may have in RAM before it is ended: far above the limit, yet before the kernel acts."""
+        if self.ram_bytes is None:
+            return None
+        most = int(self.ram_bytes * _RAM_SHARE)
+        return min(most, int(self.limit_bytes * _FAR_ABOVE)) if self.limit_is_ram and self.limit_bytes else most
+
+
+def _answered(folder: TrialFolder, exit_: Exit) -> RankReport | None:
+    """The rank's report; a report that was written counts, whatever became of the process afterwards."""
+    try:
+        return read_model(folder.report, RankReport)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as error:
+        reason = f"the trial's report can't be read ({type(error).__name__}); its process ended with {exit_.code}"
+        return RankReport(result=TrialResult(outcome="crashed", reason=reason))
+
+
+def _unanswered(exit_: Exit, deadline_s: float) -> TrialResult:
+    """What the end of a process means that has left no report."""
+    if exit_.ended_for == "deadline":
+        return TrialResult(outcome="timeout", reason=f"the trial did not end within {deadline_s:.0f} s")
+    if exit_.ended_for == "memory":
+        reason = "the trial's processes took far more RAM than the limit, and were ended"
+        return TrialResult(outcome="host_oom", reason=reason, violation=_KILLED_VIOLATION)
+    code = exit_.code or 0
+    if code == -signal.SIGKILL and exit_.was_oom_killed:
+        reason = "the kernel's out-of-memory killer ended the trial"
+        return TrialResult(outcome="host_oom", reason=reason, violation=_KILLED_VIOLATION)
+    return TrialResult(outcome=_CRASHED, reason=_crash_reason(code))
+
+
+_CRASHED: Outcome = "crashed"
+
+
+def _crash_reason(code: int) -> str:
+    if code < 0:
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+        meaning = {"SIGSEGV": "a segmentation fault", "SIGABRT": "an abort", "SIGBUS": "a bus error"}.get(name, "a signal")
+        return f"the trial's process was ended by {meaning} ({name})"
+    return f"the trial's process ended itself with exit code {code} before it had measured anything"

@@ -1,0 +1,72 @@
+"""Waiting for a trial: takes its output, keeps its deadline, watches the RAM, and sweeps up when it is over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import monotonic
+from typing import Literal, Protocol
+
+from autotune.launch.launcher import Exit, Launch
+from autotune.launch.log_file import LogFile
+from autotune.launch.process_tree import is_above, kill_all, oom_kills
+
+__all__ = ["Started", "watch"]
+
+_TICK_S = 0.05
+_RAM_LOOK_S = 0.5
+_LAST_EXIT_WITHIN_S = 5.0
+
+
+class Started(Protocol):
+    """A trial's process as its launcher knows it."""
+
+    @property
+    def pid(self) -> int:
+        """The leader of the trial's session."""
+        ...
+
+    @property
+    def spare(self) -> int | None:
+        """A server that carries the trial's token and lives on."""
+        ...
+
+    def poll(self, timeout_s: float) -> int | None:
+        """The exit code once it has ended (negative: a signal), waiting for it so long at most."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    code: int | None
+    ended_for: Literal["deadline", "memory"] | None
+
+
+def watch(started: Started, launch: Launch, log: LogFile, token: str) -> Exit:
+    """Wait for a trial's end or make it; when this returns or raises, nothing of the trial runs any more."""
+    begun, kills = monotonic(), oom_kills()
+    try:
+        end = _wait(started, launch, log, begun)
+        wall_s = monotonic() - begun
+    finally:
+        kill_all(started.pid, token, spare=started.spare)
+        log.close()
+    if end.ended_for is not None:
+        started.poll(_LAST_EXIT_WITHIN_S)
+    return Exit(code=end.code, ended_for=end.ended_for, was_oom_killed=oom_kills() > kills, wall_s=wall_s)
+
+
+def _wait(started: Started, launch: Launch, log: LogFile, begun: float) -> _End:
+    next_look = begun + _RAM_LOOK_S
+    while True:
+        while log.pump() and monotonic() - begun < launch.deadline_s:
+            pass
+        code = started.poll(_TICK_S)
+        now = monotonic()
+        if code is not None:
+            return _End(code, None)
+        if now - begun >= launch.deadline_s:
+            return _End(None, "deadline")
+        if launch.ram_ceiling_bytes is not None and now >= next_look:
+            next_look = now + _RAM_LOOK_S
+            if is_above(started.pid, launch.ram_ceiling_bytes):
+                return _End(None, "memory")

@@ -1,0 +1,16 @@
+"""What a person or a script gets to see: progress while a search runs, and its summary afterwards.
+
+Comes in: core.result's Progress and RunSummary. Goes out: text on a console, Markdown, JSON. Nothing here measures,
+decides or writes a file; text that stems from user code is never taken for markup.
+
+    formatting  units, settings and foreign text as short strings
+    figures     the columns and rows of the result's table
+    content     the sentences, the failures by kind, the files
+    progress, terminal, markdown, export: the same content in four forms
+"""
+
+from __future__ import annotations
+
+from autotune.report.export import summary_json
+
+__all__ = ["summary_json"]

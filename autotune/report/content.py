@@ -1,0 +1,246 @@
+"""What a report says in words: the headline, remarks on the figures, advice, failures by kind, the files.
+
+Comes in: a RunSummary, and the run folder for the files. Goes out: plain sentences and small records, free of markup
+and on one line each; the terminal, Markdown and JSON forms only lay them out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.core.environment import Environment
+from autotune.core.result import RunSummary
+from autotune.core.trial import Outcome, TrialRecord
+from autotune.core.workload import WorkloadFacts
+from autotune.report.figures import Column, find_trial, summarise
+from autotune.report.formatting import (
+    describe_settings,
+    format_bytes,
+    format_count,
+    format_duration,
+    format_fraction,
+    format_interval,
+    format_times,
+    name_outcome,
+    one_line,
+)
+
+__all__ = [
+    "FailureGroup",
+    "count_outcomes",
+    "describe_environment",
+    "describe_workload",
+    "group_failures",
+    "list_advice",
+    "list_files",
+    "list_remarks",
+    "say_course",
+    "say_headline",
+    "show_path",
+]
+
+_FILES = {
+    "recommended.yaml": "the settings to use: autotune.load() reads them",
+    "report.md": "every trial, the confirmation's rounds, the machine",
+    "trials.jsonl": "every trial, raw",
+    "study.db": "the Optuna study",
+    "environment.json": "the machine and its versions",
+    "logs": "what each trial printed",
+}
+_OWN_REASON_EACH: frozenset[Outcome] = frozenset({"crashed", "invalid"})
+"""Outcomes whose reasons name different faults; elsewhere reasons differ in their figures alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureGroup:
+    """Trials that failed alike."""
+
+    outcome: Outcome
+    trials: tuple[TrialRecord, ...]
+
+    @property
+    def reason(self) -> str:
+        """The first one's reason, on one line."""
+        return one_line(self.trials[0].reason)
+
+
+def say_headline(summary: RunSummary) -> str:
+    """The result in a sentence or two."""
+    found = summary.recommendation
+    if found is None:
+        return _say_nothing_feasible(summary)
+    if found.verdict == "already_best":
+        return "Your configuration is already the best found: no measurable gain."
+    if found.verdict == "baseline_infeasible":
+        return _say_baseline_infeasible(summary)
+    if found.verdict == "unconfirmed":
+        return _say_unconfirmed(summary)
+    if found.speedup is None:
+        return "Faster than your configuration, by how much was not measured."
+    interval = format_interval(format_times(found.speedup.low), format_times(found.speedup.high))
+    return f"{format_times(found.speedup.value)} times as fast as your configuration (95 %: {interval})."
+
+
+def _say_baseline_infeasible(summary: RunSummary) -> str:
+    trial, limit = find_trial(summary, 0), format_bytes(summary.limit_bytes)
+    outcome = None if trial is None else trial.outcome
+    if trial is not None and outcome == "over_memory" and trial.measurement is not None:
+        fault = f"takes {format_bytes(trial.measurement.peak_memory_bytes)} of memory, above the limit of {limit}"
+    elif outcome in {"over_memory", "oom", "host_oom"}:
+        fault = f"runs out of memory (the limit is {limit})"
+    elif outcome == "timeout":
+        fault = "does not finish in time"
+    else:
+        fault = "gave no measurement"
+    return f"Your configuration {fault}, so there is no speed-up to state. The one recommended runs."
+
+
+def _say_unconfirmed(summary: RunSummary) -> str:
+    number = None if summary.recommendation is None else summary.recommendation.number
+    if number == 0:
+        return "Not confirmed: nothing faster than your configuration was found so far."
+    own, reference = summarise(summary, number), summarise(summary, 0)
+    if own is None or reference is None:
+        return "Not confirmed: the recommended settings were measured once."
+    ratio = own.samples_per_s.value / reference.samples_per_s.value
+    return f"Not confirmed: about {format_times(ratio)} times as fast as your configuration, by one trial each."
+
+
+def _say_nothing_feasible(summary: RunSummary) -> str:
+    misses = [(_violation(trial), trial) for trial in summary.trials]
+    known = [(violation, trial) for violation, trial in misses if violation is not None and violation > 0]
+    if known:
+        violation, trial = min(known, key=lambda one: one[0])
+        return (
+            f"Nothing meets the memory limit of {format_bytes(summary.limit_bytes)}. The nearest miss: trial "
+            f"{trial.number} ({describe_settings(trial.config)}), {format_fraction(violation)} above it."
+        )
+    if not summary.trials:
+        return "Nothing was measured."
+    outcome, count = Counter(trial.outcome for trial in summary.trials).most_common(1)[0]
+    return f"Nothing to recommend: {format_count(count, 'trial')} of {len(summary.trials)} {name_outcome(outcome)}."
+
+
+def _violation(trial: TrialRecord) -> float | None:
+    return trial.score.violation if trial.score is not None else trial.result.violation
+
+
+def list_remarks(summary: RunSummary, columns: Sequence[Column]) -> tuple[str, ...]:
+    """What must be known to read the table: where its figures come from."""
+    measured = [(column.title, column.figures) for column in columns if column.figures is not None]
+    if not measured:
+        return ()
+    remarks = []
+    sources = {title: figures.busy_source for title, figures in measured if figures.busy_source is not None}
+    if len(set(sources.values())) == 1:
+        remarks.append(f"Busy: {one_line(next(iter(sources.values())))}.")
+    elif sources:
+        each = "; ".join(f"{title}: {one_line(source)}" for title, source in sources.items())
+        remarks.append(f"Busy fractions of different sources don't compare ({each}).")
+    remarks.append(f"Memory: {one_line(summary.memory_source)}.")
+    remarks.append(_say_runs([(title, figures.runs, figures.is_confirmed) for title, figures in measured]))
+    return tuple(remarks)
+
+
+def _say_runs(measured: Sequence[tuple[str, int, bool]]) -> str:
+    runs = {count if confirmed else 0 for _, count, confirmed in measured}
+    if runs == {0}:
+        return "Rates: one trial each."
+    if len(runs) == 1:
+        return f"Rates: {format_count(runs.pop(), 'run')} each, in turns with the baseline."
+    each = (f"{title} {format_count(n, 'run') if confirmed else 'its trial'}" for title, n, confirmed in measured)
+    return f"Rates: {', '.join(each)}."
+
+
+def list_advice(summary: RunSummary) -> tuple[str, ...]:
+    """Why this configuration, and what to do about the learning rate, a sentence each."""
+    found = summary.recommendation
+    if found is None:
+        return ()
+    advice = found.lr_advice
+    lines = [*found.reasons]
+    if found.same_batch_number == 0 and found.number != 0:
+        lines.append("At the baseline's global batch nothing faster than the baseline was found.")
+    if advice.rule != "none":
+        lines.append(
+            f"lr goes from {summary.baseline.lr:.4g} to {advice.lr:.4g}: the global batch is "
+            f"{advice.batch_ratio:.4g} times the baseline's ({advice.rule} rule)."
+        )
+    if advice.betas is not None:
+        lines.append(f"Set the optimizer's betas to ({advice.betas[0]:.4g}, {advice.betas[1]:.4g}).")
+    if advice.eps is not None:
+        lines.append(f"Set the optimizer's eps to {advice.eps:.3g}.")
+    return tuple(map(one_line, (*lines, *advice.notes)))
+
+
+def count_outcomes(summary: RunSummary) -> dict[Outcome, int]:
+    """Trials by outcome, the most frequent first."""
+    return dict(Counter(trial.outcome for trial in summary.trials).most_common())
+
+
+def say_course(summary: RunSummary) -> str:
+    """How the search went: trials, outcomes, time, and why it ended."""
+    outcomes = ", ".join(f"{count} {name_outcome(outcome)}" for outcome, count in count_outcomes(summary).items())
+    trials = format_count(len(summary.trials), "trial")
+    because = one_line(summary.stopped_because).rstrip(".")
+    return f"{trials} in {format_duration(summary.wall_s)}{f' ({outcomes})' if outcomes else ''}. Stopped: {because}."
+
+
+def group_failures(summary: RunSummary) -> tuple[FailureGroup, ...]:
+    """Trials that did not end well, the largest group first; those cut short in a race are no failures."""
+    groups: dict[tuple[Outcome, str], list[TrialRecord]] = {}
+    for trial in summary.trials:
+        if trial.outcome not in {"ok", "pruned"}:
+            groups.setdefault((trial.outcome, _fault(trial)), []).append(trial)
+    ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
+    return tuple(FailureGroup(outcome=outcome, trials=tuple(trials)) for (outcome, _), trials in ordered)
+
+
+def _fault(trial: TrialRecord) -> str:
+    if trial.outcome not in _OWN_REASON_EACH:
+        return ""
+    return trial.reason if trial.result.failure is None else trial.result.failure.signature
+
+
+def list_files(run_dir: Path) -> dict[str, str]:
+    """The run folder's files that are there: {name: what it holds}."""
+    return {name: purpose for name, purpose in _FILES.items() if (run_dir / name).exists()}
+
+
+def show_path(path: Path) -> str:
+    """A path, relative where it lies below the working directory."""
+    absolute = path.absolute()
+    return str(absolute.relative_to(Path.cwd())) if absolute.is_relative_to(Path.cwd()) else str(absolute)
+
+
+def describe_environment(environment: Environment) -> dict[str, str]:
+    """The machine: {what: its value}."""
+    memory = format_bytes(environment.device_memory_bytes)
+    versions = [f"{name} {version}" for name, version in sorted(environment.versions.items())]
+    return {
+        "device": f"{environment.device_name} ({environment.device}, {memory})",
+        **({"devices": str(environment.device_count)} if environment.device_count > 1 else {}),
+        **({"driver": environment.driver} if environment.driver is not None else {}),
+        "precisions": ", ".join(environment.native_amp_dtypes),
+        "processor": f"{format_count(environment.cores, 'core')}, {format_bytes(environment.ram_bytes)} of RAM",
+        "platform": environment.platform,
+        "python": environment.python,
+        "torch": environment.torch + (f", CUDA {environment.cuda}" if environment.cuda is not None else ""),
+        **({"packages": ", ".join(versions)} if versions else {}),
+        "fingerprint": environment.fingerprint,
+    }
+
+
+def describe_workload(facts: WorkloadFacts) -> dict[str, str]:
+    """What is trained: {what: its value}."""
+    kind = "iterable dataset" if facts.is_iterable else "map-style dataset"
+    length = "unknown length" if facts.dataset_length is None else format_count(facts.dataset_length, "sample")
+    return {
+        "data": f"{kind}, {length}",
+        "model": format_count(facts.parameter_count, "parameter"),
+        "optimizer": facts.optimizer.name,
+        "loss": facts.step_source,
+    }

@@ -1,0 +1,194 @@
+"""The result's table: which configurations stand side by side, what each measured, and the rows that compare them.
+
+Comes in: a RunSummary. Goes out: Columns and Rows of plain text, in the same order for every form of the report. Where
+a configuration was confirmed, its figures are those of the confirmation; otherwise its trial's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import exp, log, sqrt
+from statistics import fmean
+
+from pydantic import BaseModel, ConfigDict
+
+from autotune.core.measurement import Measurement, Rate
+from autotune.core.recommendation import Ratio, Recommendation
+from autotune.core.result import RunSummary, changed_settings
+from autotune.core.statistics import mean_interval
+from autotune.core.training_config import TrainingConfig
+from autotune.core.trial import TrialRecord
+from autotune.report.formatting import (
+    NO_VALUE,
+    format_bytes,
+    format_fraction,
+    format_interval,
+    format_rate,
+    format_setting,
+    format_times,
+)
+
+__all__ = ["Column", "Figures", "Row", "best_of_same_batch", "find_trial", "make_columns", "make_rows", "summarise"]
+
+_ROUNDS_FOR_BETWEEN_RUN_SPREAD = 3  # as in core.recommendation
+
+
+class Figures(BaseModel):
+    """What one configuration measured, over its runs. Part of the JSON document: fields keep their names."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    is_confirmed: bool
+    """Measured again, in turns with the baseline; otherwise the search's single trial."""
+    runs: int
+    """Runs that the figures are made from."""
+    samples_per_s: Rate
+    """Geometric mean over the runs, with its 95 % interval."""
+    busy_fraction: float | None
+    busy_source: str | None
+    data_wait_fraction: float
+    peak_memory_bytes: int
+    """The highest of the runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One configuration of the table."""
+
+    title: str
+    config: TrainingConfig
+    figures: Figures | None
+    """None where nothing was measured."""
+    speedup: Ratio | None
+    """Against the baseline; None where it is no reference, or this is the baseline."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One line of the table: a label, and a cell for each column."""
+
+    label: str
+    cells: tuple[str, ...]
+    is_setting: bool = False
+
+
+def find_trial(summary: RunSummary, number: int | None) -> TrialRecord | None:
+    """The trial with this number, or None."""
+    return next((trial for trial in summary.trials if trial.number == number), None)
+
+
+def summarise(summary: RunSummary, number: int | None) -> Figures | None:
+    """The figures of a trial's configuration: confirmed ones where there are some."""
+    confirmations = summary.recommendation.confirmations if summary.recommendation is not None else ()
+    runs = next((one.runs for one in confirmations if one.number == number), ())
+    if runs:
+        return _join(runs, is_confirmed=True)
+    trial = find_trial(summary, number)
+    if trial is None or trial.measurement is None:
+        return None
+    return _join((trial.measurement,), is_confirmed=False)
+
+
+def best_of_same_batch(recommendation: Recommendation) -> TrainingConfig | None:
+    """The best configuration of the baseline's global batch where it is another than the recommended one."""
+    if recommendation.same_batch_number == recommendation.number:
+        return None
+    return recommendation.same_batch
+
+
+def make_columns(summary: RunSummary) -> tuple[Column, ...]:
+    """Baseline, recommended and same batch; what would say the same twice is left out."""
+    columns = [Column(title="baseline", config=summary.baseline, figures=summarise(summary, 0), speedup=None)]
+    found = summary.recommendation
+    if found is None:
+        return tuple(columns)
+    if found.number != 0:
+        figures = summarise(summary, found.number)
+        columns.append(Column(title="recommended", config=found.config, figures=figures, speedup=found.speedup))
+    same = best_of_same_batch(found)
+    if same is not None and found.same_batch_number != 0:
+        figures = summarise(summary, found.same_batch_number)
+        columns.append(Column(title="same batch", config=same, figures=figures, speedup=found.same_batch_speedup))
+    return tuple(columns)
+
+
+def make_rows(columns: Sequence[Column], limit_bytes: int) -> tuple[Row, ...]:
+    """What was measured, then each setting in which a column differs from the first, the baseline."""
+    limit = f"  of {format_bytes(limit_bytes)}"
+    figures = (
+        _row("samples/s", columns, lambda one: format_rate(one.samples_per_s.value)),
+        _row("  95 % interval", columns, lambda one: _interval_of(one.samples_per_s)),
+        *_speedup_rows(columns),
+        _row("busy", columns, lambda one: _fraction_or_none(one.busy_fraction)),
+        _row("data wait", columns, lambda one: format_fraction(one.data_wait_fraction)),
+        _row("peak memory", columns, lambda one: format_bytes(one.peak_memory_bytes)),
+        _row(limit, columns, lambda one: format_fraction(one.peak_memory_bytes / limit_bytes)),
+    )
+    return (*figures, *_setting_rows(columns))
+
+
+def _setting_rows(columns: Sequence[Column]) -> tuple[Row, ...]:
+    baseline = columns[0].config
+    changed = {name for column in columns for name in changed_settings(column.config, baseline)}
+    rows = [
+        Row(label=name, cells=tuple(format_setting(name, column.config) for column in columns), is_setting=True)
+        for name in TrainingConfig.model_fields
+        if name in changed
+    ]
+    sizes = [column.config.global_batch_size for column in columns]
+    if changed & {"grad_accum_steps", "world_size"}:
+        rows.insert(0, Row(label="global batch", cells=tuple(map(str, sizes)), is_setting=True))
+    return tuple(rows)
+
+
+def _speedup_rows(columns: Sequence[Column]) -> tuple[Row, ...]:
+    ratios = [column.speedup for column in columns]
+    if not any(ratios):
+        return ()
+    values = ["1" if index == 0 else NO_VALUE for index in range(len(columns))]
+    intervals = ["" if index == 0 else NO_VALUE for index in range(len(columns))]
+    for index, ratio in enumerate(ratios):
+        if ratio is not None:
+            values[index] = format_times(ratio.value)
+            intervals[index] = format_interval(format_times(ratio.low), format_times(ratio.high))
+    return Row(label="times baseline", cells=tuple(values)), Row(label="  95 % interval", cells=tuple(intervals))
+
+
+def _row(label: str, columns: Sequence[Column], value: Callable[[Figures], str]) -> Row:
+    return Row(
+        label=label, cells=tuple(NO_VALUE if column.figures is None else value(column.figures) for column in columns)
+    )
+
+
+def _interval_of(rate: Rate) -> str:
+    return format_interval(format_rate(rate.low), format_rate(rate.high))
+
+
+def _fraction_or_none(fraction: float | None) -> str:
+    return NO_VALUE if fraction is None else format_fraction(fraction)
+
+
+def _join(runs: Sequence[Measurement], *, is_confirmed: bool) -> Figures:
+    busy = [run.busy_fraction for run in runs if run.busy_fraction is not None]
+    return Figures(
+        is_confirmed=is_confirmed,
+        runs=len(runs),
+        samples_per_s=_joined_rate(runs),
+        busy_fraction=fmean(busy) if busy else None,
+        busy_source=next((run.busy_source for run in runs if run.busy_source is not None), None),
+        data_wait_fraction=fmean(run.data_wait_fraction for run in runs),
+        peak_memory_bytes=max(run.peak_memory_bytes for run in runs),
+    )
+
+
+def _joined_rate(runs: Sequence[Measurement]) -> Rate:
+    """From three runs on the spread between runs gives the interval; below, those of the windows, in quadrature."""
+    if len(runs) == 1:
+        return Rate(value=runs[0].samples_per_s, low=runs[0].samples_per_s_ci[0], high=runs[0].samples_per_s_ci[1])
+    mean, low, high = mean_interval([log(run.samples_per_s) for run in runs])
+    if len(runs) < _ROUNDS_FOR_BETWEEN_RUN_SPREAD:
+        halves = [(run.samples_per_s_ci[1] - run.samples_per_s_ci[0]) / 2 / run.samples_per_s for run in runs]
+        spread = sqrt(sum(half**2 for half in halves)) / len(runs)
+        low, high = mean - spread, mean + spread
+    return Rate(value=exp(mean), low=exp(low), high=exp(high))

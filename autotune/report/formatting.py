@@ -1,0 +1,186 @@
+"""Figures, settings and foreign text as short strings: the only place where units are formatted.
+
+Comes in: seconds, bytes, fractions, samples per second, TrainingConfigs, text of any origin. Goes out: plain strings of
+characters that Windows-1252 knows as well. No markup of any kind.
+"""
+
+from __future__ import annotations
+
+from math import isfinite
+
+from rich.text import Text
+
+from autotune.core.result import changed_settings
+from autotune.core.training_config import DdpConfig, TrainingConfig
+from autotune.core.trial import Outcome
+
+__all__ = [
+    "NO_VALUE",
+    "describe_settings",
+    "format_bytes",
+    "format_count",
+    "format_duration",
+    "format_fraction",
+    "format_interval",
+    "format_rate",
+    "format_setting",
+    "format_times",
+    "format_value",
+    "name_outcome",
+    "one_line",
+    "shorten",
+    "without_controls",
+]
+
+NO_VALUE = "–"  # noqa: RUF001 - an en dash is the usual sign for "no figure" in a table
+"""Stands where nothing was measured."""
+
+_OUTCOMES: dict[Outcome, str] = {
+    "ok": "ok",
+    "over_memory": "over the limit",
+    "oom": "out of memory",
+    "host_oom": "out of RAM",
+    "timeout": "out of time",
+    "crashed": "crashed",
+    "diverged": "diverged",
+    "pruned": "cut short",
+    "invalid": "invalid",
+}
+
+
+def format_bytes(size: int) -> str:
+    """Bytes as MiB, from 1 GiB on as GiB, with three digits: "512 MiB", "1.23 GiB"."""
+    value, unit = (size / 2**20, "MiB") if size < 2**30 else (size / 2**30, "GiB")
+    decimals = 0 if value >= 100 or size == 0 else 1 if value >= 10 else 2
+    return f"{value:,.{decimals}f} {unit}"
+
+
+def format_rate(samples_per_s: float) -> str:
+    """A rate's number with at least four digits: "12.35", "1,235", "12.35 M"."""
+    if not isfinite(samples_per_s):
+        return "unknown"
+    if samples_per_s >= 1e7:
+        return f"{samples_per_s / 1e6:,.2f} M"
+    return f"{samples_per_s:,.0f}" if samples_per_s >= 1000 else f"{samples_per_s:.4g}"
+
+
+def format_times(ratio: float) -> str:
+    """A ratio; close to 1 with three decimals, so that a small gain can be told from none: "2.41", "1.034"."""
+    if not isfinite(ratio):
+        return "unknown"
+    return f"{ratio:.1f}" if ratio >= 10 else f"{ratio:.2f}" if ratio >= 1.1 else f"{ratio:.3f}"
+
+
+def format_interval(low: str, high: str) -> str:
+    """Two formatted ends: "2.35 to 2.47"; "unknown" where an end is."""
+    return "unknown" if "unknown" in {low, high} else f"{low} to {high}"
+
+
+def format_fraction(fraction: float) -> str:
+    """A fraction as per cent with two digits or more: "3.4 %", "97 %"."""
+    percent = 100 * fraction
+    if 0 < percent < 0.1:
+        return "<0.1 %"
+    return f"{percent:.1f} %" if 0 < percent < 9.95 else f"{percent:.0f} %"
+
+
+def format_duration(seconds: float) -> str:
+    """Seconds in the two largest units: "0.4 s", "20 s", "3 min 20 s", "2 h 5 min"."""
+    if seconds < 9.95:
+        return f"{max(seconds, 0.0):.1f} s"
+    minutes, rest_s = divmod(round(seconds), 60)
+    if minutes == 0:
+        return f"{rest_s} s"
+    if minutes < 60:
+        return f"{minutes} min {rest_s} s" if rest_s else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+
+
+def format_count(number: int, noun: str) -> str:
+    """A number with its noun: "1 trial", "1,200 trials"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def name_outcome(outcome: Outcome) -> str:
+    """How a trial ended, in two or three words."""
+    return _OUTCOMES[outcome]
+
+
+def format_setting(name: str, config: TrainingConfig) -> str:
+    """One setting's value for a table: "on", "0.001", "torch's own"."""
+    value = getattr(config, name)
+    if name == "prefetch_factor" and config.num_workers == 0:
+        return NO_VALUE
+    if isinstance(value, DdpConfig):
+        own = value.model_dump(exclude_defaults=True)
+        return ", ".join(f"{key}={one}" for key, one in own.items()) or "torch's own"
+    return format_value(value)
+
+
+def format_value(value: object) -> str:
+    """A plain value of a setting: a switch as on or off, None as torch's own."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if value is None:
+        return "torch's own"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def describe_settings(config: TrainingConfig, baseline: TrainingConfig | None = None) -> str:
+    """Settings in a few words: "batch 128, 4 workers, bfloat16, pinned".
+
+    With a baseline only what differs from it; "your settings" where nothing does.
+    """
+    told = set(changed_settings(config, baseline)) if baseline is not None else _worth_telling(config)
+    if "grad_accum_steps" in told:
+        told = told - {"grad_accum_steps"} | {"micro_batch_size"}
+    words = {name: word for name, word in _words(config).items() if name in told}
+    return ", ".join(words.values()) or "your settings"
+
+
+def _worth_telling(config: TrainingConfig) -> set[str]:
+    plain = TrainingConfig()
+    always = {"micro_batch_size", "num_workers", "amp_dtype"}
+    return always | set(changed_settings(config, plain)) - {"lr"}
+
+
+def _words(config: TrainingConfig) -> dict[str, str]:
+    accumulated = f" × {config.grad_accum_steps}" if config.grad_accum_steps > 1 else ""  # noqa: RUF001 - a times sign
+    workers = format_count(config.num_workers, "worker") if config.num_workers else "no workers"
+    words = {
+        "micro_batch_size": f"batch {config.micro_batch_size}{accumulated}",
+        "num_workers": workers,
+        "amp_dtype": config.amp_dtype,
+        "compile": "compiled" if config.compile else "not compiled",
+        "channels_last": "channels last" if config.channels_last else "channels first",
+        "pin_memory": "pinned" if config.pin_memory else "not pinned",
+        "persistent_workers": "persistent" if config.persistent_workers else "not persistent",
+        "prefetch_factor": f"prefetch {config.prefetch_factor or 2}",
+        "intra_op_threads": f"{config.intra_op_threads or 'default'} threads",
+        "world_size": format_count(config.world_size, "rank"),
+        "strategy": config.strategy,
+        "ddp": "own ddp settings" if config.ddp is not None else "default ddp settings",
+        "lr": f"lr {config.lr:.4g}",
+    }
+    if config.num_workers == 0:  # both say nothing beyond "no workers"
+        del words["prefetch_factor"], words["persistent_workers"]
+    return words
+
+
+def without_controls(text: str) -> str:
+    """Foreign text without terminal escapes and other characters that don't print; line ends stay."""
+    plain = Text.from_ansi(text.expandtabs(4)).plain
+    return "".join(char for char in plain if char == "\n" or char.isprintable())
+
+
+def one_line(text: str) -> str:
+    """Foreign text on a single line, safe to print."""
+    return " ".join(without_controls(text).split())
+
+
+def shorten(text: str, width: int) -> str:
+    """Foreign text on a single line of at most so many terminal cells, cut with an ellipsis."""
+    line = Text(one_line(text))
+    line.truncate(max(width, 1), overflow="ellipsis")
+    return line.plain

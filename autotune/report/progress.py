@@ -1,0 +1,229 @@
+"""Shows how a search gets on: one live line on a terminal, a plain line for each trial elsewhere.
+
+Comes in: core.result.Progress, one after every step. Goes out: text on stderr, in a notebook on stdout. The search is
+never troubled by it: once the stream fails (closed, or its reader gone), nothing more is written.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import monotonic
+from typing import IO, Literal, TextIO, cast
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from autotune.core.result import Progress
+from autotune.core.trial import TrialRecord
+from autotune.report.formatting import (
+    describe_settings,
+    format_count,
+    format_duration,
+    format_rate,
+    format_times,
+    name_outcome,
+    one_line,
+    shorten,
+)
+
+__all__ = ["ProgressMode", "ShowProgress", "make_progress"]
+
+ProgressMode = Literal["auto"] | bool
+ShowProgress = Callable[[Progress], None]
+
+_REFRESHES_PER_S = 2
+_NARROWEST_TEXT = 8  # cells; below, a text cut with an ellipsis says nothing
+_PHASES = {"probe": "probe", "search": "trial", "confirm": "confirm"}
+
+
+@contextmanager
+def make_progress(mode: ProgressMode) -> Iterator[ShowProgress]:
+    """A callable that shows each Progress it gets, for as long as the context lasts.
+
+    "auto" and True: a live line where stderr is a terminal, plain lines otherwise. False: nothing.
+    """
+    notebook = _is_notebook()
+    stream = sys.stdout if notebook else sys.stderr
+    if mode is False or stream is None:
+        yield _show_nothing
+        return
+    console = _make_console(stream)
+    if notebook or not console.is_terminal or console.is_dumb_terminal:
+        yield _PlainLines(console).show
+        return
+    line = _LiveLine(console)
+    with Live(
+        get_renderable=line.render,
+        console=console,
+        transient=True,
+        refresh_per_second=_REFRESHES_PER_S,
+        redirect_stdout=False,  # rich would send the caller's stdout to stderr
+        redirect_stderr=True,
+    ):
+        yield line.show
+
+
+def _show_nothing(progress: Progress) -> None:
+    """Take a Progress and leave it."""
+
+
+def _make_console(stream: TextIO) -> Console:
+    # rich writes only to the wrapped stream, and from its refreshing thread as well: the wrapper must not raise.
+    return Console(file=cast("IO[str]", _QuietStream(stream)), force_jupyter=False, highlight=False, emoji=False)
+
+
+def _is_notebook() -> bool:
+    """Whether an ipykernel runs this process; IPython is asked only where it is loaded already."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return any("ipykernel" in base.__module__ for base in type(shell).__mro__)
+
+
+class _QuietStream:
+    """A text stream that falls silent for good at its first failure."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream: TextIO | None = stream
+        self.encoding: str = getattr(stream, "encoding", None) or "utf-8"
+
+    def write(self, text: str) -> int:
+        if self._stream is not None:
+            try:
+                self._stream.write(self._encodable(text))
+            except (OSError, ValueError):
+                self._stream = None
+        return len(text)
+
+    def flush(self) -> None:
+        if self._stream is not None:
+            try:
+                self._stream.flush()
+            except (OSError, ValueError):
+                self._stream = None
+
+    def isatty(self) -> bool:
+        try:
+            return self._stream is not None and self._stream.isatty()
+        except (OSError, ValueError):
+            return False
+
+    def fileno(self) -> int:
+        if self._stream is None:
+            raise OSError("the stream is closed")
+        return self._stream.fileno()
+
+    def _encodable(self, text: str) -> str:
+        return text.encode(self.encoding, "replace").decode(self.encoding)
+
+
+class _PlainLines:
+    """A line at the start of a phase and one for each finished trial."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._phase: str | None = None
+        self._shown: tuple[str, int, int] | None = None
+
+    def show(self, progress: Progress) -> None:
+        """Print what is new."""
+        if progress.phase != self._phase:
+            self._phase = progress.phase
+            self._print(_say_phase(progress))
+        if progress.last is None:
+            return
+        step = (progress.phase, progress.done, progress.last.number)
+        if step != self._shown:
+            self._shown = step
+            self._print(_say_trial(progress, progress.last, self._console.width))
+
+    def _print(self, line: str) -> None:
+        self._console.print(Text(line, no_wrap=True, overflow="ellipsis"))
+
+
+class _LiveLine:
+    """The latest Progress as one line, its clock running between steps."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._progress: Progress | None = None
+        self._came_at = monotonic()
+
+    def show(self, progress: Progress) -> None:
+        """Take the latest; the next refresh shows it."""
+        self._progress, self._came_at = progress, monotonic()
+
+    def render(self) -> Text:
+        """The line, no wider than the console."""
+        if self._progress is None:
+            return Text("")
+        line = _say_state(self._progress, monotonic() - self._came_at, self._console.width - 1)
+        return Text(line, no_wrap=True, overflow="ellipsis")
+
+
+def _say_phase(progress: Progress) -> str:
+    if progress.phase == "probe":
+        return "Looking at the model, the data and the machine."
+    if progress.phase == "search":
+        return f"Searching: {format_count(progress.total, 'trial')} at the most."
+    return f"Confirming: {format_count(progress.total, 'run')}, finalists and baseline in turns."
+
+
+def _say_trial(progress: Progress, trial: TrialRecord, width: int) -> str:
+    """Such as ` 7/40  #7    2,345 samples/s  best 1.90×  batch 64, 4 workers`; a failure gives its reason."""  # noqa: RUF002 - a times sign
+    total = str(progress.total)
+    ok = trial.outcome == "ok" and trial.measurement is not None
+    rate = format_rate(trial.measurement.samples_per_s) if trial.measurement is not None else ""
+    told = f"{rate} samples/s" if ok else name_outcome(trial.outcome)
+    head = (
+        f"{progress.done:>{len(total)}}/{total}  #{trial.number:<{len(total)}}  {told:>16}  {_say_gain(progress):<11}  "
+    )
+    rest = max(width - cell_len(head), _NARROWEST_TEXT)
+    settings = _say_settings(progress, trial)
+    if ok or not trial.reason:
+        return head + shorten(settings, rest)
+    settings = shorten(settings, max(rest // 2 - 2, _NARROWEST_TEXT))
+    return head + settings + ": " + shorten(trial.reason, rest - cell_len(settings) - 2)
+
+
+def _say_state(progress: Progress, passed_s: float, width: int) -> str:
+    """Such as `trial 7/40 | best 2,345 samples/s, 1.90× (batch 64, 4 workers) | 1 min 20 s left`."""  # noqa: RUF002 - a times sign
+    step = f"{_PHASES[progress.phase]} {progress.done}/{progress.total}"
+    if progress.phase == "probe":
+        step = "looking at model, data and machine"
+    clock = _say_clock(progress, passed_s)
+    if progress.best is None or progress.best.measurement is None:
+        return f"{step} | {clock}"
+    gain = _say_gain(progress).removeprefix("best ")
+    best = f"best {format_rate(progress.best.measurement.samples_per_s)} samples/s" + (f", {gain}" if gain else "")
+    rest = width - sum(map(cell_len, (step, best, clock))) - len(" | () | ") - 1
+    settings = f" ({shorten(_say_settings(progress, progress.best), rest)})" if rest >= _NARROWEST_TEXT else ""
+    return f"{step} | {best}{settings} | {clock}"
+
+
+def _say_clock(progress: Progress, passed_s: float) -> str:
+    if progress.remaining_s is None:
+        return f"{_whole_seconds(progress.elapsed_s + passed_s)} so far"
+    return f"{_whole_seconds(progress.remaining_s - passed_s)} left"
+
+
+def _whole_seconds(seconds: float) -> str:
+    return f"{max(round(seconds), 0)} s" if seconds < 60 else format_duration(seconds)
+
+
+def _say_gain(progress: Progress) -> str:
+    best, baseline = progress.best, progress.baseline
+    if best is None or best.measurement is None:
+        return ""
+    if baseline is None or baseline.measurement is None:
+        return f"best {format_rate(best.measurement.samples_per_s)}"
+    return f"best {format_times(best.measurement.samples_per_s / baseline.measurement.samples_per_s)}×"  # noqa: RUF001 - a times sign
+
+
+def _say_settings(progress: Progress, trial: TrialRecord) -> str:
+    if progress.baseline is None or trial.number == progress.baseline.number:
+        return one_line(describe_settings(trial.config))
+    return one_line(describe_settings(trial.config, progress.baseline.config))

@@ -1,0 +1,189 @@
+"""recommended.yaml, out and in: the settings to use, with their evidence.
+
+Comes in: the RunSummary of a search, or the path of a file. Goes out: the file's text, or the TrainingConfig in it.
+`settings` is exact and is all that is read back; the rest is rounded, for people.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from math import exp, isfinite, log
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from autotune.core.measurement import Measurement
+from autotune.core.recommendation import Ratio, Recommendation
+from autotune.core.result import RunSummary
+from autotune.core.statistics import mean_interval
+from autotune.core.training_config import TrainingConfig
+from autotune.errors import ConfigError
+from autotune.run_config.document import Document, read_document
+from autotune.run_config.parsing import issues_of
+
+__all__ = ["read_recommended", "recommended_yaml"]
+
+_FORMAT = 1
+_DIGITS = 4
+_ROUNDS_FOR_BETWEEN_RUN_SPREAD = 3
+
+_HEADER = """\
+# The fastest training settings that autotune {version} found for {name} on {device}.
+# Use them in your own training script:
+#
+#     config = autotune.load("recommended.yaml")
+#     loader = DataLoader(dataset, shuffle=True, drop_last=True, **config.dataloader_kwargs())
+#     with config.autocast(device): ...  # and config.grad_scaler(device), config.lr, config.grad_accum_steps
+#
+# `settings` is what is read back; everything below it is the evidence, rounded.
+
+"""
+
+
+def recommended_yaml(summary: RunSummary) -> str:
+    """The text of recommended.yaml, for a summary that has a recommendation."""
+    recommendation = summary.recommendation
+    assert recommendation is not None, "without a recommendation there is nothing to write"  # noqa: S101 -- a bug of ours
+    header = _HEADER.format(
+        version=summary.autotune_version,
+        name=_printable(summary.name),
+        device=_printable(summary.environment.device_name),
+    )
+    content = {
+        "format": _FORMAT,
+        "settings": recommendation.config.model_dump(),
+        "learning_rate": _learning_rate(recommendation),
+        "evidence": _evidence(summary, recommendation),
+        "same_batch": None if recommendation.same_batch is None else recommendation.same_batch.model_dump(),
+        "baseline": summary.baseline.model_dump(),
+        "machine": _machine(summary),
+    }
+    return header + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)
+
+
+def read_recommended(path: Path) -> TrainingConfig:
+    """The settings of a recommended.yaml.
+
+    Raises:
+        ConfigError: the file can't be read, is no recommended.yaml, or was changed to what breaks a rule.
+    """
+    if path.is_dir():
+        raise ConfigError(f"{path}: is a folder; give the file, such as {path / 'recommended.yaml'}")
+    document = read_document(path)
+    settings = document.data.get("settings")
+    if "format" not in document.data or not isinstance(settings, dict):
+        raise ConfigError(
+            f"{path}: is not a recommended.yaml (it has no `format` and `settings`); give one that autotune wrote"
+        )
+    number = document.data["format"]
+    if number != _FORMAT or isinstance(number, bool):
+        text = f"must be {_FORMAT}, but got {number!r}; read it with the autotune that wrote it, or search again"
+        raise ConfigError(str(document.problem(text, ("format",))))
+    config, problems = _settings(document, settings)
+    problems = [*(str(one) for one in document.problems if one.path[:1] in {(), ("settings",)}), *problems]
+    if config is None or problems:
+        raise ConfigError(*problems)
+    return config
+
+
+def _settings(document: Document, settings: dict[str, Any]) -> tuple[TrainingConfig | None, list[str]]:
+    # A line that was lost must not turn into a default: autotune writes every setting.
+    missing = [name for name in TrainingConfig.model_fields if name not in settings]
+    problems = [document.problem("must be given: autotune writes every setting", ("settings", one)) for one in missing]
+    try:
+        return TrainingConfig.model_validate(settings), [str(one) for one in problems]
+    except ValidationError as error:
+        issues = issues_of(error, TrainingConfig, settings)
+    for one in issues:
+        path = ("settings", *one.path)
+        if path not in document.broken:
+            problems.append(document.problem(one.text, path, at_key=one.is_about_key))
+    return None, [str(one) for one in problems]
+
+
+def _learning_rate(recommendation: Recommendation) -> dict[str, Any]:
+    advice = recommendation.lr_advice
+    return {
+        "rule": advice.rule,
+        "batch_ratio": _rounded(advice.batch_ratio),
+        "betas": None if advice.betas is None else list(advice.betas),
+        "eps": advice.eps,
+        "notes": list(advice.notes),
+    }
+
+
+def _evidence(summary: RunSummary, recommendation: Recommendation) -> dict[str, Any]:
+    ours, theirs = _runs(summary, recommendation.number), _runs(summary, 0)
+    source = next((run.busy_source for run in (*ours, *theirs) if run.busy_source is not None), None)
+    peak = max((run.peak_memory_bytes for run in ours), default=None)
+    rounds = max((len(one.rounds) for one in recommendation.confirmations), default=0)
+    return {
+        "verdict": recommendation.verdict,
+        "speedup": _ratio(recommendation.speedup),
+        "samples_per_s": {"baseline": _rate(theirs), "recommended": _rate(ours)},
+        "busy_fraction": {"baseline": _busy(theirs), "recommended": _busy(ours), "source": source},
+        "peak_memory_gib": None if peak is None else _rounded(peak / 2**30),
+        "memory_limit_gib": _rounded(summary.limit_bytes / 2**30),
+        "memory_source": summary.memory_source,
+        "reasons": list(recommendation.reasons),
+        "trials": dict(Counter[str](trial.outcome for trial in summary.trials)),
+        "confirmed_rounds": rounds,
+    }
+
+
+def _runs(summary: RunSummary, number: int) -> Sequence[Measurement]:
+    """The confirmation's runs of a trial; where there are none, what the search measured."""
+    confirmations = () if summary.recommendation is None else summary.recommendation.confirmations
+    confirmed = [run for one in confirmations if one.number == number for run in one.runs]
+    measured = [trial.measurement for trial in summary.trials if trial.number == number]
+    return confirmed or [one for one in measured if one is not None]
+
+
+def _rate(runs: Sequence[Measurement]) -> dict[str, float | None] | None:
+    """Geometric mean of the runs' rates: from three runs on with the interval of their spread, else with the widest."""
+    if not runs:
+        return None
+    logs = [log(run.samples_per_s) for run in runs]
+    if len(runs) >= _ROUNDS_FOR_BETWEEN_RUN_SPREAD:
+        _, low, high = map(exp, mean_interval(logs))
+    else:
+        low, high = min(run.samples_per_s_ci[0] for run in runs), max(run.samples_per_s_ci[1] for run in runs)
+    return {"value": _rounded(exp(fmean(logs))), "low": _rounded(low), "high": _rounded(high)}
+
+
+def _busy(runs: Sequence[Measurement]) -> float | None:
+    fractions = [run.busy_fraction for run in runs if run.busy_fraction is not None]
+    return _rounded(fmean(fractions)) if fractions else None
+
+
+def _ratio(ratio: Ratio | None) -> dict[str, float | None] | None:
+    if ratio is None:
+        return None
+    return {"value": _rounded(ratio.value), "low": _rounded(ratio.low), "high": _rounded(ratio.high)}
+
+
+def _machine(summary: RunSummary) -> dict[str, Any]:
+    environment = summary.environment
+    return {
+        "device": environment.device,
+        "name": environment.device_name,
+        "driver": environment.driver,
+        "cores": environment.cores,
+        "torch": environment.torch,
+        "python": environment.python,
+        "fingerprint": environment.fingerprint,
+    }
+
+
+def _rounded(value: float) -> float | None:
+    """Four significant digits; None for an interval's end that is not known."""
+    return float(f"{value:.{_DIGITS}g}") if isfinite(value) else None
+
+
+def _printable(text: str) -> str:
+    """A text for a comment, which must be one line of characters that YAML allows."""
+    return "".join(one if one.isprintable() else "?" for one in " ".join(text.split()))

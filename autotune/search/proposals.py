@@ -1,0 +1,107 @@
+"""Configurations worth trying before a sampler knows anything, and what can be learned from failures. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from autotune.core.search_space import Choices, Domain, ResolvedSpace, SettingValue
+from autotune.core.training_config import TrainingConfig
+from autotune.core.trial import TrialRecord
+
+__all__ = ["explaining_setting", "first_guesses", "nearest", "params_of", "same_batch_variant"]
+
+_GUESSED_PREFETCH = 4
+_MANY_WORKERS_PER_CORE = 4
+_SETTINGS = tuple(name for name in TrainingConfig.model_fields if name not in {"lr", "ddp"})
+
+
+def params_of(config: TrainingConfig, space: ResolvedSpace) -> dict[str, SettingValue]:
+    """The searched settings of a configuration; those without a meaning in it (no prefetch without workers) left out."""
+    values = config.model_dump()
+    if config.num_workers > 0 and config.prefetch_factor is None:
+        values["prefetch_factor"] = 2  # torch's own
+    return {
+        name: values[name]
+        for name in space.parameters
+        if not (name == "prefetch_factor" and values[name] is None and None not in space.domains[name])
+    }
+
+
+def first_guesses(space: ResolvedSpace) -> list[dict[str, SettingValue]]:
+    """What an expert would try first, each the one before it and something more.
+
+    A loader with a worker for each core; the same with the largest batch; all of the device's cheap gains with it; many
+    workers, for data that waits for I/O.
+    """
+    cores = space.environment.cores
+    loader: dict[str, SettingValue] = {
+        "num_workers": cores,
+        "persistent_workers": True,
+        "pin_memory": True,
+        "prefetch_factor": _GUESSED_PREFETCH,
+    }
+    batch: dict[str, SettingValue] = {"micro_batch_size": max(_ints(space.domains["micro_batch_size"]))}
+    device: dict[str, SettingValue] = {"amp_dtype": _fast_dtype(space.domains["amp_dtype"]), "channels_last": True}
+    many: dict[str, SettingValue] = {"num_workers": _MANY_WORKERS_PER_CORE * cores}
+    wishes = [loader, {**loader, **batch}, {**loader, **batch, **device}, {**loader, **batch, **many}]
+    start = params_of(space.baseline, space)
+    guesses = []
+    for wish in wishes:
+        wanted = {**start, **{name: value for name, value in wish.items() if name in space.parameters}}
+        guess = {name: nearest(space.domains[name], value) for name, value in wanted.items()}
+        if guess not in guesses:
+            guesses.append(guess)
+    return guesses
+
+
+def explaining_setting(
+    failed: Sequence[TrainingConfig], succeeded: Iterable[TrainingConfig]
+) -> tuple[str, frozenset[SettingValue]] | None:
+    """The one setting whose values all failures have and no success has, with those values; None if not exactly one.
+
+    A model that can't run in half precision says nothing against the rest of the space.
+    """
+    good = list(succeeded)
+    found = []
+    for name in _SETTINGS:
+        bad_values = frozenset(getattr(config, name) for config in failed)
+        if bad_values.isdisjoint({getattr(config, name) for config in good}):
+            found.append((name, bad_values))
+    return found[0] if len(found) == 1 else None
+
+
+def nearest(domain: Domain, value: SettingValue) -> SettingValue:
+    """The value of a domain that is closest to the one wanted; its first where none compares."""
+    if value in domain:
+        return value
+    if not isinstance(value, int) or isinstance(value, bool):
+        return next(iter(domain))
+    numbers = _ints(domain)
+    return min(numbers, key=lambda one: abs(one - value)) if numbers else next(iter(domain))
+
+
+def same_batch_variant(best: TrialRecord, space: ResolvedSpace) -> dict[str, SettingValue] | None:
+    """The best trial's settings at the baseline's global batch; None where they are at it, or can't be."""
+    baseline = space.baseline
+    if best.config.global_batch_size == baseline.global_batch_size:
+        return None
+    params = params_of(best.config, space)
+    for name in ("micro_batch_size", "grad_accum_steps"):
+        value = getattr(baseline, name)
+        if name in params and value in space.domains[name]:
+            params[name] = value
+        elif getattr(best.config, name) != value:
+            return None
+    return params
+
+
+def _ints(domain: Domain) -> list[int]:
+    values = list(domain) if isinstance(domain, Choices) else range(domain.low, domain.high + 1)
+    return [value for value in values if isinstance(value, int) and not isinstance(value, bool)]
+
+
+def _fast_dtype(domain: Domain) -> SettingValue:
+    for dtype in ("bfloat16", "float16", "tf32", "float32"):
+        if dtype in domain:
+            return dtype
+    return next(iter(domain))  # type: ignore[no-any-return] # a domain yields setting values

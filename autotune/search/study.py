@@ -1,0 +1,265 @@
+"""The Study: proposals from Optuna, results told back, kept in an ordinary Optuna SQLite study in the run folder.
+
+`ask` hands out only configurations that have not been measured: repeats are answered from what is known, and what the
+rules exclude is told as pruned. A finished trial carries its TrialRecord as a user attribute, so that a study read back
+is complete; a trial that was running when a sitting ended is enqueued again.
+"""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.trial import TrialState
+from sqlalchemy.exc import SQLAlchemyError
+
+from autotune.core import rules
+from autotune.core.objective import Score
+from autotune.core.search_space import Domain, IntRange, ResolvedSpace, SettingValue, compose
+from autotune.core.training_config import TrainingConfig
+from autotune.core.trial import TrialRecord, TrialResult
+from autotune.errors import RunFolderError, StudyMismatchError
+from autotune.search.proposals import params_of
+
+__all__ = ["Study", "Trial", "read_records"]
+
+_RECORD = "autotune_record"
+_CONFIG = "autotune_config"
+_IDENTITY = "autotune_identity"
+_REPEATS_IN_A_ROW = 8
+_ENUMERABLE = 20_000
+_RANDOM_TRIES = 500
+_STARTUP_TRIALS = 8
+_MEMORY = "memory"
+_UNKNOWN_MEMORY = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A configuration to measure."""
+
+    number: int
+    config: TrainingConfig
+
+
+class Study:
+    """One search's study. Opened with `open_study`; not for several processes at once (the run folder's lock)."""
+
+    def __init__(self, study: optuna.Study, space: ResolvedSpace, seed: int) -> None:
+        self.optuna_study = study
+        self._space = space
+        self._random = random.Random(seed)  # noqa: S311 - a seeded choice, no secret
+        self._distributions = {name: _distribution(name, domain, space) for name, domain in space.parameters.items()}
+        self._excluded: list[tuple[str, frozenset[SettingValue]]] = []
+        self._records: dict[str, TrialRecord] = {}
+        for record in read_records(study):
+            self._records[self._key(record.config)] = record
+
+    @classmethod
+    def open(cls, path: Path | None, space: ResolvedSpace, *, identity: Mapping[str, str], seed: int) -> Study:
+        """Open or make the study in a SQLite file (None: in memory), and retry what was running.
+
+        Raises:
+            StudyMismatchError: the file holds a study of something else; the message names what differs.
+            RunFolderError: the file can't be written or is no database.
+        """
+        with _quiet(), _disk_errors(path):
+            study = _open_optuna(path, identity, seed)
+            opened = cls(study, space, seed)
+            if not study.trials:
+                opened._enqueue_baseline()
+            for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+                study.enqueue_trial(trial.params, user_attrs=_carried(trial.user_attrs))
+                study.tell(trial.number, state=TrialState.FAIL)
+        return opened
+
+    @property
+    def records(self) -> list[TrialRecord]:
+        """Every measured trial, in order."""
+        return sorted(self._records.values(), key=lambda record: record.number)
+
+    def ask(self) -> Trial | None:
+        """The next configuration to measure; None when the space is exhausted."""
+        with _quiet(), _disk_errors(None):
+            fruitless = 0
+            while True:
+                if fruitless >= _REPEATS_IN_A_ROW:
+                    params = self._unmeasured()
+                    if params is None:
+                        return None
+                    self.optuna_study.enqueue_trial(params)
+                    fruitless = 0
+                trial = self.optuna_study.ask(self._distributions)
+                config = self._config_of(trial)
+                if isinstance(config, TrainingConfig) and self._key(config) not in self._records:
+                    trial.set_user_attr(_CONFIG, config.model_dump_json())
+                    return Trial(trial.number, config)
+                self._answer(trial, config)
+                fruitless += 1
+
+    def propose(self, params: Mapping[str, SettingValue]) -> bool:
+        """Have these values tried next; False where they are known or break a rule."""
+        config = compose(params, self._space)
+        if isinstance(config, str) or self._is_excluded(config) or self._key(config) in self._records:
+            return False
+        with _quiet(), _disk_errors(None):
+            self.optuna_study.enqueue_trial(dict(params))
+        return True
+
+    def exclude(self, setting: str, values: frozenset[SettingValue]) -> None:
+        """Propose no configuration with these values any more."""
+        self._excluded.append((setting, values))
+
+    def tell(self, trial: Trial, result: TrialResult, score: Score | None) -> TrialRecord:
+        """Record how a trial ended: limits as a violated constraint, time-outs as pruned, crashes as failed."""
+        record = TrialRecord(number=trial.number, config=trial.config, result=result, score=score)
+        with _quiet(), _disk_errors(None):
+            asked = self._asked(trial.number)
+            asked.set_user_attr(_RECORD, record.model_dump_json())
+            asked.set_user_attr("outcome", record.outcome)
+            self._tell(asked, record)
+        self._records[self._key(trial.config)] = record
+        return record
+
+    def _tell(self, asked: optuna.Trial, record: TrialRecord) -> None:
+        if record.score is not None and record.measurement is not None and record.result.outcome == "ok":
+            asked.set_constraint(_MEMORY, record.score.violation)
+            self.optuna_study.tell(asked, record.score.value)
+        elif record.outcome == "crashed":
+            self.optuna_study.tell(asked, state=TrialState.FAIL)
+        else:
+            if record.outcome in {"oom", "host_oom"}:
+                asked.set_constraint(_MEMORY, record.result.violation or _UNKNOWN_MEMORY)
+            self.optuna_study.tell(asked, state=TrialState.PRUNED)
+
+    def _answer(self, trial: optuna.Trial, config: TrainingConfig | str) -> None:
+        """Answer a repeat from what was measured, and what a rule excludes as pruned."""
+        known = None if isinstance(config, str) else self._records.get(self._key(config))
+        if known is None:
+            trial.set_user_attr("outcome", "invalid")
+            self.optuna_study.tell(trial, state=TrialState.PRUNED)
+            return
+        trial.set_user_attr("outcome", f"repeat of {known.number}")
+        self._tell(trial, known)
+
+    def _config_of(self, trial: optuna.Trial) -> TrainingConfig | str:
+        fixed = trial.user_attrs.get(_CONFIG)
+        if fixed is not None:
+            return TrainingConfig.model_validate_json(fixed)
+        config = compose(trial.params, self._space)
+        if isinstance(config, TrainingConfig) and self._is_excluded(config):
+            return "excluded after failures"
+        return config
+
+    def _is_excluded(self, config: TrainingConfig) -> bool:
+        return any(getattr(config, setting) in values for setting, values in self._excluded)
+
+    def _key(self, config: TrainingConfig) -> str:
+        return rules.same_behaviour_key(config, self._space.facts, self._space.environment)
+
+    def _enqueue_baseline(self) -> None:
+        baseline = self._space.baseline
+        attributes = {_CONFIG: baseline.model_dump_json(), "role": "baseline"}
+        self.optuna_study.enqueue_trial(params_of(baseline, self._space), user_attrs=attributes)
+
+    def _unmeasured(self) -> dict[str, SettingValue] | None:
+        """A random combination that has not been measured; None when there is none."""
+        domains = self._space.parameters
+        if self._space.size > _ENUMERABLE:
+            tries: Iterator[dict[str, SettingValue]] = (
+                {name: self._random.choice(list(domain)) for name, domain in domains.items()}
+                for _ in range(_RANDOM_TRIES)
+            )
+        else:
+            combinations = list(self._space.combinations())
+            self._random.shuffle(combinations)
+            tries = iter(combinations)
+        for params in tries:
+            config = compose(params, self._space)
+            if not isinstance(config, str) and not self._is_excluded(config) and self._key(config) not in self._records:
+                return params
+        return None
+
+    def _asked(self, number: int) -> optuna.Trial:
+        trial = self.optuna_study.get_trials(deepcopy=False)[number]
+        return optuna.Trial(self.optuna_study, trial._trial_id)  # noqa: SLF001 - as Study.tell does for a number
+
+
+def read_records(study: optuna.Study) -> list[TrialRecord]:
+    """The records of a study's measured trials, in order."""
+    return [
+        TrialRecord.model_validate_json(trial.user_attrs[_RECORD])
+        for trial in study.get_trials(deepcopy=False)
+        if _RECORD in trial.user_attrs and trial.state.is_finished()
+    ]
+
+
+def _open_optuna(path: Path | None, identity: Mapping[str, str], seed: int) -> optuna.Study:
+    storage = None if path is None else f"sqlite:///{path}"
+    names = [] if path is None or not path.exists() or path.stat().st_size == 0 else optuna.get_all_study_names(storage)
+    for name in names:
+        held = optuna.load_study(study_name=name, storage=storage).user_attrs.get(_IDENTITY, {})
+        differing = sorted(key for key in {*held, *identity} if held.get(key) != identity.get(key))
+        if differing:
+            details = "; ".join(f"{key}: {held.get(key, 'none')} there, {identity.get(key, 'none')} here" for key in differing)
+            raise StudyMismatchError(
+                f"the run folder must hold a study of the same search, but {path} differs in {details}. "
+                "Name another run_dir, or begin anew with --fresh (fresh=True)."
+            )
+    name = names[0] if names else f"autotune-{identity.get('space', '')[:12] or 'study'}"
+    done = 0 if not names else len(optuna.load_study(study_name=name, storage=storage).get_trials(deepcopy=False))
+    sampler = optuna.samplers.TPESampler(seed=seed + done, multivariate=True, n_startup_trials=_STARTUP_TRIALS)
+    study = optuna.create_study(
+        storage=storage, study_name=name, sampler=sampler, direction="maximize", load_if_exists=True
+    )
+    study.set_user_attr(_IDENTITY, dict(identity))
+    return study
+
+
+def _distribution(name: str, domain: Domain, space: ResolvedSpace) -> BaseDistribution:
+    """Optuna's form of a domain, widened so that the baseline's own value can be told; `compose` refuses it to others."""
+    own: Any = params_of(space.baseline, space).get(name, None)
+    is_told = name in params_of(space.baseline, space)
+    if isinstance(domain, IntRange):
+        ends = [domain.low, domain.high, *([own] if is_told and isinstance(own, int) else [])]
+        log = domain.log and min(ends) >= 1
+        return IntDistribution(min(ends), max(ends), log=log)
+    values = list(domain.values)
+    return CategoricalDistribution(values if not is_told or own in domain else [*values, own])
+
+
+def _carried(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in attributes.items() if name in {_CONFIG, "role"}}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Optuna's log lines and notices about its own features kept from the user's terminal; his settings put back."""
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            yield
+    finally:
+        optuna.logging.set_verbosity(before)
+
+
+@contextmanager
+def _disk_errors(path: Path | None) -> Iterator[None]:
+    try:
+        yield
+    except (SQLAlchemyError, optuna.exceptions.StorageInternalError, OSError) as error:
+        cause = getattr(error, "orig", None) or error.__cause__ or error
+        where = f" {path}" if path is not None else ""
+        raise RunFolderError(
+            f"the study{where} must be a SQLite file that can be read and written, but: {cause}. "
+            "Free space there, name another run_dir, or begin anew with --fresh (fresh=True)."
+        ) from error

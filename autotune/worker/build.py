@@ -1,0 +1,200 @@
+"""From a Workload to what a trial trains: model, dataset, loader and optimizer, on the device and in the layout asked.
+
+User code runs here. What is wrong with the workload itself is a WorkloadFault: a complete sentence for the user.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from dataclasses import replace
+from difflib import get_close_matches
+from hashlib import sha256
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import cloudpickle
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from autotune.core.training_config import TrainingConfig
+from autotune.core.workload import PARTS, OptimizerFacts, Ref, Workload
+from autotune.worker.device import Device
+from autotune.worker.portable import PortableFunction, make_portable
+
+__all__ = [
+    "WorkloadFault",
+    "build_dataset",
+    "build_loader",
+    "build_model",
+    "build_optimizer",
+    "dataset_length",
+    "optimizer_facts",
+    "resolved",
+]
+
+
+class WorkloadFault(Exception):  # noqa: N818 - a fault of the workload, told to the user as a sentence
+    """Something about the user's workload can't be used; the message states rule, value seen and remedy."""
+
+
+def resolved(workload: Workload) -> Workload:
+    """The workload with every Ref replaced by the object it names.
+
+    Raises:
+        WorkloadFault: a reference names nothing.
+    """
+    found = {name: getattr(workload, name) for name in PARTS if isinstance(getattr(workload, name), Ref)}
+    return replace(workload, **{name: _resolve(name, ref) for name, ref in found.items()})
+
+
+def build_model(workload: Workload, config: TrainingConfig, device: Device) -> nn.Module:
+    """The user's model in training mode on the device, in the configuration's layout, compiled where asked."""
+    model = workload.model
+    if not isinstance(model, nn.Module):
+        model = _called("model", model)
+    if not isinstance(model, nn.Module):
+        raise WorkloadFault(f"model must be an nn.Module or a callable that returns one, but got {_kind(model)}")
+    model = model.to(device.torch_device)
+    if config.channels_last:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's stubs lack the keyword alone
+    model.train()
+    return torch.compile(model) if config.compile else model  # type: ignore[return-value] # an OptimizedModule is a Module
+
+
+def build_dataset(workload: Workload) -> Any:
+    """The user's dataset: a map-style one has __getitem__, an iterable one __iter__."""
+    dataset = workload.dataset
+    if isinstance(dataset, type) or not (hasattr(dataset, "__getitem__") or hasattr(dataset, "__iter__")):
+        dataset = _called("dataset", dataset)
+    if not (hasattr(dataset, "__getitem__") or hasattr(dataset, "__iter__")):
+        raise WorkloadFault(f"dataset must have __getitem__ or __iter__, or be a callable that returns one, but got {_kind(dataset)}")
+    if dataset_length(dataset) == 0:
+        raise WorkloadFault("the dataset must hold at least one sample, but its length is 0; check the path it reads from")
+    return dataset
+
+
+def dataset_length(dataset: Any) -> int | None:
+    """Items of the dataset; None where it does not tell."""
+    try:
+        return len(dataset)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def build_loader(workload: Workload, dataset: Any, config: TrainingConfig, scratch: Path) -> DataLoader[Any]:
+    """The loader of a trial. Folder `scratch` takes what loader workers that are not forked read."""
+    kwargs = config.dataloader_kwargs()
+    kwargs.update(_sampling(workload, dataset, kwargs))
+    functions = {"collate_fn": workload.collate_fn, "worker_init_fn": workload.worker_init_fn}
+    if config.num_workers > 0:
+        context = torch.multiprocessing.get_context(workload.multiprocessing_context)
+        kwargs["multiprocessing_context"] = context
+        if context.get_start_method() != "fork":
+            make_portable(dataset, scratch)
+            functions = {name: one and PortableFunction(one, scratch) for name, one in functions.items()}
+    return DataLoader(dataset, **kwargs, **functions)
+
+
+def build_optimizer(workload: Workload, model: nn.Module, lr: float) -> torch.optim.Optimizer:
+    """The user's optimizer, or SGD."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not parameters:
+        raise WorkloadFault("the model must have parameters to train, but none requires a gradient")
+    if workload.optimizer is None:
+        return torch.optim.SGD(parameters, lr=lr)
+    optimizer = workload.optimizer(parameters, lr)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise WorkloadFault(f"optimizer(params, lr) must return a torch.optim.Optimizer, but returned {_kind(optimizer)}")
+    return optimizer
+
+
+def optimizer_facts(optimizer: torch.optim.Optimizer) -> OptimizerFacts:
+    """Name, betas and eps of an optimizer."""
+    betas, eps = optimizer.defaults.get("betas"), optimizer.defaults.get("eps")
+    pair = (float(betas[0]), float(betas[1])) if isinstance(betas, tuple | list) and len(betas) == 2 else None
+    return OptimizerFacts(
+        name=type(optimizer).__name__, betas=pair, eps=float(eps) if isinstance(eps, int | float) else None
+    )
+
+
+def _sampling(workload: Workload, dataset: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of the DataLoader that say which items make a batch; removes those they replace."""
+    if workload.batch_sampler is not None:
+        size = kwargs.pop("batch_size")
+        sampler = workload.batch_sampler
+        is_factory = callable(sampler) and not hasattr(sampler, "__iter__")
+        return {"batch_sampler": sampler(dataset, size) if is_factory else sampler}
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+        return {"drop_last": workload.drop_last}
+    if workload.sampler is not None:
+        sampler = workload.sampler
+        is_factory = callable(sampler) and not hasattr(sampler, "__iter__")
+        return {"sampler": sampler(dataset) if is_factory else sampler, "drop_last": workload.drop_last}
+    return {"shuffle": workload.shuffle, "drop_last": workload.drop_last}
+
+
+def _called(part: str, factory: Any) -> Any:
+    if not callable(factory):
+        raise WorkloadFault(f"{part} must be an object of its kind or a callable that returns one, but got {_kind(factory)}")
+    try:
+        inspect.signature(factory).bind()
+    except TypeError as error:
+        raise WorkloadFault(f"{part} must be callable without arguments, but {_kind(factory)} is not ({error})") from error
+    except ValueError:
+        return factory()  # a builtin that has no signature to look at
+    return factory()
+
+
+def _resolve(part: str, ref: Ref) -> Any:
+    place, _, names = ref.target.rpartition(":")
+    value: Any = _module_from_file(part, place, ref) if place.endswith(".py") else _module_by_name(part, place)
+    for name in names.split("."):
+        if not hasattr(value, name):
+            near = _nearest(name, value)
+            raise WorkloadFault(f"workload.{part}: {place} has no attribute {name!r}{near}")
+        value = getattr(value, name)
+    return value
+
+
+def _module_by_name(part: str, name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
+            raise  # the user's module exists and imports something that does not
+        raise WorkloadFault(f"workload.{part}: there is no module named {error.name!r}; install it or set PYTHONPATH") from error
+
+
+def _module_from_file(part: str, place: str, ref: Ref) -> ModuleType:
+    candidates = [Path(folder, place).resolve() for folder in ref.folders] or [Path(place).resolve()]
+    path = next((one for one in candidates if one.is_file()), None)
+    if path is None:
+        looked = " and ".join(str(one) for one in candidates)
+        raise WorkloadFault(f"workload.{part}: there is no file {place} (looked for {looked})")
+    name = f"{path.stem}_{sha256(str(path).encode()).hexdigest()[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise WorkloadFault(f"workload.{part}: {path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.append(str(path.parent))  # the file's neighbours, as when it is run as a script; behind all else
+    spec.loader.exec_module(module)
+    cloudpickle.register_pickle_by_value(module)  # loader workers that are not forked can't import it by name
+    return module
+
+
+def _nearest(name: str, owner: object) -> str:
+    near = get_close_matches(name, dir(owner), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _kind(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+

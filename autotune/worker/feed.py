@@ -1,0 +1,118 @@
+"""Batches without end: iterates the loader epoch after epoch, times each wait, and tells how many batches lie ready."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from autotune.worker.build import WorkloadFault
+
+__all__ = ["Delivery", "Feed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A batch, and what it took to get it."""
+
+    batch: Any
+    wait_s: float
+    """Seconds from asking to having it."""
+    is_restart: bool
+    """It is the first of a new epoch: the wait holds the end of the old one and the start of the new one."""
+    had_to_wait: bool
+    """No batch lay ready when it was asked for; False where nobody looked."""
+
+
+class Feed:
+    """Holds the loader's iterator. Epoch lengths are counted as they come."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._loader = loader
+        self._iterator: Iterator[Any] | None = None
+        self._epoch = 0
+        self._in_epoch = 0
+        self.watches_queue = True
+        """Look before each batch whether one lies ready; off inside a window, where it would cost time."""
+        self.epoch_batches: int | None = _promised_batches(loader)
+        self.start_s = 0.0
+        self.first_wait_s = 0.0
+
+    def start(self) -> Delivery:
+        """Start the loader's workers and take the first batch."""
+        begun = perf_counter()
+        self._begin_epoch()
+        self.start_s = perf_counter() - begun
+        delivery = self.take()
+        self.first_wait_s = delivery.wait_s
+        return delivery
+
+    def take(self) -> Delivery:
+        """The next batch; at an epoch's end the first of the next epoch.
+
+        Raises:
+            WorkloadFault: an epoch has no batch at all.
+        """
+        assert self._iterator is not None, "start() comes first"  # noqa: S101 - our own bug
+        had_to_wait = self.watches_queue and self.ready() == 0
+        begun, restarted = perf_counter(), False
+        while True:
+            try:
+                batch = next(self._iterator)
+            except StopIteration:
+                if self._in_epoch == 0:
+                    raise WorkloadFault(_empty_epoch(self._loader)) from None
+                self.epoch_batches, restarted = self._in_epoch, True
+                self._begin_epoch()
+                continue
+            self._in_epoch += 1
+            return Delivery(batch, perf_counter() - begun, restarted, had_to_wait)
+
+    def ready(self) -> int | None:
+        """Batches that workers have finished and the loop has not taken; None where that can't be told.
+
+        Reads the iterator of torch.utils.data.dataloader from outside: its queue of results, the queue behind the
+        pinning thread, and what came out of order. None where another torch names these otherwise.
+        """
+        if self._loader.num_workers == 0:
+            return 0
+        iterator: Any = self._iterator
+        with suppress(AttributeError, NotImplementedError, OSError):
+            count = int(iterator._data_queue.qsize())  # noqa: SLF001 - no public way to ask
+            if isinstance(iterator._data_queue, queue.Queue):  # noqa: SLF001 - filled by the pinning thread
+                count += int(iterator._worker_result_queue.qsize())  # noqa: SLF001 - as above
+            early = sum(len(info) == 2 for info in list(iterator._task_info.values()))  # noqa: SLF001 - as above
+            return count + early
+        return None
+
+    def close(self) -> None:
+        """Let go of the loader's workers."""
+        self._iterator = None
+
+    def _begin_epoch(self) -> None:
+        self._in_epoch = 0
+        for sampler in (self._loader.sampler, self._loader.batch_sampler, getattr(self._loader, "dataset", None)):
+            set_epoch = getattr(sampler, "set_epoch", None)
+            if callable(set_epoch):
+                set_epoch(self._epoch)
+        self._epoch += 1
+        self._iterator = iter(self._loader)
+
+
+def _promised_batches(loader: DataLoader[Any]) -> int | None:
+    try:
+        return len(loader)
+    except TypeError:
+        return None
+
+
+def _empty_epoch(loader: DataLoader[Any]) -> str:
+    return (
+        f"an epoch must hold at least one batch, but the loader came to its end without any (batch_size="
+        f"{loader.batch_size}, drop_last={loader.drop_last}); use a smaller micro_batch_size or drop_last: false"
+    )

@@ -1,0 +1,83 @@
+"""What this machine grants a process: cores, RAM and precisions of the processor, read from the kernel."""
+
+from __future__ import annotations
+
+import os
+import platform
+from contextlib import suppress
+from math import ceil
+from pathlib import Path
+
+import psutil
+
+__all__ = ["processor_flags", "processor_name", "usable_cores", "usable_ram_bytes"]
+
+_CGROUP_ROOT = Path("/sys/fs/cgroup")
+
+
+def usable_cores() -> int:
+    """Cores that this process may use: the lesser of affinity and cgroup quota, at least 1.
+
+    Source: Linux kernel, admin-guide/cgroup-v2 (cpu.max) and scheduler/sched-bwc (cfs_quota_us).
+    """
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quotas = [quota for folder in _cgroup_folders("cpu") if (quota := _cpu_quota(folder)) is not None]
+    return max(1, min([affinity, *(ceil(quota) for quota in quotas)]))
+
+
+def usable_ram_bytes() -> int:
+    """RAM that this process may use: the lesser of the machine's and the cgroup's."""
+    limits = [limit for folder in _cgroup_folders("memory") if (limit := _memory_limit(folder)) is not None]
+    return min([psutil.virtual_memory().total, *limits])
+
+
+def processor_name() -> str:
+    """The processor's model, such as "AMD EPYC 9354"."""
+    for line in _cpuinfo():
+        if line.startswith(("model name", "Model")):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def processor_flags() -> frozenset[str]:
+    """Instruction-set flags as Linux lists them; empty elsewhere."""
+    for line in _cpuinfo():
+        if line.startswith(("flags", "Features")):
+            return frozenset(line.partition(":")[2].split())
+    return frozenset()
+
+
+def _cpuinfo() -> list[str]:
+    with suppress(OSError):
+        return Path("/proc/cpuinfo").read_text().splitlines()
+    return []
+
+
+def _cgroup_folders(controller: str) -> list[Path]:
+    """This process's group and all above it: the tightest limit counts."""
+    folders: list[Path] = []
+    with suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            root = _CGROUP_ROOT if controllers == "" else _CGROUP_ROOT / controller
+            if controllers in {"", controller} or controller in controllers.split(","):
+                own = root / path.lstrip("/")
+                folders += [own, *(parent for parent in own.parents if parent.is_relative_to(root))]
+    return folders
+
+
+def _cpu_quota(folder: Path) -> float | None:
+    with suppress(OSError, ValueError):
+        quota, period = (folder / "cpu.max").read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    with suppress(OSError, ValueError):
+        quota_us = int((folder / "cpu.cfs_quota_us").read_text())
+        return None if quota_us <= 0 else quota_us / int((folder / "cpu.cfs_period_us").read_text())
+    return None
+
+
+def _memory_limit(folder: Path) -> int | None:
+    for name in ("memory.max", "memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):
+            return int((folder / name).read_text())
+    return None

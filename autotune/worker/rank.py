@@ -1,0 +1,202 @@
+"""A rank's whole life: read the job, build, warm up, measure, answer. Whatever happens becomes one RankReport."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import random
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import torch
+
+from autotune.core.measurement import Block, Measurement, rate_of
+from autotune.core.trial import Failure, TrialResult
+from autotune.core.workload import Workload
+from autotune.protocol import TRIAL_VARIABLE, Job, RankReport, TrialFolder, read_model, read_payload, write_model
+from autotune.worker.build import (
+    WorkloadFault,
+    build_dataset,
+    build_loader,
+    build_model,
+    build_optimizer,
+    resolved,
+)
+from autotune.worker.busy import BusyProbe
+from autotune.worker.device import Device, DeviceError, describe, open_device
+from autotune.worker.feed import Feed
+from autotune.worker.loop import Diverged, Run, measure_window, warm_up
+from autotune.worker.probe import probe
+from autotune.worker.step import infer_step, make_trainer
+
+__all__ = ["run_rank"]
+
+_DEADLINE_SHARE = 0.85  # of the deadline: a window that is late is ended, not lost
+_OUR_PACKAGE = str(Path(__file__).resolve().parents[1])
+_PLACE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+_TORCH_PREFETCH_FACTOR = 2
+_UNKNOWN_VIOLATION = 0.25  # an out-of-memory does not tell how much was missing
+
+
+def run_rank(folder: TrialFolder) -> int:
+    """Do the job in a trial's folder and write the report; the exit code says only whether a report was written."""
+    started = perf_counter()
+    job = read_model(folder.job, Job)
+    _enter_callers_world(job)
+    faulthandler.enable()
+    faulthandler.dump_traceback_later(max(job.deadline_s - 0.5, 0.5), exit=False)
+    report = _outcome_of(lambda: _work(job, folder, started))
+    write_model(folder.report, report)
+    return 0
+
+
+def _work(job: Job, folder: TrialFolder, started: float) -> RankReport:
+    device = open_device(job.device)
+    if job.config.intra_op_threads is not None:
+        torch.set_num_threads(job.config.intra_op_threads)
+    _seed(job.seed)
+    workload = resolved(read_payload(job.payload))
+    if job.kind == "probe":
+        facts = probe(workload, job.config, device, folder.path)
+        return RankReport(result=TrialResult(outcome="ok"), environment=describe(device), facts=facts)
+    measurement = _measure(job, workload, device, folder, started)
+    return RankReport(result=TrialResult(outcome="ok", measurement=measurement))
+
+
+def _measure(job: Job, workload: Workload, device: Device, folder: TrialFolder, started: float) -> Measurement:
+    built_from, config = perf_counter(), job.config
+    if job.limit_bytes is not None:
+        device.cap_memory(job.limit_bytes)
+    dataset = build_dataset(workload)
+    model = build_model(workload, config, device)
+    optimizer = build_optimizer(workload, model, config.lr)
+    feed = Feed(build_loader(workload, dataset, config, folder.path))
+    first = feed.start()
+    arrived = perf_counter()
+    trainer = make_trainer(model, optimizer, infer_step(workload, first.batch), config, device)
+    device.reset_peak()
+    run = Run(feed, trainer, _queue_capacity(job, feed), started + _DEADLINE_SHARE * job.deadline_s)
+    run.scale = trainer.scaler.get_scale()
+    warmth, busy = warm_up(run, first), BusyProbe(device)
+    window = measure_window(run, job.window, warmth, busy.start)
+    wait_fraction = _data_wait_fraction(window.blocks, window.restarts_s if window.whole_epochs else ())
+    busy_fraction, busy_source = busy.stop(wait_fraction)
+    memory, rate = device.peak_memory(), rate_of(window)
+    return Measurement(
+        samples_per_s=rate.value,
+        samples_per_s_ci=(rate.low, rate.high),
+        busy_fraction=busy_fraction,
+        busy_source=busy_source,
+        data_wait_fraction=wait_fraction,
+        peak_memory_bytes=memory.peak_bytes,
+        startup_s=arrived - started,
+        build_s=arrived - built_from,
+        memory=memory,
+        window=window,
+        loss=float(run.loss),
+        skipped_steps=run.skipped_steps,
+    )
+
+
+def _outcome_of(work: Callable[[], RankReport]) -> RankReport:
+    """Run the work; every exception becomes an outcome with a reason."""
+    try:
+        return work()
+    except (WorkloadFault, DeviceError) as fault:
+        return _report("crashed", str(fault), is_workload_fault=True)
+    except Diverged as divergence:
+        return _report("diverged", str(divergence))
+    except torch.OutOfMemoryError as error:
+        return _report("oom", f"the device ran out of memory: {_first_line(error)}", violation=_UNKNOWN_VIOLATION)
+    except MemoryError:
+        return _report("host_oom", "the machine ran out of memory (MemoryError)", violation=_UNKNOWN_VIOLATION)
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - user code may raise anything
+        return _crash(error)
+
+
+def _crash(error: BaseException) -> RankReport:
+    text = _users_traceback(error)
+    print(text, file=sys.stderr, flush=True)  # noqa: T201 - into the trial's log
+    message = str(error)
+    for pattern, explanation in _RESOURCES:
+        if re.search(pattern, message):
+            return _report("host_oom", f"{explanation}: {_first_line(error)}", violation=_UNKNOWN_VIOLATION)
+    failure = Failure(signature=f"{type(error).__name__} at {_place(text)}", traceback=text)
+    return _report("crashed", f"{type(error).__name__}: {_last_line(error)}", failure=failure)
+
+
+_RESOURCES = (
+    (r"can't allocate memory|Cannot allocate memory|not enough memory", "the machine ran out of memory"),
+    (r"Bus error|No space left on device.*shm|unable to (write|resize|mmap|open shared memory)", "/dev/shm is full"),
+    (r"Too many open files|received 0 items of ancdata", "the limit of open files (ulimit -n) was reached"),
+    (r"DataLoader worker .* is killed by signal: Killed", "a loader worker was killed, most likely for its memory"),
+)
+
+
+def _users_traceback(error: BaseException) -> str:
+    """The traceback without our own frames."""
+    formatted = traceback.TracebackException.from_exception(error)
+    seen: set[int] = set()
+    current: traceback.TracebackException | None = formatted
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        own = [frame for frame in current.stack if not frame.filename.startswith(_OUR_PACKAGE)]
+        current.stack = traceback.StackSummary.from_list(own or list(current.stack))
+        current = current.__cause__ or current.__context__
+    return "".join(formatted.format()).rstrip()
+
+
+def _place(text: str) -> str:
+    """The innermost place in the user's code, also where a loader worker's traceback is quoted in the message."""
+    places = [(match["file"], match["line"]) for match in _PLACE.finditer(text)]
+    own = [place for place in places if "site-packages" not in place[0] and not place[0].startswith(_OUR_PACKAGE)]
+    file, line = (own or places or [("unknown", "0")])[-1]
+    return f"{Path(file).name}:{line}"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _last_line(error: BaseException) -> str:
+    """The message; for an exception from a loader worker the one that it quotes at its end."""
+    return (str(error).strip() or "(no message)").splitlines()[-1]
+
+
+def _report(outcome: str, reason: str, *, is_workload_fault: bool = False, **result: object) -> RankReport:
+    fields = {"outcome": outcome, "reason": reason, **result}
+    return RankReport(result=TrialResult.model_validate(fields), is_workload_fault=is_workload_fault)
+
+
+def _enter_callers_world(job: Job) -> None:
+    """The caller's folder, search path and environment, as his own run would have them."""
+    os.environ[TRIAL_VARIABLE] = "1"
+    os.environ.pop("PYTHONPATH", None)
+    if job.python_path is not None:
+        os.environ["PYTHONPATH"] = job.python_path
+    sys.path[:] = job.sys_path
+    os.chdir(job.working_directory)
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - user code that draws from the global generator
+    torch.manual_seed(seed)
+
+
+def _queue_capacity(job: Job, feed: Feed) -> int:
+    factor = job.config.prefetch_factor or _TORCH_PREFETCH_FACTOR
+    capacity = factor * job.config.num_workers
+    return capacity if feed.epoch_batches is None else min(capacity, feed.epoch_batches)
+
+
+def _data_wait_fraction(blocks: tuple[Block, ...], restarts_s: tuple[float, ...]) -> float:
+    waited = sum(block.data_wait_s for block in blocks) + sum(restarts_s)
+    total = sum(block.seconds for block in blocks) + sum(restarts_s)
+    return min(1.0, waited / total)
+

@@ -1,0 +1,94 @@
+"""The fork server: has imported torch once, has touched no device, ran no tensor operation and no user code.
+
+Receives over its socket, one message a trial, the trial's folder and the descriptor to print to; forks a rank (10 ms
+instead of an interpreter's start and `import torch`); answers its pid, then its exit status. When the socket closes,
+the parent is gone: the rank's group is killed and the server ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from contextlib import suppress
+from pathlib import Path
+
+import torch._dynamo  # noqa: F401 - the first optimizer would import it, a second in every fork
+
+from autotune.protocol import TrialFolder
+from autotune.worker.rank import run_rank
+
+__all__ = ["live", "serve"]
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_OOM_SCORE_ADJ = "800"  # man 5 proc: of -1000 to 1000; the kernel spares the caller
+_MESSAGE_BYTES = 64 * 1024
+
+
+def serve(descriptor: int) -> None:
+    """Answer requests on an inherited SOCK_SEQPACKET socket until its other end closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    with socket.socket(fileno=descriptor) as connection:
+        connection.send(b'{"ready": true}')
+        gc.collect()
+        gc.freeze()  # what is imported stays shared with every fork
+        while True:
+            message, descriptors, _, _ = socket.recv_fds(connection, _MESSAGE_BYTES, 1)
+            if not message:
+                return
+            _serve_one(connection, TrialFolder(Path(json.loads(message)["folder"])), descriptors[0])
+
+
+def _serve_one(connection: socket.socket, folder: TrialFolder, output: int) -> None:
+    server_pid = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        connection.close()
+        _become_rank(folder, output, server_pid)
+    os.close(output)
+    connection.send(json.dumps({"pid": pid}).encode())
+    exited = os.pidfd_open(pid)
+    try:
+        ready, _, _ = select.select([exited, connection], [], [])
+        if exited not in ready:  # only a closed socket speaks while a trial runs
+            with suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+    finally:
+        os.close(exited)
+    with suppress(BrokenPipeError):
+        connection.send(json.dumps({"exit": os.waitstatus_to_exitcode(status)}).encode())
+
+
+def _become_rank(folder: TrialFolder, output: int, server_pid: int) -> None:
+    """In the fork: own session and streams, dies with the server, never returns."""
+    os.setsid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != server_pid:
+        os._exit(1)  # the server died before the line above
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (output, 1), (output, 2)):
+        os.dup2(source, target)
+    live(folder)
+
+
+def live(folder: TrialFolder) -> None:
+    """Run a rank and end the process at once, without waiting for loader workers: the parent sweeps its group."""
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE_ADJ)
+    code = 1
+    try:
+        code = run_rank(folder)
+    except BaseException:  # noqa: BLE001 - the process ends here; the log says why
+        traceback.print_exc()
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,190 @@
+"""One training step: how a batch becomes a loss, in the configuration's precision, layout and accumulation.
+
+`infer_step` decides from a first batch what to call; `Trainer.train` is what the measuring loop runs for each batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from autotune.core.training_config import TrainingConfig
+from autotune.core.workload import Workload
+from autotune.worker.build import WorkloadFault
+from autotune.worker.device import Device
+
+__all__ = ["Step", "Trainer", "count_samples", "infer_step", "make_trainer", "tensors_of"]
+
+_PASS_STEP = "pass step=lambda model, batch: ... that returns the loss"
+_CHANNELS_LAST_DIMS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """How a batch becomes a loss, and in words where that comes from."""
+
+    function: Callable[[nn.Module, Any], Tensor]
+    source: str
+
+
+def infer_step(workload: Workload, batch: Any) -> Step:
+    """What computes the loss: the user's step, or what the batch's form says.
+
+    Raises:
+        WorkloadFault: the batch holds no tensor, or its form says nothing.
+    """
+    if not tensors_of(batch):
+        raise WorkloadFault(
+            f"a batch must hold at least one tensor, but the loader yields {type(batch).__name__} without any; "
+            "return tensors or numbers from the dataset, or pass collate_fn"
+        )
+    if workload.step is not None:
+        return Step(workload.step, "the step that was given")
+    if isinstance(batch, Mapping) and workload.loss is None:
+        return Step(_keyword_step, "model(**batch), its .loss or ['loss']")
+    if isinstance(batch, tuple | list) and len(batch) == 2 and isinstance(batch[1], Tensor):
+        if workload.loss is not None:
+            return Step(_with_loss(workload.loss), "loss(model(x), y) with the loss that was given")
+        if batch[1].is_floating_point():
+            return Step(_with_loss(_mse), "mean squared error, inferred from floating targets")
+        return Step(_with_loss(_cross_entropy), "cross-entropy, inferred from integer targets")
+    raise WorkloadFault(
+        "without step, a batch must be a mapping (passed to the model as keywords) or a pair (inputs, targets), "
+        f"but got {_form(batch)}; {_PASS_STEP}"
+    )
+
+
+@dataclass(slots=True)
+class Trainer:
+    """The state of training: trains on one batch after another, and steps the optimizer after each accumulation."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    step: Step
+    config: TrainingConfig
+    device: Device
+    scaler: torch.amp.GradScaler
+    accumulated: int = 0
+
+    def train(self, batch: Any) -> Tensor:
+        """Forward, backward, and the optimizer's step where one is due; hands on the loss without waiting for it."""
+        batch = self.to_device(batch)
+        with self._precision():
+            loss = self.step.function(self.model, batch)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise WorkloadFault(f"the step must return a scalar loss tensor, but returned {got}; {_PASS_STEP}")
+        self.scaler.scale(loss / self.config.grad_accum_steps).backward()
+        self.accumulated += 1
+        if self.accumulated == self.config.grad_accum_steps:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.optimizer.zero_grad(set_to_none=True)
+            self.accumulated = 0
+        return loss.detach()
+
+    def to_device(self, batch: Any) -> Any:
+        """The batch on the device, in the configuration's layout; copies from pinned memory don't block."""
+        return _moved(batch, self.device.torch_device, self.config)
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        if self.config.amp_dtype in {"bfloat16", "float16"}:
+            return self.config.autocast(self.device.torch_device)
+        return nullcontext()  # tf32 holds for the whole process, the backward pass included
+
+
+def make_trainer(
+    model: nn.Module, optimizer: torch.optim.Optimizer, step: Step, config: TrainingConfig, device: Device
+) -> Trainer:
+    """A trainer in the configuration's precision; sets TF32 and the threads for this process."""
+    if config.amp_dtype == "tf32":
+        config.autocast(device.torch_device).__enter__()  # for the whole life of this process
+    return Trainer(model, optimizer, step, config, device, config.grad_scaler(device.torch_device))
+
+
+def count_samples(batch: Any, expected: int) -> int:
+    """Samples in a batch: the first dimension of its first tensor; `expected` where that has none."""
+    tensors = tensors_of(batch)
+    return int(tensors[0].shape[0]) if tensors and tensors[0].ndim > 0 else expected
+
+
+def tensors_of(batch: Any) -> list[Tensor]:
+    """All tensors of a batch, in order."""
+    if isinstance(batch, Tensor):
+        return [batch]
+    if isinstance(batch, Mapping):
+        return [tensor for value in batch.values() for tensor in tensors_of(value)]
+    if isinstance(batch, tuple | list):
+        return [tensor for value in batch for tensor in tensors_of(value)]
+    held = vars(batch) if hasattr(batch, "__dict__") else {}
+    return [value for value in held.values() if isinstance(value, Tensor)]
+
+
+def _moved(value: Any, device: torch.device, config: TrainingConfig) -> Any:
+    if isinstance(value, Tensor):
+        layout = config.channels_last and value.ndim == _CHANNELS_LAST_DIMS
+        format_ = torch.channels_last if layout else torch.preserve_format
+        return value.to(device, non_blocking=config.pin_memory, memory_format=format_)
+    if hasattr(value, "to") and callable(value.to):
+        return value.to(device)
+    if isinstance(value, Mapping):
+        return {key: _moved(one, device, config) for key, one in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_moved(one, device, config) for one in value))
+    if isinstance(value, tuple | list):
+        return type(value)(_moved(one, device, config) for one in value)
+    return value
+
+
+def _keyword_step(model: nn.Module, batch: Any) -> Tensor:
+    outputs = model(**batch)
+    loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
+    if loss is None:
+        raise WorkloadFault(
+            "model(**batch) must return an object with .loss or a mapping with 'loss', "
+            f"but returned {type(outputs).__name__}; {_PASS_STEP}"
+        )
+    return loss  # type: ignore[no-any-return] # checked where it is used
+
+
+def _with_loss(loss: Callable[[Any, Any], Tensor]) -> Callable[[nn.Module, Any], Tensor]:
+    def step(model: nn.Module, batch: Any) -> Tensor:
+        inputs, targets = batch
+        return loss(model(inputs), targets)
+
+    return step
+
+
+def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Classes in the last dimension, (batch, length, classes), or in torch's place, (batch, classes, ...)."""
+    if not isinstance(outputs, Tensor) or outputs.ndim != targets.ndim + 1:
+        got = f"shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise WorkloadFault(
+            "for integer targets the model must return one score a class, one dimension more than the targets' "
+            f"{tuple(targets.shape)}, but returned {got}; pass loss= or step="
+        )
+    if outputs.shape[:-1] == targets.shape:
+        return functional.cross_entropy(outputs.flatten(0, -2), targets.flatten().long())
+    return functional.cross_entropy(outputs, targets.long())
+
+
+def _mse(outputs: Tensor, targets: Tensor) -> Tensor:
+    if not isinstance(outputs, Tensor) or outputs.numel() != targets.numel():
+        got = f"shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise WorkloadFault(
+            f"for floating targets of shape {tuple(targets.shape)} the model must return as many values, "
+            f"but returned {got}; pass loss= or step="
+        )
+    return functional.mse_loss(outputs, targets.reshape(outputs.shape).to(outputs.dtype))
+
+
+def _form(batch: Any) -> str:
+    if isinstance(batch, tuple | list):
+        return f"a {type(batch).__name__} of {len(batch)}"
+    return type(batch).__name__

@@ -1,0 +1,94 @@
+"""Limits are parsed once, and a score follows the rate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from autotune.core.measurement import Measurement
+from autotune.core.objective import Objective, evaluate
+
+_LIMIT = 2**31
+
+
+@pytest.mark.parametrize(
+    ("given_limit", "bytes_of_1000"),
+    [
+        (0.9, 900),
+        ("0.5", 500),
+        (1, 1000),
+        (1.0, 1000),
+        (2, 2),
+        ("20GiB", 20 * 2**30),
+        ("2 GB", 2 * 10**9),
+        (2e9, 2 * 10**9),
+    ],
+)
+def test_a_limit_is_bytes_a_size_or_a_fraction(given_limit: int | float | str, bytes_of_1000: int) -> None:
+    objective = Objective.model_validate({"memory_limit": given_limit})
+    assert objective.limit_bytes(1000) == bytes_of_1000
+    assert Objective.model_validate_json(objective.model_dump_json()) == objective
+
+
+@pytest.mark.parametrize(
+    "given_limit", [0, -1, 1.5, True, None, "much", "", "0GiB", "-2GiB", "inf", "nan", float("inf"), float("nan"), [1]]
+)
+def test_a_limit_that_is_none_of_these_is_refused_with_the_rule(given_limit: object) -> None:
+    with pytest.raises(ValidationError, match="memory_limit must be bytes"):
+        Objective.model_validate({"memory_limit": given_limit})
+
+
+def test_the_baselines_own_score_is_close_to_one(make_measurement: Callable[..., Measurement]) -> None:
+    baseline = make_measurement(busy_fraction=0.5)
+    assert evaluate(baseline, baseline, Objective(), _LIMIT).value == pytest.approx(0.99)
+
+
+def test_the_score_is_the_designs_formula(make_measurement: Callable[..., Measurement]) -> None:
+    # 150 / 100 * (1 - 0.02 * (1 - 0.75)) = 1.4925
+    score = evaluate(make_measurement(150, busy_fraction=0.75), make_measurement(100), Objective(), _LIMIT)
+    assert score.value == pytest.approx(1.4925)
+    assert score.feasible
+    assert score.violation == pytest.approx(-0.5)
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.floats(1.021, 10))
+def test_a_busy_device_never_buys_slowness(busy: float, other: float, faster: float) -> None:
+    weight = Objective().busy_weight
+    assert faster * (1 - weight * (1 - busy)) > 1 - weight * (1 - other)
+
+
+def test_between_equals_the_busier_device_wins(make_measurement: Callable[..., Measurement]) -> None:
+    busy, idle = (
+        evaluate(make_measurement(busy_fraction=share), make_measurement(), Objective(), _LIMIT) for share in (0.9, 0.1)
+    )
+    assert busy.value > idle.value
+
+
+def test_busy_fractions_of_different_sources_are_not_compared(make_measurement: Callable[..., Measurement]) -> None:
+    baseline = make_measurement(busy_fraction=0.5, busy_source="nvml")
+    odd = make_measurement(busy_fraction=1.0, busy_source="1 - data wait")
+    assert evaluate(odd, baseline, Objective(), _LIMIT) == evaluate(baseline, baseline, Objective(), _LIMIT)
+
+
+def test_without_a_busy_fraction_the_score_is_the_ratio_of_rates(make_measurement: Callable[..., Measurement]) -> None:
+    silent = {"busy_fraction": None, "busy_source": None}
+    score = evaluate(make_measurement(200, **silent), make_measurement(100, **silent), Objective(), _LIMIT)
+    assert score.value == 2.0
+
+
+def test_passing_the_memory_limit_is_a_violation_whatever_the_rate(
+    make_measurement: Callable[..., Measurement],
+) -> None:
+    score = evaluate(make_measurement(1e9, peak_memory_bytes=3 * 2**30), make_measurement(), Objective(), _LIMIT)
+    assert not score.feasible
+    assert score.violation == pytest.approx(0.5)
+    assert "2,048 MiB" in score.reason
+    assert "3,072 MiB" in score.reason
+
+
+def test_reaching_the_limit_exactly_is_allowed(make_measurement: Callable[..., Measurement]) -> None:
+    assert evaluate(make_measurement(peak_memory_bytes=_LIMIT), make_measurement(), Objective(), _LIMIT).feasible

@@ -1,0 +1,95 @@
+"""Intervals cover what they promise, also for correlated series."""
+
+from __future__ import annotations
+
+from math import exp, inf, isinf, log
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.core.statistics import BATCH_MEANS, batch_means_half_width, mean_interval, ratio_interval, t_95
+
+
+def test_t_95_agrees_with_scipy() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    for degrees in range(1, 31):
+        assert t_95(degrees) == pytest.approx(stats.t.ppf(0.975, degrees), abs=6e-4)
+    for degrees in (31, 40, 60, 100, 1_000, 10**6):
+        assert t_95(degrees) == pytest.approx(stats.t.ppf(0.975, degrees), rel=2e-3)
+
+
+def test_t_95_falls_with_the_degrees_of_freedom_and_is_infinite_without() -> None:
+    values = [t_95(degrees) for degrees in range(0, 200)]
+    assert isinf(values[0])
+    assert values == sorted(values, reverse=True)
+
+
+def test_mean_interval_is_the_textbooks() -> None:
+    # 1, 2, 3: mean 2, deviation 1, t(2) = 4.303, so half = 4.303 / sqrt(3)
+    assert mean_interval([1.0, 2.0, 3.0]) == pytest.approx((2.0, 2.0 - 2.48434, 2.0 + 2.48434), abs=1e-4)
+    assert mean_interval([5.0]) == (5.0, -inf, inf)
+
+
+@pytest.mark.parametrize(("blocks", "correlation"), [(200, 0.0), (200, 0.6), (400, 0.8)])
+def test_batch_means_cover_the_true_rate_of_a_correlated_series(blocks: int, correlation: float) -> None:
+    random, runs, covered = np.random.default_rng(0), 500, 0
+    for _ in range(runs):
+        seconds = 1 + 0.05 * _ar1(random, blocks, correlation)
+        half = batch_means_half_width([1.0] * blocks, seconds.tolist())
+        covered += abs(blocks / seconds.sum() - 1.0) <= half
+    assert 0.88 <= covered / runs <= 0.98
+
+
+def test_a_naive_interval_would_not_cover_it() -> None:
+    random, runs, covered = np.random.default_rng(0), 300, 0
+    for _ in range(runs):
+        _, low, high = mean_interval((1 + 0.05 * _ar1(random, 200, 0.8)).tolist())
+        covered += low <= 1.0 <= high
+    assert covered / runs < 0.85
+
+
+def test_batch_means_need_two_blocks() -> None:
+    assert isinf(batch_means_half_width([], []))
+    assert isinf(batch_means_half_width([10.0], [1.0]))
+    assert batch_means_half_width([10.0, 10.0], [1.0, 1.0]) == 0.0
+
+
+def test_neighbouring_blocks_are_joined_into_ten_batches() -> None:
+    # Alternating fast and slow blocks: any pair has the same rate, so ten joined batches show no spread at all.
+    amounts, seconds = [1.0, 1.0] * BATCH_MEANS, [1.0, 3.0] * BATCH_MEANS
+    assert batch_means_half_width(amounts, seconds) == pytest.approx(0.0, abs=1e-12)
+    assert batch_means_half_width(amounts[:-2], seconds[:-2]) > 0.1
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 1e4), st.floats(0.01, 1e2)), min_size=2, max_size=60), st.floats(0.1, 10))
+def test_a_half_width_scales_with_the_clock(blocks: list[tuple[float, float]], factor: float) -> None:
+    amounts, seconds = [amount for amount, _ in blocks], [time for _, time in blocks]
+    half = batch_means_half_width(amounts, seconds)
+    assert half >= 0
+    slower = batch_means_half_width(amounts, [time * factor for time in seconds])
+    assert slower * factor == pytest.approx(half, rel=1e-6, abs=1e-6 * max(amounts) / min(seconds))
+
+
+def test_ratio_interval_is_geometric_and_cancels_drift() -> None:
+    drift = [1.0, 0.7, 1.4]
+    assert ratio_interval([(2.0 * by, 1.0 * by) for by in drift]) == pytest.approx((2.0, 2.0, 2.0))
+    ratio, low, high = ratio_interval([(2.0, 1.0), (8.0, 1.0)])
+    assert ratio == pytest.approx(4.0)
+    assert log(high / ratio) == pytest.approx(log(ratio / low)) == pytest.approx(12.706 * log(2))
+    assert high == pytest.approx(4 * exp(12.706 * log(2)))
+
+
+def test_one_pair_tells_a_ratio_and_no_interval() -> None:
+    assert ratio_interval([(3.0, 2.0)]) == (pytest.approx(1.5), 0.0, inf)
+
+
+def _ar1(random: np.random.Generator, length: int, correlation: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """A stationary series of unit variance."""
+    noise = random.standard_normal(length) * np.sqrt(1 - correlation**2)
+    series = np.empty(length)
+    series[0] = random.standard_normal()
+    for index in range(1, length):
+        series[index] = correlation * series[index - 1] + noise[index]
+    return series

@@ -1,0 +1,38 @@
+"""What a workload is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError, fields
+
+import pytest
+from pydantic import ValidationError
+
+from autotune.core.workload import PARTS, Ref, Workload, WorkloadFacts
+
+
+def test_parts_are_everything_but_the_loaders_switches() -> None:
+    assert set(PARTS) == {field.name for field in fields(Workload)} - {"shuffle", "drop_last"}
+
+
+def test_trials_shuffle_and_drop_the_last_batch_unless_told_otherwise() -> None:
+    workload = Workload(model=object(), dataset=object())
+    assert workload.shuffle
+    assert workload.drop_last
+
+
+def test_a_workload_and_a_reference_are_frozen() -> None:
+    with pytest.raises(FrozenInstanceError):
+        Ref(target="pkg:fn").target = "other"  # type: ignore[misc] # the rule under test
+    with pytest.raises(FrozenInstanceError):
+        Workload(model=1, dataset=2).model = 3  # type: ignore[misc] # the rule under test
+
+
+def test_facts_survive_json(make_facts: Callable[..., WorkloadFacts]) -> None:
+    facts = make_facts(notes=("one",), optimizer={"name": "AdamW", "betas": (0.9, 0.999), "eps": 1e-8})
+    assert WorkloadFacts.model_validate_json(facts.model_dump_json()) == facts
+
+
+def test_a_sample_has_no_negative_size(make_facts: Callable[..., WorkloadFacts]) -> None:
+    with pytest.raises(ValidationError):
+        make_facts(sample_bytes=-1)

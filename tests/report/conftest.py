@@ -1,0 +1,198 @@
+"""Small factories for RunSummary: a complete search with several outcomes, and its variants."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autotune.core.budget import Budget
+from autotune.core.environment import Environment
+from autotune.core.lr_scaling import LrAdvice, scale_lr
+from autotune.core.measurement import Block, Measurement, MemorySample, Window
+from autotune.core.objective import Objective, Score
+from autotune.core.recommendation import Confirmation, Ratio, Recommendation
+from autotune.core.result import RunSummary
+from autotune.core.training_config import TrainingConfig
+from autotune.core.trial import Failure, Outcome, TrialRecord, TrialResult
+from autotune.core.workload import OptimizerFacts, WorkloadFacts
+
+LIMIT = 16 * 2**30
+BASELINE = TrainingConfig()
+FAST = TrainingConfig(
+    micro_batch_size=128,
+    num_workers=4,
+    prefetch_factor=4,
+    persistent_workers=True,
+    pin_memory=True,
+    amp_dtype="bfloat16",
+)
+SAME_BATCH = TrainingConfig(num_workers=4, prefetch_factor=4, pin_memory=True, amp_dtype="bfloat16")
+HOSTILE = "ValueError: shape [red](3, 4)[/red] | want `x`\n\x1b[31mnot <b>this</b>\x1b[0m " + "and so on " * 40
+TRACEBACK = 'Traceback (most recent call last):\n  File "net.py", line 12\n```\nValueError: [bold]no[/bold]'
+
+
+def make_measurement(rate: float, *, gib: float = 3.0, busy: float | None = 0.9, spread: float = 0.01) -> Measurement:
+    blocks = tuple(Block(samples=int(rate), batches=10, seconds=1.0, data_wait_s=0.03) for _ in range(3))
+    window = Window(
+        blocks=blocks,
+        whole_epochs=False,
+        epoch_samples=50_000,
+        queue_capacity=16,
+        queue_at_start=3,
+        queue_at_end=2,
+        warm_up_batches=20,
+        warm_up_s=1.5,
+        is_drained=True,
+        is_steady=True,
+        stopped_by="precision",
+    )
+    return Measurement(
+        samples_per_s=rate,
+        samples_per_s_ci=(rate * (1 - spread), rate * (1 + spread)),
+        busy_fraction=busy,
+        busy_source=None if busy is None else "share of time with a kernel running (NVML)",
+        data_wait_fraction=0.034,
+        peak_memory_bytes=int(gib * 2**30),
+        startup_s=0.4,
+        build_s=0.2,
+        memory=MemorySample(peak_bytes=int(gib * 2**30), source="max reserved + outside torch"),
+        window=window,
+        loss=0.7,
+    )
+
+
+def make_trial(number: int, config: TrainingConfig, outcome: Outcome = "ok", **parts: Any) -> TrialRecord:
+    measurement = parts.pop("measurement", None)
+    violation = parts.get("violation")
+    score = None
+    if measurement is not None:
+        over = outcome == "over_memory"
+        violation = measurement.peak_memory_bytes / LIMIT - 1
+        reason = f"peak memory must stay within 16,384 MiB, but was {number} MiB" if over else ""
+        score = Score(value=1.0, feasible=not over, violation=violation, reason=reason)
+    result = TrialResult(outcome="ok" if outcome == "over_memory" else outcome, measurement=measurement, **parts)
+    return TrialRecord(number=number, config=config, result=result, score=score)
+
+
+def make_trials() -> tuple[TrialRecord, ...]:
+    big = FAST.model_copy(update={"micro_batch_size": 256})
+    crashed = {"reason": HOSTILE, "failure": Failure(signature="ValueError at net.py:12", traceback=TRACEBACK)}
+    return (
+        make_trial(0, BASELINE, measurement=make_measurement(5123.4)),
+        make_trial(1, FAST, measurement=make_measurement(12345.6, gib=9.3, busy=0.97)),
+        make_trial(2, SAME_BATCH, measurement=make_measurement(9876.5, gib=2.1)),
+        make_trial(3, big, "over_memory", measurement=make_measurement(12500.0, gib=16.4)),
+        make_trial(4, big, "over_memory", measurement=make_measurement(12501.0, gib=16.9)),
+        make_trial(5, big, "oom", reason="CUDA out of memory. Tried to allocate 20.00 MiB.", violation=0.2),
+        make_trial(6, FAST, "crashed", **crashed),
+        make_trial(7, SAME_BATCH, "crashed", **crashed),
+        make_trial(8, SAME_BATCH, "diverged", reason="the loss must stay finite, but was nan after 12 steps"),
+        make_trial(9, SAME_BATCH, "pruned", reason="slower than the best beyond noise"),
+    )
+
+
+def make_recommendation(**parts: Any) -> Recommendation:
+    optimizer = OptimizerFacts(name="SGD")
+    advice = scale_lr(BASELINE.lr, FAST.global_batch_size / BASELINE.global_batch_size, "auto", optimizer)
+    given: dict[str, Any] = {
+        "config": FAST.model_copy(update={"lr": advice.lr}),
+        "number": 1,
+        "verdict": "faster",
+        "speedup": Ratio(value=2.412, low=2.351, high=2.474),
+        "lr_advice": advice,
+        "same_batch": SAME_BATCH,
+        "same_batch_number": 2,
+        "same_batch_speedup": Ratio(value=1.93, low=1.9, high=1.96),
+        "reasons": ("Within 2 % of the fastest, it has the best score.", "Loading limited the baseline."),
+        "confirmations": (
+            make_confirmation(0, BASELINE, 5100.0),
+            make_confirmation(1, FAST, 12300.0, gib=9.4),
+            make_confirmation(2, SAME_BATCH, 9850.0),
+        ),
+    }
+    return Recommendation(**{**given, **parts})
+
+
+def make_confirmation(number: int, config: TrainingConfig, rate: float, gib: float = 3.0) -> Confirmation:
+    rounds = tuple(make_measurement(rate * factor, gib=gib) for factor in (0.99, 1.0, 1.01))
+    return Confirmation(number=number, config=config, rounds=rounds)
+
+
+def make_environment() -> Environment:
+    return Environment(
+        device="cuda:0",
+        device_kind="cuda",
+        device_name="NVIDIA H200",
+        device_memory_bytes=139 * 2**30,
+        device_count=1,
+        native_amp_dtypes=("float32", "tf32", "bfloat16", "float16"),
+        driver="570.86.15",
+        cores=16,
+        ram_bytes=128 * 2**30,
+        platform="Linux-6.8.0-x86_64-with-glibc2.39",
+        python="3.11.9",
+        torch="2.13.0",
+        cuda="13.0",
+        versions={"optuna": "5.0.0", "numpy": "2.3.1"},
+    )
+
+
+def make_facts(**parts: Any) -> WorkloadFacts:
+    given: dict[str, Any] = {
+        "dataset_length": 50_000,
+        "is_iterable": False,
+        "has_4d_input": True,
+        "parameter_count": 11_173_962,
+        "optimizer": OptimizerFacts(name="SGD"),
+        "step_source": "cross-entropy, inferred from integer targets",
+    }
+    return WorkloadFacts(**{**given, **parts})
+
+
+def make_summary(**parts: Any) -> RunSummary:
+    given: dict[str, Any] = {
+        "name": "resnet | [quick]",
+        "environment": make_environment(),
+        "facts": make_facts(),
+        "objective": Objective(),
+        "budget": Budget(n_trials=10),
+        "baseline": BASELINE,
+        "limit_bytes": LIMIT,
+        "memory_source": "max reserved + outside torch",
+        "seed": 0,
+        "trials": make_trials(),
+        "recommendation": make_recommendation(),
+        "notes": ("The loss was inferred: cross-entropy, since the targets are integers [long].",),
+        "stopped_because": "all trials of the budget ran",
+        "wall_s": 200.4,
+        "autotune_version": "0.1.0",
+    }
+    return RunSummary(**{**given, **parts})
+
+
+NO_ADVICE = LrAdvice(lr=BASELINE.lr, rule="none", batch_ratio=1.0)
+
+
+def make_variants() -> dict[str, RunSummary]:
+    """One summary for each verdict, and for nothing feasible."""
+    over = make_trial(0, BASELINE, "over_memory", measurement=make_measurement(5000.0, gib=17.2))
+    failed = tuple(trial for trial in make_trials() if trial.number >= 3)
+    unmeasured = {"speedup": None, "same_batch_speedup": None}
+    own = {"same_batch": BASELINE, "same_batch_number": 0, "same_batch_speedup": None, "lr_advice": NO_ADVICE}
+    one = Ratio(value=1.0, low=1.0, high=1.0)
+    already_best = make_recommendation(config=BASELINE, number=0, verdict="already_best", speedup=one, **own)
+    unconfirmed = make_recommendation(verdict="unconfirmed", confirmations=(), **unmeasured)
+    infeasible = make_recommendation(verdict="baseline_infeasible", confirmations=(), **unmeasured)
+    return {
+        "faster": make_summary(),
+        "already_best": make_summary(recommendation=already_best),
+        "unconfirmed": make_summary(recommendation=unconfirmed),
+        "baseline_infeasible": make_summary(recommendation=infeasible, trials=(over, *make_trials()[1:])),
+        "nothing_feasible": make_summary(recommendation=None, trials=(over, *failed)),
+    }
+
+
+@pytest.fixture(params=sorted(make_variants()))
+def any_summary(request: pytest.FixtureRequest) -> RunSummary:
+    return make_variants()[request.param]

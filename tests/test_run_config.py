@@ -1,0 +1,721 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotune.core.budget import Budget
+from autotune.core.environment import Environment
+from autotune.core.lr_scaling import LrAdvice
+from autotune.core.measurement import Block, Measurement, MemorySample, Window
+from autotune.core.objective import Objective
+from autotune.core.recommendation import Confirmation, Ratio, Recommendation
+from autotune.core.result import RunSummary
+from autotune.core.search_space import Choices, IntRange, SearchSpace
+from autotune.core.training_config import AMP_DTYPES, DdpConfig, TrainingConfig
+from autotune.core.trial import TrialRecord, TrialResult
+from autotune.core.workload import OptimizerFacts, Ref, WorkloadFacts
+from autotune.errors import ConfigError
+from autotune.run_config import STARTER_YAML, parse_model, read_plan, read_recommended, recommended_yaml
+
+WORKLOAD = "workload: {model: 'pkg.mod:model', dataset: 'pkg.mod:dataset'}\n"
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "x.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def problems(folder: Path, text: str, *overrides: str) -> list[str]:
+    """What is wrong with a text, the folder's name taken off."""
+    with pytest.raises(ConfigError) as caught:
+        read_plan(write(folder, text), overrides)
+    assert all(one and "\n" not in one for one in caught.value.problems)
+    return [one.replace(f"{folder}/", "") for one in caught.value.problems]
+
+
+def only_problem(folder: Path, text: str, *overrides: str) -> str:
+    (found,) = problems(folder, text, *overrides)
+    return found
+
+
+# A plan from a file
+
+
+def test_a_workload_alone_is_a_plan_with_every_default(tmp_path: Path) -> None:
+    plan = read_plan(write(tmp_path, WORKLOAD))
+    assert plan.name == "x"
+    assert plan.workload.model == Ref(target="pkg.mod:model", folders=(str(tmp_path), str(Path.cwd())))
+    assert plan.workload.loss is None
+    assert (plan.workload.shuffle, plan.workload.drop_last) == (True, True)
+    assert (plan.baseline, plan.space, plan.objective, plan.budget) == (
+        TrainingConfig(),
+        SearchSpace(),
+        Objective(),
+        Budget(),
+    )
+    assert (plan.device, plan.run_dir, plan.seed) == ("auto", None, 0)
+
+
+def test_every_key_of_the_design_reaches_the_plan(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    plan = read_plan(
+        write(
+            tmp_path,
+            """
+workload:
+  model: train.py:Net.build
+  dataset: pkg.mod:fn
+  loss: train.py:loss
+  step: train.py:step
+  optimizer: train.py:optimizer
+  collate_fn: train.py:collate
+  sampler: train.py:sampler
+  batch_sampler: train.py:batch_sampler
+  worker_init_fn: train.py:init
+  shuffle: false
+  drop_last: false
+  multiprocessing_context: spawn
+baseline: {micro_batch_size: 32, lr: 1.0e-3, num_workers: 2}
+space: {num_workers: {low: 0, high: 16}, amp_dtype: [float32, bfloat16], compile: true}
+objective: {memory_limit: 20GiB, busy_weight: 0.02, global_batch: keep, max_batch_scale: 8, lr_rule: auto}
+budget: {n_trials: 40, timeout_s: 300}
+device: cuda:1
+run_dir: runs/quickstart
+seed: 7
+""",
+        )
+    )
+    refs = [getattr(plan.workload, part) for part in ("model", "loss", "step", "optimizer", "collate_fn", "sampler")]
+    assert all(isinstance(ref, Ref) for ref in refs)
+    assert plan.workload.multiprocessing_context == "spawn"
+    assert (plan.workload.shuffle, plan.workload.drop_last) == (False, False)
+    assert plan.baseline == TrainingConfig(micro_batch_size=32, lr=1e-3, num_workers=2)
+    assert plan.space.given() == {
+        "amp_dtype": Choices(values=("float32", "bfloat16")),
+        "compile": Choices(values=(True,)),
+        "num_workers": IntRange(low=0, high=16),
+    }
+    assert plan.objective.memory_limit == 20 * 2**30
+    assert plan.budget == Budget(n_trials=40, timeout_s=300)
+    assert (plan.device, plan.run_dir, plan.seed) == ("cuda:1", Path("runs/quickstart"), 7)
+
+
+@pytest.mark.parametrize("text", ["1e-3", "1E-3", "0.001", ".001", "1.e-3", "+1.0e-03"])
+def test_a_number_is_a_number_however_it_is_written(tmp_path: Path, text: str) -> None:
+    assert read_plan(write(tmp_path, f"{WORKLOAD}baseline: {{lr: {text}}}")).baseline.lr == 1e-3
+
+
+def test_a_whole_number_with_a_leading_zero_is_decimal(tmp_path: Path) -> None:
+    assert read_plan(write(tmp_path, f"{WORKLOAD}seed: 010")).seed == 10
+
+
+def test_an_empty_section_is_a_section_left_out(tmp_path: Path) -> None:
+    assert read_plan(write(tmp_path, f"{WORKLOAD}space:\nbudget:\n  # n_trials: 3\n")).budget == Budget()
+
+
+def test_a_mark_of_byte_order_is_no_part_of_the_text(tmp_path: Path) -> None:
+    assert read_plan(write(tmp_path, f"\ufeff{WORKLOAD}")).name == "x"
+
+
+def test_an_anchor_may_be_used_again(tmp_path: Path) -> None:
+    text = f"{WORKLOAD}space: {{num_workers: &few [0, 2], prefetch_factor: &more [2, 4], grad_accum_steps: *more}}"
+    assert read_plan(write(tmp_path, text)).space.given()["grad_accum_steps"] == Choices(values=(2, 4))
+
+
+# Problems with the file
+
+
+def test_a_missing_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.yaml: there is no such file"):
+        read_plan(tmp_path / "none.yaml")
+
+
+def test_a_folder_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is a folder; give a YAML file"):
+        read_plan(tmp_path)
+
+
+def test_what_is_not_utf8_is_told(tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_bytes(b"seed: \xff\xfe")
+    with pytest.raises(ConfigError, match="must be UTF-8 text, but byte 6 is not"):
+        read_plan(tmp_path / "x.yaml")
+
+
+def test_what_never_ends_is_not_read_to_its_end() -> None:
+    with pytest.raises(ConfigError, match="must be at most 256 KiB"):
+        read_plan(Path("/dev/zero"))
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "# only a comment\n", "---\n"])
+def test_an_empty_file_is_told_with_the_way_to_a_full_one(tmp_path: Path, text: str) -> None:
+    found = only_problem(tmp_path, text)
+    assert "autotune init" in found or "must be a mapping" in found
+
+
+@pytest.mark.parametrize("text", ["- a\n- b\n", "just text"])
+def test_a_top_level_that_is_no_mapping_is_told(tmp_path: Path, text: str) -> None:
+    assert only_problem(tmp_path, text).startswith("x.yaml:1:1: the top level must be a mapping")
+
+
+def test_a_syntax_error_is_told_with_line_and_column(tmp_path: Path) -> None:
+    found = only_problem(tmp_path, "seed: 0\nspace: {a: 1\n")
+    assert found.startswith("x.yaml:3:1: not valid YAML: ")
+
+
+def test_a_tab_is_told_by_its_name(tmp_path: Path) -> None:
+    assert "indent with spaces, not tabs" in only_problem(tmp_path, "space:\n\tnum_workers: 1\n")
+
+
+def test_a_character_that_yaml_forbids_is_told_with_its_place(tmp_path: Path) -> None:
+    assert only_problem(tmp_path, "seed: 0\ndevice: \x07\n").startswith("x.yaml:2:9: not valid YAML: the character U+0007")
+
+
+def test_an_escape_that_names_no_character_is_told(tmp_path: Path) -> None:
+    assert "names no character" in only_problem(tmp_path, 'device: "\\U00110000"')
+    assert "names no character" in only_problem(tmp_path, 'device: "\\UFFFFFFFF"')
+
+
+def test_a_billion_laughs_are_refused_at_once(tmp_path: Path) -> None:
+    lines = ["a0: &a0 [lol, lol, lol, lol, lol, lol, lol, lol, lol]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 20)]
+    assert "at most 10000 values, aliases expanded" in only_problem(tmp_path, "\n".join(lines))
+
+
+def test_an_alias_to_its_own_parent_is_refused(tmp_path: Path) -> None:
+    assert "nested deeper" in only_problem(tmp_path, "space: &a {num_workers: *a}")
+
+
+@pytest.mark.parametrize("opening", ["[", "{a: ", "- "])
+def test_deep_nesting_is_refused_at_once(tmp_path: Path, opening: str) -> None:
+    assert "nested deeper" in only_problem(tmp_path, f"space:\n  {opening * 20_000}")
+
+
+@pytest.mark.parametrize("text", ["!!python/object/apply:os.system ['true']", "!!binary aGk=", "!mine 3", "!!int abc"])
+def test_a_tag_makes_nothing_but_a_problem(tmp_path: Path, text: str) -> None:
+    found = only_problem(tmp_path, f"{WORKLOAD}device: {text}")
+    assert found.startswith("x.yaml:2:9: device: must be plain data, but got ")
+
+
+def test_a_whole_number_beyond_64_bits_is_told(tmp_path: Path) -> None:
+    assert "must lie within 64 bits" in only_problem(tmp_path, f"{WORKLOAD}seed: {'9' * 5000}")
+
+
+# Problems with the content
+
+
+def test_everything_that_is_wrong_is_told_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
+    found = problems(
+        tmp_path,
+        """\
+workload:
+  modle: pkg.mod:model
+  dataset: pkg.mod:dataset
+baseline: {micro_batch_size: 0, amp_dtype: bf16}
+space:
+  num_worker: 3
+  num_workers: {low: 5, high: 2}
+budget: {n_trials: 2.0}
+baseline: {}
+zzz: 1
+""",
+        "budget.timeout=3",
+        "nonsense",
+    )
+    assert found == [
+        'x.yaml:2:3: workload.model: must be given: a function that returns the model, such as "train.py:build_model"',
+        "x.yaml:2:3: workload.modle: unknown key; did you mean 'model'?",
+        "x.yaml:4:30: baseline.micro_batch_size: must be at least 1, but got 0",
+        "x.yaml:4:44: baseline.amp_dtype: must be one of 'float32', 'tf32', 'bfloat16' or 'float16', but got 'bf16'; "
+        "did you mean 'bfloat16'?",
+        "x.yaml:6:3: space.num_worker: unknown key; did you mean 'num_workers'?",
+        "x.yaml:7:16: space.num_workers: `low <= high` must hold, but got (low=5, high=2)",
+        "x.yaml:8:20: budget.n_trials: must be a whole number, but got 2.0; write 2",
+        "x.yaml:9:1: baseline: is given twice, first in line 4; keep one",
+        "x.yaml:10:1: zzz: unknown key; allowed are workload, baseline, space, objective, budget, device, run_dir, seed",
+        "--set budget.timeout=3: budget.timeout: unknown key; did you mean 'timeout_s'?",
+        "--set nonsense: must have the form key.key=value, such as budget.n_trials=10",
+    ]
+
+
+def test_a_missing_workload_is_told_with_what_it_needs(tmp_path: Path) -> None:
+    assert "workload: must be given: the functions that make the model" in only_problem(tmp_path, "seed: 0")
+
+
+def test_a_key_in_the_wrong_section_is_told_where_it_belongs(tmp_path: Path) -> None:
+    assert problems(tmp_path, f"{WORKLOAD}n_trials: 4\nspace: {{lr: [1, 2]}}") == [
+        "x.yaml:2:1: n_trials: unknown key; it belongs below budget",
+        "x.yaml:3:9: space.lr: unknown key; it belongs below baseline",
+    ]
+
+
+def test_an_unknown_key_is_compared_with_the_keys_beside_it(tmp_path: Path) -> None:
+    text = f"{WORKLOAD}baseline: {{strategy: ddp, ddp: {{bucket_cap: 3}}}}"
+    assert only_problem(tmp_path, text).endswith("baseline.ddp.bucket_cap: unknown key; did you mean 'bucket_cap_mb'?")
+
+
+def test_settings_that_contradict_each_other_are_told_in_a_clean_sentence(tmp_path: Path) -> None:
+    assert only_problem(tmp_path, f"{WORKLOAD}baseline:\n  prefetch_factor: 4\n") == (
+        "x.yaml:3:3: baseline: prefetch_factor needs loader workers, but got num_workers=0 and prefetch_factor=4; "
+        "leave prefetch_factor out or set num_workers"
+    )
+
+
+@pytest.mark.parametrize(("word", "remedy"), [("yes", "true"), ("On", "true"), ("no", "false"), ("off", "false")])
+def test_a_boolean_of_yaml_1_1_is_told_with_the_word_to_write(tmp_path: Path, word: str, remedy: str) -> None:
+    found = only_problem(tmp_path, f"{WORKLOAD}baseline: {{pin_memory: {word}}}")
+    assert found.endswith(f"baseline.pin_memory: must be true or false, but got '{word}'; write {remedy}")
+
+
+def test_a_quoted_number_is_told_with_what_to_write(tmp_path: Path) -> None:
+    found = only_problem(tmp_path, f"{WORKLOAD}baseline: {{num_workers: '4'}}")
+    assert found.endswith("must be a whole number, but got '4'; write 4 without quotes")
+
+
+@pytest.mark.parametrize("key", ["1", "~", "true", "[a]"])
+def test_a_key_that_is_no_text_is_told(tmp_path: Path, key: str) -> None:
+    assert "x.yaml:2:1: a key must be a text" in only_problem(tmp_path, f"{WORKLOAD}{key}: 1")
+
+
+@pytest.mark.parametrize("section", ["baseline", "space", "objective", "budget", "workload"])
+def test_a_section_that_is_no_mapping_is_told(tmp_path: Path, section: str) -> None:
+    text = f"{section}: [1]\n" + ("" if section == "workload" else WORKLOAD)
+    assert f"x.yaml:1:{len(section) + 3}: {section}: must be a mapping" in only_problem(tmp_path, text)
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "CPU", "", "cpu:0"])
+def test_a_device_that_torch_does_not_know_is_told(tmp_path: Path, device: str) -> None:
+    assert only_problem(tmp_path, f"{WORKLOAD}device: '{device}'").startswith("x.yaml:2:9: device: must ")
+
+
+@pytest.mark.parametrize("number", ["-1", "4294967296", "1.5", "true"])
+def test_a_seed_that_numpy_does_not_take_is_told(tmp_path: Path, number: str) -> None:
+    assert only_problem(tmp_path, f"{WORKLOAD}seed: {number}").startswith("x.yaml:2:7: seed: must be ")
+
+
+# References
+
+
+@pytest.mark.parametrize(
+    "text", ["pkg.mod", "pkg.mod:", ":fn", "pkg:mod:fn", "pkg..mod:fn", "pkg/mod:fn", "pkg.mod:fn()", "a b:fn", ".py"]
+)
+def test_a_reference_without_the_form_is_told(tmp_path: Path, text: str) -> None:
+    found = only_problem(tmp_path, f"workload: {{dataset: 'pkg.mod:fn', model: '{text}'}}")
+    assert "workload.model: a reference must be 'package.module:name' or 'path/to/file.py:name'" in found
+
+
+def test_a_reference_to_a_file_is_looked_for_beside_the_configuration_and_in_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside, working = tmp_path / "configs", tmp_path / "work"
+    (beside / "sub").mkdir(parents=True)
+    working.mkdir()
+    (beside / "sub" / "a.py").touch()
+    (working / "b.py").touch()
+    monkeypatch.chdir(working)
+    path = write(beside, "workload: {model: 'sub/a.py:fn', dataset: 'b.py:fn'}")
+    assert read_plan(path).workload.dataset == Ref(target="b.py:fn", folders=(str(beside), str(working)))
+    path = write(beside, "workload: {model: 'pkg.mod:fn', dataset: 'c.py:fn'}")
+    with pytest.raises(ConfigError, match=f"'c.py' is not in {beside} or {working}"):
+        read_plan(path)
+
+
+def test_a_reference_to_an_impossible_path_is_told(tmp_path: Path) -> None:
+    for name in ("\\0", "a" * 5000):
+        assert "must exist" in only_problem(tmp_path, f'workload: {{dataset: "pkg.mod:fn", model: "{name}.py:fn"}}')
+
+
+# Overrides
+
+
+def test_an_override_takes_the_place_of_the_files_value(tmp_path: Path) -> None:
+    path = write(tmp_path, f"{WORKLOAD}budget: {{n_trials: 4, timeout_s: 9}}")
+    assert read_plan(path, ["budget.n_trials=7"]).budget == Budget(n_trials=7, timeout_s=9)
+
+
+def test_an_override_is_yaml_and_makes_missing_mappings(tmp_path: Path) -> None:
+    overrides = [
+        "space.num_workers={low: 0, high: 4}",
+        "space.amp_dtype=[float32]",
+        "baseline.lr=1e-4",
+        "run_dir=a=b",
+        "baseline.strategy=ddp",
+        "baseline.ddp.static_graph=true",
+    ]
+    plan = read_plan(write(tmp_path, f"{WORKLOAD}space:\n"), overrides)
+    assert plan.space.given()["num_workers"] == IntRange(low=0, high=4)
+    assert (plan.baseline.lr, plan.run_dir) == (1e-4, Path("a=b"))
+    assert plan.baseline.ddp == DdpConfig(static_graph=True)
+
+
+def test_an_override_may_put_a_files_wrong_value_right(tmp_path: Path) -> None:
+    assert read_plan(write(tmp_path, f"{WORKLOAD}baseline: {{lr: [1]}}"), ["baseline.lr=1"]).baseline.lr == 1
+
+
+def test_an_override_of_nothing_is_null(tmp_path: Path) -> None:
+    assert read_plan(write(tmp_path, f"{WORKLOAD}run_dir: a"), ["run_dir="]).run_dir is None
+
+
+@pytest.mark.parametrize(
+    ("override", "text"),
+    [
+        ("a", "must have the form key.key=value"),
+        ("=3", "must have the form key.key=value"),
+        ("a..b=3", "must have the form key.key=value"),
+        ("seed.x=3", "seed: must be a mapping to be set in part, but is a single value"),
+        ("seed=[", "not valid YAML: "),
+        ("seed=!!binary aGk=", "seed: must be plain data"),
+        ("seed=-1", "seed: must be at least 0, but got -1"),
+        ("baseline.num_worker=3", "baseline.num_worker: unknown key; did you mean 'num_workers'?"),
+    ],
+)
+def test_a_wrong_override_is_told_with_itself_as_the_place(tmp_path: Path, override: str, text: str) -> None:
+    assert only_problem(tmp_path, f"{WORKLOAD}seed: 1", override).startswith(f"--set {override}: {text}")
+
+
+# Whatever is written
+
+_NAMES = sorted({*TrainingConfig.model_fields, *Objective.model_fields, *Budget.model_fields, *DdpConfig.model_fields})
+_TOKENS = st.sampled_from(
+    [*_NAMES, "workload", "baseline", "space", "objective", "budget", "seed", ": ", "\n", "  ", "- ", "[", "]", "{", "}"]
+    + ["&a ", "*a", "!!int ", "!!set ", "!x ", "|\n", ">\n", "'", '"', "#", "---\n", "? ", "<<: ", "%YAML 1.1\n", "\t"]
+    + ["1", "-0", "1e999", ".inf", "-.inf", ".nan", "true", "yes", "null", "~", "0x", "0o8", "9" * 400, "20GiB", "\\U"]
+)
+_SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from(["inf", "nan", "1e999", "9" * 400 + "GiB", "bf16", "a.py:b", "float32", 10**400])
+)
+_VALUES = st.recursive(
+    _SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from([*_NAMES, "low", "high", "log", "ddp"]) | st.text(max_size=3), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+_SECTIONS = st.dictionaries(
+    st.sampled_from(["workload", "baseline", "space", "objective", "budget", "device", "run_dir", "seed", "other"]),
+    _VALUES | st.dictionaries(st.sampled_from(_NAMES), _VALUES, max_size=4),
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("any")
+
+
+def read_whatever(path: Path, *overrides: str) -> None:
+    try:
+        read_plan(path, overrides)
+    except ConfigError as error:
+        assert error.problems
+        assert all(one.strip() and len(one.splitlines()) == 1 for one in error.problems)
+        assert "Value error" not in str(error)
+        assert "pydantic.dev" not in str(error)
+
+
+@settings(deadline=None)
+@given(raw=st.binary() | st.text().map(lambda text: text.encode("utf-8", "surrogatepass")))
+def test_any_bytes_give_a_plan_or_a_config_error(folder: Path, raw: bytes) -> None:
+    (folder / "x.yaml").write_bytes(raw)
+    read_whatever(folder / "x.yaml")
+
+
+@settings(deadline=None, max_examples=200)
+@given(tokens=st.lists(_TOKENS, max_size=25))
+def test_any_row_of_yaml_tokens_gives_a_plan_or_a_config_error(folder: Path, tokens: list[str]) -> None:
+    read_whatever(write(folder, "".join(tokens)))
+    read_whatever(write(folder, f"{WORKLOAD}{''.join(tokens)}"))
+
+
+@settings(deadline=None, max_examples=300)
+@given(sections=_SECTIONS)
+def test_any_data_gives_a_plan_or_a_config_error(folder: Path, sections: dict[str, Any]) -> None:
+    text = yaml.safe_dump({"workload": {"model": "a:b", "dataset": "a:b"}, **sections}, sort_keys=False)
+    read_whatever(write(folder, text))
+
+
+@settings(deadline=None)
+@given(override=st.text() | st.lists(_TOKENS, max_size=8).map("".join).map(lambda text: f"space.num_workers={text}"))
+def test_any_override_gives_a_plan_or_a_config_error(folder: Path, override: str) -> None:
+    read_whatever(write(folder, WORKLOAD), override)
+
+
+@settings(deadline=None, max_examples=200)
+@given(value=_VALUES, model=st.sampled_from([TrainingConfig, SearchSpace, Objective, Budget]))
+def test_any_python_value_gives_a_model_or_a_config_error(value: Any, model: Any) -> None:
+    try:
+        assert isinstance(parse_model(model, value, "here"), model)
+    except ConfigError as error:
+        assert all(one.startswith("here") for one in error.problems)
+
+
+# Mappings of the Python API
+
+
+def test_a_mapping_becomes_a_model() -> None:
+    assert parse_model(TrainingConfig, {"num_workers": 2}, "baseline") == TrainingConfig(num_workers=2)
+
+
+def test_a_model_is_handed_back_as_it_is() -> None:
+    config = TrainingConfig(num_workers=2)
+    assert parse_model(TrainingConfig, config, "baseline") is config
+
+
+def test_a_wrong_mapping_is_told_with_the_arguments_name() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_model(TrainingConfig, {"num_worker": 2, "lr": -1, "pin_memory": "yes"}, "baseline")
+    assert sorted(caught.value.problems) == [
+        "baseline.lr: must be above 0, but got -1",
+        "baseline.num_worker: unknown key; did you mean 'num_workers'?",
+        "baseline.pin_memory: must be true or false, but got 'yes'; write true",
+    ]
+
+
+@pytest.mark.parametrize("value", [None, 3, [1], "text"])
+def test_what_is_no_mapping_is_told(value: object) -> None:
+    with pytest.raises(ConfigError, match=r"^space: must be a mapping of settings, but got "):
+        parse_model(SearchSpace, value, "space")
+
+
+# The starter
+
+
+def test_the_starter_is_a_plan_once_its_functions_are_there(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    assert read_plan(write(tmp_path, STARTER_YAML)).baseline == TrainingConfig()
+
+
+def test_the_starter_holds_with_every_comment_taken_off(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    lines = [line.replace("# ", "", 1) if is_offer(line) else line for line in STARTER_YAML.splitlines()]
+    plan = read_plan(write(tmp_path, "\n".join(lines)))
+    assert plan.workload.step is not None
+    assert plan.space.given().keys() == {"num_workers", "amp_dtype", "compile"}
+    assert (plan.objective.global_batch, plan.budget.n_trials) == ("keep", 40)
+
+
+def is_offer(line: str) -> bool:
+    word = line.strip().removeprefix("#").strip().partition(":")[0]
+    known = {"space", "device", *_NAMES, "loss", "step", "optimizer", "collate_fn"}
+    return line.strip().startswith("# ") and word in known
+
+
+# recommended.yaml
+
+
+@st.composite
+def training_configs(draw: st.DrawFn) -> TrainingConfig:
+    counts, flags = st.integers(1, 10**6), st.booleans()
+    num_workers = draw(st.integers(0, 64))
+    strategy = draw(st.sampled_from(["single", "dp", "ddp"]))
+    accum = draw(counts)
+    ddp = st.builds(
+        DdpConfig,
+        bucket_cap_mb=st.none() | st.floats(min_value=0, exclude_min=True, allow_infinity=False),
+        gradient_as_bucket_view=flags,
+        static_graph=flags if accum == 1 else st.just(False),
+        find_unused_parameters=flags,
+        broadcast_buffers=flags,
+        comm_hook=st.sampled_from([None, "fp16", "bf16", "powersgd"]),
+    )
+    return TrainingConfig(
+        micro_batch_size=draw(counts),
+        grad_accum_steps=accum,
+        lr=draw(st.floats(min_value=0, exclude_min=True, allow_infinity=False)),
+        amp_dtype=draw(st.sampled_from(AMP_DTYPES)),
+        num_workers=num_workers,
+        prefetch_factor=draw(st.none() | counts) if num_workers else None,
+        persistent_workers=draw(flags) if num_workers else False,
+        pin_memory=draw(flags),
+        channels_last=draw(flags),
+        compile=draw(flags),
+        intra_op_threads=draw(st.none() | counts),
+        world_size=1 if strategy == "single" else draw(counts),
+        strategy=strategy,
+        ddp=draw(st.none() | ddp) if strategy == "ddp" else None,
+    )
+
+
+def measurement(rate: float, high: float | None = None) -> Measurement:
+    window = Window(
+        blocks=(Block(samples=64, batches=2, seconds=0.5, data_wait_s=0.1),),
+        whole_epochs=False,
+        epoch_samples=None,
+        queue_capacity=0,
+        queue_at_start=None,
+        queue_at_end=None,
+        warm_up_batches=1,
+        warm_up_s=0.1,
+        is_drained=True,
+        is_steady=True,
+        stopped_by="precision",
+    )
+    return Measurement(
+        samples_per_s=rate,
+        samples_per_s_ci=(rate * 0.99, rate * 1.01 if high is None else high),
+        busy_fraction=0.91234567,
+        busy_source="NVML",
+        data_wait_fraction=0.1,
+        peak_memory_bytes=3 * 2**30,
+        startup_s=1.0,
+        build_s=0.5,
+        memory=MemorySample(peak_bytes=3 * 2**30, source="test"),
+        window=window,
+        loss=1.0,
+    )
+
+
+def summary(config: TrainingConfig, *, rounds: int = 3, name: str = "resnet") -> RunSummary:
+    environment = Environment(
+        device="cuda:0",
+        device_kind="cuda",
+        device_name="NVIDIA H200",
+        device_memory_bytes=2**37,
+        device_count=1,
+        native_amp_dtypes=AMP_DTYPES,
+        driver="580.1",
+        cores=16,
+        ram_bytes=2**37,
+        platform="Linux",
+        python="3.11.9",
+        torch="2.13.0",
+        cuda="13.0",
+        versions={},
+    )
+    slow, fast = measurement(100.0, float("inf")), measurement(234.5678)
+    confirmations = tuple(
+        Confirmation(number=number, config=config, rounds=(run,) * rounds)
+        for number, run in ((0, slow), (1, fast))
+        if rounds
+    )
+    recommendation = Recommendation(
+        config=config,
+        number=1,
+        verdict="faster",
+        speedup=Ratio(value=2.345678, low=2.3, high=float("inf")),
+        lr_advice=LrAdvice(lr=config.lr, rule="sqrt", batch_ratio=4.0, betas=(0.6, 0.996), notes=("Warm up.",)),
+        reasons=("Fastest within noise.",),
+        confirmations=confirmations,
+    )
+    outcomes = (("ok", slow), ("ok", fast), ("oom", None))
+    trials = tuple(
+        TrialRecord(number=number, config=config, result=TrialResult.model_validate({"outcome": one, "measurement": run}))
+        for number, (one, run) in enumerate(outcomes)
+    )
+    facts = WorkloadFacts(
+        dataset_length=100,
+        is_iterable=False,
+        has_4d_input=True,
+        parameter_count=10,
+        optimizer=OptimizerFacts(name="SGD"),
+        step_source="loss",
+    )
+    return RunSummary(
+        name=name,
+        environment=environment,
+        facts=facts,
+        objective=Objective(),
+        budget=Budget(),
+        baseline=TrainingConfig(),
+        limit_bytes=2**36,
+        memory_source="max reserved",
+        seed=0,
+        trials=trials,
+        recommendation=recommendation,
+        stopped_because="done",
+        wall_s=10.0,
+        autotune_version="0.1.0",
+    )
+
+
+@settings(deadline=None, max_examples=200)
+@given(config=training_configs(), name=st.text(max_size=20))
+def test_a_recommendation_is_read_back_exactly(folder: Path, config: TrainingConfig, name: str) -> None:
+    assert read_recommended(write(folder, recommended_yaml(summary(config, name=name)))) == config
+
+
+def test_the_evidence_is_rounded_and_what_is_not_known_is_null() -> None:
+    content = yaml.safe_load(recommended_yaml(summary(TrainingConfig())))
+    assert list(content) == ["format", "settings", "learning_rate", "evidence", "same_batch", "baseline", "machine"]
+    evidence = content["evidence"]
+    assert evidence["speedup"] == {"value": 2.346, "low": 2.3, "high": None}
+    assert evidence["samples_per_s"]["recommended"] == {"value": 234.6, "low": 234.6, "high": 234.6}
+    assert evidence["busy_fraction"] == {"baseline": 0.9123, "recommended": 0.9123, "source": "NVML"}
+    assert (evidence["peak_memory_gib"], evidence["memory_limit_gib"]) == (3.0, 64.0)
+    assert (evidence["trials"], evidence["confirmed_rounds"]) == ({"ok": 2, "oom": 1}, 3)
+    assert content["machine"]["fingerprint"] == summary(TrainingConfig()).environment.fingerprint
+
+
+def test_few_rounds_are_written_with_the_widest_interval_of_their_windows() -> None:
+    evidence = yaml.safe_load(recommended_yaml(summary(TrainingConfig(), rounds=2)))["evidence"]
+    assert evidence["samples_per_s"]["baseline"] == {"value": 100.0, "low": 99.0, "high": None}
+
+
+def test_without_a_confirmation_the_searchs_own_measurement_is_written() -> None:
+    evidence = yaml.safe_load(recommended_yaml(summary(TrainingConfig(), rounds=0)))["evidence"]
+    assert evidence["samples_per_s"]["recommended"] == {"value": 234.6, "low": 232.2, "high": 236.9}
+    assert evidence["confirmed_rounds"] == 0
+
+
+def test_the_header_is_comments_alone() -> None:
+    text = recommended_yaml(summary(TrainingConfig(), name="a\nformat: 2\u2028\x07"))
+    header = text.partition("format: 1")[0]
+    assert all(line.startswith("#") for line in header.splitlines() if line)
+    assert 'autotune.load("recommended.yaml")' in header
+
+
+def tampered(folder: Path, old: str, new: str) -> Path:
+    text = recommended_yaml(summary(TrainingConfig()))
+    assert old in text
+    return write(folder, text.replace(old, new, 1))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("format: 1", "format: 2", r"x\.yaml:\d+:9: format: must be 1, but got 2"),
+        ("format: 1", "format: true", "format: must be 1, but got True"),
+        ("format: 1", "", r"is not a recommended\.yaml"),
+        ("settings:", "sets:", r"is not a recommended\.yaml"),
+        ("num_workers: 0", "num_workers: -1", r"x\.yaml:\d+:16: settings\.num_workers: must be at least 0, but got -1"),
+        ("num_workers: 0", "num_worker: 0", r"settings\.num_worker: unknown key; did you mean 'num_workers'"),
+        ("num_workers: 0", "", r"settings\.num_workers: must be given: autotune writes every setting"),
+        ("num_workers: 0", "num_workers: !!binary aGk=", r"settings\.num_workers: must be plain data"),
+        ("num_workers: 0", "num_workers: 0\n  num_workers: 1", r"settings\.num_workers: is given twice"),
+        ("persistent_workers: false", "persistent_workers: true", "settings: persistent_workers needs loader workers"),
+    ],
+)
+def test_a_changed_recommendation_is_told(tmp_path: Path, old: str, new: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_recommended(tampered(tmp_path, old, new))
+
+
+def test_a_missing_recommendation_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no such file"):
+        read_recommended(tmp_path / "recommended.yaml")
+
+
+def test_a_run_folder_in_place_of_its_recommendation_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is a folder; give the file, such as .*recommended\.yaml"):
+        read_recommended(tmp_path)
+
+
+@settings(deadline=None)
+@given(value=_VALUES, key=st.sampled_from(["settings", "format", "num_workers", "lr", "ddp", "amp_dtype"]))
+def test_any_change_gives_settings_or_a_config_error(folder: Path, value: Any, key: str) -> None:
+    content = yaml.safe_load(recommended_yaml(summary(TrainingConfig())))
+    (content if key in content else content["settings"])[key] = value
+    try:
+        read_recommended(write(folder, yaml.safe_dump(content)))
+    except ConfigError as error:
+        assert error.problems
