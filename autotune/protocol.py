@@ -90,7 +90,7 @@ class Job(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     version: Literal[1] = _VERSION
-    kind: Literal["probe", "trial"]
+    kind: Literal["describe", "probe", "trial"]
     payload: Path
     config: TrainingConfig
     device: str

@@ -7,7 +7,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -48,6 +48,14 @@ class TrialRunner:
     def probe(self, config: TrainingConfig, *, deadline_s: float) -> RankReport:
         """Look at the workload once: environment and facts, or a result that says what is wrong."""
         return self._run("probe", config, "probe", deadline_s, WindowRules())
+
+    def describe(self, *, deadline_s: float) -> RankReport:
+        """The machine alone, without a workload."""
+        return self._run("describe", TrainingConfig(), "describe", deadline_s, WindowRules())
+
+    def limited(self, *, limit_bytes: int, ram_bytes: int, limit_is_ram: bool) -> TrialRunner:
+        """A runner that holds trials to these limits."""
+        return replace(self, limit_bytes=limit_bytes, ram_bytes=ram_bytes, limit_is_ram=limit_is_ram)
 
     def _run(self, kind: str, config: TrainingConfig, name: str, deadline_s: float, window: WindowRules) -> RankReport:
         folder = TrialFolder(Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.scratch)))

@@ -36,6 +36,7 @@ __all__ = [
     "group_failures",
     "list_advice",
     "list_files",
+    "list_reasons",
     "list_remarks",
     "say_course",
     "say_headline",
@@ -50,6 +51,7 @@ _FILES = {
     "environment.json": "the machine and its versions",
     "logs": "what each trial printed",
 }
+_NUMBERS_SHOWN = 3
 _OWN_REASON_EACH: frozenset[Outcome] = frozenset({"crashed", "invalid"})
 """Outcomes whose reasons name different faults; elsewhere reasons differ in their figures alone."""
 
@@ -65,6 +67,13 @@ class FailureGroup:
     def reason(self) -> str:
         """The first one's reason, on one line."""
         return one_line(self.trials[0].reason)
+
+    @property
+    def numbers(self) -> str:
+        """Which trials, the first few by number: "trial 5", "trials 3, 4, 9 and 7 more"."""
+        known = ", ".join(str(trial.number) for trial in self.trials[:_NUMBERS_SHOWN])
+        more = len(self.trials) - _NUMBERS_SHOWN
+        return f"trial{'s' if len(self.trials) > 1 else ''} {known}{f' and {more} more' if more > 0 else ''}"
 
 
 def say_headline(summary: RunSummary) -> str:
@@ -95,7 +104,7 @@ def _say_baseline_infeasible(summary: RunSummary) -> str:
         fault = "does not finish in time"
     else:
         fault = "gave no measurement"
-    return f"Your configuration {fault}, so there is no speed-up to state. The one recommended runs."
+    return f"Your configuration {fault}, so no speed-up can be stated. The recommended settings work."
 
 
 def _say_unconfirmed(summary: RunSummary) -> str:
@@ -155,15 +164,22 @@ def _say_runs(measured: Sequence[tuple[str, int, bool]]) -> str:
     return f"Rates: {', '.join(each)}."
 
 
-def list_advice(summary: RunSummary) -> tuple[str, ...]:
-    """Why this configuration, and what to do about the learning rate, a sentence each."""
+def list_reasons(summary: RunSummary) -> tuple[str, ...]:
+    """Why this configuration is recommended, a sentence each."""
     found = summary.recommendation
     if found is None:
         return ()
-    advice = found.lr_advice
     lines = [*found.reasons]
     if found.same_batch_number == 0 and found.number != 0:
         lines.append("At the baseline's global batch nothing faster than the baseline was found.")
+    return tuple(map(one_line, lines))
+
+
+def list_advice(summary: RunSummary) -> tuple[str, ...]:
+    """What to do about the learning rate and what goes with it, a sentence each."""
+    if summary.recommendation is None:
+        return ()
+    advice, lines = summary.recommendation.lr_advice, []
     if advice.rule != "none":
         lines.append(
             f"lr goes from {summary.baseline.lr:.4g} to {advice.lr:.4g}: the global batch is "

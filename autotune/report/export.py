@@ -1,8 +1,8 @@
 """The summary as one JSON document for scripts.
 
 Comes in: a RunSummary and its run folder. Goes out: the text of a SummaryDocument, whose fields document its keys. Keys
-may be added under the same `format`; a key that changes its meaning, or goes, raises it. Infinite ends of intervals
-are null.
+may be added under the same `format`; a key that changes its meaning, or goes, raises it. An infinite end of
+an interval is the text "Infinity", as in trials.jsonl.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from autotune.core.recommendation import Ratio, Recommendation
 from autotune.core.result import RunSummary
 from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import Outcome
-from autotune.report.content import count_outcomes, list_advice, list_files, say_headline
+from autotune.report.content import count_outcomes, list_advice, list_files, list_reasons, say_headline
 from autotune.report.figures import Figures, summarise
 
 __all__ = ["MeasuredConfig", "SummaryDocument", "summary_json"]
@@ -60,8 +60,10 @@ class SummaryDocument(BaseModel):
     """What the limit is judged on."""
     outcomes: dict[Outcome, int]
     """Trials by outcome."""
-    advice: tuple[str, ...]
-    """Reasons and what to do about the learning rate."""
+    reasons: tuple[str, ...]
+    """Why this configuration is recommended."""
+    lr_advice: tuple[str, ...]
+    """What to do about the learning rate and what goes with it."""
     notes: tuple[str, ...]
     stopped_because: str
     wall_s: float
@@ -88,7 +90,8 @@ def summary_json(summary: RunSummary, run_dir: Path) -> str:
         memory_limit_bytes=summary.limit_bytes,
         memory_source=summary.memory_source,
         outcomes=count_outcomes(summary),
-        advice=list_advice(summary),
+        reasons=list_reasons(summary),
+        lr_advice=list_advice(summary),
         notes=summary.notes,
         stopped_because=summary.stopped_because,
         wall_s=summary.wall_s,

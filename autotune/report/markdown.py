@@ -21,6 +21,7 @@ from autotune.report.content import (
     group_failures,
     list_advice,
     list_files,
+    list_reasons,
     list_remarks,
     say_course,
     say_headline,
@@ -59,7 +60,8 @@ def render_markdown(summary: RunSummary, run_dir: Path) -> str:
         f"**{_escape(say_headline(summary))}**",
         result,
         _list(list_remarks(summary, columns)),
-        *_section("Advice", _list(list_advice(summary))),
+        *_section("Why", _list(list_reasons(summary))),
+        *_section("Learning rate", _list(list_advice(summary))),
         *_section("Notes", _list(summary.notes)),
         *_section("Trials", _escape(say_course(summary)), _trials(summary.trials)),
         *_section("Confirmation", _confirmation(summary)),
@@ -115,8 +117,7 @@ def _measured(run: Measurement | None) -> tuple[str, str, str, str, str]:
 
 
 def _failure(group: FailureGroup) -> str:
-    numbers = ", ".join(str(trial.number) for trial in group.trials)
-    head = f"**{len(group.trials)} {name_outcome(group.outcome)}** (trials {numbers}): {_escape(group.reason)}"
+    head = f"**{len(group.trials)} {name_outcome(group.outcome)}** ({group.numbers}): {_escape(group.reason)}"
     failure = group.trials[0].result.failure
     return head if failure is None else f"{head}\n\n{_fence(failure.traceback)}"
 

@@ -79,7 +79,8 @@ def _make_console(stream: TextIO) -> Console:
 def _is_notebook() -> bool:
     """Whether an ipykernel runs this process; IPython is asked only where it is loaded already."""
     ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
+    get_shell = getattr(ipython, "get_ipython", None)
+    shell = get_shell() if get_shell is not None else None
     return any("ipykernel" in base.__module__ for base in type(shell).__mro__)
 
 
@@ -173,20 +174,17 @@ def _say_phase(progress: Progress) -> str:
 
 
 def _say_trial(progress: Progress, trial: TrialRecord, width: int) -> str:
-    """Such as ` 7/40  #7    2,345 samples/s  best 1.90×  batch 64, 4 workers`; a failure gives its reason."""  # noqa: RUF002 - a times sign
-    total = str(progress.total)
-    ok = trial.outcome == "ok" and trial.measurement is not None
-    rate = format_rate(trial.measurement.samples_per_s) if trial.measurement is not None else ""
-    told = f"{rate} samples/s" if ok else name_outcome(trial.outcome)
-    head = (
-        f"{progress.done:>{len(total)}}/{total}  #{trial.number:<{len(total)}}  {told:>16}  {_say_gain(progress):<11}  "
-    )
-    rest = max(width - cell_len(head), _NARROWEST_TEXT)
+    """A success with the best so far, or a failure with its reason, which needs that room."""
+    total, measurement = str(progress.total), trial.measurement
+    step = f"{progress.done:>{len(total)}}/{total}  #{trial.number:<{len(total)}}"
     settings = _say_settings(progress, trial)
-    if ok or not trial.reason:
-        return head + shorten(settings, rest)
-    settings = shorten(settings, max(rest // 2 - 2, _NARROWEST_TEXT))
-    return head + settings + ": " + shorten(trial.reason, rest - cell_len(settings) - 2)
+    if trial.outcome == "ok" and measurement is not None:
+        head = f"{step}  {format_rate(measurement.samples_per_s):>9} samples/s  {_say_gain(progress):<11}  "
+        return head + _cut_settings(settings, max(width - cell_len(head), _NARROWEST_TEXT))
+    head = f"{step}  {name_outcome(trial.outcome):>19}  "
+    rest = max(width - cell_len(head), 2 * _NARROWEST_TEXT)
+    settings = _cut_settings(settings, rest if not trial.reason else rest // 2)
+    return head + settings + (f": {shorten(trial.reason, rest - cell_len(settings) - 2)}" if trial.reason else "")
 
 
 def _say_state(progress: Progress, passed_s: float, width: int) -> str:
@@ -200,7 +198,7 @@ def _say_state(progress: Progress, passed_s: float, width: int) -> str:
     gain = _say_gain(progress).removeprefix("best ")
     best = f"best {format_rate(progress.best.measurement.samples_per_s)} samples/s" + (f", {gain}" if gain else "")
     rest = width - sum(map(cell_len, (step, best, clock))) - len(" | () | ") - 1
-    settings = f" ({shorten(_say_settings(progress, progress.best), rest)})" if rest >= _NARROWEST_TEXT else ""
+    settings = f" ({_cut_settings(_say_settings(progress, progress.best), rest)})" if rest >= _NARROWEST_TEXT else ""
     return f"{step} | {best}{settings} | {clock}"
 
 
@@ -227,3 +225,13 @@ def _say_settings(progress: Progress, trial: TrialRecord) -> str:
     if progress.baseline is None or trial.number == progress.baseline.number:
         return one_line(describe_settings(trial.config))
     return one_line(describe_settings(trial.config, progress.baseline.config))
+
+
+def _cut_settings(settings: str, width: int) -> str:
+    """As many whole settings as fit, the first at least, then an ellipsis."""
+    parts = settings.split(", ")
+    if cell_len(settings) <= width:
+        return settings
+    while len(parts) > 1 and cell_len(", ".join([*parts, "…"])) > width:
+        parts.pop()
+    return shorten(", ".join([*parts, "…"]), width)

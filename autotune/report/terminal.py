@@ -26,6 +26,7 @@ from autotune.report.content import (
     group_failures,
     list_advice,
     list_files,
+    list_reasons,
     list_remarks,
     say_course,
     say_headline,
@@ -48,10 +49,13 @@ def print_summary(summary: RunSummary, *, run_dir: Path, console: Console) -> No
     console.print()
     console.print(Text(say_headline(summary), style=style))
     if found is not None or columns[0].figures is not None:
+        console.print()
         console.print(_result_table(columns, make_rows(columns, summary.limit_bytes)))
+        console.print()
         for remark in list_remarks(summary, columns):
             console.print(Text(remark, style="dim"))
-    _print_list(console, "Advice", list_advice(summary))
+    _print_list(console, "Why", list_reasons(summary))
+    _print_list(console, "Learning rate", list_advice(summary))
     console.print()
     console.print(Text(say_course(summary)))
     _print_failures(console, summary)
@@ -67,16 +71,18 @@ def print_environment(environment: Environment, console: Console) -> None:
 def print_check(environment: Environment, facts: WorkloadFacts, space: ResolvedSpace, console: Console) -> None:
     """What a search would try: the machine, the workload, and each setting's values."""
     console.print(_facts_grid({**describe_environment(environment), **describe_workload(facts)}))
+    console.print()
     console.print(_space_table(space))
+    console.print()
     count = format_count(space.size, "combination")
     console.print(Text(f"{count}, less those that rules exclude or that run alike."))
     idle = without_effect(space.baseline, facts, environment)
     effects = [f"{name} has no effect here: {reason}." for name, reason in idle.items()]
-    _print_list(console, "Notes", list(dict.fromkeys((*space.notes, *facts.notes, *effects))))
+    _print_list(console, "Notes", (*space.notes, *effects))
 
 
 def _result_table(columns: Iterable[Column], rows: Iterable[Row]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), header_style="bold")
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1), header_style="bold")
     table.add_column("", no_wrap=True)
     for column in columns:
         style = "green" if column.title == "recommended" else None
@@ -92,7 +98,7 @@ def _result_table(columns: Iterable[Column], rows: Iterable[Row]) -> Table:
 
 
 def _space_table(space: ResolvedSpace) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), header_style="bold")
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1), header_style="bold")
     table.add_column("setting", no_wrap=True)
     table.add_column("baseline", justify="right", overflow="fold")
     table.add_column("searched", overflow="fold")
@@ -127,7 +133,7 @@ def _facts_grid(facts: dict[str, str]) -> Table:
 def _print_list(console: Console, title: str, sentences: Iterable[str]) -> None:
     lines = [(Text("·"), Text(one_line(sentence))) for sentence in sentences]
     if lines:
-        _print_block(console, title, _grid(lines))
+        _print_block(console, title, _grid(lines, gap=1))
 
 
 def _print_failures(console: Console, summary: RunSummary) -> None:
@@ -135,10 +141,7 @@ def _print_failures(console: Console, summary: RunSummary) -> None:
     lines = []
     for group in groups[:_GROUPS_SHOWN]:
         count = f"{len(group.trials)} {name_outcome(group.outcome)}"
-        first = (
-            f" (trial {group.trials[0].number})" if len(group.trials) == 1 else f" (first: {group.trials[0].number})"
-        )
-        lines.append((Text(count), Text(shorten(group.reason, _LONGEST_REASON - len(first)) + first)))
+        lines.append((Text(count), Text(shorten(f"{group.numbers}: {group.reason}", _LONGEST_REASON))))
     if len(groups) > _GROUPS_SHOWN:
         lines.append((Text("…"), Text(f"{len(groups) - _GROUPS_SHOWN} more kinds, in report.md")))
     if lines:
@@ -153,11 +156,11 @@ def _print_files(console: Console, run_dir: Path) -> None:
 
 def _print_block(console: Console, title: str, body: RenderableType) -> None:
     console.print()
-    console.print(Group(Text(title, style="bold", overflow="fold"), Padding(body, (0, 0, 0, 2))))
+    console.print(Group(Text(title, style="bold", overflow="fold"), Padding.indent(body, 2)))
 
 
-def _grid(lines: Iterable[tuple[Text, Text]]) -> Table:
-    grid = Table.grid(padding=(0, 2))
+def _grid(lines: Iterable[tuple[Text, Text]], *, gap: int = 2) -> Table:
+    grid = Table.grid(padding=(0, gap))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     for line in lines:

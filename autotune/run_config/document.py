@@ -89,22 +89,23 @@ def read_document(path: Path) -> Document:
     Raises:
         ConfigError: the file can't be read, is no YAML, is far too large, or holds no mapping.
     """
+    place = Place(source=str(path))
     try:
         with path.open("rb") as file:
             raw = file.read(_MAX_BYTES + 1)
         text = raw.decode("utf-8-sig")
     except FileNotFoundError:
-        raise ConfigError(f"{path}: there is no such file; check the path") from None
+        raise _refusal("there is no such file; check the path", place) from None
     except IsADirectoryError:
-        raise ConfigError(f"{path}: is a folder; give a YAML file") from None
+        raise _refusal("is a folder; give a YAML file", place) from None
     except UnicodeDecodeError as error:
         if len(raw) <= _MAX_BYTES:
-            raise ConfigError(f"{path}: must be UTF-8 text, but byte {error.start} is not; save it as UTF-8") from None
+            raise _refusal(f"must be UTF-8 text, but byte {error.start} is not; save it as UTF-8", place) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"{path}: can't be read ({reason})") from None
+        raise _refusal(f"can't be read ({reason})", place) from None
     if len(raw) > _MAX_BYTES:
-        raise ConfigError(f"{path}: must be at most {_MAX_BYTES // 1024} KiB, but is larger; is it a configuration?")
+        raise _refusal(f"must be at most {_MAX_BYTES // 1024} KiB, but is larger; is it a configuration?", place)
     return parse_document(text, str(path))
 
 
@@ -112,11 +113,11 @@ def parse_document(text: str, source: str) -> Document:
     """Parse YAML text whose top level is a mapping; `source` names it in messages."""
     node = _compose(text, lambda line, column: Place(source=source, line=line + 1, column=column + 1))
     if node is None:
-        raise ConfigError(f"{source}: is empty; `autotune init` writes a configuration to start from")
+        raise _refusal("is empty; `autotune init` writes a configuration to start from", Place(source=source))
     document = Document(data={}, root=_place(source, node.start_mark))
     data = _Builder(document, lambda mark: _place(source, mark)).build(node, ())
     if not isinstance(data, dict):
-        raise ConfigError(f"{document.root}: the top level must be a mapping (key: value), but is a {_kind(data)}")
+        raise _refusal(f"the top level must be a mapping (key: value), but is a {_kind(data)}", document.root)
     document.data = data
     return document
 
@@ -131,9 +132,7 @@ def apply_override(document: Document, override: str) -> None:
     dotted, equals, text = override.partition("=")
     path = tuple(dotted.strip().split("."))
     if not equals or not all(path):
-        raise ConfigError(
-            str(Problem(text="must have the form key.key=value, such as budget.n_trials=10", place=place))
-        )
+        raise _refusal("must have the form key.key=value, such as budget.n_trials=10", place)
     parent: Any = document.data
     for depth, key in enumerate(path[:-1], start=1):
         if parent.get(key) is None:
@@ -141,15 +140,7 @@ def apply_override(document: Document, override: str) -> None:
             document.keys[path[:depth]] = document.values[path[:depth]] = place
         parent = parent[key]
         if not isinstance(parent, dict):
-            raise ConfigError(
-                str(
-                    Problem(
-                        text=f"must be a mapping to be set in part, but is a {_kind(parent)}",
-                        path=path[:depth],
-                        place=place,
-                    )
-                )
-            )
+            raise _refusal(f"must be a mapping to be set in part, but is a {_kind(parent)}", place, path[:depth])
     for places in (document.values, document.keys):
         for old in [old for old in places if old[: len(path)] == path]:
             del places[old]
@@ -191,7 +182,7 @@ def _compose(text: str, place: Callable[[int, int], Place]) -> yaml.Node | None:
         before = text[: error.position].split("\n")
         at = place(len(before) - 1, len(before[-1]))
         text = f"not valid YAML: the character U+{ord(text[error.position]):04X} is not allowed"
-        raise ConfigError(str(Problem(text=text, place=at))) from None
+        raise _refusal(text, at) from None
     try:
         return loader.get_single_node()
     except yaml.MarkedYAMLError as error:
@@ -201,12 +192,16 @@ def _compose(text: str, place: Callable[[int, int], Place]) -> yaml.Node | None:
             f" ({error.context})" if error.problem and error.context else ""
         )
         remedy = "; indent with spaces, not tabs" if "\\t" in detail else ""
-        raise ConfigError(str(Problem(text=f"not valid YAML: {detail}{remedy}", place=at))) from None
+        raise _refusal(f"not valid YAML: {detail}{remedy}", at) from None
     except (ValueError, OverflowError):  # pyyaml hands an escape such as "\U00110000" to chr() unchecked
         at = place(loader.line, loader.column)
-        raise ConfigError(str(Problem(text="not valid YAML: an escape names no character", place=at))) from None
+        raise _refusal("not valid YAML: an escape names no character", at) from None
     finally:
         loader.dispose()
+
+
+def _refusal(text: str, place: Place, path: KeyPath = ()) -> ConfigError:
+    return ConfigError(str(Problem(text=text, path=path, place=place)))
 
 
 def _place(source: str, mark: Any) -> Place:
@@ -225,9 +220,9 @@ class _Builder:
         place = self._document.values[path] = self._place(node.start_mark)
         self._count += 1
         if self._count > _MAX_NODES:
-            raise ConfigError(f"{place}: the file must hold at most {_MAX_NODES} values, aliases expanded; use fewer")
+            raise _refusal(f"must hold at most {_MAX_NODES} values, aliases expanded, but holds more; use fewer", place)
         if len(path) > _MAX_DEPTH:
-            raise ConfigError(f"{place}: values are nested deeper than {_MAX_DEPTH} levels, aliases expanded")
+            raise _refusal(f"values are nested deeper than {_MAX_DEPTH} levels, aliases expanded", place)
         if isinstance(node, yaml.MappingNode) and node.tag == f"{_TAG}map":
             return self._mapping(node, path)
         if isinstance(node, yaml.SequenceNode) and node.tag == f"{_TAG}seq":

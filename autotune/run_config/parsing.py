@@ -70,8 +70,6 @@ def parse_model(model_type: type[_Model], value: object, where: str) -> _Model:
         return model_type.model_validate(data)
     except ValidationError as error:
         issues = issues_of(error, model_type, data)
-    except OverflowError:  # a number beyond every range, met by a validator's own arithmetic
-        issues = [Issue(path=(), text="holds a number that is far too large", is_about_key=False)]
     raise ConfigError(*(str(Problem(text=one.text, path=(where, *one.path))) for one in issues))
 
 

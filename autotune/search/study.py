@@ -50,7 +50,7 @@ class Trial:
 
 
 class Study:
-    """One search's study. Opened with `open_study`; not for several processes at once (the run folder's lock)."""
+    """One search's study. Made by `Study.open`; not for several processes at once (the run folder's lock)."""
 
     def __init__(self, study: optuna.Study, space: ResolvedSpace, seed: int) -> None:
         self.optuna_study = study
@@ -59,6 +59,7 @@ class Study:
         self._distributions = {name: _distribution(name, domain, space) for name, domain in space.parameters.items()}
         self._excluded: list[tuple[str, frozenset[SettingValue]]] = []
         self._records: dict[str, TrialRecord] = {}
+        self._asked: dict[int, optuna.Trial] = {}
         for record in read_records(study):
             self._records[self._key(record.config)] = record
 
@@ -100,6 +101,7 @@ class Study:
                 config = self._config_of(trial)
                 if isinstance(config, TrainingConfig) and self._key(config) not in self._records:
                     trial.set_user_attr(_CONFIG, config.model_dump_json())
+                    self._asked[trial.number] = trial
                     return Trial(trial.number, config)
                 self._answer(trial, config)
                 fruitless += 1
@@ -121,7 +123,7 @@ class Study:
         """Record how a trial ended: limits as a violated constraint, time-outs as pruned, crashes as failed."""
         record = TrialRecord(number=trial.number, config=trial.config, result=result, score=score)
         with _quiet(), _disk_errors(None):
-            asked = self._asked(trial.number)
+            asked = self._asked.pop(trial.number)
             asked.set_user_attr(_RECORD, record.model_dump_json())
             asked.set_user_attr("outcome", record.outcome)
             self._tell(asked, record)
@@ -186,10 +188,6 @@ class Study:
             if not isinstance(config, str) and not self._is_excluded(config) and self._key(config) not in self._records:
                 return params
         return None
-
-    def _asked(self, number: int) -> optuna.Trial:
-        trial = self.optuna_study.get_trials(deepcopy=False)[number]
-        return optuna.Trial(self.optuna_study, trial._trial_id)  # noqa: SLF001 - as Study.tell does for a number
 
 
 def read_records(study: optuna.Study) -> list[TrialRecord]:

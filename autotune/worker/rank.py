@@ -57,6 +57,8 @@ def run_rank(folder: TrialFolder) -> int:
 
 def _work(job: Job, folder: TrialFolder, started: float) -> RankReport:
     device = open_device(job.device)
+    if job.kind == "describe":
+        return RankReport(result=TrialResult(outcome="ok"), environment=describe(device))
     if job.config.intra_op_threads is not None:
         torch.set_num_threads(job.config.intra_op_threads)
     _seed(job.seed)

@@ -180,7 +180,7 @@ def test_the_grad_scaler_is_active_for_float16_alone(amp_dtype: AmpDtype) -> Non
     assert scaler.is_enabled() == (amp_dtype == "float16")
     weight = torch.nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([weight], lr=0.5)
-    scaler.scale(weight.sum()).backward()
+    torch.autograd.backward(scaler.scale(weight.sum()))
     scaler.step(optimizer)
     scaler.update()
     assert weight.tolist() == [0.5, 0.5]

@@ -1,0 +1,386 @@
+"""The public functions and their result: `search`, `load`, and what the command line calls. The composition root.
+
+Wires the rooms below: a Plan becomes a payload, a probe, a study, a tuned result and the files of the run folder.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Literal
+
+from autotune import __version__
+from autotune.confirm import confirm, recommend
+from autotune.core.budget import Budget
+from autotune.core.environment import Environment
+from autotune.core.identity import identify
+from autotune.core.objective import Objective
+from autotune.core.plan import Plan
+from autotune.core.recommendation import Recommendation
+from autotune.core.result import Progress, RunSummary
+from autotune.core.search_space import ResolvedSpace, SearchSpace, compose, resolve
+from autotune.core.training_config import TrainingConfig
+from autotune.core.trial import TrialRecord
+from autotune.core.workload import Workload, WorkloadFacts
+from autotune.errors import ConfigError, NothingFeasibleError, WorkloadError
+from autotune.launch.fork_server import ForkServerLauncher
+from autotune.launch.fresh import FreshInterpreterLauncher
+from autotune.launch.launcher import Launcher
+from autotune.launch.runner import TrialRunner
+from autotune.protocol import RankReport, write_atomic, write_payload
+from autotune.report.markdown import render_markdown
+from autotune.report.progress import make_progress
+from autotune.run_config import parse_model, read_recommended, recommended_yaml
+from autotune.run_folder import RunFolder, new_run_dir, open_run_folder, read_summary
+from autotune.search.study import Study
+from autotune.tune import BASELINE_DEADLINE_S, Clock, Tuning
+
+if TYPE_CHECKING:
+    import optuna
+
+__all__ = ["CheckResult", "SearchResult", "check_plan", "environment", "load", "read_run", "run_plan", "search"]
+
+ProgressMode = Literal["auto"] | bool
+_FEW_COMBINATIONS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchResult:
+    """What a search has found."""
+
+    best: TrainingConfig
+    """The configuration to use; its learning rate is scaled to its global batch."""
+    baseline: TrainingConfig
+    best_same_batch: TrainingConfig | None
+    """The best that keeps the baseline's global batch."""
+    trials: list[TrialRecord]
+    """Every measured trial, in order; the first is the baseline."""
+    speedup: float | None
+    """Confirmed, against the baseline measured in turns; None where that could not be done."""
+    speedup_ci: tuple[float, float] | None
+    study: optuna.Study
+    run_dir: Path
+    summary: RunSummary
+    """Everything that reports are made from."""
+
+    def report(self) -> str:
+        """The report in Markdown."""
+        return render_markdown(self.summary, self.run_dir)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckResult:
+    """What a look at a plan has found out."""
+
+    environment: Environment
+    facts: WorkloadFacts
+    space: ResolvedSpace
+
+
+def search(
+    model: Any,
+    dataset: Any,
+    *,
+    loss: Callable[..., Any] | None = None,
+    step: Callable[..., Any] | None = None,
+    optimizer: Callable[..., Any] | None = None,
+    collate_fn: Callable[..., Any] | None = None,
+    baseline: TrainingConfig | Mapping[str, Any] | None = None,
+    space: SearchSpace | Mapping[str, Any] | None = None,
+    objective: Objective | Mapping[str, Any] | None = None,
+    memory_limit: float | str | None = None,
+    n_trials: int | None = None,
+    timeout_s: float | None = None,
+    device: str = "auto",
+    run_dir: str | Path | None = None,
+    seed: int = 0,
+    progress: ProgressMode = "auto",
+    loader: Mapping[str, Any] | None = None,
+    fresh: bool = False,
+    launcher: Launcher | None = None,
+) -> SearchResult:
+    """Find the training settings that train fastest on this machine within a memory limit, by measured trials.
+
+    Args:
+        model: nn.Module, or a zero-argument callable that returns one. It is not touched: trials train copies.
+        dataset: Dataset, IterableDataset, or a zero-argument callable that returns one.
+        loss: loss(outputs, targets) -> scalar tensor, for batches (inputs, targets).
+        step: step(model, batch) -> scalar loss, for what inference does not cover.
+        optimizer: optimizer(params, lr) -> torch.optim.Optimizer; None: SGD.
+        collate_fn: as for torch.utils.data.DataLoader.
+        baseline: what you run today; None: batch 32, no workers, float32, learning rate 1e-3.
+        space: settings to search, each a list of choices, {low, high[, log]}, or one value that fixes it.
+        objective: an Objective or its fields.
+        memory_limit: bytes, "20GiB", or a fraction of the device's memory; None: the objective's (0.9).
+        n_trials: measured trials, the baseline included; None: at most 40, and it may stop by itself.
+        timeout_s: seconds for the whole search; None: no limit.
+        device: torch's name for the device; "auto": the accelerator where there is one.
+        run_dir: folder for study, logs, report and recommended.yaml; an interrupted search in it goes on. None: a new
+            folder below ./runs.
+        seed: of the sampler and of each trial.
+        progress: True, False, or "auto": a live line on a terminal, plain lines elsewhere.
+        loader: more about the loader: shuffle, drop_last, sampler, batch_sampler, worker_init_fn,
+            multiprocessing_context (see Workload).
+        fresh: remove what a former search has left in run_dir.
+        launcher: starts trials; None: processes on this machine. For tests, autotune.testing.FakeLauncher.
+
+    Returns:
+        The result; the same is in run_dir.
+
+    Raises:
+        ConfigError: an argument breaks a rule.
+        WorkloadError: the model, dataset or step fails in the baseline, or can't be carried to a trial.
+        NothingFeasibleError: no configuration meets the memory limit.
+        RepeatedFailureError: the same exception ended three different configurations.
+        RunFolderError, StudyMismatchError: the run folder can't be used.
+    """
+    parts = {"loss": loss, "step": step, "optimizer": optimizer, "collate_fn": collate_fn}
+    goal = parse_model(Objective, {} if objective is None else objective, "objective")
+    if memory_limit is not None:
+        limited = {**goal.model_dump(), "memory_limit": memory_limit}
+        goal = parse_model(Objective, limited, "objective")
+    plan = Plan(
+        name=getattr(model, "__name__", type(model).__name__),
+        workload=_workload(model, dataset, parts, loader),
+        baseline=parse_model(TrainingConfig, {} if baseline is None else baseline, "baseline"),
+        space=parse_model(SearchSpace, {} if space is None else space, "space"),
+        objective=goal,
+        budget=parse_model(Budget, {"n_trials": n_trials, "timeout_s": timeout_s}, "budget"),
+        device=device,
+        run_dir=None if run_dir is None else Path(run_dir),
+        seed=seed,
+    )
+    return run_plan(plan, fresh=fresh, progress=progress, launcher=launcher)
+
+
+def load(path: str | Path) -> TrainingConfig:
+    """Read the settings of a recommended.yaml.
+
+    Raises:
+        ConfigError: the file is missing or is no recommended.yaml.
+    """
+    return read_recommended(Path(path))
+
+
+def run_plan(
+    plan: Plan, *, fresh: bool = False, progress: ProgressMode = "auto", launcher: Launcher | None = None
+) -> SearchResult:
+    """Run a search from a plan; see `search`."""
+    clock = Clock(plan.budget.timeout_s)
+    run_dir = plan.run_dir or new_run_dir()
+    with open_run_folder(run_dir, fresh=fresh) as folder, make_progress(progress) as show:
+        with _launcher(launcher, folder) as starts:
+            write_payload(plan.workload, folder.payload)
+            show(_probing(clock))
+            runner = _runner(plan, folder, starts)
+            runner, seen, space = _look(plan, runner)
+            study = Study.open(folder.study, space, identity=identify(plan, seen), seed=plan.seed)
+            limit = plan.objective.limit_bytes(seen.device_memory_bytes)
+            tuning = Tuning(
+                study=study,
+                runner=runner,
+                space=space,
+                budget=plan.budget,
+                clock=clock,
+                limit_bytes=limit,
+                show=show,
+                on_record=folder.write_trials,
+                notes=list(space.notes),
+            )
+            summary = _tune(tuning, plan, folder)
+    assert summary.recommendation is not None  # noqa: S101 - _tune raises otherwise
+    return _result(summary, summary.recommendation, study, folder)
+
+
+def check_plan(plan: Plan, *, launcher: Launcher | None = None) -> CheckResult:
+    """Look at a plan without searching: one step of the workload, the machine, and the space it would search."""
+    with TemporaryDirectory(prefix="autotune-") as scratch, open_run_folder(Path(scratch), fresh=False) as folder:
+        with _launcher(launcher, folder) as starts:
+            write_payload(plan.workload, folder.payload)
+            _, seen, space = _look(plan, _runner(plan, folder, starts))
+    return CheckResult(environment=seen, facts=space.facts, space=space)
+
+
+def environment(device: str = "auto") -> Environment:
+    """The machine as trials see it."""
+    with TemporaryDirectory(prefix="autotune-") as scratch, open_run_folder(Path(scratch), fresh=False) as folder:
+        with _launcher(None, folder) as starts:
+            runner = _runner(Plan(name="env", workload=Workload(model=None, dataset=None), device=device), folder, starts)
+            report = runner.describe(deadline_s=BASELINE_DEADLINE_S)
+    if report.environment is None:
+        raise ConfigError(report.result.reason)
+    return report.environment
+
+
+def read_run(run_dir: Path) -> RunSummary:
+    """Everything that reports are made from, read from a run folder alone."""
+    return read_summary(run_dir)
+
+
+def _tune(tuning: Tuning, plan: Plan, folder: RunFolder) -> RunSummary:
+    """Search and confirm; whatever ends it, the best so far is in the run folder."""
+    try:
+        tuning.search()
+        if tuning.best is None:
+            raise _nothing_feasible(tuning)
+        summary = _summarise(tuning, plan, recommend(tuning, confirm(tuning)))
+    except BaseException as error:
+        if not isinstance(error, WorkloadError):
+            tuning.stopped_because = f"it was ended by {type(error).__name__}"
+            _write(_summarise(tuning, plan, recommend(tuning, ())), folder)
+        raise
+    _write(summary, folder)
+    return summary
+
+
+def _write(summary: RunSummary, folder: RunFolder) -> None:
+    folder.write_summary(summary)
+    write_atomic(folder.report, render_markdown(summary, folder.path).encode())
+    if summary.recommendation is not None:
+        write_atomic(folder.recommended, recommended_yaml(summary).encode())
+
+
+def _summarise(tuning: Tuning, plan: Plan, recommendation: Recommendation | None) -> RunSummary:
+    records = tuning.study.records
+    measured = next((record.measurement for record in records if record.measurement is not None), None)
+    return RunSummary(
+        name=plan.name,
+        environment=tuning.environment,
+        facts=tuning.space.facts,
+        objective=plan.objective,
+        budget=plan.budget,
+        baseline=plan.baseline,
+        limit_bytes=tuning.limit_bytes,
+        memory_source="not measured" if measured is None else measured.memory.source,
+        seed=plan.seed,
+        trials=tuple(records),
+        recommendation=recommendation,
+        notes=tuple(tuning.notes),
+        stopped_because=tuning.stopped_because,
+        wall_s=tuning.clock.elapsed_s,
+        autotune_version=__version__,
+    )
+
+
+def _result(summary: RunSummary, chosen: Recommendation, study: Study, folder: RunFolder) -> SearchResult:
+    ratio = chosen.speedup
+    return SearchResult(
+        best=chosen.config,
+        baseline=summary.baseline,
+        best_same_batch=chosen.same_batch,
+        trials=list(summary.trials),
+        speedup=None if ratio is None else ratio.value,
+        speedup_ci=None if ratio is None else (ratio.low, ratio.high),
+        study=study.optuna_study,
+        run_dir=folder.path,
+        summary=summary,
+    )
+
+
+def _look(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, Environment, ResolvedSpace]:
+    """Probe the workload; the runner that knows the limits, the machine, and the space with its default ranges."""
+    timeout = plan.budget.timeout_s
+    report = runner.probe(plan.baseline, deadline_s=BASELINE_DEADLINE_S if timeout is None else min(BASELINE_DEADLINE_S, timeout))
+    if report.environment is None or report.facts is None:
+        raise _probe_failure(report)
+    seen = report.environment
+    space = resolve(
+        plan.space,
+        baseline=plan.baseline,
+        objective=plan.objective,
+        facts=report.facts,
+        environment=seen,
+        drop_last=plan.workload.drop_last,
+    )
+    _refuse_empty(space)
+    ready = runner.limited(
+        limit_bytes=plan.objective.limit_bytes(seen.device_memory_bytes),
+        ram_bytes=seen.ram_bytes,
+        limit_is_ram=seen.device_kind in {"cpu", "mps"},
+    )
+    return ready, seen, space
+
+
+def _refuse_empty(space: ResolvedSpace) -> None:
+    """A space in which no combination is allowed is the caller's mistake, with the first reason."""
+    if space.size > _FEW_COMBINATIONS:
+        return
+    reasons = []
+    for params in space.combinations():
+        config = compose(params, space)
+        if not isinstance(config, str):
+            return
+        reasons.append(config)
+    raise ConfigError(f"space: at least one configuration must be possible, but none is: {reasons[0]}")
+
+
+def _probe_failure(report: RankReport) -> WorkloadError:
+    result = report.result
+    if report.is_workload_fault:
+        return WorkloadError(result.reason)
+    traceback = result.failure.traceback if result.failure is not None else ""
+    return WorkloadError(
+        f"the workload must run one training step, but it ended: {result.reason}", remote_traceback=traceback
+    )
+
+
+def _nothing_feasible(tuning: Tuning) -> NothingFeasibleError:
+    """Why there is no recommendation, with the nearest miss."""
+    limit = tuning.limit_bytes / 2**20
+    over = [record for record in tuning.study.records if record.outcome == "over_memory" and record.measurement]
+    nearest = min(over, key=lambda record: record.score.violation if record.score else 0.0, default=None)
+    if nearest is not None and nearest.measurement is not None:
+        need = nearest.measurement.peak_memory_bytes / 2**20
+        return NothingFeasibleError(
+            f"some configuration must stay within the memory limit of {limit:,.0f} MiB, but none of "
+            f"{len(tuning.study.records)} did; the nearest miss, trial {nearest.number} with micro_batch_size="
+            f"{nearest.config.micro_batch_size} and num_workers={nearest.config.num_workers}, took {need:,.0f} MiB. "
+            "Raise memory_limit or allow smaller batches."
+        )
+    reasons = sorted({f"{record.outcome}: {record.reason}" for record in tuning.study.records})
+    return NothingFeasibleError(
+        f"some configuration must run within the limits, but none of {len(tuning.study.records)} did. " + "; ".join(reasons[:5])
+    )
+
+
+def _workload(
+    model: Any, dataset: Any, parts: Mapping[str, Any], loader: Mapping[str, Any] | None
+) -> Workload:
+    allowed = {"shuffle", "drop_last", "sampler", "batch_sampler", "worker_init_fn", "multiprocessing_context"}
+    unknown = sorted(set(loader or {}) - allowed)
+    if unknown:
+        raise ConfigError(f"loader takes {', '.join(sorted(allowed))}, but got {', '.join(unknown)}")
+    return Workload(model=model, dataset=dataset, **parts, **dict(loader or {}))
+
+
+def _runner(plan: Plan, folder: RunFolder, launcher: Launcher) -> TrialRunner:
+    return TrialRunner(
+        launcher=launcher,
+        payload=folder.payload,
+        scratch=folder.scratch,
+        logs=folder.logs,
+        device=plan.device,
+        seed=plan.seed,
+    )
+
+
+@contextmanager
+def _launcher(given: Launcher | None, folder: RunFolder) -> Iterator[Launcher]:
+    """The launcher that was given, which stays open, or this platform's own."""
+    if given is not None:
+        yield given
+        return
+    own: Launcher
+    own = ForkServerLauncher(folder.logs / "server.log") if sys.platform == "linux" else FreshInterpreterLauncher()
+    try:
+        yield own
+    finally:
+        own.close()
+
+
+def _probing(clock: Clock) -> Progress:
+    return Progress(phase="probe", done=0, total=1, elapsed_s=clock.elapsed_s, remaining_s=clock.left_s)

@@ -1,0 +1,78 @@
+"""Which search a study belongs to, in words that can be compared: so that nothing is resumed with something else.
+
+Looks at the user's objects from outside, without torch: a model by its class and its parameters' shapes, a dataset by
+its class and length, a function by its name and code. Random initial weights do not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+from autotune.core.environment import Environment
+from autotune.core.plan import Plan
+from autotune.core.workload import PARTS, Ref
+
+__all__ = ["describe_part", "identify"]
+
+
+def identify(plan: Plan, environment: Environment) -> dict[str, str]:
+    """What must be equal for a study to go on, by name. Budget and run folder may change."""
+    workload = plan.workload
+    parts = {name: getattr(workload, name) for name in PARTS if getattr(workload, name) is not None}
+    return {
+        **{name: describe_part(part) for name, part in parts.items()},
+        "sampling": f"shuffle={workload.shuffle}, drop_last={workload.drop_last}",
+        "space": _digest(repr(sorted((name, repr(domain)) for name, domain in plan.space.given().items()))),
+        "baseline": plan.baseline.model_dump_json(exclude_defaults=True),
+        "objective": plan.objective.model_dump_json(),
+        "seed": str(plan.seed),
+        "machine": f"{environment.device_name}, torch {environment.torch} ({environment.fingerprint})",
+    }
+
+
+def describe_part(part: Any) -> str:
+    """A short text that is equal for the same model, dataset or function in another run of the same program."""
+    if isinstance(part, Ref):
+        return _describe_ref(part)
+    if isinstance(part, str):
+        return part
+    name = getattr(part, "__qualname__", None) or type(part).__qualname__
+    code = getattr(part, "__code__", None)
+    if isinstance(code, CodeType):
+        return f"{name}#{_digest(_code_text(code))}"
+    named_parameters = getattr(part, "named_parameters", None)
+    if named_parameters is not None and not isinstance(part, type):
+        shapes = [(key, tuple(value.shape), str(value.dtype)) for key, value in named_parameters()]
+        return f"{name}#{_digest(repr(shapes))}"
+    return f"{name}{_length(part)}"
+
+
+def _describe_ref(ref: Ref) -> str:
+    place = ref.target.rpartition(":")[0]
+    for folder in ref.folders:
+        path = Path(folder, place)
+        if place.endswith(".py") and path.is_file():
+            return f"{ref.target}#{_digest(path.read_text(errors='replace'))}"
+    return ref.target
+
+
+def _code_text(code: CodeType) -> str:
+    constants = [_code_text(one) if isinstance(one, CodeType) else repr(one) for one in code.co_consts]
+    return f"{code.co_code.hex()}{code.co_names}{constants}"
+
+
+def _length(part: Any) -> str:
+    if isinstance(part, type) or isinstance(part, Mapping):
+        return ""
+    try:
+        return f"[{len(part)}]"
+    except (TypeError, NotImplementedError):
+        return ""
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode()).hexdigest()[:12]

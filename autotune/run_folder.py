@@ -1,0 +1,186 @@
+"""The run folder: its file names, its lock, and what is written there. The user's alone (0700, files 0600)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+from pydantic import BaseModel, ValidationError
+
+from autotune.core.result import RunSummary
+from autotune.core.trial import TrialRecord
+from autotune.errors import ConfigError, RunFolderError
+from autotune.protocol import write_atomic
+
+__all__ = ["RunFolder", "new_run_dir", "open_run_folder", "read_summary"]
+
+
+class RunFolder:
+    """Names every file of a run. Made by `open_run_folder`, which holds the lock."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def study(self) -> Path:
+        """An ordinary Optuna SQLite study."""
+        return self.path / "study.db"
+
+    @property
+    def trials(self) -> Path:
+        """One TrialRecord a line."""
+        return self.path / "trials.jsonl"
+
+    @property
+    def recommended(self) -> Path:
+        """The configuration to use."""
+        return self.path / "recommended.yaml"
+
+    @property
+    def report(self) -> Path:
+        """The report in Markdown."""
+        return self.path / "report.md"
+
+    @property
+    def environment(self) -> Path:
+        """The machine and the versions."""
+        return self.path / "environment.json"
+
+    @property
+    def summary(self) -> Path:
+        """Everything that a report is made from, but for the trials."""
+        return self.path / "summary.json"
+
+    @property
+    def logs(self) -> Path:
+        """What trials have printed."""
+        return self.path / "logs"
+
+    @property
+    def payload(self) -> Path:
+        """The workload as trials read it; gone when the search is over."""
+        return self.path / "payload"
+
+    @property
+    def scratch(self) -> Path:
+        """Trials' own folders; gone when the search is over."""
+        return self.path / "scratch"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the one search that works here."""
+        return self.path / ".lock"
+
+    def write_model(self, path: Path, model: BaseModel) -> None:
+        """Write a model as readable JSON, atomically."""
+        write_atomic(path, model.model_dump_json(indent=2).encode())
+
+    def write_trials(self, records: Iterable[TrialRecord]) -> None:
+        """Write every trial's record, a line each."""
+        write_atomic(self.trials, "".join(f"{record.model_dump_json()}\n" for record in records).encode())
+
+    def write_summary(self, summary: RunSummary) -> None:
+        """Write what reports are made from."""
+        self.write_trials(summary.trials)
+        self.write_model(self.environment, summary.environment)
+        write_atomic(self.summary, summary.model_dump_json(indent=2, exclude={"trials"}).encode())
+
+    def clear(self) -> None:
+        """Remove a former run: the files named here, and no other."""
+        for folder in (self.logs, self.payload, self.scratch):
+            shutil.rmtree(folder, ignore_errors=True)
+        for file in (self.study, self.trials, self.recommended, self.report, self.environment, self.summary):
+            file.unlink(missing_ok=True)
+
+
+def new_run_dir() -> Path:
+    """A folder below ./runs that does not exist yet, named by the time."""
+    stem = Path("runs", datetime.now().astimezone().strftime("%Y-%m-%d-%H%M%S"))
+    candidates = (stem if number == 1 else stem.with_name(f"{stem.name}-{number}") for number in range(1, 1000))
+    return next(path for path in candidates if not path.exists())
+
+
+@contextmanager
+def open_run_folder(path: Path, *, fresh: bool) -> Iterator[RunFolder]:
+    """Make or open a run folder and hold its lock; `fresh` removes a former run.
+
+    Raises:
+        RunFolderError: it can't be written, or another search works there.
+    """
+    folder = RunFolder(path.absolute())
+    try:
+        is_new = not folder.path.exists()
+        folder.path.mkdir(parents=True, exist_ok=True)
+        if is_new:
+            folder.path.chmod(0o700)
+        lock = FileLock(folder.lock, timeout=0, mode=0o600)
+        lock.acquire()
+    except Timeout:
+        raise RunFolderError(f"one search at a time may use a run folder, but another works in {path}; name another run_dir") from None
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    try:
+        _prepare(folder, fresh=fresh)
+        yield folder
+    finally:
+        for temporary in (folder.payload, folder.scratch):
+            shutil.rmtree(temporary, ignore_errors=True)
+        lock.release()
+
+
+def read_summary(path: Path) -> RunSummary:
+    """Read a finished run back from its folder alone.
+
+    Raises:
+        ConfigError: the folder holds no finished run, or one that can't be read.
+    """
+    folder = RunFolder(path)
+    try:
+        head = folder.summary.read_bytes()
+        lines = folder.trials.read_bytes().splitlines()
+    except OSError as error:
+        missing = Path(error.filename or path).name
+        raise ConfigError(f"a run folder must hold {missing}, but {path} does not ({error.strerror}); name the run_dir of a finished search") from error
+    try:
+        trials = [TrialRecord.model_validate_json(line) for line in lines]
+        return _SummaryFile.model_validate_json(head).with_trials(tuple(trials))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"{path} must be a run folder of this version of autotune, but {place}: {first['msg']}") from error
+
+
+class _SummaryFile(RunSummary):
+    """summary.json: a RunSummary whose trials lie in trials.jsonl."""
+
+    trials: tuple[TrialRecord, ...] = ()
+
+    def with_trials(self, trials: tuple[TrialRecord, ...]) -> RunSummary:
+        return RunSummary(**{**dict(self), "trials": trials})
+
+
+def _prepare(folder: RunFolder, *, fresh: bool) -> None:
+    try:
+        if fresh:
+            folder.clear()
+        for temporary in (folder.payload, folder.scratch):
+            shutil.rmtree(temporary, ignore_errors=True)
+        for kept in (folder.logs, folder.scratch):
+            kept.mkdir(mode=0o700, exist_ok=True)
+        os.close(os.open(folder.study, os.O_WRONLY | os.O_CREAT, 0o600))  # SQLite would make it readable by others
+    except OSError as error:
+        with suppress(OSError):
+            folder.scratch.rmdir()
+        raise _unwritable(folder.path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> RunFolderError:
+    return RunFolderError(
+        f"autotune must be able to write to its run folder, but {path} can't be written ({error.strerror or error}); "
+        "free space there, or name another folder by run_dir"
+    )

@@ -1,0 +1,253 @@
+"""The search itself: ask, run, evaluate, tell, until the budget, the space or the hope of more is used up.
+
+Takes a study, a runner and the budget's clock; leaves the finished records in the study. Composition, like api, from
+which alone it is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from time import monotonic
+
+from autotune.core.budget import Budget
+from autotune.core.environment import Environment
+from autotune.core.objective import Objective, Score, evaluate
+from autotune.core.result import Progress
+from autotune.core.search_space import ResolvedSpace
+from autotune.core.trial import TrialRecord
+from autotune.errors import RepeatedFailureError, WorkloadError
+from autotune.launch.runner import TrialRunner
+from autotune.protocol import WindowRules
+from autotune.search.proposals import explaining_setting, first_guesses, same_batch_variant
+from autotune.search.study import Study, Trial
+
+__all__ = ["CONFIRMATION_RUNS", "Clock", "Show", "Tuning", "score_value"]
+
+BASELINE_DEADLINE_S = 600.0
+_DEADLINE_FACTOR = 10.0
+_MIN_DEADLINE_S = 20.0
+_MIN_COMPILE_DEADLINE_S = 120.0
+_CONFIRMATION_SHARE = 0.3
+_SAME_FAILURES = 3
+_PATIENCE = 12
+_PATIENT_FROM = 16
+_WORTH = 1.01
+CONFIRMATION_RUNS = 12
+"""Runs of a confirmation as a rule: three rounds of three finalists and the baseline."""
+
+Show = Callable[[Progress], None]
+
+
+@dataclass(slots=True)
+class Clock:
+    """The time that a search has; the last part of it belongs to the confirmation."""
+
+    timeout_s: float | None
+    started: float = field(default_factory=monotonic)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the search began."""
+        return monotonic() - self.started
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until the time-out; None where there is none."""
+        return None if self.timeout_s is None else max(0.0, self.timeout_s - self.elapsed_s)
+
+    @property
+    def left_for_trials_s(self) -> float | None:
+        """Seconds until the confirmation must begin."""
+        return None if self.timeout_s is None else max(0.0, (1 - _CONFIRMATION_SHARE) * self.timeout_s - self.elapsed_s)
+
+
+@dataclass(slots=True)
+class Tuning:
+    """A search under way."""
+
+    study: Study
+    runner: TrialRunner
+    space: ResolvedSpace
+    budget: Budget
+    clock: Clock
+    limit_bytes: int
+    show: Show
+    on_record: Callable[[Sequence[TrialRecord]], None]
+    """Called after each trial with all records, to keep them."""
+    window: WindowRules = field(default_factory=WindowRules)
+    notes: list[str] = field(default_factory=list)
+    failures: dict[str, list[TrialRecord]] = field(default_factory=dict)
+    stopped_because: str = ""
+    proposed_same_batch: bool = False
+
+    @property
+    def objective(self) -> Objective:
+        """What counts as better."""
+        return self.space.objective
+
+    @property
+    def environment(self) -> Environment:
+        """The machine."""
+        return self.space.environment
+
+    @property
+    def baseline(self) -> TrialRecord | None:
+        """The baseline's record, once it has run."""
+        return next((record for record in self.study.records if record.number == 0), None)
+
+    @property
+    def best(self) -> TrialRecord | None:
+        """The feasible trial with the best score so far."""
+        return _best(self.study.records)
+
+    def search(self) -> None:
+        """Run trials until the budget, the space or the hope of more is used up.
+
+        Raises:
+            WorkloadError: the user's code fails in the baseline.
+            RepeatedFailureError: the same exception ended three configurations, and no one setting explains it.
+        """
+        if not self.study.records:
+            for guess in first_guesses(self.space):
+                self.study.propose(guess)
+        self._show(None)
+        while not self._is_over():
+            trial = self.study.ask()
+            if trial is None:
+                self.stopped_because = "every configuration of the space was measured"
+                return
+            self._try(trial)
+
+    def _try(self, trial: Trial) -> None:
+        result = self.runner.run(
+            trial.config, name=f"trial-{trial.number:03d}", deadline_s=self._deadline(trial), window=self.window
+        )
+        score = self._evaluate(TrialRecord(number=trial.number, config=trial.config, result=result))
+        record = self.study.tell(trial, result, score)
+        self.on_record(self.study.records)
+        self._show(record)
+        self._learn_from(record)
+
+    def _evaluate(self, record: TrialRecord) -> Score | None:
+        if record.measurement is None:
+            return None
+        reference = _reference(self.study.records) or record
+        assert reference.measurement is not None  # noqa: S101 - a reference has one by its definition
+        return evaluate(record.measurement, reference.measurement, self.objective, self.limit_bytes)
+
+    def _is_over(self) -> bool:
+        records = self.study.records
+        if len(records) >= self.budget.max_trials:
+            self.stopped_because = f"{len(records)} trials were asked for" if self.budget.n_trials else "40 trials are the most"
+        elif (left := self.clock.left_for_trials_s) is not None and records and left < _typical_s(records):
+            self.stopped_because = f"the time-out of {self.budget.timeout_s:g} s leaves no room for another trial"
+        elif self.budget.may_stop_early and self._has_settled(records):
+            self.stopped_because = f"the last {_PATIENCE} trials brought less than 1 %"
+        else:
+            self._maybe_propose_same_batch(len(records))
+            return False
+        return True
+
+    def _has_settled(self, records: Sequence[TrialRecord]) -> bool:
+        if len(records) < max(_PATIENT_FROM, _PATIENCE + 1):
+            return False
+        before, now = _best(records[:-_PATIENCE]), _best(records)
+        if now is None or before is None:
+            return now is None
+        return score_value(now) < _WORTH * score_value(before)
+
+    def _maybe_propose_same_batch(self, done: int) -> None:
+        """Give one of the last trials to the best settings at the user's own global batch."""
+        if self.proposed_same_batch or done < self.budget.max_trials - 2 or self.best is None:
+            return
+        self.proposed_same_batch = True
+        params = same_batch_variant(self.best, self.space)
+        if params is not None:
+            self.study.propose(params)
+
+    def _deadline(self, trial: Trial) -> float:
+        left = self.clock.left_for_trials_s
+        if trial.number == 0:
+            return BASELINE_DEADLINE_S if left is None else min(BASELINE_DEADLINE_S, max(left, _MIN_DEADLINE_S))
+        reference = _reference(self.study.records)
+        least = _MIN_COMPILE_DEADLINE_S if trial.config.compile else _MIN_DEADLINE_S
+        wanted = BASELINE_DEADLINE_S if reference is None else max(_DEADLINE_FACTOR * reference.result.wall_s, least)
+        return wanted if left is None else max(1.0, min(wanted, left))
+
+    def _learn_from(self, record: TrialRecord) -> None:
+        """Stop at the user's own failure in the baseline; leave out a value that fails again and again."""
+        failure = record.result.failure
+        if record.outcome != "crashed":
+            return
+        if record.number == 0:
+            traceback = failure.traceback if failure is not None else ""
+            raise WorkloadError(
+                f"the workload must train in your own configuration, but the baseline ended: {record.reason} "
+                f"(log: {record.result.log})",
+                remote_traceback=traceback,
+            )
+        signature = failure.signature if failure is not None else record.reason
+        same = self.failures.setdefault(signature, [])
+        same.append(record)
+        if len(same) < _SAME_FAILURES:
+            return
+        succeeded = (one.config for one in self.study.records if one.measurement is not None)
+        explanation = explaining_setting([one.config for one in same], succeeded)
+        if explanation is None:
+            text = f"\n\n{failure.traceback}" if failure is not None else ""
+            raise RepeatedFailureError(
+                f"the same failure at the same place ended {_SAME_FAILURES} different configurations: {record.reason} "
+                f"(logs: {', '.join(str(one.result.log) for one in same)}){text}"
+            )
+        setting, values = explanation
+        self.study.exclude(setting, values)
+        self.failures[signature] = []
+        listed = ", ".join(str(value) for value in sorted(values, key=str))
+        self.notes.append(f"{setting} {listed} was left out after {_SAME_FAILURES} failures: {record.reason}")
+
+    def _show(self, last: TrialRecord | None) -> None:
+        records = self.study.records
+        self.show(
+            Progress(
+                phase="search",
+                done=len(records),
+                total=self.budget.max_trials,
+                elapsed_s=self.clock.elapsed_s,
+                remaining_s=_remaining_s(self, records),
+                baseline=self.baseline,
+                best=self.best,
+                last=last,
+            )
+        )
+
+
+def _reference(records: Sequence[TrialRecord]) -> TrialRecord | None:
+    """The trial that scores refer to: the baseline where it ran well, else the first feasible trial."""
+    measured = [record for record in records if record.measurement is not None]
+    if measured and measured[0].number == 0:
+        return measured[0]
+    return next((record for record in measured if record.is_feasible), None)
+
+
+def _best(records: Sequence[TrialRecord]) -> TrialRecord | None:
+    return max((record for record in records if record.is_feasible), key=score_value, default=None)
+
+
+def score_value(record: TrialRecord) -> float:
+    """The score of a feasible record."""
+    return record.score.value if record.score is not None else 0.0
+
+
+def _typical_s(records: Sequence[TrialRecord]) -> float:
+    return median(record.result.wall_s for record in records)
+
+
+def _remaining_s(tuning: Tuning, records: Sequence[TrialRecord]) -> float | None:
+    """The time-out's rest, or an estimate from the trials so far and the confirmation to come."""
+    if tuning.clock.timeout_s is not None:
+        return tuning.clock.left_s
+    if not records:
+        return None
+    return _typical_s(records) * (tuning.budget.max_trials - len(records) + CONFIRMATION_RUNS)

@@ -1,0 +1,209 @@
+"""The rate that a window stands for: free of queued batches, restarts included, with an honest interval."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from math import inf, isinf, nan
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotune.core.measurement import Block, Measurement, MemorySample, Rate, Window, rate_of
+
+_FINITE = st.floats(0, 1e12)
+_RATES = st.floats(0.1, 1e5)
+_BLOCKS = st.builds(
+    Block,
+    samples=st.integers(1, 10**6),
+    batches=st.integers(1, 10**4),
+    seconds=st.floats(1e-3, 1e3),
+    data_wait_s=_FINITE,
+)
+_WINDOWS = st.builds(
+    Window,
+    blocks=st.lists(_BLOCKS, min_size=1, max_size=25).map(tuple),
+    restarts_s=st.lists(st.floats(0, 100), max_size=3).map(tuple),
+    whole_epochs=st.booleans(),
+    epoch_samples=st.none() | st.integers(1, 10**9),
+    expected_restart_s=st.floats(0, 100),
+    queue_capacity=st.integers(0, 512),
+    queue_at_start=st.none() | st.integers(0, 512),
+    queue_at_end=st.none() | st.integers(0, 512),
+    warm_up_batches=st.integers(0, 1000),
+    warm_up_s=_FINITE,
+    is_drained=st.booleans(),
+    is_steady=st.booleans(),
+    stopped_by=st.sampled_from(["precision", "time", "deadline"]),
+)
+_MEASUREMENTS = st.builds(
+    Measurement,
+    samples_per_s=_FINITE,
+    samples_per_s_ci=st.tuples(_FINITE, _FINITE | st.just(inf)),
+    busy_fraction=st.none() | st.floats(0, 1),
+    busy_source=st.none() | st.text(),
+    data_wait_fraction=st.floats(0, 1),
+    peak_memory_bytes=st.integers(0, 2**50),
+    loader_ceiling=st.none() | _FINITE,
+    device_ceiling=st.none() | _FINITE,
+    startup_s=_FINITE,
+    build_s=_FINITE,
+    memory=st.builds(MemorySample, peak_bytes=st.integers(0, 2**50), source=st.text()),
+    window=_WINDOWS,
+    loss=st.floats(),
+    skipped_steps=st.integers(0, 100),
+)
+
+
+def _simulate(
+    *, loader: float, device: float, capacity: int, ready: int, batches: int, blocks: int = 10
+) -> dict[str, Any]:
+    """Window fields of a loader and a device that work at fixed rates (batches/s), joined by a queue."""
+    made, edges, now = [0.0] * ready, [0.0], 0.0
+    taken: list[float] = []
+    for index in range(batches + capacity):
+        if index >= ready:
+            slot_free = taken[index - capacity] if index >= capacity else 0.0
+            made.append(max(made[-1] if made else 0.0, slot_free) + 1 / loader)
+        if index < batches:
+            now = max(now, made[index])
+            taken.append(now)
+            now += 1 / device
+            if (index + 1) * blocks // batches > len(edges) - 1:
+                edges.append(now)
+    counts = [(index + 1) * batches // blocks - index * batches // blocks for index in range(blocks)]
+    seconds = [stop - start for start, stop in pairwise(edges)]
+    return {
+        "blocks": [
+            Block(samples=4 * count, batches=count, seconds=time, data_wait_s=0.0)
+            for count, time in zip(counts, seconds, strict=True)
+        ],
+        "queue_capacity": capacity,
+        "queue_at_start": ready,
+        "queue_at_end": min(capacity, sum(time <= now for time in made[batches:])),
+    }
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    ratio=st.floats(0.1, 10),
+    device=st.floats(1, 1000),
+    capacity=st.integers(5, 200),
+    is_full=st.booleans(),
+    length=st.floats(2, 8),
+)
+def test_a_window_of_two_queues_tells_the_slower_of_loader_and_device(
+    make_window: Callable[..., Window], ratio: float, device: float, capacity: int, is_full: bool, length: float
+) -> None:
+    loader, batches = ratio * device, int(length * capacity)
+    fields = _simulate(
+        loader=loader, device=device, capacity=capacity, ready=capacity if is_full else 0, batches=batches
+    )
+    window = make_window(**fields)
+    truth, elapsed = 4 * min(loader, device), sum(block.seconds for block in window.blocks)
+    one_batch = 4 / elapsed  # a batch that is under way at an edge can't be counted in parts
+    rate = rate_of(window)
+    assert abs(rate.value - truth) <= max(0.03 * truth, 1.001 * one_batch)
+    assert rate.low <= rate.value <= rate.high
+
+
+@pytest.mark.parametrize("is_full", [True, False])
+@pytest.mark.parametrize("ratio", [0.1, 0.5, 0.9, 1.0, 1.1, 2.0, 10.0])
+def test_the_derived_rate_is_within_three_percent_for_a_usual_queue(
+    make_window: Callable[..., Window], ratio: float, is_full: bool
+) -> None:
+    fields = _simulate(loader=100 * ratio, device=100, capacity=64, ready=64 if is_full else 0, batches=128)
+    assert rate_of(make_window(**fields)).value == pytest.approx(400 * min(ratio, 1.0), rel=0.03)
+
+
+def test_a_full_queue_that_is_not_corrected_would_double_the_rate(make_window: Callable[..., Window]) -> None:
+    fields = _simulate(loader=10, device=1000, capacity=64, ready=64, batches=128)
+    naive = rate_of(make_window(**fields | {"queue_at_start": None}))
+    corrected = rate_of(make_window(**fields))
+    assert naive.value == pytest.approx(80, rel=0.03)
+    assert corrected.value == pytest.approx(40, rel=0.03)
+    assert corrected.high >= naive.value  # the interval holds what came
+
+
+def test_a_queue_that_fills_up_does_not_lower_the_rate(make_window: Callable[..., Window]) -> None:
+    assert rate_of(make_window(queue_at_start=0, queue_at_end=50)).value == 100.0
+
+
+def test_samples_that_came_are_counted_over_all_seconds(make_window: Callable[..., Window]) -> None:
+    # three fast blocks and one that stalls: the mean rate holds the stall, a median would not
+    times = (1.0, 1.0, 1.0, 5.0)
+    blocks = tuple(Block(samples=80, batches=10, seconds=time, data_wait_s=0.0) for time in times)
+    assert rate_of(make_window(blocks=blocks)).value == pytest.approx(4 * 80 / 8)
+
+
+def test_long_epochs_take_their_mean_restart_in_proportion(make_window: Callable[..., Window]) -> None:
+    # 100 samples/s, epochs of 5,000: 50 s and a restart of 2 s, so 5000 / 52
+    window = make_window(epoch_samples=5_000, restarts_s=(1.0, 3.0), expected_restart_s=99.0)
+    assert rate_of(window).value == pytest.approx(5000 / 52)
+
+
+def test_the_first_start_stands_in_where_no_restart_was_seen(make_window: Callable[..., Window]) -> None:
+    assert rate_of(make_window(epoch_samples=5_000, expected_restart_s=2.0)).value == pytest.approx(5000 / 52)
+
+
+def test_whole_epochs_count_their_restarts_as_they_came(make_window: Callable[..., Window]) -> None:
+    # 1,000 samples in 10 s, and ten restarts that took 2.5 s together
+    restarts = (0.1,) * 5 + (0.4,) * 5
+    rate = rate_of(make_window(whole_epochs=True, epoch_samples=100, restarts_s=restarts, expected_restart_s=99.0))
+    assert rate.value == pytest.approx(1000 / 12.5)
+    assert rate.low == pytest.approx(rate.value)
+
+
+def test_an_unknown_epoch_has_no_restarts(make_window: Callable[..., Window]) -> None:
+    assert rate_of(make_window(epoch_samples=None, expected_restart_s=5.0)).value == 100.0
+
+
+@pytest.mark.parametrize("expected_restart_s", [0.0, 2.0])
+@pytest.mark.parametrize("epoch_samples", [None, 1_000])
+def test_a_single_block_has_no_upper_end(
+    make_window: Callable[..., Window], expected_restart_s: float, epoch_samples: int | None
+) -> None:
+    blocks = (Block(samples=100, batches=10, seconds=1.0, data_wait_s=0.0),)
+    window = make_window(blocks=blocks, epoch_samples=epoch_samples, expected_restart_s=expected_restart_s)
+    rate = rate_of(window)
+    assert isinf(rate.high)
+    assert rate.low == 0.0
+    assert isinf(rate.relative_half_width)
+
+
+@settings(max_examples=300, deadline=None)
+@given(_WINDOWS)
+def test_any_window_has_an_ordered_interval_and_no_more_than_what_came(window: Window) -> None:
+    rate = rate_of(window)
+    came = sum(block.samples for block in window.blocks) / sum(block.seconds for block in window.blocks)
+    assert 0 < rate.value <= came * (1 + 1e-9)
+    assert 0 <= rate.low <= rate.value * (1 + 1e-9)
+    assert rate.value <= rate.high * (1 + 1e-9)
+
+
+@given(_RATES, st.floats(0, 1))
+def test_the_relative_half_width_is_half_the_interval_over_the_value(value: float, share: float) -> None:
+    rate = Rate(value=value, low=value * (1 - share), high=value * (1 + share))
+    assert rate.relative_half_width == pytest.approx(share, abs=1e-9)
+    assert isinf(Rate(value=0.0, low=0.0, high=1.0).relative_half_width)
+
+
+@settings(max_examples=200, deadline=None)
+@given(_MEASUREMENTS)
+def test_a_measurement_comes_back_from_json_exactly(measurement: Measurement) -> None:
+    back = Measurement.model_validate_json(measurement.model_dump_json())
+    assert repr(back) == repr(measurement)  # == would hold a NaN loss unequal to itself
+    assert repr(Measurement.model_validate(measurement.model_dump(mode="json"))) == repr(measurement)
+
+
+def test_json_holds_no_bare_infinity(make_measurement: Callable[..., Measurement]) -> None:
+    text = make_measurement(samples_per_s_ci=(0.0, inf), loss=nan).model_dump_json()
+    assert '"Infinity"' in text
+    assert '"NaN"' in text
+
+
+def test_the_blocks_are_the_windows(make_measurement: Callable[..., Measurement]) -> None:
+    measurement = make_measurement()
+    assert measurement.blocks is measurement.window.blocks

@@ -1,0 +1,68 @@
+"""A run's summary is read back as it was written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+
+import pytest
+
+from autotune.core.budget import Budget
+from autotune.core.environment import Environment
+from autotune.core.lr_scaling import LrAdvice
+from autotune.core.objective import Objective
+from autotune.core.recommendation import Confirmation, Ratio, Recommendation
+from autotune.core.result import RunSummary, changed_settings
+from autotune.core.training_config import DdpConfig, TrainingConfig
+from autotune.core.trial import TrialRecord
+from autotune.core.workload import WorkloadFacts
+
+
+@pytest.mark.parametrize("has_recommendation", [True, False])
+@pytest.mark.parametrize("memory_limit", [0.9, 1.0, "20GiB"])
+def test_a_summary_comes_back_from_json_exactly(
+    make_environment: Callable[..., Environment],
+    make_facts: Callable[..., WorkloadFacts],
+    make_record: Callable[..., TrialRecord],
+    make_confirmation: Callable[..., Confirmation],
+    has_recommendation: bool,
+    memory_limit: float | str,
+) -> None:
+    recommendation = Recommendation(
+        config=TrainingConfig(lr=1 / 3),
+        number=3,
+        verdict="unconfirmed",
+        speedup=Ratio(value=1.1, low=0.0, high=inf),
+        lr_advice=LrAdvice(lr=1 / 3, rule="sqrt", batch_ratio=4, betas=(0.6, 0.996), eps=5e-9, notes=("one",)),
+        confirmations=(make_confirmation(0, 100.0, None), make_confirmation(3, None, 1 / 7, num_workers=2)),
+    )
+    summary = RunSummary(
+        name="quickstart",
+        environment=make_environment(),
+        facts=make_facts(),
+        objective=Objective.model_validate({"memory_limit": memory_limit}),
+        budget=Budget(timeout_s=300),
+        baseline=TrainingConfig(),
+        limit_bytes=2**37,
+        memory_source="PSS of the process tree",
+        seed=0,
+        trials=(make_record(0), make_record(1)),
+        recommendation=recommendation if has_recommendation else None,
+        stopped_because="the budget is spent",
+        wall_s=12.5,
+        autotune_version="0.1.0",
+    )
+    assert RunSummary.model_validate_json(summary.model_dump_json()) == summary
+    assert Recommendation.model_validate_json(recommendation.model_dump_json()) == recommendation
+
+
+def test_changed_settings_are_the_differences_alone() -> None:
+    baseline = TrainingConfig()
+    assert changed_settings(baseline, baseline) == {}
+    changed = TrainingConfig(num_workers=4, amp_dtype="bfloat16", strategy="ddp", ddp=DdpConfig())
+    assert changed_settings(changed, baseline) == {
+        "num_workers": (0, 4),
+        "amp_dtype": ("float32", "bfloat16"),
+        "strategy": ("single", "ddp"),
+        "ddp": (None, DdpConfig().model_dump()),
+    }

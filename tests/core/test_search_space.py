@@ -1,0 +1,361 @@
+"""The space: parsed once, completed by the documented ranges, and never left by what is composed from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import islice
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from autotune.core import rules
+from autotune.core.environment import Environment
+from autotune.core.objective import Objective
+from autotune.core.search_space import Choices, IntRange, ResolvedSpace, SearchSpace, compose, resolve
+from autotune.core.training_config import TrainingConfig
+from autotune.core.workload import WorkloadFacts
+
+_SUBSETS: dict[str, st.SearchStrategy[Any]] = {
+    "micro_batch_size": st.lists(st.integers(1, 512), min_size=1, max_size=4),
+    "grad_accum_steps": st.lists(st.integers(1, 16), min_size=1, max_size=3),
+    "amp_dtype": st.lists(st.sampled_from(["float32", "tf32", "bfloat16", "float16"]), min_size=1),
+    "num_workers": st.builds(lambda low, more: {"low": low, "high": low + more}, st.integers(0, 4), st.integers(0, 12)),
+    "prefetch_factor": st.lists(st.none() | st.integers(1, 16), min_size=1, max_size=3),
+    "persistent_workers": st.booleans(),
+    "pin_memory": st.lists(st.booleans(), min_size=1),
+    "compile": st.lists(st.booleans(), min_size=1),
+    "strategy": st.lists(st.sampled_from(["single", "ddp"]), min_size=1),
+    "world_size": st.lists(st.integers(1, 3), min_size=1, max_size=2),
+}
+_SPACES = st.fixed_dictionaries({}, optional=_SUBSETS)
+_BASELINES = st.builds(
+    TrainingConfig,
+    micro_batch_size=st.integers(1, 300),
+    grad_accum_steps=st.integers(1, 6),
+    num_workers=st.integers(0, 40),
+    compile=st.booleans(),
+    intra_op_threads=st.none() | st.integers(1, 4),
+)
+
+
+@pytest.fixture(scope="session")
+def make_space(
+    make_facts: Callable[..., WorkloadFacts], make_environment: Callable[..., Environment]
+) -> Callable[..., ResolvedSpace]:
+    """(the user's space as a mapping); keywords for resolve, `global_batch`, `max_batch_scale`, facts' fields."""
+
+    def make(
+        given_space: Mapping[str, Any] | None = None,
+        *,
+        baseline: TrainingConfig | None = None,
+        environment: Environment | None = None,
+        drop_last: bool = True,
+        global_batch: str = "scale",
+        max_batch_scale: float = 8,
+        **facts: Any,
+    ) -> ResolvedSpace:
+        return resolve(
+            SearchSpace.model_validate(given_space or {}),
+            baseline=baseline or TrainingConfig(),
+            objective=Objective.model_validate({"global_batch": global_batch, "max_batch_scale": max_batch_scale}),
+            facts=make_facts(**facts),
+            environment=environment or make_environment(),
+            drop_last=drop_last,
+        )
+
+    return make
+
+
+def _values(space: ResolvedSpace, name: str) -> list[Any]:
+    return list(space.domains[name])
+
+
+def _composed(space: ResolvedSpace, most: int = 400) -> list[TrainingConfig]:
+    found = (compose(params, space) for params in islice(space.combinations(), most))
+    return [config for config in found if isinstance(config, TrainingConfig)]
+
+
+# What a user may write
+
+
+def test_a_setting_takes_a_list_a_range_or_one_value() -> None:
+    space = SearchSpace.model_validate(
+        {"num_workers": {"low": 0, "high": 4}, "amp_dtype": ["float32"], "prefetch_factor": None, "pin_memory": True}
+    )
+    assert space.given() == {
+        "num_workers": IntRange(low=0, high=4),
+        "amp_dtype": Choices(values=("float32",)),
+        "prefetch_factor": Choices(values=(None,)),
+        "pin_memory": Choices(values=(True,)),
+    }
+
+
+def test_a_domain_that_is_already_one_is_checked_as_well() -> None:
+    assert SearchSpace(num_workers=IntRange(low=1, high=2)).given() == {"num_workers": IntRange(low=1, high=2)}
+    with pytest.raises(ValidationError):
+        SearchSpace(num_workers=IntRange(low=-1, high=2))
+    with pytest.raises(ValidationError):
+        SearchSpace(amp_dtype=Choices(values=("fp8",)))
+
+
+def test_repeated_choices_count_once() -> None:
+    assert SearchSpace.model_validate({"num_workers": (2, 2, 0)}).given() == {"num_workers": Choices(values=(2, 0))}
+
+
+@pytest.mark.parametrize(
+    ("given_space", "said"),
+    [
+        ({"num_workers": []}, "at least one value"),
+        ({"num_workers": [-1]}, "-1 can't be a value of num_workers"),
+        ({"num_workers": [0, True]}, "True can't be a value of num_workers"),
+        ({"num_workers": None}, "None can't be a value of num_workers"),
+        ({"num_workers": {"low": 3, "high": 1}}, r"`low <= high` must hold, but got \(low=3, high=1\)"),
+        ({"num_workers": {"low": 0, "high": 4, "log": True}}, "must start at 1 or more"),
+        ({"num_workers": {"low": 0}}, "high"),
+        ({"num_workers": {"low": 0, "high": 1.5}}, "high"),
+        ({"num_workers": {"low": 0, "high": 4, "step": 2}}, "step"),
+        ({"pin_memory": {"low": 0, "high": 1}}, "can't be a value of pin_memory"),
+        ({"amp_dtype": [["float32"]]}, "can't be a value of amp_dtype"),
+        ({"amp_dtype": ["fp8"]}, "'fp8' can't be a value of amp_dtype"),
+        ({"batch_size": [32]}, "batch_size"),
+        ({"lr": [0.1]}, "lr"),
+    ],
+)
+def test_what_can_not_be_a_space_is_refused_with_rule_and_value(given_space: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        SearchSpace.model_validate(given_space)
+
+
+def test_domains_know_their_values_by_type() -> None:
+    assert True not in Choices(values=(1, 0))
+    assert 1 not in Choices(values=(True,))
+    assert True not in IntRange(low=0, high=2)
+    assert list(IntRange(low=2, high=4)) == [2, 3, 4]
+    assert len(IntRange(low=2, high=4)) == 3
+
+
+# Default ranges
+
+
+@pytest.mark.parametrize(("cores", "most"), [(1, 8), (2, 8), (4, 8), (16, 32)])
+def test_workers_go_from_none_to_eight_or_twice_the_cores(
+    make_space: Callable[..., ResolvedSpace], make_environment: Callable[..., Environment], cores: int, most: int
+) -> None:
+    space = make_space(environment=make_environment(cores=cores))
+    assert space.domains["num_workers"] == IntRange(low=0, high=most)
+
+
+def test_the_default_ranges_are_the_documented_ones(make_space: Callable[..., ResolvedSpace]) -> None:
+    space = make_space()
+    assert _values(space, "prefetch_factor") == [2, 4, 8]
+    assert _values(space, "micro_batch_size") == [8, 16, 32, 64, 128, 256]
+    assert {1, 2, 4} <= set(_values(space, "grad_accum_steps"))
+    assert _values(space, "amp_dtype") == ["float32", "tf32", "bfloat16", "float16"]
+    for name in ("persistent_workers", "pin_memory", "channels_last"):
+        assert _values(space, name) == [False, True]
+    assert _values(space, "world_size") == [1]
+    assert set(space.domains) == set(SearchSpace.model_fields)
+
+
+def test_batches_grow_to_max_batch_scale_times_the_baselines(make_space: Callable[..., ResolvedSpace]) -> None:
+    assert _values(make_space(max_batch_scale=2), "micro_batch_size") == [8, 16, 32, 64]
+    assert _values(make_space(baseline=TrainingConfig(micro_batch_size=48)), "micro_batch_size")[-1] == 256
+    assert 48 in _values(make_space(baseline=TrainingConfig(micro_batch_size=48)), "micro_batch_size")
+
+
+def test_only_native_precisions_are_tried_by_default(
+    make_space: Callable[..., ResolvedSpace], cpu: Environment
+) -> None:
+    space = make_space(environment=cpu)
+    assert _values(space, "amp_dtype") == ["float32", "bfloat16"]
+    assert _values(space, "pin_memory") == [False]
+    assert _values(space, "intra_op_threads") == [None, 1, 2]
+
+
+def test_an_unsharded_iterable_gets_one_worker_and_a_note(make_space: Callable[..., ResolvedSpace]) -> None:
+    space = make_space(is_iterable=True, is_sharded=False, dataset_length=None)
+    assert space.domains["num_workers"] == IntRange(low=0, high=1)
+    assert "num_workers stayed within 1" in space.notes[0]
+    explicit = make_space({"num_workers": [4]}, is_iterable=True, is_sharded=False, dataset_length=None)
+    assert _values(explicit, "num_workers") == [4]
+    assert "kept" in explicit.notes[0]
+
+
+def test_a_small_dataset_caps_the_batch_where_the_last_one_is_dropped(make_space: Callable[..., ResolvedSpace]) -> None:
+    assert _values(make_space(dataset_length=100), "micro_batch_size") == [8, 16, 32, 64]
+    assert _values(make_space(dataset_length=5), "micro_batch_size") == [5]
+    assert _values(make_space(dataset_length=100, drop_last=False), "micro_batch_size")[-1] == 256
+
+
+@settings(max_examples=100, deadline=None)
+@given(_BASELINES)
+def test_the_default_ranges_hold_the_baseline(
+    make_space: Callable[..., ResolvedSpace], baseline: TrainingConfig
+) -> None:
+    space = make_space(baseline=baseline)
+    outside = {
+        name
+        for name in space.domains
+        if getattr(baseline, name) not in space.domains[name] and name != "prefetch_factor"
+    }
+    assert outside == set()
+    settings_of_baseline = {
+        name: 2 if name == "prefetch_factor" else getattr(baseline, name) for name in space.parameters
+    }
+    composed = compose(settings_of_baseline, space)
+    assert isinstance(composed, TrainingConfig)
+    assert rules.same_behaviour_key(composed, space.facts, space.environment) == rules.same_behaviour_key(
+        baseline, space.facts, space.environment
+    )
+
+
+# Explicit choices
+
+
+def test_explicit_choices_override_every_cap(make_space: Callable[..., ResolvedSpace]) -> None:
+    space = make_space({"micro_batch_size": [4096], "num_workers": [64], "prefetch_factor": [32]})
+    (config,) = {config.model_copy(update=_PLAIN) for config in _composed(space, 10_000)}
+    assert (config.micro_batch_size, config.num_workers, config.prefetch_factor) == (4096, 64, 32)
+
+
+_PLAIN = {
+    "amp_dtype": "float32",
+    "persistent_workers": False,
+    "pin_memory": False,
+    "channels_last": False,
+    "intra_op_threads": None,
+}
+
+
+def test_listed_accumulation_is_reached_and_the_batch_stays_capped(make_space: Callable[..., ResolvedSpace]) -> None:
+    space = make_space({"grad_accum_steps": [1, 4]})
+    assert {config.grad_accum_steps for config in _composed(space, 10**6)} == {1, 4}
+    assert max(config.global_batch_size for config in _composed(space, 10**6)) == 256
+    beyond = make_space({"grad_accum_steps": [64]})
+    assert {config.global_batch_size for config in _composed(beyond, 10**6)} == {64 * 8}
+
+
+def test_a_batch_sampler_of_fixed_size_leaves_one_batch(make_space: Callable[..., ResolvedSpace]) -> None:
+    space = make_space(fixed_batch_size=512)
+    assert {config.micro_batch_size for config in _composed(space, 2_000)} == {512}
+
+
+# Composing
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    given_space=_SPACES,
+    baseline=_BASELINES,
+    keep=st.booleans(),
+    scale=st.sampled_from([1, 1.5, 8]),
+    length=st.none() | st.integers(1, 3000),
+    drop_last=st.booleans(),
+    on_cpu=st.booleans(),
+    has_4d=st.booleans(),
+)
+def test_what_is_composed_breaks_no_rule_and_no_cap(
+    make_space: Callable[..., ResolvedSpace],
+    cpu: Environment,
+    given_space: dict[str, Any],
+    baseline: TrainingConfig,
+    keep: bool,
+    scale: float,
+    length: int | None,
+    drop_last: bool,
+    on_cpu: bool,
+    has_4d: bool,
+) -> None:
+    space = make_space(
+        given_space,
+        baseline=baseline,
+        environment=cpu if on_cpu else None,
+        drop_last=drop_last,
+        global_batch="keep" if keep else "scale",
+        max_batch_scale=scale,
+        dataset_length=length,
+        has_4d_input=has_4d,
+    )
+    for params in islice(space.combinations(), 60):
+        config = compose(params, space)
+        if isinstance(config, str):
+            assert config
+            continue
+        assert rules.contradiction(config) is None
+        assert rules.obstacle(config, space.facts, space.environment, drop_last=drop_last) is None
+        assert rules.without_effect(config, space.facts, space.environment) == {}
+        assert config.lr == baseline.lr
+        plain = config.model_dump()
+        assert rules.normalised(plain, space.facts, space.environment) == plain
+        if keep:
+            assert config.global_batch_size == baseline.global_batch_size
+        elif not given_space.keys() & {"micro_batch_size", "grad_accum_steps"}:
+            assert config.global_batch_size <= max(scale * baseline.global_batch_size, 1)
+
+
+@settings(max_examples=100, deadline=None)
+@given(_BASELINES)
+def test_keeping_the_batch_always_leaves_a_way_and_never_changes_it(
+    make_space: Callable[..., ResolvedSpace], baseline: TrainingConfig
+) -> None:
+    space = make_space(baseline=baseline, global_batch="keep")
+    assert "grad_accum_steps" not in space.parameters
+    sizes = set()
+    for size in space.domains["micro_batch_size"]:
+        params = {name: next(iter(domain)) for name, domain in space.parameters.items()} | {"micro_batch_size": size}
+        config = compose(params, space)
+        assert isinstance(config, TrainingConfig), config
+        assert config.global_batch_size == baseline.global_batch_size
+        sizes.add(config.micro_batch_size)
+    assert baseline.micro_batch_size in sizes
+
+
+def test_a_kept_batch_refuses_what_does_not_divide_it(make_space: Callable[..., ResolvedSpace]) -> None:
+    space = make_space(
+        {"micro_batch_size": [24, 32, 64]}, global_batch="keep", baseline=TrainingConfig(micro_batch_size=64)
+    )
+    reasons = {size: compose({"micro_batch_size": size}, space) for size in (24, 32, 64)}
+    assert "does not divide" in str(reasons[24])
+    assert isinstance(reasons[32], TrainingConfig)
+    assert reasons[32].grad_accum_steps == 2
+
+
+def test_a_value_outside_the_space_is_refused_by_name(make_space: Callable[..., ResolvedSpace]) -> None:
+    assert compose({"num_workers": 99}, make_space()) == "num_workers=99 lies outside the space"
+
+
+def test_a_contradiction_is_told_in_the_rules_own_words(make_space: Callable[..., ResolvedSpace]) -> None:
+    space = make_space({"world_size": [1, 2]})
+    assert str(compose({"world_size": 2}, space)).startswith("strategy 'single' has one rank")
+
+
+def test_what_has_no_effect_is_put_to_neutral(make_space: Callable[..., ResolvedSpace]) -> None:
+    space = make_space({"pin_memory": [True]}, environment=None, has_4d_input=False)
+    config = compose({"num_workers": 0, "prefetch_factor": 8, "persistent_workers": True}, space)
+    assert isinstance(config, TrainingConfig)
+    assert (config.prefetch_factor, config.persistent_workers, config.channels_last) == (None, False, False)
+
+
+def test_a_setting_with_one_value_is_no_parameter(make_space: Callable[..., ResolvedSpace]) -> None:
+    space = make_space({name: domain for name, domain in _ONE_VALUE_EACH.items() if name != "num_workers"})
+    assert set(space.parameters) == {"num_workers"}
+    assert space.size == len(list(space.combinations())) == 9
+    assert make_space(_ONE_VALUE_EACH).size == 1
+    assert list(make_space(_ONE_VALUE_EACH).combinations()) == [{}]
+
+
+_ONE_VALUE_EACH = {
+    "micro_batch_size": 32,
+    "grad_accum_steps": 1,
+    "amp_dtype": "float32",
+    "num_workers": 2,
+    "prefetch_factor": 2,
+    "persistent_workers": False,
+    "pin_memory": False,
+    "channels_last": False,
+    "compile": False,
+    "intra_op_threads": None,
+}

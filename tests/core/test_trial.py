@@ -1,0 +1,57 @@
+"""A record tells how its trial ended, and is kept exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf, nan
+from typing import get_args
+
+import pytest
+
+from autotune.core.measurement import Measurement
+from autotune.core.objective import Score
+from autotune.core.trial import Failure, Outcome, TrialRecord, TrialResult
+
+_FAILED = [outcome for outcome in get_args(Outcome) if outcome not in {"ok", "over_memory"}]
+
+
+def test_a_trial_above_the_limit_is_over_memory_and_says_how_far(make_record: Callable[..., TrialRecord]) -> None:
+    record = make_record(score=Score(value=2.0, feasible=False, violation=0.1, reason="above the limit"))
+    assert (record.outcome, record.reason, record.is_feasible) == ("over_memory", "above the limit", False)
+    assert record.measurement is not None
+
+
+def test_a_trial_within_the_limit_is_ok(make_record: Callable[..., TrialRecord]) -> None:
+    record = make_record()
+    assert (record.outcome, record.reason, record.is_feasible) == ("ok", "", True)
+
+
+@pytest.mark.parametrize("outcome", _FAILED)
+def test_a_trial_that_failed_has_its_results_outcome_and_reason(
+    make_record: Callable[..., TrialRecord], outcome: Outcome
+) -> None:
+    record = make_record(result=TrialResult(outcome=outcome, reason="why"), score=None)
+    assert (record.outcome, record.reason, record.is_feasible, record.measurement) == (outcome, "why", False, None)
+
+
+def test_a_trial_that_is_not_scored_yet_is_no_candidate(make_record: Callable[..., TrialRecord]) -> None:
+    assert not make_record(score=None).is_feasible
+
+
+@pytest.mark.parametrize("outcome", get_args(Outcome))
+def test_a_record_comes_back_from_json_exactly(
+    make_record: Callable[..., TrialRecord], make_measurement: Callable[..., Measurement], outcome: Outcome
+) -> None:
+    result = TrialResult(
+        outcome=outcome,
+        reason='wörds, "quotes"\nand lines',
+        measurement=make_measurement(1 / 3, samples_per_s_ci=(0.1, inf), loss=nan),
+        failure=Failure(signature="ValueError at net.py:12", traceback="Traceback…"),
+        violation=0.1 + 0.2,
+        wall_s=1e-9,
+        log="logs/7.log",
+    )
+    record = make_record(result=result, number=7)
+    line = record.model_dump_json()
+    assert "\n" not in line
+    assert repr(TrialRecord.model_validate_json(line)) == repr(record)

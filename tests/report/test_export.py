@@ -1,0 +1,70 @@
+"""The JSON document: its keys are stable, and any JSON reader takes it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from autotune.core.recommendation import Ratio
+from autotune.core.result import RunSummary
+from autotune.core.training_config import TrainingConfig
+from autotune.report import summary_json
+
+from .conftest import make_recommendation, make_summary, make_variants
+
+KEYS = [
+    "format",
+    "name",
+    "verdict",
+    "headline",
+    "best",
+    "baseline",
+    "same_batch",
+    "speedup",
+    "same_batch_speedup",
+    "memory_limit_bytes",
+    "memory_source",
+    "outcomes",
+    "reasons",
+    "lr_advice",
+    "notes",
+    "stopped_because",
+    "wall_s",
+    "files",
+    "seed",
+    "fingerprint",
+    "autotune_version",
+]
+
+
+def test_the_keys_are_the_same_for_every_verdict(any_summary: RunSummary, tmp_path: Path) -> None:
+    document = json.loads(summary_json(any_summary, tmp_path))
+    assert list(document) == KEYS
+    assert document["format"] == 1
+
+
+def test_the_best_settings_make_a_training_config_again(tmp_path: Path) -> None:
+    best = json.loads(summary_json(make_summary(), tmp_path))["best"]
+    assert TrainingConfig.model_validate(best["settings"]) == make_recommendation().config
+    assert best["global_batch_size"] == 128
+    assert best["figures"]["is_confirmed"]
+    assert best["figures"]["samples_per_s"]["low"] < best["figures"]["samples_per_s"]["value"]
+
+
+def test_nothing_feasible_has_no_best(tmp_path: Path) -> None:
+    document = json.loads(summary_json(make_variants()["nothing_feasible"], tmp_path))
+    assert document["verdict"] == "nothing_feasible"
+    assert document["best"] is None
+    assert document["outcomes"]["over_memory"] == 3
+
+
+def test_an_infinite_end_is_the_text_infinity(tmp_path: Path) -> None:
+    recommendation = make_recommendation(speedup=Ratio(value=2.0, low=0.0, high=float("inf")))
+    text = summary_json(make_summary(recommendation=recommendation), tmp_path)
+    assert json.loads(text)["speedup"] == {"value": 2.0, "low": 0.0, "high": "Infinity"}
+
+
+def test_files_that_are_there_are_given_by_absolute_path(tmp_path: Path) -> None:
+    (tmp_path / "recommended.yaml").touch()
+    files = json.loads(summary_json(make_summary(), tmp_path))["files"]
+    assert files == {"recommended.yaml": str(tmp_path / "recommended.yaml")}

@@ -1,0 +1,88 @@
+"""Units and settings as short strings."""
+
+from __future__ import annotations
+
+import pytest
+from rich.cells import cell_len
+
+from autotune.core.training_config import TrainingConfig
+from autotune.report.formatting import (
+    describe_settings,
+    format_bytes,
+    format_duration,
+    format_fraction,
+    format_interval,
+    format_rate,
+    format_setting,
+    format_times,
+    one_line,
+    shorten,
+)
+
+from .conftest import BASELINE, FAST
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 MiB"), (2**19, "0.50 MiB"), (512 * 2**20, "512 MiB"), (2**30, "1.00 GiB"), (139 * 2**30, "139 GiB")],
+)
+def test_bytes_are_mib_below_one_gib(size: int, text: str) -> None:
+    assert format_bytes(size) == text
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"),
+    [(0.01234, "0.01234"), (12.3456, "12.35"), (999.6, "999.6"), (1234.5, "1,234"), (12_345_678.0, "12.35 M")],
+)
+def test_a_rate_keeps_four_digits(rate: float, text: str) -> None:
+    assert format_rate(rate) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-1, "0.0 s"), (0.44, "0.4 s"), (59.7, "1 min"), (200.4, "3 min 20 s"), (3600, "1 h"), (7500, "2 h 5 min")],
+)
+def test_a_duration_shows_its_two_largest_units(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("fraction", "text"), [(0, "0 %"), (0.0001, "<0.1 %"), (0.034, "3.4 %"), (0.41, "41 %"), (0.9999, "100 %")]
+)
+def test_a_fraction_is_shown_as_per_cent(fraction: float, text: str) -> None:
+    assert format_fraction(fraction) == text
+
+
+def test_a_small_gain_can_be_told_from_none() -> None:
+    assert (format_times(1.004), format_times(2.412), format_times(12.34)) == ("1.004", "2.41", "12.3")
+
+
+def test_an_interval_without_an_end_is_unknown() -> None:
+    assert format_interval(format_rate(0), format_rate(float("inf"))) == "unknown"
+
+
+def test_settings_are_told_in_upstreams_order_of_weight() -> None:
+    assert describe_settings(BASELINE) == "batch 32, no workers, float32"
+    assert describe_settings(FAST) == "batch 128, 4 workers, bfloat16, pinned, persistent, prefetch 4"
+
+
+def test_beside_a_baseline_only_differences_are_told() -> None:
+    own = FAST.model_copy(update={"pin_memory": False, "grad_accum_steps": 2})
+    assert describe_settings(own, FAST) == "batch 128 × 2, not pinned"  # noqa: RUF001 - a times sign
+    assert describe_settings(FAST, FAST) == "your settings"
+
+
+def test_a_prefetch_factor_without_workers_is_no_value() -> None:
+    assert format_setting("prefetch_factor", TrainingConfig()) == "–"  # noqa: RUF001 - an en dash
+    assert format_setting("prefetch_factor", TrainingConfig(num_workers=2)) == "torch's own"
+
+
+def test_foreign_text_loses_escapes_line_ends_and_lone_surrogates() -> None:
+    assert one_line("a\x1b[31m b\x1b[0m\n\n\tc\udc80\x07\x00") == "a b c"
+
+
+def test_cut_text_counts_cells_and_ends_in_an_ellipsis() -> None:
+    cut = shorten("理由" * 10, 9)
+    assert cell_len(cut) <= 9
+    assert cut.endswith("…")
+    assert shorten("short", 9) == "short"

@@ -1,0 +1,219 @@
+"""The console's forms: what they say, and that they fit 80 columns and obey no foreign markup."""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from autotune.core.objective import Objective
+from autotune.core.recommendation import Ratio
+from autotune.core.result import RunSummary
+from autotune.core.search_space import Choices, IntRange, SearchSpace, resolve
+from autotune.core.training_config import DdpConfig, TrainingConfig
+from autotune.report.terminal import print_check, print_environment, print_summary
+
+from .conftest import (
+    BASELINE,
+    FAST,
+    SAME_BATCH,
+    make_environment,
+    make_facts,
+    make_measurement,
+    make_recommendation,
+    make_summary,
+    make_trial,
+    make_variants,
+)
+
+
+def make_console(width: int = 80) -> Console:
+    return Console(file=StringIO(), width=width, force_terminal=False)
+
+
+def text_of(console: Console) -> str:
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+def print_to_text(summary: RunSummary, run_dir: Path) -> str:
+    console = make_console()
+    print_summary(summary, run_dir=run_dir, console=console)
+    return text_of(console)
+
+
+def row_of(text: str, label: str) -> list[str]:
+    return next(line for line in text.splitlines() if line.strip().startswith(label)).split()
+
+
+def assert_fits(text: str, width: int = 80) -> None:
+    assert [line for line in text.splitlines() if cell_len(line) > width] == []
+
+
+def test_every_verdict_fits_80_columns(any_summary: RunSummary, tmp_path: Path) -> None:
+    assert_fits(print_to_text(any_summary, tmp_path))
+
+
+def test_wide_values_and_wide_characters_fit_80_columns(tmp_path: Path) -> None:
+    ddp = DdpConfig(bucket_cap_mb=100, gradient_as_bucket_view=True, static_graph=True, comm_hook="powersgd")
+    config = TrainingConfig(world_size=8, strategy="ddp", ddp=ddp, micro_batch_size=16384)
+    recommendation = make_recommendation(config=config, reasons=("理由" * 60,))
+    run_dir = tmp_path / ("folder" * 30)
+    text = print_to_text(make_summary(recommendation=recommendation, notes=("x" * 300,)), run_dir)
+    assert_fits(text)
+    assert "comm_hook=" in text
+
+
+def test_the_headline_gives_the_speedup_with_its_interval(tmp_path: Path) -> None:
+    text = print_to_text(make_summary(), tmp_path)
+    assert "2.41 times as fast as your configuration (95 %: 2.35 to 2.47)." in text
+
+
+def test_an_unknown_interval_is_said_to_be_unknown(tmp_path: Path) -> None:
+    speedup = Ratio(value=2.4, low=0.0, high=float("inf"))
+    text = print_to_text(make_summary(recommendation=make_recommendation(speedup=speedup)), tmp_path)
+    assert "(95 %: unknown)" in text
+    assert "inf" not in row_of(text, "samples/s")
+
+
+@pytest.mark.parametrize(
+    ("variant", "said"),
+    [
+        ("already_best", "already the best found: no measurable gain"),
+        ("unconfirmed", "Not confirmed: about 2.41 times as fast"),
+        ("baseline_infeasible", "takes 17.2 GiB of memory, above the limit of 16.0 GiB, so no speed-up can be stated"),
+        ("nothing_feasible", "nearest miss: trial 3 (batch 256, 4 workers"),
+    ],
+)
+def test_each_verdict_is_said_in_the_headline(variant: str, said: str, tmp_path: Path) -> None:
+    text = print_to_text(make_variants()[variant], tmp_path)
+    assert said in " ".join(text.split())
+    assert "times baseline" not in text
+
+
+def test_a_baseline_that_ran_out_of_memory_is_said_so(tmp_path: Path) -> None:
+    oom = make_trial(0, BASELINE, "oom", reason="CUDA out of memory", violation=0.1)
+    infeasible = make_variants()["baseline_infeasible"]
+    summary = infeasible.model_copy(update={"trials": (oom, *infeasible.trials[1:])})
+    assert "Your configuration runs out of memory" in print_to_text(summary, tmp_path)
+
+
+def test_a_search_without_trials_is_told(tmp_path: Path) -> None:
+    assert "Nothing was measured." in print_to_text(make_summary(recommendation=None, trials=()), tmp_path)
+
+
+def test_confirmed_runs_take_the_place_of_the_trials_own(tmp_path: Path) -> None:
+    confirmed = print_to_text(make_summary(), tmp_path)
+    assert row_of(confirmed, "samples/s")[1:] == ["5,100", "12,300", "9,850"]
+    assert "3 runs each, in turns with the baseline" in confirmed
+    unconfirmed = print_to_text(make_variants()["unconfirmed"], tmp_path)
+    assert row_of(unconfirmed, "samples/s")[1:] == ["5,123", "12,346", "9,876"]
+    assert "one trial each" in unconfirmed
+
+
+def test_settings_that_changed_stand_in_the_table_and_others_do_not(tmp_path: Path) -> None:
+    text = print_to_text(make_summary(), tmp_path)
+    assert row_of(text, "lr  ")[1:] == ["0.001", "0.004", "0.001"]
+    assert row_of(text, "pin_memory")[1:] == ["off", "on", "on"]
+    assert "channels_last" not in text
+
+
+def test_the_same_batch_column_is_left_out_where_it_is_the_recommended_one(tmp_path: Path) -> None:
+    same = {"same_batch": SAME_BATCH, "same_batch_number": 2}
+    text = print_to_text(
+        make_summary(recommendation=make_recommendation(config=SAME_BATCH, number=2, **same)), tmp_path
+    )
+    assert "recommended" in text
+    assert "same batch" not in text
+
+
+def test_a_same_batch_that_is_the_baseline_is_told_instead_of_shown(tmp_path: Path) -> None:
+    same = {"same_batch": BASELINE, "same_batch_number": 0, "same_batch_speedup": None}
+    text = print_to_text(make_summary(recommendation=make_recommendation(**same)), tmp_path)
+    assert "same batch" not in text
+    assert "nothing faster than the baseline" in text
+
+
+def test_busy_fractions_of_different_sources_are_told_apart(tmp_path: Path) -> None:
+    other = make_measurement(5000.0).model_copy(update={"busy_source": "profiler"})
+    trials = (make_trial(0, BASELINE, measurement=other), make_trial(1, FAST, measurement=make_measurement(9000.0)))
+    recommendation = make_recommendation(confirmations=(), same_batch=None, same_batch_number=None)
+    text = print_to_text(make_summary(trials=trials, recommendation=recommendation), tmp_path)
+    assert "don't compare" in text
+    assert "baseline: profiler" in text
+
+
+def test_foreign_text_is_never_taken_for_markup_or_escapes(tmp_path: Path) -> None:
+    text = " ".join(print_to_text(make_summary(), tmp_path).split())
+    assert "shape [red](3, 4)[/red] | want `x`" in text
+    assert "[long]" in text
+    assert "\x1b" not in text
+
+
+def test_failures_are_grouped_and_counted(tmp_path: Path) -> None:
+    text = print_to_text(make_summary(), tmp_path)
+    assert "2 over the limit  trials 3, 4: peak memory must stay within" in text
+    assert "2 crashed         trials 6, 7: ValueError" in text
+    assert "cut short" not in text.partition("Failures")[2]
+
+
+def test_only_files_that_are_there_are_listed(tmp_path: Path) -> None:
+    (tmp_path / "recommended.yaml").touch()
+    text = print_to_text(make_summary(), tmp_path)
+    assert "recommended.yaml" in text
+    assert "study.db" not in text
+
+
+def test_the_learning_rates_advice_is_given(tmp_path: Path) -> None:
+    text = " ".join(print_to_text(make_summary(), tmp_path).split())
+    assert "lr goes from 0.001 to 0.004" in text
+    assert "gradual warm-up" in text
+
+
+def test_the_environment_fits_and_names_device_and_torch() -> None:
+    console = make_console()
+    print_environment(make_environment(), console)
+    text = text_of(console)
+    assert_fits(text)
+    assert "NVIDIA H200 (cuda:0, 139 GiB)" in text
+    assert "2.13.0, CUDA 13.0" in text
+
+
+def test_a_check_tells_searched_fixed_and_idle_settings_apart() -> None:
+    facts = make_facts(has_4d_input=False, notes=("A [note] of the probe.",))
+    space = resolve(
+        SearchSpace(
+            num_workers=IntRange(low=0, high=6),
+            micro_batch_size=Choices(values=tuple(range(1, 60))),
+            amp_dtype=Choices(values=("bfloat16",)),
+        ),
+        baseline=TrainingConfig(channels_last=True),
+        objective=Objective(),
+        facts=facts,
+        environment=make_environment(),
+    )
+    console = make_console()
+    print_check(make_environment(), facts, space, console)
+    text = text_of(console)
+    assert_fits(text)
+    assert row_of(text, "num_workers")[2:] == ["0", "to", "6"]
+    assert row_of(text, "amp_dtype")[2:] == ["fixed:", "bfloat16"]
+    assert "A [note] of the probe." in text
+    assert "channels_last has no effect here" in text
+    assert f"{space.size:,} combinations" in text
+
+
+def test_a_kept_global_batch_is_said_to_lead_the_accumulation() -> None:
+    space = resolve(
+        SearchSpace(),
+        baseline=BASELINE,
+        objective=Objective(global_batch="keep"),
+        facts=make_facts(),
+        environment=make_environment(),
+    )
+    console = make_console()
+    print_check(make_environment(), make_facts(), space, console)
+    assert row_of(text_of(console), "grad_accum_steps")[2:5] == ["follows", "the", "batch:"]

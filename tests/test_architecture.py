@@ -1,0 +1,205 @@
+"""The directions of imports and the public names, read from the syntax trees; nothing of autotune is run for it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+import autotune
+
+Kind = Literal["module", "function", "typing"]
+
+PACKAGE = Path(autotune.__file__).parent
+FILES = sorted(PACKAGE.rglob("*.py"))
+EVERYWHERE: tuple[Kind, ...] = ("module", "function", "typing")
+
+MAY_IMPORT: dict[str, set[str]] = {
+    "__init__": {"api", "core", "errors"},
+    "__main__": {"cli"},
+    "cli": {"api", "run_config", "report", "core", "errors"},
+    "api": {"tune", "confirm", "run_config", "search", "launch", "report", "run_folder", "testing", "protocol", "core"}
+    | {"errors"},
+    "confirm": {"tune", "search", "launch", "protocol", "core", "errors"},
+    "tune": {"search", "launch", "protocol", "core", "errors"},
+    "run_config": {"core", "errors"},
+    "search": {"core", "errors"},
+    "report": {"core", "errors"},
+    "run_folder": {"protocol", "core", "errors"},
+    "launch": {"protocol", "core", "errors"},
+    "worker": {"protocol", "core", "errors"},
+    "testing": {"protocol", "launch", "core", "errors"},
+    "protocol": {"core", "errors"},
+    "core": {"core", "errors"},
+    "errors": set(),
+}
+"""Each room, and the rooms that it may import (itself apart)."""
+
+OWNERS: dict[str, dict[str, tuple[Kind, ...]]] = {
+    "torch": {
+        "worker": EVERYWHERE,
+        "core/training_config.py": ("function", "typing"),
+        "protocol": ("function", "typing"),
+    },
+    "optuna": {"search": EVERYWHERE, "api": ("typing",)},
+    "yaml": {"run_config": EVERYWHERE},
+    "rich": {"report": EVERYWHERE, "cli": ("function", "typing")},
+    "click": {"cli": EVERYWHERE},
+}
+"""Each heavy or border package, the rooms or files that may import it, and where in them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Import:
+    """An import statement: the dotted name, and whether it runs with the module, in a function or never."""
+
+    name: str
+    kind: Kind
+    line: int
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
+def test_a_room_imports_only_the_rooms_below_it(path: Path) -> None:
+    room = room_of(path)
+    assert room in MAY_IMPORT, f"a new room needs its place in DESIGN.md and in MAY_IMPORT, but got {room}"
+    imported = [(one, target_room(one)) for one in imports_of(path)]
+    wrong = [f"line {one.line}: {one.name}" for one, to in imported if to not in {None, room, *MAY_IMPORT[room]}]
+    assert not wrong
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
+def test_a_package_is_imported_by_its_owner_alone(path: Path) -> None:
+    wrong = []
+    for one in imports_of(path):
+        owners = OWNERS.get(one.name.partition(".")[0])
+        if owners is None:
+            continue
+        places = (room_of(path), path.relative_to(PACKAGE).as_posix())
+        if one.kind not in {kind for place in places for kind in owners.get(place, ())}:
+            wrong.append(f"line {one.line}: {one.name} ({one.kind})")
+    assert not wrong
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
+def test_public_names_are_listed_sorted_and_there(path: Path) -> None:
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    listed = listed_names(body)
+    public = {one.name for one in body if isinstance(one, ast.FunctionDef | ast.ClassDef) and is_public(one)}
+    if listed is None:
+        assert not public or path.name == "__main__.py", "a module with public names needs an __all__"
+        return
+    assert listed == sorted(listed, key=sort_key)
+    assert public <= set(listed), "a public function or class belongs into __all__, any other begins with _"
+    assert set(listed) <= bound_names(body)
+
+
+@pytest.mark.parametrize("name", autotune.__all__)
+def test_each_public_name_of_the_package_exists(name: str) -> None:
+    assert getattr(autotune, name) is not None
+
+
+def test_an_import_is_told_by_where_it_runs() -> None:
+    source = """
+import torch.nn as nn
+if TYPE_CHECKING:
+    from optuna import Study
+else:
+    import yaml
+def f() -> None:
+    from autotune import api, __version__
+    class A:
+        import click
+"""
+    found = [(one.name, one.kind) for one in walk(ast.parse(source).body, "module")]
+    assert found == [
+        ("torch.nn", "module"),
+        ("optuna.Study", "typing"),
+        ("yaml", "module"),
+        ("autotune.api", "function"),
+        ("autotune.__version__", "function"),
+        ("click", "function"),
+    ]
+
+
+def room_of(path: Path) -> str:
+    """The first part of a file's place in the package: "core", "api"."""
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+def target_room(one: Import) -> str | None:
+    """The room that an import reaches; None for other packages and for the version."""
+    if one.name.partition(".")[0] != "autotune" or one.name == "autotune.__version__":
+        return None
+    return [*one.name.split("."), "__init__"][1]
+
+
+def imports_of(path: Path) -> list[Import]:
+    """Every import statement of a file."""
+    return list(walk(ast.parse(path.read_text(encoding="utf-8")).body, "module"))
+
+
+def walk(nodes: list[ast.stmt], kind: Kind) -> Iterator[Import]:
+    """The imports below some statements, which are of a kind."""
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (Import(name=alias.name, kind=kind, line=node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: imports are absolute"
+            yield from (Import(name=f"{node.module}.{one.name}", kind=kind, line=node.lineno) for one in node.names)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from walk(node.body, "function" if kind == "module" else kind)
+        elif isinstance(node, ast.If) and ast.unparse(node.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}:
+            yield from walk(node.body, "typing")
+            yield from walk(node.orelse, kind)
+        else:
+            yield from walk(inner_statements(node), kind)
+
+
+def inner_statements(node: ast.AST) -> list[ast.stmt]:
+    """The statements directly inside another: the arms of a try or a match, the body of a class, a loop, a with."""
+    found: list[ast.stmt] = []
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt):
+            found.append(child)
+        elif isinstance(child, ast.ExceptHandler | ast.match_case):
+            found.extend(child.body)
+    return found
+
+
+def listed_names(body: list[ast.stmt]) -> list[str] | None:
+    """What `__all__` holds; None where there is none."""
+    for node in body:
+        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["__all__"]:
+            return [str(name) for name in ast.literal_eval(node.value)]
+    return None
+
+
+def is_public(node: ast.FunctionDef | ast.ClassDef) -> bool:
+    """Whether others may call it by its name; a command is called by click."""
+    is_command = any(ast.unparse(one).startswith("cli.command(") for one in node.decorator_list)
+    return node.name[0] != "_" and not is_command
+
+
+def bound_names(body: list[ast.stmt]) -> set[str]:
+    """The names that a module's top level binds, imports included."""
+    names = set()
+    for node in body:
+        for inner in [node] if isinstance(node, ast.FunctionDef | ast.ClassDef) else ast.walk(node):
+            if isinstance(inner, ast.FunctionDef | ast.ClassDef):
+                names.add(inner.name)
+            elif isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+                names.add(inner.id)
+            elif isinstance(inner, ast.alias):
+                names.add(inner.asname or inner.name)
+    return names
+
+
+def sort_key(name: str) -> tuple[int, list[tuple[str, int]]]:
+    """Constants, then classes, then functions, numbers by value: the order that ruff (RUF022) keeps."""
+    group = 0 if name.isupper() else 1 if name.lstrip("_")[0].isupper() else 2
+    return group, [(text, int(number or 0)) for text, number in re.findall(r"(\D+)(\d*)", name)]

@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import autotune
+from autotune import report
+from autotune.cli import cli
+from autotune.core.environment import Environment
+from autotune.core.plan import Plan
+from autotune.errors import ConfigError, LauncherError, NothingFeasibleError, WorkloadError
+from autotune.report import terminal
+
+CONFIG = "workload: {model: 'pkg.mod:model', dataset: 'pkg.mod:dataset'}\nrun_dir: out\n"
+ENVIRONMENT = Environment(
+    device="cpu",
+    device_kind="cpu",
+    device_name="A processor",
+    device_memory_bytes=2**34,
+    device_count=1,
+    native_amp_dtypes=("float32", "bfloat16"),
+    driver=None,
+    cores=2,
+    ram_bytes=2**34,
+    platform="Linux",
+    python="3.11.9",
+    torch="2.13.0",
+    cuda=None,
+    versions={},
+)
+
+
+@pytest.fixture(autouse=True)
+def _working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("x.yaml").write_text(CONFIG, encoding="utf-8")
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """An api without machine, trials or torch: tests put in the functions that a command calls."""
+    fake = SimpleNamespace()
+    monkeypatch.setitem(sys.modules, "autotune.api", fake)
+    monkeypatch.setattr(autotune, "api", fake, raising=False)
+    return fake
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports that say what they were given."""
+
+    def print_summary(summary: Any, *, run_dir: Path, console: Any) -> None:
+        console.print(f"{summary} in {run_dir}")
+
+    def print_check(environment: Any, facts: Any, space: Any, console: Any) -> None:
+        console.print(f"{environment} {facts} {space}")
+
+    monkeypatch.setattr(report, "summary_json", lambda summary, run_dir: json.dumps([summary, str(run_dir)]))
+    monkeypatch.setattr(terminal, "print_summary", print_summary)
+    monkeypatch.setattr(terminal, "print_check", print_check)
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, arguments, prog_name="autotune")
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    def function(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return function
+
+
+def run_process(*arguments: str, code: str | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
+    """The command line (or code) in a process of its own, which imports this tree."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(autotune.__file__).parents[1])}
+    start = [sys.executable, *(("-c", code) if code else ("-m", "autotune")), *arguments]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    return subprocess.run(start, text=True, env=environment, timeout=60, check=False, **options)
+
+
+# Starting
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["--version"]])
+def test_help_waits_for_no_heavy_module(arguments: list[str]) -> None:
+    code = """
+import sys
+from autotune.cli import main
+try:
+    main()
+finally:
+    print(sorted({"torch", "optuna", "pydantic", "yaml", "numpy", "rich"} & set(sys.modules)), file=sys.stderr)
+"""
+    done = run_process(*arguments, code=code)
+    assert (done.returncode, done.stderr.strip()) == (0, "[]")
+    assert "autotune" in done.stdout
+
+
+def test_python_dash_m_is_the_command() -> None:
+    assert run_process("--version").stdout == f"autotune, version {autotune.__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [["run"], ["no-such-command"], ["run", "x.yaml", "--no-such-option"], ["report"]])
+def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
+    result = call(*arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+
+
+# run
+
+
+def test_run_hands_the_plan_on_and_shows_the_summary(api: SimpleNamespace, shown: None) -> None:
+    calls = []
+
+    def run_plan(plan: Plan, **options: Any) -> SimpleNamespace:
+        calls.append((plan, options))
+        return SimpleNamespace(summary="the summary", run_dir=Path("out"))
+
+    api.run_plan = run_plan
+    result = call("run", "x.yaml", "--set", "budget.n_trials=3", "--set", "seed=4", "--fresh")
+    assert (result.exit_code, result.stdout) == (0, "the summary in out\n")
+    ((plan, options),) = calls
+    assert (plan.budget.n_trials, plan.seed, plan.run_dir) == (3, 4, Path("out"))
+    assert options == {"fresh": True, "progress": "auto"}
+
+
+def test_quiet_asks_for_no_progress(api: SimpleNamespace, shown: None) -> None:
+    def run_plan(plan: Plan, *, fresh: bool, progress: object) -> SimpleNamespace:
+        return SimpleNamespace(summary=f"{fresh=} {progress=}", run_dir=Path("out"))
+
+    api.run_plan = run_plan
+    assert "fresh=False progress=False" in call("run", "x.yaml", "--quiet").stdout
+
+
+def test_json_is_a_single_document_on_stdout(api: SimpleNamespace, shown: None) -> None:
+    api.run_plan = lambda plan, **_: SimpleNamespace(summary="s", run_dir=Path("out"))
+    assert json.loads(call("run", "x.yaml", "--json").stdout) == ["s", "out"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("a: rule", "b: rule"), 2),
+        (WorkloadError("the step fails"), 2),
+        (NothingFeasibleError("nothing fits"), 3),
+        (LauncherError("no process"), 1),
+    ],
+)
+def test_an_error_is_told_on_stderr_with_its_exit_code(api: SimpleNamespace, error: Exception, code: int) -> None:
+    api.run_plan = raising(error)
+    result = call("run", "x.yaml", "--json")
+    assert (result.exit_code, result.stdout, result.stderr) == (code, "", f"error: {error}\n")
+
+
+def test_a_wrong_configuration_exits_with_2_before_anything_is_started() -> None:
+    result = call("run", "x.yaml", "--set", "baseline.num_worker=3")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "did you mean 'num_workers'?" in result.stderr
+
+
+def test_any_other_exception_is_called_a_bug_with_its_traceback(api: SimpleNamespace) -> None:
+    api.run_plan = raising(KeyError("lost"))
+    result = call("run", "x.yaml")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith(
+        f"this is a bug in autotune {autotune.__version__}, please report it: KeyError: 'lost'\n"
+    )
+    assert "Traceback (most recent call last)" in result.stderr
+
+
+def test_an_interrupted_run_names_the_best_so_far(api: SimpleNamespace) -> None:
+    api.run_plan = raising(KeyboardInterrupt())
+    result = call("run", "x.yaml")
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert result.stderr == "interrupted before anything could be recommended; run the same command to go on\n"
+    Path("out").mkdir()
+    Path("out/recommended.yaml").touch()
+    expected = "interrupted; the best so far is in out/recommended.yaml; run the same command to go on\n"
+    assert call("run", "x.yaml").stderr == expected
+
+
+def test_an_interrupted_run_without_a_folder_says_how_to_get_one(api: SimpleNamespace) -> None:
+    api.run_plan = raising(KeyboardInterrupt())
+    result = call("run", "x.yaml", "--set", "run_dir=")
+    assert (result.exit_code, "set run_dir" in result.stderr) == (130, True)
+
+
+def test_sigterm_ends_a_run_as_ctrl_c_does() -> None:
+    code = """
+import os, signal, sys, types
+from autotune.cli import main
+
+def run_plan(plan, **options):
+    plan.run_dir.mkdir()
+    (plan.run_dir / "recommended.yaml").touch()
+    os.kill(os.getpid(), signal.SIGTERM)
+    signal.pause()
+
+sys.modules["autotune.api"] = types.SimpleNamespace(run_plan=run_plan)
+import autotune
+autotune.api = sys.modules["autotune.api"]
+main()
+"""
+    done = run_process("run", "x.yaml", code=code)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert "the best so far is in out/recommended.yaml" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# init, check, report, env
+
+
+def test_init_writes_a_configuration_and_says_what_to_edit() -> None:
+    result = call("init")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "workload.model" in result.stdout
+    assert "autotune run autotune.yaml" in Path("autotune.yaml").read_text(encoding="utf-8")
+
+
+def test_init_names_the_path_that_it_was_given() -> None:
+    assert "autotune check mine.yaml" in call("init", "mine.yaml").stdout
+    assert "autotune check mine.yaml" in Path("mine.yaml").read_text(encoding="utf-8")
+
+
+def test_init_overwrites_nothing() -> None:
+    result = call("init", "x.yaml")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "x.yaml: exists already" in result.stderr
+    assert Path("x.yaml").read_text(encoding="utf-8") == CONFIG
+
+
+def test_init_tells_where_it_can_not_write() -> None:
+    result = call("init", "no/such/folder/x.yaml")
+    assert (result.exit_code, "can't be written" in result.stderr) == (2, True)
+
+
+def test_check_shows_what_the_api_found(api: SimpleNamespace, shown: None) -> None:
+    api.check_plan = lambda plan: SimpleNamespace(environment=plan.name, facts="facts", space=plan.seed)
+    result = call("check", "x.yaml", "--set", "seed=5")
+    assert (result.exit_code, result.stdout) == (0, "x facts 5\n")
+
+
+def test_report_shows_the_summary_of_a_run_folder(api: SimpleNamespace, shown: None) -> None:
+    api.read_run = lambda run_dir: f"summary of {run_dir}"
+    assert call("report", "out").stdout == "summary of out in out\n"
+    assert json.loads(call("report", "out", "--json").stdout) == ["summary of out", "out"]
+
+
+def test_env_as_json_is_the_environment_with_its_fingerprint(api: SimpleNamespace) -> None:
+    api.environment = lambda: ENVIRONMENT
+    content = json.loads(call("env", "--json").stdout)
+    assert content.pop("fingerprint") == ENVIRONMENT.fingerprint
+    assert Environment.model_validate(content) == ENVIRONMENT
+
+
+def test_env_is_shown_to_people(api: SimpleNamespace) -> None:
+    api.environment = lambda: ENVIRONMENT
+    result = call("env")
+    assert (result.exit_code, "A processor" in result.stdout) == (0, True)
+
+
+def test_a_reader_that_went_away_gives_no_traceback() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = run_process("init", "new.yaml", stdout=writer)
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
