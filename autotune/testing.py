@@ -1,0 +1,165 @@
+"""A fake launcher over an analytic cost model: whole studies in milliseconds, through the ordinary launcher seam.
+
+`autotune.search(model, dataset, launcher=FakeLauncher(cost_model))` runs the product as it is, but for the trials'
+processes: the launcher reads each trial's job and writes the report that a rank would write. For tests of what is built
+on autotune, and for simulations.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from autotune.core.environment import Environment
+from autotune.core.measurement import Block, Measurement, MemorySample, Window, rate_of
+from autotune.core.training_config import TrainingConfig
+from autotune.core.trial import Failure, Outcome, TrialResult
+from autotune.core.workload import OptimizerFacts, WorkloadFacts
+from autotune.launch.launcher import Exit, Launch
+from autotune.protocol import Job, RankReport, read_model, write_model
+
+__all__ = ["CostModel", "FakeLauncher", "FakeTrial", "analytic_cost", "fake_environment", "fake_facts"]
+
+_BLOCKS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeTrial:
+    """What a made-up trial of a configuration comes to."""
+
+    samples_per_s: float = 0.0
+    peak_memory_bytes: int = 0
+    busy_fraction: float = 1.0
+    outcome: Outcome = "ok"
+    reason: str = ""
+    failure: Failure | None = None
+    startup_s: float = 0.1
+    hangs: bool = False
+    """It never ends: the deadline does."""
+
+
+CostModel = Callable[[TrainingConfig], FakeTrial]
+
+
+def analytic_cost(config: TrainingConfig) -> FakeTrial:
+    """A plain machine: the slower of loader and device, memory linear in the micro batch.
+
+    An item takes 1 ms to load, by up to eight workers side by side; a batch takes the device 2 ms and 20 us a sample,
+    half of that in a 16-bit precision. A sample needs 4 MiB of memory beside 512 MiB.
+    """
+    loader = 1000.0 * max(1, min(config.num_workers, 8))
+    speed = 2.0 if config.amp_dtype in {"bfloat16", "float16"} else 1.0
+    device = config.micro_batch_size / (0.002 + 20e-6 * config.micro_batch_size / speed)
+    rate = min(loader, device) if config.num_workers else 1 / (1 / loader + 1 / device)
+    memory = 512 * 2**20 + config.micro_batch_size * 4 * 2**20
+    return FakeTrial(samples_per_s=rate, peak_memory_bytes=memory, busy_fraction=rate / device)
+
+
+def fake_environment(*, device_memory_bytes: int = 16 * 2**30, cores: int = 4) -> Environment:
+    """A made-up machine with one CUDA device."""
+    return Environment(
+        device="cuda:0",
+        device_kind="cuda",
+        device_name="Fake GPU",
+        device_memory_bytes=device_memory_bytes,
+        device_count=1,
+        native_amp_dtypes=("float32", "tf32", "bfloat16", "float16"),
+        driver="0.0",
+        cores=cores,
+        ram_bytes=64 * 2**30,
+        platform="fake",
+        python="3",
+        torch="2",
+        cuda="0",
+        versions={},
+    )
+
+
+def fake_facts(*, dataset_length: int | None = 100_000) -> WorkloadFacts:
+    """A made-up map-style workload trained by SGD."""
+    return WorkloadFacts(
+        dataset_length=dataset_length,
+        is_iterable=False,
+        has_4d_input=False,
+        parameter_count=1000,
+        optimizer=OptimizerFacts(name="SGD"),
+        step_source="made up",
+    )
+
+
+@dataclass(slots=True)
+class FakeLauncher:
+    """Answers trials from a cost model, with a relative noise between trials and between blocks."""
+
+    cost: CostModel = analytic_cost
+    noise: float = 0.005
+    seed: int = 0
+    environment: Environment = field(default_factory=fake_environment)
+    facts: WorkloadFacts = field(default_factory=fake_facts)
+    launched: list[TrainingConfig] = field(default_factory=list)
+    """Configurations of all trials so far, confirmations included."""
+
+    def launch(self, launch: Launch) -> Exit:
+        """Write the report of a made-up trial."""
+        job = read_model(launch.folder.job, Job)
+        launch.log.touch(mode=0o600)
+        if job.kind != "trial":
+            report = RankReport(result=TrialResult(outcome="ok"), environment=self.environment, facts=self.facts)
+            write_model(launch.folder.report, report)
+            return Exit(code=0, wall_s=0.0)
+        self.launched.append(job.config)
+        trial = self.cost(job.config)
+        if trial.hangs or trial.startup_s > launch.deadline_s:
+            return Exit(code=None, ended_for="deadline", wall_s=launch.deadline_s)
+        if trial.outcome == "ok":
+            measurement = self._measure(trial, job)
+            result = TrialResult(outcome="ok", measurement=measurement)
+        else:
+            result = TrialResult(outcome=trial.outcome, reason=trial.reason, failure=trial.failure)
+        write_model(launch.folder.report, RankReport(result=result))
+        return Exit(code=0, wall_s=trial.startup_s + job.window.block_s * _BLOCKS)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _measure(self, trial: FakeTrial, job: Job) -> Measurement:
+        numbers = random.Random(f"{self.seed}/{len(self.launched)}")  # noqa: S311 - made-up noise
+        level = trial.samples_per_s * numbers.gauss(1, self.noise)
+        window = _window(level, self.noise, job, numbers)
+        rate = rate_of(window)
+        return Measurement(
+            samples_per_s=rate.value,
+            samples_per_s_ci=(rate.low, rate.high),
+            busy_fraction=trial.busy_fraction,
+            busy_source="made up",
+            data_wait_fraction=1 - trial.busy_fraction,
+            peak_memory_bytes=trial.peak_memory_bytes,
+            startup_s=trial.startup_s,
+            build_s=0.0,
+            memory=MemorySample(peak_bytes=trial.peak_memory_bytes, source="made up"),
+            window=window,
+            loss=1.0,
+        )
+
+
+def _window(level: float, noise: float, job: Job, numbers: random.Random) -> Window:
+    blocks = []
+    for _ in range(_BLOCKS):
+        batches = max(1, round(level * job.window.block_s / job.config.micro_batch_size))
+        samples = batches * job.config.micro_batch_size
+        seconds = samples / (level * numbers.gauss(1, noise))
+        blocks.append(Block(samples=samples, batches=batches, seconds=seconds, data_wait_s=0.0))
+    return Window(
+        blocks=tuple(blocks),
+        whole_epochs=False,
+        epoch_samples=None,
+        queue_capacity=0,
+        queue_at_start=0,
+        queue_at_end=0,
+        warm_up_batches=1,
+        warm_up_s=0.0,
+        is_drained=True,
+        is_steady=True,
+        stopped_by="precision",
+    )
