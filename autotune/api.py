@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,7 +36,7 @@ from autotune.report.markdown import render_markdown
 from autotune.report.progress import make_progress
 from autotune.run_config import parse_model, read_recommended, recommended_yaml
 from autotune.run_folder import RunFolder, new_run_dir, open_run_folder, read_summary
-from autotune.search.study import Study
+from autotune.study.study import Study
 from autotune.tune import BASELINE_DEADLINE_S, Clock, Tuning
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class CheckResult:
     space: ResolvedSpace
 
 
-def search(
+def search(  # noqa: PLR0913 - the contract's signature
     model: Any,
     dataset: Any,
     *,
@@ -172,45 +172,45 @@ def run_plan(
     """Run a search from a plan; see `search`."""
     clock = Clock(plan.budget.timeout_s)
     run_dir = plan.run_dir or new_run_dir()
-    with open_run_folder(run_dir, fresh=fresh) as folder, make_progress(progress) as show:
-        with _launcher(launcher, folder) as starts:
-            write_payload(plan.workload, folder.payload)
-            show(_probing(clock))
-            runner = _runner(plan, folder, starts)
-            runner, seen, space = _look(plan, runner)
-            study = Study.open(folder.study, space, identity=identify(plan, seen), seed=plan.seed)
-            limit = plan.objective.limit_bytes(seen.device_memory_bytes)
-            tuning = Tuning(
-                study=study,
-                runner=runner,
-                space=space,
-                budget=plan.budget,
-                clock=clock,
-                limit_bytes=limit,
-                show=show,
-                on_record=folder.write_trials,
-                notes=list(space.notes),
-            )
-            summary = _tune(tuning, plan, folder)
+    with ExitStack() as held:
+        folder = held.enter_context(open_run_folder(run_dir, fresh=fresh))
+        show = held.enter_context(make_progress(progress))
+        starts = held.enter_context(_launcher(launcher, folder))
+        write_payload(plan.workload, folder.payload)
+        show(_probing(clock))
+        runner = _runner(plan, folder, starts)
+        runner, seen, space = _look(plan, runner)
+        study = Study.open(folder.study, space, identity=identify(plan, seen), seed=plan.seed)
+        limit = plan.objective.limit_bytes(seen.device_memory_bytes)
+        tuning = Tuning(
+            study=study,
+            runner=runner,
+            space=space,
+            budget=plan.budget,
+            clock=clock,
+            limit_bytes=limit,
+            show=show,
+            on_record=folder.append_trial,
+            notes=list(space.notes),
+        )
+        summary = _tune(tuning, plan, folder)
     assert summary.recommendation is not None  # noqa: S101 - _tune raises otherwise
     return _result(summary, summary.recommendation, study, folder)
 
 
 def check_plan(plan: Plan, *, launcher: Launcher | None = None) -> CheckResult:
     """Look at a plan without searching: one step of the workload, the machine, and the space it would search."""
-    with TemporaryDirectory(prefix="autotune-") as scratch, open_run_folder(Path(scratch), fresh=False) as folder:
-        with _launcher(launcher, folder) as starts:
-            write_payload(plan.workload, folder.payload)
-            _, seen, space = _look(plan, _runner(plan, folder, starts))
+    with _temporary_folder() as folder, _launcher(launcher, folder) as starts:
+        write_payload(plan.workload, folder.payload)
+        _, seen, space = _look(plan, _runner(plan, folder, starts))
     return CheckResult(environment=seen, facts=space.facts, space=space)
 
 
 def environment(device: str = "auto") -> Environment:
     """The machine as trials see it."""
-    with TemporaryDirectory(prefix="autotune-") as scratch, open_run_folder(Path(scratch), fresh=False) as folder:
-        with _launcher(None, folder) as starts:
-            runner = _runner(Plan(name="env", workload=Workload(model=None, dataset=None), device=device), folder, starts)
-            report = runner.describe(deadline_s=BASELINE_DEADLINE_S)
+    plan = Plan(name="env", workload=Workload(model=None, dataset=None), device=device)
+    with _temporary_folder() as folder, _launcher(None, folder) as starts:
+        report = _runner(plan, folder, starts).describe(deadline_s=BASELINE_DEADLINE_S)
     if report.environment is None:
         raise ConfigError(report.result.reason)
     return report.environment
@@ -222,19 +222,37 @@ def read_run(run_dir: Path) -> RunSummary:
 
 
 def _tune(tuning: Tuning, plan: Plan, folder: RunFolder) -> RunSummary:
-    """Search and confirm; whatever ends it, the best so far is in the run folder."""
+    """Search and confirm; whatever ends it, the best so far is in the run folder. A finished run is read back."""
+    finished = _finished(tuning, folder)
+    if finished is not None:
+        return finished
     try:
         tuning.search()
-        if tuning.best is None:
-            raise _nothing_feasible(tuning)
-        summary = _summarise(tuning, plan, recommend(tuning, confirm(tuning)))
-    except BaseException as error:
-        if not isinstance(error, WorkloadError):
-            tuning.stopped_because = f"it was ended by {type(error).__name__}"
-            _write(_summarise(tuning, plan, recommend(tuning, ())), folder)
+        recommendation = recommend(tuning, confirm(tuning))
+    except WorkloadError:
         raise
+    except BaseException as error:
+        tuning.stopped_because = f"it was ended by {type(error).__name__}"
+        _write(_summarise(tuning, plan, recommend(tuning, ())), folder)
+        raise
+    summary = _summarise(tuning, plan, recommendation)
     _write(summary, folder)
+    if recommendation is None:
+        raise _nothing_feasible(tuning)
     return summary
+
+
+def _finished(tuning: Tuning, folder: RunFolder) -> RunSummary | None:
+    """The summary of a search that was confirmed and has no trial left to run; None where there is more to do."""
+    if not tuning.study.records or not tuning.is_over() or not folder.summary.exists():
+        return None
+    summary = read_summary(folder.path)
+    is_whole = summary.trials == tuple(tuning.study.records)
+    return summary if is_whole and _is_confirmed(summary) else None
+
+
+def _is_confirmed(summary: RunSummary) -> bool:
+    return summary.recommendation is not None and summary.recommendation.verdict != "unconfirmed"
 
 
 def _write(summary: RunSummary, folder: RunFolder) -> None:
@@ -284,7 +302,9 @@ def _result(summary: RunSummary, chosen: Recommendation, study: Study, folder: R
 def _look(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, Environment, ResolvedSpace]:
     """Probe the workload; the runner that knows the limits, the machine, and the space with its default ranges."""
     timeout = plan.budget.timeout_s
-    report = runner.probe(plan.baseline, deadline_s=BASELINE_DEADLINE_S if timeout is None else min(BASELINE_DEADLINE_S, timeout))
+    report = runner.probe(
+        plan.baseline, deadline_s=BASELINE_DEADLINE_S if timeout is None else min(BASELINE_DEADLINE_S, timeout)
+    )
     if report.environment is None or report.facts is None:
         raise _probe_failure(report)
     seen = report.environment
@@ -343,13 +363,12 @@ def _nothing_feasible(tuning: Tuning) -> NothingFeasibleError:
         )
     reasons = sorted({f"{record.outcome}: {record.reason}" for record in tuning.study.records})
     return NothingFeasibleError(
-        f"some configuration must run within the limits, but none of {len(tuning.study.records)} did. " + "; ".join(reasons[:5])
+        f"some configuration must run within the limits, but none of {len(tuning.study.records)} did. "
+        + "; ".join(reasons[:5])
     )
 
 
-def _workload(
-    model: Any, dataset: Any, parts: Mapping[str, Any], loader: Mapping[str, Any] | None
-) -> Workload:
+def _workload(model: Any, dataset: Any, parts: Mapping[str, Any], loader: Mapping[str, Any] | None) -> Workload:
     allowed = {"shuffle", "drop_last", "sampler", "batch_sampler", "worker_init_fn", "multiprocessing_context"}
     unknown = sorted(set(loader or {}) - allowed)
     if unknown:
@@ -366,6 +385,13 @@ def _runner(plan: Plan, folder: RunFolder, launcher: Launcher) -> TrialRunner:
         device=plan.device,
         seed=plan.seed,
     )
+
+
+@contextmanager
+def _temporary_folder() -> Iterator[RunFolder]:
+    """A run folder that is gone afterwards."""
+    with TemporaryDirectory(prefix="autotune-") as path, open_run_folder(Path(path), fresh=False) as folder:
+        yield folder
 
 
 @contextmanager

@@ -4,8 +4,6 @@ Only click and the exceptions are imported at the top, so that `--help` answers 
 needs. What a command does stands in autotune.api, and what it shows in autotune.report.
 """
 
-# ruff: noqa: PLC0415 -- `--help` must not wait for torch, optuna, pydantic and yaml
-
 from __future__ import annotations
 
 import json

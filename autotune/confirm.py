@@ -23,6 +23,7 @@ __all__ = ["confirm", "recommend"]
 _FINALISTS = 3
 _FINALIST_SHARE = 0.93
 _ROUNDS = 3
+_MOST_ROUNDS = 6
 _WINDOW_S = 20.0
 _SHORTEST_WINDOW_S = 1.0
 _PRECISION = 0.015
@@ -41,17 +42,22 @@ class _Entrant:
 def confirm(tuning: Tuning) -> list[Confirmation]:
     """Measure finalists and baseline again in turns, in alternating order; empty where nobody challenges the baseline.
 
-    Rounds and windows shrink to the time that is left, down to one round of the best and the baseline.
+    Rounds and windows shrink to the time that is left, down to one round of the best and the baseline. Where three
+    rounds do not tell the fastest from the baseline, further ones follow as long as there is time.
     """
-    challengers = _challengers(tuning)
+    challengers = _finalists(tuning)
     if not challengers:
         return []
     entrants = [_Entrant(record) for record in (*_feasible_baseline(tuning), *challengers)]
     rounds, entrants, window_s = _schedule(entrants, tuning.clock.left_s)
-    for number in range(rounds):
+    for number in range(_MOST_ROUNDS):
+        if number >= rounds and not (
+            rounds == _ROUNDS and _is_open(entrants) and _has_time(tuning, entrants, window_s)
+        ):
+            break
         for entrant in entrants if number % 2 == 0 else entrants[::-1]:
             entrant.runs.append(_run_again(tuning, entrant.record, number, window_s))
-            _show(tuning, entrant, sum(len(one.runs) for one in entrants), rounds * len(entrants))
+            _show(tuning, entrant, sum(len(one.runs) for one in entrants), max(rounds, number + 1) * len(entrants))
     return [_confirmation(entrant) for entrant in entrants if entrant.runs]
 
 
@@ -60,16 +66,14 @@ def recommend(tuning: Tuning, confirmations: Sequence[Confirmation]) -> Recommen
 
     Without confirmations the trials' own measurements stand in for them, and the verdict says so.
     """
+    trials = [_as_confirmation(record) for record in (*_feasible_baseline(tuning), *_challengers(tuning))]
     confirmed = [one for one in confirmations if one.is_feasible and one.runs]
-    candidates = confirmed or [_as_confirmation(one) for one in (*_feasible_baseline(tuning), *_challengers(tuning))]
+    candidates = confirmed or trials
     if not candidates:
         return None
-    reference = next((one for one in candidates if one.number == 0), None)
-    scores = _scores(candidates, reference or candidates[0], tuning.objective.busy_weight)
-    chosen = choose(candidates, scores, reference)
-    wanted = tuning.space.baseline.global_batch_size
-    same_batch = [one for one in candidates if one.config.global_batch_size == wanted]
-    same = choose(same_batch, scores, reference) if same_batch else None
+    reference = _number_0(candidates)
+    chosen = choose(candidates, _scores(candidates, tuning), reference)
+    same, same_speedup = _same_batch(confirmed, trials, tuning)
     advice = _advice(chosen.config, tuning)
     return Recommendation(
         config=chosen.config.model_copy(update={"lr": advice.lr}),
@@ -79,10 +83,48 @@ def recommend(tuning: Tuning, confirmations: Sequence[Confirmation]) -> Recommen
         lr_advice=advice,
         same_batch=None if same is None else same.config,
         same_batch_number=None if same is None else same.number,
-        same_batch_speedup=_speedup(same, reference, is_confirmed=bool(confirmed)),
-        reasons=_reasons(chosen, candidates, reference, tuning, is_confirmed=bool(confirmed)),
+        same_batch_speedup=same_speedup,
+        reasons=_reasons(chosen, candidates, tuning, is_confirmed=bool(confirmed)),
         confirmations=tuple(confirmations),
     )
+
+
+def _same_batch(
+    confirmed: Sequence[Confirmation], trials: Sequence[Confirmation], tuning: Tuning
+) -> tuple[Confirmation | None, Ratio | None]:
+    """The best at the baseline's global batch, and its confirmed speed-up.
+
+    Where none was confirmed but the baseline, the trials decide, and no speed-up is claimed.
+    """
+    wanted = tuning.space.baseline.global_batch_size
+    for candidates in (confirmed, trials):
+        same = [one for one in candidates if one.config.global_batch_size == wanted]
+        if any(one.number != 0 for one in same):
+            reference = _number_0(same)
+            best = choose(same, _scores(same, tuning), reference)
+            return best, _speedup(best, reference, is_confirmed=candidates is confirmed)
+    reference = _number_0(trials)
+    return reference, _speedup(reference, reference, is_confirmed=True)
+
+
+def _number_0(candidates: Sequence[Confirmation]) -> Confirmation | None:
+    return next((one for one in candidates if one.number == 0), None)
+
+
+def _is_open(entrants: Sequence[_Entrant]) -> bool:
+    """Whether the interval of the fastest against the baseline still holds 1."""
+    alive = [_confirmation(entrant) for entrant in entrants if all(run.is_feasible for run in entrant.runs)]
+    reference = _number_0(alive)
+    if reference is None or len(alive) < 2:
+        return False
+    fastest = max((one for one in alive if one.number != 0), key=lambda one: one.samples_per_s)
+    ratio = ratio_of(fastest, reference)
+    return ratio is not None and ratio.value > 1 and ratio.low <= 1
+
+
+def _has_time(tuning: Tuning, entrants: Sequence[_Entrant], window_s: float) -> bool:
+    left = tuning.clock.left_s
+    return left is None or left > sum(window_s + _overhead_s(entrant.record) for entrant in entrants)
 
 
 def _feasible_baseline(tuning: Tuning) -> list[TrialRecord]:
@@ -91,17 +133,23 @@ def _feasible_baseline(tuning: Tuning) -> list[TrialRecord]:
 
 
 def _challengers(tuning: Tuning) -> list[TrialRecord]:
-    """The best trials that beat the baseline's own trial, and the best of those that keep its global batch."""
+    """The trials that beat the baseline's own trial, the best first."""
     bar = max((score_value(record) for record in _feasible_baseline(tuning)), default=0.0)
     feasible = [record for record in tuning.study.records if record.is_feasible and record.number != 0]
-    better = sorted((record for record in feasible if score_value(record) > bar), key=score_value, reverse=True)
-    if not better:
-        return []
-    near = [record for record in better if score_value(record) >= _FINALIST_SHARE * score_value(better[0])]
+    return sorted((record for record in feasible if score_value(record) > bar), key=score_value, reverse=True)
+
+
+def _finalists(tuning: Tuning) -> list[TrialRecord]:
+    """The best challenger, the best that keeps the baseline's global batch, then others close to the best."""
+    better = _challengers(tuning)
     wanted = tuning.space.baseline.global_batch_size
     same_batch = [record for record in better if record.config.global_batch_size == wanted]
-    finalists = near[:_FINALISTS]
-    return finalists + [record for record in same_batch[:1] if record not in finalists]
+    near = [record for record in better if score_value(record) >= _FINALIST_SHARE * score_value(better[0])]
+    finalists = better[:1]
+    for record in [*same_batch[:1], *near[1:]]:
+        if record not in finalists and len(finalists) < _FINALISTS:
+            finalists.append(record)
+    return finalists
 
 
 def _schedule(entrants: list[_Entrant], left_s: float | None) -> tuple[int, list[_Entrant], float]:
@@ -154,14 +202,15 @@ def _as_confirmation(record: TrialRecord) -> Confirmation:
     return Confirmation(number=record.number, config=record.config, rounds=(record.measurement,))
 
 
-def _scores(candidates: Sequence[Confirmation], reference: Confirmation, weight: float) -> dict[int, float]:
-    """The score of each candidate from its own runs, all busy fractions of one source."""
+def _scores(candidates: Sequence[Confirmation], tuning: Tuning) -> dict[int, float]:
+    """The score of each candidate from its own runs, where all busy fractions have one source."""
+    reference = _number_0(candidates) or candidates[0]
     sources = {run.busy_source for one in candidates for run in one.runs}
     scores = {}
     for one in candidates:
         busy = [run.busy_fraction for run in one.runs if run.busy_fraction is not None]
         idle = 1 - fmean(busy) if busy and len(sources) == 1 else 0.0
-        scores[one.number] = one.samples_per_s / reference.samples_per_s * (1 - weight * idle)
+        scores[one.number] = one.samples_per_s / reference.samples_per_s * (1 - tuning.objective.busy_weight * idle)
     return scores
 
 
@@ -188,12 +237,11 @@ def _advice(config: TrainingConfig, tuning: Tuning) -> LrAdvice:
 def _reasons(
     chosen: Confirmation,
     candidates: Sequence[Confirmation],
-    reference: Confirmation | None,
     tuning: Tuning,
     *,
     is_confirmed: bool,
 ) -> tuple[str, ...]:
-    measured = len(tuning.study.records)
+    measured, reference = len(tuning.study.records), _number_0(candidates)
     fastest = max(candidates, key=lambda one: one.samples_per_s)
     reasons = []
     if reference is None:

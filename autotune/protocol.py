@@ -89,7 +89,7 @@ class Job(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    version: Literal[1] = _VERSION
+    version: Literal[1] = 1
     kind: Literal["describe", "probe", "trial"]
     payload: Path
     config: TrainingConfig
@@ -110,7 +110,7 @@ class RankReport(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    version: Literal[1] = _VERSION
+    version: Literal[1] = 1
     result: TrialResult
     environment: Environment | None = None
     facts: WorkloadFacts | None = None
@@ -126,7 +126,7 @@ def write_atomic(path: Path, data: bytes) -> None:
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:  # noqa: PTH123 - a descriptor
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -168,11 +168,11 @@ def write_payload(value: object, folder: Path) -> None:
         raise RunFolderError(_disk_message(folder, error)) from error
     except RunFolderError:
         raise
-    except Exception as error:  # noqa: BLE001 - a user's __reduce__ may raise anything
+    except Exception as error:
         place, reason = _culprit(value, error)
         raise WorkloadError(
-            f"{place} can't be carried to a trial ({reason}). Pass a zero-argument function that builds it there instead: "
-            "autotune calls it inside each trial."
+            f"{place} can't be carried to a trial ({reason}). Pass a zero-argument function that builds it "
+            "instead: autotune calls it inside each trial."
         ) from error
 
 
@@ -186,7 +186,7 @@ def read_payload(folder: Path) -> Any:
         return _Unpickler(stream, mapped, buffers).load()
 
 
-class _Pickler(cloudpickle.Pickler):
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle ships no types
     """Puts large arrays (out-of-band buffers) and all tensor storages into a file of raw bytes.
 
     Storages go by persistent id, as in torch.save, so that tensors which share one still do.
@@ -207,7 +207,7 @@ class _Pickler(cloudpickle.Pickler):
             return None
         key = (storage.data_ptr(), storage.nbytes())
         if key not in self._storages:
-            array = torch.empty(0, dtype=torch.uint8).set_(storage.cpu()).numpy()
+            array = torch.empty(0, dtype=torch.uint8).set_(storage.cpu()).numpy()  # type: ignore[no-untyped-call] # torch
             self._storages[key] = self._append(memoryview(array))
         return "storage", self._storages[key], storage.nbytes(), obj.dtype
 
@@ -238,7 +238,8 @@ class _Unpickler(pickle.Unpickler):
         if start not in self._storages:
             tensor = torch.frombuffer(self._mapped, dtype=torch.uint8, count=length, offset=start)
             self._storages[start] = tensor.untyped_storage()
-        return torch.storage.TypedStorage(wrap_storage=self._storages[start], dtype=dtype, _internal=True)
+        storage = self._storages[start]
+        return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call] # torch
 
 
 def _culprit(value: object, error: Exception) -> tuple[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
@@ -80,13 +80,17 @@ class RunFolder:
         """Write a model as readable JSON, atomically."""
         write_atomic(path, model.model_dump_json(indent=2).encode())
 
-    def write_trials(self, records: Iterable[TrialRecord]) -> None:
-        """Write every trial's record, a line each."""
-        write_atomic(self.trials, "".join(f"{record.model_dump_json()}\n" for record in records).encode())
+    def append_trial(self, record: TrialRecord) -> None:
+        """Add a trial's record as a line; the study holds it as well, and `write_summary` writes all anew."""
+        try:
+            with open(os.open(self.trials, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as file:  # noqa: PTH123 - a descriptor
+                file.write(f"{record.model_dump_json()}\n".encode())
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
 
     def write_summary(self, summary: RunSummary) -> None:
         """Write what reports are made from."""
-        self.write_trials(summary.trials)
+        write_atomic(self.trials, "".join(f"{record.model_dump_json()}\n" for record in summary.trials).encode())
         self.write_model(self.environment, summary.environment)
         write_atomic(self.summary, summary.model_dump_json(indent=2, exclude={"trials"}).encode())
 
@@ -121,7 +125,9 @@ def open_run_folder(path: Path, *, fresh: bool) -> Iterator[RunFolder]:
         lock = FileLock(folder.lock, timeout=0, mode=0o600)
         lock.acquire()
     except Timeout:
-        raise RunFolderError(f"one search at a time may use a run folder, but another works in {path}; name another run_dir") from None
+        raise RunFolderError(
+            f"one search at a time may use a run folder, but another works in {path}; name another run_dir"
+        ) from None
     except OSError as error:
         raise _unwritable(path, error) from error
     try:
@@ -145,14 +151,18 @@ def read_summary(path: Path) -> RunSummary:
         lines = folder.trials.read_bytes().splitlines()
     except OSError as error:
         missing = Path(error.filename or path).name
-        raise ConfigError(f"a run folder must hold {missing}, but {path} does not ({error.strerror}); name the run_dir of a finished search") from error
+        raise ConfigError(
+            f"a run folder must hold {missing}, but {path} does not ({error.strerror}); name that of a finished search"
+        ) from error
     try:
         trials = [TrialRecord.model_validate_json(line) for line in lines]
         return _SummaryFile.model_validate_json(head).with_trials(tuple(trials))
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"{path} must be a run folder of this version of autotune, but {place}: {first['msg']}") from error
+        raise ConfigError(
+            f"{path} must be a run folder of this version of autotune, but {place}: {first['msg']}"
+        ) from error
 
 
 class _SummaryFile(RunSummary):

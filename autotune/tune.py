@@ -20,8 +20,8 @@ from autotune.core.trial import TrialRecord
 from autotune.errors import RepeatedFailureError, WorkloadError
 from autotune.launch.runner import TrialRunner
 from autotune.protocol import WindowRules
-from autotune.search.proposals import explaining_setting, first_guesses, same_batch_variant
-from autotune.search.study import Study, Trial
+from autotune.study.proposals import explaining_setting, first_guesses, same_batch_variant
+from autotune.study.study import Study, Trial
 
 __all__ = ["CONFIRMATION_RUNS", "Clock", "Show", "Tuning", "score_value"]
 
@@ -34,6 +34,7 @@ _SAME_FAILURES = 3
 _PATIENCE = 12
 _PATIENT_FROM = 16
 _WORTH = 1.01
+_SHORTEST_WINDOW_S = 2.0
 CONFIRMATION_RUNS = 12
 """Runs of a confirmation as a rule: three rounds of three finalists and the baseline."""
 
@@ -74,9 +75,8 @@ class Tuning:
     clock: Clock
     limit_bytes: int
     show: Show
-    on_record: Callable[[Sequence[TrialRecord]], None]
-    """Called after each trial with all records, to keep them."""
-    window: WindowRules = field(default_factory=WindowRules)
+    on_record: Callable[[TrialRecord], None]
+    """Called after each trial, to keep its record."""
     notes: list[str] = field(default_factory=list)
     failures: dict[str, list[TrialRecord]] = field(default_factory=dict)
     stopped_because: str = ""
@@ -113,7 +113,7 @@ class Tuning:
             for guess in first_guesses(self.space):
                 self.study.propose(guess)
         self._show(None)
-        while not self._is_over():
+        while not self.is_over():
             trial = self.study.ask()
             if trial is None:
                 self.stopped_because = "every configuration of the space was measured"
@@ -122,11 +122,11 @@ class Tuning:
 
     def _try(self, trial: Trial) -> None:
         result = self.runner.run(
-            trial.config, name=f"trial-{trial.number:03d}", deadline_s=self._deadline(trial), window=self.window
+            trial.config, name=f"trial-{trial.number:03d}", deadline_s=self._deadline(trial), window=self._window()
         )
         score = self._evaluate(TrialRecord(number=trial.number, config=trial.config, result=result))
         record = self.study.tell(trial, result, score)
-        self.on_record(self.study.records)
+        self.on_record(record)
         self._show(record)
         self._learn_from(record)
 
@@ -137,10 +137,13 @@ class Tuning:
         assert reference.measurement is not None  # noqa: S101 - a reference has one by its definition
         return evaluate(record.measurement, reference.measurement, self.objective, self.limit_bytes)
 
-    def _is_over(self) -> bool:
+    def is_over(self) -> bool:
+        """Whether no further trial is to run; `stopped_because` says why."""
         records = self.study.records
         if len(records) >= self.budget.max_trials:
-            self.stopped_because = f"{len(records)} trials were asked for" if self.budget.n_trials else "40 trials are the most"
+            self.stopped_because = (
+                f"{len(records)} trials were asked for" if self.budget.n_trials else "40 trials are the most"
+            )
         elif (left := self.clock.left_for_trials_s) is not None and records and left < _typical_s(records):
             self.stopped_because = f"the time-out of {self.budget.timeout_s:g} s leaves no room for another trial"
         elif self.budget.may_stop_early and self._has_settled(records):
@@ -175,6 +178,16 @@ class Tuning:
         least = _MIN_COMPILE_DEADLINE_S if trial.config.compile else _MIN_DEADLINE_S
         wanted = BASELINE_DEADLINE_S if reference is None else max(_DEADLINE_FACTOR * reference.result.wall_s, least)
         return wanted if left is None else max(1.0, min(wanted, left))
+
+    def _window(self) -> WindowRules:
+        """The window's rules: shorter than usual where the time-out would not leave every trial its 8 s."""
+        rules, left = WindowRules(), self.clock.left_for_trials_s
+        if left is None or self.budget.n_trials is None:
+            return rules
+        records = self.study.records
+        share_s = left / max(1, self.budget.max_trials - len(records))
+        overhead_s = median(_beyond_window_s(record) for record in records) if records else 0.0
+        return rules.model_copy(update={"max_s": min(rules.max_s, max(_SHORTEST_WINDOW_S, share_s - overhead_s))})
 
     def _learn_from(self, record: TrialRecord) -> None:
         """Stop at the user's own failure in the baseline; leave out a value that fails again and again."""
@@ -238,6 +251,12 @@ def _best(records: Sequence[TrialRecord]) -> TrialRecord | None:
 def score_value(record: TrialRecord) -> float:
     """The score of a feasible record."""
     return record.score.value if record.score is not None else 0.0
+
+
+def _beyond_window_s(record: TrialRecord) -> float:
+    """Seconds of a trial outside its window."""
+    blocks = record.measurement.blocks if record.measurement is not None else ()
+    return max(0.0, record.result.wall_s - sum(block.seconds for block in blocks))
 
 
 def _typical_s(records: Sequence[TrialRecord]) -> float:

@@ -83,7 +83,7 @@ def test_photos_are_saved_once_and_whole_by_whoever_is_first(tmp_path: Path, mon
     folder = tmp_path / "data" / "photos"
     with ThreadPoolExecutor() as pool:
         datasets = list(pool.map(module.dataset, [folder] * 3))
-    assert [len(dataset) for dataset in datasets] == [8, 8, 8]
+    assert [len(dataset) for dataset in datasets] == [8 * module.CROPS] * 3
     assert [path.name for path in folder.parent.iterdir()] == ["photos"]
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*.jpg")}
     module.dataset(folder)

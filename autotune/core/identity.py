@@ -66,7 +66,7 @@ def _code_text(code: CodeType) -> str:
 
 
 def _length(part: Any) -> str:
-    if isinstance(part, type) or isinstance(part, Mapping):
+    if isinstance(part, type | Mapping):
         return ""
     try:
         return f"[{len(part)}]"

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from autotune.core.statistics import batch_means_half_width
 
-__all__ = ["Block", "Measurement", "MemorySample", "Rate", "Window", "rate_of"]
+__all__ = ["Block", "Measurement", "MemorySample", "Rate", "Restart", "Window", "rate_of"]
 
 
 class Block(BaseModel):
@@ -25,9 +25,23 @@ class Block(BaseModel):
     """Samples that came, counted."""
     batches: int
     seconds: float
-    """Wall time, epoch restarts left out."""
+    """Wall time."""
     data_wait_s: float
     """Seconds of it in which the loop waited for the loader."""
+
+
+class Restart(BaseModel):
+    """The end of an epoch and the start of the next, until the queue that workers fill ahead has been seen through.
+
+    Batches that come right after a restart were made while the loop waited for the first of them: they belong to it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    seconds: float
+    """From the last batch's end on."""
+    samples: int
+    """Samples that came in these seconds."""
 
 
 class Window(BaseModel):
@@ -36,10 +50,10 @@ class Window(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     blocks: tuple[Block, ...] = Field(min_length=1)
-    restarts_s: tuple[float, ...] = ()
-    """Each epoch restart inside the window: from the last batch's end to the next epoch's first batch."""
+    restarts: tuple[Restart, ...] = ()
+    """Epoch restarts that were taken out of the blocks; none where the blocks cover whole epochs."""
     whole_epochs: bool
-    """The window covers whole epochs: restarts count as they came. Otherwise they are added in proportion."""
+    """The blocks cover whole epochs, restarts included. Otherwise restarts are added in proportion."""
     epoch_samples: int | None
     """Samples of one epoch; None where no end was seen and none is promised."""
     expected_restart_s: float = 0.0
@@ -124,15 +138,12 @@ def rate_of(window: Window) -> Rate:
     """The rate that a long run would have, from a window.
 
     Mean rate of what came, less the batches that lay ready at the first edge beyond those at the last: they were
-    loaded before the clock started. Epoch restarts inside the window count as they came where it covers whole epochs;
-    otherwise the mean restart is added once per `epoch_samples`. The interval's upper end is that of the uncorrected
+    loaded before the clock started. Blocks of whole epochs hold their restarts; otherwise what a restart costs beyond
+    the samples that came with it is added once per `epoch_samples`. The interval's upper end is that of the uncorrected
     rate, since the truth lies between the two.
     """
     amounts = [float(block.samples) for block in window.blocks]
     seconds = [block.seconds for block in window.blocks]
-    if window.whole_epochs:
-        lost = sum(window.restarts_s) / sum(seconds)
-        seconds = [value * (1 + lost) for value in seconds]
     total, elapsed = sum(amounts), sum(seconds)
     surplus = _surplus_samples(window)
     half = batch_means_half_width(amounts, seconds)
@@ -155,6 +166,6 @@ def _surplus_samples(window: Window) -> float:
 def _with_restarts(steady: float, window: Window) -> float:
     if window.whole_epochs or window.epoch_samples is None or not 0 < steady < inf:
         return steady
-    seen = window.restarts_s
-    restart_s = sum(seen) / len(seen) if seen else window.expected_restart_s
+    costs = [restart.seconds - min(restart.samples, window.epoch_samples) / steady for restart in window.restarts]
+    restart_s = max(0.0, sum(costs) / len(costs)) if costs else window.expected_restart_s
     return 1.0 / (1.0 / steady + restart_s / window.epoch_samples)

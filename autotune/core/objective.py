@@ -92,7 +92,7 @@ def evaluate(measurement: Measurement, baseline: Measurement, objective: Objecti
     score = rate / baseline rate * (1 - w * (1 - busy_fraction)). Busy fractions of different sources don't compare: a
     trial whose source is not the baseline's is scored with the baseline's fraction.
     """
-    same_source = measurement.busy_source == baseline.busy_source
+    same_source = measurement.busy_source == baseline.busy_source and measurement.busy_fraction is not None
     busy = measurement.busy_fraction if same_source else baseline.busy_fraction
     idle = 0.0 if busy is None else 1.0 - busy
     value = measurement.samples_per_s / baseline.samples_per_s * (1.0 - objective.busy_weight * idle)

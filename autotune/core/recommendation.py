@@ -115,7 +115,8 @@ def choose(candidates: Sequence[Confirmation], scores: dict[int, float], baselin
     """The candidate to recommend, from feasible ones (the baseline among them where it is feasible).
 
     Within 2 % of the fastest confirmed rate, not slower than the baseline beyond noise, the best score wins; among
-    those whose rate can't be told from the winner's the simplest does, and the baseline before all.
+    those whose rate can't be told from the winner's the simplest does. A winner that can't be told from the baseline
+    is no gain: the baseline stays.
     """
     fastest = max(candidate.samples_per_s for candidate in candidates)
     near = [one for one in candidates if one.samples_per_s >= (1 - SAME_RATE_SHARE) * fastest]
@@ -123,10 +124,9 @@ def choose(candidates: Sequence[Confirmation], scores: dict[int, float], baselin
         near = [one for one in near if not _is_below_one(ratio_of(one, baseline))] or [baseline]
     near.sort(key=lambda one: (simplicity(one.config), one.number))
     best = max(near, key=lambda one: scores[one.number])
-    equals = [one for one in near if _is_around_one(ratio_of(one, best))]
-    if baseline is not None and any(one.number == baseline.number for one in equals):
+    if baseline is not None and _is_around_one(ratio_of(best, baseline)):
         return baseline
-    return equals[0]
+    return next(one for one in near if _is_around_one(ratio_of(one, best)))
 
 
 def _relative_half_width(run: Measurement) -> float:

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from math import prod
@@ -20,7 +20,17 @@ from autotune.core.objective import Objective
 from autotune.core.training_config import TrainingConfig
 from autotune.core.workload import WorkloadFacts
 
-__all__ = ["Choices", "Domain", "IntRange", "ResolvedSpace", "SearchSpace", "SettingValue", "compose", "resolve"]
+__all__ = [
+    "Choices",
+    "Domain",
+    "IntRange",
+    "ResolvedSpace",
+    "SearchSpace",
+    "SettingValue",
+    "compose",
+    "resolve",
+    "whole_numbers",
+]
 
 SettingValue = bool | int | float | str | None
 _MIN_WORKERS_TRIED = 8  # loaders that wait for I/O gain far beyond the cores
@@ -42,7 +52,7 @@ class Choices(BaseModel):
     def __len__(self) -> int:
         return len(self.values)
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[SettingValue]:  # type: ignore[override] # values, not the model's fields
         return iter(self.values)
 
 
@@ -61,11 +71,16 @@ class IntRange(BaseModel):
     def __len__(self) -> int:
         return self.high - self.low + 1
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[int]:  # type: ignore[override] # values, not the model's fields
         return iter(range(self.low, self.high + 1))
 
 
 Domain = Choices | IntRange
+
+
+def whole_numbers(domain: Domain) -> list[int]:
+    """The whole numbers among a domain's values, in its order."""
+    return [value for value in domain if isinstance(value, int) and not isinstance(value, bool)]
 
 
 def _parse_domain(value: object, info: ValidationInfo) -> Domain:
@@ -171,7 +186,7 @@ class ResolvedSpace:
             yield dict(zip(names, values, strict=True))
 
 
-def resolve(  # noqa: PLR0913 - STYLE allows six
+def resolve(
     space: SearchSpace,
     *,
     baseline: TrainingConfig,
@@ -281,14 +296,14 @@ def _batch_cap(
 ) -> int | None:
     if "micro_batch_size" in given:
         return None
-    smallest: int = min(domains["micro_batch_size"])
-    listed_steps: int = max(domains["grad_accum_steps"]) if "grad_accum_steps" in given else 1
+    smallest = min(whole_numbers(domains["micro_batch_size"]))
+    listed_steps = max(whole_numbers(domains["grad_accum_steps"])) if "grad_accum_steps" in given else 1
     return max(cap, baseline.global_batch_size, smallest * listed_steps)
 
 
 def _accum_domain(baseline: TrainingConfig, keep: bool, batches: Domain, given: Mapping[str, Domain]) -> Domain:
     if keep:
-        micro_sizes = given.get("micro_batch_size", batches)
+        micro_sizes = whole_numbers(given.get("micro_batch_size", batches))
         wanted = baseline.global_batch_size
         steps = {wanted // micro for micro in micro_sizes if micro and micro <= wanted and wanted % micro == 0}
         return Choices(values=tuple(sorted(steps | {baseline.grad_accum_steps})))

@@ -113,7 +113,7 @@ class TrainingConfig(BaseModel):
         float32 changes nothing. tf32 sets torch's fp32_precision for matmuls and convolutions inside the context and
         puts it back after it; enter it around the backward pass as well.
         """
-        import torch  # noqa: PLC0415 - the core is read without torch
+        import torch
 
         device_type = torch.device(device).type
         if self.amp_dtype == "tf32":
@@ -124,7 +124,7 @@ class TrainingConfig(BaseModel):
 
     def grad_scaler(self, device: str | torch.device) -> torch.amp.GradScaler:
         """A GradScaler for this precision: active for float16, a pass-through otherwise."""
-        import torch  # noqa: PLC0415 - the core is read without torch
+        import torch
 
         return torch.amp.GradScaler(torch.device(device).type, enabled=self.amp_dtype == "float16")
 
@@ -133,7 +133,7 @@ class _Tf32(AbstractContextManager[None]):
     """TF32 for matmuls and convolutions while entered, as often as wanted, like torch.autocast."""
 
     def __init__(self) -> None:
-        import torch  # noqa: PLC0415 - the core is read without torch
+        import torch
 
         backends: Any = torch.backends
         self._places = (backends.cuda.matmul, backends.cudnn.conv)

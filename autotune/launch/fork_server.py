@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import uuid
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from autotune.errors import LauncherError
 from autotune.launch.launcher import Exit, Launch, worker_command, worker_environment
-from autotune.launch.log_file import LogFile
+from autotune.launch.log_file import open_log
 from autotune.launch.process_tree import kill_all
 from autotune.launch.watch import watch
 
@@ -42,32 +43,20 @@ class ForkServerLauncher:
 
     def launch(self, launch: Launch) -> Exit:
         """Fork a rank for the trial and wait for it; a server that has died is started anew."""
-        if self._process is None or self._process.poll() is not None:
-            self.close()
-            self._start()
-        connection = self._await_ready()
-        reading, writing = os.pipe()
+        log, output = open_log(launch.log)
         try:
-            message = json.dumps({"folder": str(launch.folder.path)}).encode()
-            socket.send_fds(connection, [message], [writing])
-        except OSError as error:
-            os.close(reading)
-            raise self._failure("is gone") from error
-        finally:
-            os.close(writing)
-        log = LogFile(launch.log, reading)
-        assert self._process is not None  # noqa: S101 - _start made it
-        try:
-            rank = _Rank(int(self._answer(_ANSWER_WITHIN_S)["pid"]), self._process.pid, connection, self._process)
+            rank = self._fork(launch, output)
         except BaseException:
             log.close()
             self.close()
             raise
+        finally:
+            os.close(output)
         try:
             return watch(rank, launch, log, self._token)
-        except BaseException:
-            self.close()  # its answers would be those to the trial that is gone
-            raise
+        finally:
+            if not rank.is_reaped:
+                self.close()  # the server's next answer would be that to the trial that is gone
 
     def close(self) -> None:
         """End the server and everything that bears its token."""
@@ -77,6 +66,30 @@ class ForkServerLauncher:
             kill_all(self._process.pid, self._token)
             self._process.wait()
         self._connection, self._process, self._is_ready = None, None, False
+
+    def _fork(self, launch: Launch, output: int) -> _Rank:
+        try:
+            return self._ask(launch, output)
+        except LauncherError:  # it has died since the last trial, and was not yet known to be dead
+            self.close()
+            return self._ask(launch, output)
+
+    def _ask(self, launch: Launch, output: int) -> _Rank:
+        connection = self._living_server()
+        message = json.dumps({"folder": str(launch.folder.path)}).encode()
+        try:
+            socket.send_fds(connection, [message], [output])
+        except OSError as error:
+            raise self._failure("is gone") from error
+        pid = int(self._answer(_ANSWER_WITHIN_S)["pid"])
+        assert self._process is not None  # noqa: S101 - _start made it
+        return _Rank(pid, self._process.pid, connection)
+
+    def _living_server(self) -> socket.socket:
+        if self._process is None or self._process.poll() is not None:
+            self.close()
+            self._start()
+        return self._await_ready()
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -130,7 +143,8 @@ class _Rank:
     pid: int
     spare: int | None
     connection: socket.socket
-    server: subprocess.Popen[bytes]
+    is_reaped: bool = False
+    """The server has told the exit code, or is gone itself."""
 
     def poll(self, timeout_s: float) -> int | None:
         ready, _, _ = select.select([self.connection], [], [], timeout_s)
@@ -139,6 +153,5 @@ class _Rank:
         message = b""
         with suppress(ConnectionError):
             message = self.connection.recv(_MESSAGE_BYTES)
-        if not message:
-            raise LauncherError("the process that starts trials has ended during a trial")
-        return int(json.loads(message)["exit"])
+        self.is_reaped = True
+        return int(json.loads(message)["exit"]) if message else -signal.SIGKILL  # what a rank gets when its server dies

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from autotune.errors import LauncherError
 from autotune.launch.launcher import Exit, Launch, worker_command, worker_environment
-from autotune.launch.log_file import LogFile
+from autotune.launch.log_file import open_log
 from autotune.launch.watch import watch
 
 __all__ = ["FreshInterpreterLauncher"]
@@ -23,22 +23,23 @@ class FreshInterpreterLauncher:
 
     def launch(self, launch: Launch) -> Exit:
         """Start an interpreter in a session of its own and wait for it."""
-        reading, writing = os.pipe()
+        log, writing = open_log(launch.log)
         try:
             process = subprocess.Popen(
                 worker_command("run", str(launch.folder.path)),
                 env=worker_environment(os.environ, self._token),
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,  # closes with this process, and the rank ends
                 stdout=writing,
                 stderr=writing,
                 start_new_session=True,
             )
         except OSError as error:
-            os.close(reading)
+            log.close()
             raise LauncherError(f"a trial's process can't be started: {error}") from error
         finally:
             os.close(writing)
-        return watch(_Rank(process), launch, LogFile(launch.log, reading), self._token)
+        with process:
+            return watch(_Rank(process), launch, log, self._token)
 
     def close(self) -> None:
         """Nothing is held."""

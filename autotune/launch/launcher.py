@@ -64,5 +64,5 @@ def worker_environment(environment: Mapping[str, str], token: str) -> dict[str, 
     return {**environment, "PYTHONPATH": path, TOKEN_VARIABLE: token}
 
 
-TOKEN_VARIABLE = "AUTOTUNE_TOKEN"
+TOKEN_VARIABLE = "AUTOTUNE_TOKEN"  # noqa: S105 - a marker of processes, no secret
 """Marks the processes of one launcher, so that what has left its trial's session is found all the same."""

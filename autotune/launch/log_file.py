@@ -8,18 +8,39 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["LogFile"]
+from autotune.errors import RunFolderError
+
+__all__ = ["LogFile", "open_log"]
 
 _HEAD_BYTES = 256 * 1024
 _TAIL_BYTES = 256 * 1024
-_CHUNK_BYTES = 64 * 1024
+_CHUNK_BYTES = 64 * 1024  # what a pipe holds; man 7 pipe
+_PUMP_BYTES = 1024 * 1024  # then the deadline and the memory are looked at again
+
+
+def open_log(path: Path) -> tuple[LogFile, int]:
+    """A log, and the descriptor that a trial's processes write to.
+
+    Raises:
+        RunFolderError: the log can't be written; nothing stays open.
+    """
+    reading, writing = os.pipe()
+    try:
+        return LogFile(path, reading), writing
+    except OSError as error:
+        os.close(reading)
+        os.close(writing)
+        raise RunFolderError(
+            f"autotune must be able to write a trial's log, but {path} can't be written ({error.strerror or error}). "
+            "Free space there, or name another folder by run_dir."
+        ) from error
 
 
 class LogFile:
     """Takes what comes out of a pipe; the disk never gets more than half a MiB of it."""
 
     def __init__(self, path: Path, pipe: int) -> None:
-        self._file: BinaryIO = open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb", buffering=0)  # noqa: SIM115 - closed by close()
+        self._file: BinaryIO = open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb", buffering=0)  # noqa: PTH123, SIM115 - a descriptor, closed by close()
         self._pipe = pipe
         os.set_blocking(pipe, False)
         self._room = _HEAD_BYTES
@@ -32,15 +53,13 @@ class LogFile:
         return self._pipe
 
     def pump(self) -> bool:
-        """Take what lies in the pipe now, one chunk at most; False at its end, or where it is empty."""
-        try:
-            chunk = os.read(self._pipe, _CHUNK_BYTES)
-        except BlockingIOError:
-            return False
-        if not chunk:
-            return False
-        self._keep(chunk)
-        return True
+        """Take what lies in the pipe now, 1 MiB at most; whether it held as much as it can, so that more may wait."""
+        taken = 0
+        with suppress(BlockingIOError):
+            while taken < _PUMP_BYTES and (chunk := os.read(self._pipe, _CHUNK_BYTES)):
+                self._keep(chunk)
+                taken += len(chunk)
+        return taken >= _CHUNK_BYTES
 
     def close(self) -> None:
         """Take the rest and write the end down; a full disk costs the log its end, not the study a trial."""

@@ -6,6 +6,7 @@ import os
 import signal
 from contextlib import suppress
 from pathlib import Path
+from time import monotonic, sleep
 
 import psutil
 
@@ -14,6 +15,7 @@ from autotune.launch.launcher import TOKEN_VARIABLE
 __all__ = ["is_above", "kill_all", "oom_kills"]
 
 _GONE_WITHIN_S = 5.0
+_LOOK_S = 0.002
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -23,13 +25,14 @@ def kill_all(leader: int, token: str, *, spare: int | None = None) -> None:
     `spare` is a server that carries the token too. A killed trial's loader workers would live on for seconds and load
     the machine under the next trial.
     """
+    begun = monotonic()
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
-    doomed = _members(leader, token, spare)
-    for process in doomed:
-        with suppress(psutil.Error):
-            process.kill()
-    psutil.wait_procs(doomed, timeout=_GONE_WITHIN_S)
+    while (doomed := _members(leader, token, spare)) and monotonic() - begun < _GONE_WITHIN_S:
+        for process in doomed:  # again, until none is left: one that forks may have been faster
+            with suppress(psutil.Error):
+                process.kill()
+        sleep(_LOOK_S)
 
 
 def is_above(leader: int, ceiling_bytes: int) -> bool:
@@ -62,7 +65,9 @@ def _members(leader: int, token: str, spare: int | None) -> list[psutil.Process]
     return [
         process
         for process in psutil.process_iter()
-        if process.pid not in mine and (_session(process.pid) == leader or _carries(process, token))
+        if process.pid not in mine
+        and (_session(process.pid) == leader or _carries(process, token))
+        and _is_running(process)
     ]
 
 
@@ -70,6 +75,13 @@ def _session(pid: int) -> int | None:
     with suppress(OSError):
         return os.getsid(pid)
     return None
+
+
+def _is_running(process: psutil.Process) -> bool:
+    """A zombie waits for its parent alone, which in a container may never ask."""
+    with suppress(psutil.Error):
+        return process.status() not in {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}
+    return False
 
 
 def _carries(process: psutil.Process, token: str) -> bool:

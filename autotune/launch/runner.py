@@ -58,7 +58,7 @@ class TrialRunner:
         return replace(self, limit_bytes=limit_bytes, ram_bytes=ram_bytes, limit_is_ram=limit_is_ram)
 
     def _run(self, kind: str, config: TrainingConfig, name: str, deadline_s: float, window: WindowRules) -> RankReport:
-        folder = TrialFolder(Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.scratch)))
+        folder = TrialFolder(Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.scratch.absolute())))
         log = self.logs / f"{name}.log"
         try:
             write_model(folder.job, self._job(kind, config, deadline_s, window))
@@ -75,7 +75,7 @@ class TrialRunner:
         return Job.model_validate(
             {
                 "kind": kind,
-                "payload": self.payload,
+                "payload": self.payload.absolute(),
                 "config": config,
                 "device": self.device,
                 "seed": self.seed,
@@ -127,6 +127,8 @@ _CRASHED: Outcome = "crashed"
 def _crash_reason(code: int) -> str:
     if code < 0:
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-        meaning = {"SIGSEGV": "a segmentation fault", "SIGABRT": "an abort", "SIGBUS": "a bus error"}.get(name, "a signal")
+        meaning = {"SIGSEGV": "a segmentation fault", "SIGABRT": "an abort", "SIGBUS": "a bus error"}.get(
+            name, "a signal"
+        )
         return f"the trial's process was ended by {meaning} ({name})"
     return f"the trial's process ended itself with exit code {code} before it had measured anything"

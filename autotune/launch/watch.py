@@ -13,6 +13,7 @@ from autotune.launch.process_tree import is_above, kill_all, oom_kills
 __all__ = ["Started", "watch"]
 
 _TICK_S = 0.05
+_FLOODED_TICK_S = 0.001  # a full pipe holds up whoever prints
 _RAM_LOOK_S = 0.5
 _LAST_EXIT_WITHIN_S = 5.0
 
@@ -51,16 +52,15 @@ def watch(started: Started, launch: Launch, log: LogFile, token: str) -> Exit:
         kill_all(started.pid, token, spare=started.spare)
         log.close()
     if end.ended_for is not None:
-        started.poll(_LAST_EXIT_WITHIN_S)
+        started.poll(_LAST_EXIT_WITHIN_S)  # its exit is not to be taken for the next trial's
     return Exit(code=end.code, ended_for=end.ended_for, was_oom_killed=oom_kills() > kills, wall_s=wall_s)
 
 
 def _wait(started: Started, launch: Launch, log: LogFile, begun: float) -> _End:
     next_look = begun + _RAM_LOOK_S
     while True:
-        while log.pump() and monotonic() - begun < launch.deadline_s:
-            pass
-        code = started.poll(_TICK_S)
+        is_flooded = log.pump()
+        code = started.poll(_FLOODED_TICK_S if is_flooded else _TICK_S)
         now = monotonic()
         if code is not None:
             return _End(code, None)

@@ -9,12 +9,13 @@ from autotune.protocol import TrialFolder
 
 
 def _main(arguments: list[str]) -> None:
-    from autotune.worker.serve import live, serve
+    from autotune.worker.serve import die_with_parent, live, serve
 
     match arguments:
         case ["serve", descriptor]:
             serve(int(descriptor))
         case ["run", folder]:
+            die_with_parent()
             live(TrialFolder(Path(folder)))
         case _:
             raise SystemExit("usage: python -m autotune.worker (serve FD | run FOLDER)")

@@ -72,9 +72,13 @@ def build_dataset(workload: Workload) -> Any:
     if isinstance(dataset, type) or not (hasattr(dataset, "__getitem__") or hasattr(dataset, "__iter__")):
         dataset = _called("dataset", dataset)
     if not (hasattr(dataset, "__getitem__") or hasattr(dataset, "__iter__")):
-        raise WorkloadFault(f"dataset must have __getitem__ or __iter__, or be a callable that returns one, but got {_kind(dataset)}")
+        raise WorkloadFault(
+            f"dataset must have __getitem__ or __iter__, or be a callable that returns one, but got {_kind(dataset)}"
+        )
     if dataset_length(dataset) == 0:
-        raise WorkloadFault("the dataset must hold at least one sample, but its length is 0; check the path it reads from")
+        raise WorkloadFault(
+            "the dataset must hold at least one sample, but its length is 0; check the path it reads from"
+        )
     return dataset
 
 
@@ -109,7 +113,9 @@ def build_optimizer(workload: Workload, model: nn.Module, lr: float) -> torch.op
         return torch.optim.SGD(parameters, lr=lr)
     optimizer = workload.optimizer(parameters, lr)
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise WorkloadFault(f"optimizer(params, lr) must return a torch.optim.Optimizer, but returned {_kind(optimizer)}")
+        raise WorkloadFault(
+            f"optimizer(params, lr) must return a torch.optim.Optimizer, but returned {_kind(optimizer)}"
+        )
     return optimizer
 
 
@@ -140,11 +146,15 @@ def _sampling(workload: Workload, dataset: Any, kwargs: dict[str, Any]) -> dict[
 
 def _called(part: str, factory: Any) -> Any:
     if not callable(factory):
-        raise WorkloadFault(f"{part} must be an object of its kind or a callable that returns one, but got {_kind(factory)}")
+        raise WorkloadFault(
+            f"{part} must be an object of its kind or a callable that returns one, but got {_kind(factory)}"
+        )
     try:
         inspect.signature(factory).bind()
     except TypeError as error:
-        raise WorkloadFault(f"{part} must be callable without arguments, but {_kind(factory)} is not ({error})") from error
+        raise WorkloadFault(
+            f"{part} must be callable without arguments, but {_kind(factory)} is not ({error})"
+        ) from error
     except ValueError:
         return factory()  # a builtin that has no signature to look at
     return factory()
@@ -167,7 +177,9 @@ def _module_by_name(part: str, name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
             raise  # the user's module exists and imports something that does not
-        raise WorkloadFault(f"workload.{part}: there is no module named {error.name!r}; install it or set PYTHONPATH") from error
+        raise WorkloadFault(
+            f"workload.{part}: there is no module named {error.name!r}; install it or set PYTHONPATH"
+        ) from error
 
 
 def _module_from_file(part: str, place: str, ref: Ref) -> ModuleType:
@@ -197,4 +209,3 @@ def _nearest(name: str, owner: object) -> str:
 
 def _kind(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
-

@@ -62,6 +62,4 @@ def _samples(handle: Any, since_us: int) -> list[tuple[int, int]]:
         _, samples = pynvml.nvmlDeviceGetSamples(handle, pynvml.NVML_GPU_UTILIZATION_SAMPLES, since_us)
     except pynvml.NVMLError_NotFound:
         return []
-    return [
-        (int(sample.timeStamp), int(sample.sampleValue.uiVal)) for sample in samples if sample.timeStamp > since_us
-    ]
+    return [(int(sample.timeStamp), int(sample.sampleValue.uiVal)) for sample in samples if sample.timeStamp > since_us]

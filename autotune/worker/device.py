@@ -112,10 +112,14 @@ def open_device(name: str) -> Device:
     if device.type == "cpu":
         return Device(torch.device("cpu"), "cpu")
     if not torch.accelerator.is_available() or device.type != torch.accelerator.current_accelerator().type:  # type: ignore[union-attr] # is_available just said so
-        raise DeviceError(f"device {name!r} was asked for, but torch {torch.__version__} sees none here; set device: auto")
+        raise DeviceError(
+            f"device {name!r} was asked for, but torch {torch.__version__} sees none here; set device: auto"
+        )
     count, index = torch.accelerator.device_count(), device.index or 0
     if index >= count:
-        raise DeviceError(f"device {name!r} was asked for, but there are {count} here; name one below {device.type}:{count}")
+        raise DeviceError(
+            f"device {name!r} was asked for, but there are {count} here; name one below {device.type}:{count}"
+        )
     device = torch.device(device.type, index)
     torch.accelerator.set_device_index(index)
     return Device(device, "rocm" if device.type == "cuda" and torch.version.hip else _KINDS[device.type])

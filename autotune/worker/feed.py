@@ -107,7 +107,7 @@ class Feed:
 def _promised_batches(loader: DataLoader[Any]) -> int | None:
     try:
         return len(loader)
-    except TypeError:
+    except (TypeError, NotImplementedError):
         return None
 
 

@@ -14,7 +14,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any, Literal
 
-from autotune.core.measurement import Block, Window, rate_of
+from autotune.core.measurement import Block, Restart, Window, rate_of
 from autotune.core.statistics import BATCH_MEANS
 from autotune.protocol import WindowRules
 from autotune.worker.feed import Delivery, Feed
@@ -28,6 +28,8 @@ _WARM_UP_MIN_S = 0.3
 _WARM_UP_MAX_S = 8.0
 _SLOW_FACTOR = 3.0  # a block whose computing takes this many times the median lets the queue fill
 _WHOLE_EPOCHS_UP_TO_S = 1.0  # shorter epochs are measured whole; of longer ones the restart is added in proportion
+_SHORT_EPOCH_QUEUES = 4  # so are epochs of so few queues that little would be left of them without the restart
+_REFILL_SHARE = 4  # at most a quarter of an epoch counts as its start
 _MIN_BLOCKS = 3
 _MIN_EPOCH_BLOCKS = 5
 _QUEUES_IN_WINDOW = 2
@@ -50,7 +52,12 @@ class Run:
     loss: Any = None
     scale: float = 1.0
     skipped_steps: int = 0
-    started: float = field(default_factory=perf_counter)
+    splits_restarts: bool = False
+    """Take restarts out of the blocks: in a window whose blocks do not cover whole epochs."""
+    refill_left: int = 0
+    """Batches still to come that belong to the last restart."""
+    restarts: list[Restart] = field(default_factory=list)
+    """Restarts taken out of the blocks so far."""
 
     def is_late(self) -> bool:
         """Whether the deadline is near."""
@@ -71,10 +78,9 @@ class Warmth:
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """A block with its restarts and what the warm-up looks for."""
+    """A block, and what the warm-up looks for."""
 
     block: Block
-    restarts_s: tuple[float, ...]
     waits_in_a_row: int
 
     @property
@@ -109,22 +115,21 @@ def warm_up(run: Run, first: Delivery) -> Warmth:
         all_waited = stretch.waits_in_a_row == stretch.block.batches
         waits = waits + stretch.waits_in_a_row if all_waited else stretch.waits_in_a_row
         is_drained = since_slow >= run.queue_capacity or waits >= max(1, config.num_workers)
-    recent = stretches[-1]
-    seconds = recent.block.seconds + sum(recent.restarts_s)
     return Warmth(
         batches=sum(stretch.block.batches for stretch in stretches),
         seconds=perf_counter() - begun,
         is_drained=is_drained,
         is_steady=steady_streak >= 2,
-        batch_s=seconds / recent.block.batches,
+        batch_s=_batch_s(stretches[_WARM_UP_STEPS:] or stretches),
     )
 
 
 def measure_window(run: Run, rules: WindowRules, warmth: Warmth, at_edge: Callable[[], None]) -> Window:
     """Train for a timed window. `at_edge` is called right before the clock starts (passive probes begin there)."""
-    epoch_batches = run.feed.epoch_batches
-    whole = epoch_batches is not None and epoch_batches * warmth.batch_s <= _WHOLE_EPOCHS_UP_TO_S
-    size = _block_batches(run, rules, warmth.batch_s, epoch_batches if whole else None)
+    whole = _covers_whole_epochs(run, rules, warmth.batch_s)
+    run.splits_restarts, run.refill_left = not whole, 0
+    run.restarts.clear()
+    size = _block_batches(run, rules, warmth.batch_s, whole=whole)
     queue_at_start = run.feed.ready()
     run.feed.watches_queue = False
     run.trainer.device.synchronize()
@@ -137,7 +142,7 @@ def measure_window(run: Run, rules: WindowRules, warmth: Warmth, at_edge: Callab
         if stopped_by is not None:
             _refuse_skipping(run, stretches)
             return window.model_copy(update={"stopped_by": stopped_by})
-        size = size if whole else max(size, _block_batches(run, rules, _batch_s(stretches), None))
+        size = size if whole else max(size, _block_batches(run, rules, _batch_s(stretches), whole=False))
 
 
 def _verdict(
@@ -158,26 +163,51 @@ def _verdict(
 
 
 def _train_block(run: Run, batches: int, first: Delivery | None = None) -> _Stretch:
-    """Train on so many batches, then synchronise. The clock runs from the last edge's to this one's."""
+    """Train on so many batches, then synchronise. What belongs to a restart is taken out where it is split off."""
     feed, trainer, expected = run.feed, run.trainer, run.trainer.config.micro_batch_size
-    samples, wait_s, waits_in_a_row, restarts = 0, 0.0, 0, list[float]()
+    samples, taken, wait_s, waits_in_a_row, apart_s = 0, 0, 0.0, 0, 0.0
     begun = perf_counter()
-    for index in range(batches):
-        delivery = first if index == 0 and first is not None else feed.take()
+    while taken < batches:
+        asked = perf_counter()
+        delivery = feed.take() if first is None else first
         if delivery is first:
-            pass  # its wait lies before the clock
-        elif delivery.is_restart:
-            restarts.append(delivery.wait_s)
+            first, waited_s = None, 0.0  # its wait lies before the clock
         else:
-            wait_s += delivery.wait_s
+            waited_s = delivery.wait_s
         waits_in_a_row = waits_in_a_row + 1 if delivery.had_to_wait else 0
-        samples += count_samples(delivery.batch, expected)
+        came = count_samples(delivery.batch, expected)
         run.loss = trainer.train(delivery.batch)
+        if run.splits_restarts and (delivery.is_restart or run.refill_left):
+            apart_s += _note_restart(run, delivery, came, perf_counter() - asked)
+        else:
+            samples, taken, wait_s = samples + came, taken + 1, wait_s + waited_s
     trainer.device.synchronize()
-    seconds = max(perf_counter() - begun - sum(restarts), 1e-9)
+    seconds = max(perf_counter() - begun - apart_s, 1e-9)
     _check_loss(run)
-    block = Block(samples=samples, batches=batches, seconds=seconds, data_wait_s=min(wait_s, seconds))
-    return _Stretch(block, tuple(restarts), waits_in_a_row)
+    block = Block(samples=samples, batches=taken, seconds=seconds, data_wait_s=min(wait_s, seconds))
+    return _Stretch(block, waits_in_a_row)
+
+
+def _note_restart(run: Run, delivery: Delivery, samples: int, seconds: float) -> float:
+    """Add a batch to the restart it belongs to; hands on its seconds."""
+    if delivery.is_restart:
+        longest = max(1, (run.feed.epoch_batches or 1) // _REFILL_SHARE)
+        run.refill_left = max(1, min(run.queue_capacity, longest))
+        run.restarts.append(Restart(seconds=0.0, samples=0))
+    last = run.restarts[-1]
+    run.restarts[-1] = Restart(seconds=last.seconds + seconds, samples=last.samples + samples)
+    run.refill_left -= 1
+    return seconds
+
+
+def _covers_whole_epochs(run: Run, rules: WindowRules, batch_s: float) -> bool:
+    """Whether the window is made of whole epochs: where they are short, or hold but a few queues."""
+    batches = run.feed.epoch_batches
+    if batches is None:
+        return False
+    epoch_s = batches * batch_s
+    is_few = batches <= _SHORT_EPOCH_QUEUES * run.queue_capacity and epoch_s <= rules.max_s / _MIN_BLOCKS
+    return is_few or epoch_s <= _WHOLE_EPOCHS_UP_TO_S
 
 
 def _window(
@@ -187,14 +217,15 @@ def _window(
     batches = sum(block.batches for block in blocks)
     epoch_batches = run.feed.epoch_batches
     samples_per_batch = sum(block.samples for block in blocks) / batches
-    mean_wait_s = sum(block.data_wait_s for block in blocks) / batches
-    first_s = run.feed.first_wait_s + (0.0 if run.trainer.config.persistent_workers else run.feed.start_s)
+    config = run.trainer.config
+    filling_s = max(1, config.num_workers) * _batch_s(stretches)  # each worker's first batch comes while the loop waits
+    start_s = 0.0 if config.persistent_workers else run.feed.start_s
     return Window(
         blocks=blocks,
-        restarts_s=tuple(restart for stretch in stretches for restart in stretch.restarts_s),
+        restarts=tuple(run.restarts),
         whole_epochs=whole_epochs,
         epoch_samples=None if epoch_batches is None else round(epoch_batches * samples_per_batch),
-        expected_restart_s=max(0.0, first_s - mean_wait_s),
+        expected_restart_s=start_s + max(0.0, run.feed.first_wait_s - filling_s),
         queue_capacity=run.queue_capacity,
         queue_at_start=queue_at_start,
         queue_at_end=run.feed.ready(),
@@ -206,11 +237,11 @@ def _window(
     )
 
 
-def _block_batches(run: Run, rules: WindowRules, batch_s: float, epoch_batches: int | None) -> int:
+def _block_batches(run: Run, rules: WindowRules, batch_s: float, *, whole: bool) -> int:
     """Batches of a block: at least 0.2 s of them and one a worker; whole epochs, or whole optimizer steps."""
     config = run.trainer.config
     wanted = max(config.num_workers, ceil(rules.block_s / max(batch_s, 1e-6)), 1)
-    unit = epoch_batches or config.grad_accum_steps
+    unit = run.feed.epoch_batches if whole and run.feed.epoch_batches else config.grad_accum_steps
     return ceil(wanted / unit) * unit
 
 

@@ -13,6 +13,7 @@ import psutil
 __all__ = ["processor_flags", "processor_name", "usable_cores", "usable_ram_bytes"]
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
+_CGROUP_MEMBERSHIP = Path("/proc/self/cgroup")
 
 
 def usable_cores() -> int:
@@ -57,7 +58,7 @@ def _cgroup_folders(controller: str) -> list[Path]:
     """This process's group and all above it: the tightest limit counts."""
     folders: list[Path] = []
     with suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
+        for line in _CGROUP_MEMBERSHIP.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             root = _CGROUP_ROOT if controllers == "" else _CGROUP_ROOT / controller
             if controllers in {"", controller} or controller in controllers.split(","):

@@ -33,6 +33,7 @@ class PortableFunction:
         self._function, self._folder = function, folder
 
     def __call__(self, *args: Any) -> Any:
+        """Call the user's function."""
         return self._function(*args)
 
     def __reduce__(self) -> tuple[Callable[..., PortableFunction], tuple[Path, Path]]:

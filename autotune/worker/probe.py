@@ -44,7 +44,9 @@ def probe(workload: Workload, config: TrainingConfig, device: Device, scratch: P
     """
     dataset = build_dataset(workload)
     length = dataset_length(dataset)
-    small = TrainingConfig(micro_batch_size=config.micro_batch_size if length is None else min(config.micro_batch_size, length))
+    small = TrainingConfig(
+        micro_batch_size=config.micro_batch_size if length is None else min(config.micro_batch_size, length)
+    )
     loader = build_loader(workload, dataset, small, scratch)
     feed = Feed(loader)
     batch = feed.start().batch
@@ -78,7 +80,7 @@ def _fixed_batch_size(workload: Workload, loader: DataLoader[Any], samples: int)
     return int(getattr(loader.batch_sampler, "batch_size", samples))
 
 
-class _WatchedInfo(torch_worker.WorkerInfo):  # type: ignore[misc] # torch ships it untyped
+class _WatchedInfo(torch_worker.WorkerInfo):
     """A worker's info that notes whether somebody asks which worker of how many he is."""
 
     was_asked = False

@@ -9,6 +9,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
 
@@ -37,7 +38,7 @@ from autotune.worker.step import infer_step, make_trainer
 __all__ = ["run_rank"]
 
 _DEADLINE_SHARE = 0.85  # of the deadline: a window that is late is ended, not lost
-_OUR_PACKAGE = str(Path(__file__).resolve().parents[1])
+_OUR_PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
 _PLACE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 _TORCH_PREFETCH_FACTOR = 2
 _UNKNOWN_VIOLATION = 0.25  # an out-of-memory does not tell how much was missing
@@ -86,7 +87,7 @@ def _measure(job: Job, workload: Workload, device: Device, folder: TrialFolder, 
     run.scale = trainer.scaler.get_scale()
     warmth, busy = warm_up(run, first), BusyProbe(device)
     window = measure_window(run, job.window, warmth, busy.start)
-    wait_fraction = _data_wait_fraction(window.blocks, window.restarts_s if window.whole_epochs else ())
+    wait_fraction = _data_wait_fraction(window.blocks)
     busy_fraction, busy_source = busy.stop(wait_fraction)
     memory, rate = device.peak_memory(), rate_of(window)
     return Measurement(
@@ -123,7 +124,8 @@ def _outcome_of(work: Callable[[], RankReport]) -> RankReport:
 
 def _crash(error: BaseException) -> RankReport:
     text = _users_traceback(error)
-    print(text, file=sys.stderr, flush=True)  # noqa: T201 - into the trial's log
+    with suppress(OSError, ValueError):  # the user's code may have closed it
+        print(text, file=sys.stderr, flush=True)  # noqa: T201 - into the trial's log
     message = str(error)
     for pattern, explanation in _RESOURCES:
         if re.search(pattern, message):
@@ -134,7 +136,10 @@ def _crash(error: BaseException) -> RankReport:
 
 _RESOURCES = (
     (r"can't allocate memory|Cannot allocate memory|not enough memory", "the machine ran out of memory"),
-    (r"Bus error|No space left on device.*shm|unable to (write|resize|mmap|open shared memory)", "/dev/shm is full"),
+    (
+        r"Bus error|No space left on device.*shm|unable to (write|resize|mmap|open shared memory)",
+        "the shared memory of loader workers (/dev/shm) is full",
+    ),
     (r"Too many open files|received 0 items of ancdata", "the limit of open files (ulimit -n) was reached"),
     (r"DataLoader worker .* is killed by signal: Killed", "a loader worker was killed, most likely for its memory"),
 )
@@ -187,7 +192,7 @@ def _enter_callers_world(job: Job) -> None:
 
 def _seed(seed: int) -> None:
     random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 - user code that draws from the global generator
+    np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 
@@ -197,8 +202,5 @@ def _queue_capacity(job: Job, feed: Feed) -> int:
     return capacity if feed.epoch_batches is None else min(capacity, feed.epoch_batches)
 
 
-def _data_wait_fraction(blocks: tuple[Block, ...], restarts_s: tuple[float, ...]) -> float:
-    waited = sum(block.data_wait_s for block in blocks) + sum(restarts_s)
-    total = sum(block.seconds for block in blocks) + sum(restarts_s)
-    return min(1.0, waited / total)
-
+def _data_wait_fraction(blocks: tuple[Block, ...]) -> float:
+    return min(1.0, sum(block.data_wait_s for block in blocks) / sum(block.seconds for block in blocks))

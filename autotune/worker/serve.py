@@ -1,8 +1,8 @@
 """The fork server: has imported torch once, has touched no device, ran no tensor operation and no user code.
 
 Receives over its socket, one message a trial, the trial's folder and the descriptor to print to; forks a rank (10 ms
-instead of an interpreter's start and `import torch`); answers its pid, then its exit status. When the socket closes,
-the parent is gone: the rank's group is killed and the server ends.
+instead of an interpreter's start and `import torch`); answers its pid, then, once all that the rank started is gone too,
+its exit status. When the socket closes, the parent is gone: the same sweep is made and the server ends.
 """
 
 from __future__ import annotations
@@ -18,15 +18,20 @@ import sys
 import traceback
 from contextlib import suppress
 from pathlib import Path
+from threading import Thread
+from time import monotonic, sleep
 
+import psutil
 import torch._dynamo  # noqa: F401 - the first optimizer would import it, a second in every fork
 
 from autotune.protocol import TrialFolder
 from autotune.worker.rank import run_rank
 
-__all__ = ["live", "serve"]
+__all__ = ["die_with_parent", "live", "serve"]
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_PR_SET_CHILD_SUBREAPER = 36  # as above: orphans below the server become its children
+_SWEEP_WITHIN_S = 5.0
 _OOM_SCORE_ADJ = "800"  # man 5 proc: of -1000 to 1000; the kernel spares the caller
 _MESSAGE_BYTES = 64 * 1024
 
@@ -34,6 +39,7 @@ _MESSAGE_BYTES = 64 * 1024
 def serve(descriptor: int) -> None:
     """Answer requests on an inherited SOCK_SEQPACKET socket until its other end closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     with socket.socket(fileno=descriptor) as connection:
         connection.send(b'{"ready": true}')
         gc.collect()
@@ -55,15 +61,31 @@ def _serve_one(connection: socket.socket, folder: TrialFolder, output: int) -> N
     connection.send(json.dumps({"pid": pid}).encode())
     exited = os.pidfd_open(pid)
     try:
-        ready, _, _ = select.select([exited, connection], [], [])
+        ready, _, _ = select.select([exited, connection.fileno()], [], [])
         if exited not in ready:  # only a closed socket speaks while a trial runs
             with suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
     finally:
         os.close(exited)
+    _sweep()
     with suppress(BrokenPipeError):
         connection.send(json.dumps({"exit": os.waitstatus_to_exitcode(status)}).encode())
+
+
+def _sweep() -> None:
+    """End all that a rank has left, daemons of its own included: whoever loses his parent becomes the server's child."""
+    begun = monotonic()
+    while monotonic() - begun < _SWEEP_WITHIN_S:
+        for child in psutil.Process().children():
+            with suppress(psutil.Error):
+                child.kill()
+        try:
+            while os.waitpid(-1, os.WNOHANG) != (0, 0):
+                pass
+        except ChildProcessError:
+            return
+        sleep(0.001)
 
 
 def _become_rank(folder: TrialFolder, output: int, server_pid: int) -> None:
@@ -87,8 +109,22 @@ def live(folder: TrialFolder) -> None:
     try:
         code = run_rank(folder)
     except BaseException:  # noqa: BLE001 - the process ends here; the log says why
-        traceback.print_exc()
-    with suppress(OSError, ValueError):
-        sys.stdout.flush()
-        sys.stderr.flush()
+        with suppress(OSError, ValueError):  # the user's code may have closed it
+            traceback.print_exc()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()
     os._exit(code)
+
+
+def die_with_parent() -> None:
+    """End this process's group once the parent's end of standard input closes; user code reads from nothing."""
+    lifeline, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+
+    def wait() -> None:
+        os.read(lifeline, 1)
+        os.killpg(0, signal.SIGKILL)
+
+    Thread(target=wait, daemon=True).start()

@@ -21,7 +21,7 @@ from autotune.worker.device import Device
 
 __all__ = ["Step", "Trainer", "count_samples", "infer_step", "make_trainer", "tensors_of"]
 
-_PASS_STEP = "pass step=lambda model, batch: ... that returns the loss"
+_ADVICE = "pass step=lambda model, batch: ... that returns the loss"
 _CHANNELS_LAST_DIMS = 4
 
 
@@ -56,7 +56,7 @@ def infer_step(workload: Workload, batch: Any) -> Step:
         return Step(_with_loss(_cross_entropy), "cross-entropy, inferred from integer targets")
     raise WorkloadFault(
         "without step, a batch must be a mapping (passed to the model as keywords) or a pair (inputs, targets), "
-        f"but got {_form(batch)}; {_PASS_STEP}"
+        f"but got {_form(batch)}; {_ADVICE}"
     )
 
 
@@ -79,8 +79,8 @@ class Trainer:
             loss = self.step.function(self.model, batch)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-            raise WorkloadFault(f"the step must return a scalar loss tensor, but returned {got}; {_PASS_STEP}")
-        self.scaler.scale(loss / self.config.grad_accum_steps).backward()
+            raise WorkloadFault(f"the step must return a scalar loss tensor, but returned {got}; {_ADVICE}")
+        self.scaler.scale(loss / self.config.grad_accum_steps).backward()  # type: ignore[no-untyped-call] # torch
         self.accumulated += 1
         if self.accumulated == self.config.grad_accum_steps:
             self.scaler.step(self.optimizer)
@@ -148,7 +148,7 @@ def _keyword_step(model: nn.Module, batch: Any) -> Tensor:
     if loss is None:
         raise WorkloadFault(
             "model(**batch) must return an object with .loss or a mapping with 'loss', "
-            f"but returned {type(outputs).__name__}; {_PASS_STEP}"
+            f"but returned {type(outputs).__name__}; {_ADVICE}"
         )
     return loss  # type: ignore[no-any-return] # checked where it is used
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.core.measurement import Block, Measurement, MemorySample, Rate, Window, rate_of
+from autotune.core.measurement import Block, Measurement, MemorySample, Rate, Restart, Window, rate_of
 
 _FINITE = st.floats(0, 1e12)
 _RATES = st.floats(0.1, 1e5)
@@ -25,7 +25,7 @@ _BLOCKS = st.builds(
 _WINDOWS = st.builds(
     Window,
     blocks=st.lists(_BLOCKS, min_size=1, max_size=25).map(tuple),
-    restarts_s=st.lists(st.floats(0, 100), max_size=3).map(tuple),
+    restarts=st.lists(st.builds(Restart, seconds=st.floats(0, 100), samples=st.integers(0, 1000)), max_size=3).map(tuple),
     whole_epochs=st.booleans(),
     epoch_samples=st.none() | st.integers(1, 10**9),
     expected_restart_s=st.floats(0, 100),
@@ -140,7 +140,8 @@ def test_samples_that_came_are_counted_over_all_seconds(make_window: Callable[..
 
 def test_long_epochs_take_their_mean_restart_in_proportion(make_window: Callable[..., Window]) -> None:
     # 100 samples/s, epochs of 5,000: 50 s and a restart of 2 s, so 5000 / 52
-    window = make_window(epoch_samples=5_000, restarts_s=(1.0, 3.0), expected_restart_s=99.0)
+    restarts = (Restart(seconds=1.0, samples=0), Restart(seconds=3.0, samples=0))
+    window = make_window(epoch_samples=5_000, restarts=restarts, expected_restart_s=99.0)
     assert rate_of(window).value == pytest.approx(5000 / 52)
 
 
@@ -148,12 +149,22 @@ def test_the_first_start_stands_in_where_no_restart_was_seen(make_window: Callab
     assert rate_of(make_window(epoch_samples=5_000, expected_restart_s=2.0)).value == pytest.approx(5000 / 52)
 
 
-def test_whole_epochs_count_their_restarts_as_they_came(make_window: Callable[..., Window]) -> None:
-    # 1,000 samples in 10 s, and ten restarts that took 2.5 s together
-    restarts = (0.1,) * 5 + (0.4,) * 5
-    rate = rate_of(make_window(whole_epochs=True, epoch_samples=100, restarts_s=restarts, expected_restart_s=99.0))
-    assert rate.value == pytest.approx(1000 / 12.5)
-    assert rate.low == pytest.approx(rate.value)
+def test_a_restart_costs_only_what_it_takes_beyond_the_samples_that_came_with_it(
+    make_window: Callable[..., Window],
+) -> None:
+    # at 100 samples/s, 300 samples in 5 s have cost 2 s
+    restarts = (Restart(seconds=5.0, samples=300),)
+    assert rate_of(make_window(epoch_samples=5_000, restarts=restarts)).value == pytest.approx(5000 / 52)
+
+
+def test_a_refill_that_came_faster_than_the_steady_rate_does_not_raise_it(make_window: Callable[..., Window]) -> None:
+    restarts = (Restart(seconds=1.0, samples=300),)
+    assert rate_of(make_window(epoch_samples=5_000, restarts=restarts)).value == pytest.approx(100)
+
+
+def test_whole_epochs_hold_their_restarts(make_window: Callable[..., Window]) -> None:
+    window = make_window(whole_epochs=True, epoch_samples=100, expected_restart_s=99.0)
+    assert rate_of(window).value == 100.0
 
 
 def test_an_unknown_epoch_has_no_restarts(make_window: Callable[..., Window]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from autotune.core.search_space import Choices, Domain, ResolvedSpace, SettingValue
+from autotune.core.search_space import Domain, ResolvedSpace, SettingValue, whole_numbers
 from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import TrialRecord
 
@@ -16,7 +16,7 @@ _SETTINGS = tuple(name for name in TrainingConfig.model_fields if name not in {"
 
 
 def params_of(config: TrainingConfig, space: ResolvedSpace) -> dict[str, SettingValue]:
-    """The searched settings of a configuration; those without a meaning in it (no prefetch without workers) left out."""
+    """The searched settings of a configuration, but for a prefetch factor that has no meaning without workers."""
     values = config.model_dump()
     if config.num_workers > 0 and config.prefetch_factor is None:
         values["prefetch_factor"] = 2  # torch's own
@@ -40,7 +40,7 @@ def first_guesses(space: ResolvedSpace) -> list[dict[str, SettingValue]]:
         "pin_memory": True,
         "prefetch_factor": _GUESSED_PREFETCH,
     }
-    batch: dict[str, SettingValue] = {"micro_batch_size": max(_ints(space.domains["micro_batch_size"]))}
+    batch: dict[str, SettingValue] = {"micro_batch_size": max(whole_numbers(space.domains["micro_batch_size"]))}
     device: dict[str, SettingValue] = {"amp_dtype": _fast_dtype(space.domains["amp_dtype"]), "channels_last": True}
     many: dict[str, SettingValue] = {"num_workers": _MANY_WORKERS_PER_CORE * cores}
     wishes = [loader, {**loader, **batch}, {**loader, **batch, **device}, {**loader, **batch, **many}]
@@ -76,7 +76,7 @@ def nearest(domain: Domain, value: SettingValue) -> SettingValue:
         return value
     if not isinstance(value, int) or isinstance(value, bool):
         return next(iter(domain))
-    numbers = _ints(domain)
+    numbers = whole_numbers(domain)
     return min(numbers, key=lambda one: abs(one - value)) if numbers else next(iter(domain))
 
 
@@ -95,13 +95,8 @@ def same_batch_variant(best: TrialRecord, space: ResolvedSpace) -> dict[str, Set
     return params
 
 
-def _ints(domain: Domain) -> list[int]:
-    values = list(domain) if isinstance(domain, Choices) else range(domain.low, domain.high + 1)
-    return [value for value in values if isinstance(value, int) and not isinstance(value, bool)]
-
-
 def _fast_dtype(domain: Domain) -> SettingValue:
     for dtype in ("bfloat16", "float16", "tf32", "float32"):
         if dtype in domain:
             return dtype
-    return next(iter(domain))  # type: ignore[no-any-return] # a domain yields setting values
+    return next(iter(domain))

@@ -18,6 +18,7 @@ from typing import Any
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.trial import TrialState
+from sqlalchemy import event
 from sqlalchemy.exc import SQLAlchemyError
 
 from autotune.core import rules
@@ -26,7 +27,7 @@ from autotune.core.search_space import Domain, IntRange, ResolvedSpace, SettingV
 from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import TrialRecord, TrialResult
 from autotune.errors import RunFolderError, StudyMismatchError
-from autotune.search.proposals import params_of
+from autotune.study.proposals import params_of
 
 __all__ = ["Study", "Trial", "read_records"]
 
@@ -200,19 +201,12 @@ def read_records(study: optuna.Study) -> list[TrialRecord]:
 
 
 def _open_optuna(path: Path | None, identity: Mapping[str, str], seed: int) -> optuna.Study:
-    storage = None if path is None else f"sqlite:///{path}"
-    names = [] if path is None or not path.exists() or path.stat().st_size == 0 else optuna.get_all_study_names(storage)
-    for name in names:
-        held = optuna.load_study(study_name=name, storage=storage).user_attrs.get(_IDENTITY, {})
-        differing = sorted(key for key in {*held, *identity} if held.get(key) != identity.get(key))
-        if differing:
-            details = "; ".join(f"{key}: {held.get(key, 'none')} there, {identity.get(key, 'none')} here" for key in differing)
-            raise StudyMismatchError(
-                f"the run folder must hold a study of the same search, but {path} differs in {details}. "
-                "Name another run_dir, or begin anew with --fresh (fresh=True)."
-            )
-    name = names[0] if names else f"autotune-{identity.get('space', '')[:12] or 'study'}"
-    done = 0 if not names else len(optuna.load_study(study_name=name, storage=storage).get_trials(deepcopy=False))
+    storage = optuna.storages.InMemoryStorage() if path is None else _sqlite(path)
+    held = storage.get_all_studies()
+    for one in held:
+        _refuse_other(path, storage.get_study_user_attrs(one._study_id).get(_IDENTITY, {}), identity)  # noqa: SLF001 - the storage's own key
+    name = held[0].study_name if held else f"autotune-{identity.get('space', 'study')}"
+    done = storage.get_n_trials(held[0]._study_id) if held else 0  # noqa: SLF001 - as above
     sampler = optuna.samplers.TPESampler(seed=seed + done, multivariate=True, n_startup_trials=_STARTUP_TRIALS)
     study = optuna.create_study(
         storage=storage, study_name=name, sampler=sampler, direction="maximize", load_if_exists=True
@@ -221,8 +215,35 @@ def _open_optuna(path: Path | None, identity: Mapping[str, str], seed: int) -> o
     return study
 
 
+def _sqlite(path: Path) -> optuna.storages.RDBStorage:
+    """Optuna's storage with a write-ahead log: a trial costs a dozen commits, and each would wait for the disk.
+
+    Source: sqlite.org/wal.html and pragma.html#pragma_synchronous: NORMAL with a WAL can't corrupt the file; a power
+    cut may cost the last commits.
+    """
+    storage = optuna.storages.RDBStorage(f"sqlite:///{path}")
+
+    def configure(connection: Any, _: object) -> None:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=NORMAL")
+
+    event.listen(storage.engine, "connect", configure)
+    storage.engine.dispose()  # connections from before the listener
+    return storage
+
+
+def _refuse_other(path: Path | None, there: Mapping[str, str], here: Mapping[str, str]) -> None:
+    differing = sorted(key for key in {*there, *here} if there.get(key) != here.get(key))
+    if differing:
+        details = "; ".join(f"{key}: {there.get(key, 'none')} there, {here.get(key, 'none')} here" for key in differing)
+        raise StudyMismatchError(
+            f"the run folder must hold a study of the same search, but {path} differs in {details}. "
+            "Name another run_dir, or begin anew with --fresh (fresh=True)."
+        )
+
+
 def _distribution(name: str, domain: Domain, space: ResolvedSpace) -> BaseDistribution:
-    """Optuna's form of a domain, widened so that the baseline's own value can be told; `compose` refuses it to others."""
+    """Optuna's form of a domain, widened to the baseline's own value, which `compose` refuses to others."""
     own: Any = params_of(space.baseline, space).get(name, None)
     is_told = name in params_of(space.baseline, space)
     if isinstance(domain, IntRange):

@@ -1,0 +1,148 @@
+"""Runs a Case through the product, and condenses a SearchResult to what a benchmark writes down.
+
+Also holds TimedLauncher: the product's own launcher, with the clock read at both ends of every launch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import autotune
+from autotune import Measurement, SearchResult, TrainingConfig, TrialRecord
+from autotune.launch.launcher import Exit, Launch, Launcher
+from cases import Case
+
+__all__ = ["LaunchTimes", "TimedLauncher", "measurement_figures", "only", "search", "search_figures", "window_s"]
+
+_DERIVED = {"lr", "world_size", "strategy", "ddp"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchTimes:
+    """One launch by time.monotonic, which all processes of a Linux machine share."""
+
+    name: str
+    """Such as "trial-003" or "confirmation-003-1"."""
+    called_s: float
+    returned_s: float
+    after_report_s: float | None
+    """From the report's being written to the launcher's return, the sweep included."""
+    noted: Mapping[str, float]
+    """What the trial itself has noted, by the same clock."""
+
+
+@dataclass(slots=True)
+class TimedLauncher:
+    """A launcher that reads the clock around another one. What it starts stays the other's to close."""
+
+    inner: Launcher
+    notes: Path | None = None
+    """A file to which trials append "WHAT TIME" lines."""
+    launches: list[LaunchTimes] = field(default_factory=list)
+
+    def launch(self, launch: Launch) -> Exit:
+        """Launch, and keep the times."""
+        if self.notes is not None:
+            self.notes.write_text("")
+        called_s = time.monotonic()
+        ended = self.inner.launch(launch)
+        returned_s, now_s = time.monotonic(), time.time()
+        after_report_s = None
+        with suppress(FileNotFoundError):
+            after_report_s = now_s - launch.folder.report.stat().st_mtime
+        self.launches.append(
+            LaunchTimes(
+                name=launch.log.stem,
+                called_s=called_s,
+                returned_s=returned_s,
+                after_report_s=after_report_s,
+                noted=self._noted(),
+            )
+        )
+        return ended
+
+    def close(self) -> None:
+        """Close the other one."""
+        self.inner.close()
+
+    def _noted(self) -> dict[str, float]:
+        if self.notes is None:
+            return {}
+        pairs = (line.split() for line in self.notes.read_text().splitlines())
+        return {what: float(when) for what, when in pairs}
+
+
+def search(case: Case, **options: Any) -> SearchResult:
+    """Search a case's settings in a run folder that is thrown away afterwards; options are those of autotune.search."""
+    with TemporaryDirectory(prefix="autotune-benchmark-") as folder:
+        return autotune.search(
+            case.model,
+            case.dataset,
+            step=case.step,
+            optimizer=case.optimizer,
+            collate_fn=case.collate_fn,
+            loader={"shuffle": case.shuffle},
+            baseline=case.settings,
+            run_dir=Path(folder) / "run",
+            progress=False,
+            **options,
+        )
+
+
+def only(settings: Mapping[str, Any], **searched: Any) -> dict[str, Any]:
+    """A space in which all that is not named stays as in `settings`."""
+    fixed = TrainingConfig.model_validate(dict(settings)).model_dump(exclude=_DERIVED)
+    return {**fixed, **searched}
+
+
+def search_figures(result: SearchResult) -> dict[str, Any]:
+    """What a search has found, with the raw blocks of every window."""
+    chosen = result.summary.recommendation
+    return {
+        "speedup": result.speedup,
+        "speedup_ci": None if result.speedup_ci is None else list(result.speedup_ci),
+        "verdict": None if chosen is None else chosen.verdict,
+        "recommended_trial": None if chosen is None else chosen.number,
+        "recommended": result.best.model_dump(mode="json"),
+        "same_batch": None if result.best_same_batch is None else result.best_same_batch.model_dump(mode="json"),
+        "reasons": [] if chosen is None else list(chosen.reasons),
+        "notes": list(result.summary.notes),
+        "stopped_because": result.summary.stopped_because,
+        "limit_bytes": result.summary.limit_bytes,
+        "wall_s": result.summary.wall_s,
+        "trials": [_trial_figures(record) for record in result.trials],
+        "confirmations": [
+            {"number": one.number, "rounds": [run and measurement_figures(run) for run in one.rounds]}
+            for one in (() if chosen is None else chosen.confirmations)
+        ],
+    }
+
+
+def measurement_figures(measurement: Measurement) -> dict[str, Any]:
+    """A measurement with its raw blocks as [samples, seconds, seconds waited for data]."""
+    raw = measurement.model_dump(mode="json", exclude={"window": {"blocks"}})
+    blocks = [[block.samples, block.seconds, block.data_wait_s] for block in measurement.blocks]
+    return {**raw, "blocks": blocks}
+
+
+def window_s(measurement: Measurement) -> float:
+    """Seconds inside the timed window, restarts included."""
+    return sum(block.seconds for block in measurement.blocks) + sum(measurement.window.restarts_s)
+
+
+def _trial_figures(record: TrialRecord) -> dict[str, Any]:
+    return {
+        "number": record.number,
+        "config": record.config.model_dump(mode="json", exclude_defaults=True),
+        "outcome": record.outcome,
+        "reason": record.reason,
+        "score": None if record.score is None else record.score.value,
+        "wall_s": record.result.wall_s,
+        "measurement": None if record.measurement is None else measurement_figures(record.measurement),
+    }

@@ -1,0 +1,1 @@
+"""Tests of autotune.launch, and of the worker as its launchers meet it: real processes throughout."""

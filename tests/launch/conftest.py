@@ -1,0 +1,142 @@
+"""Launchers that live as long as the session, and a Rig that runs user code through one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from autotune.core.training_config import TrainingConfig
+from autotune.core.trial import TrialResult
+from autotune.core.workload import Ref, Workload
+from autotune.launch.fork_server import ForkServerLauncher
+from autotune.launch.fresh import FreshInterpreterLauncher
+from autotune.launch.launcher import TOKEN_VARIABLE
+from autotune.launch.runner import TrialRunner
+from autotune.protocol import WindowRules, write_payload
+
+USER_CODE = Path(__file__).with_name("user_code.py")
+SHORT = WindowRules(max_s=0.2, precision=10.0, block_s=0.01)
+"""A window that ends as soon as it may."""
+GENEROUS_S = 60.0
+"""A deadline that only a test which is about to fail meets."""
+
+AnyLauncher = ForkServerLauncher | FreshInterpreterLauncher
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rig:
+    """Runs trials of workloads from user_code.py."""
+
+    launcher: AnyLauncher
+    folder: Path
+
+    def runner(self, **parts: Any) -> TrialRunner:
+        """A runner of a workload; a part given as a string names something in user_code.py."""
+        named = {"model": "linear", "dataset": "pairs"} | parts
+        workload = Workload(
+            **{key: in_user_code(value) if isinstance(value, str) else value for key, value in named.items()}
+        )
+        write_payload(workload, self.folder / "payload")
+        return TrialRunner(
+            launcher=self.launcher,
+            payload=self.folder / "payload",
+            scratch=self.folder,
+            logs=self.folder,
+            device="cpu",
+            seed=0,
+        )
+
+    def run(self, *, deadline_s: float = GENEROUS_S, settings: dict[str, Any] | None = None, **parts: Any) -> TrialResult:
+        """One trial of a workload, of batches of four."""
+        config = TrainingConfig(**({"micro_batch_size": 4} | (settings or {})))
+        return self.runner(**parts).run(config, name="trial", deadline_s=deadline_s, window=SHORT)
+
+    def run_limited(self, limit_bytes: int, **parts: Any) -> TrialResult:
+        """One trial that may not have much more RAM than that."""
+        runner = self.runner(**parts).limited(limit_bytes=limit_bytes, ram_bytes=2**36, limit_is_ram=True)
+        return runner.run(TrainingConfig(micro_batch_size=4), name="trial", deadline_s=GENEROUS_S, window=SHORT)
+
+    @property
+    def log(self) -> bytes:
+        """What the last trial printed."""
+        return (self.folder / "trial.log").read_bytes()
+
+    def note(self, name: str = "note") -> str:
+        """What the user's code has written down about itself, in the file that `NOTE` names."""
+        return (self.folder / name).read_text()
+
+    def assert_next_trial_works(self) -> None:
+        """An ordinary trial measures, and nothing but a fork server is left of any."""
+        result = self.run()
+        assert result.outcome == "ok", result.reason
+        assert result.measurement is not None
+        assert result.measurement.samples_per_s > 0
+        assert not self.left_over()
+
+    def left_over(self) -> list[str]:
+        """Command lines of living processes that carry the launcher's token, its server apart."""
+        server = self.server_pid
+        return [" ".join(one.cmdline()) for one in marked(self.launcher._token) if one.pid != server]
+
+    @property
+    def server_pid(self) -> int | None:
+        """The fork server's process; None where there is none."""
+        process = getattr(self.launcher, "_process", None)
+        return None if process is None else int(process.pid)
+
+
+def in_user_code(name: str) -> Ref:
+    """A reference to something in user_code.py."""
+    return Ref(target=f"{USER_CODE}:{name}")
+
+
+def marked(token: str) -> list[psutil.Process]:
+    """Living processes that carry a launcher's token."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(TOKEN_VARIABLE) == token and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+@pytest.fixture(scope="session")
+def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServerLauncher]:
+    """One server for all tests."""
+    launcher = ForkServerLauncher(tmp_path_factory.mktemp("server") / "server.log")
+    yield launcher
+    launcher.close()
+    assert not marked(launcher._token)
+
+
+@pytest.fixture(scope="session", params=["fork server", "fresh interpreter"])
+def any_launcher(request: pytest.FixtureRequest) -> AnyLauncher:
+    """Each launcher in turn."""
+    if request.param == "fork server":
+        launcher: AnyLauncher = request.getfixturevalue("fork_server")
+        return launcher
+    return FreshInterpreterLauncher()
+
+
+@pytest.fixture
+def rig(fork_server: ForkServerLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
+    """A rig over the fork server, for what does not depend on the launcher."""
+    return _rig(fork_server, tmp_path)
+
+
+@pytest.fixture
+def any_rig(any_launcher: AnyLauncher, tmp_path: Path) -> Rig:
+    """A rig over each launcher in turn."""
+    return _rig(any_launcher, tmp_path)
+
+
+def _rig(launcher: AnyLauncher, folder: Path) -> Rig:
+    (folder / "payload").mkdir()
+    return Rig(launcher=launcher, folder=folder)
