@@ -193,7 +193,11 @@ def run_plan(
             on_record=folder.append_trial,
             notes=list(space.notes),
         )
-        summary = _tune(tuning, plan, folder)
+        try:
+            summary = _tune(tuning, plan, folder)
+        except BaseException:
+            study.close()
+            raise
     assert summary.recommendation is not None  # noqa: S101 - _tune raises otherwise
     return _result(summary, summary.recommendation, study, folder)
 

@@ -29,6 +29,7 @@ _SHORTEST_WINDOW_S = 1.0
 _PRECISION = 0.015
 _MIN_DEADLINE_S = 30.0
 _DEADLINE_FACTOR = 10.0
+_GRACE_S = 5.0  # past the time-out, so that the last run is not lost for a moment
 
 
 @dataclass(slots=True)
@@ -113,7 +114,8 @@ def _number_0(candidates: Sequence[Confirmation]) -> Confirmation | None:
 
 def _is_open(entrants: Sequence[_Entrant]) -> bool:
     """Whether the interval of the fastest against the baseline still holds 1."""
-    alive = [_confirmation(entrant) for entrant in entrants if all(run.is_feasible for run in entrant.runs)]
+    confirmations = [_confirmation(entrant) for entrant in entrants]
+    alive = [one for one in confirmations if one.is_feasible and one.runs]
     reference = _number_0(alive)
     if reference is None or len(alive) < 2:
         return False
@@ -179,7 +181,7 @@ def _run_again(tuning: Tuning, record: TrialRecord, number: int, window_s: float
     result = tuning.runner.run(
         record.config,
         name=f"confirmation-{record.number:03d}-{number + 1}",
-        deadline_s=deadline if left is None else max(min(deadline, left + 2 * window_s), _SHORTEST_WINDOW_S),
+        deadline_s=deadline if left is None else min(deadline, left + _GRACE_S),
         window=WindowRules(max_s=window_s, precision=_PRECISION),
     )
     again = TrialRecord(number=record.number, config=record.config, result=result)
@@ -194,7 +196,7 @@ def _confirmation(entrant: _Entrant) -> Confirmation:
         number=entrant.record.number,
         config=entrant.record.config,
         rounds=tuple(run.measurement for run in entrant.runs),
-        is_feasible=all(run.is_feasible for run in entrant.runs),
+        is_feasible=all(run.is_feasible or run.outcome == "timeout" for run in entrant.runs),
     )
 
 

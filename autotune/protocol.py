@@ -37,6 +37,7 @@ __all__ = [
     "RankReport",
     "TrialFolder",
     "WindowRules",
+    "free_shared_memory",
     "read_model",
     "read_payload",
     "write_atomic",
@@ -149,6 +150,17 @@ def read_model(path: Path, model_type: type[Model]) -> Model:
         OSError, pydantic.ValidationError: the file is missing, or not of this kind and version.
     """
     return model_type.model_validate_json(path.read_bytes())
+
+
+def free_shared_memory(pid: int) -> None:
+    """Remove the files in /dev/shm that a dead process has left: torch's, by the sharing strategy "file_system".
+
+    The process of torch that would remove them (torch_shm_manager) is swept with the trial.
+    Source: torch/csrc/MapAllocator.cpp (NewProcessWideShmHandle): "/torch_", pid, "_", random, "_", counter.
+    """
+    for path in Path("/dev/shm").glob(f"torch_{pid}_*"):  # noqa: S108 - torch's own place
+        with suppress(OSError):
+            path.unlink()
 
 
 def write_payload(value: object, folder: Path) -> None:

@@ -47,11 +47,12 @@ class Clock:
 
     timeout_s: float | None
     started: float = field(default_factory=monotonic)
+    now: Callable[[], float] = monotonic
 
     @property
     def elapsed_s(self) -> float:
         """Seconds since the search began."""
-        return monotonic() - self.started
+        return self.now() - self.started
 
     @property
     def left_s(self) -> float | None:

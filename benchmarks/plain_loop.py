@@ -15,16 +15,16 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from time import monotonic, perf_counter
 from typing import Any
 
 import torch
+from cases import Case
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
-
-from cases import Case
 
 __all__ = ["run_plain"]
 
@@ -111,7 +111,7 @@ def _train(case: Case, job: Mapping[str, Any]) -> dict[str, Any]:
         take_a_step()
     _synchronise(device)
     seconds, samples = perf_counter() - start, sum(counts[first:])
-    steps = [end - before for before, end in zip(ends, ends[1:], strict=False)]
+    steps = [end - before for before, end in pairwise(ends)]
     return {
         "samples_per_s": samples / seconds,
         "samples": samples,
@@ -149,7 +149,7 @@ class _Stepper:
         batch = self._moved(batch)
         with self._autocast():
             loss = self._loss(batch)
-        self._scaler.scale(loss * share).backward()
+        self._scaler.scale(loss * share).backward()  # type: ignore[no-untyped-call] # untyped in torch
         if is_last:
             self._scaler.step(self._optimizer)
             self._scaler.update()

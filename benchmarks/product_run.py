@@ -13,10 +13,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from cases import Case
+
 import autotune
 from autotune import Measurement, SearchResult, TrainingConfig, TrialRecord
 from autotune.launch.launcher import Exit, Launch, Launcher
-from cases import Case
 
 __all__ = ["LaunchTimes", "TimedLauncher", "measurement_figures", "only", "search", "search_figures", "window_s"]
 
@@ -132,8 +133,9 @@ def measurement_figures(measurement: Measurement) -> dict[str, Any]:
 
 
 def window_s(measurement: Measurement) -> float:
-    """Seconds inside the timed window, restarts included."""
-    return sum(block.seconds for block in measurement.blocks) + sum(measurement.window.restarts_s)
+    """Seconds inside the timed window, epoch restarts included."""
+    blocks_s = sum(block.seconds for block in measurement.blocks)
+    return blocks_s + sum(restart.seconds for restart in measurement.window.restarts)
 
 
 def _trial_figures(record: TrialRecord) -> dict[str, Any]:

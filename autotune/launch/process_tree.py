@@ -11,6 +11,7 @@ from time import monotonic, sleep
 import psutil
 
 from autotune.launch.launcher import TOKEN_VARIABLE
+from autotune.protocol import free_shared_memory
 
 __all__ = ["is_above", "kill_all", "oom_kills"]
 
@@ -25,14 +26,17 @@ def kill_all(leader: int, token: str, *, spare: int | None = None) -> None:
     `spare` is a server that carries the token too. A killed trial's loader workers would live on for seconds and load
     the machine under the next trial.
     """
-    begun = monotonic()
+    begun, pids = monotonic(), {leader}
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
     while (doomed := _members(leader, token, spare)) and monotonic() - begun < _GONE_WITHIN_S:
         for process in doomed:  # again, until none is left: one that forks may have been faster
             with suppress(psutil.Error):
                 process.kill()
+            pids.add(process.pid)
         sleep(_LOOK_S)
+    for pid in pids:
+        free_shared_memory(pid)
 
 
 def is_above(leader: int, ceiling_bytes: int) -> bool:

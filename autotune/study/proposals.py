@@ -30,8 +30,8 @@ def params_of(config: TrainingConfig, space: ResolvedSpace) -> dict[str, Setting
 def first_guesses(space: ResolvedSpace) -> list[dict[str, SettingValue]]:
     """What an expert would try first, each the one before it and something more.
 
-    A loader with a worker for each core; the same with the largest batch; all of the device's cheap gains with it; many
-    workers, for data that waits for I/O.
+    A loader with a worker for each core; the same with the largest batch; on a CPU one thread for training, which
+    otherwise fights the workers; all of the device's cheap gains; many workers, for data that waits for I/O.
     """
     cores = space.environment.cores
     loader: dict[str, SettingValue] = {
@@ -43,7 +43,8 @@ def first_guesses(space: ResolvedSpace) -> list[dict[str, SettingValue]]:
     batch: dict[str, SettingValue] = {"micro_batch_size": max(whole_numbers(space.domains["micro_batch_size"]))}
     device: dict[str, SettingValue] = {"amp_dtype": _fast_dtype(space.domains["amp_dtype"]), "channels_last": True}
     many: dict[str, SettingValue] = {"num_workers": _MANY_WORKERS_PER_CORE * cores}
-    wishes = [loader, {**loader, **batch}, {**loader, **batch, **device}, {**loader, **batch, **many}]
+    quiet: dict[str, SettingValue] = {"intra_op_threads": 1}
+    wishes = [loader, *({**loader, **batch, **more} for more in ({}, quiet, device, many))]
     start = params_of(space.baseline, space)
     guesses = []
     for wish in wishes:

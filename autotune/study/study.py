@@ -53,8 +53,11 @@ class Trial:
 class Study:
     """One search's study. Made by `Study.open`; not for several processes at once (the run folder's lock)."""
 
-    def __init__(self, study: optuna.Study, space: ResolvedSpace, seed: int) -> None:
+    def __init__(
+        self, study: optuna.Study, storage: optuna.storages.BaseStorage, space: ResolvedSpace, seed: int
+    ) -> None:
         self.optuna_study = study
+        self._storage = storage
         self._space = space
         self._random = random.Random(seed)  # noqa: S311 - a seeded choice, no secret
         self._distributions = {name: _distribution(name, domain, space) for name, domain in space.parameters.items()}
@@ -73,14 +76,21 @@ class Study:
             RunFolderError: the file can't be written or is no database.
         """
         with _quiet(), _disk_errors(path):
-            study = _open_optuna(path, identity, seed)
-            opened = cls(study, space, seed)
+            storage = optuna.storages.InMemoryStorage() if path is None else _sqlite(path)
+            study = _open_optuna(storage, path, identity, seed)
+            opened = cls(study, storage, space, seed)
             if not study.trials:
                 opened._enqueue_baseline()
             for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
                 study.enqueue_trial(trial.params, user_attrs=_carried(trial.user_attrs))
                 study.tell(trial.number, state=TrialState.FAIL)
         return opened
+
+    def close(self) -> None:
+        """Let go of the file; the study can't be used afterwards."""
+        if isinstance(self._storage, optuna.storages.RDBStorage):
+            self._storage.remove_session()
+            self._storage.engine.dispose()
 
     @property
     def records(self) -> list[TrialRecord]:
@@ -200,8 +210,9 @@ def read_records(study: optuna.Study) -> list[TrialRecord]:
     ]
 
 
-def _open_optuna(path: Path | None, identity: Mapping[str, str], seed: int) -> optuna.Study:
-    storage = optuna.storages.InMemoryStorage() if path is None else _sqlite(path)
+def _open_optuna(
+    storage: optuna.storages.BaseStorage, path: Path | None, identity: Mapping[str, str], seed: int
+) -> optuna.Study:
     held = storage.get_all_studies()
     for one in held:
         _refuse_other(path, storage.get_study_user_attrs(one._study_id).get(_IDENTITY, {}), identity)  # noqa: SLF001 - the storage's own key

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from time import perf_counter
 
 from autotune.protocol import TrialFolder
 
 
 def _main(arguments: list[str]) -> None:
+    started = perf_counter()
     from autotune.worker.serve import die_with_parent, live, serve
 
     match arguments:
@@ -16,7 +18,7 @@ def _main(arguments: list[str]) -> None:
             serve(int(descriptor))
         case ["run", folder]:
             die_with_parent()
-            live(TrialFolder(Path(folder)))
+            live(TrialFolder(Path(folder)), started)
         case _:
             raise SystemExit("usage: python -m autotune.worker (serve FD | run FOLDER)")
 

@@ -37,6 +37,7 @@ from autotune.worker.step import infer_step, make_trainer
 
 __all__ = ["run_rank"]
 
+_LAST_WORDS_S = 0.5  # before the deadline, the log gets the place where the trial hangs
 _DEADLINE_SHARE = 0.85  # of the deadline: a window that is late is ended, not lost
 _OUR_PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
 _PLACE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
@@ -44,13 +45,16 @@ _TORCH_PREFETCH_FACTOR = 2
 _UNKNOWN_VIOLATION = 0.25  # an out-of-memory does not tell how much was missing
 
 
-def run_rank(folder: TrialFolder) -> int:
-    """Do the job in a trial's folder and write the report; the exit code says only whether a report was written."""
-    started = perf_counter()
+def run_rank(folder: TrialFolder, started: float) -> int:
+    """Do the job in a trial's folder and write the report; the exit code says only whether a report was written.
+
+    `started` is when the process began, by perf_counter: a fresh interpreter spends seconds of its deadline on imports.
+    """
     job = read_model(folder.job, Job)
     _enter_callers_world(job)
     faulthandler.enable()
-    faulthandler.dump_traceback_later(max(job.deadline_s - 0.5, 0.5), exit=False)
+    left_s = job.deadline_s - (perf_counter() - started)
+    faulthandler.dump_traceback_later(max(left_s - _LAST_WORDS_S, 0.1), exit=False)
     report = _outcome_of(lambda: _work(job, folder, started))
     write_model(folder.report, report)
     return 0
@@ -118,7 +122,7 @@ def _outcome_of(work: Callable[[], RankReport]) -> RankReport:
         return _report("oom", f"the device ran out of memory: {_first_line(error)}", violation=_UNKNOWN_VIOLATION)
     except MemoryError:
         return _report("host_oom", "the machine ran out of memory (MemoryError)", violation=_UNKNOWN_VIOLATION)
-    except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - user code may raise anything
+    except BaseException as error:  # noqa: BLE001 - user code may raise anything, SystemExit among it
         return _crash(error)
 
 
@@ -131,7 +135,7 @@ def _crash(error: BaseException) -> RankReport:
         if re.search(pattern, message):
             return _report("host_oom", f"{explanation}: {_first_line(error)}", violation=_UNKNOWN_VIOLATION)
     failure = Failure(signature=f"{type(error).__name__} at {_place(text)}", traceback=text)
-    return _report("crashed", f"{type(error).__name__}: {_last_line(error)}", failure=failure)
+    return _report("crashed", f"{type(error).__name__}: {_message(error)}", failure=failure)
 
 
 _RESOURCES = (
@@ -170,9 +174,9 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def _last_line(error: BaseException) -> str:
-    """The message; for an exception from a loader worker the one that it quotes at its end."""
-    return (str(error).strip() or "(no message)").splitlines()[-1]
+def _message(error: BaseException) -> str:
+    """The last line of the message, where an exception from a loader worker quotes what it was, less its type."""
+    return (str(error).strip() or "(no message)").splitlines()[-1].removeprefix(f"{type(error).__name__}: ")
 
 
 def _report(outcome: str, reason: str, *, is_workload_fault: bool = False, **result: object) -> RankReport:

@@ -19,12 +19,12 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
-from time import monotonic, sleep
+from time import monotonic, perf_counter, sleep
 
 import psutil
 import torch._dynamo  # noqa: F401 - the first optimizer would import it, a second in every fork
 
-from autotune.protocol import TrialFolder
+from autotune.protocol import TrialFolder, free_shared_memory
 from autotune.worker.rank import run_rank
 
 __all__ = ["die_with_parent", "live", "serve"]
@@ -68,6 +68,7 @@ def _serve_one(connection: socket.socket, folder: TrialFolder, output: int) -> N
         _, status = os.waitpid(pid, 0)
     finally:
         os.close(exited)
+    free_shared_memory(pid)
     _sweep()
     with suppress(BrokenPipeError):
         connection.send(json.dumps({"exit": os.waitstatus_to_exitcode(status)}).encode())
@@ -81,8 +82,8 @@ def _sweep() -> None:
             with suppress(psutil.Error):
                 child.kill()
         try:
-            while os.waitpid(-1, os.WNOHANG) != (0, 0):
-                pass
+            while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
+                free_shared_memory(ended[0])
         except ChildProcessError:
             return
         sleep(0.001)
@@ -90,6 +91,7 @@ def _sweep() -> None:
 
 def _become_rank(folder: TrialFolder, output: int, server_pid: int) -> None:
     """In the fork: own session and streams, dies with the server, never returns."""
+    started = perf_counter()
     os.setsid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != server_pid:
@@ -98,16 +100,16 @@ def _become_rank(folder: TrialFolder, output: int, server_pid: int) -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((nothing, 0), (output, 1), (output, 2)):
         os.dup2(source, target)
-    live(folder)
+    live(folder, started)
 
 
-def live(folder: TrialFolder) -> None:
+def live(folder: TrialFolder, started: float) -> None:
     """Run a rank and end the process at once, without waiting for loader workers: the parent sweeps its group."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE_ADJ)
     code = 1
     try:
-        code = run_rank(folder)
+        code = run_rank(folder, started)
     except BaseException:  # noqa: BLE001 - the process ends here; the log says why
         with suppress(OSError, ValueError):  # the user's code may have closed it
             traceback.print_exc()

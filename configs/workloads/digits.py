@@ -24,7 +24,7 @@ def model() -> nn.Module:
 def dataset() -> TensorDataset:
     """1797 images of 8 by 8 pixels, as (64,) floats in 0..1 with the digit."""
     try:
-        from sklearn.datasets import load_digits  # noqa: PLC0415 - an optional package, slow to import
+        from sklearn.datasets import load_digits
     except ImportError as error:
         raise ImportError(
             "this example takes its digits from scikit-learn: pip install 'autotune-torch[examples]'"

@@ -109,7 +109,7 @@ def _save_photos(folder: Path) -> None:
 
 def _sample_photographs() -> list[Any]:
     try:
-        from sklearn.datasets import load_sample_images  # noqa: PLC0415 - slow to import, needed once
+        from sklearn.datasets import load_sample_images
     except ImportError as error:
         raise ImportError(
             "this example takes its photographs from scikit-learn: pip install 'autotune-torch[examples]'"

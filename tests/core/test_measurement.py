@@ -25,7 +25,9 @@ _BLOCKS = st.builds(
 _WINDOWS = st.builds(
     Window,
     blocks=st.lists(_BLOCKS, min_size=1, max_size=25).map(tuple),
-    restarts=st.lists(st.builds(Restart, seconds=st.floats(0, 100), samples=st.integers(0, 1000)), max_size=3).map(tuple),
+    restarts=st.lists(st.builds(Restart, seconds=st.floats(0, 100), samples=st.integers(0, 1000)), max_size=3).map(
+        tuple
+    ),
     whole_epochs=st.booleans(),
     epoch_samples=st.none() | st.integers(1, 10**9),
     expected_restart_s=st.floats(0, 100),

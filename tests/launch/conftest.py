@@ -51,7 +51,9 @@ class Rig:
             seed=0,
         )
 
-    def run(self, *, deadline_s: float = GENEROUS_S, settings: dict[str, Any] | None = None, **parts: Any) -> TrialResult:
+    def run(
+        self, *, deadline_s: float = GENEROUS_S, settings: dict[str, Any] | None = None, **parts: Any
+    ) -> TrialResult:
         """One trial of a workload, of batches of four."""
         config = TrainingConfig(**({"micro_batch_size": 4} | (settings or {})))
         return self.runner(**parts).run(config, name="trial", deadline_s=deadline_s, window=SHORT)
@@ -128,12 +130,14 @@ def any_launcher(request: pytest.FixtureRequest) -> AnyLauncher:
 @pytest.fixture
 def rig(fork_server: ForkServerLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
     """A rig over the fork server, for what does not depend on the launcher."""
+    monkeypatch.chdir(tmp_path)  # where user code leaves its notes
     return _rig(fork_server, tmp_path)
 
 
 @pytest.fixture
-def any_rig(any_launcher: AnyLauncher, tmp_path: Path) -> Rig:
+def any_rig(any_launcher: AnyLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
     """A rig over each launcher in turn."""
+    monkeypatch.chdir(tmp_path)
     return _rig(any_launcher, tmp_path)
 
 

@@ -1,0 +1,112 @@
+"""What becomes of trials when their parent, or the server between, is interrupted or killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic, sleep
+
+import psutil
+import pytest
+
+from autotune.launch.fork_server import ForkServerLauncher
+from launch.conftest import USER_CODE, Rig, marked
+
+PARENT = """
+import sys
+from pathlib import Path
+from autotune.core.training_config import TrainingConfig
+from autotune.core.workload import Ref, Workload
+from autotune.launch.fork_server import ForkServerLauncher
+from autotune.launch.fresh import FreshInterpreterLauncher
+from autotune.launch.runner import TrialRunner
+from autotune.protocol import WindowRules, write_payload
+
+here = Path.cwd()
+launcher = ForkServerLauncher(here / "server.log") if "{kind}" == "fork server" else FreshInterpreterLauncher()
+Path("token").write_text(launcher._token)
+write_payload(Workload(model=Ref(target="{code}:linear"), dataset=Ref(target="{code}:hanging_item")), here / "payload")
+runner = TrialRunner(launcher=launcher, payload=here / "payload", scratch=here, logs=here, device="cpu", seed=0)
+config = TrainingConfig(micro_batch_size=4, num_workers=2)
+try:
+    runner.run(config, name="trial", deadline_s=600, window=WindowRules())
+except KeyboardInterrupt:
+    launcher.close()
+    Path("interrupted").touch()
+"""
+PATIENCE_S = 60.0
+
+
+@pytest.mark.parametrize("kind", ["fork server", "fresh interpreter"])
+def test_a_parent_that_is_killed_takes_server_rank_and_loader_workers_along(kind: str, tmp_path: Path) -> None:
+    parent, token = start_hanging_trial(kind, tmp_path)
+    parent.kill()
+    parent.wait()
+    await_that(lambda: not marked(token))
+
+
+@pytest.mark.parametrize("kind", ["fork server", "fresh interpreter"])
+def test_an_interrupt_during_a_trial_leaves_no_process(kind: str, tmp_path: Path) -> None:
+    parent, token = start_hanging_trial(kind, tmp_path)
+    parent.send_signal(signal.SIGINT)
+    assert parent.wait(PATIENCE_S) == 0
+    assert (tmp_path / "interrupted").exists()
+    assert not marked(token)
+
+
+def test_a_server_that_was_killed_between_trials_is_started_anew(rig: Rig) -> None:
+    rig.assert_next_trial_works()
+    before = rig.server_pid
+    assert before is not None
+    os.kill(before, signal.SIGKILL)
+    rig.assert_next_trial_works()
+    assert rig.server_pid != before
+
+
+def test_a_server_that_dies_in_its_sleep_is_started_anew(rig: Rig) -> None:
+    rig.assert_next_trial_works()
+    assert rig.server_pid is not None
+    server = psutil.Process(rig.server_pid)
+    server.kill()
+    await_that(lambda: server.status() == psutil.STATUS_ZOMBIE)
+    rig.assert_next_trial_works()
+
+
+def test_a_stuck_server_is_no_hang_and_a_closed_launcher_starts_again(tmp_path: Path) -> None:
+    launcher = ForkServerLauncher(tmp_path / "server.log")
+    (tmp_path / "payload").mkdir()
+    rig = Rig(launcher=launcher, folder=tmp_path)
+    try:
+        launcher.close()
+        launcher.close()
+        assert not marked(launcher._token)
+        rig.assert_next_trial_works()
+    finally:
+        launcher.close()
+    assert not marked(launcher._token)
+
+
+def start_hanging_trial(kind: str, folder: Path) -> tuple[subprocess.Popen[bytes], str]:
+    """A parent in a process of its own, whose trial's two loader workers hang by now; and its launcher's token."""
+    script = folder / "parent.py"
+    script.write_text(textwrap.dedent(PARENT).format(kind=kind, code=USER_CODE))
+    parent = subprocess.Popen([sys.executable, str(script)], cwd=folder, env={**os.environ, "PYTHONPATH": ":".join(sys.path)})
+    pids = folder / "pids"
+    await_that(lambda: parent.poll() is not None or (pids.exists() and len(pids.read_text().splitlines()) >= 2))
+    assert parent.poll() is None, "the parent must still run"
+    token = (folder / "token").read_text()
+    assert len(marked(token)) >= 3
+    return parent, token
+
+
+def await_that(condition: Callable[[], bool]) -> None:
+    """Wait until something holds; it fails when that takes far too long."""
+    begun = monotonic()
+    while not condition():
+        assert monotonic() - begun < PATIENCE_S, "it did not come to pass"
+        sleep(0.02)

@@ -1,0 +1,172 @@
+"""Whatever user code does to its trial is an outcome with a reason and a log, and the next trial works.
+
+Over the fork server alone: none of this depends on how the process was started.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from launch.conftest import USER_CODE, Rig
+
+from autotune.core.trial import TrialResult
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ("exiting", "SystemExit: 4"),
+        ("exiting_hard_with_zero", "exit code 0"),
+        ("killing_itself", "SIGKILL"),
+        ("aborting", "SIGABRT"),
+        ("raising_base_exception", "Unheard: odd"),
+        ("closing_streams_and_raising", "ValueError: the model is broken"),
+        ("killing_its_parent", "SIGKILL"),
+    ],
+)
+def test_an_end_of_its_process_is_a_crash_with_a_reason(rig: Rig, model: str, reason: str) -> None:
+    result = rig.run(model=model)
+    assert result.outcome == "crashed"
+    assert reason in result.reason
+    assert result.log is not None
+    rig.assert_next_trial_works()
+
+
+@pytest.mark.parametrize(
+    ("parts", "workers", "place"),
+    [
+        ({"model": "raising"}, 0, "ValueError at user_code.py:{model}"),
+        ({"model": "raising_in_init"}, 0, "LookupError at user_code.py:{init}"),
+        ({"dataset": "raising_item"}, 0, "OSError at user_code.py:{item}"),
+        ({"dataset": "raising_item"}, 2, "OSError at user_code.py:{item}"),
+    ],
+)
+def test_the_signature_of_a_failure_is_its_type_and_the_users_line(
+    rig: Rig, parts: dict[str, str], workers: int, place: str
+) -> None:
+    failures = [rig.run(settings={"num_workers": workers}, **parts).failure for _ in range(2)]
+    assert [one and one.signature for one in failures] == [place.format(**marked_lines())] * 2
+    assert failures[0] is not None
+    assert str(Path("autotune", "worker")) not in failures[0].traceback
+
+
+def test_an_exception_in_a_loader_worker_is_told_in_the_users_words(rig: Rig) -> None:
+    result = rig.run(dataset="raising_item", settings={"num_workers": 1})
+    assert result.outcome == "crashed"
+    assert result.reason.startswith("OSError: item ")
+    assert result.reason.endswith(" is unreadable")
+
+
+@pytest.mark.parametrize("model", ["out_of_memory", "allocating_too_much"])
+def test_an_allocation_that_fails_is_an_outcome_of_the_configuration(rig: Rig, model: str) -> None:
+    result = rig.run(model=model)
+    assert result.outcome == "host_oom"
+    assert result.violation is not None
+    assert result.violation > 0
+
+
+def test_a_flood_of_output_does_not_hide_what_grows(rig: Rig) -> None:
+    result = rig.run_limited(600 * 2**20, model="growing_and_printing")
+    assert result.outcome == "host_oom"
+    rig.assert_next_trial_works()
+
+
+def test_a_hang_in_a_loader_worker_ends_at_the_deadline(rig: Rig) -> None:
+    result = rig.run(dataset="hanging_item", settings={"num_workers": 2}, deadline_s=2)
+    assert result.outcome == "timeout"
+    assert_gone(rig)
+
+
+def test_loader_workers_of_a_killed_rank_are_gone_with_the_trial(rig: Rig) -> None:
+    result = rig.run(model="killing_itself_with_pid", dataset="noting_items", settings={"num_workers": 2})
+    assert result.outcome == "crashed"
+    assert_gone(rig)
+
+
+def test_no_shared_memory_of_a_killed_trial_is_left(rig: Rig) -> None:
+    result = rig.run(
+        model="wide_linear_killing_itself",
+        dataset="large_noting_items",
+        settings={"num_workers": 2, "prefetch_factor": 4},
+    )
+    assert "SIGKILL" in result.reason
+    pids = assert_gone(rig)
+    assert not [name for name in os.listdir("/dev/shm") if any(f"_{pid}_" in name for pid in pids)]
+
+
+def test_a_daemon_that_bears_nothing_of_its_trial_does_not_outlive_it(rig: Rig) -> None:
+    result = rig.run(model="spawning_nameless_daemon")
+    assert result.outcome == "ok", result.reason
+    assert not Path("/proc", rig.note().strip()).exists()
+
+
+@pytest.mark.parametrize("loss", ["not_a_number", "infinite"])
+def test_a_loss_that_is_not_finite_is_divergence(rig: Rig, loss: str) -> None:
+    result = rig.run(loss=loss)
+    assert result.outcome == "diverged"
+    assert "loss became" in result.reason
+    assert "0.001" in result.reason
+
+
+@pytest.mark.parametrize(
+    ("parts", "sentence"),
+    [
+        ({"dataset": "nothing"}, "the dataset must hold at least one sample, but its length is 0"),
+        ({"dataset": "words"}, "a batch must hold at least one tensor, but the loader yields list without any"),
+        ({"dataset": "empty_stream"}, "an epoch must hold at least one batch"),
+        ({"dataset": "absent"}, "has no attribute 'absent'"),
+        ({"model": "FEATURES"}, "model must be"),
+    ],
+)
+def test_an_unusable_workload_is_told_in_a_complete_sentence(rig: Rig, parts: dict[str, str], sentence: str) -> None:
+    runner = rig.runner(**parts)
+    from autotune.core.training_config import TrainingConfig  # noqa: PLC0415
+
+    report = runner.probe(TrainingConfig(micro_batch_size=4), deadline_s=60)
+    assert report.result.outcome == "crashed"
+    assert report.is_workload_fault
+    assert sentence in report.result.reason
+
+
+def test_a_batch_beyond_the_dataset_is_told_with_its_remedy(rig: Rig) -> None:
+    result = rig.run(settings={"micro_batch_size": 65})
+    assert result.outcome == "crashed"
+    assert "smaller micro_batch_size or drop_last: false" in result.reason
+
+
+@pytest.mark.parametrize("model", ["closing_streams", "closing_descriptors", "moving_away", "installing_handlers"])
+def test_what_user_code_does_to_its_own_process_stays_there(rig: Rig, model: str) -> None:
+    result = rig.run(model=model)
+    assert result.outcome == "ok", result.reason
+    rig.assert_next_trial_works()
+
+
+def test_output_that_is_no_text_goes_to_the_log_as_it_is(rig: Rig) -> None:
+    assert rig.run(model="printing_bytes").outcome == "ok"
+    assert b"\xff\xfe\x00 not text \x80" in rig.log
+
+
+@pytest.mark.parametrize(
+    ("model", "outcome"), [("overwriting", "ok"), ("deleting", "crashed"), ("blocking_report", "crashed")]
+)
+def test_meddling_with_the_trials_folder_is_an_outcome(rig: Rig, model: str, outcome: str) -> None:
+    result: TrialResult = rig.run(model=model)
+    assert result.outcome == outcome
+    rig.assert_next_trial_works()
+
+
+def assert_gone(rig: Rig) -> set[int]:
+    """That no process which wrote its number down runs any more, nor any other of the trial; their numbers."""
+    pids = {int(line) for line in rig.note("pids").split()}
+    assert len(pids) >= 2
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    assert not rig.left_over()
+    return pids
+
+
+def marked_lines() -> dict[str, int]:
+    """The lines of user_code.py that bear a mark, by its name."""
+    lines = USER_CODE.read_text().splitlines()
+    return {line.partition("# MARK: ")[2]: number for number, line in enumerate(lines, 1) if "# MARK: " in line}

@@ -1,0 +1,410 @@
+"""What users do to a trial: models and datasets that fail in every way. Read by trials alone, from this file."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
+
+FEATURES = 4
+
+
+def linear() -> nn.Module:
+    return nn.Linear(FEATURES, 2)
+
+
+def pairs() -> TensorDataset:
+    return TensorDataset(torch.randn(64, FEATURES), torch.randint(0, 2, (64,)))
+
+
+class Faulty(nn.Module):
+    """Does something in its forward pass, then what a linear layer does."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        super().__init__()
+        self.layer, self.act = linear(), act
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.act()
+        outputs: Tensor = self.layer(inputs)
+        return outputs
+
+
+class Items(Dataset[tuple[Tensor, int]]):
+    """Does something for each item."""
+
+    def __init__(self, act: Callable[[int], object], length: int = 64) -> None:
+        self.act, self.length = act, length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        self.act(index)
+        return torch.zeros(FEATURES), index % 2
+
+
+def once(act: Callable[[], object]) -> Callable[[], None]:
+    """Do something at the first call alone."""
+    done: list[bool] = []
+
+    def first_alone() -> None:
+        if not done:
+            done.append(True)
+            act()
+
+    return first_alone
+
+
+# Ends of a process
+
+
+def raising() -> nn.Module:
+    return Faulty(_raise)
+
+
+def _raise() -> NoReturn:
+    raise ValueError("the model is broken")  # MARK: model
+
+
+def raising_in_init() -> NoReturn:
+    raise LookupError("no such weights")  # MARK: init
+
+
+def raising_item() -> Dataset[Any]:
+    return Items(_raise_item)
+
+
+def _raise_item(index: int) -> NoReturn:
+    raise OSError(f"item {index} is unreadable")  # MARK: item
+
+
+class Unheard(BaseException):
+    """Derived from nothing that a trial expects."""
+
+
+def raising_base_exception() -> nn.Module:
+    def act() -> NoReturn:
+        raise Unheard("odd")
+
+    return Faulty(act)
+
+
+def exiting_hard() -> nn.Module:
+    return Faulty(lambda: os._exit(3))
+
+
+def exiting_hard_with_zero() -> nn.Module:
+    return Faulty(lambda: os._exit(0))
+
+
+def exiting() -> nn.Module:
+    return Faulty(lambda: sys.exit(4))
+
+
+def segfaulting() -> nn.Module:
+    return Faulty(lambda: ctypes.string_at(0))
+
+
+def killing_itself() -> nn.Module:
+    return Faulty(lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def aborting() -> nn.Module:
+    return Faulty(os.abort)
+
+
+def out_of_memory() -> nn.Module:
+    def act() -> NoReturn:
+        raise MemoryError
+
+    return Faulty(act)
+
+
+def allocating_too_much() -> nn.Module:
+    return Faulty(lambda: torch.empty(2**50))
+
+
+def growing() -> nn.Module:
+    def act() -> None:
+        held = []
+        while True:
+            held.append(bytearray(b"x") * 2**26)
+            time.sleep(0.01)
+
+    return Faulty(act)
+
+
+def growing_and_printing() -> nn.Module:
+    def act() -> None:
+        held = []
+        while True:
+            held.append(bytearray(b"x") * 2**26)
+            for _ in range(40):
+                os.write(1, b"y" * 2**16)
+
+    return Faulty(act)
+
+
+def killing_its_parent() -> nn.Module:
+    def act() -> None:
+        os.kill(os.getppid(), signal.SIGKILL)
+        hang()
+
+    return Faulty(act)
+
+
+# Hangs
+
+
+def hang() -> NoReturn:
+    while True:
+        time.sleep(60)
+
+
+def hanging() -> nn.Module:
+    return Faulty(hang)
+
+
+def hanging_deaf() -> nn.Module:
+    def act() -> None:
+        for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM):
+            signal.signal(one, signal.SIG_IGN)
+        hang()
+
+    return Faulty(act)
+
+
+def hanging_item() -> Dataset[Any]:
+    def act(index: int) -> None:
+        note_pid(index)
+        if get_worker_info() is not None:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            hang()
+
+    return Items(act)
+
+
+def note_pid(_: int = 0) -> None:
+    with Path("pids").open("a") as file:
+        file.write(f"{os.getpid()}\n")
+
+
+def killing_itself_with_pid() -> nn.Module:
+    def act() -> None:
+        note_pid()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    return Faulty(act)
+
+
+def noting_items() -> Dataset[Any]:
+    return Items(note_pid)
+
+
+def large_noting_items() -> Dataset[Any]:
+    """Items of 1 MB through torch's named files in /dev/shm."""
+    torch.multiprocessing.set_sharing_strategy("file_system")
+
+    class Large(Items):
+        def __getitem__(self, index: int) -> tuple[Tensor, int]:
+            note_pid()
+            return torch.zeros(2**18), index % 2
+
+    return Large(note_pid)
+
+
+def wide_linear_killing_itself() -> nn.Module:
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2**18, 2)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            killing_itself_with_pid()(torch.zeros(1, FEATURES))
+            return self.layer(inputs)  # type: ignore[no-any-return]
+
+    return Wide()
+
+
+# Output
+
+
+def flooding() -> nn.Module:
+    def act() -> None:
+        print("the beginning", flush=True)
+        line = b"z" * 1023 + b"\n"
+        for _ in range(25):
+            for descriptor in (1, 2):
+                os.write(descriptor, line * 1024)
+        print("the end", flush=True)
+
+    return Faulty(once(act))
+
+
+def printing_bytes() -> nn.Module:
+    return Faulty(once(lambda: os.write(1, b"\xff\xfe\x00 not text \x80")))
+
+
+def closing_streams() -> nn.Module:
+    def act() -> None:
+        sys.stdout.close()
+        sys.stderr.close()
+
+    return Faulty(once(act))
+
+
+def closing_streams_and_raising() -> nn.Module:
+    def act() -> None:
+        sys.stdout.close()
+        sys.stderr.close()
+        _raise()
+
+    return Faulty(act)
+
+
+def closing_descriptors() -> nn.Module:
+    def act() -> None:
+        os.close(1)
+        os.close(2)
+
+    return Faulty(once(act))
+
+
+# Losses
+
+
+def not_a_number(outputs: Tensor, _: Tensor) -> Tensor:
+    return outputs.mean() * float("nan")
+
+
+def infinite(outputs: Tensor, _: Tensor) -> Tensor:
+    return outputs.mean() + float("inf")
+
+
+# Data
+
+
+def nothing() -> Dataset[Any]:
+    return Items(lambda _: None, length=0)
+
+
+def words() -> Dataset[Any]:
+    class Words(Items):
+        def __getitem__(self, index: int) -> Any:
+            return f"word {index}"
+
+    return Words(lambda _: None)
+
+
+def empty_stream() -> IterableDataset[Any]:
+    class Empty(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            return iter(())
+
+    return Empty()
+
+
+# A trial's world
+
+
+def moving_away() -> nn.Module:
+    return Faulty(once(lambda: os.chdir("/")))
+
+
+def installing_handlers() -> nn.Module:
+    def act() -> None:
+        for one in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM, signal.SIGUSR1):
+            signal.signal(one, lambda *_: None)
+
+    return Faulty(once(act))
+
+
+def spawning_daemon() -> nn.Module:
+    def act() -> None:
+        started = subprocess.Popen(["/bin/sleep", "600"], start_new_session=True)
+        Path("note").write_text(str(started.pid))
+
+    return Faulty(once(act))
+
+
+def spawning_nameless_daemon() -> nn.Module:
+    """A daemon that bears nothing of its trial: another session, no environment, its parent gone."""
+
+    def act() -> None:
+        script = "import subprocess; "
+        script += "print(subprocess.Popen(['/bin/sleep', '600'], start_new_session=True, env={}, stdout=subprocess.DEVNULL).pid)"
+        done = subprocess.run(
+            [sys.executable, "-c", script], stdout=subprocess.PIPE, check=True, start_new_session=True
+        )
+        Path("note").write_bytes(done.stdout)
+
+    return Faulty(once(act))
+
+
+def noting_world() -> nn.Module:
+    world = {
+        "variable": os.environ.get("AUTOTUNE_TRIAL"),
+        "python_path": os.environ.get("PYTHONPATH"),
+        "mine": os.environ.get("SOMETHING_OF_MINE"),
+        "sys_path": sys.path,
+        "folder": str(Path.cwd()),
+        "oom_score_adj": int(Path("/proc/self/oom_score_adj").read_text()),
+        "is_session_leader": os.getsid(0) == os.getpid(),
+        "input": sys.stdin.read(),
+        "interrupt": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
+    }
+    Path("note").write_text(json.dumps(world))
+    return linear()
+
+
+def trial_folder() -> Path:
+    """The trial's own folder, found as user code should not: in the frames above."""
+    from autotune.protocol import TrialFolder
+
+    return next(one.path for one in gc.get_objects() if isinstance(one, TrialFolder))
+
+
+def littering() -> nn.Module:
+    """Garbage as report and job, then an end without a word."""
+
+    def act() -> None:
+        for name in ("report.json", "job.json"):
+            (trial_folder() / name).write_bytes(b"\xff{]garbage")
+        os._exit(0)
+
+    return Faulty(act)
+
+
+def overwriting() -> nn.Module:
+    def act() -> None:
+        for name in ("report.json", "job.json"):
+            (trial_folder() / name).write_bytes(b"{}")
+
+    return Faulty(once(act))
+
+
+def deleting() -> nn.Module:
+    def act() -> None:
+        folder = trial_folder()
+        for one in folder.iterdir():
+            one.unlink()
+        folder.rmdir()
+
+    return Faulty(once(act))
+
+
+def blocking_report() -> nn.Module:
+    return Faulty(once(lambda: (trial_folder() / "report.json").mkdir()))

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.core.objective import Objective
+from autotune.core.search_space import Choices, IntRange, ResolvedSpace, SearchSpace, compose, resolve
+from autotune.core.training_config import TrainingConfig
+from autotune.study.proposals import explaining_setting, first_guesses, nearest, params_of
+from autotune.testing import fake_environment, fake_facts
+
+
+def make_space(baseline: TrainingConfig | None = None, **given_: object) -> ResolvedSpace:
+    return resolve(
+        SearchSpace.model_validate(given_),
+        baseline=baseline or TrainingConfig(),
+        objective=Objective(),
+        facts=fake_facts(),
+        environment=fake_environment(),
+    )
+
+
+def test_first_guesses_are_configurations_of_the_space() -> None:
+    space = make_space()
+    configs = [compose(guess, space) for guess in first_guesses(space)]
+    assert all(isinstance(config, TrainingConfig) for config in configs)
+    assert len(set(configs)) == len(configs) >= 3
+
+
+def test_first_guesses_keep_what_is_fixed() -> None:
+    space = make_space(num_workers=3, amp_dtype="float32")
+    for guess in first_guesses(space):
+        config = compose(guess, space)
+        assert isinstance(config, TrainingConfig)
+        assert (config.num_workers, config.amp_dtype) == (3, "float32")
+
+
+def test_the_first_guess_gives_the_loader_a_worker_for_each_core() -> None:
+    space = make_space()
+    config = compose(first_guesses(space)[0], space)
+    assert isinstance(config, TrainingConfig)
+    assert config.num_workers == space.environment.cores
+    assert config.global_batch_size == space.baseline.global_batch_size
+
+
+@given(st.integers(-5, 50), st.integers(0, 20), st.integers(0, 20))
+def test_the_nearest_value_lies_in_the_range(value: int, low: int, length: int) -> None:
+    domain = IntRange(low=low, high=low + length)
+    found = nearest(domain, value)
+    assert found in domain
+    assert isinstance(found, int)
+    assert all(abs(found - value) <= abs(other - value) for other in domain)
+
+
+def test_a_value_that_does_not_compare_gives_the_first_choice() -> None:
+    assert nearest(Choices(values=(None, 1)), True) is None
+
+
+def test_params_say_what_a_default_prefetch_means() -> None:
+    params = params_of(TrainingConfig(num_workers=2), make_space())
+    assert params["prefetch_factor"] == 2
+    assert "prefetch_factor" not in params_of(TrainingConfig(), make_space())
+
+
+def test_the_setting_that_all_failures_and_no_success_have_explains_them() -> None:
+    failed = [TrainingConfig(amp_dtype="float16"), TrainingConfig(amp_dtype="float16", num_workers=2)]
+    succeeded = [TrainingConfig(), TrainingConfig(num_workers=2)]
+    assert explaining_setting(failed, succeeded) == ("amp_dtype", frozenset({"float16"}))
+
+
+def test_two_settings_that_could_explain_failures_explain_nothing() -> None:
+    failed = [TrainingConfig(amp_dtype="float16", num_workers=2)]
+    assert explaining_setting(failed, [TrainingConfig()]) is None
+
+
+def test_failures_that_look_like_successes_are_not_explained() -> None:
+    assert explaining_setting([TrainingConfig(num_workers=2)], [TrainingConfig(num_workers=2)]) is None

@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import sqlite3
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import optuna
+import pytest
+
+from autotune.core.objective import Objective, Score
+from autotune.core.search_space import ResolvedSpace, SearchSpace, resolve
+from autotune.core.training_config import TrainingConfig
+from autotune.core.trial import TrialResult
+from autotune.errors import RunFolderError, StudyMismatchError
+from autotune.study.study import Study, read_records
+from autotune.testing import fake_environment, fake_facts
+
+IDENTITY = {"model": "Net", "space": "abc"}
+OOM = TrialResult(outcome="oom", reason="no memory", violation=0.3)
+CRASH = TrialResult(outcome="crashed", reason="boom")
+TIMEOUT = TrialResult(outcome="timeout", reason="too slow")
+
+
+def make_space(**given: object) -> ResolvedSpace:
+    return resolve(
+        SearchSpace.model_validate(given),
+        baseline=TrainingConfig(),
+        objective=Objective(),
+        facts=fake_facts(),
+        environment=fake_environment(),
+    )
+
+
+SMALL = {
+    "micro_batch_size": [32, 64],
+    "num_workers": [0, 2],
+    "grad_accum_steps": 1,
+    "amp_dtype": "float32",
+    "prefetch_factor": 2,
+    "persistent_workers": False,
+    "pin_memory": False,
+}
+
+
+@pytest.fixture
+def open_study(tmp_path: Path) -> Callable[..., Study]:
+    def opened(space: ResolvedSpace | None = None, **identity: str) -> Study:
+        return Study.open(tmp_path / "study.db", space or make_space(), identity={**IDENTITY, **identity}, seed=0)
+
+    return opened
+
+
+def test_the_baseline_is_the_first_trial(open_study: Callable[..., Study]) -> None:
+    trial = open_study().ask()
+    assert trial is not None
+    assert (trial.number, trial.config) == (0, TrainingConfig())
+
+
+def test_a_baseline_outside_the_space_is_still_the_first_trial(open_study: Callable[..., Study]) -> None:
+    study = open_study(make_space(num_workers=[2, 4], micro_batch_size={"low": 64, "high": 128}))
+    configs = []
+    for _ in range(6):
+        trial = study.ask()
+        assert trial is not None
+        configs.append(trial.config)
+        study.tell(trial, CRASH, None)
+    assert configs[0] == TrainingConfig()
+    assert all(config.num_workers in {2, 4} and config.micro_batch_size >= 64 for config in configs[1:])
+
+
+def test_no_configuration_is_asked_for_twice_until_the_space_is_exhausted(open_study: Callable[..., Study]) -> None:
+    study, seen = open_study(make_space(**SMALL)), []
+    while (trial := study.ask()) is not None:
+        seen.append(trial.config)
+        study.tell(trial, TrialResult(outcome="timeout", reason="slow"), None)
+    assert len(seen) == len(set(seen)) == 4
+
+
+def test_repeats_are_told_with_what_is_known_and_do_not_make_records(open_study: Callable[..., Study]) -> None:
+    study = open_study(make_space(**SMALL))
+    while (trial := study.ask()) is not None:
+        study.tell(trial, CRASH, None)
+    outcomes = [trial.user_attrs["outcome"] for trial in study.optuna_study.trials]
+    assert len(study.records) == 4
+    assert len(outcomes) > 4
+    assert any(outcome.startswith("repeat of") for outcome in outcomes)
+
+
+def test_oom_is_told_as_a_violated_constraint_with_its_magnitude(open_study: Callable[..., Study]) -> None:
+    study = open_study()
+    trial = study.ask()
+    assert trial is not None
+    study.tell(trial, OOM, None)
+    told = study.optuna_study.trials[0]
+    assert told.state is optuna.trial.TrialState.PRUNED
+    assert told.constraints == {"memory": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("result", "state"), [(CRASH, optuna.trial.TrialState.FAIL), (TIMEOUT, optuna.trial.TrialState.PRUNED)]
+)
+def test_crashes_are_told_as_failed_and_timeouts_as_pruned(
+    open_study: Callable[..., Study], result: TrialResult, state: optuna.trial.TrialState
+) -> None:
+    study = open_study()
+    trial = study.ask()
+    assert trial is not None
+    study.tell(trial, result, None)
+    assert study.optuna_study.trials[0].state is state
+
+
+def test_a_proposed_configuration_comes_next(open_study: Callable[..., Study]) -> None:
+    study = open_study(make_space(**SMALL))
+    assert study.propose({"micro_batch_size": 64, "num_workers": 2})
+    first, second = study.ask(), study.ask()
+    assert first is not None
+    assert second is not None
+    assert second.config == TrainingConfig(micro_batch_size=64, num_workers=2, prefetch_factor=2)
+
+
+def test_an_excluded_value_is_not_asked_for(open_study: Callable[..., Study]) -> None:
+    study = open_study(make_space(**SMALL))
+    study.exclude("num_workers", frozenset({2}))
+    seen = []
+    while (trial := study.ask()) is not None:
+        seen.append(trial.config.num_workers)
+        study.tell(trial, TIMEOUT, None)
+    assert set(seen) == {0}
+    assert not study.propose({"micro_batch_size": 64, "num_workers": 2})
+
+
+def test_a_reopened_study_knows_its_records(open_study: Callable[..., Study]) -> None:
+    study = open_study()
+    for result in (CRASH, OOM, TIMEOUT):
+        trial = study.ask()
+        assert trial is not None
+        study.tell(trial, result, Score(value=1.0, feasible=False, violation=0.1) if result is OOM else None)
+    assert open_study().records == study.records
+    assert read_records(study.optuna_study) == study.records
+
+
+def test_a_running_trial_is_retried_and_a_finished_one_never(open_study: Callable[..., Study]) -> None:
+    study = open_study()
+    first = study.ask()
+    assert first is not None
+    study.tell(first, TIMEOUT, None)
+    running = study.ask()
+    assert running is not None
+    reopened = open_study()
+    retried = reopened.ask()
+    assert retried is not None
+    assert retried.config == running.config
+    assert retried.number > running.number
+    assert [record.config for record in reopened.records] == [first.config]
+    assert reopened.optuna_study.trials[running.number].state is optuna.trial.TrialState.FAIL
+
+
+def test_a_baseline_that_was_running_is_retried_as_the_baseline(open_study: Callable[..., Study]) -> None:
+    open_study().ask()
+    retried = open_study().ask()
+    assert retried is not None
+    assert retried.config == TrainingConfig()
+
+
+def test_another_searchs_study_is_refused_with_what_differs(open_study: Callable[..., Study]) -> None:
+    open_study()
+    with pytest.raises(StudyMismatchError, match=r"model: Net there, Other here.*--fresh"):
+        open_study(model="Other")
+
+
+def test_a_file_that_is_no_database_is_told_in_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "study.db"
+    path.write_bytes(b"no database at all, but long enough to be read as one" * 100)
+    with pytest.raises(RunFolderError, match="not a database"):
+        Study.open(path, make_space(), identity=IDENTITY, seed=0)
+
+
+def test_the_study_is_an_ordinary_optuna_study(open_study: Callable[..., Study], tmp_path: Path) -> None:
+    study = open_study()
+    trial = study.ask()
+    assert trial is not None
+    study.tell(trial, CRASH, None)
+    (name,) = optuna.get_all_study_names(f"sqlite:///{tmp_path / 'study.db'}")
+    assert len(optuna.load_study(study_name=name, storage=f"sqlite:///{tmp_path / 'study.db'}").trials) >= 1
+    with sqlite3.connect(tmp_path / "study.db") as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_optunas_verbosity_is_the_users_afterwards(open_study: Callable[..., Study]) -> None:
+    optuna.logging.set_verbosity(optuna.logging.DEBUG)
+    try:
+        open_study().ask()
+        assert optuna.logging.get_verbosity() == optuna.logging.DEBUG
+    finally:
+        optuna.logging.set_verbosity(optuna.logging.INFO)
+
+
+def test_the_same_seed_proposes_the_same_configurations(tmp_path: Path) -> None:
+    def asked(path: Path) -> list[TrainingConfig]:
+        study, found = Study.open(path, make_space(), identity=IDENTITY, seed=3), []
+        for _ in range(12):
+            trial = study.ask()
+            assert trial is not None
+            found.append(trial.config)
+            study.tell(trial, TIMEOUT, None)
+        return found
+
+    assert asked(tmp_path / "a.db") == asked(tmp_path / "b.db")
+
+
+def test_file_modes_are_kept_from_others(tmp_path: Path) -> None:
+    path = tmp_path / "study.db"
+    path.touch(mode=0o600)
+    Study.open(path, make_space(), identity=IDENTITY, seed=0)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600

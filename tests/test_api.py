@@ -1,0 +1,321 @@
+"""Whole searches over the fake launcher: the rules of DESIGN's contract that need no process."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import autotune
+from autotune.core.training_config import TrainingConfig
+from autotune.core.trial import Failure
+from autotune.errors import (
+    ConfigError,
+    NothingFeasibleError,
+    RepeatedFailureError,
+    RunFolderError,
+    StudyMismatchError,
+    WorkloadError,
+)
+from autotune.testing import CostModel, FakeLauncher, FakeTrial, analytic_cost
+
+GIB = 2**30
+
+
+def search(tmp_path: Path, cost: CostModel = analytic_cost, **arguments: Any) -> autotune.SearchResult:
+    arguments = {"launcher": FakeLauncher(cost), "n_trials": 12, "run_dir": tmp_path / "run", **arguments}
+    return autotune.search(object, list, progress=False, **arguments)
+
+
+def failing(message: str, where: str = "net.py:1") -> FakeTrial:
+    failure = Failure(signature=f"ValueError at {where}", traceback=f"ValueError: {message}")
+    return FakeTrial(outcome="crashed", reason=f"ValueError: {message}", failure=failure)
+
+
+def test_the_baseline_is_trial_0_and_counts(tmp_path: Path) -> None:
+    result = search(tmp_path, n_trials=5)
+    assert len(result.trials) == 5
+    assert result.trials[0].number == 0
+    assert result.trials[0].config == result.baseline == TrainingConfig()
+
+
+def test_a_number_of_trials_is_honoured(tmp_path: Path) -> None:
+    assert len(search(tmp_path, n_trials=45).trials) == 45
+
+
+def test_an_open_number_of_trials_stops_at_40_or_before(tmp_path: Path) -> None:
+    result = search(tmp_path, n_trials=None)
+    assert 16 <= len(result.trials) <= 40
+
+
+def test_a_search_ends_when_the_space_is_exhausted(tmp_path: Path) -> None:
+    space = {"num_workers": [0, 4], "micro_batch_size": 32, "grad_accum_steps": 1, "amp_dtype": "float32"}
+    fixed = {"prefetch_factor": 2, "persistent_workers": False, "pin_memory": False}
+    result = search(tmp_path, space={**space, **fixed}, n_trials=30)
+    assert [trial.config.num_workers for trial in result.trials] == [0, 4]
+    assert result.best.num_workers == 4
+
+
+def test_a_space_with_nothing_else_to_try_recommends_the_baseline(tmp_path: Path) -> None:
+    fixed = {name: getattr(TrainingConfig(), name) for name in ("amp_dtype", "pin_memory", "persistent_workers")}
+    space = {**fixed, "num_workers": 0, "micro_batch_size": 32, "grad_accum_steps": 1, "prefetch_factor": None}
+    result = search(tmp_path, space=space)
+    assert result.best == result.baseline
+    assert result.best_same_batch == result.baseline
+    assert result.speedup == 1.0
+    assert len(result.trials) == 1
+    assert "already the best" in result.report()
+
+
+def test_the_result_finds_what_the_cost_model_rewards(tmp_path: Path) -> None:
+    result = search(tmp_path, n_trials=30)
+    truth = analytic_cost(result.best).samples_per_s / analytic_cost(result.baseline).samples_per_s
+    assert result.speedup is not None
+    assert result.speedup_ci is not None
+    assert result.speedup_ci[0] <= truth * 1.03
+    assert result.speedup == pytest.approx(truth, rel=0.03)
+    assert result.best.num_workers >= 4
+
+
+def test_the_best_at_the_users_batch_is_told_beside_the_best(tmp_path: Path) -> None:
+    result = search(tmp_path, n_trials=30)
+    assert result.best_same_batch is not None
+    assert result.best_same_batch.global_batch_size == result.baseline.global_batch_size
+    assert result.best_same_batch.lr == result.baseline.lr
+
+
+def _prefers_big_batches(config: TrainingConfig) -> FakeTrial:
+    return FakeTrial(samples_per_s=100.0 * config.global_batch_size, peak_memory_bytes=GIB)
+
+
+def test_the_recommended_learning_rate_follows_the_global_batch_and_trials_keep_the_baselines(tmp_path: Path) -> None:
+    result = search(tmp_path, _prefers_big_batches, baseline={"lr": 0.1})
+    assert result.best.global_batch_size == 8 * 32
+    assert result.best.lr == pytest.approx(0.8)
+    assert {trial.config.lr for trial in result.trials} == {0.1}
+
+
+def test_keep_never_changes_the_global_batch(tmp_path: Path) -> None:
+    result = search(tmp_path, _prefers_big_batches, objective={"global_batch": "keep"}, n_trials=20)
+    assert {trial.config.global_batch_size for trial in result.trials} == {32}
+    assert len({trial.config.micro_batch_size for trial in result.trials}) > 1
+    assert result.best.lr == result.baseline.lr
+
+
+def test_what_passes_the_memory_limit_never_wins(tmp_path: Path) -> None:
+    def cost(config: TrainingConfig) -> FakeTrial:
+        return FakeTrial(samples_per_s=100.0 * config.micro_batch_size, peak_memory_bytes=config.micro_batch_size * GIB)
+
+    result = search(tmp_path, cost, memory_limit=64 * GIB, n_trials=20)
+    assert result.best.micro_batch_size == 64
+    over = [trial for trial in result.trials if trial.config.micro_batch_size > 64]
+    assert over
+    assert all(trial.outcome == "over_memory" and "65,536 MiB" in trial.reason for trial in over)
+
+
+def test_a_baseline_over_memory_is_said_and_gives_no_speedup(tmp_path: Path) -> None:
+    def cost(config: TrainingConfig) -> FakeTrial:
+        return FakeTrial(samples_per_s=100.0 * config.micro_batch_size, peak_memory_bytes=config.micro_batch_size * GIB)
+
+    result = search(tmp_path, cost, memory_limit=16 * GIB, n_trials=20)
+    assert result.best.micro_batch_size == 16
+    assert result.speedup is None
+    assert result.speedup_ci is None
+    assert result.trials[0].outcome == "over_memory"
+
+
+def test_a_limit_that_nothing_meets_names_the_nearest_miss(tmp_path: Path) -> None:
+    def cost(config: TrainingConfig) -> FakeTrial:
+        return FakeTrial(samples_per_s=100.0, peak_memory_bytes=(4 + config.micro_batch_size) * GIB)
+
+    with pytest.raises(NothingFeasibleError, match=r"nearest miss.*micro_batch_size=8 .*12,288 MiB") as caught:
+        search(tmp_path, cost, memory_limit="1GiB", n_trials=20)
+    assert caught.value.exit_code == 3
+    assert (tmp_path / "run" / "report.md").exists()
+    assert not (tmp_path / "run" / "recommended.yaml").exists()
+
+
+def test_a_failing_baseline_stops_at_once_with_the_users_traceback(tmp_path: Path) -> None:
+    launcher = FakeLauncher(lambda _: failing("bad shape"))
+    with pytest.raises(WorkloadError, match="bad shape") as caught:
+        search(tmp_path, launcher=launcher)
+    assert "ValueError: bad shape" in caught.value.remote_traceback
+    assert len(launcher.launched) == 1
+
+
+def test_the_same_failure_in_three_configurations_stops_the_search(tmp_path: Path) -> None:
+    def cost(config: TrainingConfig) -> FakeTrial:
+        return analytic_cost(config) if config == TrainingConfig() else failing("always")
+
+    launcher = FakeLauncher(cost)
+    with pytest.raises(RepeatedFailureError, match="always"):
+        search(tmp_path, launcher=launcher)
+    assert len(launcher.launched) == 4
+
+
+def test_different_failures_do_not_stop_the_search(tmp_path: Path) -> None:
+    def cost(config: TrainingConfig) -> FakeTrial:
+        if config == TrainingConfig():
+            return analytic_cost(config)
+        return failing("now here, now there", where=f"net.py:{config.micro_batch_size}/{config.num_workers}")
+
+    result = search(tmp_path, cost, n_trials=10)
+    assert len(result.trials) == 10
+    assert result.best == result.baseline
+
+
+def test_a_value_that_alone_fails_is_left_out_and_said(tmp_path: Path) -> None:
+    def cost(config: TrainingConfig) -> FakeTrial:
+        return analytic_cost(config) if config.amp_dtype == "float32" else failing("not in half precision")
+
+    space = {"amp_dtype": ["float32", "bfloat16"]}
+    result = search(tmp_path, cost, space=space, n_trials=25)
+    assert sum(trial.outcome == "crashed" for trial in result.trials) == 3
+    assert len(result.trials) == 25
+    assert any("bfloat16 was left out" in note for note in result.summary.notes)
+
+
+def test_time_outs_and_divergence_are_outcomes(tmp_path: Path) -> None:
+    def cost(config: TrainingConfig) -> FakeTrial:
+        if config.num_workers > 4:
+            return FakeTrial(hangs=True)
+        if config.amp_dtype == "float16":
+            return FakeTrial(outcome="diverged", reason="the loss became nan")
+        return analytic_cost(config)
+
+    result = search(tmp_path, cost, n_trials=30)
+    assert {"ok", "timeout", "diverged"} <= {trial.outcome for trial in result.trials}
+    assert result.best.amp_dtype != "float16"
+    assert result.best.num_workers <= 4
+
+
+def test_among_equals_the_simplest_is_recommended(tmp_path: Path) -> None:
+    def cost(config: TrainingConfig) -> FakeTrial:
+        return FakeTrial(samples_per_s=1000.0 if config.num_workers else 500.0, peak_memory_bytes=GIB)
+
+    result = search(tmp_path, cost, n_trials=30)
+    finalists = [one for one in result.summary.recommendation.confirmations if one.number != 0]  # type: ignore[union-attr]
+    assert result.best.num_workers == min(one.config.num_workers for one in finalists)
+
+
+def test_finalists_are_measured_in_turns_with_the_baseline(tmp_path: Path) -> None:
+    launcher = FakeLauncher()
+    result = search(tmp_path, launcher=launcher)
+    again = launcher.launched[len(result.trials) :]
+    entrants = len(set(again))
+    assert again[:entrants] == again[entrants : 2 * entrants][::-1]
+    assert result.baseline in again[:entrants]
+
+
+def test_a_run_folder_holds_what_design_says(tmp_path: Path) -> None:
+    result = search(tmp_path)
+    names = {path.name for path in result.run_dir.iterdir()}
+    assert {"recommended.yaml", "study.db", "trials.jsonl", "report.md", "environment.json", "logs"} <= names
+    assert not names & {"payload", "scratch"}
+    assert autotune.load(result.run_dir / "recommended.yaml") == result.best
+
+
+def test_a_run_is_read_back_from_its_folder_alone(tmp_path: Path) -> None:
+    result = search(tmp_path)
+    assert autotune.api.read_run(result.run_dir) == result.summary  # type: ignore[attr-defined]
+
+
+def test_the_same_call_again_runs_nothing_more(tmp_path: Path) -> None:
+    first, launcher = search(tmp_path), FakeLauncher()
+    second = search(tmp_path, launcher=launcher)
+    assert launcher.launched == []
+    assert second.summary == first.summary
+
+
+def test_more_trials_go_on_from_those_that_are_there(tmp_path: Path) -> None:
+    first, launcher = search(tmp_path, n_trials=5), FakeLauncher(seed=1)
+    second = search(tmp_path, n_trials=8, launcher=launcher)
+    assert second.trials[:5] == first.trials
+    assert len(second.trials) == 8
+
+
+def test_fresh_begins_anew(tmp_path: Path) -> None:
+    search(tmp_path)
+    launcher = FakeLauncher()
+    search(tmp_path, launcher=launcher, fresh=True)
+    assert launcher.launched[0] == TrainingConfig()
+
+
+def test_an_interrupted_search_keeps_the_best_so_far_and_goes_on(tmp_path: Path) -> None:
+    class Interrupting(FakeLauncher):
+        def launch(self, launch: Any) -> Any:
+            if len(self.launched) == 6:
+                raise KeyboardInterrupt
+            return super().launch(launch)
+
+    with pytest.raises(KeyboardInterrupt):
+        search(tmp_path, launcher=Interrupting())
+    best = autotune.load(tmp_path / "run" / "recommended.yaml")
+    assert best.num_workers > 0
+    launcher = FakeLauncher()
+    result = search(tmp_path, launcher=launcher, n_trials=10)
+    assert len(result.trials) == 10
+    assert TrainingConfig() not in launcher.launched[:4]
+
+
+@pytest.mark.parametrize(
+    "changed", [{"space": {"num_workers": [0, 1]}}, {"baseline": {"lr": 0.5}}, {"objective": {"busy_weight": 0.5}}]
+)
+def test_another_searchs_folder_is_refused(tmp_path: Path, changed: dict[str, Any]) -> None:
+    search(tmp_path)
+    with pytest.raises(StudyMismatchError, match=next(iter(changed))):
+        search(tmp_path, **changed)
+
+
+def test_one_search_at_a_time_holds_a_run_folder(tmp_path: Path) -> None:
+    class Nested(FakeLauncher):
+        def launch(self, launch: Any) -> Any:
+            with pytest.raises(RunFolderError, match="one search at a time"):
+                search(tmp_path)
+            return super().launch(launch)
+
+    assert search(tmp_path, launcher=Nested(), n_trials=1).trials
+
+
+def test_an_unwritable_run_folder_is_told_with_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RunFolderError, match="run_dir"):
+        search(tmp_path, run_dir=tmp_path / "file" / "run")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"n_trials": 0}, "n_trials"),
+        ({"timeout_s": -1}, "timeout_s"),
+        ({"memory_limit": "20 parsecs"}, "memory_limit"),
+        ({"baseline": {"num_wokers": 2}}, "num_workers"),
+        ({"space": {"num_workers": {"low": 3, "high": 1}}}, "low <= high"),
+        ({"space": {"micro_batch_size": [10**9]}}, "fit into the dataset"),
+        ({"loader": {"samler": None}}, "samler"),
+    ],
+)
+def test_bad_arguments_are_told_by_name(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        search(tmp_path, **arguments)
+
+
+def test_the_callers_random_state_is_as_before(tmp_path: Path) -> None:
+    random.seed(1)
+    before = random.getstate()
+    search(tmp_path, n_trials=4)
+    assert random.getstate() == before
+
+
+def test_the_study_is_given_back(tmp_path: Path) -> None:
+    result = search(tmp_path, n_trials=5)
+    assert result.study.best_trial.number in {trial.number for trial in result.trials}
+
+
+def test_the_function_stays_a_function_when_its_rooms_are_imported(tmp_path: Path) -> None:
+    search(tmp_path, n_trials=1)
+    import autotune.study.study
+
+    assert callable(autotune.search)

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import autotune
+from autotune.errors import ConfigError, RunFolderError
+from autotune.run_folder import RunFolder, new_run_dir, open_run_folder, read_summary
+from autotune.testing import FakeLauncher
+
+
+def test_everything_in_a_run_folder_is_the_users_alone(tmp_path: Path) -> None:
+    run = autotune.search(object, list, launcher=FakeLauncher(), n_trials=3, run_dir=tmp_path / "run", progress=False)
+    assert stat.S_IMODE(run.run_dir.stat().st_mode) == 0o700
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) & 0o077 for path in run.run_dir.rglob("*")}
+    assert set(modes.values()) == {0}, modes
+
+
+def test_fresh_removes_our_files_and_no_others(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "trials.jsonl").write_text("old")
+    with open_run_folder(tmp_path, fresh=True):
+        pass
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert not (tmp_path / "trials.jsonl").exists()
+
+
+def test_a_folder_of_the_users_keeps_its_mode(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    with open_run_folder(tmp_path, fresh=False):
+        pass
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
+
+
+def test_leftovers_of_a_killed_search_are_removed(tmp_path: Path) -> None:
+    (tmp_path / "payload").mkdir()
+    (tmp_path / "payload" / "bytes").write_bytes(b"x" * 100)
+    with open_run_folder(tmp_path, fresh=False) as folder:
+        assert not folder.payload.exists()
+        assert folder.scratch.is_dir()
+    assert not RunFolder(tmp_path).scratch.exists()
+
+
+def test_new_run_folders_never_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = new_run_dir()
+    first.mkdir(parents=True)
+    assert new_run_dir() != first
+
+
+def test_a_folder_without_a_run_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"must hold summary.json"):
+        read_summary(tmp_path)
+
+
+def test_a_summary_that_was_tampered_with_is_told(tmp_path: Path) -> None:
+    run = autotune.search(object, list, launcher=FakeLauncher(), n_trials=2, run_dir=tmp_path / "run", progress=False)
+    (run.run_dir / "summary.json").write_text('{"name": 1}')
+    with pytest.raises(ConfigError, match="of this version"):
+        read_summary(run.run_dir)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of 300 KiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = os.geteuid() == 0 and subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(place)], check=False, capture_output=True
+    )
+    if not mounted or mounted.returncode != 0:
+        pytest.skip("mounting a file system needs root")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_full_disk_is_one_sentence_and_nothing_is_half_written(small_disk: Path) -> None:
+    with pytest.raises(RunFolderError, match=r"[Ff]ree space there") as caught:
+        autotune.search(object, list, launcher=FakeLauncher(), n_trials=40, run_dir=small_disk / "run", progress=False)
+    assert "\n" not in str(caught.value)
+    assert not (small_disk / "run" / "recommended.yaml").exists()
+    assert not (small_disk / "run" / "payload").exists()
+
+
+def test_a_payload_that_does_not_fit_is_one_sentence(small_disk: Path) -> None:
+    model = bytes(10_000_000)
+    with pytest.raises(RunFolderError, match=r"No space left.*run_dir"):
+        autotune.search(model, list, launcher=FakeLauncher(), n_trials=2, run_dir=small_disk / "run", progress=False)
+    assert not (small_disk / "run" / "payload").exists()
