@@ -56,7 +56,10 @@ def __getattr__(name: str) -> object:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(home), name)
+    from autotune.random_state import kept_random_state
+
+    with kept_random_state():  # rich draws from the global generator when it is imported
+        return getattr(import_module(home), name)
 
 
 def __dir__() -> list[str]:

@@ -32,6 +32,7 @@ from autotune.launch.fresh import FreshInterpreterLauncher
 from autotune.launch.launcher import Launcher
 from autotune.launch.runner import TrialRunner
 from autotune.protocol import RankReport, write_atomic, write_payload
+from autotune.random_state import kept_random_state
 from autotune.report.markdown import render_markdown
 from autotune.report.progress import make_progress
 from autotune.run_config import parse_model, read_recommended, recommended_yaml
@@ -169,7 +170,12 @@ def load(path: str | Path) -> TrainingConfig:
 def run_plan(
     plan: Plan, *, fresh: bool = False, progress: ProgressMode = "auto", launcher: Launcher | None = None
 ) -> SearchResult:
-    """Run a search from a plan; see `search`."""
+    """Run a search from a plan; see `search`. The caller's random state is as before."""
+    with kept_random_state():
+        return _run_plan(plan, fresh=fresh, progress=progress, launcher=launcher)
+
+
+def _run_plan(plan: Plan, *, fresh: bool, progress: ProgressMode, launcher: Launcher | None) -> SearchResult:
     clock = Clock(plan.budget.timeout_s)
     run_dir = plan.run_dir or new_run_dir()
     with ExitStack() as held:
@@ -354,22 +360,29 @@ def _probe_failure(report: RankReport) -> WorkloadError:
 
 def _nothing_feasible(tuning: Tuning) -> NothingFeasibleError:
     """Why there is no recommendation, with the nearest miss."""
-    limit = tuning.limit_bytes / 2**20
-    over = [record for record in tuning.study.records if record.outcome == "over_memory" and record.measurement]
-    nearest = min(over, key=lambda record: record.score.violation if record.score else 0.0, default=None)
-    if nearest is not None and nearest.measurement is not None:
-        need = nearest.measurement.peak_memory_bytes / 2**20
+    records = tuning.study.records
+    misses = [(violation, record) for record in records if (violation := _violation(record)) is not None]
+    if misses:
+        violation, nearest = min(misses, key=lambda miss: miss[0])
+        limit, need = tuning.limit_bytes / 2**20, tuning.limit_bytes * (1 + violation) / 2**20
+        at_least = "" if nearest.measurement is not None else "at least "
         return NothingFeasibleError(
-            f"some configuration must stay within the memory limit of {limit:,.0f} MiB, but none of "
-            f"{len(tuning.study.records)} did; the nearest miss, trial {nearest.number} with micro_batch_size="
-            f"{nearest.config.micro_batch_size} and num_workers={nearest.config.num_workers}, took {need:,.0f} MiB. "
+            f"some configuration must stay within the memory limit of {limit:,.0f} MiB, but none of {len(records)} did; "
+            f"the nearest miss, trial {nearest.number} with micro_batch_size={nearest.config.micro_batch_size} and "
+            f"num_workers={nearest.config.num_workers}, took {at_least}{need:,.0f} MiB. "
             "Raise memory_limit or allow smaller batches."
         )
-    reasons = sorted({f"{record.outcome}: {record.reason}" for record in tuning.study.records})
+    reasons = sorted({f"{record.outcome}: {record.reason}" for record in records})
     return NothingFeasibleError(
-        f"some configuration must run within the limits, but none of {len(tuning.study.records)} did. "
-        + "; ".join(reasons[:5])
+        f"some configuration must run within the limits, but none of {len(records)} did. " + "; ".join(reasons[:5])
     )
+
+
+def _violation(record: TrialRecord) -> float | None:
+    """By what share a trial passed the memory limit; None where it ended otherwise."""
+    if record.outcome == "over_memory" and record.score is not None:
+        return record.score.violation
+    return record.result.violation if record.outcome in {"oom", "host_oom"} else None
 
 
 def _workload(model: Any, dataset: Any, parts: Mapping[str, Any], loader: Mapping[str, Any] | None) -> Workload:

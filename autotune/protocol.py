@@ -8,6 +8,7 @@ wrote are ever unpickled.
 
 from __future__ import annotations
 
+import errno
 import json
 import mmap
 import os
@@ -48,6 +49,7 @@ __all__ = [
 TRIAL_VARIABLE = "AUTOTUNE_TRIAL"
 """Set to "1" in a trial's environment."""
 _VERSION = 1
+_DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})  # of our files, not of user code
 _ALIGNMENT = 64
 _SMALLEST_MAPPED_BYTES = 16 * 1024
 _CULPRIT_DEPTH = 6
@@ -174,18 +176,33 @@ def write_payload(value: object, folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with (folder / "stream").open("wb") as stream, (folder / "bytes").open("wb") as raw:
             pickler = _Pickler(stream, raw)
-            pickler.dump(value)
+            _dump(pickler, value)
         write_atomic(folder / "index.json", json.dumps({"version": _VERSION, "buffers": pickler.buffers}).encode())
     except OSError as error:
+        _remove_payload(folder)
         raise RunFolderError(_disk_message(folder, error)) from error
-    except RunFolderError:
+    except BaseException:
+        _remove_payload(folder)
         raise
+
+
+def _dump(pickler: _Pickler, value: object) -> None:
+    try:
+        pickler.dump(value)
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
+            raise
         place, reason = _culprit(value, error)
         raise WorkloadError(
-            f"{place} can't be carried to a trial ({reason}). Pass a zero-argument function that builds it "
-            "instead: autotune calls it inside each trial."
+            f"{place} can't be carried to a trial ({reason}). Pass a zero-argument function that builds it instead: "
+            "autotune calls it inside each trial."
         ) from error
+
+
+def _remove_payload(folder: Path) -> None:
+    for name in ("stream", "bytes"):
+        with suppress(OSError):
+            (folder / name).unlink(missing_ok=True)
 
 
 def read_payload(folder: Path) -> Any:
@@ -208,7 +225,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle ships n
         super().__init__(stream, protocol=5, buffer_callback=self._take_buffer)
         self.buffers: list[tuple[int, int]] = []
         self._raw = raw
-        self._storages: dict[tuple[int, int], int] = {}
+        self._storages: dict[tuple[int, int], tuple[int, UntypedStorage]] = {}
 
     def persistent_id(self, obj: Any) -> Any:
         torch = sys.modules.get("torch")
@@ -220,8 +237,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle ships n
         key = (storage.data_ptr(), storage.nbytes())
         if key not in self._storages:
             array = torch.empty(0, dtype=torch.uint8).set_(storage.cpu()).numpy()  # type: ignore[no-untyped-call] # torch
-            self._storages[key] = self._append(memoryview(array))
-        return "storage", self._storages[key], storage.nbytes(), obj.dtype
+            start = self._append(memoryview(array))
+            self._storages[key] = start, storage  # held, so that no other gets its address meanwhile
+        return "storage", self._storages[key][0], storage.nbytes(), obj.dtype
 
     def _take_buffer(self, buffer: pickle.PickleBuffer) -> bool:
         view = buffer.raw()

@@ -35,6 +35,7 @@ _PATIENCE = 12
 _PATIENT_FROM = 16
 _WORTH = 1.01
 _SHORTEST_WINDOW_S = 2.0
+_FIRST_OVERHEAD_S = 1.5
 CONFIRMATION_RUNS = 12
 """Runs of a confirmation as a rule: three rounds of three finalists and the baseline."""
 
@@ -145,7 +146,7 @@ class Tuning:
             self.stopped_because = (
                 f"{len(records)} trials were asked for" if self.budget.n_trials else "40 trials are the most"
             )
-        elif (left := self.clock.left_for_trials_s) is not None and records and left < _typical_s(records):
+        elif (left := self.clock.left_for_trials_s) is not None and records and left < _shortest_trial_s(records):
             self.stopped_because = f"the time-out of {self.budget.timeout_s:g} s leaves no room for another trial"
         elif self.budget.may_stop_early and self._has_settled(records):
             self.stopped_because = f"the last {_PATIENCE} trials brought less than 1 %"
@@ -187,8 +188,9 @@ class Tuning:
             return rules
         records = self.study.records
         share_s = left / max(1, self.budget.max_trials - len(records))
-        overhead_s = median(_beyond_window_s(record) for record in records) if records else 0.0
-        return rules.model_copy(update={"max_s": min(rules.max_s, max(_SHORTEST_WINDOW_S, share_s - overhead_s))})
+        return rules.model_copy(
+            update={"max_s": min(rules.max_s, max(_SHORTEST_WINDOW_S, share_s - _typical_overhead_s(records)))}
+        )
 
     def _learn_from(self, record: TrialRecord) -> None:
         """Stop at the user's own failure in the baseline; leave out a value that fails again and again."""
@@ -254,10 +256,18 @@ def score_value(record: TrialRecord) -> float:
     return record.score.value if record.score is not None else 0.0
 
 
-def _beyond_window_s(record: TrialRecord) -> float:
-    """Seconds of a trial outside its window."""
-    blocks = record.measurement.blocks if record.measurement is not None else ()
-    return max(0.0, record.result.wall_s - sum(block.seconds for block in blocks))
+def _typical_overhead_s(records: Sequence[TrialRecord]) -> float:
+    """Seconds that a trial takes outside its window: build, loader's start, warm-up."""
+    beyond = [
+        record.result.wall_s - sum(block.seconds for block in record.measurement.blocks)
+        for record in records
+        if record.measurement is not None
+    ]
+    return max(0.0, median(beyond)) if beyond else _FIRST_OVERHEAD_S
+
+
+def _shortest_trial_s(records: Sequence[TrialRecord]) -> float:
+    return _typical_overhead_s(records) + _SHORTEST_WINDOW_S
 
 
 def _typical_s(records: Sequence[TrialRecord]) -> float:

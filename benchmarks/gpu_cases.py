@@ -10,6 +10,7 @@ import io
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from math import sqrt
 from typing import Any
 
@@ -208,7 +209,7 @@ class _Cnn(nn.Sequential):
     def __init__(self, width: int) -> None:
         channels = (3, width, 2 * width, 4 * width, 8 * width)
         layers: list[nn.Module] = []
-        for before, after in zip(channels, channels[1:], strict=False):
+        for before, after in pairwise(channels):
             layers += [nn.Conv2d(before, after, 3, 2, 1, bias=False), nn.BatchNorm2d(after), nn.ReLU(inplace=True)]
         super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels[-1], _CLASSES))
 

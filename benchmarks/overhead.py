@@ -5,7 +5,8 @@ trial_start  from a trial's end through tell, ask and launch to the next trial's
              server, less the workload's own build. And from the report's being written to the launcher's return.
 share        of a whole search's wall time, how much lies inside timed windows (configs/sleeping_vectors.yaml and
              configs/digits.yaml), and what is left behind afterwards: processes, shared memory.
-memory       the parent's memory over 200 trials of a fake workload (autotune.testing.FakeLauncher).
+memory       the parent's memory over 200 trials of a fake workload (autotune.testing.FakeLauncher): anonymous pages,
+             and USS, which also moves as other programs start and stop sharing libraries with this one.
 
 Some six minutes.
 """
@@ -49,6 +50,7 @@ _CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 _SEARCHES = ("sleeping_vectors", "digits")
 _MEMORY_TRIALS = 200
 _SETTLED_AFTER = 50  # trials in which imports and caches fill
+_GONE_WITHIN_S = 3.0
 _MARK = "AUTOTUNE_BENCHMARK"
 _SHARED_MEMORY = Path("/dev/shm")
 
@@ -167,7 +169,17 @@ def _watched() -> Iterator[dict[str, list[str]]]:
     left["processes"] = [
         f"{process.pid} {process.name()}" for process in psutil.process_iter() if _environment_of(process) == mark
     ]
-    left["shared_memory"] = sorted(_segments() - before)
+    left["shared_memory"] = sorted(_lasting(before))
+
+
+def _lasting(before: set[str]) -> set[str]:
+    """Segments that were not there before and stay; those of other programs come and go."""
+    new = _segments() - before
+    ends_at = time.monotonic() + _GONE_WITHIN_S
+    while new and time.monotonic() < ends_at:
+        time.sleep(0.1)
+        new &= _segments()
+    return new
 
 
 def _environment_of(process: psutil.Process) -> str | None:
@@ -208,32 +220,43 @@ def _run_fake_trials(trials: int) -> dict[str, Any]:
         )
         wall_s = time.perf_counter() - begun
     settled = min(_SETTLED_AFTER, trials // 2)
-    weights = launcher.uss_bytes
+    weights = launcher.anonymous_bytes
     return {
         "trials": len(result.trials),
         "wall_s": wall_s,
         "settled_after": settled,
         "growth_bytes": weights[trials - 1] - weights[settled],
         "growth_bytes_per_trial": (weights[trials - 1] - weights[settled]) / (trials - 1 - settled),
-        "uss_bytes": weights,
+        "anonymous_bytes": weights,
+        "uss_bytes": launcher.uss_bytes,
     }
 
 
 @dataclass(slots=True)
 class _WeighingLauncher:
-    """A fake launcher that notes the memory of its own process (USS) before each trial."""
+    """A fake launcher that notes the memory of its own process before each trial."""
 
     inner: FakeLauncher = field(default_factory=FakeLauncher)
+    anonymous_bytes: list[int] = field(default_factory=list)
     uss_bytes: list[int] = field(default_factory=list)
 
     def launch(self, launch: Launch) -> Exit:
         if launch.log.stem.startswith("trial-"):
             gc.collect()
+            self.anonymous_bytes.append(_anonymous_bytes())
             self.uss_bytes.append(int(psutil.Process().memory_full_info().uss))
         return self.inner.launch(launch)
 
     def close(self) -> None:
         self.inner.close()
+
+
+def _anonymous_bytes() -> int:
+    """Resident pages of this process that belong to no file: RssAnon of man 5 proc; 0 where the kernel has none."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    return 0
 
 
 def _no_model() -> None:
@@ -247,7 +270,7 @@ def _print_starts(figures: dict[str, Any]) -> None:
         for name, part in figures.items()
         if part["trials"]
     ]
-    head = ["launcher", "trials", "overhead", "tell+ask", "to 1st batch", "own build", "after end"]
+    head = ["launcher", "trials", "overhead", "tell+ask", "1st batch", "build", "after end"]
     print_table(f"Start of a trial, medians in seconds; overhead is to be {_TARGET_S} at most.", head, rows)
 
 
@@ -257,16 +280,17 @@ def _print_shares(figures: dict[str, Any]) -> None:
         [name, *(f"{part[key]:.1f}" for key in keys), f"{part['windows_share']:.0%}", _left(part["left_behind"])]
         for name, part in figures.items()
     ]
-    head = ["search", "wall", "windows", "warm-up", "start-up", "rest", "share", "left behind"]
-    print_table("Where a search's seconds go, confirmations included.", head, rows)
+    head = ["search", "wall", "windows", "warm-up", "start-up", "rest", "share", "left"]
+    print_table("Where a search's seconds go, confirmations included; left: processes and segments.", head, rows)
 
 
 def _left(left: dict[str, list[str]]) -> str:
-    return ", ".join(f"{len(what)} {kind}" for kind, what in left.items() if what) or "nothing"
+    return str(sum(len(what) for what in left.values()))
 
 
 def _print_memory(figures: dict[str, Any]) -> None:
-    first, last = figures["uss_bytes"][figures["settled_after"]], figures["uss_bytes"][figures["trials"] - 1]
+    weights = figures["anonymous_bytes"]
+    first, last = weights[figures["settled_after"]], weights[figures["trials"] - 1]
     row = [
         str(figures["trials"]),
         f"{first / 2**20:.1f}",
@@ -275,7 +299,7 @@ def _print_memory(figures: dict[str, Any]) -> None:
         f"{figures['wall_s']:.1f}",
     ]
     head = ["fake trials", f"MiB at {figures['settled_after']}", "MiB at the end", "KiB a trial", "seconds"]
-    print_table("The parent's own memory (USS).", head, [row])
+    print_table("The parent's own memory (anonymous pages).", head, [row])
 
 
 if __name__ == "__main__":

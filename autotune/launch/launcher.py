@@ -32,6 +32,8 @@ class Exit:
     """Exit code; negative: the signal that ended it; None where we did."""
     ended_for: Literal["deadline", "memory"] | None = None
     """Why we ended it."""
+    seen_bytes: int | None = None
+    """Memory of the process tree when it was ended for it."""
     was_oom_killed: bool = False
     """The kernel's out-of-memory killer struck meanwhile."""
     wall_s: float

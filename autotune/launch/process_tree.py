@@ -13,7 +13,7 @@ import psutil
 from autotune.launch.launcher import TOKEN_VARIABLE
 from autotune.protocol import free_shared_memory
 
-__all__ = ["is_above", "kill_all", "oom_kills"]
+__all__ = ["bytes_above", "kill_all", "oom_kills"]
 
 _GONE_WITHIN_S = 5.0
 _LOOK_S = 0.002
@@ -39,8 +39,8 @@ def kill_all(leader: int, token: str, *, spare: int | None = None) -> None:
         free_shared_memory(pid)
 
 
-def is_above(leader: int, ceiling_bytes: int) -> bool:
-    """Whether the process tree below `leader` has more than the ceiling in memory.
+def bytes_above(leader: int, ceiling_bytes: int) -> int | None:
+    """What the process tree below `leader` has in memory where that is more than the ceiling, else None.
 
     Resident sizes, which are cheap, count shared pages once for each process; only where they pass the ceiling is the
     proportional share (PSS) asked for, which takes the process's memory lock.
@@ -49,10 +49,11 @@ def is_above(leader: int, ceiling_bytes: int) -> bool:
         root = psutil.Process(leader)
         processes = [root, *root.children(recursive=True)]
     except psutil.Error:
-        return False
+        return None
     if sum(_resident_bytes(process.pid) for process in processes) <= ceiling_bytes:
-        return False
-    return sum(_proportional_bytes(process) for process in processes) > ceiling_bytes
+        return None
+    held = sum(_proportional_bytes(process) for process in processes)
+    return held if held > ceiling_bytes else None
 
 
 def oom_kills() -> int:

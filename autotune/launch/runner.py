@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import Outcome, TrialResult
+from autotune.core.trial import TrialResult
 from autotune.launch.launcher import Exit, Launch, Launcher
 from autotune.protocol import Job, RankReport, TrialFolder, WindowRules, read_model, write_model
 
@@ -21,7 +21,7 @@ __all__ = ["TrialRunner"]
 
 _FAR_ABOVE = 1.2
 _RAM_SHARE = 0.95
-_KILLED_VIOLATION = 0.5  # a tree that was ended for its memory had at least this share too much, or would have had
+_KILLED_VIOLATION = 0.5  # the kernel does not tell how much was missing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class TrialRunner:
             exit_ = self.launcher.launch(
                 Launch(folder=folder, log=log, deadline_s=deadline_s, ram_ceiling_bytes=self._ram_ceiling())
             )
-            report = _answered(folder, exit_) or RankReport(result=_unanswered(exit_, deadline_s))
+            report = _answered(folder, exit_) or RankReport(result=self._unanswered(exit_, deadline_s))
         finally:
             shutil.rmtree(folder.path, ignore_errors=True)
         result = report.result.model_copy(update={"wall_s": exit_.wall_s, "log": f"{self.logs.name}/{log.name}"})
@@ -88,6 +88,26 @@ class TrialRunner:
             }
         )
 
+    def _unanswered(self, exit_: Exit, deadline_s: float) -> TrialResult:
+        """What the end of a process means that has left no report."""
+        if exit_.ended_for == "deadline":
+            return TrialResult(outcome="timeout", reason=f"the trial did not end within {deadline_s:.0f} s")
+        if exit_.ended_for == "memory":
+            return self._too_big(exit_.seen_bytes or 0)
+        code = exit_.code or 0
+        if code == -signal.SIGKILL and exit_.was_oom_killed:
+            reason = "the kernel's out-of-memory killer ended the trial"
+            return TrialResult(outcome="host_oom", reason=reason, violation=_KILLED_VIOLATION)
+        return TrialResult(outcome="crashed", reason=_crash_reason(code))
+
+    def _too_big(self, seen_bytes: int) -> TrialResult:
+        limit = self.limit_bytes if self.limit_is_ram and self.limit_bytes else self.ram_bytes or seen_bytes
+        reason = (
+            f"the trial's processes must stay within {limit / 2**20:,.0f} MiB of RAM, but had taken "
+            f"{seen_bytes / 2**20:,.0f} MiB, and were ended"
+        )
+        return TrialResult(outcome="host_oom", reason=reason, violation=max(0.01, seen_bytes / limit - 1))
+
     def _ram_ceiling(self) -> int | None:
         """What a trial may have in RAM before it is ended: far above the limit, yet before the kernel acts."""
         if self.ram_bytes is None:
@@ -105,23 +125,6 @@ def _answered(folder: TrialFolder, exit_: Exit) -> RankReport | None:
     except (OSError, ValidationError) as error:
         reason = f"the trial's report can't be read ({type(error).__name__}); its process ended with {exit_.code}"
         return RankReport(result=TrialResult(outcome="crashed", reason=reason))
-
-
-def _unanswered(exit_: Exit, deadline_s: float) -> TrialResult:
-    """What the end of a process means that has left no report."""
-    if exit_.ended_for == "deadline":
-        return TrialResult(outcome="timeout", reason=f"the trial did not end within {deadline_s:.0f} s")
-    if exit_.ended_for == "memory":
-        reason = "the trial's processes took far more RAM than the limit, and were ended"
-        return TrialResult(outcome="host_oom", reason=reason, violation=_KILLED_VIOLATION)
-    code = exit_.code or 0
-    if code == -signal.SIGKILL and exit_.was_oom_killed:
-        reason = "the kernel's out-of-memory killer ended the trial"
-        return TrialResult(outcome="host_oom", reason=reason, violation=_KILLED_VIOLATION)
-    return TrialResult(outcome=_CRASHED, reason=_crash_reason(code))
-
-
-_CRASHED: Outcome = "crashed"
 
 
 def _crash_reason(code: int) -> str:

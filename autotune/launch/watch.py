@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 from autotune.launch.launcher import Exit, Launch
 from autotune.launch.log_file import LogFile
-from autotune.launch.process_tree import is_above, kill_all, oom_kills
+from autotune.launch.process_tree import bytes_above, kill_all, oom_kills
 
 __all__ = ["Started", "watch"]
 
@@ -40,6 +40,7 @@ class Started(Protocol):
 class _End:
     code: int | None
     ended_for: Literal["deadline", "memory"] | None
+    seen_bytes: int | None = None
 
 
 def watch(started: Started, launch: Launch, log: LogFile, token: str) -> Exit:
@@ -53,7 +54,13 @@ def watch(started: Started, launch: Launch, log: LogFile, token: str) -> Exit:
         log.close()
     if end.ended_for is not None:
         started.poll(_LAST_EXIT_WITHIN_S)  # its exit is not to be taken for the next trial's
-    return Exit(code=end.code, ended_for=end.ended_for, was_oom_killed=oom_kills() > kills, wall_s=wall_s)
+    return Exit(
+        code=end.code,
+        ended_for=end.ended_for,
+        seen_bytes=end.seen_bytes,
+        was_oom_killed=oom_kills() > kills,
+        wall_s=wall_s,
+    )
 
 
 def _wait(started: Started, launch: Launch, log: LogFile, begun: float) -> _End:
@@ -68,5 +75,6 @@ def _wait(started: Started, launch: Launch, log: LogFile, begun: float) -> _End:
             return _End(None, "deadline")
         if launch.ram_ceiling_bytes is not None and now >= next_look:
             next_look = now + _RAM_LOOK_S
-            if is_above(started.pid, launch.ram_ceiling_bytes):
-                return _End(None, "memory")
+            held = bytes_above(started.pid, launch.ram_ceiling_bytes)
+            if held is not None:
+                return _End(None, "memory", held)

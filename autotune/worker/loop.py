@@ -265,6 +265,8 @@ def _skips(run: Run) -> bool:
     if run.trainer.config.amp_dtype != "float16":
         return False
     scale = run.trainer.scaler.get_scale()
+    if scale == 0:  # halved by every step until nothing was left; from here on skipping can't be counted
+        raise Diverged("float16 must train, but the GradScaler skipped every step: the gradients are never finite")
     skipped = max(0, round(log2(run.scale / scale))) if 0 < scale < run.scale else 0
     run.scale, run.skipped_steps = scale, run.skipped_steps + skipped
     return skipped > 0

@@ -1,8 +1,8 @@
 """The fork server: has imported torch once, has touched no device, ran no tensor operation and no user code.
 
 Receives over its socket, one message a trial, the trial's folder and the descriptor to print to; forks a rank (10 ms
-instead of an interpreter's start and `import torch`); answers its pid, then, once all that the rank started is gone too,
-its exit status. When the socket closes, the parent is gone: the same sweep is made and the server ends.
+instead of an interpreter's start and `import torch`); answers its pid, then, once all that the rank has started is gone
+too, its exit status. When the socket closes, the parent is gone: the same sweep is made and the server ends.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _serve_one(connection: socket.socket, folder: TrialFolder, output: int) -> N
 
 
 def _sweep() -> None:
-    """End all that a rank has left, daemons of its own included: whoever loses his parent becomes the server's child."""
+    """End all that a rank has left, daemons included: whoever loses his parent becomes the server's child."""
     begun = monotonic()
     while monotonic() - begun < _SWEEP_WITHIN_S:
         for child in psutil.Process().children():

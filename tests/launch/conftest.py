@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +38,10 @@ class Rig:
     def runner(self, **parts: Any) -> TrialRunner:
         """A runner of a workload; a part given as a string names something in user_code.py."""
         named = {"model": "linear", "dataset": "pairs"} | parts
-        workload = Workload(
-            **{key: in_user_code(value) if isinstance(value, str) else value for key, value in named.items()}
-        )
-        write_payload(workload, self.folder / "payload")
+        resolved: dict[str, Any] = {
+            name: in_user_code(part) if isinstance(part, str) else part for name, part in named.items()
+        }
+        write_payload(Workload(**resolved), self.folder / "payload")
         return TrialRunner(
             launcher=self.launcher,
             payload=self.folder / "payload",

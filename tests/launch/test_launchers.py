@@ -20,6 +20,7 @@ def test_a_trial_measures_and_its_log_is_named(any_rig: Rig) -> None:
     assert result.log == f"{any_rig.folder.name}/trial.log"
     assert result.wall_s > 0
     assert not any_rig.left_over()
+    assert sorted(one.name for one in any_rig.folder.iterdir()) == ["payload", "trial.log"], "nothing else is left"
 
 
 def test_the_machine_is_described_without_a_workload(any_rig: Rig) -> None:
@@ -95,18 +96,6 @@ def test_a_trial_sees_the_callers_world(any_rig: Rig, monkeypatch: pytest.Monkey
     assert world["is_session_leader"]
     assert world["interrupt"]
     assert world["input"] == ""
-
-
-def test_garbage_in_place_of_a_report_is_an_outcome(any_rig: Rig) -> None:
-    result = any_rig.run(model="littering")
-    assert result.outcome == "crashed"
-    assert "report" in result.reason
-    any_rig.assert_next_trial_works()
-
-
-def test_no_file_of_a_trial_is_left_but_its_log(any_rig: Rig) -> None:
-    any_rig.run(settings={"num_workers": 1})
-    assert sorted(one.name for one in any_rig.folder.iterdir()) == ["payload", "trial.log"]
 
 
 def is_alive(pid: int) -> bool:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from time import monotonic, sleep
 
-import psutil
 import pytest
 
 from autotune.launch.fork_server import ForkServerLauncher
@@ -68,16 +67,7 @@ def test_a_server_that_was_killed_between_trials_is_started_anew(rig: Rig) -> No
     assert rig.server_pid != before
 
 
-def test_a_server_that_dies_in_its_sleep_is_started_anew(rig: Rig) -> None:
-    rig.assert_next_trial_works()
-    assert rig.server_pid is not None
-    server = psutil.Process(rig.server_pid)
-    server.kill()
-    await_that(lambda: server.status() == psutil.STATUS_ZOMBIE)
-    rig.assert_next_trial_works()
-
-
-def test_a_stuck_server_is_no_hang_and_a_closed_launcher_starts_again(tmp_path: Path) -> None:
+def test_a_closed_launcher_starts_again(tmp_path: Path) -> None:
     launcher = ForkServerLauncher(tmp_path / "server.log")
     (tmp_path / "payload").mkdir()
     rig = Rig(launcher=launcher, folder=tmp_path)
@@ -95,7 +85,9 @@ def start_hanging_trial(kind: str, folder: Path) -> tuple[subprocess.Popen[bytes
     """A parent in a process of its own, whose trial's two loader workers hang by now; and its launcher's token."""
     script = folder / "parent.py"
     script.write_text(textwrap.dedent(PARENT).format(kind=kind, code=USER_CODE))
-    parent = subprocess.Popen([sys.executable, str(script)], cwd=folder, env={**os.environ, "PYTHONPATH": ":".join(sys.path)})
+    parent = subprocess.Popen(
+        [sys.executable, str(script)], cwd=folder, env={**os.environ, "PYTHONPATH": ":".join(sys.path)}
+    )
     pids = folder / "pids"
     await_that(lambda: parent.poll() is not None or (pids.exists() and len(pids.read_text().splitlines()) >= 2))
     assert parent.poll() is None, "the parent must still run"

@@ -5,13 +5,14 @@ Over the fork server alone: none of this depends on how the process was started.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
+from typing import Any
 
 import pytest
-from launch.conftest import USER_CODE, Rig
 
+from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import TrialResult
+from launch.conftest import USER_CODE, Rig
 
 
 @pytest.mark.parametrize(
@@ -44,7 +45,7 @@ def test_an_end_of_its_process_is_a_crash_with_a_reason(rig: Rig, model: str, re
     ],
 )
 def test_the_signature_of_a_failure_is_its_type_and_the_users_line(
-    rig: Rig, parts: dict[str, str], workers: int, place: str
+    rig: Rig, parts: dict[str, Any], workers: int, place: str
 ) -> None:
     failures = [rig.run(settings={"num_workers": workers}, **parts).failure for _ in range(2)]
     assert [one and one.signature for one in failures] == [place.format(**marked_lines())] * 2
@@ -93,7 +94,7 @@ def test_no_shared_memory_of_a_killed_trial_is_left(rig: Rig) -> None:
     )
     assert "SIGKILL" in result.reason
     pids = assert_gone(rig)
-    assert not [name for name in os.listdir("/dev/shm") if any(f"_{pid}_" in name for pid in pids)]
+    assert not [one for one in Path("/dev/shm").iterdir() if any(f"_{pid}_" in one.name for pid in pids)]
 
 
 def test_a_daemon_that_bears_nothing_of_its_trial_does_not_outlive_it(rig: Rig) -> None:
@@ -121,10 +122,7 @@ def test_a_loss_that_is_not_finite_is_divergence(rig: Rig, loss: str) -> None:
     ],
 )
 def test_an_unusable_workload_is_told_in_a_complete_sentence(rig: Rig, parts: dict[str, str], sentence: str) -> None:
-    runner = rig.runner(**parts)
-    from autotune.core.training_config import TrainingConfig  # noqa: PLC0415
-
-    report = runner.probe(TrainingConfig(micro_batch_size=4), deadline_s=60)
+    report = rig.runner(**parts).probe(TrainingConfig(micro_batch_size=4), deadline_s=60)
     assert report.result.outcome == "crashed"
     assert report.is_workload_fault
     assert sentence in report.result.reason
@@ -146,6 +144,13 @@ def test_what_user_code_does_to_its_own_process_stays_there(rig: Rig, model: str
 def test_output_that_is_no_text_goes_to_the_log_as_it_is(rig: Rig) -> None:
     assert rig.run(model="printing_bytes").outcome == "ok"
     assert b"\xff\xfe\x00 not text \x80" in rig.log
+
+
+def test_garbage_in_place_of_a_report_is_an_outcome(rig: Rig) -> None:
+    result = rig.run(model="littering")
+    assert result.outcome == "crashed"
+    assert "report" in result.reason
+    rig.assert_next_trial_works()
 
 
 @pytest.mark.parametrize(

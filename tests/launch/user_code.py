@@ -216,7 +216,7 @@ def noting_items() -> Dataset[Any]:
 
 def large_noting_items() -> Dataset[Any]:
     """Items of 1 MB through torch's named files in /dev/shm."""
-    torch.multiprocessing.set_sharing_strategy("file_system")
+    torch.multiprocessing.set_sharing_strategy("file_system")  # type: ignore[no-untyped-call] # torch's
 
     class Large(Items):
         def __getitem__(self, index: int) -> tuple[Tensor, int]:
@@ -244,12 +244,12 @@ def wide_linear_killing_itself() -> nn.Module:
 
 def flooding() -> nn.Module:
     def act() -> None:
-        print("the beginning", flush=True)
+        os.write(1, b"the beginning\n")
         line = b"z" * 1023 + b"\n"
         for _ in range(25):
             for descriptor in (1, 2):
                 os.write(descriptor, line * 1024)
-        print("the end", flush=True)
+        os.write(1, b"the end\n")
 
     return Faulty(once(act))
 
@@ -344,8 +344,8 @@ def spawning_nameless_daemon() -> nn.Module:
     """A daemon that bears nothing of its trial: another session, no environment, its parent gone."""
 
     def act() -> None:
-        script = "import subprocess; "
-        script += "print(subprocess.Popen(['/bin/sleep', '600'], start_new_session=True, env={}, stdout=subprocess.DEVNULL).pid)"
+        script = "from subprocess import DEVNULL, Popen; "
+        script += "print(Popen(['/bin/sleep', '600'], start_new_session=True, env={}, stdout=DEVNULL).pid)"
         done = subprocess.run(
             [sys.executable, "-c", script], stdout=subprocess.PIPE, check=True, start_new_session=True
         )
@@ -407,4 +407,7 @@ def deleting() -> nn.Module:
 
 
 def blocking_report() -> nn.Module:
-    return Faulty(once(lambda: (trial_folder() / "report.json").mkdir()))
+    def act() -> None:
+        (trial_folder() / "report.json").mkdir()
+
+    return Faulty(once(act))

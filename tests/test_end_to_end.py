@@ -1,0 +1,246 @@
+"""The product as a user has it: real processes, from scripts and the command line, in a folder of his own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+import autotune
+
+WORKLOAD = """
+import time
+import torch
+
+class Data(torch.utils.data.Dataset):
+    def __init__(self, count=2000, pause=0.0005):
+        self.count, self.pause = count, pause
+    def __len__(self):
+        return self.count
+    def __getitem__(self, index):
+        time.sleep(self.pause)
+        return torch.full((8,), float(index)), index % 2
+
+def model():
+    return torch.nn.Linear(8, 2)
+
+def scaled_loss(outputs, targets):
+    return torch.nn.functional.cross_entropy(outputs / 1e6, targets)
+
+def dataset():
+    return Data()
+
+def empty():
+    return Data(0)
+
+def words():
+    return ["one", "two"] * 100
+
+def broken():
+    raise RuntimeError("the weights are not there")
+"""
+
+CONFIG = """
+workload: {model: "work.py:model", dataset: "work.py:dataset", loss: "work.py:scaled_loss"}
+space: {num_workers: [0, 2], micro_batch_size: 32, grad_accum_steps: 1, amp_dtype: float32, prefetch_factor: 2,
+        persistent_workers: true, intra_op_threads: null}
+budget: {n_trials: 2, timeout_s: 15}
+run_dir: run
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A user's folder with a workload and a configuration; nothing of ours runs there afterwards."""
+    (tmp_path / "work.py").write_text(WORKLOAD)
+    (tmp_path / "tune.yaml").write_text(CONFIG)
+    yield tmp_path
+    assert _ours(tmp_path) == []
+
+
+def _ours(folder: Path) -> list[str]:
+    """Worker processes that work in a folder."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.cwd() == str(folder) and "autotune.worker" in " ".join(process.cmdline()):
+                found.append(" ".join(process.cmdline()))
+        except psutil.Error:
+            continue
+    return found
+
+
+def cli(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "autotune", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=110, check=False)
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "autotune", *arguments]
+    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for_trials(folder: Path, count: int) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        path = folder / "run" / "trials.jsonl"
+        if path.exists() and len(path.read_text().splitlines()) >= count:
+            return
+        time.sleep(0.05)
+    pytest.fail(f"{count} trials did not end within 60 s")
+
+
+def test_a_search_from_the_command_line_recommends_what_helps(folder: Path) -> None:
+    done = cli(folder, "run", "tune.yaml", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["format"] == 1
+    best = autotune.load(folder / "run" / "recommended.yaml")
+    assert best.num_workers == 2
+    assert cli(folder, "report", "run").returncode == 0
+
+
+def test_an_unguarded_script_with_classes_and_lambdas_in_main_leaves_its_objects_alone(folder: Path) -> None:
+    script = """
+import random, time
+import numpy, torch
+import autotune
+
+class Data(torch.utils.data.Dataset):
+    def __init__(self):
+        self.table = torch.randn(500, 8)
+    def __len__(self):
+        return 500
+    def __getitem__(self, index):
+        self.touched = True
+        time.sleep(0.0005)
+        return self.table[index], index % 2
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8)
+        self.second = torch.nn.Linear(8, 2)
+    def forward(self, x):
+        return self.second(self.norm(self.first(x)))
+
+net, data = Net().eval(), Data()
+before = {name: value.clone() for name, value in net.state_dict().items()}
+table = data.table.clone()
+states = random.getstate(), torch.get_rng_state(), numpy.random.get_state()[1].tolist()
+result = autotune.search(
+    net, data, loss=lambda outputs, targets: torch.nn.functional.cross_entropy(outputs, targets),
+    optimizer=lambda params, lr: torch.optim.AdamW(params, lr=lr), n_trials=3, timeout_s=20, run_dir="run", progress=False,
+)
+assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
+assert not net.training and all(parameter.grad is None for parameter in net.parameters())
+assert torch.equal(table, data.table) and not hasattr(data, "touched")
+assert random.getstate() == states[0] and torch.equal(torch.get_rng_state(), states[1])
+assert numpy.random.get_state()[1].tolist() == states[2]
+assert [trial.outcome for trial in result.trials] == ["ok"] * len(result.trials), [t.reason for t in result.trials]
+print("trials", len(result.trials))
+"""
+    (folder / "script.py").write_text(script)
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=folder, capture_output=True, text=True, timeout=110, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "trials 3\n"
+
+
+def test_ctrl_c_saves_the_best_so_far_and_the_same_command_goes_on(folder: Path) -> None:
+    process = start(folder, "run", "tune.yaml", "--quiet")
+    wait_for_trials(folder, 1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert autotune.load(folder / "run" / "recommended.yaml")
+    assert _ours(folder) == []
+    done = cli(folder, "run", "tune.yaml", "--quiet")
+    assert done.returncode == 0, done.stderr
+    outcomes = [json.loads(line)["result"]["outcome"] for line in (folder / "run" / "trials.jsonl").read_text().splitlines()]
+    assert outcomes == ["ok", "ok"]
+
+
+def test_a_killed_search_leaves_nothing_and_goes_on(folder: Path) -> None:
+    process = start(folder, "run", "tune.yaml", "--quiet")
+    wait_for_trials(folder, 1)
+    process.kill()
+    process.communicate()
+    first = (folder / "run" / "trials.jsonl").read_text().splitlines()[0]
+    deadline = time.monotonic() + 15
+    while _ours(folder) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert _ours(folder) == []
+    done = cli(folder, "run", "tune.yaml", "--quiet")
+    assert done.returncode == 0, done.stderr
+    assert (folder / "run" / "trials.jsonl").read_text().splitlines()[0] == first
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("workload.model=no_such_package.net:build", r"no module named 'no_such_package'"),
+        ("workload.model=work.py:modell", r"no attribute 'modell'; did you mean 'model'"),
+        ("workload.dataset=work.py:empty", r"must hold at least one sample"),
+        ("workload.dataset=work.py:words", r"at least one tensor"),
+        ("workload.model=work.py:broken", r"RuntimeError: the weights are not there"),
+        ("space.num_wokers=3", r"num_workers"),
+        ("device=cuda:7", r"device 'cuda:7' was asked for"),
+        ("workload.model=work.py:dataset", r"must be an nn.Module"),
+    ],
+)
+def test_bad_input_is_one_clear_error_and_exit_2(folder: Path, override: str, message: str) -> None:
+    done = cli(folder, "run", "tune.yaml", "--set", override, "--quiet")
+    assert done.returncode == 2, done.stderr
+    assert re.search(message, done.stderr)
+    assert "autotune/worker" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_limit_that_nothing_meets_exits_3_with_the_nearest_miss(folder: Path) -> None:
+    done = cli(folder, "run", "tune.yaml", "--set", "objective.memory_limit=1MiB", "--quiet")
+    assert done.returncode == 3, done.stderr
+    assert "nearest miss" in done.stderr
+
+
+def test_check_says_what_would_be_searched_and_leaves_no_run_folder(folder: Path) -> None:
+    done = cli(folder, "check", "tune.yaml")
+    assert done.returncode == 0, done.stderr
+    assert "num_workers" in done.stdout
+    assert not (folder / "run").exists()
+
+
+def test_an_unpicklable_model_names_the_attribute_and_the_remedy(folder: Path) -> None:
+    script = """
+import threading, torch, autotune
+net = torch.nn.Sequential(torch.nn.Linear(2, 2))
+net[0].lock = threading.Lock()
+try:
+    autotune.search(net, torch.utils.data.TensorDataset(torch.randn(64, 2), torch.randn(64, 2)), progress=False)
+except autotune.AutotuneError as error:
+    print(error)
+"""
+    (folder / "script.py").write_text(script)
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=folder, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "model.0.lock can't be carried to a trial" in done.stdout
+    assert "Pass a zero-argument function" in done.stdout
+
+
+def test_no_secret_of_the_environment_is_written(folder: Path) -> None:
+    environment = {**os.environ, "MY_TOKEN": "s3cr3t-value"}
+    command = [sys.executable, "-m", "autotune", "run", "tune.yaml", "--quiet", "--set", "budget.n_trials=1"]
+    subprocess.run(command, cwd=folder, env=environment, timeout=110, check=True, capture_output=True)
+    for path in (folder / "run").rglob("*"):
+        assert path.is_dir() or b"s3cr3t-value" not in path.read_bytes(), path

@@ -1,0 +1,184 @@
+"""References lead to the user's objects or to a sentence that helps, and factories are called."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from autotune.core.training_config import TrainingConfig
+from autotune.core.workload import Ref, Workload
+from autotune.worker.build import (
+    WorkloadFault,
+    build_dataset,
+    build_loader,
+    build_model,
+    build_optimizer,
+    optimizer_facts,
+    resolved,
+)
+from autotune.worker.device import open_device
+
+CODE = """
+import torch
+from neighbour import SIZE
+
+class Nets:
+    @staticmethod
+    def small():
+        return torch.nn.Linear(SIZE, 1)
+
+def make_model():
+    return Nets.small()
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_modules() -> Iterator[None]:
+    """The user code that a test imports is forgotten after it."""
+    path = list(sys.path)
+    yield
+    sys.path[:] = path
+    for name in [name for name in sys.modules if name.startswith(("nets", "neighbour", "broken"))]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with user code: nets.py, its neighbour, and one that imports what is not there."""
+    (tmp_path / "nets.py").write_text(CODE)
+    (tmp_path / "neighbour.py").write_text("SIZE = 3")
+    (tmp_path / "broken.py").write_text("import a_package_that_is_not_installed")
+    return tmp_path
+
+
+def model_of(target: str, *folders: Path) -> Any:
+    """What a reference to a model leads to."""
+    ref = Ref(target=target, folders=tuple(str(one) for one in folders))
+    return resolved(Workload(model=ref, dataset=[1])).model
+
+
+def test_a_module_is_imported_by_name_and_attributes_may_be_dotted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(folder)
+    assert isinstance(model_of("nets:Nets.small")(), nn.Linear)
+
+
+def test_a_file_is_found_below_the_first_folder_that_has_it_and_sees_its_neighbours(folder: Path) -> None:
+    assert isinstance(model_of("nets.py:make_model", Path("/nowhere"), folder)(), nn.Linear)
+
+
+def test_a_file_is_loaded_once(folder: Path) -> None:
+    assert model_of("nets.py:Nets", folder) is model_of(f"{folder}/nets.py:Nets")
+
+
+def test_live_objects_stay_what_they_are() -> None:
+    workload = Workload(model=nn.Linear(1, 1), dataset=[1])
+    assert resolved(workload).model is workload.model
+
+
+@pytest.mark.parametrize(
+    ("target", "sentence"),
+    [
+        ("no_such_module_anywhere:f", "workload.model: there is no module named 'no_such_module_anywhere'; install it"),
+        ("json.no_such_part:f", "there is no module named 'json.no_such_part'"),
+        ("absent.py:f", r"there is no file absent.py \(looked for .*absent.py\)"),
+        ("nets.py:make_modle", "has no attribute 'make_modle'; did you mean 'make_model'?"),
+        ("nets.py:Nets.smal", "has no attribute 'smal'; did you mean 'small'?"),
+        ("nets.py:zzzzzz", "has no attribute 'zzzzzz'$"),
+    ],
+)
+def test_a_reference_to_nothing_says_what_is_missing(target: str, sentence: str, folder: Path) -> None:
+    with pytest.raises(WorkloadFault, match=sentence):
+        model_of(target, folder)
+
+
+def test_what_the_users_module_lacks_is_his_own_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(folder)
+    for target in ("broken:f", "broken.py:f"):
+        with pytest.raises(ModuleNotFoundError, match="a_package_that_is_not_installed"):
+            model_of(target, folder)
+
+
+def test_a_model_is_built_by_its_factory_and_set_to_train() -> None:
+    model = build_model(
+        Workload(model=lambda: nn.Linear(1, 1).eval(), dataset=None), TrainingConfig(), open_device("cpu")
+    )
+    assert isinstance(model, nn.Linear)
+    assert model.training
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        (3, "model must be an object of its kind or a callable that returns one, but got builtins.int"),
+        (lambda: 3, "model must be an nn.Module or a callable that returns one, but got builtins.int"),
+        (lambda size: size, "model must be callable without arguments.*missing a required argument: 'size'"),
+        (nn.Linear, "model must be callable without arguments"),
+    ],
+)
+def test_what_is_no_model_is_told(model: Any, sentence: str) -> None:
+    with pytest.raises(WorkloadFault, match=sentence):
+        build_model(Workload(model=model, dataset=None), TrainingConfig(), open_device("cpu"))
+
+
+@pytest.mark.parametrize("dataset", [[1, 2], lambda: [1, 2], range(2), lambda: iter([1])])
+def test_a_dataset_is_an_object_or_made_by_a_callable(dataset: Any) -> None:
+    assert next(iter(build_dataset(Workload(model=None, dataset=dataset)))) in {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("dataset", "sentence"),
+    [
+        ([], "at least one sample, but its length is 0"),
+        (list, "at least one sample"),
+        (3, "dataset must be"),
+        (lambda: 3, "dataset must have __getitem__ or __iter__"),
+    ],
+)
+def test_what_is_no_dataset_is_told(dataset: Any, sentence: str) -> None:
+    with pytest.raises(WorkloadFault, match=sentence):
+        build_dataset(Workload(model=None, dataset=dataset))
+
+
+def test_a_loader_takes_its_settings_from_the_configuration(tmp_path: Path) -> None:
+    config = TrainingConfig(micro_batch_size=3, num_workers=2, prefetch_factor=5, persistent_workers=True)
+    workload = Workload(model=None, dataset=None, collate_fn=list, shuffle=False, drop_last=False)
+    loader: DataLoader[Any] = build_loader(workload, range(10), config, tmp_path)
+    assert (loader.batch_size, loader.num_workers, loader.prefetch_factor) == (3, 2, 5)
+    assert (loader.persistent_workers, loader.drop_last) == (True, False)
+    assert isinstance(loader.sampler, torch.utils.data.SequentialSampler)
+
+
+def test_the_default_optimizer_is_plain_sgd_over_what_is_trained() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    model[0].requires_grad_(requires_grad=False)
+    optimizer = build_optimizer(Workload(model=None, dataset=None), model, 0.5)
+    assert isinstance(optimizer, torch.optim.SGD)
+    assert [len(group["params"]) for group in optimizer.param_groups] == [2]
+    assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+def test_an_optimizer_is_described_for_its_rule() -> None:
+    workload = Workload(model=None, dataset=None, optimizer=lambda p, lr: torch.optim.AdamW(p, lr, betas=(0.8, 0.9)))
+    facts = optimizer_facts(build_optimizer(workload, nn.Linear(1, 1), 0.1))
+    assert (facts.name, facts.betas, facts.eps) == ("AdamW", (0.8, 0.9), 1e-8)
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer", "sentence"),
+    [
+        (nn.ReLU(), None, "the model must have parameters to train"),
+        (nn.Linear(1, 1), lambda *_: 3, r"must return a torch.optim.Optimizer, but returned builtins.int"),
+    ],
+)
+def test_what_cannot_be_trained_is_told(model: nn.Module, optimizer: Any, sentence: str) -> None:
+    with pytest.raises(WorkloadFault, match=sentence):
+        build_optimizer(Workload(model=None, dataset=None, optimizer=optimizer), model, 0.1)

@@ -1,0 +1,57 @@
+"""The device room on the processor; what needs an accelerator stands in test_gpu.py."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from autotune.worker.device import DeviceError, describe, open_device
+
+
+def test_the_processor_is_described_with_what_it_computes_natively() -> None:
+    environment = describe(open_device("cpu"))
+    assert (environment.device, environment.device_kind, environment.device_count) == ("cpu", "cpu", 1)
+    assert environment.device_memory_bytes == environment.ram_bytes > 0
+    assert environment.cores >= 1
+    assert environment.driver is None
+    assert environment.native_amp_dtypes[0] == "float32"
+    assert "tf32" not in environment.native_amp_dtypes
+    assert environment.torch == torch.__version__
+    assert environment.versions["torch"] == torch.__version__.partition("+")[0] or "+" in environment.versions["torch"]
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"), [("nonsense", "one of torch's names, such as cuda:0"), ("meta", "sees none")]
+)
+def test_a_device_that_is_not_there_is_told(name: str, sentence: str) -> None:
+    with pytest.raises(DeviceError, match=sentence):
+        open_device(name)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_without_an_accelerator_auto_is_the_processor_and_cuda_an_error() -> None:
+    assert open_device("auto").kind == "cpu"
+    with pytest.raises(DeviceError, match=r"'cuda:0' was asked for, but torch .* sees none here; set device: auto"):
+        open_device("cuda:0")
+
+
+def test_a_cap_on_the_processors_memory_refuses_nothing() -> None:
+    device = open_device("cpu")
+    device.cap_memory(1)
+    assert torch.zeros(1000).sum() == 0
+
+
+def test_a_peak_that_is_over_is_still_seen_and_a_reset_forgets_it() -> None:
+    device = open_device("cpu")
+    device.reset_peak()
+    before = device.peak_memory()
+    torch.ones(50_000_000).sum()
+    after = device.peak_memory()
+    assert after.peak_bytes - before.peak_bytes > 150_000_000
+    assert "PSS" in after.source
+    device.reset_peak()
+    assert device.peak_memory().peak_bytes < after.peak_bytes - 100_000_000
+
+
+def test_to_synchronise_the_processor_is_nothing() -> None:
+    open_device("cpu").synchronize()

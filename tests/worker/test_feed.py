@@ -1,0 +1,124 @@
+"""Batches come epoch after epoch, epochs are counted as they come, and waiting is told from having."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import IterableDataset, TensorDataset
+
+from autotune.core.training_config import TrainingConfig
+from autotune.core.workload import Workload
+from autotune.worker.build import WorkloadFault, build_loader
+from autotune.worker.feed import Feed
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(torch.arange(self.length))
+
+
+class Counted(Stream):
+    def __len__(self) -> int:
+        return self.length
+
+
+class Untold(Stream):
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
+class Sampler:
+    def __init__(self, length: int) -> None:
+        self.length, self.epochs = length, list[int]()
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.length))
+
+
+def feed_of(dataset: Any, batch_size: int = 4, workers: int = 0, **parts: Any) -> Feed:
+    """A feed of batches."""
+    workload = Workload(model=None, dataset=dataset, **parts)
+    config = TrainingConfig(micro_batch_size=batch_size, num_workers=workers)
+    return Feed(build_loader(workload, dataset, config, Path("/nowhere")))
+
+
+def numbers(count: int) -> TensorDataset:
+    return TensorDataset(torch.arange(count))
+
+
+def test_restarts_are_told_at_each_epochs_first_batch() -> None:
+    feed = feed_of(numbers(12))
+    deliveries = [feed.start(), *(feed.take() for _ in range(6))]
+    assert [one.is_restart for one in deliveries] == [False, False, False, True, False, False, True]
+    assert feed.epoch_batches == 3
+
+
+@pytest.mark.parametrize(("drop_last", "sizes"), [(True, [4, 4, 4, 4]), (False, [4, 4, 2, 4])])
+def test_a_short_last_batch_comes_only_where_it_is_not_dropped(drop_last: bool, sizes: list[int]) -> None:
+    feed = feed_of(numbers(10), drop_last=drop_last)
+    deliveries = [feed.start(), *(feed.take() for _ in range(3))]
+    assert [len(one.batch[0]) for one in deliveries] == sizes
+
+
+@pytest.mark.parametrize(("dataset", "promised"), [(Counted(8), 2), (Stream(8), None), (Untold(8), None)])
+def test_the_length_of_a_streams_epoch_is_known_once_told_or_seen(dataset: Stream, promised: int | None) -> None:
+    feed = feed_of(dataset)
+    assert feed.epoch_batches == promised
+    feed.start()
+    feed.take()
+    assert feed.take().is_restart
+    assert feed.epoch_batches == 2
+
+
+def test_an_epoch_without_a_batch_is_a_fault_of_the_workload() -> None:
+    with pytest.raises(WorkloadFault, match=r"at least one batch.*batch_size=16"):
+        feed_of(numbers(10), batch_size=16).start()
+
+
+def test_a_sampler_is_told_its_epoch() -> None:
+    sampler = Sampler(4)
+    feed = feed_of(numbers(4), sampler=sampler)
+    feed.start()
+    feed.take()
+    assert sampler.epochs == [0, 1]
+
+
+def test_a_sampler_may_be_made_from_the_dataset() -> None:
+    assert len(feed_of(numbers(8), sampler=lambda data: Sampler(len(data))).start().batch[0]) == 4
+
+
+def test_a_batch_sampler_says_what_a_batch_is() -> None:
+    feed = feed_of(numbers(9), batch_sampler=lambda data, size: [list(range(size - 1))] * 3)
+    assert feed.start().batch[0].tolist() == [0, 1, 2]
+    assert feed.epoch_batches == 3
+
+
+def test_without_workers_no_batch_ever_lies_ready() -> None:
+    feed = feed_of(numbers(12))
+    assert feed.start().had_to_wait
+    assert feed.ready() == 0
+
+
+def test_batches_that_workers_have_finished_are_counted() -> None:
+    feed = feed_of(numbers(400), workers=1)
+    feed.start()
+    while feed.ready() != 2:  # two a worker, by torch's own prefetch factor
+        pass
+    delivery = feed.take()
+    assert not delivery.had_to_wait
+    feed.watches_queue = False
+    assert not feed.take().had_to_wait
+    feed.close()

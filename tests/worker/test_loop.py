@@ -1,0 +1,120 @@
+"""The measuring loop: what it counts, where its windows end, and what it refuses. Nothing here looks at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from autotune.core.measurement import Window
+from autotune.core.training_config import TrainingConfig
+from autotune.core.workload import Workload
+from autotune.protocol import WindowRules
+from autotune.worker.build import build_loader, build_model, build_optimizer
+from autotune.worker.device import open_device
+from autotune.worker.feed import Feed
+from autotune.worker.loop import Diverged, Run, measure_window, warm_up
+from autotune.worker.step import infer_step, make_trainer
+
+RULES = WindowRules(max_s=0.3, precision=0.5, block_s=0.01)
+
+
+def measured(
+    length: int = 64,
+    lr: float = 1e-3,
+    rules: WindowRules = RULES,
+    ends_in_s: float = 60,
+    loss: Any = None,
+    **settings: Any,
+) -> tuple[Window, Run]:
+    """A window over a small linear model; a dataset of some length, the last batch kept."""
+    config = TrainingConfig(lr=lr, **({"micro_batch_size": 8} | settings))
+    data = TensorDataset(torch.randn(length, 4), torch.randint(0, 2, (length,)))
+    workload = Workload(model=nn.Linear(4, 2), dataset=data, loss=loss, drop_last=False)
+    device = open_device("cpu")
+    feed = Feed(build_loader(workload, data, config, Path("/nowhere")))
+    first = feed.start()
+    model = build_model(workload, config, device)
+    trainer = make_trainer(
+        model, build_optimizer(workload, model, lr), infer_step(workload, first.batch), config, device
+    )
+    capacity = 2 * config.num_workers
+    run = Run(feed, trainer, capacity, perf_counter() + ends_in_s, scale=trainer.scaler.get_scale())
+    edges: list[str] = []
+    window = measure_window(run, rules, warm_up(run, first), lambda: edges.append("edge"))
+    assert edges == ["edge"]
+    return window, run
+
+
+def test_short_epochs_are_measured_whole_and_the_samples_that_came_are_counted() -> None:
+    window, run = measured(length=20)
+    assert run.feed.epoch_batches == 3
+    assert window.whole_epochs
+    for block in window.blocks:
+        assert block.batches % 3 == 0
+        assert block.samples * 3 == block.batches * 20
+    assert not window.restarts, "they lie inside the blocks"
+
+
+def test_blocks_hold_whole_optimizer_steps() -> None:
+    window, run = measured(grad_accum_steps=3, length=10**6)
+    assert not window.whole_epochs
+    assert all(block.batches % 3 == 0 for block in window.blocks)
+    assert run.trainer.accumulated == 0
+
+
+def test_an_endless_wish_for_precision_ends_with_the_time() -> None:
+    window, _ = measured(rules=WindowRules(max_s=0.2, precision=0.0, block_s=0.01))
+    assert window.stopped_by == "time"
+
+
+def test_a_window_near_the_deadline_is_ended_not_lost() -> None:
+    window, _ = measured(ends_in_s=0, rules=WindowRules(max_s=60, precision=0.0, block_s=0.01))
+    assert window.stopped_by == "deadline"
+    assert len(window.blocks) >= 3
+
+
+def test_what_lies_ready_at_the_edges_is_noted_and_the_queue_seen_through() -> None:
+    window, run = measured(num_workers=1, length=10**5)
+    assert window.queue_at_start is not None
+    assert window.queue_at_end is not None
+    assert sum(block.batches for block in window.blocks) >= 2 * run.queue_capacity
+    assert not run.feed.watches_queue
+
+
+@pytest.mark.parametrize(
+    ("loss", "value"),
+    [
+        (lambda outputs, _: outputs.sum() * float("nan"), "nan"),
+        (lambda outputs, _: outputs.sum() + float("inf"), "inf"),
+    ],
+)
+def test_a_loss_that_is_not_finite_ends_the_trial(loss: Callable[[Tensor, Tensor], Tensor], value: str) -> None:
+    with pytest.raises(Diverged, match=f"the loss became {value} at the baseline's learning rate of 0.001"):
+        measured(loss=loss)
+
+
+def test_float16_that_skips_its_steps_is_refused() -> None:
+    def overflowing(outputs: Tensor, _: Tensor) -> Tensor:
+        return OverflowingGradient.apply(outputs.float().sum())  # type: ignore[no-any-return, no-untyped-call] # torch's
+
+    with pytest.raises(Diverged, match=r"float16 must train, but the GradScaler skipped|the loss became"):
+        measured(loss=overflowing, amp_dtype="float16")
+
+
+class OverflowingGradient(torch.autograd.Function):
+    """A finite loss whose gradient is not."""
+
+    @staticmethod
+    def forward(_: Any, value: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> Tensor:
+        return gradient * float("inf")

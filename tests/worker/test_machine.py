@@ -1,0 +1,97 @@
+"""Cores and RAM are the least of what the machine and the control groups grant."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import psutil
+import pytest
+
+from autotune.worker import machine
+
+GIB = 2**30
+
+
+@pytest.fixture
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty tree of control groups, on a machine with 16 cores and 64 GiB; /membership beside it."""
+    monkeypatch.setattr(machine, "_CGROUP_ROOT", tmp_path / "cgroup")
+    monkeypatch.setattr(machine, "_CGROUP_MEMBERSHIP", tmp_path / "membership")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"total": 64 * GIB}))
+    return tmp_path / "cgroup"
+
+
+def write(groups: Path, membership: str, files: dict[str, str]) -> None:
+    """Fill the tree."""
+    (groups.parent / "membership").write_text(membership)
+    for name, text in files.items():
+        (groups / name).parent.mkdir(parents=True, exist_ok=True)
+        (groups / name).write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "cores", "ram"),
+    [
+        ("0::/\n", {}, 16, 64),
+        ("0::/job\n", {"job/cpu.max": "max 100000\n", "job/memory.max": "max\n"}, 16, 64),
+        ("0::/job\n", {"job/cpu.max": "250000 100000\n", "job/memory.max": f"{8 * GIB}\n"}, 3, 8),
+        (
+            "0::/a/b\n",
+            {"a/cpu.max": "200000 100000\n", "a/b/cpu.max": "400000 100000\n", "a/memory.max": f"{GIB}"},
+            2,
+            1,
+        ),
+        ("0::/gone\n", {"cpu.max": "100000 100000\n", "memory.max": f"{2 * GIB}\n"}, 1, 2),
+        ("0::/job\n", {"job/cpu.max": "10000 100000\n"}, 1, 64),
+        ("0::/job\n", {"job/cpu.max": "3200000 100000\n", "job/memory.max": f"{128 * GIB}"}, 16, 64),
+        ("0::/job\n", {"job/cpu.max": "nonsense", "job/memory.max": ""}, 16, 64),
+        (
+            "4:memory:/job\n3:cpu,cpuacct:/job\n0::/\n",
+            {
+                "cpu/job/cpu.cfs_quota_us": "150000\n",
+                "cpu/job/cpu.cfs_period_us": "100000\n",
+                "memory/job/memory.limit_in_bytes": f"{4 * GIB}\n",
+            },
+            2,
+            4,
+        ),
+        (
+            "4:memory:/docker/abc\n3:cpu:/docker/abc\n",
+            {
+                "cpu/cpu.cfs_quota_us": "-1\n",
+                "cpu/cpu.cfs_period_us": "100000\n",
+                "memory/memory.limit_in_bytes": "9223372036854771712\n",
+            },
+            16,
+            64,
+        ),
+    ],
+    ids=[
+        "none",
+        "unlimited",
+        "v2",
+        "v2 nested",
+        "v2 seen from inside",
+        "less than one",
+        "more than there is",
+        "garbage",
+        "v1",
+        "v1 unlimited",
+    ],
+)
+def test_the_tightest_limit_counts(membership: str, files: dict[str, str], cores: int, ram: int, groups: Path) -> None:
+    write(groups, membership, files)
+    assert machine.usable_cores() == cores
+    assert machine.usable_ram_bytes() == ram * GIB
+
+
+def test_without_control_groups_the_machine_counts(groups: Path) -> None:
+    assert machine.usable_cores() == 16
+    assert machine.usable_ram_bytes() == 64 * GIB
+
+
+def test_the_processor_is_named() -> None:
+    assert machine.processor_name()
+    assert isinstance(machine.processor_flags(), frozenset)

@@ -1,0 +1,108 @@
+"""One look at a workload finds its facts, and does not run through all of its data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
+
+from autotune.core.training_config import TrainingConfig
+from autotune.core.workload import Workload, WorkloadFacts
+from autotune.worker.device import open_device
+from autotune.worker.probe import probe
+
+
+class Huge(Dataset[tuple[Tensor, int]]):
+    def __len__(self) -> int:
+        return 10**12
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.zeros(4), index % 2
+
+
+class Unsharded(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return ((torch.full((4,), float(index)), 0) for index in count())
+
+
+class AsksForItsPlace(Unsharded):
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        offset = 0 if info is None else info.id
+        return ((torch.full((4,), float(index)), 0) for index in count(offset))
+
+
+class ShardsByWhoIsThere(Unsharded):
+    """Asks whether it is in a worker, but not in which."""
+
+    def __iter__(self) -> Iterator[Any]:
+        assert get_worker_info() is None or get_worker_info() is not None
+        return super().__iter__()
+
+
+class Endless(Unsharded):
+    """Random items, the same seed in each place."""
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield torch.randn(4), 0
+
+
+def facts_of(dataset: Any, batch_size: int = 8, **parts: Any) -> WorkloadFacts:
+    """What a probe finds out."""
+    named = {"model": nn.Linear(4, 2), "dataset": dataset} | parts
+    return probe(Workload(**named), TrainingConfig(micro_batch_size=batch_size), open_device("cpu"), Path("/nowhere"))
+
+
+def test_facts_are_those_of_the_workload() -> None:
+    facts = facts_of(TensorDataset(torch.randn(100, 4), torch.randint(0, 2, (100,))))
+    assert (facts.dataset_length, facts.is_iterable, facts.is_sharded) == (100, False, True)
+    assert facts.parameter_count == 10
+    assert facts.optimizer.name == "SGD"
+    assert facts.step_source == "cross-entropy, inferred from integer targets"
+    assert facts.sample_bytes == 4 * 4 + 8
+    assert not facts.has_4d_input
+    assert facts.fixed_batch_size is None
+
+
+def test_a_dataset_smaller_than_the_batch_is_still_looked_at() -> None:
+    assert facts_of(TensorDataset(torch.randn(3, 4), torch.randint(0, 2, (3,)))).dataset_length == 3
+
+
+@pytest.mark.parametrize(("shape", "is_image"), [((3, 8, 8), True), ((192,), False)])
+def test_images_are_told_by_their_dimensions(shape: tuple[int, ...], is_image: bool) -> None:
+    data = TensorDataset(torch.randn(8, *shape), torch.randint(0, 2, (8,)))
+    assert facts_of(data, model=nn.Sequential(nn.Flatten(), nn.Linear(192, 2))).has_4d_input == is_image
+
+
+def test_warming_the_page_cache_does_not_run_through_data_in_memory() -> None:
+    assert facts_of(Huge(), shuffle=False).dataset_length == 10**12  # it would never end
+
+
+@pytest.mark.parametrize(
+    ("dataset", "is_sharded"),
+    [(Unsharded(), False), (AsksForItsPlace(), True), (ShardsByWhoIsThere(), False), (Endless(), False)],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_stream_is_sharded_where_two_places_get_different_items(dataset: Any, is_sharded: bool) -> None:
+    facts = facts_of(dataset)
+    assert facts.is_iterable
+    assert facts.is_sharded == is_sharded
+    assert get_worker_info() is None, "the look leaves nothing behind"
+
+
+def test_a_stream_whose_workers_are_set_up_by_the_user_counts_as_sharded() -> None:
+    assert facts_of(Unsharded(), worker_init_fn=lambda _: None).is_sharded
+
+
+def test_a_batch_sampler_of_a_size_of_its_own_fixes_it() -> None:
+    sampler = torch.utils.data.BatchSampler(range(12), batch_size=6, drop_last=True)
+    data = TensorDataset(torch.randn(12, 4), torch.randint(0, 2, (12,)))
+    assert facts_of(data, batch_sampler=sampler).fixed_batch_size == 6
+    assert facts_of(data, batch_sampler=lambda _, size: [list(range(size))]).fixed_batch_size is None

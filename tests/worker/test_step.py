@@ -1,0 +1,254 @@
+"""How a batch becomes a loss, and that a step in any precision, layout and accumulation trains as it should."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from autotune.core.training_config import TrainingConfig
+from autotune.core.workload import Workload
+from autotune.worker.build import WorkloadFault, build_model
+from autotune.worker.device import Device, open_device
+from autotune.worker.step import Trainer, count_samples, infer_step, make_trainer, tensors_of
+
+Pair = namedtuple("Pair", "x y")
+
+
+class Constant(nn.Module):
+    """Returns what it was given."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.value = value
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        return self.value
+
+
+@pytest.fixture
+def cpu() -> Device:
+    """The processor."""
+    return open_device("cpu")
+
+
+@pytest.fixture
+def trainer(cpu: Device) -> Callable[..., Trainer]:
+    """A trainer of a model by SGD; settings as keywords."""
+
+    def make(
+        model: nn.Module, batch: Any, lr: float = 0.1, workload: Workload | None = None, **settings: Any
+    ) -> Trainer:
+        config = TrainingConfig(lr=lr, **settings)
+        workload = workload or Workload(model=model, dataset=None)
+        model = build_model(Workload(model=model, dataset=None), config, cpu)
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+        return make_trainer(model, optimizer, infer_step(workload, batch), config, cpu)
+
+    return make
+
+
+def loss_of(outputs: Any, targets: Tensor, **parts: Any) -> Tensor:
+    """The loss that is inferred for some outputs of a model."""
+    batch = (torch.zeros(len(targets), 3), targets)
+    return infer_step(Workload(model=None, dataset=None, **parts), batch).function(Constant(outputs), batch)
+
+
+def test_integer_targets_get_cross_entropy() -> None:
+    outputs, targets = torch.randn(6, 5), torch.randint(0, 5, (6,))
+    assert torch.equal(loss_of(outputs, targets), functional.cross_entropy(outputs, targets))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.bool])
+def test_integer_targets_of_any_type_are_classes(dtype: torch.dtype) -> None:
+    outputs, targets = torch.randn(6, 2), torch.tensor([0, 1, 0, 1, 1, 0])
+    assert torch.equal(loss_of(outputs, targets.to(dtype)), functional.cross_entropy(outputs, targets))
+
+
+def test_classes_may_stand_last_or_second() -> None:
+    outputs, targets = torch.randn(2, 7, 5), torch.randint(0, 5, (2, 7))
+    wanted = functional.cross_entropy(outputs.flatten(0, 1), targets.flatten())
+    assert torch.allclose(loss_of(outputs, targets), wanted)
+    assert torch.allclose(loss_of(outputs.transpose(1, 2), targets), wanted)
+
+
+def test_a_map_of_classes_is_scored_pixel_by_pixel() -> None:
+    outputs, targets = torch.randn(2, 5, 4, 3), torch.randint(0, 5, (2, 4, 3))
+    assert torch.allclose(loss_of(outputs, targets), functional.cross_entropy(outputs, targets))
+
+
+@pytest.mark.parametrize(("outputs", "targets"), [((6, 1), (6,)), ((6,), (6, 1)), ((6,), (6,)), ((2, 3), (2, 3))])
+def test_floating_targets_get_the_squared_error_value_by_value(
+    outputs: tuple[int, ...], targets: tuple[int, ...]
+) -> None:
+    got, wanted = torch.randn(outputs), torch.randn(targets)
+    assert torch.allclose(loss_of(got, wanted), (got.flatten() - wanted.flatten()).square().mean())
+
+
+def test_double_targets_are_taken_to_the_outputs_type() -> None:
+    assert loss_of(torch.zeros(3), torch.ones(3, dtype=torch.float64)).dtype == torch.float32
+
+
+def test_a_loss_that_is_given_is_taken() -> None:
+    assert loss_of(torch.ones(2), torch.ones(2), loss=lambda outputs, targets: (outputs + targets).sum()) == 4
+
+
+def test_a_step_that_is_given_is_taken_for_any_batch() -> None:
+    step = infer_step(Workload(model=None, dataset=None, step=lambda _, batch: batch.sum()), torch.ones(3))
+    assert step.function(nn.Identity(), torch.ones(3)) == 3
+    assert step.source == "the step that was given"
+
+
+@pytest.mark.parametrize("outputs", [{"loss": torch.tensor(2.0)}, SimpleNamespace(loss=torch.tensor(2.0))])
+def test_a_mapping_goes_in_as_keywords_and_its_loss_is_taken(outputs: Any) -> None:
+    batch = {"x": torch.zeros(2)}
+    step = infer_step(Workload(model=None, dataset=None), batch)
+    assert step.function(Constant(outputs), batch) == 2
+    assert ".loss" in step.source
+
+
+@pytest.mark.parametrize(
+    ("batch", "sentence"),
+    [
+        (["a", "b"], "at least one tensor, but the loader yields list without any"),
+        ({"a": "b"}, "yields dict without any"),
+        (torch.zeros(3), "a mapping .* or a pair .*but got Tensor; pass step="),
+        ((torch.zeros(3),) * 3, "but got a tuple of 3; pass step="),
+        ([torch.zeros(3), ["a"]], "but got a list of 2"),
+    ],
+)
+def test_a_batch_that_says_nothing_is_refused_with_the_remedy(batch: Any, sentence: str) -> None:
+    with pytest.raises(WorkloadFault, match=sentence):
+        infer_step(Workload(model=None, dataset=None), batch)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "targets", "sentence"),
+    [
+        (torch.zeros(4), torch.zeros(4, dtype=torch.int64), r"one score a class.*\(4,\), but returned shape \(4,\)"),
+        (torch.zeros(4, 2), torch.zeros(4, 1, dtype=torch.int64), "one dimension more"),
+        ((torch.zeros(4, 2),), torch.zeros(4, dtype=torch.int64), "but returned tuple"),
+        (torch.zeros(4, 2), torch.zeros(4), r"shape \(4,\) the model must return as many values.*\(4, 2\)"),
+        ("words", torch.zeros(4), "but returned str"),
+    ],
+)
+def test_outputs_that_do_not_fit_their_targets_are_told_with_both_shapes(
+    outputs: Any, targets: Tensor, sentence: str
+) -> None:
+    with pytest.raises(WorkloadFault, match=sentence):
+        loss_of(outputs, targets)
+
+
+def test_a_mapping_without_a_loss_is_refused() -> None:
+    batch = {"x": torch.zeros(2)}
+    with pytest.raises(WorkloadFault, match=r"\.loss or a mapping with 'loss', but returned Tensor; pass step="):
+        infer_step(Workload(model=None, dataset=None), batch).function(Constant(torch.zeros(2)), batch)
+
+
+@pytest.mark.parametrize(("value", "got"), [(torch.zeros(3), r"shape \(3,\)"), (1.0, "float")])
+def test_a_step_must_return_a_scalar(value: Any, got: str, trainer: Callable[..., Trainer]) -> None:
+    batch = (torch.zeros(2, 3), torch.zeros(2))
+    workload = Workload(model=None, dataset=None, step=lambda *_: value)
+    with pytest.raises(WorkloadFault, match=f"scalar loss tensor, but returned {got}"):
+        trainer(nn.Linear(3, 1), batch, workload=workload).train(batch)
+
+
+def test_accumulated_steps_equal_one_step_of_the_whole_batch(trainer: Callable[..., Trainer]) -> None:
+    inputs, targets = torch.randn(12, 5), torch.randint(0, 3, (12,))
+    torch.manual_seed(0)
+    whole = trainer(nn.Linear(5, 3), (inputs, targets), micro_batch_size=12)
+    torch.manual_seed(0)
+    parts = trainer(nn.Linear(5, 3), (inputs, targets), micro_batch_size=4, grad_accum_steps=3)
+    before = parts.model.get_parameter("weight").clone()
+    whole.train((inputs, targets))
+    for index in range(3):
+        assert torch.equal(parts.model.get_parameter("weight"), before), "no step before the last part"
+        parts.train((inputs[4 * index : 4 * index + 4], targets[4 * index : 4 * index + 4]))
+    assert parts.accumulated == 0
+    assert not torch.equal(parts.model.get_parameter("weight"), before)
+    for ours, theirs in zip(parts.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_each_precision_trains_in_its_own_type_and_keeps_float32_weights(
+    dtype: str, trainer: Callable[..., Trainer]
+) -> None:
+    seen = []
+
+    class Noting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            outputs: Tensor = self.layer(inputs)
+            seen.append(outputs.dtype)
+            return outputs
+
+    torch.manual_seed(0)
+    batch = (torch.randn(8, 4), torch.randint(0, 2, (8,)))
+    ours = trainer(Noting(), batch, amp_dtype=dtype)
+    first = ours.train(batch)
+    for _ in range(30):
+        last = ours.train(batch)
+    assert set(seen) == {getattr(torch, dtype)}
+    assert all(one.dtype == torch.float32 for one in ours.model.parameters())
+    assert ours.scaler.is_enabled() == (dtype == "float16")
+    assert last < first
+    assert not last.requires_grad
+
+
+def test_a_float16_step_whose_gradients_overflow_is_skipped(trainer: Callable[..., Trainer]) -> None:
+    batch = (torch.ones(2, 3), torch.full((2, 1), 3e4))
+    ours = trainer(nn.Linear(3, 1), batch, amp_dtype="float16")
+    before = ours.model.get_parameter("weight").clone()
+    ours.train(batch)
+    assert torch.equal(ours.model.get_parameter("weight"), before)
+    assert ours.scaler.get_scale() < 65536
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_channels_last_holds_for_model_and_batch(channels_last: bool, trainer: Callable[..., Trainer]) -> None:
+    batch = (torch.randn(2, 3, 8, 8), torch.randint(0, 2, (2,)))
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 2))
+    ours = trainer(model, batch, channels_last=channels_last)
+    weight, inputs = ours.model.get_parameter("0.weight"), ours.to_device(batch)[0]
+    for tensor in (weight, inputs):
+        assert tensor.is_contiguous(memory_format=torch.channels_last) == channels_last
+    ours.train(batch)
+
+
+def test_a_batch_keeps_its_form_on_its_way_to_the_device(trainer: Callable[..., Trainer]) -> None:
+    batch = {"a": [torch.ones(2), "text"], "b": Pair(torch.ones(1), 3)}
+    ours = trainer(nn.Linear(1, 1), batch)
+    moved = ours.to_device(batch)
+    assert moved["a"][1] == "text"
+    assert isinstance(moved["b"], Pair)
+    assert moved["b"].y == 3
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples"),
+    [
+        ((torch.zeros(7, 2), torch.zeros(7)), 7),
+        ({"x": torch.zeros(5, 1)}, 5),
+        (SimpleNamespace(x=torch.zeros(3, 2)), 3),
+        ((torch.tensor(1.0), torch.zeros(3)), 32),
+        ("nothing", 32),
+    ],
+)
+def test_samples_are_counted_as_they_come(batch: Any, samples: int) -> None:
+    assert count_samples(batch, expected=32) == samples
+
+
+def test_tensors_are_found_at_any_depth_in_order() -> None:
+    one, two, three = torch.zeros(1), torch.zeros(2), torch.zeros(3)
+    found = tensors_of({"a": [one, {"b": two}], "c": Pair(three, "text")})
+    assert [len(tensor) for tensor in found] == [1, 2, 3]
