@@ -374,7 +374,7 @@ def _nothing_feasible(tuning: Tuning) -> NothingFeasibleError:
         )
     reasons = sorted({f"{record.outcome}: {record.reason}" for record in records})
     return NothingFeasibleError(
-        f"some configuration must run within the limits, but none of {len(records)} did. " + "; ".join(reasons[:5])
+        f"some configuration must run within the limits, but none of {len(records)} did: {'; '.join(reasons[:5])}"
     )
 
 

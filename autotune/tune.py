@@ -193,33 +193,30 @@ class Tuning:
         )
 
     def _learn_from(self, record: TrialRecord) -> None:
-        """Stop at the user's own failure in the baseline; leave out a value that fails again and again."""
+        """Stop at the user's own failure in the baseline, or leave out a value that fails again and again."""
         failure = record.result.failure
-        if record.outcome != "crashed":
-            return
-        if record.number == 0:
-            traceback = failure.traceback if failure is not None else ""
+        if record.number == 0 and record.outcome in {"crashed", "invalid"}:
             raise WorkloadError(
                 f"the workload must train in your own configuration, but the baseline ended: {record.reason} "
                 f"(log: {record.result.log})",
-                remote_traceback=traceback,
+                remote_traceback=failure.traceback if failure is not None else "",
             )
-        signature = failure.signature if failure is not None else record.reason
-        same = self.failures.setdefault(signature, [])
+        if failure is None:
+            return
+        same = self.failures.setdefault(failure.signature, [])
         same.append(record)
         if len(same) < _SAME_FAILURES:
             return
         succeeded = (one.config for one in self.study.records if one.measurement is not None)
         explanation = explaining_setting([one.config for one in same], succeeded)
         if explanation is None:
-            text = f"\n\n{failure.traceback}" if failure is not None else ""
             raise RepeatedFailureError(
-                f"the same failure at the same place ended {_SAME_FAILURES} different configurations: {record.reason} "
-                f"(logs: {', '.join(str(one.result.log) for one in same)}){text}"
+                f"the same exception at the same place ended {_SAME_FAILURES} different configurations: {record.reason} "
+                f"(logs: {', '.join(str(one.result.log) for one in same)})\n\n{failure.traceback}"
             )
         setting, values = explanation
         self.study.exclude(setting, values)
-        self.failures[signature] = []
+        same.clear()
         listed = ", ".join(str(value) for value in sorted(values, key=str))
         self.notes.append(f"{setting} {listed} was left out after {_SAME_FAILURES} failures: {record.reason}")
 

@@ -5,7 +5,7 @@ queue_trap   1 ms an item, 2 workers, prefetch 8, batch 32, and a first step tha
 heavy_tail   an unshuffled stream in which every 64th item of each worker takes 40 ms, the others 0.2 ms.
 
 Of each: product / plain, what ten steps after three warm-up steps would have said, and what the median step would.
-Some three minutes.
+Some four minutes.
 """
 
 from __future__ import annotations

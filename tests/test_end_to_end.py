@@ -138,7 +138,8 @@ table = data.table.clone()
 states = random.getstate(), torch.get_rng_state(), numpy.random.get_state()[1].tolist()
 result = autotune.search(
     net, data, loss=lambda outputs, targets: torch.nn.functional.cross_entropy(outputs, targets),
-    optimizer=lambda params, lr: torch.optim.AdamW(params, lr=lr), n_trials=3, timeout_s=20, run_dir="run", progress=False,
+    optimizer=lambda params, lr: torch.optim.AdamW(params, lr=lr),
+    n_trials=3, timeout_s=20, run_dir="run", progress=False,
 )
 assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
 assert not net.training and all(parameter.grad is None for parameter in net.parameters())
@@ -167,7 +168,8 @@ def test_ctrl_c_saves_the_best_so_far_and_the_same_command_goes_on(folder: Path)
     assert _ours(folder) == []
     done = cli(folder, "run", "tune.yaml", "--quiet")
     assert done.returncode == 0, done.stderr
-    outcomes = [json.loads(line)["result"]["outcome"] for line in (folder / "run" / "trials.jsonl").read_text().splitlines()]
+    lines = (folder / "run" / "trials.jsonl").read_text().splitlines()
+    outcomes = [json.loads(line)["result"]["outcome"] for line in lines]
     assert outcomes == ["ok", "ok"]
 
 

@@ -1,4 +1,4 @@
-"""The README's code runs as it stands: pasted into an unguarded script, in another folder, one block after the other."""
+"""The README's code runs as it stands: pasted into an unguarded script, in another folder."""
 
 from __future__ import annotations
 

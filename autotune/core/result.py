@@ -43,7 +43,7 @@ class RunSummary(BaseModel):
     stopped_because: str
     """Why no further trial ran."""
     wall_s: float
-    """Seconds from the call to the recommendation, earlier sittings included."""
+    """Seconds from the call to the recommendation; of a search that went on after an interruption, its last part."""
     autotune_version: str
 
 

@@ -76,6 +76,7 @@ class Device:
     def reset_peak(self) -> None:
         """Start a new peak: what was needed to build the workload is not what training needs."""
         if self.has_own_memory:
+            torch.accelerator.empty_cache()
             torch.accelerator.reset_peak_memory_stats(self.torch_device)
             return
         with suppress(OSError):

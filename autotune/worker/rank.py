@@ -115,7 +115,7 @@ def _outcome_of(work: Callable[[], RankReport]) -> RankReport:
     try:
         return work()
     except (WorkloadFault, DeviceError) as fault:
-        return _report("crashed", str(fault), is_workload_fault=True)
+        return _report("invalid", str(fault), is_workload_fault=True)
     except Diverged as divergence:
         return _report("diverged", str(divergence))
     except torch.OutOfMemoryError as error:
