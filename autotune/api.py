@@ -367,8 +367,8 @@ def _nothing_feasible(tuning: Tuning) -> NothingFeasibleError:
         limit, need = tuning.limit_bytes / 2**20, tuning.limit_bytes * (1 + violation) / 2**20
         at_least = "" if nearest.measurement is not None else "at least "
         return NothingFeasibleError(
-            f"some configuration must stay within the memory limit of {limit:,.0f} MiB, but none of {len(records)} did; "
-            f"the nearest miss, trial {nearest.number} with micro_batch_size={nearest.config.micro_batch_size} and "
+            f"some configuration must stay within the memory limit of {limit:,.0f} MiB, but none of {len(records)} "
+            f"did; the nearest miss, trial {nearest.number} with micro_batch_size={nearest.config.micro_batch_size} and "
             f"num_workers={nearest.config.num_workers}, took {at_least}{need:,.0f} MiB. "
             "Raise memory_limit or allow smaller batches."
         )

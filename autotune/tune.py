@@ -211,7 +211,7 @@ class Tuning:
         explanation = explaining_setting([one.config for one in same], succeeded)
         if explanation is None:
             raise RepeatedFailureError(
-                f"the same exception at the same place ended {_SAME_FAILURES} different configurations: {record.reason} "
+                f"the same exception at the same place ended {_SAME_FAILURES} configurations: {record.reason} "
                 f"(logs: {', '.join(str(one.result.log) for one in same)})\n\n{failure.traceback}"
             )
         setting, values = explanation
