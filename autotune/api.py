@@ -22,7 +22,7 @@ from autotune.core.objective import Objective
 from autotune.core.plan import Plan
 from autotune.core.recommendation import Recommendation
 from autotune.core.result import Progress, RunSummary
-from autotune.core.search_space import ResolvedSpace, SearchSpace, compose, resolve
+from autotune.core.search_space import ResolvedSpace, SearchSpace
 from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import TrialRecord
 from autotune.core.workload import Workload, WorkloadFacts
@@ -31,7 +31,8 @@ from autotune.launch.fork_server import ForkServerLauncher
 from autotune.launch.fresh import FreshInterpreterLauncher
 from autotune.launch.launcher import Launcher
 from autotune.launch.runner import TrialRunner
-from autotune.protocol import RankReport, write_atomic, write_payload
+from autotune.probing import look
+from autotune.protocol import write_atomic, write_payload
 from autotune.random_state import kept_random_state
 from autotune.report.markdown import render_markdown
 from autotune.report.progress import make_progress
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
 __all__ = ["CheckResult", "SearchResult", "check_plan", "environment", "load", "read_run", "run_plan", "search"]
 
 ProgressMode = Literal["auto"] | bool
-_FEW_COMBINATIONS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,17 +184,15 @@ def _run_plan(plan: Plan, *, fresh: bool, progress: ProgressMode, launcher: Laun
         starts = held.enter_context(_launcher(launcher, folder))
         write_payload(plan.workload, folder.payload)
         show(_probing(clock))
-        runner = _runner(plan, folder, starts)
-        runner, seen, space = _look(plan, runner)
-        study = Study.open(folder.study, space, identity=identify(plan, seen), seed=plan.seed)
-        limit = plan.objective.limit_bytes(seen.device_memory_bytes)
+        runner, space = look(plan, _runner(plan, folder, starts))
+        study = Study.open(folder.study, space, identity=identify(plan, space.environment), seed=plan.seed)
         tuning = Tuning(
             study=study,
             runner=runner,
             space=space,
             budget=plan.budget,
             clock=clock,
-            limit_bytes=limit,
+            limit_bytes=plan.objective.limit_bytes(space.environment.device_memory_bytes),
             show=show,
             on_record=folder.append_trial,
             notes=list(space.notes),
@@ -212,8 +210,8 @@ def check_plan(plan: Plan, *, launcher: Launcher | None = None) -> CheckResult:
     """Look at a plan without searching: one step of the workload, the machine, and the space it would search."""
     with _temporary_folder() as folder, _launcher(launcher, folder) as starts:
         write_payload(plan.workload, folder.payload)
-        _, seen, space = _look(plan, _runner(plan, folder, starts))
-    return CheckResult(environment=seen, facts=space.facts, space=space)
+        _, space = look(plan, _runner(plan, folder, starts))
+    return CheckResult(environment=space.environment, facts=space.facts, space=space)
 
 
 def environment(device: str = "auto") -> Environment:
@@ -270,6 +268,8 @@ def _write(summary: RunSummary, folder: RunFolder) -> None:
     write_atomic(folder.report, render_markdown(summary, folder.path).encode())
     if summary.recommendation is not None:
         write_atomic(folder.recommended, recommended_yaml(summary).encode())
+    else:
+        folder.recommended.unlink(missing_ok=True)  # of an earlier run of the same search
 
 
 def _summarise(tuning: Tuning, plan: Plan, recommendation: Recommendation | None) -> RunSummary:
@@ -309,55 +309,6 @@ def _result(summary: RunSummary, chosen: Recommendation, study: Study, folder: R
     )
 
 
-def _look(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, Environment, ResolvedSpace]:
-    """Probe the workload; the runner that knows the limits, the machine, and the space with its default ranges."""
-    timeout = plan.budget.timeout_s
-    report = runner.probe(
-        plan.baseline, deadline_s=BASELINE_DEADLINE_S if timeout is None else min(BASELINE_DEADLINE_S, timeout)
-    )
-    if report.environment is None or report.facts is None:
-        raise _probe_failure(report)
-    seen = report.environment
-    space = resolve(
-        plan.space,
-        baseline=plan.baseline,
-        objective=plan.objective,
-        facts=report.facts,
-        environment=seen,
-        drop_last=plan.workload.drop_last,
-    )
-    _refuse_empty(space)
-    ready = runner.limited(
-        limit_bytes=plan.objective.limit_bytes(seen.device_memory_bytes),
-        ram_bytes=seen.ram_bytes,
-        limit_is_ram=seen.device_kind in {"cpu", "mps"},
-    )
-    return ready, seen, space
-
-
-def _refuse_empty(space: ResolvedSpace) -> None:
-    """A space in which no combination is allowed is the caller's mistake, with the first reason."""
-    if space.size > _FEW_COMBINATIONS:
-        return
-    reasons = []
-    for params in space.combinations():
-        config = compose(params, space)
-        if not isinstance(config, str):
-            return
-        reasons.append(config)
-    raise ConfigError(f"space: at least one configuration must be possible, but none is: {reasons[0]}")
-
-
-def _probe_failure(report: RankReport) -> WorkloadError:
-    result = report.result
-    if report.is_workload_fault:
-        return WorkloadError(result.reason)
-    traceback = result.failure.traceback if result.failure is not None else ""
-    return WorkloadError(
-        f"the workload must run one training step, but it ended: {result.reason}", remote_traceback=traceback
-    )
-
-
 def _nothing_feasible(tuning: Tuning) -> NothingFeasibleError:
     """Why there is no recommendation, with the nearest miss."""
     records = tuning.study.records
@@ -368,8 +319,8 @@ def _nothing_feasible(tuning: Tuning) -> NothingFeasibleError:
         at_least = "" if nearest.measurement is not None else "at least "
         return NothingFeasibleError(
             f"some configuration must stay within the memory limit of {limit:,.0f} MiB, but none of {len(records)} "
-            f"did; the nearest miss, trial {nearest.number} with micro_batch_size={nearest.config.micro_batch_size} and "
-            f"num_workers={nearest.config.num_workers}, took {at_least}{need:,.0f} MiB. "
+            f"did; the nearest miss, trial {nearest.number} with micro_batch_size={nearest.config.micro_batch_size} "
+            f"and num_workers={nearest.config.num_workers}, took {at_least}{need:,.0f} MiB. "
             "Raise memory_limit or allow smaller batches."
         )
     reasons = sorted({f"{record.outcome}: {record.reason}" for record in records})

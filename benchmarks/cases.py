@@ -58,7 +58,7 @@ def heavy_tail() -> Case:
         model=_linear,
         dataset=_HeavyTailStream(),
         shuffle=False,
-        settings={"micro_batch_size": 32, "num_workers": 2, "prefetch_factor": 2},
+        settings={"micro_batch_size": 16, "num_workers": 2, "prefetch_factor": 2},
     )
 
 

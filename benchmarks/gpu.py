@@ -31,11 +31,12 @@ from typing import Any
 import gpu_cases
 import torch
 from cases import Case
+from gpu_tables import print_gpu_tables
 from gpu_watch import GpuWatch
 from overhead import measure_trial_start
 from plain_loop import run_plain
 from product_run import LaunchTimes, TimedLauncher, only, search, search_figures
-from recording import Recording, describe_machine, make_parser, print_table, say, start_recording
+from recording import Recording, describe_machine, make_parser, say, start_recording
 
 from autotune import SearchResult
 from autotune.launch.fork_server import ForkServerLauncher
@@ -43,7 +44,6 @@ from autotune.launch.fork_server import ForkServerLauncher
 _BUDGET_S = 510.0
 _QUICK_BUDGET_S = 220.0
 _SMOKE_BUDGET_S = 160.0
-_GIB = 2**30
 _WORKLOADS = {"resnet50": "resnet50", "gpt2": "gpt2", "jpeg": "jpeg_cnn"}
 _SHORTEST_SEARCH_S = 5.0
 _PART_GRACE_S = 25.0  # a part that overruns its share by more is ended, so that the others still run
@@ -121,7 +121,7 @@ def main() -> int:
         _run_part(recording, name, part, min(budget[name], ends_at - monotonic()))
     for name in _WORKLOADS:
         _run_part(recording, f"baseline_{name}", partial(_run_baseline, name, scale), ends_at - monotonic())
-    _print_all(recording.results)
+    print_gpu_tables(recording.results, list(_WORKLOADS))
     print(f"\n{recording.path}")
     return 1 if any(_is_bad(part) for part in recording.results.values()) else 0
 
@@ -346,55 +346,6 @@ def _is_bad(part: dict[str, Any]) -> bool:
     """It failed, or a promise was not kept."""
     promises = ("feasible_are_under_limit", "limit_was_reached", "other_outcomes_are_for_memory", "was_out_of_memory")
     return "error" in part or any(part.get(name) is False for name in promises)
-
-
-def _print_all(results: dict[str, dict[str, Any]]) -> None:
-    start = results["trial_start"].get("medians")
-    if start:
-        keys = ("overhead_s", "tell_and_ask_s", "launch_to_first_batch_s", "build_s", "report_to_return_s")
-        head = ["overhead", "tell+ask", "1st batch", "build", "after end"]
-        print_table("Start of a trial, medians in seconds.", head, [[f"{start[key]:.3f}" for key in keys]])
-    rows = [_workload_row(name, results[name]) for name in _WORKLOADS if "search" in results[name]]
-    head = ["workload", "baseline/s", "found/s", "speed-up", "busy", "plain/s", "err", "conf. err"]
-    print_table("Searches; err and conf. err: trial and confirmation over the plain loop, less 1.", head, rows)
-    limited = results["memory_limit"]
-    if "trials" in limited:
-        rows = [
-            [str(one["micro_batch_size"]), one["outcome"], *(_gib(one[key]) for key in _MEMORY_KEYS)]
-            for one in limited["trials"]
-        ]
-        head = ["micro_batch_size", "outcome", "peak GiB", "reserved", "by NVML"]
-        print_table(f"Under a limit of {_gib(limited['limit_bytes'])} GiB.", head, rows)
-    if "outcomes" in (survived := results["out_of_memory"]):
-        rows = [[str(size), outcome] for size, outcome in survived["outcomes"]]
-        print_table("With absurd batches.", ["micro_batch_size", "outcome"], rows)
-    for name, part in results.items():
-        if "skipped" in part or "error" in part:
-            print(f"{name}: {part.get('skipped') or part['error'].splitlines()[-1]}")
-
-
-_MEMORY_KEYS = ("peak_bytes", "reserved_bytes", "nvml_peak_bytes")
-
-
-def _workload_row(name: str, part: dict[str, Any]) -> list[str]:
-    return [
-        name,
-        _number(part.get("baseline_samples_per_s"), ",.0f"),
-        _number(part.get("trial_samples_per_s"), ",.0f"),
-        _number(part["search"]["speedup"], ".2f"),
-        _number(part.get("trial_busy_fraction"), ".0%"),
-        _number(part.get("plain_samples_per_s"), ",.0f"),
-        _number(part.get("trial_relative_error"), "+.1%"),
-        _number(part.get("confirmed_relative_error"), "+.1%"),
-    ]
-
-
-def _gib(value: int | None) -> str:
-    return _number(None if value is None else value / _GIB, ".2f")
-
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
 
 
 if __name__ == "__main__":

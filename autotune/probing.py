@@ -1,0 +1,67 @@
+"""Before a study: one look at the workload and the machine, which gives trials their limits and the space its ranges.
+
+Takes a Plan and a runner; hands on a runner that knows the limits, and the resolved space. Composition, like api, from
+which alone it is called.
+"""
+
+from __future__ import annotations
+
+from autotune.core.plan import Plan
+from autotune.core.search_space import ResolvedSpace, compose, resolve
+from autotune.errors import ConfigError, WorkloadError
+from autotune.launch.runner import TrialRunner
+from autotune.protocol import RankReport
+from autotune.tune import BASELINE_DEADLINE_S
+
+__all__ = ["look"]
+
+_FEW_COMBINATIONS = 4096
+
+
+def look(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, ResolvedSpace]:
+    """Probe the workload; the runner that knows the limits, and the space with its default ranges."""
+    timeout = plan.budget.timeout_s
+    report = runner.probe(
+        plan.baseline, deadline_s=BASELINE_DEADLINE_S if timeout is None else min(BASELINE_DEADLINE_S, timeout)
+    )
+    if report.environment is None or report.facts is None:
+        raise _probe_failure(report)
+    seen = report.environment
+    space = resolve(
+        plan.space,
+        baseline=plan.baseline,
+        objective=plan.objective,
+        facts=report.facts,
+        environment=seen,
+        drop_last=plan.workload.drop_last,
+    )
+    _refuse_empty(space)
+    ready = runner.limited(
+        limit_bytes=plan.objective.limit_bytes(seen.device_memory_bytes),
+        ram_bytes=seen.ram_bytes,
+        limit_is_ram=seen.device_kind in {"cpu", "mps"},
+    )
+    return ready, space
+
+
+def _refuse_empty(space: ResolvedSpace) -> None:
+    """A space in which no combination is allowed is the caller's mistake, with the first reason."""
+    if space.size > _FEW_COMBINATIONS:
+        return
+    reasons = []
+    for params in space.combinations():
+        config = compose(params, space)
+        if not isinstance(config, str):
+            return
+        reasons.append(config)
+    raise ConfigError(f"space: at least one configuration must be possible, but none is: {reasons[0]}")
+
+
+def _probe_failure(report: RankReport) -> WorkloadError:
+    result = report.result
+    if report.is_workload_fault:
+        return WorkloadError(result.reason)
+    traceback = result.failure.traceback if result.failure is not None else ""
+    return WorkloadError(
+        f"the workload must run one training step, but it ended: {result.reason}", remote_traceback=traceback
+    )
