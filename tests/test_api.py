@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import autotune
+from autotune.api import read_run
 from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import Failure
 from autotune.errors import (
@@ -219,7 +220,7 @@ def test_a_run_folder_holds_what_design_says(tmp_path: Path) -> None:
 
 def test_a_run_is_read_back_from_its_folder_alone(tmp_path: Path) -> None:
     result = search(tmp_path)
-    assert autotune.api.read_run(result.run_dir) == result.summary  # type: ignore[attr-defined]
+    assert read_run(result.run_dir) == result.summary
 
 
 def test_the_same_call_again_runs_nothing_more(tmp_path: Path) -> None:
