@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
@@ -17,9 +18,19 @@ import numpy as np
 import torch
 
 from autotune.core.measurement import Block, Measurement, rate_of
+from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import Failure, TrialResult
 from autotune.core.workload import Workload
-from autotune.protocol import TRIAL_VARIABLE, Job, RankReport, TrialFolder, read_model, read_payload, write_model
+from autotune.protocol import (
+    TRIAL_VARIABLE,
+    Job,
+    RankReport,
+    TrialFolder,
+    WindowRules,
+    read_model,
+    read_payload,
+    write_model,
+)
 from autotune.worker.build import (
     WorkloadFault,
     build_dataset,
@@ -30,10 +41,10 @@ from autotune.worker.build import (
 )
 from autotune.worker.busy import BusyProbe
 from autotune.worker.device import Device, DeviceError, describe, open_device
-from autotune.worker.feed import Feed
+from autotune.worker.feed import Delivery, Feed
 from autotune.worker.loop import Diverged, Run, measure_window, warm_up
 from autotune.worker.probe import probe
-from autotune.worker.step import infer_step, make_trainer
+from autotune.worker.step import Trainer, infer_step, make_trainer
 
 __all__ = ["run_rank"]
 
@@ -43,6 +54,14 @@ _OUR_PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
 _PLACE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 _TORCH_PREFETCH_FACTOR = 2
 _UNKNOWN_VIOLATION = 0.25  # an out-of-memory does not tell how much was missing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StartTimes:
+    """How long a trial took to its first batch, and the user's own part of that."""
+
+    startup_s: float
+    build_s: float
 
 
 def run_rank(folder: TrialFolder, started: float) -> int:
@@ -66,31 +85,39 @@ def _work(job: Job, folder: TrialFolder, started: float) -> RankReport:
         return RankReport(result=TrialResult(outcome="ok"), environment=describe(device))
     if job.config.intra_op_threads is not None:
         torch.set_num_threads(job.config.intra_op_threads)
+    if job.limit_bytes is not None:
+        device.cap_memory(job.limit_bytes)
     _seed(job.seed)
+    built_from = perf_counter()
     workload = resolved(read_payload(job.payload))
     if job.kind == "probe":
         facts = probe(workload, job.config, device, folder.path)
         return RankReport(result=TrialResult(outcome="ok"), environment=describe(device), facts=facts)
-    measurement = _measure(job, workload, device, folder, started)
-    return RankReport(result=TrialResult(outcome="ok", measurement=measurement))
+    trainer, feed, first = _build(workload, job.config, device, folder)
+    arrived = perf_counter()
+    run = Run(feed, trainer, _queue_capacity(job, feed), started + _DEADLINE_SHARE * job.deadline_s)
+    times = _StartTimes(startup_s=arrived - started, build_s=arrived - built_from)
+    return RankReport(result=TrialResult(outcome="ok", measurement=_measure(run, job.window, first, times)))
 
 
-def _measure(job: Job, workload: Workload, device: Device, folder: TrialFolder, started: float) -> Measurement:
-    built_from, config = perf_counter(), job.config
-    if job.limit_bytes is not None:
-        device.cap_memory(job.limit_bytes)
+def _build(
+    workload: Workload, config: TrainingConfig, device: Device, folder: TrialFolder
+) -> tuple[Trainer, Feed, Delivery]:
     dataset = build_dataset(workload)
     model = build_model(workload, config, device)
     optimizer = build_optimizer(workload, model, config.lr)
     feed = Feed(build_loader(workload, dataset, config, folder.path))
     first = feed.start()
-    arrived = perf_counter()
-    trainer = make_trainer(model, optimizer, infer_step(workload, first.batch), config, device)
+    return make_trainer(model, optimizer, infer_step(workload, first.batch), config, device), feed, first
+
+
+def _measure(run: Run, rules: WindowRules, first: Delivery, times: _StartTimes) -> Measurement:
+    """Warm up, measure, and derive."""
+    device = run.trainer.device
     device.reset_peak()
-    run = Run(feed, trainer, _queue_capacity(job, feed), started + _DEADLINE_SHARE * job.deadline_s)
-    run.scale = trainer.scaler.get_scale()
+    run.scale = run.trainer.scaler.get_scale()
     warmth, busy = warm_up(run, first), BusyProbe(device)
-    window = measure_window(run, job.window, warmth, busy.start)
+    window = measure_window(run, rules, warmth, busy.start)
     wait_fraction = _data_wait_fraction(window.blocks)
     busy_fraction, busy_source = busy.stop(wait_fraction)
     memory, rate = device.peak_memory(), rate_of(window)
@@ -101,8 +128,8 @@ def _measure(job: Job, workload: Workload, device: Device, folder: TrialFolder, 
         busy_source=busy_source,
         data_wait_fraction=wait_fraction,
         peak_memory_bytes=memory.peak_bytes,
-        startup_s=arrived - started,
-        build_s=arrived - built_from,
+        startup_s=times.startup_s,
+        build_s=times.build_s,
         memory=memory,
         window=window,
         loss=float(run.loss),
