@@ -34,6 +34,7 @@ from autotune.launch.runner import TrialRunner
 from autotune.probing import look
 from autotune.protocol import write_atomic, write_payload
 from autotune.random_state import kept_random_state
+from autotune.report.content import say_nothing_feasible
 from autotune.report.markdown import render_markdown
 from autotune.report.progress import make_progress
 from autotune.run_config import parse_model, read_recommended, recommended_yaml
@@ -44,7 +45,17 @@ from autotune.tune import BASELINE_DEADLINE_S, Clock, Tuning
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["CheckResult", "SearchResult", "check_plan", "environment", "load", "read_run", "run_plan", "search"]
+__all__ = [
+    "CheckResult",
+    "SearchResult",
+    "check_plan",
+    "environment",
+    "load",
+    "new_run_dir",
+    "read_run",
+    "run_plan",
+    "search",
+]
 
 ProgressMode = Literal["auto"] | bool
 
@@ -151,9 +162,9 @@ def search(  # noqa: PLR0913 - the contract's signature
         space=parse_model(SearchSpace, {} if space is None else space, "space"),
         objective=goal,
         budget=parse_model(Budget, {"n_trials": n_trials, "timeout_s": timeout_s}, "budget"),
-        device=device,
+        device=str(device),
         run_dir=None if run_dir is None else Path(run_dir),
-        seed=seed,
+        seed=_checked_seed(seed),
     )
     return run_plan(plan, fresh=fresh, progress=progress, launcher=launcher)
 
@@ -246,7 +257,7 @@ def _tune(tuning: Tuning, plan: Plan, folder: RunFolder) -> RunSummary:
     summary = _summarise(tuning, plan, recommendation)
     _write(summary, folder)
     if recommendation is None:
-        raise _nothing_feasible(tuning)
+        raise NothingFeasibleError(say_nothing_feasible(summary))
     return summary
 
 
@@ -309,39 +320,18 @@ def _result(summary: RunSummary, chosen: Recommendation, study: Study, folder: R
     )
 
 
-def _nothing_feasible(tuning: Tuning) -> NothingFeasibleError:
-    """Why there is no recommendation, with the nearest miss."""
-    records = tuning.study.records
-    misses = [(violation, record) for record in records if (violation := _violation(record)) is not None]
-    if misses:
-        violation, nearest = min(misses, key=lambda miss: miss[0])
-        limit, need = tuning.limit_bytes / 2**20, tuning.limit_bytes * (1 + violation) / 2**20
-        at_least = "" if nearest.measurement is not None else "at least "
-        return NothingFeasibleError(
-            f"some configuration must stay within the memory limit of {limit:,.0f} MiB, but none of {len(records)} "
-            f"did; the nearest miss, trial {nearest.number} with micro_batch_size={nearest.config.micro_batch_size} "
-            f"and num_workers={nearest.config.num_workers}, took {at_least}{need:,.0f} MiB. "
-            "Raise memory_limit or allow smaller batches."
-        )
-    reasons = sorted({f"{record.outcome}: {record.reason}" for record in records})
-    return NothingFeasibleError(
-        f"some configuration must run within the limits, but none of {len(records)} did: {'; '.join(reasons[:5])}"
-    )
-
-
-def _violation(record: TrialRecord) -> float | None:
-    """By what share a trial passed the memory limit; None where it ended otherwise."""
-    if record.outcome == "over_memory" and record.score is not None:
-        return record.score.violation
-    return record.result.violation if record.outcome in {"oom", "host_oom"} else None
-
-
 def _workload(model: Any, dataset: Any, parts: Mapping[str, Any], loader: Mapping[str, Any] | None) -> Workload:
     allowed = {"shuffle", "drop_last", "sampler", "batch_sampler", "worker_init_fn", "multiprocessing_context"}
     unknown = sorted(set(loader or {}) - allowed)
     if unknown:
         raise ConfigError(f"loader takes {', '.join(sorted(allowed))}, but got {', '.join(unknown)}")
     return Workload(model=model, dataset=dataset, **parts, **dict(loader or {}))
+
+
+def _checked_seed(seed: int) -> int:
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
+        raise ConfigError(f"seed must be a whole number from 0 to 2**32 - 1, but got {seed!r}")
+    return seed
 
 
 def _runner(plan: Plan, folder: RunFolder, launcher: Launcher) -> TrialRunner:

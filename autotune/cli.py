@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -79,9 +80,10 @@ def run(config: Path, overrides: tuple[str, ...], fresh: bool, as_json: bool, qu
     from autotune.run_config import read_plan
 
     plan = read_plan(config, overrides)
-    click.get_current_context().meta[_INTERRUPT_NOTE] = lambda: _interrupt_note(plan.run_dir)
     from autotune import api
 
+    plan = replace(plan, run_dir=plan.run_dir or api.new_run_dir())
+    click.get_current_context().meta[_INTERRUPT_NOTE] = lambda: _interrupt_note(plan.run_dir)
     result = api.run_plan(plan, fresh=fresh, progress=False if quiet else "auto")
     _show_summary(result.summary, result.run_dir, as_json)
 
@@ -90,7 +92,7 @@ def run(config: Path, overrides: tuple[str, ...], fresh: bool, as_json: bool, qu
 @_config
 @_overrides
 def check(config: Path, overrides: tuple[str, ...]) -> None:
-    """Look at CONFIG, the workload and the machine, and show what would be searched. Trains nothing."""
+    """Look at CONFIG, the workload and the machine, and show what would be searched. Trains one step."""
     from autotune.run_config import read_plan
 
     plan = read_plan(config, overrides)

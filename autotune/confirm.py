@@ -67,8 +67,10 @@ def recommend(tuning: Tuning, confirmations: Sequence[Confirmation]) -> Recommen
 
     Without confirmations the trials' own measurements stand in for them, and the verdict says so.
     """
-    trials = [_as_confirmation(record) for record in (*_feasible_baseline(tuning), *_challengers(tuning))]
-    confirmed = [one for one in confirmations if one.is_feasible and one.runs]
+    refuted = {one.number for one in confirmations if not one.is_feasible}
+    contenders = (*_feasible_baseline(tuning), *_challengers(tuning))
+    trials = [_as_confirmation(record) for record in contenders if record.number not in refuted]
+    confirmed = _comparable([one for one in confirmations if one.is_feasible and one.runs], trials)
     candidates = confirmed or trials
     if not candidates:
         return None
@@ -88,6 +90,13 @@ def recommend(tuning: Tuning, confirmations: Sequence[Confirmation]) -> Recommen
         reasons=_reasons(chosen, candidates, tuning, is_confirmed=bool(confirmed)),
         confirmations=tuple(confirmations),
     )
+
+
+def _comparable(confirmed: list[Confirmation], trials: Sequence[Confirmation]) -> list[Confirmation]:
+    """The confirmed ones where they can decide: a challenger, and the baseline where it is a reference; else none."""
+    has_challenger = any(one.number != 0 for one in confirmed)
+    needs_baseline = _number_0(trials) is not None
+    return confirmed if has_challenger and (not needs_baseline or _number_0(confirmed) is not None) else []
 
 
 def _same_batch(

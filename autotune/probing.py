@@ -7,6 +7,7 @@ which alone it is called.
 from __future__ import annotations
 
 from autotune.core.plan import Plan
+from autotune.core.rules import obstacle
 from autotune.core.search_space import ResolvedSpace, compose, resolve
 from autotune.errors import ConfigError, WorkloadError
 from autotune.launch.runner import TrialRunner
@@ -27,6 +28,9 @@ def look(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, ResolvedSpace]:
     if report.environment is None or report.facts is None:
         raise _probe_failure(report)
     seen = report.environment
+    reason = obstacle(plan.baseline, report.facts, drop_last=plan.workload.drop_last)
+    if reason is not None:
+        raise ConfigError(f"baseline: {reason}")
     space = resolve(
         plan.space,
         baseline=plan.baseline,

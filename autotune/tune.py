@@ -111,6 +111,8 @@ class Tuning:
             WorkloadError: the user's code fails in the baseline.
             RepeatedFailureError: the same exception ended three configurations, and no one setting explains it.
         """
+        for record in self.study.records:
+            self._learn_from(record)
         if not self.study.records:
             for guess in first_guesses(self.space):
                 self.study.propose(guess)
@@ -239,8 +241,6 @@ class Tuning:
 def _reference(records: Sequence[TrialRecord]) -> TrialRecord | None:
     """The trial that scores refer to: the baseline where it ran well, else the first feasible trial."""
     measured = [record for record in records if record.measurement is not None]
-    if measured and measured[0].number == 0:
-        return measured[0]
     return next((record for record in measured if record.is_feasible), None)
 
 

@@ -7,6 +7,8 @@ its class and length, a function by its name and code. Random initial weights do
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from types import CodeType
@@ -41,12 +43,15 @@ def describe_part(part: Any) -> str:
     if isinstance(part, str):
         return part
     name = getattr(part, "__qualname__", None) or type(part).__qualname__
+    if isinstance(part, partial):
+        keywords = sorted(part.keywords.items())
+        return f"partial({describe_part(part.func)}, {part.args!r}, {keywords!r})"
     code = getattr(part, "__code__", None)
     if isinstance(code, CodeType):
         return f"{name}#{_digest(_code_text(code))}"
     named_parameters = getattr(part, "named_parameters", None)
     if named_parameters is not None and not isinstance(part, type):
-        shapes = [(key, tuple(value.shape), str(value.dtype)) for key, value in named_parameters()]
+        shapes = [(key, _shape(value)) for key, value in named_parameters()]
         return f"{name}#{_digest(repr(shapes))}"
     return f"{name}{_length(part)}"
 
@@ -61,8 +66,21 @@ def _describe_ref(ref: Ref) -> str:
 
 
 def _code_text(code: CodeType) -> str:
-    constants = [_code_text(one) if isinstance(one, CodeType) else repr(one) for one in code.co_consts]
-    return f"{code.co_code.hex()}{code.co_names}{constants}"
+    return f"{code.co_code.hex()}{code.co_names}{[_constant_text(one) for one in code.co_consts]}"
+
+
+def _constant_text(constant: object) -> str:
+    """Equal in every process: a set's own order depends on the hash seed."""
+    if isinstance(constant, CodeType):
+        return _code_text(constant)
+    return repr(sorted(map(repr, constant))) if isinstance(constant, frozenset) else repr(constant)
+
+
+def _shape(parameter: Any) -> str:
+    """A parameter's shape and dtype; a lazy one has no shape before its first batch."""
+    with suppress(RuntimeError):
+        return f"{tuple(parameter.shape)} {parameter.dtype}"
+    return "lazy"
 
 
 def _length(part: Any) -> str:

@@ -13,11 +13,11 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from autotune.core.lr_scaling import LrAdvice
-from autotune.core.measurement import Measurement
-from autotune.core.statistics import ratio_interval
+from autotune.core.measurement import Measurement, Rate
+from autotune.core.statistics import mean_interval, ratio_interval
 from autotune.core.training_config import AMP_DTYPES, TrainingConfig
 
-__all__ = ["Confirmation", "Ratio", "Recommendation", "choose", "ratio_of", "simplicity"]
+__all__ = ["Confirmation", "Ratio", "Recommendation", "choose", "rate_of_runs", "ratio_of", "simplicity"]
 
 SAME_RATE_SHARE = 0.02
 """Rates this close to the fastest count as fast enough for the score to decide (DESIGN: Score)."""
@@ -91,6 +91,17 @@ def simplicity(config: TrainingConfig) -> tuple[int, ...]:
         config.prefetch_factor or 0,
         config.intra_op_threads or 0,
     )
+
+
+def rate_of_runs(runs: Sequence[Measurement]) -> Rate:
+    """Geometric mean of runs' rates, with the interval of their spread, or of their windows below three runs."""
+    if len(runs) == 1:
+        return Rate(value=runs[0].samples_per_s, low=runs[0].samples_per_s_ci[0], high=runs[0].samples_per_s_ci[1])
+    mean, low, high = mean_interval([log(run.samples_per_s) for run in runs])
+    if len(runs) < _ROUNDS_FOR_BETWEEN_RUN_SPREAD:
+        spread = sqrt(sum(_relative_half_width(run) ** 2 for run in runs)) / len(runs)
+        low, high = mean - spread, mean + spread
+    return Rate(value=exp(mean), low=exp(low), high=exp(high))
 
 
 def ratio_of(one: Confirmation, other: Confirmation) -> Ratio | None:

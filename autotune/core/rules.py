@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from autotune.core.training_config import TrainingConfig
     from autotune.core.workload import WorkloadFacts
 
-__all__ = ["contradiction", "normalised", "obstacle", "same_behaviour_key", "without_effect"]
+__all__ = ["TORCH_PREFETCH_FACTOR", "contradiction", "normalised", "obstacle", "same_behaviour_key", "without_effect"]
 
-_TORCH_PREFETCH_FACTOR = 2  # torch.utils.data.DataLoader's own, where workers load and None is given
+TORCH_PREFETCH_FACTOR = 2
+"""torch.utils.data.DataLoader's own, where workers load and None is given."""
 
 
 def contradiction(config: TrainingConfig) -> str | None:
@@ -40,15 +41,12 @@ def contradiction(config: TrainingConfig) -> str | None:
     return None
 
 
-def obstacle(config: TrainingConfig, facts: WorkloadFacts, environment: Environment, *, drop_last: bool) -> str | None:
+def obstacle(config: TrainingConfig, facts: WorkloadFacts, *, drop_last: bool) -> str | None:
     """Why a configuration can't be measured with this workload on this machine, or None."""
     length = facts.dataset_length
     if length is not None and drop_last and config.micro_batch_size > length:
         size = config.micro_batch_size
         return f"a batch must fit into the dataset of {length} samples, but got micro_batch_size={size}"
-    if config.amp_dtype not in environment.native_amp_dtypes:
-        native = ", ".join(environment.native_amp_dtypes)
-        return f"amp_dtype must be native on {environment.device_name} ({native}), but got {config.amp_dtype}"
     if config.strategy != "single":
         return f"this version runs trials on one device, but got strategy={config.strategy}; set strategy: single"
     fixed = facts.fixed_batch_size
@@ -65,6 +63,8 @@ def without_effect(config: TrainingConfig, facts: WorkloadFacts, environment: En
     found = {}
     if config.pin_memory and environment.device_kind in {"cpu", "mps"}:
         found["pin_memory"] = f"pinned memory serves copies to an accelerator, and the device is {environment.device}"
+    if config.amp_dtype == "tf32" and environment.device_kind != "cuda":
+        found["amp_dtype"] = f"TF32 is computed by NVIDIA GPUs, and the device is {environment.device}"
     if config.channels_last and not facts.has_4d_input:
         found["channels_last"] = "no input of the model has four dimensions"
     return found
@@ -86,5 +86,5 @@ def same_behaviour_key(config: TrainingConfig, facts: WorkloadFacts, environment
     """A text that is equal for configurations that run alike: what one measured answers for the other."""
     settings = normalised(config.model_dump(exclude={"lr"}), facts, environment)
     if config.num_workers > 0 and config.prefetch_factor is None:
-        settings["prefetch_factor"] = _TORCH_PREFETCH_FACTOR
+        settings["prefetch_factor"] = TORCH_PREFETCH_FACTOR
     return repr(sorted(settings.items()))

@@ -216,7 +216,7 @@ def resolve(
         environment=environment,
         drop_last=drop_last,
         batch_cap=None if keep else _batch_cap(baseline, cap, domains, given),
-        notes=_notes(baseline, facts, given),
+        notes=_notes(baseline, facts, environment, given),
     )
 
 
@@ -239,7 +239,7 @@ def compose(params: Mapping[str, SettingValue], space: ResolvedSpace) -> Trainin
         return str(error.errors()[0]["msg"]).removeprefix("Value error, ")
     if space.batch_cap is not None and config.global_batch_size > space.batch_cap:
         return f"the global batch must stay within {space.batch_cap}, but got {config.global_batch_size}"
-    return rules.obstacle(config, space.facts, space.environment, drop_last=space.drop_last) or config
+    return rules.obstacle(config, space.facts, drop_last=space.drop_last) or config
 
 
 def _keep_global_batch(settings: dict[str, Any], space: ResolvedSpace) -> str | None:
@@ -312,8 +312,15 @@ def _accum_domain(baseline: TrainingConfig, keep: bool, batches: Domain, given: 
     return Choices(values=tuple(sorted({*_ACCUM_STEPS, baseline.grad_accum_steps})))
 
 
-def _notes(baseline: TrainingConfig, facts: WorkloadFacts, given: Mapping[str, Domain]) -> tuple[str, ...]:
-    notes = list(facts.notes)
+def _notes(
+    baseline: TrainingConfig, facts: WorkloadFacts, environment: Environment, given: Mapping[str, Domain]
+) -> tuple[str, ...]:
+    effects = rules.without_effect(baseline, facts, environment)
+    notes = [f"The baseline's {setting} has no effect here: {reason}." for setting, reason in effects.items()]
+    listed = given.get("amp_dtype", Choices(values=(baseline.amp_dtype,)))
+    emulated = [str(dtype) for dtype in listed if dtype not in environment.native_amp_dtypes]
+    if emulated:
+        notes.append(f"{environment.device_name} does not compute {', '.join(emulated)} natively: tried as given.")
     if not facts.is_sharded:
         repeated = "each further worker would repeat the data: shard it by torch.utils.data.get_worker_info()"
         if "num_workers" in given:

@@ -130,22 +130,25 @@ class TrainingConfig(BaseModel):
 
 
 class _Tf32(AbstractContextManager[None]):
-    """TF32 for matmuls and convolutions while entered, as often as wanted, like torch.autocast."""
+    """TF32 for matmuls and convolutions while entered, as often as wanted, like torch.autocast.
+
+    Set by the calls that keep torch's old and new interface in step: with `fp32_precision = "tf32"` alone, whatever
+    reads `allow_tf32` or `get_float32_matmul_precision` (torch.compile does) raises.
+    """
 
     def __init__(self) -> None:
+        self._before: list[tuple[str, bool]] = []
+
+    def __enter__(self) -> None:
         import torch
 
         backends: Any = torch.backends
-        self._places = (backends.cuda.matmul, backends.cudnn.conv)
-        self._before: list[tuple[str, ...]] = []
-
-    def __enter__(self) -> None:
-        self._before.append(tuple(place.fp32_precision for place in self._places))
-        self._set(("tf32", "tf32"))
+        self._before.append((backends.cuda.matmul.fp32_precision, backends.cudnn.allow_tf32))
+        torch.set_float32_matmul_precision("high")
+        backends.cudnn.allow_tf32 = True
 
     def __exit__(self, *_: object) -> None:
-        self._set(self._before.pop())
+        import torch
 
-    def _set(self, values: tuple[str, ...]) -> None:
-        for place, value in zip(self._places, values, strict=True):
-            place.fp32_precision = value
+        backends: Any = torch.backends
+        backends.cuda.matmul.fp32_precision, backends.cudnn.allow_tf32 = self._before.pop()

@@ -86,4 +86,3 @@ class WorkloadFacts(BaseModel):
     optimizer: OptimizerFacts
     step_source: str
     """How the loss is computed, in words: what the user gave, or what was inferred."""
-    notes: tuple[str, ...] = ()

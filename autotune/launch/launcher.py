@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -62,7 +63,7 @@ def worker_command(*arguments: str) -> list[str]:
 
 def worker_environment(environment: Mapping[str, str], token: str) -> dict[str, str]:
     """The caller's environment, its module search path included, and the token that marks all that a worker starts."""
-    path = ":".join(entry for entry in sys.path if entry)
+    path = os.pathsep.join(entry for entry in sys.path if isinstance(entry, str) and entry)
     return {**environment, "PYTHONPATH": path, TOKEN_VARIABLE: token}
 
 

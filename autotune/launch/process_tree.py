@@ -17,7 +17,6 @@ __all__ = ["bytes_above", "kill_all", "oom_kills"]
 
 _GONE_WITHIN_S = 5.0
 _LOOK_S = 0.002
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def kill_all(leader: int, token: str, *, spare: int | None = None) -> None:
@@ -97,7 +96,7 @@ def _carries(process: psutil.Process, token: str) -> bool:
 
 def _resident_bytes(pid: int) -> int:
     with suppress(OSError, ValueError, IndexError):
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return 0
 
 

@@ -21,7 +21,6 @@ __all__ = ["TrialRunner"]
 
 _FAR_ABOVE = 1.2
 _RAM_SHARE = 0.95
-_KILLED_VIOLATION = 0.5  # the kernel does not tell how much was missing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +81,7 @@ class TrialRunner:
                 "deadline_s": deadline_s,
                 "limit_bytes": self.limit_bytes,
                 "window": window,
-                "sys_path": tuple(sys.path),
+                "sys_path": tuple(entry for entry in sys.path if isinstance(entry, str)),
                 "working_directory": Path.cwd(),
                 "python_path": os.environ.get("PYTHONPATH"),
             }
@@ -97,7 +96,7 @@ class TrialRunner:
         code = exit_.code or 0
         if code == -signal.SIGKILL and exit_.was_oom_killed:
             reason = "the kernel's out-of-memory killer ended the trial"
-            return TrialResult(outcome="host_oom", reason=reason, violation=_KILLED_VIOLATION)
+            return TrialResult(outcome="host_oom", reason=reason)
         return TrialResult(outcome="crashed", reason=_crash_reason(code))
 
     def _too_big(self, seen_bytes: int) -> TrialResult:

@@ -21,7 +21,6 @@ from autotune.report.formatting import (
     format_bytes,
     format_count,
     format_duration,
-    format_fraction,
     format_interval,
     format_times,
     name_outcome,
@@ -80,7 +79,7 @@ def say_headline(summary: RunSummary) -> str:
     """The result in a sentence or two."""
     found = summary.recommendation
     if found is None:
-        return _say_nothing_feasible(summary)
+        return say_nothing_feasible(summary)
     if found.verdict == "already_best":
         return "Your configuration is already the best found: no measurable gain."
     if found.verdict == "baseline_infeasible":
@@ -118,23 +117,32 @@ def _say_unconfirmed(summary: RunSummary) -> str:
     return f"Not confirmed: about {format_times(ratio)} times as fast as your configuration, by one trial each."
 
 
-def _say_nothing_feasible(summary: RunSummary) -> str:
-    misses = [(_violation(trial), trial) for trial in summary.trials]
-    known = [(violation, trial) for violation, trial in misses if violation is not None and violation > 0]
-    if known:
-        violation, trial = min(known, key=lambda one: one[0])
-        return (
-            f"Nothing meets the memory limit of {format_bytes(summary.limit_bytes)}. The nearest miss: trial "
-            f"{trial.number} ({describe_settings(trial.config)}), {format_fraction(violation)} above it."
-        )
-    if not summary.trials:
+def say_nothing_feasible(summary: RunSummary) -> str:
+    """Why there is no recommendation: the nearest miss of the memory limit, measured ones first."""
+    limit, trials = format_bytes(summary.limit_bytes), summary.trials
+    over = [trial for trial in trials if trial.outcome == "over_memory" and trial.score is not None]
+    ended = [trial for trial in trials if trial.outcome in {"oom", "host_oom"} and trial.result.violation is not None]
+    for misses in (over, ended):
+        if misses:
+            trial = min(misses, key=_violation)
+            took = format_bytes(round(summary.limit_bytes * (1 + _violation(trial))))
+            at_least = "" if misses is over else "at least "
+            return (
+                f"Nothing meets the memory limit of {limit}. The nearest miss: trial {trial.number} "
+                f"({describe_settings(trial.config)}) took {at_least}{took}. "
+                "Raise memory_limit or allow smaller batches."
+            )
+    if not trials:
         return "Nothing was measured."
-    outcome, count = Counter(trial.outcome for trial in summary.trials).most_common(1)[0]
-    return f"Nothing to recommend: {format_count(count, 'trial')} of {len(summary.trials)} {name_outcome(outcome)}."
+    outcome, count = Counter(trial.outcome for trial in trials).most_common(1)[0]
+    said = f"Nothing to recommend: {format_count(count, 'trial')} of {len(trials)} {name_outcome(outcome)}"
+    if outcome in {"oom", "host_oom"}:
+        return f"{said}. The memory limit is {limit}: raise memory_limit or allow smaller batches."
+    return f"{said}: {one_line(trials[0].reason)}"
 
 
-def _violation(trial: TrialRecord) -> float | None:
-    return trial.score.violation if trial.score is not None else trial.result.violation
+def _violation(trial: TrialRecord) -> float:
+    return trial.score.violation if trial.score is not None else trial.result.violation or 0.0
 
 
 def list_remarks(summary: RunSummary, columns: Sequence[Column]) -> tuple[str, ...]:

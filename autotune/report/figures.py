@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import exp, log, sqrt
 from statistics import fmean
 
 from pydantic import BaseModel, ConfigDict
 
 from autotune.core.measurement import Measurement, Rate
-from autotune.core.recommendation import Ratio, Recommendation
+from autotune.core.recommendation import Ratio, Recommendation, rate_of_runs
 from autotune.core.result import RunSummary, changed_settings
-from autotune.core.statistics import mean_interval
 from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import TrialRecord
 from autotune.report.formatting import (
@@ -30,8 +28,6 @@ from autotune.report.formatting import (
 )
 
 __all__ = ["Column", "Figures", "Row", "best_of_same_batch", "find_trial", "make_columns", "make_rows", "summarise"]
-
-_ROUNDS_FOR_BETWEEN_RUN_SPREAD = 3  # as in core.recommendation
 
 
 class Figures(BaseModel):
@@ -174,21 +170,9 @@ def _join(runs: Sequence[Measurement], *, is_confirmed: bool) -> Figures:
     return Figures(
         is_confirmed=is_confirmed,
         runs=len(runs),
-        samples_per_s=_joined_rate(runs),
+        samples_per_s=rate_of_runs(runs),
         busy_fraction=fmean(busy) if busy else None,
         busy_source=next((run.busy_source for run in runs if run.busy_source is not None), None),
         data_wait_fraction=fmean(run.data_wait_fraction for run in runs),
         peak_memory_bytes=max(run.peak_memory_bytes for run in runs),
     )
-
-
-def _joined_rate(runs: Sequence[Measurement]) -> Rate:
-    """From three runs on the spread between runs gives the interval; below, those of the windows, in quadrature."""
-    if len(runs) == 1:
-        return Rate(value=runs[0].samples_per_s, low=runs[0].samples_per_s_ci[0], high=runs[0].samples_per_s_ci[1])
-    mean, low, high = mean_interval([log(run.samples_per_s) for run in runs])
-    if len(runs) < _ROUNDS_FOR_BETWEEN_RUN_SPREAD:
-        halves = [(run.samples_per_s_ci[1] - run.samples_per_s_ci[0]) / 2 / run.samples_per_s for run in runs]
-        spread = sqrt(sum(half**2 for half in halves)) / len(runs)
-        low, high = mean - spread, mean + spread
-    return Rate(value=exp(mean), low=exp(low), high=exp(high))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from math import exp, isfinite, log
+from math import isfinite
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -17,9 +17,8 @@ import yaml
 from pydantic import ValidationError
 
 from autotune.core.measurement import Measurement
-from autotune.core.recommendation import Ratio, Recommendation
+from autotune.core.recommendation import Ratio, Recommendation, rate_of_runs
 from autotune.core.result import RunSummary
-from autotune.core.statistics import mean_interval
 from autotune.core.training_config import TrainingConfig
 from autotune.errors import ConfigError
 from autotune.run_config.document import Document, read_document
@@ -29,7 +28,6 @@ __all__ = ["read_recommended", "recommended_yaml"]
 
 _FORMAT = 1
 _DIGITS = 4
-_ROUNDS_FOR_BETWEEN_RUN_SPREAD = 3
 
 _HEADER = """\
 # The fastest training settings that autotune {version} found for {name} on {device}.
@@ -144,15 +142,10 @@ def _runs(summary: RunSummary, number: int) -> Sequence[Measurement]:
 
 
 def _rate(runs: Sequence[Measurement]) -> dict[str, float | None] | None:
-    """Geometric mean of the runs' rates: from three runs on with the interval of their spread, else with the widest."""
     if not runs:
         return None
-    logs = [log(run.samples_per_s) for run in runs]
-    if len(runs) >= _ROUNDS_FOR_BETWEEN_RUN_SPREAD:
-        _, low, high = map(exp, mean_interval(logs))
-    else:
-        low, high = min(run.samples_per_s_ci[0] for run in runs), max(run.samples_per_s_ci[1] for run in runs)
-    return {"value": _rounded(exp(fmean(logs))), "low": _rounded(low), "high": _rounded(high)}
+    rate = rate_of_runs(runs)
+    return {"value": _rounded(rate.value), "low": _rounded(rate.low), "high": _rounded(rate.high)}
 
 
 def _busy(runs: Sequence[Measurement]) -> float | None:

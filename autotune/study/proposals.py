@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from autotune.core import rules
 from autotune.core.search_space import Domain, ResolvedSpace, SettingValue, whole_numbers
 from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import TrialRecord
@@ -12,19 +13,15 @@ __all__ = ["explaining_setting", "first_guesses", "nearest", "params_of", "same_
 
 _GUESSED_PREFETCH = 4
 _MANY_WORKERS_PER_CORE = 4
-_SETTINGS = tuple(name for name in TrainingConfig.model_fields if name not in {"lr", "ddp"})
+_SWITCHES = ("amp_dtype", "channels_last", "compile")
 
 
 def params_of(config: TrainingConfig, space: ResolvedSpace) -> dict[str, SettingValue]:
-    """The searched settings of a configuration, but for a prefetch factor that has no meaning without workers."""
+    """The searched settings of a configuration; where it leaves one to torch, and the space does not, left out."""
     values = config.model_dump()
     if config.num_workers > 0 and config.prefetch_factor is None:
-        values["prefetch_factor"] = 2  # torch's own
-    return {
-        name: values[name]
-        for name in space.parameters
-        if not (name == "prefetch_factor" and values[name] is None and None not in space.domains[name])
-    }
+        values["prefetch_factor"] = rules.TORCH_PREFETCH_FACTOR
+    return {name: values[name] for name in space.parameters if values[name] is not None or None in space.domains[name]}
 
 
 def first_guesses(space: ResolvedSpace) -> list[dict[str, SettingValue]]:
@@ -58,13 +55,14 @@ def first_guesses(space: ResolvedSpace) -> list[dict[str, SettingValue]]:
 def explaining_setting(
     failed: Sequence[TrainingConfig], succeeded: Iterable[TrainingConfig]
 ) -> tuple[str, frozenset[SettingValue]] | None:
-    """The one setting whose values all failures have and no success has, with those values; None if not exactly one.
+    """The switch whose values all failures have and no success has, with those values; None if not exactly one.
 
-    A model that can't run in half precision says nothing against the rest of the space.
+    Only precision, layout and compilation explain a failure: a model that can't run in half precision says nothing
+    against the rest of the space.
     """
     good = list(succeeded)
     found = []
-    for name in _SETTINGS:
+    for name in _SWITCHES:
         bad_values = frozenset(getattr(config, name) for config in failed)
         if bad_values.isdisjoint({getattr(config, name) for config in good}):
             found.append((name, bad_values))

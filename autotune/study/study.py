@@ -39,7 +39,7 @@ _ENUMERABLE = 20_000
 _RANDOM_TRIES = 500
 _STARTUP_TRIALS = 8
 _MEMORY = "memory"
-_UNKNOWN_MEMORY = 0.25
+_UNKNOWN_MEMORY = 0.25  # an out-of-memory that does not tell how much was missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,9 @@ class Study:
         with _quiet(), _disk_errors(path):
             storage = optuna.storages.InMemoryStorage() if path is None else _sqlite(path)
             study = _open_optuna(storage, path, identity, seed)
+            if _lacks_baseline(study):
+                optuna.delete_study(study_name=study.study_name, storage=storage)
+                study = _open_optuna(storage, path, identity, seed)
             opened = cls(study, storage, space, seed)
             if not study.trials:
                 opened._enqueue_baseline()
@@ -149,7 +152,8 @@ class Study:
             self.optuna_study.tell(asked, state=TrialState.FAIL)
         else:
             if record.outcome in {"oom", "host_oom"}:
-                asked.set_constraint(_MEMORY, record.result.violation or _UNKNOWN_MEMORY)
+                known = record.result.violation
+                asked.set_constraint(_MEMORY, _UNKNOWN_MEMORY if known is None else known)
             self.optuna_study.tell(asked, state=TrialState.PRUNED)
 
     def _answer(self, trial: optuna.Trial, config: TrainingConfig | str) -> None:
@@ -210,6 +214,14 @@ def read_records(study: optuna.Study) -> list[TrialRecord]:
     ]
 
 
+def _lacks_baseline(study: optuna.Study) -> bool:
+    """Whether the first trial, the baseline, was interrupted or failed: then nothing in the study can be used."""
+    if not study.trials:
+        return False
+    first = next(iter(read_records(study)), None)
+    return first is None or first.number != 0 or first.outcome in {"crashed", "invalid"}
+
+
 def _open_optuna(
     storage: optuna.storages.BaseStorage, path: Path | None, identity: Mapping[str, str], seed: int
 ) -> optuna.Study:
@@ -255,8 +267,9 @@ def _refuse_other(path: Path | None, there: Mapping[str, str], here: Mapping[str
 
 def _distribution(name: str, domain: Domain, space: ResolvedSpace) -> BaseDistribution:
     """Optuna's form of a domain, widened to the baseline's own value, which `compose` refuses to others."""
-    own: Any = params_of(space.baseline, space).get(name, None)
-    is_told = name in params_of(space.baseline, space)
+    told = params_of(space.baseline, space)
+    own: Any = told.get(name)
+    is_told = name in told
     if isinstance(domain, IntRange):
         ends = [domain.low, domain.high, *([own] if is_told and isinstance(own, int) else [])]
         log = domain.log and min(ends) >= 1

@@ -48,7 +48,7 @@ def _nvml_handle(device: Device) -> Any:
         pynvml.nvmlInit()
         uuid = str(torch.cuda.get_device_properties(device.torch_device).uuid)
         handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
-        _samples(handle, 0)
+        pynvml.nvmlDeviceGetUtilizationRates(handle)
     except (pynvml.NVMLError, AttributeError):
         return None  # no driver library, MIG (which has no utilization), or a torch that does not tell the UUID
     return handle
@@ -60,6 +60,6 @@ def _samples(handle: Any, since_us: int) -> list[tuple[int, int]]:
 
     try:
         _, samples = pynvml.nvmlDeviceGetSamples(handle, pynvml.NVML_GPU_UTILIZATION_SAMPLES, since_us)
-    except pynvml.NVMLError_NotFound:
-        return []
+    except pynvml.NVMLError:
+        return []  # no sample since then, or a buffer that changed between asking for its size and for its content
     return [(int(sample.timeStamp), int(sample.sampleValue.uiVal)) for sample in samples if sample.timeStamp > since_us]

@@ -73,6 +73,10 @@ class Feed:
             self._in_epoch += 1
             return Delivery(batch, perf_counter() - begun, restarted, had_to_wait)
 
+    def is_at_end(self) -> bool:
+        """Whether the next batch is the first of a new epoch, as far as the epoch's length is known."""
+        return self._in_epoch == self.epoch_batches
+
     def ready(self) -> int | None:
         """Batches that workers have finished and the loop has not taken; None where that can't be told.
 

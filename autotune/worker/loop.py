@@ -167,7 +167,9 @@ def _train_block(run: Run, batches: int, first: Delivery | None = None) -> _Stre
     feed, trainer, expected = run.feed, run.trainer, run.trainer.config.micro_batch_size
     samples, taken, wait_s, waits_in_a_row, apart_s = 0, 0, 0.0, 0, 0.0
     begun = perf_counter()
-    while taken < batches:
+    while taken < batches and not (taken and run.is_late()):
+        if run.splits_restarts and feed.is_at_end():
+            trainer.device.synchronize()  # what was asked of the device belongs to the block, not to the restart
         asked = perf_counter()
         delivery = feed.take() if first is None else first
         if delivery is first:
@@ -178,7 +180,7 @@ def _train_block(run: Run, batches: int, first: Delivery | None = None) -> _Stre
         came = count_samples(delivery.batch, expected)
         run.loss = trainer.train(delivery.batch)
         if run.splits_restarts and (delivery.is_restart or run.refill_left):
-            apart_s += _note_restart(run, delivery, came, perf_counter() - asked)
+            apart_s += _note_restart(run, delivery, came, asked)
         else:
             samples, taken, wait_s = samples + came, taken + 1, wait_s + waited_s
     trainer.device.synchronize()
@@ -188,15 +190,17 @@ def _train_block(run: Run, batches: int, first: Delivery | None = None) -> _Stre
     return _Stretch(block, waits_in_a_row)
 
 
-def _note_restart(run: Run, delivery: Delivery, samples: int, seconds: float) -> float:
-    """Add a batch to the restart it belongs to; hands on its seconds."""
+def _note_restart(run: Run, delivery: Delivery, samples: int, asked: float) -> float:
+    """Add a batch, asked for at a time of perf_counter, to the restart it belongs to; hands on its seconds."""
     if delivery.is_restart:
         longest = max(1, (run.feed.epoch_batches or 1) // _REFILL_SHARE)
         run.refill_left = max(1, min(run.queue_capacity, longest))
         run.restarts.append(Restart(seconds=0.0, samples=0))
-    last = run.restarts[-1]
-    run.restarts[-1] = Restart(seconds=last.seconds + seconds, samples=last.samples + samples)
     run.refill_left -= 1
+    if run.refill_left == 0:
+        run.trainer.device.synchronize()
+    seconds, last = perf_counter() - asked, run.restarts[-1]
+    run.restarts[-1] = Restart(seconds=last.seconds + seconds, samples=last.samples + samples)
     return seconds
 
 
@@ -207,7 +211,7 @@ def _covers_whole_epochs(run: Run, rules: WindowRules, batch_s: float) -> bool:
         return False
     epoch_s = batches * batch_s
     is_few = batches <= _SHORT_EPOCH_QUEUES * run.queue_capacity and epoch_s <= rules.max_s / _MIN_BLOCKS
-    return is_few or epoch_s <= _WHOLE_EPOCHS_UP_TO_S
+    return is_few or epoch_s <= _WHOLE_EPOCHS_UP_TO_S or batches < _REFILL_SHARE
 
 
 def _window(

@@ -57,8 +57,7 @@ def probe(workload: Workload, config: TrainingConfig, device: Device, scratch: P
     trainer.train(batch)
     device.synchronize()
     is_iterable = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
-    if not is_iterable and length is not None:
-        _warm_page_cache(dataset, length)
+    _warm_page_cache(feed)
     samples = max(1, count_samples(batch, small.micro_batch_size))
     return WorkloadFacts(
         dataset_length=length,
@@ -113,12 +112,11 @@ def _is_sharded(dataset: Any) -> bool:
     return len(ours) != len(theirs) or not all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
-def _warm_page_cache(dataset: Any, length: int) -> None:
-    """Read items until a while brings nothing from the disk: else the first trial, the baseline, pays for all."""
+def _warm_page_cache(feed: Feed) -> None:
+    """Take batches until a while brings nothing from the disk: else the first trial, the baseline, pays for all."""
     begun = looked = perf_counter()
     read = _bytes_from_disk()
-    for index in range(length):
-        dataset[index]
+    while not feed.take().is_restart:
         now = perf_counter()
         if now - looked >= _WARMING_LOOK_S:
             read, before, looked = _bytes_from_disk(), read, now

@@ -17,6 +17,7 @@ from time import perf_counter
 import numpy as np
 import torch
 
+from autotune.core import rules
 from autotune.core.measurement import Block, Measurement, rate_of
 from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import Failure, TrialResult
@@ -52,8 +53,6 @@ _LAST_WORDS_S = 0.5  # before the deadline, the log gets the place where the tri
 _DEADLINE_SHARE = 0.85  # of the deadline: a window that is late is ended, not lost
 _OUR_PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
 _PLACE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
-_TORCH_PREFETCH_FACTOR = 2
-_UNKNOWN_VIOLATION = 0.25  # an out-of-memory does not tell how much was missing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +115,7 @@ def _measure(run: Run, rules: WindowRules, first: Delivery, times: _StartTimes) 
     device = run.trainer.device
     device.reset_peak()
     run.scale = run.trainer.scaler.get_scale()
-    warmth, busy = warm_up(run, first), BusyProbe(device)
+    busy, warmth = BusyProbe(device), warm_up(run, first)  # NVML first: its start would let the queue fill
     window = measure_window(run, rules, warmth, busy.start)
     wait_fraction = _data_wait_fraction(window.blocks)
     busy_fraction, busy_source = busy.stop(wait_fraction)
@@ -145,10 +144,8 @@ def _outcome_of(work: Callable[[], RankReport]) -> RankReport:
         return _report("invalid", str(fault), is_workload_fault=True)
     except Diverged as divergence:
         return _report("diverged", str(divergence))
-    except torch.OutOfMemoryError as error:
-        return _report("oom", f"the device ran out of memory: {_first_line(error)}", violation=_UNKNOWN_VIOLATION)
     except MemoryError:
-        return _report("host_oom", "the machine ran out of memory (MemoryError)", violation=_UNKNOWN_VIOLATION)
+        return _report("host_oom", "the machine ran out of memory (MemoryError)")
     except BaseException as error:  # noqa: BLE001 - user code may raise anything, SystemExit among it
         return _crash(error)
 
@@ -157,14 +154,31 @@ def _crash(error: BaseException) -> RankReport:
     text = _users_traceback(error)
     with suppress(OSError, ValueError):  # the user's code may have closed it
         print(text, file=sys.stderr, flush=True)  # noqa: T201 - into the trial's log
+    if _is_device_oom(error):
+        return _report("oom", f"the device ran out of memory: {_first_line(error)}")
     message = str(error)
     for pattern, explanation in _RESOURCES:
         if re.search(pattern, message):
-            return _report("host_oom", f"{explanation}: {_first_line(error)}", violation=_UNKNOWN_VIOLATION)
+            return _report("host_oom", f"{explanation}: {_first_line(error)}")
     failure = Failure(signature=f"{type(error).__name__} at {_place(text)}", traceback=text)
     return _report("crashed", f"{type(error).__name__}: {_message(error)}", failure=failure)
 
 
+def _is_device_oom(error: BaseException | None) -> bool:
+    """Whether an exception, or one that it stems from, says that the device's memory is used up.
+
+    torch raises OutOfMemoryError for its allocator alone; contexts, pinned memory and cuBLAS say it in words.
+    """
+    seen = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, torch.OutOfMemoryError) or _DEVICE_OOM.search(str(error)):
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False
+
+
+_DEVICE_OOM = re.compile(r"(CUDA|HIP|XPU|MPS).*out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED")
 _RESOURCES = (
     (r"can't allocate memory|Cannot allocate memory|not enough memory", "the machine ran out of memory"),
     (
@@ -228,7 +242,7 @@ def _seed(seed: int) -> None:
 
 
 def _queue_capacity(job: Job, feed: Feed) -> int:
-    factor = job.config.prefetch_factor or _TORCH_PREFETCH_FACTOR
+    factor = job.config.prefetch_factor or rules.TORCH_PREFETCH_FACTOR
     capacity = factor * job.config.num_workers
     return capacity if feed.epoch_batches is None else min(capacity, feed.epoch_batches)
 
