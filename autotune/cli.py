@@ -82,8 +82,10 @@ def run(config: Path, overrides: tuple[str, ...], fresh: bool, as_json: bool, qu
     plan = read_plan(config, overrides)
     from autotune import api
 
-    plan = replace(plan, run_dir=plan.run_dir or api.new_run_dir())
-    click.get_current_context().meta[_INTERRUPT_NOTE] = lambda: _interrupt_note(plan.run_dir)
+    run_dir = plan.run_dir or api.new_run_dir()
+    go_on = "run the same command" if plan.run_dir else f"run it again with --set run_dir={run_dir}"
+    click.get_current_context().meta[_INTERRUPT_NOTE] = lambda: _interrupt_note(run_dir, go_on)
+    plan = replace(plan, run_dir=run_dir)
     result = api.run_plan(plan, fresh=fresh, progress=False if quiet else "auto")
     _show_summary(result.summary, result.run_dir, as_json)
 
@@ -163,12 +165,10 @@ def _interrupt(_signal: int, _frame: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def _interrupt_note(run_dir: Path | None) -> str:
-    if run_dir is None:
-        return "interrupted; set run_dir in the configuration, and the same command goes on where it ended"
+def _interrupt_note(run_dir: Path, go_on: str) -> str:
     if (run_dir / "recommended.yaml").is_file():
-        return f"interrupted; the best so far is in {run_dir / 'recommended.yaml'}; run the same command to go on"
-    return "interrupted before anything could be recommended; run the same command to go on"
+        return f"interrupted; the best so far is in {run_dir / 'recommended.yaml'}; {go_on} to go on"
+    return f"interrupted before anything could be recommended; {go_on} to go on"
 
 
 def _show_summary(summary: Any, run_dir: Path, as_json: bool) -> None:

@@ -20,7 +20,7 @@ from autotune.errors import (
     StudyMismatchError,
     WorkloadError,
 )
-from autotune.testing import CostModel, FakeLauncher, FakeTrial, analytic_cost
+from autotune.testing import CostModel, FakeLauncher, FakeTrial, analytic_cost, fake_environment
 
 GIB = 2**30
 
@@ -131,7 +131,7 @@ def test_a_limit_that_nothing_meets_names_the_nearest_miss(tmp_path: Path) -> No
     def cost(config: TrainingConfig) -> FakeTrial:
         return FakeTrial(samples_per_s=100.0, peak_memory_bytes=(4 + config.micro_batch_size) * GIB)
 
-    with pytest.raises(NothingFeasibleError, match=r"nearest miss.*micro_batch_size=8 .*12,288 MiB") as caught:
+    with pytest.raises(NothingFeasibleError, match=r"nearest miss.*batch 8.* took 12.0 GiB") as caught:
         search(tmp_path, cost, memory_limit="1GiB", n_trials=20)
     assert caught.value.exit_code == 3
     assert (tmp_path / "run" / "report.md").exists()
@@ -199,6 +199,95 @@ def test_among_equals_the_simplest_is_recommended(tmp_path: Path) -> None:
     result = search(tmp_path, cost, n_trials=30)
     finalists = [one for one in result.summary.recommendation.confirmations if one.number != 0]  # type: ignore[union-attr]
     assert result.best.num_workers == min(one.config.num_workers for one in finalists)
+
+
+def _fails_when_confirmed(launcher: FakeLauncher, trials: int, fails: Any) -> CostModel:
+    """The analytic machine, on which some configurations break down in the confirmation."""
+
+    def cost(config: TrainingConfig) -> FakeTrial:
+        if len(launcher.launched) > trials and fails(config):
+            return FakeTrial(samples_per_s=100.0, peak_memory_bytes=64 * GIB)
+        return analytic_cost(config)
+
+    return cost
+
+
+def test_a_baseline_that_fails_only_in_the_confirmation_is_not_called_infeasible(tmp_path: Path) -> None:
+    launcher = FakeLauncher()
+
+    def cost(config: TrainingConfig) -> FakeTrial:
+        if len(launcher.launched) > 10 and config == TrainingConfig():
+            return FakeTrial(hangs=True)
+        return analytic_cost(config)
+
+    launcher.cost = cost
+    result = search(tmp_path, launcher=launcher, n_trials=10)
+    assert result.summary.recommendation is not None
+    assert result.summary.recommendation.verdict == "unconfirmed"
+    assert result.best.num_workers > 0
+    assert result.speedup is None
+
+
+def test_finalists_that_pass_the_limit_in_the_confirmation_do_not_make_the_baseline_the_best(tmp_path: Path) -> None:
+    launcher = FakeLauncher()
+    launcher.cost = _fails_when_confirmed(launcher, 12, lambda config: config != TrainingConfig())
+    result = search(tmp_path, launcher=launcher, n_trials=12)
+    assert result.summary.recommendation is not None
+    refuted = {one.config for one in result.summary.recommendation.confirmations if not one.is_feasible}
+    assert refuted
+    assert result.best not in refuted
+    assert result.summary.recommendation.verdict == "unconfirmed"
+
+
+def test_a_failed_baseline_can_be_mended_and_the_same_call_begins_anew(tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError):
+        search(tmp_path, lambda _: failing("not yet"))
+    result = search(tmp_path)
+    assert result.trials[0].config == TrainingConfig()
+    assert result.speedup is not None
+
+
+def test_an_interrupted_baseline_is_measured_first(tmp_path: Path) -> None:
+    class Interrupting(FakeLauncher):
+        def launch(self, launch: Any) -> Any:
+            if self.is_armed:
+                raise KeyboardInterrupt
+            self.is_armed = True  # the probe passes
+            return super().launch(launch)
+
+        is_armed = False
+
+    with pytest.raises(KeyboardInterrupt):
+        search(tmp_path, launcher=Interrupting())
+    result = search(tmp_path, n_trials=3)
+    assert [trial.number for trial in result.trials] == [0, 1, 2]
+    assert result.trials[0].config == TrainingConfig()
+
+
+def test_a_batch_that_fails_again_and_again_stops_the_search(tmp_path: Path) -> None:
+    def cost(config: TrainingConfig) -> FakeTrial:
+        return analytic_cost(config) if config.micro_batch_size == 32 else failing("only 32")
+
+    with pytest.raises(RepeatedFailureError, match="only 32"):
+        search(tmp_path, cost, n_trials=30)
+
+
+def test_a_strategy_that_is_not_there_yet_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="strategy=ddp"):
+        search(tmp_path, baseline={"strategy": "ddp", "world_size": 2})
+
+
+def test_a_range_of_threads_goes_with_a_baseline_that_leaves_them_to_torch(tmp_path: Path) -> None:
+    result = search(tmp_path, space={"intra_op_threads": {"low": 1, "high": 2}}, n_trials=6)
+    assert {trial.config.intra_op_threads for trial in result.trials[1:]} <= {1, 2}
+
+
+def test_precisions_that_are_listed_are_tried_and_emulated_ones_named(tmp_path: Path) -> None:
+    environment = fake_environment().model_copy(update={"native_amp_dtypes": ("float32",)})
+    launcher = FakeLauncher(environment=environment)
+    result = search(tmp_path, launcher=launcher, space={"amp_dtype": ["float32", "bfloat16"]}, n_trials=12)
+    assert {trial.config.amp_dtype for trial in result.trials} == {"float32", "bfloat16"}
+    assert any("bfloat16 natively" in note for note in result.summary.notes)
 
 
 def test_finalists_are_measured_in_turns_with_the_baseline(tmp_path: Path) -> None:

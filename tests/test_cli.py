@@ -189,10 +189,10 @@ def test_an_interrupted_run_names_the_best_so_far(api: SimpleNamespace) -> None:
     assert call("run", "x.yaml").stderr == expected
 
 
-def test_an_interrupted_run_without_a_folder_says_how_to_get_one(api: SimpleNamespace) -> None:
-    api.run_plan = raising(KeyboardInterrupt())
+def test_an_interrupted_run_without_a_folder_names_the_one_it_took(api: SimpleNamespace) -> None:
+    api.run_plan, api.new_run_dir = raising(KeyboardInterrupt()), lambda: Path("runs/new")
     result = call("run", "x.yaml", "--set", "run_dir=")
-    assert (result.exit_code, "set run_dir" in result.stderr) == (130, True)
+    assert (result.exit_code, "--set run_dir=runs/new to go on" in result.stderr) == (130, True)
 
 
 def test_sigterm_ends_a_run_as_ctrl_c_does() -> None:

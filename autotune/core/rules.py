@@ -77,6 +77,8 @@ def normalised(settings: dict[str, object], facts: WorkloadFacts, environment: E
         result.update(prefetch_factor=None, persistent_workers=False)
     if environment.device_kind in {"cpu", "mps"}:
         result["pin_memory"] = False
+    if environment.device_kind != "cuda" and result.get("amp_dtype") == "tf32":
+        result["amp_dtype"] = "float32"
     if not facts.has_4d_input:
         result["channels_last"] = False
     return result

@@ -137,13 +137,13 @@ class _Tf32(AbstractContextManager[None]):
     """
 
     def __init__(self) -> None:
-        self._before: list[tuple[str, bool]] = []
+        self._before: list[tuple[str, str]] = []
 
     def __enter__(self) -> None:
         import torch
 
         backends: Any = torch.backends
-        self._before.append((backends.cuda.matmul.fp32_precision, backends.cudnn.allow_tf32))
+        self._before.append((backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision))
         torch.set_float32_matmul_precision("high")
         backends.cudnn.allow_tf32 = True
 
@@ -151,4 +151,4 @@ class _Tf32(AbstractContextManager[None]):
         import torch
 
         backends: Any = torch.backends
-        backends.cuda.matmul.fp32_precision, backends.cudnn.allow_tf32 = self._before.pop()
+        backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision = self._before.pop()

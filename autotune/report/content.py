@@ -39,6 +39,7 @@ __all__ = [
     "list_remarks",
     "say_course",
     "say_headline",
+    "say_nothing_feasible",
     "show_path",
 ]
 

@@ -17,7 +17,6 @@ from rich.text import Text
 
 from autotune.core.environment import Environment
 from autotune.core.result import RunSummary
-from autotune.core.rules import without_effect
 from autotune.core.search_space import Choices, Domain, ResolvedSpace
 from autotune.core.workload import WorkloadFacts
 from autotune.report.content import (
@@ -76,9 +75,7 @@ def print_check(environment: Environment, facts: WorkloadFacts, space: ResolvedS
     console.print()
     count = format_count(space.size, "combination")
     console.print(Text(f"{count}, less those that rules exclude or that run alike."))
-    idle = without_effect(space.baseline, facts, environment)
-    effects = [f"{name} has no effect here: {reason}." for name, reason in idle.items()]
-    _print_list(console, "Notes", (*space.notes, *effects))
+    _print_list(console, "Notes", space.notes)
 
 
 def _result_table(columns: Iterable[Column], rows: Iterable[Row]) -> Table:

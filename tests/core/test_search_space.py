@@ -285,7 +285,7 @@ def test_what_is_composed_breaks_no_rule_and_no_cap(
             assert config
             continue
         assert rules.contradiction(config) is None
-        assert rules.obstacle(config, space.facts, space.environment, drop_last=drop_last) is None
+        assert rules.obstacle(config, space.facts, drop_last=drop_last) is None
         assert rules.without_effect(config, space.facts, space.environment) == {}
         assert config.lr == baseline.lr
         plain = config.model_dump()

@@ -29,7 +29,7 @@ def test_a_workload_and_a_reference_are_frozen() -> None:
 
 
 def test_facts_survive_json(make_facts: Callable[..., WorkloadFacts]) -> None:
-    facts = make_facts(notes=("one",), optimizer={"name": "AdamW", "betas": (0.9, 0.999), "eps": 1e-8})
+    facts = make_facts(optimizer={"name": "AdamW", "betas": (0.9, 0.999), "eps": 1e-8})
     assert WorkloadFacts.model_validate_json(facts.model_dump_json()) == facts
 
 

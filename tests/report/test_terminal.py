@@ -183,7 +183,7 @@ def test_the_environment_fits_and_names_device_and_torch() -> None:
 
 
 def test_a_check_tells_searched_fixed_and_idle_settings_apart() -> None:
-    facts = make_facts(has_4d_input=False, notes=("A [note] of the probe.",))
+    facts = make_facts(has_4d_input=False)
     space = resolve(
         SearchSpace(
             num_workers=IntRange(low=0, high=6),
@@ -201,7 +201,6 @@ def test_a_check_tells_searched_fixed_and_idle_settings_apart() -> None:
     assert_fits(text)
     assert row_of(text, "num_workers")[2:] == ["0", "to", "6"]
     assert row_of(text, "amp_dtype")[2:] == ["fixed:", "bfloat16"]
-    assert "A [note] of the probe." in text
     assert "channels_last has no effect here" in text
     assert f"{space.size:,} combinations" in text
 

@@ -69,7 +69,12 @@ def test_the_setting_that_all_failures_and_no_success_have_explains_them() -> No
 
 
 def test_two_settings_that_could_explain_failures_explain_nothing() -> None:
-    failed = [TrainingConfig(amp_dtype="float16", num_workers=2)]
+    failed = [TrainingConfig(amp_dtype="float16", channels_last=True)]
+    assert explaining_setting(failed, [TrainingConfig()]) is None
+
+
+def test_only_switches_explain_failures() -> None:
+    failed = [TrainingConfig(micro_batch_size=64), TrainingConfig(micro_batch_size=128)]
     assert explaining_setting(failed, [TrainingConfig()]) is None
 
 

@@ -132,7 +132,7 @@ def test_an_excluded_value_is_not_asked_for(open_study: Callable[..., Study]) ->
 
 def test_a_reopened_study_knows_its_records(open_study: Callable[..., Study]) -> None:
     study = open_study()
-    for result in (CRASH, OOM, TIMEOUT):
+    for result in (TIMEOUT, OOM, CRASH):
         trial = study.ask()
         assert trial is not None
         study.tell(trial, result, Score(value=1.0, feasible=False, violation=0.1) if result is OOM else None)
@@ -160,7 +160,18 @@ def test_a_baseline_that_was_running_is_retried_as_the_baseline(open_study: Call
     open_study().ask()
     retried = open_study().ask()
     assert retried is not None
-    assert retried.config == TrainingConfig()
+    assert (retried.number, retried.config) == (0, TrainingConfig())
+
+
+@pytest.mark.parametrize("result", [CRASH, TrialResult(outcome="invalid", reason="no tensor")])
+def test_after_a_failed_baseline_the_study_begins_anew(open_study: Callable[..., Study], result: TrialResult) -> None:
+    study = open_study()
+    first = study.ask()
+    assert first is not None
+    study.tell(first, result, None)
+    again = open_study().ask()
+    assert again is not None
+    assert (again.number, again.config) == (0, TrainingConfig())
 
 
 def test_another_searchs_study_is_refused_with_what_differs(open_study: Callable[..., Study]) -> None:

@@ -16,6 +16,7 @@ from autotune.core.measurement import Window
 from autotune.core.training_config import TrainingConfig
 from autotune.core.workload import Workload
 from autotune.protocol import WindowRules
+from autotune.worker import loop
 from autotune.worker.build import build_loader, build_model, build_optimizer
 from autotune.worker.device import open_device
 from autotune.worker.feed import Feed
@@ -60,6 +61,21 @@ def test_short_epochs_are_measured_whole_and_the_samples_that_came_are_counted()
         assert block.batches % 3 == 0
         assert block.samples * 3 == block.batches * 20
     assert not window.restarts, "they lie inside the blocks"
+
+
+@pytest.mark.parametrize("batches", [1, 3])
+def test_long_epochs_of_few_batches_are_measured_whole(batches: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "_WHOLE_EPOCHS_UP_TO_S", 0.0)  # else only slow data would take this way
+    window, _ = measured(length=8 * batches)
+    assert window.whole_epochs
+
+
+def test_a_restart_takes_its_refill_out_of_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "_WHOLE_EPOCHS_UP_TO_S", 0.0)
+    window, _ = measured(length=8 * 40, rules=WindowRules(max_s=0.5, precision=0.0, block_s=0.01))
+    assert not window.whole_epochs
+    assert window.restarts
+    assert all(restart.samples == 8 for restart in window.restarts), "without a queue the first batch alone"
 
 
 def test_blocks_hold_whole_optimizer_steps() -> None:
