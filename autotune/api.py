@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 from autotune import __version__
+from autotune.by_value import unreachable_by_value
 from autotune.confirm import confirm, recommend
 from autotune.core.budget import Budget
 from autotune.core.environment import Environment
@@ -193,7 +194,8 @@ def _run_plan(plan: Plan, *, fresh: bool, progress: ProgressMode, launcher: Laun
         folder = held.enter_context(open_run_folder(run_dir, fresh=fresh))
         show = held.enter_context(make_progress(progress))
         starts = held.enter_context(_launcher(launcher, folder))
-        write_payload(plan.workload, folder.payload)
+        with unreachable_by_value(plan.workload):
+            write_payload(plan.workload, folder.payload)
         show(_probing(clock))
         runner, space = look(plan, _runner(plan, folder, starts))
         study = Study.open(folder.study, space, identity=identify(plan, space.environment), seed=plan.seed)

@@ -24,7 +24,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__main__": {"cli"},
     "cli": {"api", "run_config", "report", "core", "errors"},
     "api": {"tune", "confirm", "run_config", "study", "launch", "report", "run_folder", "protocol", "core", "errors"}
-    | {"random_state", "probing"},
+    | {"by_value", "random_state", "probing"},
+    "by_value": {"core"},
     "probing": {"tune", "launch", "protocol", "core", "errors"},
     "confirm": {"tune", "study", "launch", "protocol", "core", "errors"},
     "tune": {"study", "launch", "protocol", "core", "errors"},
