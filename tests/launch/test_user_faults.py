@@ -64,8 +64,7 @@ def test_an_exception_in_a_loader_worker_is_told_in_the_users_words(rig: Rig) ->
 def test_an_allocation_that_fails_is_an_outcome_of_the_configuration(rig: Rig, model: str) -> None:
     result = rig.run(model=model)
     assert result.outcome == "host_oom"
-    assert result.violation is not None
-    assert result.violation > 0
+    assert result.violation is None, "nobody knows how much was missing"
 
 
 def test_a_flood_of_output_does_not_hide_what_grows(rig: Rig) -> None:
@@ -123,14 +122,14 @@ def test_a_loss_that_is_not_finite_is_divergence(rig: Rig, loss: str) -> None:
 )
 def test_an_unusable_workload_is_told_in_a_complete_sentence(rig: Rig, parts: dict[str, str], sentence: str) -> None:
     report = rig.runner(**parts).probe(TrainingConfig(micro_batch_size=4), deadline_s=60)
-    assert report.result.outcome == "crashed"
+    assert report.result.outcome == "invalid"
     assert report.is_workload_fault
     assert sentence in report.result.reason
 
 
 def test_a_batch_beyond_the_dataset_is_told_with_its_remedy(rig: Rig) -> None:
     result = rig.run(settings={"micro_batch_size": 65})
-    assert result.outcome == "crashed"
+    assert result.outcome == "invalid"
     assert "smaller micro_batch_size or drop_last: false" in result.reason
 
 
