@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING
+from warnings import catch_warnings, filterwarnings
 
 if TYPE_CHECKING:
     from autotune.api import SearchResult, load, search
@@ -58,9 +59,10 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from autotune.random_state import kept_random_state
 
-    with kept_random_state():  # rich draws from the global generator when it is imported
+    with kept_random_state(), catch_warnings():  # rich draws from the global generator when it is imported
+        filterwarnings("ignore", message="IProgress not found")  # optuna's progress bar, which is not shown
         return getattr(import_module(home), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return list(__all__)
