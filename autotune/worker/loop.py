@@ -26,6 +26,7 @@ _WARM_UP_STEPS = 3  # optimizer steps synchronised one by one: compilation, cuDN
 _WARM_UP_BLOCK_S = 0.05
 _WARM_UP_MIN_S = 0.3
 _WARM_UP_MAX_S = 8.0
+_WARM_UP_WINDOWS = 2.0
 _SLOW_FACTOR = 3.0  # a block whose computing takes this many times the median lets the queue fill
 _WHOLE_EPOCHS_UP_TO_S = 1.0  # shorter epochs are measured whole; of longer ones the restart is added in proportion
 _SHORT_EPOCH_QUEUES = 4  # so are epochs of so few queues that little would be left of them without the restart
@@ -88,13 +89,14 @@ class _Stretch:
         return (self.block.seconds - self.block.data_wait_s) / self.block.batches
 
 
-def warm_up(run: Run, first: Delivery) -> Warmth:
+def warm_up(run: Run, rules: WindowRules, first: Delivery) -> Warmth:
     """Train until steps are steady and the batches that slow first steps let pile up are used.
 
     Drained means: as many batches as the queue holds were taken since the last slow step, or, sooner, the loop has
-    found the queue empty as many times running as there are workers. Gives up after 8 s and says so.
+    found the queue empty as many times running as there are workers. Gives up after 8 s, or twice the window's time
+    where that is shorter, and says so.
     """
-    begun = perf_counter()
+    begun, longest_s = perf_counter(), min(_WARM_UP_MAX_S, _WARM_UP_WINDOWS * rules.max_s)
     config = run.trainer.config
     stretches = [_train_block(run, config.grad_accum_steps, first)]
     while len(stretches) < _WARM_UP_STEPS and not run.is_late():
@@ -104,7 +106,7 @@ def warm_up(run: Run, first: Delivery) -> Warmth:
     while True:
         took = perf_counter() - begun_steady
         is_steady = steady_streak >= 2
-        if (is_steady and is_drained and took >= _WARM_UP_MIN_S) or took >= _WARM_UP_MAX_S or run.is_late():
+        if (is_steady and is_drained and took >= _WARM_UP_MIN_S) or took >= longest_s or run.is_late():
             break
         stretch = _train_block(run, _batches_for(_WARM_UP_BLOCK_S, stretches[-1], config.grad_accum_steps))
         stretches.append(stretch)

@@ -115,7 +115,7 @@ def _measure(run: Run, rules: WindowRules, first: Delivery, times: _StartTimes) 
     device = run.trainer.device
     device.reset_peak()
     run.scale = run.trainer.scaler.get_scale()
-    busy, warmth = BusyProbe(device), warm_up(run, first)  # NVML first: its start would let the queue fill
+    busy, warmth = BusyProbe(device), warm_up(run, rules, first)  # NVML first: its start would let the queue fill
     window = measure_window(run, rules, warmth, busy.start)
     wait_fraction = _data_wait_fraction(window.blocks)
     busy_fraction, busy_source = busy.stop(wait_fraction)

@@ -48,7 +48,7 @@ def measured(
     capacity = 2 * config.num_workers
     run = Run(feed, trainer, capacity, perf_counter() + ends_in_s, scale=trainer.scaler.get_scale())
     edges: list[str] = []
-    window = measure_window(run, rules, warm_up(run, first), lambda: edges.append("edge"))
+    window = measure_window(run, rules, warm_up(run, rules, first), lambda: edges.append("edge"))
     assert edges == ["edge"]
     return window, run
 
