@@ -249,30 +249,32 @@ def _tune(tuning: Tuning, plan: Plan, folder: RunFolder) -> RunSummary:
         return finished
     try:
         tuning.search()
-        recommendation = recommend(tuning, confirm(tuning))
+        confirm(tuning)
     except WorkloadError:
         raise
     except BaseException as error:
-        tuning.stopped_because = f"it was ended by {type(error).__name__}"
-        _write(_summarise(tuning, plan, recommend(tuning, ())), folder)
+        tuning.is_interrupted, tuning.stopped_because = True, f"it was ended by {type(error).__name__}"
+        _write(_summarise(tuning, plan, recommend(tuning)), folder)
         raise
-    summary = _summarise(tuning, plan, recommendation)
+    summary = _summarise(tuning, plan, recommend(tuning))
     _write(summary, folder)
-    if recommendation is None:
+    if summary.recommendation is None:
         raise NothingFeasibleError(say_nothing_feasible(summary))
     return summary
 
 
 def _finished(tuning: Tuning, folder: RunFolder) -> RunSummary | None:
     """The summary of a search that was confirmed and has no trial left to run; None where there is more to do."""
-    if not tuning.study.records or not tuning.is_over() or not folder.summary.exists():
+    if not tuning.study.records or not folder.summary.exists():
+        return None
+    if not (tuning.is_over() or tuning.study.is_exhausted):
         return None
     summary = read_summary(folder.path)
-    is_whole = summary.trials == tuple(tuning.study.records)
-    return summary if is_whole and _is_confirmed(summary) else None
+    is_same = summary.trials == tuple(tuning.study.records)
+    return summary if is_same and summary.is_complete and _is_settled(summary) else None
 
 
-def _is_confirmed(summary: RunSummary) -> bool:
+def _is_settled(summary: RunSummary) -> bool:
     return summary.recommendation is not None and summary.recommendation.verdict != "unconfirmed"
 
 
@@ -302,6 +304,7 @@ def _summarise(tuning: Tuning, plan: Plan, recommendation: Recommendation | None
         recommendation=recommendation,
         notes=tuple(tuning.notes),
         stopped_because=tuning.stopped_because,
+        is_complete=not tuning.is_interrupted,
         wall_s=tuning.clock.elapsed_s,
         autotune_version=__version__,
     )

@@ -9,15 +9,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
 from types import ModuleType
 from typing import Any
 
 import cloudpickle
 
-from autotune.core.workload import PARTS, Workload
+from autotune.core.workload import PARTS, Ref, Workload
 
 __all__ = ["unreachable_by_value"]
+
+_DATASETS_DEEP = 8
 
 
 @contextmanager
@@ -37,20 +38,21 @@ def unreachable_by_value(workload: Workload) -> Iterator[None]:
 
 def _module_names(part: Any) -> Iterator[str]:
     """Modules of a part's class or function, of a model's submodules, and of the dataset inside a dataset."""
-    while part is not None:
-        for owner in (part, type(part)):
-            name = getattr(owner, "__module__", None)
-            if isinstance(name, str):
-                yield name
-        modules = getattr(part, "modules", None)
-        if callable(modules) and not isinstance(part, type):
-            with suppress(Exception):  # what a user's attribute of this name does is not ours to fail on
-                yield from (type(module).__module__ for module in modules())
-        part = getattr(part, "dataset", None)
+    for _ in range(_DATASETS_DEEP):
+        if part is None or isinstance(part, Ref | str):
+            return
+        inner = None
+        with suppress(Exception):  # what a user's attributes of these names do is not ours to fail on
+            yield from (name for owner in (part, type(part)) if isinstance(name := owner.__module__, str))
+        with suppress(Exception):  # as above
+            yield from () if isinstance(part, type) else [type(module).__module__ for module in part.modules()]
+        with suppress(Exception):  # as above
+            inner = part.dataset
+        part = inner
 
 
 def _is_reachable(name: str) -> bool:
     top = name.partition(".")[0]
     if name == "__main__" or not isinstance(sys.modules.get(name), ModuleType):
         return True
-    return any(finder.find_spec(top) is not None for finder in (BuiltinImporter, FrozenImporter, PathFinder))
+    return any(finder.find_spec(top, None) is not None for finder in sys.meta_path if hasattr(finder, "find_spec"))

@@ -40,37 +40,44 @@ class _Entrant:
     runs: list[TrialRecord] = field(default_factory=list)
 
 
-def confirm(tuning: Tuning) -> list[Confirmation]:
-    """Measure finalists and baseline again in turns, in alternating order; empty where nobody challenges the baseline.
+def confirm(tuning: Tuning) -> None:
+    """Measure finalists and baseline again in turns, in alternating order, into `tuning.confirmations`.
 
-    Rounds and windows shrink to the time that is left, down to one round of the best and the baseline. Where three
-    rounds do not tell the fastest from the baseline, further ones follow as long as there is time.
+    Nothing is measured where nobody challenges the baseline. Rounds and windows shrink to the time that is left, down
+    to one round of the best and the baseline. Where three rounds do not tell the fastest from the baseline, further
+    ones follow as long as there is time.
     """
     challengers = _finalists(tuning)
     if not challengers:
-        return []
+        return
     entrants = [_Entrant(record) for record in (*_feasible_baseline(tuning), *challengers)]
     rounds, entrants, window_s = _schedule(entrants, tuning.clock.left_s)
     for number in range(_MOST_ROUNDS):
         if number >= rounds and not (
             rounds == _ROUNDS and _is_open(entrants) and _has_time(tuning, entrants, window_s)
         ):
-            break
+            return
         for entrant in entrants if number % 2 == 0 else entrants[::-1]:
+            if number > 0 and tuning.clock.left_s == 0:
+                return
             entrant.runs.append(_run_again(tuning, entrant.record, number, window_s))
+            tuning.confirmations[:] = [_confirmation(one) for one in entrants if one.runs]
             _show(tuning, entrant, sum(len(one.runs) for one in entrants), max(rounds, number + 1) * len(entrants))
-    return [_confirmation(entrant) for entrant in entrants if entrant.runs]
 
 
-def recommend(tuning: Tuning, confirmations: Sequence[Confirmation]) -> Recommendation | None:
+def recommend(tuning: Tuning) -> Recommendation | None:
     """The recommendation from what is known now; None where nothing is feasible.
 
-    Without confirmations the trials' own measurements stand in for them, and the verdict says so.
+    Without confirmations that can decide, or after an interruption, the trials' own measurements do, less what the
+    confirmation has refuted; the verdict says so.
     """
+    confirmations = tuning.confirmations
     refuted = {one.number for one in confirmations if not one.is_feasible}
     contenders = (*_feasible_baseline(tuning), *_challengers(tuning))
     trials = [_as_confirmation(record) for record in contenders if record.number not in refuted]
     confirmed = _comparable([one for one in confirmations if one.is_feasible and one.runs], trials)
+    if tuning.is_interrupted:
+        confirmed = []
     candidates = confirmed or trials
     if not candidates:
         return None
@@ -81,7 +88,7 @@ def recommend(tuning: Tuning, confirmations: Sequence[Confirmation]) -> Recommen
     return Recommendation(
         config=chosen.config.model_copy(update={"lr": advice.lr}),
         number=chosen.number,
-        verdict=_verdict(chosen, reference, is_confirmed=bool(confirmed)),
+        verdict=_verdict(chosen, reference, is_confirmed=bool(confirmed), is_open=tuning.is_interrupted),
         speedup=_speedup(chosen, reference, is_confirmed=bool(confirmed)),
         lr_advice=advice,
         same_batch=None if same is None else same.config,
@@ -225,11 +232,11 @@ def _scores(candidates: Sequence[Confirmation], tuning: Tuning) -> dict[int, flo
     return scores
 
 
-def _verdict(chosen: Confirmation, reference: Confirmation | None, *, is_confirmed: bool) -> str:
+def _verdict(chosen: Confirmation, reference: Confirmation | None, *, is_confirmed: bool, is_open: bool) -> str:
     if reference is None:
         return "baseline_infeasible"
     if chosen.number == 0:
-        return "already_best"
+        return "unconfirmed" if is_open else "already_best"
     return "faster" if is_confirmed else "unconfirmed"
 
 
@@ -269,7 +276,7 @@ def _reasons(
         names = f"{len(candidates)} configurations" if len(candidates) > 1 else "one configuration"
         reasons.append(f"Confirmed in {rounds} round{'s'[: rounds > 1]} of {names} measured in turns.")
     elif chosen.number != 0:
-        reasons.append("Not confirmed: there was no time to measure it again in turns with the baseline.")
+        reasons.append("Not confirmed: it was not measured again in turns with the baseline.")
     waits = [run.data_wait_fraction for run in chosen.runs]
     if reference is not None and chosen.number != 0:
         before = fmean(run.data_wait_fraction for run in reference.runs)

@@ -14,6 +14,7 @@ from time import monotonic
 from autotune.core.budget import Budget
 from autotune.core.environment import Environment
 from autotune.core.objective import Objective, Score, evaluate
+from autotune.core.recommendation import Confirmation
 from autotune.core.result import Progress
 from autotune.core.search_space import ResolvedSpace
 from autotune.core.trial import TrialRecord
@@ -82,6 +83,10 @@ class Tuning:
     notes: list[str] = field(default_factory=list)
     failures: dict[str, list[TrialRecord]] = field(default_factory=dict)
     stopped_because: str = ""
+    is_interrupted: bool = False
+    """Something ended the search before it was confirmed."""
+    confirmations: list[Confirmation] = field(default_factory=list)
+    """What the confirmation has seen so far."""
     proposed_same_batch: bool = False
 
     @property
@@ -166,7 +171,7 @@ class Tuning:
         return score_value(now) < _WORTH * score_value(before)
 
     def _maybe_propose_same_batch(self, done: int) -> None:
-        """Give one of the last trials to the best settings at the user's own global batch."""
+        """Have the best settings tried at the user's own global batch, behind what was proposed before."""
         if self.proposed_same_batch or done < self.budget.max_trials - 2 or self.best is None:
             return
         self.proposed_same_batch = True

@@ -264,6 +264,41 @@ def test_an_interrupted_baseline_is_measured_first(tmp_path: Path) -> None:
     assert result.trials[0].config == TrainingConfig()
 
 
+def test_an_interrupted_search_claims_nothing_and_is_confirmed_by_the_next_call(tmp_path: Path) -> None:
+    class Interrupting(FakeLauncher):
+        def launch(self, launch: Any) -> Any:
+            if len(self.launched) == 4:
+                raise KeyboardInterrupt  # at the first run of the confirmation
+            return super().launch(launch)
+
+    with pytest.raises(KeyboardInterrupt):
+        search(tmp_path, n_trials=4, launcher=Interrupting())
+    interrupted = read_run(tmp_path / "run").recommendation
+    assert interrupted is not None
+    assert (interrupted.verdict, interrupted.speedup) == ("unconfirmed", None)
+    launcher = FakeLauncher()
+    result = search(tmp_path, n_trials=4, launcher=launcher)
+    assert launcher.launched, "the confirmation is made up for"
+    assert result.speedup is not None
+
+
+def test_an_exhausted_search_that_is_called_again_runs_nothing_more(tmp_path: Path) -> None:
+    space = {"num_workers": [0, 4], "micro_batch_size": 32, "grad_accum_steps": 1, "amp_dtype": "float32"}
+    fixed = {"prefetch_factor": 2, "persistent_workers": False, "pin_memory": False}
+    first, launcher = search(tmp_path, space={**space, **fixed}, n_trials=30), FakeLauncher()
+    assert search(tmp_path, space={**space, **fixed}, n_trials=30, launcher=launcher).summary == first.summary
+    assert launcher.launched == []
+
+
+def test_a_listed_value_without_effect_is_said_by_name(tmp_path: Path) -> None:
+    environment = fake_environment().model_copy(update={"device_kind": "cpu", "device": "cpu"})
+    space = {"pin_memory": [True], "amp_dtype": ["float32", "tf32"]}
+    result = search(tmp_path, launcher=FakeLauncher(environment=environment), space=space, n_trials=3)
+    assert any("pin_memory=True has no effect" in note for note in result.summary.notes)
+    assert any("amp_dtype=tf32 has no effect" in note for note in result.summary.notes)
+    assert not any("tried as given" in note for note in result.summary.notes)
+
+
 def test_a_batch_that_fails_again_and_again_stops_the_search(tmp_path: Path) -> None:
     def cost(config: TrainingConfig) -> FakeTrial:
         return analytic_cost(config) if config.micro_batch_size == 32 else failing("only 32")

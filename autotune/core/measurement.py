@@ -1,6 +1,6 @@
 """What a trial has seen: raw blocks of a timed window, and the Measurement derived from them.
 
-The worker fills a Window and calls `measure`; the stop rule of the window uses the same `rate_of`, so that what ends a
+The worker fills a Window; the stop rule of the window uses the same `rate_of` as the Measurement, so that what ends a
 window is what is reported. Everything raw is kept beside what is derived.
 """
 

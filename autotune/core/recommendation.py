@@ -125,28 +125,25 @@ def ratio_of(one: Confirmation, other: Confirmation) -> Ratio | None:
 def choose(candidates: Sequence[Confirmation], scores: dict[int, float], baseline: Confirmation | None) -> Confirmation:
     """The candidate to recommend, from feasible ones (the baseline among them where it is feasible).
 
-    Within 2 % of the fastest confirmed rate, not slower than the baseline beyond noise, the best score wins; among
-    those whose rate can't be told from the winner's the simplest does. A winner that can't be told from the baseline
-    is no gain: the baseline stays.
+    Only what beats the baseline beyond noise is a gain; without one the baseline stays. Of the gains within 2 % of the
+    fastest the best score wins, and among those whose rate can't be told from the winner's the simplest does.
     """
-    fastest = max(candidate.samples_per_s for candidate in candidates)
-    near = [one for one in candidates if one.samples_per_s >= (1 - SAME_RATE_SHARE) * fastest]
+    gains = list(candidates)
     if baseline is not None:
-        near = [one for one in near if not _is_below_one(ratio_of(one, baseline))] or [baseline]
+        gains = [one for one in candidates if (ratio := ratio_of(one, baseline)) is not None and ratio.low > 1]
+    if not gains:
+        assert baseline is not None, "candidates must not be empty"  # noqa: S101 - our own bug
+        return baseline
+    fastest = max(one.samples_per_s for one in gains)
+    near = [one for one in gains if one.samples_per_s >= (1 - SAME_RATE_SHARE) * fastest]
     near.sort(key=lambda one: (simplicity(one.config), one.number))
     best = max(near, key=lambda one: scores[one.number])
-    if baseline is not None and _is_around_one(ratio_of(best, baseline)):
-        return baseline
     return next(one for one in near if _is_around_one(ratio_of(one, best)))
 
 
 def _relative_half_width(run: Measurement) -> float:
     low, high = run.samples_per_s_ci
     return (high - low) / 2 / run.samples_per_s
-
-
-def _is_below_one(ratio: Ratio | None) -> bool:
-    return ratio is not None and ratio.high < 1
 
 
 def _is_around_one(ratio: Ratio | None) -> bool:

@@ -42,6 +42,8 @@ class RunSummary(BaseModel):
     """What a person should know of this run, a sentence each."""
     stopped_because: str
     """Why no further trial ran."""
+    is_complete: bool = True
+    """The search and its confirmation came to their end."""
     wall_s: float
     """Seconds from the call to the recommendation; of a search that went on after an interruption, its last part."""
     autotune_version: str

@@ -318,7 +318,13 @@ def _notes(
     effects = rules.without_effect(baseline, facts, environment)
     notes = [f"The baseline's {setting} has no effect here: {reason}." for setting, reason in effects.items()]
     listed = given.get("amp_dtype", Choices(values=(baseline.amp_dtype,)))
-    emulated = [str(dtype) for dtype in listed if dtype not in environment.native_amp_dtypes]
+    for setting in ("amp_dtype", "channels_last", "pin_memory"):
+        for value in given.get(setting, ()):
+            config = TrainingConfig().model_copy(update={setting: value})
+            reason = rules.without_effect(config, facts, environment).get(setting)
+            if reason is not None:
+                notes.append(f"{setting}={value} has no effect here: {reason}.")
+    emulated = [str(one) for one in listed if one != "tf32" and one not in environment.native_amp_dtypes]
     if emulated:
         notes.append(f"{environment.device_name} does not compute {', '.join(emulated)} natively: tried as given.")
     if not facts.is_sharded:

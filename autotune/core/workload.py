@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 __all__ = ["PARTS", "OptimizerFacts", "Ref", "StartMethod", "Workload", "WorkloadFacts"]
 
@@ -80,8 +80,6 @@ class WorkloadFacts(BaseModel):
     fixed_batch_size: int | None = None
     """Batch size that the user's own batch sampler imposes."""
     has_4d_input: bool
-    sample_bytes: int = Field(default=0, ge=0)
-    """Bytes of tensors in one sample of a collated batch."""
     parameter_count: int
     optimizer: OptimizerFacts
     step_source: str

@@ -102,6 +102,8 @@ def _say_baseline_infeasible(summary: RunSummary) -> str:
         fault = f"runs out of memory (the limit is {limit})"
     elif outcome == "timeout":
         fault = "does not finish in time"
+    elif outcome == "ok":
+        fault = "failed when it was measured again"
     else:
         fault = "gave no measurement"
     return f"Your configuration {fault}, so no speed-up can be stated. The recommended settings work."
@@ -115,7 +117,7 @@ def _say_unconfirmed(summary: RunSummary) -> str:
     if own is None or reference is None:
         return "Not confirmed: the recommended settings were measured once."
     ratio = own.samples_per_s.value / reference.samples_per_s.value
-    return f"Not confirmed: about {format_times(ratio)} times as fast as your configuration, by one trial each."
+    return f"Not confirmed: about {format_times(ratio)} times as fast as your configuration, as single runs tell."
 
 
 def say_nothing_feasible(summary: RunSummary) -> str:
@@ -139,7 +141,7 @@ def say_nothing_feasible(summary: RunSummary) -> str:
     said = f"Nothing to recommend: {format_count(count, 'trial')} of {len(trials)} {name_outcome(outcome)}"
     if outcome in {"oom", "host_oom"}:
         return f"{said}. The memory limit is {limit}: raise memory_limit or allow smaller batches."
-    return f"{said}: {one_line(trials[0].reason)}"
+    return f"{said}: {one_line(next(trial.reason for trial in trials if trial.outcome == outcome))}"
 
 
 def _violation(trial: TrialRecord) -> float:

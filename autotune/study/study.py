@@ -100,6 +100,11 @@ class Study:
         """Every measured trial, in order."""
         return sorted(self._records.values(), key=lambda record: record.number)
 
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether every configuration of the space was measured."""
+        return self._unmeasured() is None
+
     def ask(self) -> Trial | None:
         """The next configuration to measure; None when the space is exhausted."""
         with _quiet(), _disk_errors(None):

@@ -94,10 +94,6 @@ class Feed:
             return count + early
         return None
 
-    def close(self) -> None:
-        """Let go of the loader's workers."""
-        self._iterator = None
-
     def _begin_epoch(self) -> None:
         self._in_epoch = 0
         for sampler in (self._loader.sampler, self._loader.batch_sampler, getattr(self._loader, "dataset", None)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import ceil, isfinite, log2
+from math import ceil, inf, isfinite, log2
 from statistics import median
 from time import perf_counter
 from typing import Any, Literal
@@ -55,6 +55,8 @@ class Run:
     skipped_steps: int = 0
     splits_restarts: bool = False
     """Take restarts out of the blocks: in a window whose blocks do not cover whole epochs."""
+    pause_at: float = inf
+    """Time of perf_counter at which a block ends, however few batches it has."""
     refill_left: int = 0
     """Batches still to come that belong to the last restart."""
     restarts: list[Restart] = field(default_factory=list)
@@ -102,7 +104,7 @@ def warm_up(run: Run, rules: WindowRules, first: Delivery) -> Warmth:
     while len(stretches) < _WARM_UP_STEPS and not run.is_late():
         stretches.append(_train_block(run, config.grad_accum_steps))
     begun_steady, since_slow, waits, computes = perf_counter(), 0, 0, [stretches[-1].compute_s]
-    steady_streak, is_drained = 0, run.queue_capacity == 0
+    steady_streak, is_drained, run.pause_at = 0, run.queue_capacity == 0, begun_steady + longest_s
     while True:
         took = perf_counter() - begun_steady
         is_steady = steady_streak >= 2
@@ -129,7 +131,7 @@ def warm_up(run: Run, rules: WindowRules, first: Delivery) -> Warmth:
 def measure_window(run: Run, rules: WindowRules, warmth: Warmth, at_edge: Callable[[], None]) -> Window:
     """Train for a timed window. `at_edge` is called right before the clock starts (passive probes begin there)."""
     whole = _covers_whole_epochs(run, rules, warmth.batch_s)
-    run.splits_restarts, run.refill_left = not whole, 0
+    run.splits_restarts, run.refill_left, run.pause_at = not whole, 0, inf
     run.restarts.clear()
     size = _block_batches(run, rules, warmth.batch_s, whole=whole)
     queue_at_start = run.feed.ready()
@@ -169,7 +171,7 @@ def _train_block(run: Run, batches: int, first: Delivery | None = None) -> _Stre
     feed, trainer, expected = run.feed, run.trainer, run.trainer.config.micro_batch_size
     samples, taken, wait_s, waits_in_a_row, apart_s = 0, 0, 0.0, 0, 0.0
     begun = perf_counter()
-    while taken < batches and not (taken and run.is_late()):
+    while taken < batches and not (taken and perf_counter() > min(run.ends_at, run.pause_at)):
         if run.splits_restarts and feed.is_at_end():
             trainer.device.synchronize()  # what was asked of the device belongs to the block, not to the restart
         asked = perf_counter()

@@ -27,7 +27,7 @@ from autotune.worker.build import (
 )
 from autotune.worker.device import Device
 from autotune.worker.feed import Feed
-from autotune.worker.step import count_samples, infer_step, make_trainer, tensors_of
+from autotune.worker.step import Trainer, count_samples, infer_step, make_trainer, tensors_of
 
 __all__ = ["probe"]
 
@@ -54,8 +54,7 @@ def probe(workload: Workload, config: TrainingConfig, device: Device, scratch: P
     model = build_model(workload, small, device)
     optimizer = build_optimizer(workload, model, config.lr)
     trainer = make_trainer(model, optimizer, step, small, device)
-    trainer.train(batch)
-    device.synchronize()
+    _train_once(trainer, batch)
     is_iterable = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
     _warm_page_cache(feed)
     samples = max(1, count_samples(batch, small.micro_batch_size))
@@ -65,11 +64,19 @@ def probe(workload: Workload, config: TrainingConfig, device: Device, scratch: P
         is_sharded=not is_iterable or workload.worker_init_fn is not None or _is_sharded(dataset),
         fixed_batch_size=_fixed_batch_size(workload, loader, samples),
         has_4d_input=any(tensor.ndim == _IMAGE_DIMS and tensor.is_floating_point() for tensor in tensors_of(batch)),
-        sample_bytes=sum(tensor.nbytes for tensor in tensors_of(batch)) // samples,
         parameter_count=sum(parameter.numel() for parameter in model.parameters()),
         optimizer=optimizer_facts(optimizer),
         step_source=step.source,
     )
+
+
+def _train_once(trainer: Trainer, batch: Any) -> None:
+    """One step, to see that it works; whether the memory suffices is for the baseline's trial to tell."""
+    try:
+        trainer.train(batch)
+        trainer.device.synchronize()
+    except (torch.OutOfMemoryError, MemoryError):
+        trainer.optimizer.zero_grad(set_to_none=True)
 
 
 def _fixed_batch_size(workload: Workload, loader: DataLoader[Any], samples: int) -> int | None:

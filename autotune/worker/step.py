@@ -48,14 +48,20 @@ def infer_step(workload: Workload, batch: Any) -> Step:
         return Step(workload.step, "the step that was given")
     if isinstance(batch, Mapping) and workload.loss is None:
         return Step(_keyword_step, "model(**batch), its .loss or ['loss']")
-    if isinstance(batch, tuple | list) and len(batch) == 2 and isinstance(batch[1], Tensor):
-        if workload.loss is not None:
-            return Step(_with_loss(workload.loss), "loss(model(x), y) with the loss that was given")
+    is_pair = isinstance(batch, tuple | list) and len(batch) == 2
+    if is_pair and workload.loss is not None:
+        return Step(_with_loss(workload.loss), "loss(model(x), y) with the loss that was given")
+    if is_pair and isinstance(batch[1], Tensor):
         if batch[1].is_floating_point():
             return Step(_with_loss(_mse), "mean squared error, inferred from floating targets")
         return Step(_with_loss(_cross_entropy), "cross-entropy, inferred from integer targets")
+    if isinstance(batch, Mapping):
+        raise WorkloadFault(
+            f"loss(outputs, targets) needs a batch (inputs, targets), but got {_form(batch)}; leave loss out where the "
+            f"model returns it, or {_ADVICE}"
+        )
     raise WorkloadFault(
-        "without step, a batch must be a mapping (passed to the model as keywords) or a pair (inputs, targets), "
+        "without step, a batch must be a mapping (passed to the model as keywords) or a pair (inputs, target tensor), "
         f"but got {_form(batch)}; {_ADVICE}"
     )
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import FrozenInstanceError, fields
 
 import pytest
-from pydantic import ValidationError
 
 from autotune.core.workload import PARTS, Ref, Workload, WorkloadFacts
 
@@ -31,8 +30,3 @@ def test_a_workload_and_a_reference_are_frozen() -> None:
 def test_facts_survive_json(make_facts: Callable[..., WorkloadFacts]) -> None:
     facts = make_facts(optimizer={"name": "AdamW", "betas": (0.9, 0.999), "eps": 1e-8})
     assert WorkloadFacts.model_validate_json(facts.model_dump_json()) == facts
-
-
-def test_a_sample_has_no_negative_size(make_facts: Callable[..., WorkloadFacts]) -> None:
-    with pytest.raises(ValidationError):
-        make_facts(sample_bytes=-1)

@@ -121,4 +121,3 @@ def test_batches_that_workers_have_finished_are_counted() -> None:
     assert not delivery.had_to_wait
     feed.watches_queue = False
     assert not feed.take().had_to_wait
-    feed.close()

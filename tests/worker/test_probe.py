@@ -66,7 +66,6 @@ def test_facts_are_those_of_the_workload() -> None:
     assert facts.parameter_count == 10
     assert facts.optimizer.name == "SGD"
     assert facts.step_source == "cross-entropy, inferred from integer targets"
-    assert facts.sample_bytes == 4 * 4 + 8
     assert not facts.has_4d_input
     assert facts.fixed_batch_size is None
 
