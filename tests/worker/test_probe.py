@@ -105,3 +105,12 @@ def test_a_batch_sampler_of_a_size_of_its_own_fixes_it() -> None:
     data = TensorDataset(torch.randn(12, 4), torch.randint(0, 2, (12,)))
     assert facts_of(data, batch_sampler=sampler).fixed_batch_size == 6
     assert facts_of(data, batch_sampler=lambda _, size: [list(range(size))]).fixed_batch_size is None
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])
+def test_a_baseline_that_is_out_of_memory_is_left_to_its_trial_to_tell(error: type[BaseException]) -> None:
+    def exhausting(_: object, __: object) -> Tensor:
+        raise error("used up")
+
+    facts = facts_of(TensorDataset(torch.randn(100, 4), torch.randint(0, 2, (100,))), step=exhausting)
+    assert facts.dataset_length == 100
