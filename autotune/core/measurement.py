@@ -6,14 +6,37 @@ window is what is reported. Everything raw is kept beside what is derived.
 
 from __future__ import annotations
 
-from math import inf
+from math import hypot, inf
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from autotune.core.breakdown import LoaderCosts, TimeBreakdown
+from autotune.core.busy import BusyReading, Fullness
+from autotune.core.ceilings import Ceiling
+from autotune.core.environment import DeviceKind
 from autotune.core.statistics import batch_means_half_width
 
-__all__ = ["Block", "Measurement", "MemorySample", "Rate", "Restart", "Window", "rate_of"]
+__all__ = [
+    "RUN_SPREAD",
+    "Block",
+    "Ceilings",
+    "Measurement",
+    "MemorySample",
+    "Rate",
+    "Restart",
+    "Window",
+    "between_runs",
+    "rate_of",
+]
+
+
+RUN_SPREAD: dict[DeviceKind, float] = {"cpu": 0.015}
+"""Relative standard deviation between runs of the same settings. Source: benchmarks/fidelity.py, whose plain runs lay
+3.6 and 1.9 % apart in two settings of four and three (a range of that many values is about twice their deviation)."""
+_OTHER_RUN_SPREAD = 0.005
+"""On a device of its own: our own convention until benchmarks/gpu.py has told."""
+_NORMAL_95 = 1.96
 
 
 class Block(BaseModel):
@@ -101,6 +124,15 @@ class MemorySample(BaseModel):
     """Device memory in use outside torch, on an accelerator."""
 
 
+class Ceilings(BaseModel):
+    """What was measured of either side alone, after the window."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    loader: Ceiling | None = None
+    device: Ceiling | None = None
+
+
 class Measurement(BaseModel):
     """What a trial has measured. Rates are in samples per second, fractions in 0..1, memory in bytes."""
 
@@ -108,15 +140,31 @@ class Measurement(BaseModel):
 
     samples_per_s: float
     samples_per_s_ci: tuple[float, float]
-    """95 % interval by batch means; the upper end is infinite where the window held a single block."""
+    """95 % interval for another run of the same settings: batch means of the window, joined with the usual spread
+    between runs; the upper end is infinite where the window held a single block."""
     busy_fraction: float | None
+    """By NVML, else by the loop's waits: a trial for which NVML had no sample falls back, and its source says so."""
     busy_source: str | None
+    busy_readings: tuple[BusyReading, ...] = ()
+    """Every source that could tell."""
+    fullness: Fullness | None = None
+    """How full the busy time was; None where the device does not tell."""
     data_wait_fraction: float
     peak_memory_bytes: int
     loader_ceiling: float | None = None
     """Rate of the loader alone; None where not measured."""
     device_ceiling: float | None = None
-    """Rate of the device on a batch that it already holds; None where not measured."""
+    """Rate of the device on batches that it already holds; None where not measured."""
+    ceilings: Ceilings | None = None
+    """What the two rates above come from, where this trial measured them itself."""
+    breakdown: TimeBreakdown | None = None
+    """Where the time goes; None where not asked for."""
+    loader_costs: LoaderCosts | None = None
+    """What data costs inside the loader; None where not asked for."""
+    remarks: tuple[str, ...] = ()
+    """What could not be measured after the window, and why, a sentence each."""
+    after_s: float = 0.0
+    """Seconds that all this took after the window; a run that measures its window alone is so much shorter."""
     startup_s: float
     """From the trial's start to its first batch, the workload's own build included."""
     build_s: float
@@ -152,6 +200,21 @@ def rate_of(window: Window) -> Rate:
         value=_with_restarts(steady, window),
         low=_with_restarts(max(steady - half, 0.0), window),
         high=_with_restarts(steady_high + half, window),
+    )
+
+
+def between_runs(rate: Rate, device_kind: DeviceKind) -> Rate:
+    """The same rate with the interval that another run of the same settings keeps to, not this window alone.
+
+    Blocks of one window share what a process happens to get: its memory's layout, the clock, the neighbours of the
+    minute. Runs of the same settings therefore spread more than batch means can tell; that spread is joined to the
+    window's own half-widths in quadrature.
+    """
+    run = _NORMAL_95 * RUN_SPREAD.get(device_kind, _OTHER_RUN_SPREAD) * rate.value
+    return Rate(
+        value=rate.value,
+        low=max(0.0, rate.value - hypot(rate.value - rate.low, run)),
+        high=rate.value + hypot(rate.high - rate.value, run),
     )
 
 

@@ -89,8 +89,9 @@ class Score(BaseModel):
 def evaluate(measurement: Measurement, baseline: Measurement, objective: Objective, limit_bytes: int) -> Score:
     """Score a measurement against the baseline's, under a memory limit in bytes.
 
-    score = rate / baseline rate * (1 - w * (1 - busy_fraction)). Busy fractions of different sources don't compare: a
-    trial whose source is not the baseline's is scored with the baseline's fraction.
+    score = rate / baseline rate * (1 - w * (1 - busy_fraction)). Busy fractions of different sources don't compare, and
+    NVML may lack samples of a single trial: one whose source is not the baseline's is scored with the baseline's
+    fraction, as if it were as busy.
     """
     same_source = measurement.busy_source == baseline.busy_source and measurement.busy_fraction is not None
     busy = measurement.busy_fraction if same_source else baseline.busy_fraction

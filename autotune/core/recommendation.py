@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from autotune.core.lr_scaling import LrAdvice
 from autotune.core.measurement import Measurement, Rate
 from autotune.core.statistics import mean_interval, ratio_interval
+from autotune.core.stress import StressFigures
 from autotune.core.training_config import AMP_DTYPES, TrainingConfig
 
 __all__ = ["Confirmation", "Ratio", "Recommendation", "choose", "rate_of_runs", "ratio_of", "simplicity"]
@@ -78,6 +79,12 @@ class Recommendation(BaseModel):
     """Why this one, a sentence each."""
     confirmations: tuple[Confirmation, ...] = ()
     """Every finalist's runs, raw."""
+    stress: StressFigures | None = None
+    """The recommended configuration trained for longer on the largest samples; None where that was not run."""
+    overloaded: tuple[int, ...] = ()
+    """Trials that failed on the largest samples: since then only what was run on them may win, and the baseline."""
+    is_outrun: bool = False
+    """Something faster was measured that may not be used: refused, over the limit, or failed when it was run again."""
 
 
 def simplicity(config: TrainingConfig) -> tuple[int, ...]:
@@ -108,7 +115,7 @@ def ratio_of(one: Confirmation, other: Confirmation) -> Ratio | None:
     """The rate of one over another's, round by round; None where they share no round.
 
     From three rounds on the spread between rounds gives the interval. Below, the intervals of the windows do, joined in
-    quadrature, which knows nothing of drift between runs.
+    quadrature; they hold the usual spread between runs, but not this machine's drift of the moment.
     """
     pairs = [(a, b) for a, b in zip(one.rounds, other.rounds, strict=False) if a is not None and b is not None]
     if not pairs:

@@ -14,9 +14,10 @@ from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import TrialRecord
 from autotune.core.workload import WorkloadFacts
 
-__all__ = ["Progress", "RunSummary", "changed_settings"]
+__all__ = ["Phase", "Progress", "RunSummary", "changed_settings"]
 
-Phase = Literal["probe", "search", "confirm"]
+Phase = Literal["probe", "search", "confirm", "measure", "curves"]
+"""Of a search: probe, search, confirm. Of a diagnosis: probe, measure (today's settings), curves (other settings)."""
 
 
 class RunSummary(BaseModel):
@@ -38,6 +39,9 @@ class RunSummary(BaseModel):
     trials: tuple[TrialRecord, ...]
     recommendation: Recommendation | None
     """None where nothing feasible was found."""
+    importances: dict[str, float] = {}
+    """How much each setting tells whether a trial is among the best quarter (PED-ANOVA, by Optuna), shares of 1; empty
+    where too few trials can tell."""
     notes: tuple[str, ...] = ()
     """What a person should know of this run, a sentence each."""
     stopped_because: str
@@ -50,7 +54,7 @@ class RunSummary(BaseModel):
 
 
 class Progress(BaseModel):
-    """Where a search stands; sent to whoever shows it after every step."""
+    """Where a search or a diagnosis stands; sent to whoever shows it after every step."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from autotune.core.guard import GuardFigures
 from autotune.core.measurement import Measurement
 from autotune.core.objective import Score
 from autotune.core.training_config import TrainingConfig
@@ -36,12 +37,20 @@ class TrialResult(BaseModel):
     """Why it is not "ok", in a sentence; "" where it is."""
     measurement: Measurement | None = None
     failure: Failure | None = None
+    guard: GuardFigures | None = None
+    """What the precision guard has seen, where this trial was the first of its precision, or was refused for it. A
+    refused trial keeps its measurement; its outcome and reason are the guard's."""
     violation: float | None = None
     """Share by which a limit was passed where no measurement can tell (out of memory)."""
     wall_s: float = 0.0
     """Seconds from the start of the trial's process to its end."""
     log: str | None = None
     """Name of the log inside the run folder."""
+
+    @property
+    def own_s(self) -> float:
+        """Wall time without what was measured after the window: what a run takes that measures its window alone."""
+        return self.wall_s - (self.measurement.after_s if self.measurement is not None else 0.0)
 
 
 class TrialRecord(BaseModel):
@@ -78,3 +87,8 @@ class TrialRecord(BaseModel):
     def is_feasible(self) -> bool:
         """Whether the trial ran well and within the limit."""
         return self.result.outcome == "ok" and self.score is not None and self.score.feasible
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the trial ran well, and the precision guard would not let it win."""
+        return self.result.outcome != "ok" and self.measurement is not None  # else a failed trial has no measurement

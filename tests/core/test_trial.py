@@ -55,3 +55,9 @@ def test_a_record_comes_back_from_json_exactly(
     line = record.model_dump_json()
     assert "\n" not in line
     assert repr(TrialRecord.model_validate_json(line)) == repr(record)
+
+
+def test_a_trials_own_time_leaves_out_what_came_after_its_window(make_measurement: Callable[..., Measurement]) -> None:
+    result = TrialResult(outcome="ok", measurement=make_measurement(1.0, after_s=3.0), wall_s=10.0)
+    assert result.own_s == 7
+    assert TrialResult(outcome="oom", wall_s=2.0).own_s == 2

@@ -1,0 +1,168 @@
+"""Where the time goes: shares of the wall time of training, and what an item costs inside the loader.
+
+The worker measures the parts; `breakdown_on_device` and `breakdown_on_cpu` join them into fractions that add up to 1.
+"""
+
+from __future__ import annotations
+
+from math import isclose
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from autotune.core.intervals import DeviceTime
+
+__all__ = ["PARTS", "LoaderCosts", "Part", "Share", "TimeBreakdown", "breakdown_on_cpu", "breakdown_on_device"]
+
+Part = Literal["data_wait", "device_copy", "compute", "synchronise", "idle"]
+PARTS: tuple[Part, ...] = ("data_wait", "device_copy", "compute", "synchronise", "idle")
+"""The parts of the wall time, in the order in which they are shown."""
+
+_Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class Share(BaseModel):
+    """A part of the wall time, and how it was measured."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    fraction: _Fraction
+    source: str
+    """In a few words, such as "clock around the loader" or "profiler, 5 extra steps"."""
+
+
+class TimeBreakdown(BaseModel):
+    """Fractions of the wall time of a long run; they add up to 1.
+
+    An instant in which the device works counts as that, whatever the host waits for meanwhile.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    data_wait: Share
+    """The device has nothing to do because the loader has not delivered, the restarts of epochs included."""
+    device_copy: Share
+    """Copies to the device that no computing hides."""
+    compute: Share
+    synchronise: Share
+    """The device has nothing to do because the host had waited for it (`.item()`, a copy that blocks), and exposed
+    communication with other ranks."""
+    idle: Share
+    """The device waits for the host to launch the next operation."""
+    restart_fraction: _Fraction = 0.0
+    """The part of `data_wait` that the restarts of epochs take."""
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Self:
+        total = sum(share.fraction for share in self.shares().values())
+        if not isclose(total, 1.0, abs_tol=1e-6):
+            raise ValueError(f"the fractions of a time breakdown must add up to 1, but add up to {total!r}")
+        return self
+
+    def shares(self) -> dict[Part, Share]:
+        """The five parts by name, in order."""
+        return {name: getattr(self, name) for name in PARTS}
+
+
+class LoaderCosts(BaseModel):
+    """What data costs inside the loader, in seconds; measured outside the window, item by item, in one process."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    items: int
+    """Items that were timed."""
+    item_s: float
+    """Mean wall time of one item: `__getitem__`, or the iterable's next."""
+    item_cpu_s: float
+    """Mean CPU time of one item, all threads of the process; far below `item_s`, the item waits."""
+    item_median_s: float
+    item_p99_s: float
+    item_slowest_s: float
+    slow_tail_fraction: _Fraction
+    """Share of all items' time that is spent in items of over 8 times the median."""
+    disk_bytes_per_item: float
+    """Bytes that came from the disk, not from the page cache, per item."""
+    item_bytes: float
+    """Mean size of an item's tensors as they stand in the batch."""
+    collate_s: float
+    """One batch through collate_fn."""
+    transfer_s: float | None = None
+    """One batch from a worker to the training process through shared memory; None without workers."""
+    pin_s: float | None = None
+    """One batch into page-locked memory; None where it is not pinned."""
+    batches_per_worker_per_s: float | None = None
+    """The loader alone, per worker (the training process itself counts as one where there are none)."""
+    batches_per_core_per_s: float | None = None
+    """The loader alone, per core that this process may use."""
+
+    @property
+    def cpu_fraction(self) -> float:
+        """Share of an item's time in which a core worked on it; above 1 where several did."""
+        return self.item_cpu_s / self.item_s if self.item_s > 0 else 1.0
+
+
+def breakdown_on_device(
+    device: DeviceTime, *, profiled_steps: int, step_s: float, data_wait_s: float, restart_s: float
+) -> TimeBreakdown:
+    """Shares on an accelerator, of an unprofiled step of a long run, which takes `step_s + restart_s`.
+
+    The device's own work comes from the profiler; what is left is idle time, of which the host's waits for the loader
+    explain at most `data_wait_s` a step (the rest of those waits is hidden behind queued work), and what follows the
+    host's waits for the device a further part. Restarts cost what queued work leaves of them. A profile that shows more
+    work than a step takes (its kernels were slowed down) is scaled to the step.
+    """
+    source = f"profiler in {profiled_steps} extra steps, as a share of a step without it"
+    parts = [device.compute_s, device.copy_s, device.communication_s]
+    work = [part / profiled_steps for part in parts]
+    total = step_s + restart_s
+    restart_s = min(restart_s, max(0.0, total - sum(work)))
+    step_s = total - restart_s
+    scale = min(1.0, step_s / sum(work)) if sum(work) > 0 else 1.0
+    compute, copy, talk = (one * scale for one in work)
+    unexplained = max(0.0, step_s - compute - copy - talk)
+    waiting = min(data_wait_s, unexplained)
+    synchronising = min(device.after_waits_s / profiled_steps, unexplained - waiting)
+    return TimeBreakdown(
+        data_wait=_share(
+            (waiting + restart_s) / total, "clock around the loader, less the waits in which the device still works"
+        ),
+        device_copy=_share(copy / total, source),
+        compute=_share(compute / total, source),
+        synchronise=_share((talk + synchronising) / total, f"{source}: communication, gaps after the host's waits"),
+        idle=_share((unexplained - waiting - synchronising) / total, "what is left of the step"),
+        restart_fraction=_clamped(restart_s / total),
+    )
+
+
+def breakdown_on_cpu(
+    *, step_s: float, data_wait_s: float, copy_s: float, gap_fraction: float, restart_s: float, profiled_steps: int
+) -> TimeBreakdown:
+    """Shares on the CPU, which is its own device, of a step of a long run, which takes `step_s + restart_s`.
+
+    `copy_s` is the time of moving a batch (layout conversions), `gap_fraction` the share of the rest of the step that
+    lies outside any operator by the profiler.
+    """
+    waiting = min(data_wait_s, step_s)
+    copying = min(copy_s, step_s - waiting)
+    rest = step_s - waiting - copying
+    idle = rest * _clamped(gap_fraction)
+    total = step_s + restart_s
+    source = f"profiler in {profiled_steps} extra steps"
+    return TimeBreakdown(
+        data_wait=_share((waiting + restart_s) / total, "clock around the loader"),
+        device_copy=_share(copying / total, "clock around moving the batch, in extra steps"),
+        compute=_share(
+            (rest - idle) / total, f"what is left of the step, without the gaps between operators ({source})"
+        ),
+        synchronise=_share(0.0, "the CPU is its own device: nothing to wait for"),
+        idle=_share(idle / total, f"gaps between operators ({source})"),
+        restart_fraction=_clamped(restart_s / total),
+    )
+
+
+def _share(fraction: float, source: str) -> Share:
+    return Share(fraction=_clamped(fraction), source=source)
+
+
+def _clamped(fraction: float) -> float:
+    return min(1.0, max(0.0, fraction))

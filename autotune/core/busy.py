@@ -1,0 +1,56 @@
+"""How busy the device was, by every source that could tell, and how full the busy time was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = ["NVML_SOURCE", "PROFILER_SOURCE", "WAIT_SOURCE", "BusyReading", "Fullness", "disagreement"]
+
+PROFILER_SOURCE = "profiler: kernels and copies"
+NVML_SOURCE = "NVML utilization"
+WAIT_SOURCE = "1 - data wait"
+_AGREE_WITHIN = 0.10
+
+_Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class BusyReading(BaseModel):
+    """A busy fraction, and where it comes from."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    fraction: _Fraction
+    source: str
+
+
+class Fullness(BaseModel):
+    """How full the device's time was, by NVIDIA's GPM during the window, in 0..1; None where a metric is not given.
+
+    Source: NVML API reference, GPM metrics 2 (SM_UTIL), 3 (SM_OCCUPANCY), 5 (ANY_TENSOR_UTIL), 10 (DRAM_BW_UTIL).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    sm_fraction: _Fraction | None
+    """Streaming multiprocessors with a warp assigned, averaged over all of them."""
+    sm_occupancy: _Fraction | None
+    """Warps resident, of those that fit."""
+    tensor_fraction: _Fraction | None
+    """Cycles in which a tensor pipe worked."""
+    dram_fraction: _Fraction | None
+    """Of the memory's bandwidth."""
+
+
+def disagreement(readings: Sequence[BusyReading]) -> tuple[BusyReading, BusyReading] | None:
+    """The lowest and the highest reading where they lie over 10 points apart, else None.
+
+    The loop's waits are no rival to what a device itself tells: they are left out beside others.
+    """
+    direct = [one for one in readings if one.source != WAIT_SOURCE]
+    if len(direct) < 2:
+        return None
+    low, high = min(direct, key=lambda one: one.fraction), max(direct, key=lambda one: one.fraction)
+    return (low, high) if high.fraction - low.fraction > _AGREE_WITHIN else None

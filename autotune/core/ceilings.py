@@ -1,0 +1,147 @@
+"""Ceilings: what the loader alone and the device alone reach, and what they leave to be won.
+
+A loader's ceiling depends on the loader's settings, a device's on the step's; `loader_key` and `device_key` name them,
+so that each is measured once and kept in a CeilingBook.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from autotune.core.training_config import TrainingConfig
+
+__all__ = [
+    "HOLDS_FROM",
+    "Ceiling",
+    "CeilingBook",
+    "Standing",
+    "device_key",
+    "joint_rate",
+    "loader_key",
+    "overlaps",
+    "standing_of",
+]
+
+HOLDS_FROM = 0.85
+"""Share of the lower ceiling from which that side is said to hold the rate: our own convention."""
+
+
+class Ceiling(BaseModel):
+    """A rate that one side reaches by itself."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    samples_per_s: float
+    samples: int
+    """Samples that came, counted."""
+    seconds: float
+    """Wall time of the stretch."""
+    batches: int
+
+
+def loader_key(config: TrainingConfig) -> tuple[object, ...]:
+    """The settings that a loader's rate depends on."""
+    return (
+        config.micro_batch_size,
+        config.num_workers,
+        config.prefetch_factor,
+        config.persistent_workers,
+        config.pin_memory,
+        config.world_size,
+    )
+
+
+def device_key(config: TrainingConfig) -> tuple[object, ...]:
+    """The settings that a step's time depends on."""
+    return (
+        config.micro_batch_size,
+        config.grad_accum_steps,
+        config.amp_dtype,
+        config.channels_last,
+        config.compile,
+        config.intra_op_threads,
+        config.world_size,
+        config.strategy,
+        config.ddp,
+    )
+
+
+@dataclass(slots=True)
+class CeilingBook:
+    """The ceilings measured so far in a search, by what they depend on."""
+
+    loader: dict[tuple[object, ...], Ceiling] = field(default_factory=dict)
+    device: dict[tuple[object, ...], Ceiling] = field(default_factory=dict)
+    failed: set[tuple[object, ...]] = field(default_factory=set)
+    """Side and key of each that was tried and not reached: nobody tries it again."""
+
+    def needs_loader(self, config: TrainingConfig) -> bool:
+        """Whether this loader's ceiling is unknown, and nobody has tried it in vain."""
+        key = loader_key(config)
+        return key not in self.loader and ("loader", *key) not in self.failed
+
+    def needs_device(self, config: TrainingConfig) -> bool:
+        """Whether this device's ceiling is unknown, and nobody has tried it in vain."""
+        key = device_key(config)
+        return key not in self.device and ("device", *key) not in self.failed
+
+    def keep(self, config: TrainingConfig, *, loader: Ceiling | None, device: Ceiling | None) -> None:
+        """Note what a trial of this configuration has measured; the first measurement of a key stays."""
+        if loader is not None:
+            self.loader.setdefault(loader_key(config), loader)
+        if device is not None:
+            self.device.setdefault(device_key(config), device)
+
+    def give_up(self, config: TrainingConfig, *, loader: bool, device: bool) -> None:
+        """Note which sides a trial of this configuration has tried in vain."""
+        if loader:
+            self.failed.add(("loader", *loader_key(config)))
+        if device:
+            self.failed.add(("device", *device_key(config)))
+
+
+class Standing(BaseModel):
+    """Where a rate stands between the ceilings."""
+
+    # JSON has no infinity: as a string it comes back, as null it would not
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="strings")
+
+    samples_per_s: float
+    loader_ceiling: float
+    """Infinite where nothing is known of the loader."""
+    device_ceiling: float
+    lower: Literal["loader", "device"]
+    """Whose ceiling is the lower one."""
+    share_of_device: float
+    """The rate over what the device can do on a batch that it holds."""
+    share_of_lower: float
+    """The rate over the lower ceiling; noise may carry it above 1."""
+    room: float
+    """What other settings can still give at most, as a share of the rate, while the lower ceiling stays: 0.04 = 4 %."""
+
+
+def standing_of(samples_per_s: float, *, loader_ceiling: float, device_ceiling: float) -> Standing:
+    """Compare a rate to both ceilings."""
+    lowest = min(loader_ceiling, device_ceiling)
+    return Standing(
+        samples_per_s=samples_per_s,
+        loader_ceiling=loader_ceiling,
+        device_ceiling=device_ceiling,
+        lower="loader" if loader_ceiling < device_ceiling else "device",
+        share_of_device=samples_per_s / device_ceiling,
+        share_of_lower=samples_per_s / lowest,
+        room=max(0.0, lowest / samples_per_s - 1.0),
+    )
+
+
+def overlaps(config: TrainingConfig, device_kind: str) -> bool:
+    """Whether loading goes on beside training: in workers, or beside an accelerator, which is launched to and left."""
+    return config.num_workers > 0 or device_kind != "cpu"
+
+
+def joint_rate(loader: float, device: float, *, is_overlapped: bool) -> float:
+    """The rate that a loader and a device reach together: side by side, or one after the other."""
+    return min(loader, device) if is_overlapped else 1.0 / (1.0 / loader + 1.0 / device)

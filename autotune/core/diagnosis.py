@@ -1,0 +1,153 @@
+"""Why is it slow? The evidence of one look, and what follows from it: findings, verdict and ranked advice.
+
+This file holds the models; `core.verdict` judges an Evidence and `core.advice` ranks what helps.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from autotune.core.ceilings import Ceiling, Standing
+from autotune.core.environment import Environment
+from autotune.core.measurement import Measurement
+from autotune.core.training_config import TrainingConfig
+from autotune.core.workload import WorkloadFacts
+
+__all__ = ["Advice", "Bottleneck", "CurvePoint", "Curves", "Diagnosis", "Evidence", "Finding", "Roofline"]
+
+Bottleneck = Literal[
+    "data_cpu",
+    "data_io",
+    "data_tail",
+    "restart",
+    "copy",
+    "compute",
+    "launch",
+    "memory",
+    "threads",
+]
+"""What holds the rate: an item's CPU work, its waits, its slow tail; epochs that are too short; copies; computing;
+launching operations; the memory's bandwidth; threads that fight for cores."""
+
+
+class CurvePoint(BaseModel):
+    """The loader alone, or the device alone, in a configuration that differs from the baseline in a few settings."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    changes: dict[str, object]
+    """Settings under TrainingConfig's names; empty for the baseline itself."""
+    ceiling: Ceiling | None
+    """None where it could not be measured."""
+    cpu_s_per_sample: float | None = None
+    """CPU seconds for a sample, of all threads and loader workers; None where nobody looked."""
+    reason: str = ""
+    """Why it could not."""
+
+
+class Roofline(BaseModel):
+    """What one step asks of the device, and what the device can do, each measured.
+
+    Source: Williams, Waterman, Patterson 2009, "Roofline: an insightful visual performance model".
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    flops: float
+    """Floating-point operations of training on one batch, forward and backward, by torch.utils.flop_counter."""
+    moved_bytes: float
+    """Bytes that the operators of one batch read and write, views left out, the optimizer's step included."""
+    operators: int
+    """Operators of one batch."""
+    peak_flops_per_s: float
+    """Of a large matrix product in the same precision: TF32 where float32's convolutions do most, and run in that."""
+    peak_bytes_per_s: float
+    """Of a large copy, read and written bytes together."""
+
+
+class Curves(BaseModel):
+    """Ceilings around the baseline, and a step's roofline."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    loader: tuple[CurvePoint, ...] = ()
+    device: tuple[CurvePoint, ...] = ()
+    roofline: Roofline | None = None
+    threads: int | None = None
+    """Threads of one operation on the CPU, where the configuration leaves them to torch or sets them."""
+    remarks: tuple[str, ...] = ()
+    """What could not be measured, and why, a sentence each."""
+
+
+class Evidence(BaseModel):
+    """All that a diagnosis rests on."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    config: TrainingConfig
+    """What the user runs today."""
+    drop_last: bool = True
+    environment: Environment
+    facts: WorkloadFacts
+    limit_bytes: int
+    free_ram_bytes: int | None = None
+    """RAM that was free before the look; None where nobody looked."""
+    measurement: Measurement
+    """With breakdown, loader costs and both ceilings."""
+    curves: Curves
+
+
+class Finding(BaseModel):
+    """Something that holds the rate."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    bottleneck: Bottleneck
+    share: float
+    """Of the wall time that it takes, or that it lengthens the run by; findings are ordered by it."""
+    evidence: str
+    """The figures that show it, in a sentence."""
+
+
+class Advice(BaseModel):
+    """Something that can be done, and what it should bring."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    text: str
+    """What to do, in a sentence."""
+    settings: dict[str, object]
+    """Settings to change, under TrainingConfig's names; empty where no setting does it."""
+    expected_samples_per_s: float | None
+    """None where no figure can be given."""
+    expected_gain: float | None
+    """The expected rate over the present one, less 1."""
+    basis: str
+    """Which measured figures the expectation comes from."""
+
+
+class Diagnosis(BaseModel):
+    """The answer."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    name: str
+    """What was looked at, in a few words."""
+    verdict: Bottleneck
+    """The first finding's."""
+    headline: str
+    """The answer in a sentence or two."""
+    is_healthy: bool
+    """The device computes nearly all the time, and nothing that was measured promises 5 % more."""
+    standing: Standing
+    findings: tuple[Finding, ...]
+    """What holds the rate, the heaviest first; at least one."""
+    advice: tuple[Advice, ...]
+    """What to do, the largest gain first; what no setting does stands behind what one does."""
+    evidence: Evidence
+    notes: tuple[str, ...] = ()
+    wall_s: float = 0.0
+    """Seconds that the look has taken."""
+    autotune_version: str = ""

@@ -1,0 +1,164 @@
+"""The precision guard: may a cheaper precision or a compiled model win? Figures of some 20 steps against float32.
+
+The worker trains the same weights on the same batches in float32 and as the candidate would, and fills
+GuardFigures; `objection` judges them. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite
+
+from pydantic import BaseModel, ConfigDict
+
+from autotune.core.training_config import TrainingConfig
+
+__all__ = [
+    "GUARD_STEPS",
+    "LOSS_TOLERANCE",
+    "MIN_COSINE",
+    "MIN_STEPS",
+    "GuardFigures",
+    "deviation_of",
+    "guard_key",
+    "needs_guard",
+    "objection",
+    "shortfall",
+]
+
+GUARD_STEPS = 20
+"""Optimizer steps that are compared."""
+MIN_STEPS = 5
+"""Steps without which nothing is said: our own convention."""
+LOSS_TOLERANCE = 0.05
+"""Largest mean deviation of the losses, as a share of float32's mean loss: our own convention. bfloat16 keeps 8 bits of
+a number (0.4 %); what deviates ten times as much after 20 steps does not train the same model."""
+MIN_COSINE = 0.95
+"""Least cosine between the first step's gradients, all parameters as one vector: our own convention. Rounding to
+bfloat16 alone leaves 0.9999; 0.95 is an angle of 18 degrees."""
+_LAST_STEPS = 5
+_TELLING_COSINE = 0.2
+"""Where two float32 gradients agree less than this, the gradient is chance, and its cosine tells nothing."""
+
+
+class GuardFigures(BaseModel):
+    """What the guard has seen."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="strings")
+
+    steps: int
+    """Optimizer steps that were compared; those that the GradScaler skipped are not among them, their batches were
+    taken again."""
+    micro_batch_size: int
+    """Batch of the comparison: the baseline's, or less where float32 does not fit."""
+    reference_losses: tuple[float, ...]
+    """float32, one a step."""
+    losses: tuple[float, ...]
+    """The candidate's, as many."""
+    gradient_cosine: float | None
+    """Between the first step's gradients; None where one of them is not finite."""
+    repeat_cosine: float | None
+    """Between two float32 gradients from the same weights and batch, under other random seeds: below 1 where the model
+    itself is random (dropout)."""
+    repeat_deviation: float
+    """How far two float32 runs of some steps, under other random seeds, deviate, as `loss_deviation`."""
+    skipped_steps: tuple[bool, ...] = ()
+    """For each attempt at a step, whether the GradScaler skipped it; empty without one."""
+
+    @property
+    def loss_deviation(self) -> float | None:
+        """Mean absolute deviation of the losses over the mean of float32's; None where one is not finite."""
+        return deviation_of(self.reference_losses, self.losses)
+
+
+def deviation_of(reference: Sequence[float], losses: Sequence[float]) -> float | None:
+    """Mean absolute deviation of some losses over the reference's mean; None where one is not finite, or none is there.
+
+    The longer of the two is cut to the length of the other.
+    """
+    pairs = list(zip(reference, losses, strict=False))
+    if not pairs or not all(isfinite(value) for pair in pairs for value in pair):
+        return None
+    scale = sum(abs(theirs) for theirs, _ in pairs)
+    return sum(abs(ours - theirs) for theirs, ours in pairs) / scale if scale > 0 else 0.0
+
+
+def needs_guard(config: TrainingConfig, baseline: TrainingConfig) -> bool:
+    """Whether a configuration computes less exactly than float32, in another way than what the user runs today."""
+    is_cheaper = config.amp_dtype != "float32" or config.compile
+    return is_cheaper and guard_key(config) != guard_key(baseline)
+
+
+def guard_key(config: TrainingConfig) -> tuple[str, bool]:
+    """What the guard's answer depends on."""
+    return config.amp_dtype, config.compile
+
+
+def shortfall(figures: GuardFigures) -> str | None:
+    """Why the figures are too few to be judged; None where they are enough, or where a loss that is not finite ends it.
+
+    A GradScaler that skips step after step is judged by its skips.
+    """
+    attempts = max(figures.steps, len(figures.skipped_steps))
+    is_finite = all(isfinite(loss) for loss in (*figures.losses, *figures.reference_losses))
+    if attempts >= MIN_STEPS or not is_finite:
+        return None
+    return f"{figures.steps} steps could be compared before the deadline, where at least {MIN_STEPS} are asked for"
+
+
+def objection(figures: GuardFigures) -> str | None:
+    """Why the candidate may not win, with the figures; None where it may.
+
+    Losses that float32 itself does not keep finite are no objection to the candidate. What two float32 runs differ by
+    is allowed on top of the tolerance. Where their gradients differ, half of the cosine that they have is asked for.
+    """
+    if not all(isfinite(loss) for loss in figures.reference_losses):
+        return None
+    return _loss_not_finite(figures) or _skips(figures) or _losses_deviate(figures) or _gradients_differ(figures)
+
+
+def _loss_not_finite(figures: GuardFigures) -> str | None:
+    at = next((at for at, loss in enumerate(figures.losses) if not isfinite(loss)), None)
+    if at is None:
+        return None
+    return f"the loss became {figures.losses[at]} at step {at + 1} of {GUARD_STEPS}; float32's stayed finite"
+
+
+def _skips(figures: GuardFigures) -> str | None:
+    attempts, last = len(figures.skipped_steps), figures.skipped_steps[-_LAST_STEPS:]
+    if not any(last):
+        return None
+    return (
+        f"the GradScaler still skipped {sum(last)} of the last {len(last)} steps for gradients that were not finite "
+        f"({sum(figures.skipped_steps)} of {attempts} in all)"
+    )
+
+
+def _losses_deviate(figures: GuardFigures) -> str | None:
+    deviation, allowed = figures.loss_deviation, LOSS_TOLERANCE + figures.repeat_deviation
+    if deviation is None or deviation <= allowed:
+        return None
+    return (
+        f"over {figures.steps} steps from the same weights and batches the losses deviate from float32's by "
+        f"{deviation:.1%} of their mean, where {allowed:.1%} is tolerated"
+    )
+
+
+def _gradients_differ(figures: GuardFigures) -> str | None:
+    if figures.gradient_cosine is None:
+        is_judged = figures.repeat_cosine is not None and figures.steps > 0
+        return "the first step's gradient is not finite; float32's is" if is_judged else None
+    least = _least_cosine(figures.repeat_cosine)
+    if least is None or figures.gradient_cosine >= least:
+        return None
+    return (
+        f"the first step's gradient has a cosine of {figures.gradient_cosine:.3f} with float32's, "
+        f"where at least {least:.2f} is asked for"
+    )
+
+
+def _least_cosine(repeat_cosine: float | None) -> float | None:
+    """What is asked of the gradient; None where float32's own is not reproducible, or not finite."""
+    if repeat_cosine is None or repeat_cosine < _TELLING_COSINE:
+        return None
+    return MIN_COSINE if repeat_cosine >= MIN_COSINE else repeat_cosine / 2

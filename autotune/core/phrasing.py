@@ -1,0 +1,54 @@
+"""Figures inside the sentences that the core writes: reasons, evidence, advice. Tables are formatted in report/."""
+
+from __future__ import annotations
+
+__all__ = ["say_bytes", "say_gain", "say_mib", "say_rate", "say_seconds", "say_settings", "say_share"]
+
+_BYTE_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+_TIME_UNITS = ((1.0, "s"), (1e-3, "ms"))
+_TWICE = 1.0
+
+
+def say_seconds(seconds: float) -> str:
+    """A short time with two digits or more: "2.1 ms", "340 us", "1.2 s"."""
+    for scale, unit in _TIME_UNITS:
+        if seconds >= scale:
+            return f"{_digits(seconds / scale)} {unit}"
+    return f"{_digits(seconds * 1e6)} us"
+
+
+def say_bytes(size: float) -> str:
+    """A size with two digits or more: "3.2 GiB", "512 B"."""
+    for scale, unit in _BYTE_UNITS:
+        if size >= scale:
+            return f"{_digits(size / scale)} {unit}"
+    return f"{_digits(size)} B"
+
+
+def say_mib(size: float) -> str:
+    """A size beside a limit, in whole MiB: "14,336 MiB"."""
+    return f"{size / 2**20:,.0f} MiB"
+
+
+def say_rate(samples_per_s: float) -> str:
+    """A rate: "1,234 samples/s", "9.8 samples/s"."""
+    return f"{_digits(samples_per_s)} samples/s"
+
+
+def say_share(fraction: float) -> str:
+    """A share in whole per cent: "43 %"."""
+    return f"{100 * fraction:.0f} %"
+
+
+def say_gain(gain: float) -> str:
+    """What a change of the rate amounts to: "+23 %", from twice the rate on "2.4 times"."""
+    return f"+{100 * gain:.0f} %" if gain < _TWICE else f"{_digits(1 + gain)} times"
+
+
+def say_settings(settings: dict[str, object]) -> str:
+    """Settings as a user writes them: "num_workers=4, persistent_workers=True"."""
+    return ", ".join(f"{name}={value}" for name, value in settings.items())
+
+
+def _digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}" if value >= 1 else f"{value:.2g}"

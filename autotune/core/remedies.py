@@ -1,0 +1,230 @@
+"""What would help where no setting does: cheaper items, caching, other formats, more cores, each with its figure. Pure.
+
+Takes an Evidence, its findings and the best rate that settings alone should reach; hands on advice without settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import ceil
+
+from autotune.core.breakdown import LoaderCosts
+from autotune.core.ceilings import joint_rate, overlaps
+from autotune.core.diagnosis import Advice, Bottleneck, Evidence, Finding
+from autotune.core.expectation import (
+    apply_changes,
+    device_ceiling,
+    device_options,
+    loader_ceiling,
+    loader_cpu_s,
+    loader_options,
+    threads_of,
+)
+from autotune.core.phrasing import say_bytes, say_gain, say_rate, say_seconds, say_share
+
+__all__ = ["list_remedies"]
+
+_NEAR = 0.97
+"""Of the device's ceiling, from which on nothing about data is worth doing (rule 6 of measuring)."""
+
+
+def list_remedies(evidence: Evidence, findings: Sequence[Finding], *, best_samples_per_s: float) -> list[Advice]:
+    """Advice on what lies outside the settings, for each finding that settings alone don't remove."""
+    found: list[Advice] = []
+    is_held_by_data = best_samples_per_s < _NEAR * device_ceiling(evidence)
+    for finding in findings:
+        kind = finding.bottleneck
+        if kind in _FOR_DATA:
+            costs = evidence.measurement.loader_costs
+            if is_held_by_data and costs is not None:
+                found += _FOR_DATA[kind](evidence, costs)
+        elif kind in _FOR_DEVICE:
+            found += _FOR_DEVICE[kind](evidence, finding)
+    return found
+
+
+def _cpu_work(evidence: Evidence, costs: LoaderCosts) -> list[Advice]:
+    needed = _needed_item_s(evidence)
+    cores = ceil(device_ceiling(evidence) * loader_cpu_s(evidence) + _device_cores(evidence))
+    have = evidence.environment.cores
+    if cores <= have and needed >= loader_cpu_s(evidence):  # the cores are enough: something else keeps them from work
+        return [*_sharding(evidence, costs), *_cache(evidence, costs)]
+    if needed > 0:
+        text = (
+            f"For the device to be the limit, make an item cheaper: at most {say_seconds(needed)} of CPU time instead "
+            f"of {say_seconds(loader_cpu_s(evidence))} (cheaper decoding, pre-processing once and offline, "
+            f"memory-mapped arrays instead of text or compressed files), or take {cores} cores instead of {have}"
+        )
+    else:
+        text = (
+            f"For the device to be the limit, take {cores} cores instead of {have}, or do without an item's CPU work "
+            f"of {say_seconds(loader_cpu_s(evidence))} (decode and pre-process once and offline): computing alone "
+            f"keeps the {have} cores here busy"
+        )
+    work = _up_to_the_device(evidence, text, f"an item's CPU time, {have} cores and the device's ceiling")
+    return [work, *_sharding(evidence, costs), *_cache(evidence, costs)]
+
+
+def _waiting(evidence: Evidence, costs: LoaderCosts) -> list[Advice]:
+    """Items that wait are loaded side by side: by so many workers, or in fewer and larger reads."""
+    wanted = device_ceiling(evidence)
+    workers = ceil(wanted * costs.item_s)
+    tried = [apply_changes(evidence, point).num_workers for point in loader_options(evidence)]
+    most = max([1, evidence.config.num_workers, *tried])
+    if most / wanted >= costs.item_s:  # so many workers are enough: something else keeps the items back
+        return _cache(evidence, costs)
+    side_by_side = f" with {most} workers" if most > 1 else ""
+    text = (
+        f"For the device to be the limit, let an item wait less: at most {say_seconds(most / wanted)}{side_by_side} "
+        f"instead of {say_seconds(costs.item_s)} (shards that are read in one piece, larger sequential reads, local or "
+        "faster storage)"
+    )
+    if workers > most and evidence.facts.is_sharded:
+        text += f", or let about {workers} workers wait side by side"
+    wait = _up_to_the_device(evidence, text, "an item's wall time and the device's ceiling")
+    return [wait, *_sharding(evidence, costs), *_cache(evidence, costs)]
+
+
+def _sharding(evidence: Evidence, costs: LoaderCosts) -> list[Advice]:
+    """A stream that every worker reads whole can't be loaded side by side until it is divided among them.
+
+    Source: pytorch.org, torch.utils.data.IterableDataset.
+    """
+    workers = ceil(device_ceiling(evidence) * (costs.item_s + costs.collate_s / evidence.config.micro_batch_size))
+    if evidence.facts.is_sharded or workers < 2:
+        return []
+    text = (
+        "Divide the stream among the workers by torch.utils.data.get_worker_info(), which it does not do now: each "
+        f"would read all of it; for the device to be the limit takes about {workers} workers"
+    )
+    cores = _needed_item_s(evidence) / max(loader_cpu_s(evidence), 1e-9)
+    expected = device_ceiling(evidence) * min(1.0, cores)
+    basis = "an item's wall time, its CPU time with the cores here, and the device's ceiling"
+    return [_expecting(evidence, text, expected, basis)] if cores > 0 else []
+
+
+def _slow_tail(evidence: Evidence, costs: LoaderCosts) -> list[Advice]:
+    """The loader without its slowest items."""
+    batch_size, workers = evidence.config.micro_batch_size, max(1, evidence.config.num_workers)
+    sample_s = costs.item_s * (1.0 - costs.slow_tail_fraction) + costs.collate_s / batch_size
+    loader = max(workers / max(sample_s, 1e-9), loader_ceiling(evidence))
+    is_overlapped = overlaps(evidence.config, evidence.environment.device_kind)
+    expected = joint_rate(loader, device_ceiling(evidence), is_overlapped=is_overlapped)
+    text = (
+        f"Look at the slowest items: they take up to {say_seconds(costs.item_slowest_s)}, where half of all take less "
+        f"than {say_seconds(costs.item_median_s)}; without them the loader would reach {say_rate(loader)}"
+    )
+    basis = f"{say_share(costs.slow_tail_fraction)} of the loading time goes into items over 8 times the median"
+    return [_expecting(evidence, text, expected, basis), *_cache(evidence, costs)]
+
+
+def _cache(evidence: Evidence, costs: LoaderCosts) -> list[Advice]:
+    """Items kept in RAM: what is left is collating them."""
+    length, free = evidence.facts.dataset_length, evidence.free_ram_bytes
+    if length is None or free is None or evidence.facts.is_iterable:
+        return []
+    size = length * costs.item_bytes
+    if size > free:
+        return []
+    collating = evidence.config.micro_batch_size / costs.collate_s if costs.collate_s > 0 else float("inf")
+    expected = joint_rate(collating, device_ceiling(evidence), is_overlapped=evidence.environment.device_kind != "cpu")
+    text = (
+        f"Keep the items in RAM, where they are the same in every epoch: {length:,} items of "
+        f"{say_bytes(costs.item_bytes)} take {say_bytes(size)}, and {say_bytes(free)} are free"
+    )
+    basis = f"a batch then costs its collating ({say_seconds(costs.collate_s)}) and the device's own time"
+    return [_expecting(evidence, text, expected, basis)]
+
+
+def _small_operations(evidence: Evidence, finding: Finding) -> list[Advice]:
+    most = 1.0 / (1.0 - min(finding.share, 0.99)) - 1.0
+    roofline = evidence.curves.roofline
+    count = "" if roofline is None else f" the {roofline.operators:,} operators of a batch by"
+    graphs = ", CUDA graphs" if evidence.environment.device_kind in {"cuda", "rocm"} else ""
+    text = (
+        f"Replace{count or ' many small operations by'} fewer and larger ones: torch.compile{graphs}, batched instead "
+        f"of looped tensor code, a fused optimizer; at most {say_gain(most)}"
+    )
+    return [_without_figure(text, f"{finding.evidence}")]
+
+
+def _bandwidth(evidence: Evidence, finding: Finding) -> list[Advice]:
+    best_dtype = [point for point in device_options(evidence) if "amp_dtype" in point.changes]
+    narrower = "" if best_dtype else ", a narrower precision"
+    text = (
+        f"Move fewer bytes: let element-wise operations be fused (torch.compile), work in place{narrower}; half the "
+        f"bytes would give at most {say_gain(1.0 / (1.0 - finding.share / 2) - 1.0)}"
+    )
+    return [_without_figure(text, finding.evidence)]
+
+
+def _copies(evidence: Evidence, finding: Finding) -> list[Advice]:
+    if not evidence.config.pin_memory:
+        return []
+    costs = evidence.measurement.loader_costs
+    size = "" if costs is None else f" (an item has {say_bytes(costs.item_bytes)} now)"
+    text = f"Send fewer bytes{size}: uint8 images instead of float32, converted and normalised on the device"
+    return [_without_figure(text, finding.evidence)]
+
+
+def _short_epochs(evidence: Evidence, finding: Finding) -> list[Advice]:
+    if not evidence.config.persistent_workers:
+        return []
+    length = evidence.measurement.window.epoch_samples
+    wanted = 20  # epochs in one: a restart then takes a twentieth of what it takes now
+    if length is None:
+        return []
+    text = (
+        f"Make epochs longer: one of {length * wanted:,} samples instead of {length:,} (a sampler that goes over the "
+        "data several times) pays for a restart once"
+    )
+    present = evidence.measurement.samples_per_s
+    expected = present / (1.0 - finding.share * (1 - 1 / wanted))
+    return [_expecting(evidence, text, expected, f"restarts take {say_share(finding.share)} of the time now")]
+
+
+_FOR_DATA: dict[Bottleneck, Callable[[Evidence, LoaderCosts], list[Advice]]] = {
+    "data_cpu": _cpu_work,
+    "data_io": _waiting,
+    "data_tail": _slow_tail,
+}
+_FOR_DEVICE: dict[Bottleneck, Callable[[Evidence, Finding], list[Advice]]] = {
+    "launch": _small_operations,
+    "memory": _bandwidth,
+    "copy": _copies,
+    "restart": _short_epochs,
+}
+
+
+def _needed_item_s(evidence: Evidence) -> float:
+    """CPU seconds that a sample may take in the loader for the device to be the limit; 0 where no core is left."""
+    return max(0.0, (evidence.environment.cores - _device_cores(evidence)) / device_ceiling(evidence))
+
+
+def _device_cores(evidence: Evidence) -> float:
+    """Cores that computing keeps busy at the device's ceiling, in the most economical number of threads measured."""
+    if evidence.environment.device_kind != "cpu":
+        return 0.0
+    seen = [
+        point.cpu_s_per_sample
+        for point in evidence.curves.device
+        if point.cpu_s_per_sample is not None and set(point.changes) <= {"intra_op_threads"}
+    ]
+    if seen:
+        return min(seen) * device_ceiling(evidence)
+    return float(min(threads_of(evidence, evidence.config), evidence.environment.cores))
+
+
+def _up_to_the_device(evidence: Evidence, text: str, basis: str) -> Advice:
+    if evidence.measurement.device_ceiling is None:
+        basis += ", which was not measured but estimated from the waits for data"
+    return _expecting(evidence, text, device_ceiling(evidence), basis)
+
+
+def _expecting(evidence: Evidence, text: str, expected: float, basis: str) -> Advice:
+    gain = expected / evidence.measurement.samples_per_s - 1.0
+    return Advice(text=text, settings={}, expected_samples_per_s=expected, expected_gain=gain, basis=basis)
+
+
+def _without_figure(text: str, basis: str) -> Advice:
+    return Advice(text=text, settings={}, expected_samples_per_s=None, expected_gain=None, basis=basis)

@@ -1,0 +1,29 @@
+"""Ceilings: who overlaps with whom, and that nobody measures, or tries in vain, what another has."""
+
+from __future__ import annotations
+
+import pytest
+
+from autotune.core.ceilings import Ceiling, CeilingBook, joint_rate, overlaps
+from autotune.core.training_config import TrainingConfig
+
+REACHED = Ceiling(samples_per_s=10.0, samples=10, seconds=1.0, batches=1)
+
+
+@pytest.mark.parametrize(
+    ("workers", "kind", "rate"), [(0, "cpu", 75.0), (2, "cpu", 100.0), (0, "cuda", 100.0), (2, "cuda", 100.0)]
+)
+def test_only_without_workers_on_the_cpu_loading_and_training_take_turns(workers: int, kind: str, rate: float) -> None:
+    is_overlapped = overlaps(TrainingConfig(num_workers=workers), kind)
+    assert joint_rate(100.0, 300.0, is_overlapped=is_overlapped) == pytest.approx(rate)
+
+
+def test_a_side_that_was_tried_in_vain_is_not_tried_again_and_others_are() -> None:
+    book, config = CeilingBook(), TrainingConfig(micro_batch_size=8)
+    other = config.model_copy(update={"micro_batch_size": 16})
+    assert book.needs_loader(config)
+    assert book.needs_device(config)
+    book.give_up(config, loader=True, device=False)
+    assert (book.needs_loader(config), book.needs_device(config), book.needs_loader(other)) == (False, True, True)
+    book.keep(config, loader=None, device=REACHED)
+    assert not book.needs_device(config)

@@ -1,0 +1,135 @@
+"""What the precision guard lets pass: rounding, the model's own randomness, a GradScaler that finds its scale."""
+
+from __future__ import annotations
+
+from math import inf, nan
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.core.guard import (
+    GuardFigures,
+    deviation_of,
+    guard_key,
+    needs_guard,
+    objection,
+    shortfall,
+)
+from autotune.core.training_config import TrainingConfig
+
+FALLING = tuple(1.0 / (step + 1) for step in range(20))
+LOSSES = st.lists(st.floats(0.01, 100), min_size=1, max_size=20)
+
+
+def figures(**changes: Any) -> GuardFigures:
+    values = {
+        "steps": 20,
+        "micro_batch_size": 32,
+        "reference_losses": FALLING,
+        "losses": FALLING,
+        "gradient_cosine": 1.0,
+        "repeat_cosine": 1.0,
+        "repeat_deviation": 0.0,
+    }
+    return GuardFigures.model_validate(values | changes)
+
+
+def scaled(factor: float) -> tuple[float, ...]:
+    return tuple(factor * loss for loss in FALLING)
+
+
+def test_equal_steps_are_no_objection() -> None:
+    assert objection(figures()) is None
+
+
+def test_rounding_is_tolerated_and_ten_times_as_much_is_not() -> None:
+    assert objection(figures(losses=scaled(1.004))) is None
+    said = objection(figures(losses=scaled(1.08)))
+    assert said is not None
+    assert "8.0%" in said
+    assert "5.0% is tolerated" in said
+
+
+def test_what_float32_itself_deviates_by_is_tolerated_on_top() -> None:
+    assert objection(figures(losses=scaled(1.08), repeat_deviation=0.04)) is None
+
+
+@pytest.mark.parametrize("value", [inf, nan])
+def test_a_loss_that_is_not_finite_is_told_with_its_step(value: float) -> None:
+    said = objection(figures(losses=(1.0, value), reference_losses=(1.0, 0.5), steps=2))
+    assert said is not None
+    assert f"became {value} at step 2" in said
+
+
+def test_losses_that_float32_does_not_keep_finite_are_no_objection() -> None:
+    assert objection(figures(losses=(1.0, nan), reference_losses=(1.0, inf), steps=2)) is None
+
+
+def test_a_scaler_that_finds_its_scale_passes_and_one_that_still_skips_does_not() -> None:
+    found = (True, True, *[False] * 20)
+    assert objection(figures(skipped_steps=found)) is None
+    said = objection(figures(skipped_steps=(*found, True)))
+    assert said is not None
+    assert "1 of the last 5 steps" in said
+    assert "3 of 23 in all" in said
+
+
+def test_another_gradient_is_told_by_its_cosine() -> None:
+    said = objection(figures(gradient_cosine=0.5))
+    assert said is not None
+    assert "0.500" in said
+    assert objection(figures(gradient_cosine=None)) is not None
+
+
+def test_a_model_that_draws_at_random_is_asked_for_half_of_its_own_cosine() -> None:
+    assert objection(figures(gradient_cosine=0.35, repeat_cosine=0.6)) is None
+    assert objection(figures(gradient_cosine=0.25, repeat_cosine=0.6)) is not None
+
+
+def test_a_gradient_that_is_chance_is_not_judged() -> None:
+    assert objection(figures(gradient_cosine=-0.1, repeat_cosine=0.05)) is None
+    assert objection(figures(gradient_cosine=None, repeat_cosine=None)) is None
+
+
+def test_few_steps_are_too_few_unless_a_loss_or_the_scaler_ended_them() -> None:
+    few = {"steps": 3, "losses": FALLING[:3], "reference_losses": FALLING[:3]}
+    assert "3 steps" in (shortfall(figures(**few)) or "")
+    assert shortfall(figures()) is None
+    assert shortfall(figures(steps=1, losses=(nan,), reference_losses=(1.0,))) is None
+    assert shortfall(figures(steps=0, losses=(), reference_losses=(), skipped_steps=(True,) * 37)) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "needs"),
+    [
+        ({}, False),
+        ({"num_workers": 4, "micro_batch_size": 256}, False),
+        ({"amp_dtype": "bfloat16"}, True),
+        ({"amp_dtype": "tf32"}, True),
+        ({"compile": True}, True),
+    ],
+)
+def test_what_computes_less_exactly_needs_the_guard(changes: dict[str, Any], needs: bool) -> None:
+    assert needs_guard(TrainingConfig(**changes), TrainingConfig()) is needs
+
+
+def test_what_the_user_runs_today_needs_no_guard() -> None:
+    today = TrainingConfig(amp_dtype="bfloat16")
+    assert not needs_guard(TrainingConfig(amp_dtype="bfloat16", micro_batch_size=64), today)
+    assert not needs_guard(TrainingConfig(), today)
+    assert guard_key(today) != guard_key(TrainingConfig(amp_dtype="bfloat16", compile=True))
+
+
+@given(LOSSES, st.floats(0.5, 2))
+def test_the_deviation_is_the_share_by_which_losses_are_off(losses: list[float], factor: float) -> None:
+    assert deviation_of(losses, losses) == 0
+    assert deviation_of(losses, [factor * loss for loss in losses]) == pytest.approx(abs(factor - 1), abs=1e-9)
+
+
+@given(LOSSES, LOSSES)
+def test_any_figures_survive_json(losses: list[float], others: list[float]) -> None:
+    steps = min(len(losses), len(others))
+    one = figures(steps=steps, losses=(*losses[:steps], inf), reference_losses=(*others[:steps], nan))
+    assert GuardFigures.model_validate_json(one.model_dump_json()).losses == one.losses
