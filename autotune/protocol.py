@@ -23,7 +23,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar
 import cloudpickle
 from pydantic import BaseModel, ConfigDict
 
+from autotune.core.diagnosis import Curves
 from autotune.core.environment import Environment
+from autotune.core.guard import GuardFigures
+from autotune.core.stress import StressFigures
 from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import TrialResult
 from autotune.core.workload import WorkloadFacts
@@ -33,7 +36,9 @@ if TYPE_CHECKING:
     from torch import UntypedStorage
 
 __all__ = [
+    "NO_EXTRAS",
     "TRIAL_VARIABLE",
+    "Extras",
     "Job",
     "RankReport",
     "TrialFolder",
@@ -87,13 +92,34 @@ class WindowRules(BaseModel):
     """Least length of a block."""
 
 
+class Extras(BaseModel):
+    """What a trial measures after its window. It is done for as long as the deadline is far; the window is safe."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    loader_ceiling: bool = False
+    """The loader alone."""
+    device_ceiling: bool = False
+    """The device alone, on batches that it holds."""
+    breakdown: bool = False
+    """Where the time goes, by extra steps under a profiler, and what an item costs."""
+    stretch_s: float = 0.5
+    """Length of each of these."""
+
+
+NO_EXTRAS = Extras()
+"""The window alone."""
+
+
 class Job(BaseModel):
     """What a rank is to do."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     version: Literal[1] = 1
-    kind: Literal["describe", "probe", "trial"]
+    kind: Literal["describe", "probe", "trial", "guard", "curves", "stress"]
+    """describe: the machine; probe: one look at the workload; trial: a measurement; guard: 20 steps against float32;
+    curves: ceilings around the configuration; stress: training on the largest samples."""
     payload: Path
     config: TrainingConfig
     device: str
@@ -102,6 +128,9 @@ class Job(BaseModel):
     limit_bytes: int | None = None
     """Memory limit, enforced where the device can; None: not known yet (probe)."""
     window: WindowRules = WindowRules()
+    extras: Extras = Extras()
+    variations: tuple[TrainingConfig, ...] = ()
+    """For curves: configurations whose loader or device is to be measured alone; what differs from `config` tells."""
     sys_path: tuple[str, ...]
     working_directory: Path
     python_path: str | None
@@ -117,6 +146,9 @@ class RankReport(BaseModel):
     result: TrialResult
     environment: Environment | None = None
     facts: WorkloadFacts | None = None
+    guard: GuardFigures | None = None
+    curves: Curves | None = None
+    stress: StressFigures | None = None
     is_workload_fault: bool = False
     """The reason is a sentence about the user's workload, complete as it stands."""
 

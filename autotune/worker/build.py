@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import random
 import sys
 from dataclasses import replace
 from difflib import get_close_matches
@@ -17,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 import cloudpickle
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
@@ -35,6 +37,7 @@ __all__ = [
     "dataset_length",
     "optimizer_facts",
     "resolved",
+    "seed_all",
 ]
 
 
@@ -209,3 +212,10 @@ def _nearest(name: str, owner: object) -> str:
 
 def _kind(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def seed_all(seed: int) -> None:
+    """Seed Python's, NumPy's and torch's random generators."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)

@@ -1,26 +1,32 @@
-"""Batches without end: iterates the loader epoch after epoch, times each wait, and tells how many batches lie ready."""
+"""Batches without end: iterates the loader epoch after epoch, times each wait, and tells how many batches lie ready.
+
+`Feed.stop` ends the loader's workers, also such that hang, so that what is measured next has the machine to itself.
+"""
 
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from threading import Thread
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader
+from torch.utils.data._utils import signal_handling
 
+from autotune.core import rules
 from autotune.worker.build import WorkloadFault
 
 __all__ = ["Delivery", "Feed"]
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """A batch, and what it took to get it."""
+class Delivery(NamedTuple):
+    """A batch, and what it took to get it. Made for every batch of a window: a tuple costs least."""
 
     batch: Any
+    asked: float
+    """Time of perf_counter when it was asked for."""
     wait_s: float
     """Seconds from asking to having it."""
     is_restart: bool
@@ -33,7 +39,7 @@ class Feed:
     """Holds the loader's iterator. Epoch lengths are counted as they come."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
-        self._loader = loader
+        self.loader = loader
         self._iterator: Iterator[Any] | None = None
         self._epoch = 0
         self._in_epoch = 0
@@ -66,12 +72,42 @@ class Feed:
                 batch = next(self._iterator)
             except StopIteration:
                 if self._in_epoch == 0:
-                    raise WorkloadFault(_empty_epoch(self._loader)) from None
+                    raise WorkloadFault(_empty_epoch(self.loader)) from None
                 self.epoch_batches, restarted = self._in_epoch, True
                 self._begin_epoch()
                 continue
             self._in_epoch += 1
-            return Delivery(batch, perf_counter() - begun, restarted, had_to_wait)
+            return Delivery(batch, begun, perf_counter() - begun, restarted, had_to_wait)
+
+    @property
+    def queue_capacity(self) -> int:
+        """Batches that workers hold ready at most: prefetch_factor * num_workers, or an epoch's."""
+        factor = self.loader.prefetch_factor or rules.TORCH_PREFETCH_FACTOR
+        capacity = factor * self.loader.num_workers
+        return capacity if self.epoch_batches is None else min(capacity, self.epoch_batches)
+
+    def stop(self, within_s: float = 1.0) -> None:
+        """End the loader's workers; what does not end by itself in time, such as a reader that hangs, is killed.
+
+        Nothing can be taken afterwards. Batches that were taken stay as they are. Does nothing without workers, and
+        where another torch names its iterator's parts otherwise.
+        """
+        iterator: Any = self._iterator
+        self._iterator = None
+        if hasattr(self.loader, "_iterator"):
+            self.loader._iterator = None  # noqa: SLF001 - where persistent workers are kept
+        shut_down = getattr(iterator, "_shutdown_workers", None)
+        if shut_down is None:
+            return
+        ending = Thread(target=_ignoring_what_is_gone, args=(shut_down,), daemon=True)
+        ending.start()  # torch would wait for each worker in turn, 5 s
+        ending.join(within_s)
+        if ending.is_alive():
+            with suppress(ValueError):  # else torch's handler takes the kill for an accident, and raises
+                signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined] # noqa: SLF001 - as torch does
+            for worker in iterator._workers:  # noqa: SLF001 - no public way to them
+                worker.kill()
+            ending.join(within_s)
 
     def is_at_end(self) -> bool:
         """Whether the next batch is the first of a new epoch, as far as the epoch's length is known."""
@@ -83,7 +119,7 @@ class Feed:
         Reads the iterator of torch.utils.data.dataloader from outside: its queue of results, the queue behind the
         pinning thread, and what came out of order. None where another torch names these otherwise.
         """
-        if self._loader.num_workers == 0:
+        if self.loader.num_workers == 0:
             return 0
         iterator: Any = self._iterator
         with suppress(AttributeError, NotImplementedError, OSError):
@@ -96,12 +132,17 @@ class Feed:
 
     def _begin_epoch(self) -> None:
         self._in_epoch = 0
-        for sampler in (self._loader.sampler, self._loader.batch_sampler, getattr(self._loader, "dataset", None)):
+        for sampler in (self.loader.sampler, self.loader.batch_sampler, getattr(self.loader, "dataset", None)):
             set_epoch = getattr(sampler, "set_epoch", None)
             if callable(set_epoch):
                 set_epoch(self._epoch)
         self._epoch += 1
-        self._iterator = iter(self._loader)
+        self._iterator = iter(self.loader)
+
+
+def _ignoring_what_is_gone(shut_down: Callable[[], None]) -> None:
+    with suppress(ValueError, OSError):  # the workers were killed meanwhile, and torch no longer knows them
+        shut_down()
 
 
 def _promised_batches(loader: DataLoader[Any]) -> int | None:

@@ -1,8 +1,8 @@
 """The measuring loop: warm-up, then a window of blocks, by the rules of measuring.
 
-Takes a started Feed and a Trainer; hands on the raw Window. The clock covers the whole loop, loader included, and the
-device is synchronised at block edges alone. The window ends when its interval, by the very formula that is reported, is
-narrow enough, or when its time is over.
+Takes a started Feed and a Trainer (or another Learner); hands on the raw Window. The clock covers the whole loop,
+loader included, and the device is synchronised at block edges alone. The window ends when its interval, by the very
+formula that is reported, is narrow enough, or when its time is over.
 """
 
 from __future__ import annotations
@@ -12,15 +12,19 @@ from dataclasses import dataclass, field
 from math import ceil, inf, isfinite, log2
 from statistics import median
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
+
+import torch
 
 from autotune.core.measurement import Block, Restart, Window, rate_of
 from autotune.core.statistics import BATCH_MEANS
+from autotune.core.training_config import TrainingConfig
 from autotune.protocol import WindowRules
+from autotune.worker.device import Device
 from autotune.worker.feed import Delivery, Feed
-from autotune.worker.step import Trainer, count_samples
+from autotune.worker.step import count_samples
 
-__all__ = ["Diverged", "Run", "Warmth", "measure_window", "warm_up"]
+__all__ = ["Diverged", "Learner", "Run", "Stretch", "Warmth", "measure_window", "train_block", "warm_up", "window_of"]
 
 _WARM_UP_STEPS = 3  # optimizer steps synchronised one by one: compilation, cuDNN's search, first allocations
 _WARM_UP_BLOCK_S = 0.05
@@ -41,12 +45,26 @@ class Diverged(Exception):  # noqa: N818 - an outcome, not an error of ours
     """The loss is not finite, or every step is skipped for its gradients; the message says which."""
 
 
+class Learner(Protocol):
+    """What batches go to: a Trainer, or nothing where the loader is measured alone."""
+
+    config: TrainingConfig
+    device: Device
+    scaler: torch.amp.GradScaler
+    accumulated: int
+    """Batches since the last optimizer step."""
+
+    def train(self, batch: Any) -> Any:
+        """Learn from a batch; hands on the loss."""
+        ...
+
+
 @dataclass(slots=True)
 class Run:
     """A trial's training under way: what the loop needs, and what it counts."""
 
     feed: Feed
-    trainer: Trainer
+    trainer: Learner
     queue_capacity: int
     ends_at: float
     """Time of perf_counter at which the deadline is too near to go on."""
@@ -56,11 +74,11 @@ class Run:
     splits_restarts: bool = False
     """Take restarts out of the blocks: in a window whose blocks do not cover whole epochs."""
     pause_at: float = inf
-    """Time of perf_counter at which a block ends, however few batches it has."""
+    """Time of perf_counter at which a block ends after its next optimizer step, however few batches it has."""
     refill_left: int = 0
     """Batches still to come that belong to the last restart."""
     restarts: list[Restart] = field(default_factory=list)
-    """Restarts taken out of the blocks so far."""
+    """Restarts seen so far; where `splits_restarts` holds, they are taken out of the blocks."""
 
     def is_late(self) -> bool:
         """Whether the deadline is near."""
@@ -80,7 +98,7 @@ class Warmth:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stretch:
+class Stretch:
     """A block, and what the warm-up looks for."""
 
     block: Block
@@ -88,6 +106,7 @@ class _Stretch:
 
     @property
     def compute_s(self) -> float:
+        """Seconds of a batch, waits left out."""
         return (self.block.seconds - self.block.data_wait_s) / self.block.batches
 
 
@@ -100,9 +119,9 @@ def warm_up(run: Run, rules: WindowRules, first: Delivery) -> Warmth:
     """
     begun, longest_s = perf_counter(), min(_WARM_UP_MAX_S, _WARM_UP_WINDOWS * rules.max_s)
     config = run.trainer.config
-    stretches = [_train_block(run, config.grad_accum_steps, first)]
+    stretches = [train_block(run, config.grad_accum_steps, first)]
     while len(stretches) < _WARM_UP_STEPS and not run.is_late():
-        stretches.append(_train_block(run, config.grad_accum_steps))
+        stretches.append(train_block(run, config.grad_accum_steps))
     begun_steady, since_slow, waits, computes = perf_counter(), 0, 0, [stretches[-1].compute_s]
     steady_streak, is_drained, run.pause_at = 0, run.queue_capacity == 0, begun_steady + longest_s
     while True:
@@ -110,7 +129,7 @@ def warm_up(run: Run, rules: WindowRules, first: Delivery) -> Warmth:
         is_steady = steady_streak >= 2
         if (is_steady and is_drained and took >= _WARM_UP_MIN_S) or took >= longest_s or run.is_late():
             break
-        stretch = _train_block(run, _batches_for(_WARM_UP_BLOCK_S, stretches[-1], config.grad_accum_steps))
+        stretch = train_block(run, _batches_for(_WARM_UP_BLOCK_S, stretches[-1], config.grad_accum_steps))
         stretches.append(stretch)
         computes.append(stretch.compute_s)
         is_slow = stretch.compute_s > _SLOW_FACTOR * median(computes) or _skips(run)
@@ -134,14 +153,14 @@ def measure_window(run: Run, rules: WindowRules, warmth: Warmth, at_edge: Callab
     run.splits_restarts, run.refill_left, run.pause_at = not whole, 0, inf
     run.restarts.clear()
     size = _block_batches(run, rules, warmth.batch_s, whole=whole)
-    queue_at_start = run.feed.ready()
-    run.feed.watches_queue = False
     run.trainer.device.synchronize()
     at_edge()
-    begun, stretches = perf_counter(), list[_Stretch]()
+    queue_at_start = run.feed.ready()  # last: what the probes take lets the queue fill
+    run.feed.watches_queue = False
+    begun, stretches = perf_counter(), list[Stretch]()
     while True:
-        stretches.append(_train_block(run, size))
-        window = _window(run, stretches, warmth, queue_at_start, whole_epochs=whole)
+        stretches.append(train_block(run, size))
+        window = window_of(run, stretches, warmth, queue_at_start, whole_epochs=whole)
         stopped_by = _verdict(run, rules, window, perf_counter() - begun)
         if stopped_by is not None:
             _refuse_skipping(run, stretches)
@@ -166,44 +185,51 @@ def _verdict(
     return None
 
 
-def _train_block(run: Run, batches: int, first: Delivery | None = None) -> _Stretch:
+def train_block(run: Run, batches: int, first: Delivery | None = None) -> Stretch:
     """Train on so many batches, then synchronise. What belongs to a restart is taken out where it is split off."""
     feed, trainer, expected = run.feed, run.trainer, run.trainer.config.micro_batch_size
     samples, taken, wait_s, waits_in_a_row, apart_s = 0, 0, 0.0, 0, 0.0
     begun = perf_counter()
-    while taken < batches and not (taken and perf_counter() > min(run.ends_at, run.pause_at)):
+    while taken < batches and not (taken and _must_end(run)):
         if run.splits_restarts and feed.is_at_end():
             trainer.device.synchronize()  # what was asked of the device belongs to the block, not to the restart
-        asked = perf_counter()
-        delivery = feed.take() if first is None else first
-        if delivery is first:
-            first, waited_s = None, 0.0  # its wait lies before the clock
-        else:
-            waited_s = delivery.wait_s
-        waits_in_a_row = waits_in_a_row + 1 if delivery.had_to_wait else 0
-        came = count_samples(delivery.batch, expected)
-        run.loss = trainer.train(delivery.batch)
-        if run.splits_restarts and (delivery.is_restart or run.refill_left):
-            apart_s += _note_restart(run, delivery, came, asked)
+        if first is None:
+            delivery = feed.take()
+        else:  # its wait lies before the clock
+            delivery, first = first._replace(asked=begun, wait_s=0.0), None
+        batch, _, waited_s, is_restart, had_to_wait = delivery
+        waits_in_a_row = waits_in_a_row + 1 if had_to_wait else 0
+        came = count_samples(batch, expected)
+        run.loss = trainer.train(batch)
+        restart_s = _note_restart(run, delivery, came) if is_restart or run.refill_left else None
+        if run.splits_restarts and restart_s is not None:
+            apart_s += restart_s
         else:
             samples, taken, wait_s = samples + came, taken + 1, wait_s + waited_s
     trainer.device.synchronize()
     seconds = max(perf_counter() - begun - apart_s, 1e-9)
     _check_loss(run)
     block = Block(samples=samples, batches=taken, seconds=seconds, data_wait_s=min(wait_s, seconds))
-    return _Stretch(block, waits_in_a_row)
+    return Stretch(block, waits_in_a_row)
 
 
-def _note_restart(run: Run, delivery: Delivery, samples: int, asked: float) -> float:
-    """Add a batch, asked for at a time of perf_counter, to the restart it belongs to; hands on its seconds."""
+def _must_end(run: Run) -> bool:
+    """Whether a block ends before it is full: near the deadline at once, at a pause after a whole optimizer step."""
+    now = perf_counter()
+    return now > run.ends_at or (now > run.pause_at and run.trainer.accumulated == 0)
+
+
+def _note_restart(run: Run, delivery: Delivery, samples: int) -> float:
+    """Add a batch to the restart it belongs to; hands on its seconds, from when it was asked for."""
     if delivery.is_restart:
-        longest = max(1, (run.feed.epoch_batches or 1) // _REFILL_SHARE)
+        share = _REFILL_SHARE if run.splits_restarts else 2
+        longest = max(1, (run.feed.epoch_batches or 1) // share)
         run.refill_left = max(1, min(run.queue_capacity, longest))
         run.restarts.append(Restart(seconds=0.0, samples=0))
     run.refill_left -= 1
-    if run.refill_left == 0:
+    if run.splits_restarts and run.refill_left == 0:
         run.trainer.device.synchronize()
-    seconds, last = perf_counter() - asked, run.restarts[-1]
+    seconds, last = perf_counter() - delivery.asked, run.restarts[-1]
     run.restarts[-1] = Restart(seconds=last.seconds + seconds, samples=last.samples + samples)
     return seconds
 
@@ -218,9 +244,10 @@ def _covers_whole_epochs(run: Run, rules: WindowRules, batch_s: float) -> bool:
     return is_few or epoch_s <= _WHOLE_EPOCHS_UP_TO_S or batches < _REFILL_SHARE
 
 
-def _window(
-    run: Run, stretches: list[_Stretch], warmth: Warmth, queue_at_start: int | None, *, whole_epochs: bool
+def window_of(
+    run: Run, stretches: list[Stretch], warmth: Warmth, queue_at_start: int | None, *, whole_epochs: bool
 ) -> Window:
+    """The raw record of some stretches, as if the time had ended the window."""
     blocks = tuple(stretch.block for stretch in stretches)
     batches = sum(block.batches for block in blocks)
     epoch_batches = run.feed.epoch_batches
@@ -230,7 +257,7 @@ def _window(
     start_s = 0.0 if config.persistent_workers else run.feed.start_s
     return Window(
         blocks=blocks,
-        restarts=tuple(run.restarts),
+        restarts=() if whole_epochs else tuple(run.restarts),
         whole_epochs=whole_epochs,
         epoch_samples=None if epoch_batches is None else round(epoch_batches * samples_per_batch),
         expected_restart_s=start_s + max(0.0, run.feed.first_wait_s - filling_s),
@@ -253,12 +280,12 @@ def _block_batches(run: Run, rules: WindowRules, batch_s: float, *, whole: bool)
     return ceil(wanted / unit) * unit
 
 
-def _batches_for(seconds: float, stretch: _Stretch, unit: int) -> int:
+def _batches_for(seconds: float, stretch: Stretch, unit: int) -> int:
     batch_s = stretch.block.seconds / stretch.block.batches
     return max(1, ceil(seconds / max(batch_s, 1e-6) / unit)) * unit
 
 
-def _batch_s(stretches: list[_Stretch]) -> float:
+def _batch_s(stretches: list[Stretch]) -> float:
     return sum(one.block.seconds for one in stretches) / sum(one.block.batches for one in stretches)
 
 
@@ -280,7 +307,7 @@ def _skips(run: Run) -> bool:
     return skipped > 0
 
 
-def _refuse_skipping(run: Run, stretches: list[_Stretch]) -> None:
+def _refuse_skipping(run: Run, stretches: list[Stretch]) -> None:
     before = run.skipped_steps
     steps = sum(one.block.batches for one in stretches) / run.trainer.config.grad_accum_steps
     if _skips(run) and run.skipped_steps - before > steps / 2:

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import random
 import re
 import sys
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Timer
 from time import perf_counter
 
-import numpy as np
 import torch
 
-from autotune.core import rules
-from autotune.core.measurement import Block, Measurement, rate_of
+from autotune.core.diagnosis import Curves
+from autotune.core.measurement import Block, Measurement, between_runs, rate_of
 from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import Failure, TrialResult
 from autotune.core.workload import Workload
+from autotune.errors import RunFolderError
 from autotune.protocol import (
+    NO_EXTRAS,
     TRIAL_VARIABLE,
     Job,
     RankReport,
@@ -32,6 +33,7 @@ from autotune.protocol import (
     read_payload,
     write_model,
 )
+from autotune.worker.after import measure_after
 from autotune.worker.build import (
     WorkloadFault,
     build_dataset,
@@ -39,17 +41,24 @@ from autotune.worker.build import (
     build_model,
     build_optimizer,
     resolved,
+    seed_all,
 )
 from autotune.worker.busy import BusyProbe
+from autotune.worker.causes import cause_of
+from autotune.worker.curves import trace_curves
 from autotune.worker.device import Device, DeviceError, describe, open_device
 from autotune.worker.feed import Delivery, Feed
+from autotune.worker.guard import compare_to_float32
 from autotune.worker.loop import Diverged, Run, measure_window, warm_up
 from autotune.worker.probe import probe
 from autotune.worker.step import Trainer, infer_step, make_trainer
+from autotune.worker.stress import train_on_largest
 
 __all__ = ["run_rank"]
 
 _LAST_WORDS_S = 0.5  # before the deadline, the log gets the place where the trial hangs
+_LONGEST_AFTER_S = 60.0  # what follows the window takes a few seconds beside its steps, unless the user's code hangs
+_STEPS_AFTER = 40  # optimizer steps that it takes at the most, the profiled ones slower than others
 _DEADLINE_SHARE = 0.85  # of the deadline: a window that is late is ended, not lost
 _OUR_PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
 _PLACE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
@@ -86,17 +95,36 @@ def _work(job: Job, folder: TrialFolder, started: float) -> RankReport:
         torch.set_num_threads(job.config.intra_op_threads)
     if job.limit_bytes is not None:
         device.cap_memory(job.limit_bytes)
-    _seed(job.seed)
+    seed_all(job.seed)
     built_from = perf_counter()
     workload = resolved(read_payload(job.payload))
     if job.kind == "probe":
         facts = probe(workload, job.config, device, folder.path)
         return RankReport(result=TrialResult(outcome="ok"), environment=describe(device), facts=facts)
+    ends_at = started + _DEADLINE_SHARE * job.deadline_s
+    if job.kind == "guard":
+        figures = compare_to_float32(workload, job, device, folder.path, ends_at)
+        return RankReport(result=TrialResult(outcome="ok"), guard=figures)
+    if job.kind == "curves":
+        curves = trace_curves(
+            workload, job, device, folder.path, ends_at, keep=lambda known: _keep(folder, _traced(known))
+        )
+        return _traced(curves)
+    if job.kind == "stress":
+        return RankReport(
+            result=TrialResult(outcome="ok"), stress=train_on_largest(workload, job, device, folder.path, ends_at)
+        )
     trainer, feed, first = _build(workload, job.config, device, folder)
     arrived = perf_counter()
-    run = Run(feed, trainer, _queue_capacity(job, feed), started + _DEADLINE_SHARE * job.deadline_s)
+    run = Run(feed, trainer, feed.queue_capacity, ends_at)
     times = _StartTimes(startup_s=arrived - started, build_s=arrived - built_from)
-    return RankReport(result=TrialResult(outcome="ok", measurement=_measure(run, job.window, first, times)))
+    measurement = _measure(run, job.window, first, times)
+    if job.extras != NO_EXTRAS:
+        with _ended_when_stuck(_longest_after_s(measurement, job.config)):
+            measurement = measure_after(
+                run, trainer, job.extras, measurement, lambda known: _keep(folder, _success(known))
+            )
+    return _success(measurement)
 
 
 def _build(
@@ -111,20 +139,22 @@ def _build(
 
 
 def _measure(run: Run, rules: WindowRules, first: Delivery, times: _StartTimes) -> Measurement:
-    """Warm up, measure, and derive."""
+    """Warm up, measure, and derive. What is read of the window is read here, before anything else is measured."""
     device = run.trainer.device
     device.reset_peak()
     run.scale = run.trainer.scaler.get_scale()
     busy, warmth = BusyProbe(device), warm_up(run, rules, first)  # NVML first: its start would let the queue fill
     window = measure_window(run, rules, warmth, busy.start)
     wait_fraction = _data_wait_fraction(window.blocks)
-    busy_fraction, busy_source = busy.stop(wait_fraction)
-    memory, rate = device.peak_memory(), rate_of(window)
+    busyness = busy.stop(wait_fraction)
+    memory, rate = device.peak_memory(), between_runs(rate_of(window), device.kind)
     return Measurement(
         samples_per_s=rate.value,
         samples_per_s_ci=(rate.low, rate.high),
-        busy_fraction=busy_fraction,
-        busy_source=busy_source,
+        busy_fraction=busyness.reading.fraction,
+        busy_source=busyness.reading.source,
+        busy_readings=busyness.readings,
+        fullness=busyness.fullness,
         data_wait_fraction=wait_fraction,
         peak_memory_bytes=memory.peak_bytes,
         startup_s=times.startup_s,
@@ -134,6 +164,45 @@ def _measure(run: Run, rules: WindowRules, first: Delivery, times: _StartTimes) 
         loss=float(run.loss),
         skipped_steps=run.skipped_steps,
     )
+
+
+def _success(measurement: Measurement) -> RankReport:
+    return RankReport(result=TrialResult(outcome="ok", measurement=measurement))
+
+
+def _traced(curves: Curves) -> RankReport:
+    return RankReport(result=TrialResult(outcome="ok"), curves=curves)
+
+
+def _keep(folder: TrialFolder, report: RankReport) -> None:
+    """Write what is known so far: it counts, whatever becomes of this process."""
+    with suppress(RunFolderError):  # a full disk: the last report may still find room
+        write_model(folder.report, report)
+
+
+def _longest_after_s(measurement: Measurement, config: TrainingConfig) -> float:
+    """Seconds after which what follows a window is taken to hang: long steps have longer."""
+    blocks = measurement.blocks
+    batch_s = sum(block.seconds for block in blocks) / sum(block.batches for block in blocks)
+    return _LONGEST_AFTER_S + _STEPS_AFTER * config.grad_accum_steps * batch_s
+
+
+@contextmanager
+def _ended_when_stuck(longest_s: float) -> Iterator[None]:
+    """End the process, with the report that was kept, where what follows a window hangs: a deadline may be far off."""
+
+    def end() -> None:
+        with suppress(OSError, ValueError):  # the user's code may have closed it
+            faulthandler.dump_traceback()
+        os._exit(0)
+
+    timer = Timer(longest_s, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _outcome_of(work: Callable[[], RankReport]) -> RankReport:
@@ -161,7 +230,7 @@ def _crash(error: BaseException) -> RankReport:
         if re.search(pattern, message):
             return _report("host_oom", f"{explanation}: {_first_line(error)}")
     failure = Failure(signature=f"{type(error).__name__} at {_place(text)}", traceback=text)
-    return _report("crashed", f"{type(error).__name__}: {_message(error)}", failure=failure)
+    return _report("crashed", cause_of(error), failure=failure)
 
 
 def _is_device_oom(error: BaseException | None) -> bool:
@@ -215,11 +284,6 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def _message(error: BaseException) -> str:
-    """The last line of the message, where an exception from a loader worker quotes what it was, less its type."""
-    return (str(error).strip() or "(no message)").splitlines()[-1].removeprefix(f"{type(error).__name__}: ")
-
-
 def _report(outcome: str, reason: str, *, is_workload_fault: bool = False, **result: object) -> RankReport:
     fields = {"outcome": outcome, "reason": reason, **result}
     return RankReport(result=TrialResult.model_validate(fields), is_workload_fault=is_workload_fault)
@@ -233,18 +297,6 @@ def _enter_callers_world(job: Job) -> None:
         os.environ["PYTHONPATH"] = job.python_path
     sys.path[:] = job.sys_path
     os.chdir(job.working_directory)
-
-
-def _seed(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-
-
-def _queue_capacity(job: Job, feed: Feed) -> int:
-    factor = job.config.prefetch_factor or rules.TORCH_PREFETCH_FACTOR
-    capacity = factor * job.config.num_workers
-    return capacity if feed.epoch_batches is None else min(capacity, feed.epoch_batches)
 
 
 def _data_wait_fraction(blocks: tuple[Block, ...]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -48,10 +49,10 @@ class Sampler:
         return iter(range(self.length))
 
 
-def feed_of(dataset: Any, batch_size: int = 4, workers: int = 0, **parts: Any) -> Feed:
+def feed_of(dataset: Any, batch_size: int = 4, workers: int = 0, persistent: bool = False, **parts: Any) -> Feed:
     """A feed of batches."""
     workload = Workload(model=None, dataset=dataset, **parts)
-    config = TrainingConfig(micro_batch_size=batch_size, num_workers=workers)
+    config = TrainingConfig(micro_batch_size=batch_size, num_workers=workers, persistent_workers=persistent)
     return Feed(build_loader(workload, dataset, config, Path("/nowhere")))
 
 
@@ -121,3 +122,50 @@ def test_batches_that_workers_have_finished_are_counted() -> None:
     assert not delivery.had_to_wait
     feed.watches_queue = False
     assert not feed.take().had_to_wait
+
+
+class Sleeper(TensorDataset):
+    """Hangs at every item but those of its first batch."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+        if index >= 4:
+            signal.pause()
+        return tuple(tensor[index] for tensor in self.tensors)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_are_ended_and_batches_stay(persistent: bool) -> None:
+    feed = feed_of(numbers(400), workers=2, shuffle=False, persistent=persistent)
+    batch = feed.start().batch[0]
+    workers = workers_of(feed)
+    feed.stop()
+    assert not any(worker.is_alive() for worker in workers)
+    assert batch.tolist() == [0, 1, 2, 3]
+
+
+def test_a_worker_that_hangs_is_killed_without_an_alarm() -> None:
+    feed = feed_of(Sleeper(torch.arange(400)), workers=1, shuffle=False)
+    feed.start()
+    workers = workers_of(feed)
+    feed.stop(within_s=0.05)
+    for worker in workers:
+        worker.join(10)
+    assert [worker.exitcode for worker in workers] == [-signal.SIGKILL]
+
+
+def test_a_feed_without_workers_stops_at_once() -> None:
+    feed = feed_of(numbers(8))
+    feed.start()
+    feed.stop()
+    feed_of(numbers(8)).stop()
+
+
+@pytest.mark.parametrize(("length", "workers", "capacity"), [(400, 2, 4), (12, 2, 3), (400, 0, 0)])
+def test_the_queue_holds_two_batches_a_worker_and_never_more_than_an_epoch(
+    length: int, workers: int, capacity: int
+) -> None:
+    assert feed_of(numbers(length), workers=workers).queue_capacity == capacity
+
+
+def workers_of(feed: Feed) -> list[Any]:
+    return list(feed._iterator._workers)  # type: ignore[union-attr]

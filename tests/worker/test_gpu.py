@@ -9,16 +9,21 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
+from autotune import diagnosing
+from autotune.api import diagnose_plan
+from autotune.core.plan import Plan
 from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import TrialResult
 from autotune.core.workload import Workload
+from autotune.diagnosing import Pace
 from autotune.launch.fork_server import ForkServerLauncher
 from autotune.launch.runner import TrialRunner
-from autotune.protocol import WindowRules, write_payload
+from autotune.protocol import NO_EXTRAS, Extras, WindowRules, write_payload
 
-NVML_SOURCE = "NVML utilization"  # autotune.worker.busy.NVML_SOURCE, spelled out: it stands in users' reports
+NVML_SOURCE = "NVML utilization"  # autotune.core.busy.NVML_SOURCE, spelled out: it stands in users' reports
+PROFILER_SOURCE = "profiler: kernels and copies"  # autotune.core.busy.PROFILER_SOURCE
 GIB = 2**30
 
 pytestmark = [
@@ -77,8 +82,9 @@ def run(
         seed=0,
         limit_bytes=limit_bytes,
     )
+    extras = given.pop("extras", NO_EXTRAS)
     config = TrainingConfig(**({"micro_batch_size": 64} | given))
-    return runner.run(config, name="trial", deadline_s=110, window=WindowRules(max_s=max_s))
+    return runner.run(config, name="trial", deadline_s=110, window=WindowRules(max_s=max_s), extras=extras)
 
 
 @pytest.mark.parametrize("amp_dtype", ["float32", "tf32", "bfloat16", "float16"])
@@ -133,6 +139,107 @@ def test_busyness_comes_from_nvml_where_it_answers(launcher: ForkServerLauncher,
     assert result.measurement.busy_source == NVML_SOURCE
     assert result.measurement.busy_fraction is not None
     assert 0 <= result.measurement.busy_fraction <= 1
+
+
+@pytest.mark.parametrize("pin_memory", [False, True])
+def test_the_profiler_tells_where_the_time_goes_copies_included(
+    pin_memory: bool, launcher: ForkServerLauncher, tmp_path: Path
+) -> None:
+    everything = Extras(loader_ceiling=True, device_ceiling=True, breakdown=True)
+    found = run(launcher, tmp_path, num_workers=2, pin_memory=pin_memory, extras=everything).measurement
+    assert found is not None
+    assert found.remarks == ()
+    assert found.breakdown is not None
+    assert found.breakdown.compute.fraction > 0
+    assert found.breakdown.device_copy.source.startswith("profiler")
+    assert found.busy_readings[0].source == PROFILER_SOURCE
+    assert 0 < found.busy_readings[0].fraction <= 1
+    assert found.loader_ceiling is not None
+    assert found.device_ceiling is not None
+    assert found.loader_costs is not None
+    assert (found.loader_costs.pin_s is not None) == pin_memory
+
+
+def test_work_that_only_the_device_does_is_seen_by_the_profiler(launcher: ForkServerLauncher, tmp_path: Path) -> None:
+    heavy = run(launcher, tmp_path, model=Wide, dataset=rows, micro_batch_size=512, extras=Extras(breakdown=True))
+    assert heavy.measurement is not None
+    assert heavy.measurement.breakdown is not None
+    assert heavy.measurement.breakdown.compute.fraction > 0.5, "2 GiB of activations a step, rows that lie in memory"
+
+
+def test_fullness_comes_from_gpm_where_it_answers(launcher: ForkServerLauncher, tmp_path: Path) -> None:
+    import pynvml
+
+    pynvml.nvmlInit()
+    try:
+        supported = pynvml.nvmlGpmQueryDeviceSupport(pynvml.nvmlDeviceGetHandleByIndex(0)).isSupportedDevice
+    except pynvml.NVMLError as error:
+        pytest.skip(f"NVML has no GPM here: {error}")
+    found = run(launcher, tmp_path).measurement
+    assert found is not None
+    if not supported or found.fullness is None:
+        pytest.skip("this device, driver or user is not given GPM's counters")
+    assert found.fullness.sm_fraction is not None
+    assert found.fullness.sm_fraction > 0
+
+
+def test_the_window_is_the_same_with_and_without_what_follows_it(launcher: ForkServerLauncher, tmp_path: Path) -> None:
+    alone, more = tmp_path / "alone", tmp_path / "more"
+    alone.mkdir()
+    more.mkdir()
+    plain = run(launcher, alone).measurement
+    full = run(launcher, more, extras=Extras(device_ceiling=True, breakdown=True)).measurement
+    assert plain is not None
+    assert full is not None
+    assert plain.memory.reserved_bytes is not None
+    assert full.memory.reserved_bytes == pytest.approx(plain.memory.reserved_bytes, rel=0.1), "peaks are read before"
+    assert full.busy_source == plain.busy_source
+
+
+class Indices(Dataset[int]):
+    """Items that cost nothing."""
+
+    def __len__(self) -> int:
+        return 4096
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class ReadyBatches:
+    """Gives the same 192 MiB whatever the items: a batch that costs its copy to the device alone."""
+
+    def __init__(self) -> None:
+        self.batch: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def __call__(self, items: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.batch is None or len(self.batch[0]) != len(items):
+            self.batch = torch.ones(len(items), 3 * 2**18), torch.zeros(len(items), dtype=torch.long)
+        return self.batch
+
+
+class FirstNumbers(nn.Module):
+    """Looks at next to nothing of what was copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(16, 2)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.head(inputs[:, :16])
+        return outputs
+
+
+def test_large_batches_of_a_cheap_model_are_copy_bound_and_pinning_is_advised(
+    launcher: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diagnosing, "variations", lambda _: [])  # workers would need GiB of shared memory
+    workload = Workload(model=FirstNumbers, dataset=Indices(), collate_fn=ReadyBatches())
+    config = TrainingConfig(micro_batch_size=64)
+    plan = Plan(name="case", workload=workload, baseline=config, device="cuda:0")
+    found = diagnose_plan(plan, progress=False, launcher=launcher, pace=Pace(window_s=1.0, stretch_s=0.3))
+    assert (found.verdict, found.findings[0].share > 0.5) == ("copy", True)
+    assert {"pin_memory": True} in [one.settings for one in found.advice]
 
 
 def needs_pinned_batches(model: nn.Module, batch: Any) -> torch.Tensor:

@@ -20,7 +20,7 @@ from autotune.worker import loop
 from autotune.worker.build import build_loader, build_model, build_optimizer
 from autotune.worker.device import open_device
 from autotune.worker.feed import Feed
-from autotune.worker.loop import Diverged, Run, measure_window, warm_up
+from autotune.worker.loop import Diverged, Run, measure_window, train_block, warm_up
 from autotune.worker.step import infer_step, make_trainer
 
 RULES = WindowRules(max_s=0.3, precision=0.5, block_s=0.01)
@@ -83,6 +83,31 @@ def test_blocks_hold_whole_optimizer_steps() -> None:
     assert not window.whole_epochs
     assert all(block.batches % 3 == 0 for block in window.blocks)
     assert run.trainer.accumulated == 0
+
+
+def test_a_pause_ends_a_block_after_a_whole_optimizer_step() -> None:
+    _, run = measured(grad_accum_steps=3, length=10**4)
+    run.pause_at = 0.0
+    assert train_block(run, 30).block.batches == 3
+    assert run.trainer.accumulated == 0
+
+
+def test_a_window_begins_at_a_whole_optimizer_step_though_the_warm_up_ran_out_of_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loop, "_WARM_UP_MAX_S", 0.0)
+    window, run = measured(grad_accum_steps=7, length=10**5)
+    assert window.warm_up_batches % 7 == 0
+    assert run.trainer.accumulated == 0
+
+
+def test_restarts_are_noted_also_where_the_blocks_hold_them() -> None:
+    window, run = measured(length=8 * 6)
+    assert window.whole_epochs
+    assert not window.restarts
+    batches = sum(block.batches for block in window.blocks)
+    assert len(run.restarts) in {batches // 6, batches // 6 + 1}
+    assert all(restart.samples == 8 for restart in run.restarts), "without a queue the first batch alone"
 
 
 def test_an_endless_wish_for_precision_ends_with_the_time() -> None:

@@ -1,0 +1,203 @@
+"""One side alone: the loader without training, and the device on batches that it already holds.
+
+Takes a running Feed or a Trainer; hands on a Ceiling, the rate that no setting of the other side can pass. Used after a
+trial's window and for the curves of a diagnosis; nothing here changes what a window has measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle, islice
+from math import ceil, inf, isfinite
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from autotune.core.ceilings import Ceiling
+from autotune.core.measurement import Window, rate_of
+from autotune.core.training_config import TrainingConfig
+from autotune.worker.device import Device
+from autotune.worker.feed import Feed
+from autotune.worker.loop import Run, Stretch, Warmth, train_block, window_of
+from autotune.worker.step import Trainer, count_samples, tensors_of
+
+__all__ = ["batch_bytes", "collect", "device_alone", "loader_alone", "resident"]
+
+_BLOCK_S = 0.05
+_QUEUES = 2  # the stretch sees the queue through twice, as a window does
+_OVERTIME = 2.0  # past its time a stretch goes on so far for that
+_LONGEST = 6.0  # past its time so far, whatever it has seen: batches of seconds
+_FEWEST_EPOCH_BATCHES = 4  # of shorter epochs nothing is left beside their restart
+_WARM_STEPS = 2  # optimizer steps on held batches before the clock starts; the last one is timed to plan the stretch
+_MOST_WARM_STEPS = 17  # from 65536 a GradScaler halves its scale so often until it is below 1
+_FEWEST_STEPS = 3
+
+
+def loader_alone(
+    feed: Feed, config: TrainingConfig, *, seconds: float, restart_s: float | None = None, ends_at: float = inf
+) -> Ceiling:
+    """The rate at which batches come when nobody trains on them.
+
+    What lies ready is taken first. The stretch ends after `seconds` once it has seen the queue through twice; slow
+    loaders get up to twice that, and six times for a single round of the workers. Epochs' restarts belong to the rate,
+    as in `rate_of`.
+
+    Args:
+        feed: A feed that was started; it can be gone on with.
+        config: What the feed's loader was built for.
+        seconds: Length of the stretch.
+        restart_s: What an epoch's restart is taken to cost where none falls into the stretch; None: what the feed's
+            own start has told.
+        ends_at: Time of perf_counter at which the deadline is near; the stretch is cut there.
+    """
+    run = Run(feed, _Nobody(config), feed.queue_capacity, ends_at)
+    run.pause_at = perf_counter() + _LONGEST * seconds
+    warmth = _drain(run)
+    is_whole = feed.epoch_batches is not None and feed.epoch_batches < _FEWEST_EPOCH_BATCHES
+    run.splits_restarts = not is_whole
+    unit = feed.epoch_batches if is_whole and feed.epoch_batches else max(1, config.num_workers)
+    queue_at_start, watched, feed.watches_queue = feed.ready(), feed.watches_queue, False
+    begun, stretches = perf_counter(), [train_block(run, unit)]
+    while not _has_seen_enough(run, stretches, perf_counter() - begun, seconds):
+        batch_s = stretches[-1].block.seconds / stretches[-1].block.batches
+        stretches.append(train_block(run, ceil(_BLOCK_S / max(batch_s, 1e-6) / unit) * unit))
+    window = window_of(run, stretches, warmth, queue_at_start, whole_epochs=is_whole)
+    feed.watches_queue = watched
+    return _ceiling_of(window if restart_s is None else window.model_copy(update={"expected_restart_s": restart_s}))
+
+
+def device_alone(trainer: Trainer, batches: Sequence[Any], *, seconds: float, ends_at: float = inf) -> Ceiling:
+    """The rate of training on batches that lie on the device, in turns; whole optimizer steps.
+
+    Synchronised at the edges alone, so that launching runs ahead as it does in training. The model goes on learning
+    from the same batches: what the run is worth afterwards is nothing.
+
+    Args:
+        trainer: Where training stands.
+        batches: What `resident` has given.
+        seconds: Length of the stretch; at least three optimizer steps unless these take twice that, then at least one.
+        ends_at: Time of perf_counter at which the deadline is near; beyond one step nothing is begun then.
+
+    Raises:
+        RuntimeError: this was no training: the GradScaler skipped steps, or the loss is not finite.
+    """
+    supply, per_step, expected = cycle(batches), trainer.config.grad_accum_steps, trainer.config.micro_batch_size
+    if trainer.accumulated:  # a window that the deadline has cut may end within a step
+        _train_on(trainer, islice(supply, per_step - trainer.accumulated))
+    warm_s = _warm_up(trainer, supply, seconds, ends_at)
+    seconds = min(seconds, max(0.0, ends_at - perf_counter()))
+    fewest = _FEWEST_STEPS if _FEWEST_STEPS * warm_s <= 2 * seconds else 1
+    taken, samples, spent_s, scale = 0, 0, 0.0, trainer.scaler.get_scale()
+    while taken == 0 or (spent_s < seconds and perf_counter() < ends_at):
+        step_s = spent_s * per_step / taken if taken else warm_s
+        steps = max(fewest if taken == 0 else 1, ceil((seconds - spent_s) / max(step_s, 1e-6)))
+        given = list(islice(supply, steps * per_step))
+        stretch_s, loss = _train_on(trainer, iter(given))
+        spent_s += stretch_s
+        taken, samples = taken + len(given), samples + sum(count_samples(batch, expected) for batch in given)
+    _check_trained(trainer, scale, float(loss))
+    return Ceiling(samples_per_s=samples / spent_s, samples=samples, seconds=spent_s, batches=taken)
+
+
+def collect(feed: Feed, *, count: int, limit_bytes: int, seconds: float) -> list[Any]:
+    """The next batches as the loader delivers them: at least one, up to a count, a size in bytes, and a time."""
+    begun, batches, taken_bytes = perf_counter(), list[Any](), 0
+    while len(batches) < count:
+        batches.append(feed.take().batch)
+        taken_bytes += batch_bytes(batches[-1])
+        if taken_bytes * (len(batches) + 1) / len(batches) > limit_bytes or perf_counter() - begun > seconds:
+            break
+    return batches
+
+
+def resident(trainer: Trainer, batches: Sequence[Any]) -> list[Any]:
+    """Batches moved to the device, in the trainer's layout: the first alone where all have one size."""
+    sizes = {tuple(tuple(one.shape) for one in tensors_of(batch)) for batch in batches}
+    return [trainer.to_device(batch) for batch in (batches[:1] if len(sizes) == 1 else batches)]
+
+
+def batch_bytes(batch: Any) -> int:
+    """Bytes of a batch's tensors."""
+    return sum(tensor.nbytes for tensor in tensors_of(batch))
+
+
+@dataclass(slots=True)
+class _Nobody:
+    """Learns nothing: batches are taken and let go."""
+
+    config: TrainingConfig
+    device: Device = field(default_factory=lambda: Device(torch.device("cpu"), "cpu"))
+    scaler: torch.amp.GradScaler = field(default_factory=lambda: torch.amp.GradScaler("cpu", enabled=False))
+    accumulated: int = 0
+
+    def train(self, batch: Any) -> float:  # noqa: ARG002 - a Learner's signature
+        return 0.0
+
+
+def _drain(run: Run) -> Warmth:
+    """Take what lies ready: as many batches as the queue holds, or, sooner, one wait for each worker running."""
+    feed, workers = run.feed, run.trainer.config.num_workers
+    begun, taken, waits, watched, feed.watches_queue = perf_counter(), 0, 0, feed.watches_queue, True
+    while taken < run.queue_capacity and waits < workers and perf_counter() < min(run.ends_at, run.pause_at):
+        waits = waits + 1 if feed.take().had_to_wait else 0
+        taken += 1
+    feed.watches_queue = watched
+    spent_s = perf_counter() - begun
+    return Warmth(taken, spent_s, is_drained=True, is_steady=True, batch_s=spent_s / max(1, taken))
+
+
+def _has_seen_enough(run: Run, stretches: Sequence[Stretch], elapsed_s: float, seconds: float) -> bool:
+    if run.is_late() or elapsed_s >= _LONGEST * seconds:
+        return True
+    batches = sum(one.block.batches for one in stretches)
+    if elapsed_s >= _OVERTIME * seconds:
+        return batches >= run.trainer.config.num_workers
+    return elapsed_s >= seconds and batches >= _QUEUES * run.queue_capacity
+
+
+def _ceiling_of(window: Window) -> Ceiling:
+    blocks, restarts = window.blocks, window.restarts
+    in_blocks, batches = sum(one.samples for one in blocks), sum(one.batches for one in blocks)
+    samples = in_blocks + sum(one.samples for one in restarts)
+    return Ceiling(
+        samples_per_s=rate_of(window).value,
+        samples=samples,
+        seconds=sum(one.seconds for one in blocks) + sum(one.seconds for one in restarts),
+        batches=round(samples * batches / in_blocks) if in_blocks else batches,
+    )
+
+
+def _warm_up(trainer: Trainer, supply: Iterator[Any], seconds: float, ends_at: float) -> float:
+    """Seconds of the last of a few optimizer steps: one where it is long; in float16 until none is skipped."""
+    for done in range(1, _MOST_WARM_STEPS + 1):
+        scale = trainer.scaler.get_scale()
+        warm_s, _ = _train_on(trainer, islice(supply, trainer.config.grad_accum_steps))
+        is_skipped = trainer.scaler.get_scale() < scale
+        if perf_counter() > ends_at or (not is_skipped and (done >= _WARM_STEPS or warm_s > seconds)):
+            break
+    return warm_s
+
+
+def _check_trained(trainer: Trainer, scale: float, loss: float) -> None:
+    """Refuse a stretch whose rate is not that of training: a skipped step costs less than one that is done.
+
+    Raises:
+        RuntimeError: steps were skipped, or the loss is not finite.
+    """
+    if trainer.scaler.get_scale() < scale:
+        raise RuntimeError(f"steps were skipped: their gradients in {trainer.config.amp_dtype} are not finite")
+    if not isfinite(loss):
+        raise RuntimeError(f"the loss is not finite ({loss})")
+
+
+def _train_on(trainer: Trainer, batches: Iterator[Any]) -> tuple[float, Any]:
+    """Seconds of training on some batches, from one synchronisation to the next, and the last one's loss."""
+    loss: Any = 0.0
+    trainer.device.synchronize()
+    begun = perf_counter()
+    for batch in batches:
+        loss = trainer.train(batch)
+    trainer.device.synchronize()
+    return max(perf_counter() - begun, 1e-9), loss

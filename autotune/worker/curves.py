@@ -1,0 +1,333 @@
+"""Ceilings around a configuration: the loader alone and the device alone in settings that differ from it.
+
+Takes a curves job; hands on Curves. A setting that fails (out of memory, an exception of the user's code) leaves a
+reason in its point and spares the others; near the deadline the rest is left out. After each point the caller is given
+the curves so far to keep, so that not even the death of the process loses them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor, nn
+
+from autotune.core.ceilings import Ceiling
+from autotune.core.diagnosis import CurvePoint, Curves, Roofline
+from autotune.core.expectation import DEVICE_SETTINGS, LOADER_SETTINGS
+from autotune.core.result import changed_settings
+from autotune.core.training_config import TrainingConfig
+from autotune.core.workload import Workload
+from autotune.protocol import Job
+from autotune.worker.alone import collect, device_alone, loader_alone, resident
+from autotune.worker.build import build_dataset, build_loader, build_model, build_optimizer
+from autotune.worker.causes import cause_of
+from autotune.worker.device import Device
+from autotune.worker.feed import Feed
+from autotune.worker.roofline import trace_roofline
+from autotune.worker.step import Step, Trainer, count_samples, infer_step, make_trainer
+
+__all__ = ["combined_config", "resized", "trace_curves"]
+
+_LOADER_SHARE = 0.5  # of the time, at the most; the device gets the rest
+_BATCHES_HELD = 8
+_HELD_BYTES = 256 * 2**20
+_COLLECTING_S = 1.0
+_WORTH = 1.03  # a setting that makes the device so much faster goes into the combined point
+_NO_TIME = "no time was left"
+_CUT = "The job ended before the rest was measured."
+
+_Seen = tuple[Ceiling, float | None]
+
+
+@dataclass(slots=True)
+class _Bench:
+    """What the points of both curves share."""
+
+    workload: Workload
+    job: Job
+    device: Device
+    scratch: Path
+    dataset: Any
+    ends_at: float
+    batches: Sequence[Any] = ()
+    """Batches of the job's own configuration, on the host."""
+
+
+@dataclass(slots=True)
+class _Training:
+    """The model that every device point trains on, one after the other."""
+
+    bench: _Bench
+    model: nn.Module
+    step: Step
+    is_converted: bool
+    """The model's layout is channels last."""
+
+
+@dataclass(slots=True)
+class _Traced:
+    """The points so far, each kept as it comes."""
+
+    keep: Callable[[Curves], None]
+    loader: tuple[CurvePoint, ...] = ()
+    device: tuple[CurvePoint, ...] = ()
+
+    def add(self, *, loader: CurvePoint | None = None, device: CurvePoint | None = None) -> None:
+        """Add a point of either side."""
+        self.loader += () if loader is None else (loader,)
+        self.device += () if device is None else (device,)
+        self.keep(self.curves(None, _CUT))
+
+    def curves(self, roofline: Roofline | None, *remarks: str) -> Curves:
+        """All that is known."""
+        threads = torch.get_num_threads()
+        return Curves(loader=self.loader, device=self.device, roofline=roofline, threads=threads, remarks=remarks)
+
+
+def trace_curves(
+    workload: Workload, job: Job, device: Device, scratch: Path, ends_at: float, *, keep: Callable[[Curves], None]
+) -> Curves:
+    """Measure the job's own configuration and each variation alone, on the side that it changes.
+
+    Where several device settings help, one more point has them all. `keep` is called with the curves so far after each
+    point: they count should the process not outlive the next.
+
+    Raises:
+        WorkloadFault: something about the workload can't be used.
+    """
+    bench = _Bench(workload, job, device, scratch, build_dataset(workload), ends_at)
+    now = perf_counter()
+    bench.ends_at = now + _LOADER_SHARE * (ends_at - now)
+    own, bench.batches = _load_own(bench)
+    traced = _Traced(keep)
+    traced.add(loader=own)
+    for config in _varying(job, LOADER_SETTINGS):
+        traced.add(loader=_loader_point(bench, config))
+    bench.ends_at = ends_at
+    model = build_model(workload, job.config, device)
+    training = _Training(bench, model, infer_step(workload, bench.batches[0]), job.config.channels_last)
+    for config in (job.config, *_varying_device(job)):
+        traced.add(device=_device_point(training, config))
+    combined = combined_config(job.config, traced.device)
+    if combined is not None:
+        traced.add(device=_device_point(training, combined))
+    roofline, remarks = _roofline(training)
+    return traced.curves(roofline, *remarks)
+
+
+def resized(batch: Any, size: int) -> Any:
+    """A batch with so many samples, its own repeated as often as needed.
+
+    Raises:
+        ValueError: a tensor in it does not have the samples in its first dimension.
+    """
+    count = count_samples(batch, 0)
+    if isinstance(batch, Tensor):
+        return _repeated(batch, count, size)
+    if isinstance(batch, Mapping):
+        return {key: _resized_part(value, count, size) for key, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        parts = [_resized_part(value, count, size) for value in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+    raise ValueError(f"a batch of type {type(batch).__name__} can't be made larger or smaller here")
+
+
+def combined_config(own: TrainingConfig, points: Sequence[CurvePoint]) -> TrainingConfig | None:
+    """A configuration with the best value of each setting that makes the device faster; None for fewer than two."""
+    level = next((point.ceiling.samples_per_s for point in points if not point.changes and point.ceiling), None)
+    best: dict[str, tuple[float, object]] = {}
+    for point in points:
+        if level is None or point.ceiling is None or len(point.changes) != 1:
+            continue
+        ((name, value),) = point.changes.items()
+        rate = point.ceiling.samples_per_s
+        if rate >= _WORTH * level and (name not in best or rate > best[name][0]):
+            best[name] = rate, value
+    if len(best) < 2:
+        return None
+    return TrainingConfig.model_validate(own.model_dump() | {name: value for name, (_, value) in best.items()})
+
+
+def _resized_part(value: Any, count: int, size: int) -> Any:
+    if isinstance(value, Tensor):
+        return value if value.ndim == 0 else _repeated(value, count, size)
+    if isinstance(value, Mapping):
+        return {key: _resized_part(one, count, size) for key, one in value.items()}
+    if isinstance(value, tuple | list) and any(isinstance(one, Tensor | Mapping | tuple | list) for one in value):
+        return type(value)(_resized_part(one, count, size) for one in value)
+    return value
+
+
+def _repeated(tensor: Tensor, count: int, size: int) -> Tensor:
+    if tensor.ndim == 0 or tensor.shape[0] != count or count == 0:
+        raise ValueError(f"a tensor of shape {tuple(tensor.shape)} does not have the {count} samples in front")
+    return tensor[torch.arange(size) % count]
+
+
+def _varying(job: Job, settings: frozenset[str]) -> list[TrainingConfig]:
+    return [config for config in job.variations if settings & set(changed_settings(config, job.config))]
+
+
+def _varying_device(job: Job) -> list[TrainingConfig]:
+    """Without such as only spell out the threads that torch takes anyway."""
+    own, threads = job.config, torch.get_num_threads()
+    spelt = own.model_copy(update={"intra_op_threads": threads}) if own.intra_op_threads is None else None
+    return [config for config in _varying(job, DEVICE_SETTINGS) if config != spelt]
+
+
+def _changes(config: TrainingConfig, job: Job, settings: frozenset[str]) -> dict[str, object]:
+    changed = changed_settings(config, job.config)
+    return {name: after for name, (_, after) in changed.items() if name in settings}
+
+
+def _load_own(bench: _Bench) -> tuple[CurvePoint, list[Any]]:
+    """The loader of the job's own configuration, and some of its batches."""
+    config = bench.job.config
+    feed = Feed(build_loader(bench.workload, bench.dataset, config, bench.scratch))
+    try:
+        first = feed.start().batch
+        more = collect(feed, count=_BATCHES_HELD - 1, limit_bytes=_HELD_BYTES, seconds=_COLLECTING_S)
+        point = _guarded({}, lambda: _loader_alone(bench, feed, config), bench.ends_at)
+    finally:
+        feed.stop()
+    return point, [first, *more]
+
+
+def _loader_point(bench: _Bench, config: TrainingConfig) -> CurvePoint:
+    def measure() -> _Seen:
+        feed = Feed(build_loader(bench.workload, bench.dataset, config, bench.scratch))
+        try:
+            feed.start()
+            return _loader_alone(bench, feed, config)
+        finally:
+            feed.stop()
+
+    return _guarded(_changes(config, bench.job, LOADER_SETTINGS), measure, bench.ends_at)
+
+
+def _loader_alone(bench: _Bench, feed: Feed, config: TrainingConfig) -> _Seen:
+    seconds, ends_at = bench.job.extras.stretch_s, bench.ends_at
+    return _with_cpu_s(lambda: loader_alone(feed, config, seconds=seconds, ends_at=ends_at))
+
+
+def _device_point(training: _Training, config: TrainingConfig) -> CurvePoint:
+    bench = training.bench
+
+    def measure() -> _Seen:
+        _refuse_too_large(bench, config)
+        with _as_configured(config, bench.device):
+            trainer = _trainer(training, config)
+            held = resident(trainer, _batches_of(bench, config))
+            seconds, ends_at = bench.job.extras.stretch_s, bench.ends_at
+            return _with_cpu_s(lambda: device_alone(trainer, held, seconds=seconds, ends_at=ends_at))
+
+    point = _guarded(_changes(config, bench.job, DEVICE_SETTINGS), measure, bench.ends_at)
+    training.model.zero_grad(set_to_none=True)
+    if point.ceiling is None:
+        _bound_weights(training.model)
+    if bench.device.has_own_memory:
+        torch.accelerator.empty_cache()
+    return point
+
+
+def _bound_weights(model: nn.Module) -> None:
+    """Undo what a point has done that diverged, or the next ones would not be finite; no rate depends on the values."""
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+                tensor.nan_to_num_(0.0, 0.0, 0.0).clamp_(-1.0, 1.0)
+
+
+def _trainer(training: _Training, config: TrainingConfig) -> Trainer:
+    """A trainer of the shared model, in the configuration's layout, with an optimizer of its own."""
+    bench = training.bench
+    if config.channels_last != training.is_converted:
+        layout = torch.channels_last if config.channels_last else torch.contiguous_format
+        training.model.to(memory_format=layout)  # type: ignore[call-overload] # torch's stubs lack the keyword alone
+        training.is_converted = config.channels_last
+    optimizer = build_optimizer(bench.workload, training.model, config.lr)
+    return make_trainer(training.model, optimizer, training.step, config, bench.device)
+
+
+def _batches_of(bench: _Bench, config: TrainingConfig) -> list[Any]:
+    if config.micro_batch_size == bench.job.config.micro_batch_size:
+        return list(bench.batches)
+    return [resized(batch, config.micro_batch_size) for batch in bench.batches]
+
+
+def _refuse_too_large(bench: _Bench, config: TrainingConfig) -> None:
+    """Where memory is RAM, nothing refuses a batch that is too large until the whole job is ended for it.
+
+    Raises:
+        ValueError: the memory seen so far, grown with the batch, would pass the limit.
+    """
+    growth = config.micro_batch_size / bench.job.config.micro_batch_size
+    limit = bench.job.limit_bytes
+    if bench.device.has_own_memory or limit is None or growth <= 1:
+        return
+    expected = bench.device.peak_memory().peak_bytes * growth
+    if expected > limit:
+        raise ValueError(f"it might take {expected / 2**20:,.0f} MiB, over the limit of {limit / 2**20:,.0f} MiB")
+
+
+@contextmanager
+def _as_configured(config: TrainingConfig, device: Device) -> Iterator[None]:
+    """Threads and TF32 of this process as the configuration has them, and as before afterwards."""
+    before = torch.get_num_threads()
+    if config.intra_op_threads is not None:
+        torch.set_num_threads(config.intra_op_threads)
+    try:
+        with config.autocast(device.torch_device) if config.amp_dtype == "tf32" else nullcontext():
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _roofline(training: _Training) -> tuple[Roofline | None, tuple[str, ...]]:
+    bench = training.bench
+    config = bench.job.config
+    if config.compile:
+        return None, ("Operators were not counted: the model is compiled.",)
+    if perf_counter() > bench.ends_at:
+        return None, (f"Operators were not counted: {_NO_TIME}.",)
+    try:
+        with _as_configured(config, bench.device):
+            trainer = _trainer(training, config)
+            return trace_roofline(trainer, resident(trainer, bench.batches)[0], bench.device), ()
+    except Exception as error:  # noqa: BLE001 - user code runs in it; the curves are worth keeping
+        return None, (f"Operators were not counted: {cause_of(error)}.",)
+
+
+def _guarded(changes: dict[str, object], measure: Callable[[], _Seen], ends_at: float) -> CurvePoint:
+    if perf_counter() > ends_at:
+        return CurvePoint(changes=changes, ceiling=None, reason=_NO_TIME)
+    try:
+        ceiling, cpu_s = measure()
+    except Exception as error:  # noqa: BLE001 - user code runs in it: one point fails, not the curve
+        return CurvePoint(changes=changes, ceiling=None, reason=cause_of(error))
+    return CurvePoint(changes=changes, ceiling=ceiling, cpu_s_per_sample=cpu_s)
+
+
+def _with_cpu_s(measure: Callable[[], Ceiling]) -> _Seen:
+    """A ceiling, and the CPU seconds that a sample took: the cores in use over the rate, the warm-up included."""
+    begun, cpu_s = perf_counter(), _spent_cpu_s()
+    ceiling = measure()
+    cores = (_spent_cpu_s() - cpu_s) / (perf_counter() - begun)
+    return ceiling, max(0.0, cores) / ceiling.samples_per_s
+
+
+def _spent_cpu_s() -> float:
+    """CPU seconds so far of this process, of its living children, and of those that it has waited for."""
+    own = psutil.Process()
+    spent = sum(own.cpu_times()[:4])  # user, system, and both of the children waited for
+    for child in own.children():
+        with suppress(psutil.Error):
+            spent += sum(child.cpu_times()[:2])
+    return float(spent)

@@ -1,0 +1,267 @@
+"""The precision guard's comparison: some 20 optimizer steps of a candidate against float32, from the same start.
+
+Takes a Job whose configuration carries the candidate's precision and the batch to compare on; hands on GuardFigures,
+for `core.guard` to judge. The model is built once, and every run begins from the same weights, seeds and batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from autotune.core.guard import GUARD_STEPS, GuardFigures, deviation_of
+from autotune.core.training_config import TrainingConfig
+from autotune.core.workload import Workload
+from autotune.protocol import Job
+from autotune.worker.alone import batch_bytes
+from autotune.worker.build import build_dataset, build_loader, build_model, build_optimizer, seed_all
+from autotune.worker.device import Device
+from autotune.worker.feed import Feed
+from autotune.worker.step import Step, Trainer, infer_step
+
+__all__ = ["compare_to_float32", "gradient_cosine"]
+
+_REPEAT_STEPS = 5
+_MOST_SKIPS = 17  # from 65536 a GradScaler halves its scale so often until it is below 1
+_HELD_BYTES = 256 * 2**20
+_LOADING_SHARE = 0.3  # of the time until the deadline; then the batches that came are taken in turns
+_REFERENCE_SHARE = 0.5
+_REPEAT_SHARE = 0.6
+_CHUNK = 2**22  # elements that are widened at once
+_OTHER_SEED = 1_000_003
+
+_Gradient = list[Tensor | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bench:
+    """What all runs of a comparison share."""
+
+    workload: Workload
+    model: nn.Module
+    initial: dict[str, Tensor]
+    """Parameters and buffers to begin from, on the CPU."""
+    batches: list[Any]
+    step: Step
+    device: Device
+    seed: int
+
+
+@dataclass(slots=True)
+class _Trained:
+    """What a run has seen."""
+
+    losses: list[float] = field(default_factory=list)
+    skipped: list[bool] = field(default_factory=list)
+    """For each attempt at a step, where there is a GradScaler."""
+    gradient: _Gradient | None = None
+    """The first step's, on the CPU; of the reference alone."""
+    cosine: float | None = None
+    """Between the first step's gradient and the reference's."""
+
+
+def compare_to_float32(workload: Workload, job: Job, device: Device, scratch: Path, ends_at: float) -> GuardFigures:
+    """Train the same steps in float32, in float32 with other random draws, and as the candidate would.
+
+    Where float32 does not fit into the memory the batch is halved. `ends_at`, a time of perf_counter, cuts the steps
+    short.
+
+    Raises:
+        torch.OutOfMemoryError: float32 does not fit at a batch of one, or the candidate does not fit.
+        WorkloadFault: something about the workload can't be used.
+    """
+    begun = perf_counter()
+    left_s = min(ends_at - begun, job.deadline_s)
+    plain = job.config.model_copy(update={"amp_dtype": "float32", "compile": False})
+    dataset, model = build_dataset(workload), build_model(workload, plain, device)
+    initial, reference = _state(model), None
+    while reference is None:
+        batches = _batches(workload, dataset, plain, scratch, begun + _LOADING_SHARE * left_s)
+        bench = _Bench(
+            workload=workload,
+            model=model,
+            initial=initial,
+            batches=batches,
+            step=infer_step(workload, batches[0]),
+            device=device,
+            seed=job.seed,
+        )
+        reference = _reference(bench, plain, begun + _REFERENCE_SHARE * left_s)
+        if reference is None:
+            plain = plain.model_copy(update={"micro_batch_size": plain.micro_batch_size // 2})
+    first, until = reference.gradient or [], begun + _REPEAT_SHARE * left_s
+    repeat = _train(bench, plain, _REPEAT_STEPS, until, compared_to=first, shift=_OTHER_SEED)
+    candidate = job.config.model_copy(update={"micro_batch_size": plain.micro_batch_size})
+    tried = _train(bench, candidate, GUARD_STEPS, begun + left_s, compared_to=first)
+    return _figures(plain.micro_batch_size, reference, repeat, tried)
+
+
+def _reference(bench: _Bench, plain: TrainingConfig, stop_at: float) -> _Trained | None:
+    """The float32 run; None where it does not fit into the device's memory, and a smaller batch is left to try."""
+    try:
+        return _train(bench, plain, GUARD_STEPS, stop_at)
+    except torch.OutOfMemoryError:
+        if plain.micro_batch_size == 1:
+            raise
+    bench.model.zero_grad(set_to_none=True)
+    bench.device.reset_peak()  # gives back what the allocator holds
+    return None
+
+
+def _figures(size: int, reference: _Trained, repeat: _Trained, tried: _Trained) -> GuardFigures:
+    steps = min(len(reference.losses), len(tried.losses))
+    return GuardFigures(
+        steps=steps,
+        micro_batch_size=size,
+        reference_losses=tuple(reference.losses[:steps]),
+        losses=tuple(tried.losses[:steps]),
+        gradient_cosine=tried.cosine,
+        repeat_cosine=repeat.cosine,
+        repeat_deviation=deviation_of(reference.losses, repeat.losses) or 0.0,
+        skipped_steps=tuple(tried.skipped),
+    )
+
+
+def _batches(workload: Workload, dataset: Any, config: TrainingConfig, scratch: Path, stop_at: float) -> list[Any]:
+    """The loader's first batches, one for each step as long as time and memory allow."""
+    feed = Feed(build_loader(workload, dataset, config, scratch))
+    batches = [feed.start().batch]
+    held = batch_bytes(batches[0])
+    while len(batches) < GUARD_STEPS and held < _HELD_BYTES and perf_counter() < stop_at:
+        batches.append(feed.take().batch)
+        held += batch_bytes(batches[-1])
+    return batches
+
+
+def _train(
+    bench: _Bench,
+    config: TrainingConfig,
+    steps: int,
+    stop_at: float,
+    *,
+    compared_to: _Gradient | None = None,
+    shift: int = 0,
+) -> _Trained:
+    """Optimizer steps from the initial weights; ends early at a loss that is not finite.
+
+    A batch whose step the GradScaler skipped is taken again, so that losses compare step by step.
+    """
+    _restore(bench.model, bench.initial)
+    trained, device = _Trained(), bench.device
+    optimizer = build_optimizer(bench.workload, bench.model, config.lr)
+    optimizer.register_step_pre_hook(_first_gradient(bench.model, trained, compared_to))
+    model: Any = torch.compile(bench.model) if config.compile else bench.model
+    scaler = config.grad_scaler(device.torch_device)
+    trainer = Trainer(model, optimizer, bench.step, config, device, scaler)
+    with _tf32(config, device):
+        for _ in range(steps + _MOST_SKIPS):
+            at = len(trained.losses)
+            if at == steps or ((at or trained.skipped) and perf_counter() > stop_at):
+                break
+            seed_all(bench.seed + shift + at)
+            before = scaler.get_scale()
+            loss = float(trainer.train(_copied(bench.batches[at % len(bench.batches)])))
+            was_skipped = scaler.is_enabled() and scaler.get_scale() < before
+            if scaler.is_enabled():
+                trained.skipped.append(was_skipped)
+            if was_skipped and isfinite(loss):
+                trained.cosine = trained.gradient = None  # a fused optimizer is called for skipped steps too
+                continue
+            trained.losses.append(loss)
+            if not isfinite(loss):
+                break
+    optimizer.zero_grad(set_to_none=True)
+    return trained
+
+
+def _first_gradient(model: nn.Module, trained: _Trained, compared_to: _Gradient | None) -> Callable[..., None]:
+    """What an optimizer is to call before each step: keeps the first gradient, or compares it to one.
+
+    The gradient may still bear the GradScaler's factor, which a cosine does not see.
+    """
+
+    def look(*_: Any) -> None:
+        if trained.losses:
+            return
+        gradient = [parameter.grad for parameter in model.parameters()]
+        if compared_to is None:
+            trained.gradient = [None if one is None else _dense(one).to("cpu", copy=True) for one in gradient]
+        else:
+            trained.cosine = gradient_cosine(compared_to, gradient)
+
+    return look
+
+
+def gradient_cosine(one: Sequence[Tensor | None], other: Sequence[Tensor | None]) -> float | None:
+    """Cosine between two gradients, each parameter's in order, as one vector; None where one is not finite.
+
+    Summed in float64 on the second one's device, a few million elements at a time. Two gradients of zero are equal.
+    """
+    total = torch.zeros(3, dtype=torch.float64)
+    for ours, theirs in zip(one, other, strict=True):
+        for a, b in _chunks(ours, theirs):
+            total += torch.stack([a @ b, a @ a, b @ b]).to("cpu", torch.float64)
+    product, first, second = total.tolist()
+    if not isfinite(product) or not isfinite(first) or not isfinite(second):
+        return None
+    if first == 0 or second == 0:
+        return 1.0 if first == second else 0.0
+    return float(max(-1.0, min(1.0, product / (first * second) ** 0.5)))
+
+
+def _chunks(ours: Tensor | None, theirs: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
+    """Two parameters' gradients side by side in pieces; one that is not there is zero."""
+    present = theirs if theirs is not None else ours
+    if present is None:
+        return
+    device, wide = present.device, torch.float32 if present.device.type == "mps" else torch.float64
+    flat = [None if one is None else _dense(one).reshape(-1) for one in (ours, theirs)]
+    length = next(one.numel() for one in flat if one is not None)
+    for start in range(0, length, _CHUNK):
+        a, b = (None if one is None else one[start : start + _CHUNK].to(device, wide) for one in flat)
+        zero = torch.zeros_like(a if a is not None else b)  # type: ignore[arg-type] # one of them is there
+        yield zero if a is None else a, zero if b is None else b
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    found = gradient.detach()
+    found = found.to_dense() if found.is_sparse else found
+    return torch.view_as_real(found) if found.is_complex() else found
+
+
+def _state(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in _tensors(model).items()}
+
+
+def _restore(model: nn.Module, initial: dict[str, Tensor]) -> None:
+    """Put weights and buffers back in place; buffers that the model has made since are its own cache."""
+    with torch.no_grad():
+        for name, tensor in _tensors(model).items():
+            if name in initial and tensor.shape == initial[name].shape:
+                tensor.copy_(initial[name])
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def _tf32(config: TrainingConfig, device: Device) -> AbstractContextManager[Any]:
+    """TF32 for one run of several, where the configuration asks for it."""
+    return config.autocast(device.torch_device) if config.amp_dtype == "tf32" else nullcontext()
+
+
+def _copied(batch: Any) -> Any:
+    """A batch of its own for each step: the user's code may change it in place."""
+    try:
+        return deepcopy(batch)
+    except Exception:  # noqa: BLE001 - a user's class may refuse in any way; then it is used as it is
+        return batch

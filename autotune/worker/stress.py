@@ -1,0 +1,231 @@
+"""The stress run: trains on ordinary batches and on a batch of the largest samples in turns, and reads the peak memory.
+
+Takes a Job with the configuration to try and a window for its length; hands on StressFigures. Samples are looked at for
+a short while only: what is called the largest is the largest of those seen. They are read as training reads them, by
+loader workers where there are any: a file that this process had opened would be shared by all that are forked from it.
+"""
+
+from __future__ import annotations
+
+import gc
+import heapq
+import random
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+
+from autotune.core.stress import StressFigures
+from autotune.core.workload import Workload
+from autotune.protocol import Job
+from autotune.worker.build import build_dataset, build_loader, build_model, build_optimizer, dataset_length
+from autotune.worker.causes import cause_of
+from autotune.worker.device import Device
+from autotune.worker.feed import Feed
+from autotune.worker.step import Trainer, infer_step, make_trainer, tensors_of
+
+__all__ = ["LargestBatch", "bytes_of", "largest_batch", "train_on_largest"]
+
+_LOOK_S = 2.0
+_LOOK_ITEMS = 2000
+_LOOK_SHARE = 0.2  # of the time until the deadline
+_ITEMS_A_LOOK = 8
+_MIN_STEPS = 3  # peaks of memory cover at least three optimizer steps (DESIGN: Rules of measuring, 5)
+_NUMBER_BYTES = 8
+
+
+@dataclass(slots=True, kw_only=True)
+class LargestBatch:
+    """A batch of the largest samples of those looked at."""
+
+    sizes: list[int]
+    """Bytes of each sample, in the order of the look."""
+    batch: Any = None
+    remark: str = ""
+    """Why there is no such batch, in a sentence."""
+
+
+def train_on_largest(workload: Workload, job: Job, device: Device, scratch: Path, ends_at: float) -> StressFigures:
+    """Train for `job.window.max_s` seconds, and at least three optimizer steps; `ends_at` cuts that short.
+
+    Raises:
+        torch.OutOfMemoryError, MemoryError: the memory does not suffice for the largest samples.
+        WorkloadFault: something about the workload can't be used.
+    """
+    dataset = build_dataset(workload)
+    loader = build_loader(workload, dataset, job.config, scratch)
+    stop_at = perf_counter() + min(_LOOK_S, _LOOK_SHARE * max(0.0, ends_at - perf_counter()))
+    largest = largest_batch(workload, dataset, loader, job.config.micro_batch_size, stop_at)
+    model = build_model(workload, job.config, device)
+    optimizer = build_optimizer(workload, model, job.config.lr)
+    feed = Feed(loader)
+    first = feed.start().batch
+    trainer = make_trainer(model, optimizer, infer_step(workload, first), job.config, device)
+    gc.collect()
+    device.reset_peak()
+    begun = perf_counter()
+    steps = _train(trainer, _in_turns(first, feed, largest), begun + job.window.max_s, ends_at)
+    return StressFigures(
+        steps=steps,
+        seconds=perf_counter() - begun,
+        items_seen=len(largest.sizes),
+        median_item_bytes=median(largest.sizes) if largest.sizes else 0.0,
+        largest_item_bytes=max(largest.sizes, default=0),
+        largest_batch_bytes=sum(tensor.nbytes for tensor in tensors_of(largest.batch)),
+        remark=largest.remark,
+        memory=device.peak_memory(),
+    )
+
+
+def largest_batch(
+    workload: Workload, dataset: Any, loader: DataLoader[Any], batch_size: int, stop_at: float
+) -> LargestBatch:
+    """Look at samples until a time of perf_counter, and put the largest into one batch.
+
+    A batch sampler of the user's decides what goes together: the largest of the batches that it makes is taken, as
+    padding makes them (length times the largest sample).
+
+    Raises:
+        torch.OutOfMemoryError, MemoryError: the memory does not suffice to hold it.
+    """
+    found = LargestBatch(sizes=[])
+    try:
+        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+            found.batch = loader.collate_fn(_of_stream(found, iter(dataset), batch_size, stop_at))
+        else:
+            chosen = _chosen(found, workload, dataset, loader, batch_size, stop_at)
+            with closing(_over(dataset, loader, [chosen], loader.collate_fn)) as batches:
+                found.batch = next(batches)
+    except (torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception as error:  # noqa: BLE001 - user code may raise anything; such samples may never meet in training
+        found.remark = f"The largest samples can't be put into one batch ({cause_of(error)})."
+    return found
+
+
+def bytes_of(item: Any) -> int:
+    """Bytes of a sample's tensors, arrays, numbers and texts, whatever holds them."""
+    if isinstance(item, Tensor | np.ndarray):
+        return int(item.nbytes)
+    if isinstance(item, str | bytes | bytearray):
+        return len(item)
+    if isinstance(item, Mapping):
+        return sum(bytes_of(one) for one in item.values())
+    if isinstance(item, tuple | list):
+        return sum(bytes_of(one) for one in item)
+    if isinstance(item, int | float | complex | np.generic):
+        return _NUMBER_BYTES
+    return sum(tensor.nbytes for tensor in tensors_of(item))
+
+
+def _of_stream(found: LargestBatch, items: Iterator[Any], count: int, stop_at: float) -> list[Any]:
+    """The largest of a stream's first samples; no more than a batch of them is held."""
+    kept: list[tuple[int, int, Any]] = []
+    for item in islice(items, _LOOK_ITEMS):
+        size = bytes_of(item)
+        found.sizes.append(size)
+        place = (size, -len(found.sizes), item)  # the number breaks ties, so that items are never compared
+        if len(kept) < count:
+            heapq.heappush(kept, place)
+        else:
+            heapq.heappushpop(kept, place)
+        if perf_counter() > stop_at:
+            break
+    return [item for _, _, item in kept]
+
+
+def _chosen(
+    found: LargestBatch, workload: Workload, dataset: Any, loader: DataLoader[Any], batch_size: int, stop_at: float
+) -> list[Any]:
+    """Indices of the samples of the largest batch."""
+    if workload.batch_sampler is not None:
+        batches = list(islice(loader.batch_sampler or (), _LOOK_ITEMS))
+        sizes = _sizes(found, dataset, loader, batches, stop_at)
+        at = max(range(len(sizes)), key=lambda at: len(sizes[at]) * max(sizes[at], default=0))
+        return list(batches[at])
+    indices = list(islice(_indices(workload, dataset, loader), _LOOK_ITEMS))
+    groups = [indices[at : at + _ITEMS_A_LOOK] for at in range(0, len(indices), _ITEMS_A_LOOK)]
+    seen = [size for group in _sizes(found, dataset, loader, groups, stop_at) for size in group]
+    return [indices[at] for at in heapq.nlargest(batch_size, range(len(seen)), key=lambda at: seen[at])]
+
+
+def _sizes(
+    found: LargestBatch, dataset: Any, loader: DataLoader[Any], batches: Sequence[Any], stop_at: float
+) -> list[list[int]]:
+    """Bytes of each sample of each batch, as far as time and the number of samples to look at allow."""
+    sizes = []
+    with closing(_over(dataset, loader, batches, _bytes_of_each)) as looks:
+        for own in looks:
+            sizes.append(own)
+            found.sizes.extend(own)
+            if len(found.sizes) >= _LOOK_ITEMS or perf_counter() > stop_at:
+                break
+    return sizes
+
+
+def _bytes_of_each(items: Sequence[Any]) -> list[int]:
+    return [bytes_of(item) for item in items]
+
+
+def _over(
+    dataset: Any, loader: DataLoader[Any], batches: Sequence[Any], collate: Callable[[Any], Any]
+) -> Generator[Any, None, None]:
+    """What a loader with another loader's workers makes of these batches of indices; ends its workers when closed."""
+    feed = Feed(
+        DataLoader(
+            dataset,
+            batch_sampler=batches,
+            collate_fn=collate,
+            num_workers=loader.num_workers,
+            worker_init_fn=loader.worker_init_fn,
+            multiprocessing_context=loader.multiprocessing_context if loader.num_workers else None,
+        )
+    )
+    try:
+        yield feed.start().batch
+        for _ in batches[1:]:
+            yield feed.take().batch
+    finally:
+        feed.stop()
+
+
+def _indices(workload: Workload, dataset: Any, loader: DataLoader[Any]) -> Iterator[Any]:
+    """Distinct places of the dataset: those that the user's sampler draws, else random ones."""
+    length = dataset_length(dataset)
+    if workload.sampler is not None or length is None:
+        return iter(loader.sampler)
+    return iter(random.sample(range(length), min(length, _LOOK_ITEMS)))
+
+
+def _in_turns(first: Any, feed: Feed, largest: LargestBatch) -> Iterator[Any]:
+    """Batches of the largest samples and of the loader, in turns."""
+    ordinary = first
+    while True:
+        if not largest.remark:
+            yield largest.batch
+        yield ordinary
+        ordinary = feed.take().batch
+
+
+def _train(trainer: Trainer, batches: Iterator[Any], until: float, ends_at: float) -> int:
+    """Train until a time of perf_counter, and at least three steps with each kind of batch; the optimizer's steps."""
+    steps = 0
+    for taken, batch in enumerate(batches, 1):
+        trainer.train(batch)
+        if trainer.accumulated:
+            continue
+        trainer.device.synchronize()
+        steps += 1
+        now = perf_counter()
+        if now > ends_at or (now > until and steps >= _MIN_STEPS and taken >= 2 * _MIN_STEPS):
+            break
+    return steps

@@ -1,0 +1,210 @@
+"""What follows a window adds to its measurement, and never changes or loses it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from threading import Event, active_count
+from time import perf_counter
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from autotune.core.diagnosis import Curves
+from autotune.core.measurement import Block, Measurement
+from autotune.core.training_config import TrainingConfig
+from autotune.core.workload import Workload
+from autotune.protocol import NO_EXTRAS, Extras, RankReport, TrialFolder, WindowRules, read_model
+from autotune.worker import after, item_costs, loop, rank
+from autotune.worker.after import measure_after
+from autotune.worker.build import build_loader, build_model, build_optimizer
+from autotune.worker.device import open_device
+from autotune.worker.feed import Feed
+from autotune.worker.loop import Run
+from autotune.worker.rank import _ended_when_stuck, _measure, _StartTimes
+from autotune.worker.step import Trainer, infer_step, make_trainer
+
+RULES = WindowRules(max_s=0.1, precision=10.0, block_s=0.01)
+ALL = Extras(loader_ceiling=True, device_ceiling=True, breakdown=True, stretch_s=0.02)
+WINDOW = ("samples_per_s", "samples_per_s_ci", "busy_fraction", "busy_source", "peak_memory_bytes", "window", "loss")
+EVERYTHING = "the rate of the loader alone, the rate of the device alone, where the time goes and what an item costs"
+
+
+@pytest.fixture(autouse=True)
+def _short_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the window has measured does not matter here."""
+    monkeypatch.setattr(loop, "_WARM_UP_MIN_S", 0.0)
+    monkeypatch.setattr(item_costs, "_TRANSFER_S", 0.01)
+
+
+class Scene:
+    """A trial in this process, its window just over."""
+
+    def __init__(self, dataset: Any = None, **settings: Any) -> None:
+        config = TrainingConfig(**({"micro_batch_size": 8} | settings))
+        data = dataset or TensorDataset(torch.randn(512, 4), torch.randint(0, 2, (512,)))
+        workload, device = Workload(model=nn.Linear(4, 2), dataset=data), open_device("cpu")
+        feed = Feed(build_loader(workload, data, config, Path("/nowhere")))
+        first = feed.start()
+        model = build_model(workload, config, device)
+        step = infer_step(workload, first.batch)
+        self.trainer: Trainer = make_trainer(model, build_optimizer(workload, model, 1e-3), step, config, device)
+        self.run = Run(feed, self.trainer, feed.queue_capacity, perf_counter() + 60)
+        self.measured = _measure(self.run, RULES, first, _StartTimes(startup_s=1.0, build_s=0.5))
+        self.kept: list[Measurement] = []
+
+    def after(self, extras: Extras = ALL) -> Measurement:
+        return measure_after(self.run, self.trainer, extras, self.measured, self.kept.append)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_all_that_is_asked_for_is_added_and_the_window_stays(num_workers: int) -> None:
+    scene = Scene(num_workers=num_workers)
+    found = scene.after()
+    assert found.remarks == ()
+    assert found.ceilings is not None
+    assert found.ceilings.loader is not None
+    assert found.ceilings.device is not None
+    assert found.loader_ceiling == found.ceilings.loader.samples_per_s
+    assert found.device_ceiling == found.ceilings.device.samples_per_s
+    assert found.breakdown is not None
+    assert found.loader_costs is not None
+    assert (found.loader_costs.transfer_s is not None) == (num_workers > 0)
+    assert {name: getattr(found, name) for name in WINDOW} == {name: getattr(scene.measured, name) for name in WINDOW}
+    assert Measurement.model_validate_json(found.model_dump_json()) == found
+
+
+def test_the_window_is_kept_before_anything_else_and_each_figure_as_it_comes() -> None:
+    scene = Scene()
+    found = scene.after()
+    assert scene.kept[0].model_copy(update={"remarks": (), "after_s": 0.0}) == scene.measured
+    assert scene.kept[0].remarks == (f"the trial ended before it had measured {EVERYTHING}",)
+    last = {"remarks": (), "loader_costs": found.loader_costs, "after_s": found.after_s}
+    assert scene.kept[-1].model_copy(update=last) == found
+    spent = [0.0, *(known.after_s for known in scene.kept), found.after_s]
+    assert spent == sorted(set(spent)), "what has come of the time so far stands in each"
+    assert scene.kept[-1].remarks == ("the trial ended before it had measured what an item costs",)
+
+
+def test_nothing_is_done_where_nothing_is_asked_for() -> None:
+    scene = Scene()
+    assert scene.after(NO_EXTRAS) is scene.measured
+    assert not scene.kept
+    assert scene.run.feed.take().batch is not None, "the loader still runs"
+
+
+@pytest.mark.parametrize(
+    ("extras", "given"),
+    [
+        (Extras(loader_ceiling=True, stretch_s=0.01), {"loader_ceiling"}),
+        (Extras(device_ceiling=True, stretch_s=0.01), {"device_ceiling"}),
+        (Extras(breakdown=True, stretch_s=0.01), {"breakdown", "loader_costs"}),
+    ],
+)
+def test_only_what_is_asked_for_is_measured(extras: Extras, given: set[str]) -> None:
+    found = Scene().after(extras)
+    fields = {"loader_ceiling", "device_ceiling", "breakdown", "loader_costs"}
+    assert {name for name in fields if getattr(found, name) is not None} == given
+
+
+def test_nothing_begins_near_the_deadline() -> None:
+    scene = Scene()
+    scene.run.ends_at = 0.0
+    found = scene.after()
+    assert found.loader_ceiling is None
+    assert found.remarks == (f"the deadline was too near to measure {EVERYTHING}",)
+
+
+@pytest.mark.parametrize(
+    ("stage", "field", "what", "error"),
+    [
+        ("loader_alone", "loader_ceiling", "the rate of the loader alone", ValueError("at last\nbroken")),
+        ("device_alone", "device_ceiling", "the rate of the device alone", torch.OutOfMemoryError("at last")),
+        ("break_down", "breakdown", "where the time goes", MemoryError()),
+        ("measure_items", "loader_costs", "what an item costs", SystemExit("at last")),
+    ],
+)
+def test_a_stage_that_fails_leaves_a_remark_and_the_others_their_figures(
+    stage: str, field: str, what: str, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(after, stage, fail)
+    scene = Scene()
+    found = scene.after()
+    reason = "no message" if isinstance(error, MemoryError) else "at last"
+    assert found.remarks == (f"{what} could not be measured ({type(error).__name__}: {reason})",)
+    fields = ["loader_ceiling", "device_ceiling", "breakdown", "loader_costs"]
+    assert [name for name in fields if getattr(found, name) is None] == [field]
+    assert found.window == scene.measured.window
+
+
+def test_a_loader_that_fails_after_the_window_leaves_its_items_cost(capfd: pytest.CaptureFixture[str]) -> None:
+    class Failing(TensorDataset):
+        fails = False
+
+        def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+            if self.fails:
+                raise OSError("the disk is gone")
+            return tuple(tensor[index] for tensor in self.tensors)
+
+    data = Failing(torch.randn(512, 4), torch.randint(0, 2, (512,)))
+    scene = Scene(data)
+    data.fails = True
+    found = scene.after()
+    assert [remark.partition(" could not be measured (")[0] for remark in found.remarks] == [
+        "the rate of the loader alone",
+        "batches to train on without the loader",
+        "the rate of the device alone",
+        "where the time goes",
+        "what an item costs",
+    ]
+    assert "OSError: the disk is gone" in found.remarks[0]
+    assert found.samples_per_s == scene.measured.samples_per_s
+    assert "OSError: the disk is gone" in capfd.readouterr().err, "the log has the traceback"
+
+
+def test_what_hangs_after_the_window_ends_the_process_with_its_stack_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ended, codes = Event(), list[int]()
+
+    def end(code: int) -> None:
+        codes.append(code)
+        ended.set()
+
+    monkeypatch.setattr(os, "_exit", end)
+    with _ended_when_stuck(0.0):
+        assert ended.wait(30)
+    assert codes == [0], "the report that was kept stands"
+    assert "test_after.py" in capfd.readouterr().err
+
+
+def test_curves_that_were_kept_are_a_report_of_their_own(tmp_path: Path) -> None:
+    folder = TrialFolder(tmp_path)
+    rank._keep(folder, rank._traced(Curves(threads=3, remarks=("cut",))))
+    report = read_model(folder.report, RankReport)
+    assert (report.result.outcome, report.curves) == ("ok", Curves(threads=3, remarks=("cut",)))
+
+
+def test_long_steps_are_given_longer_before_they_are_taken_to_hang() -> None:
+    measured = Scene().measured
+    block = Block(samples=16, batches=2, seconds=20.0, data_wait_s=0.0)
+    slow = measured.model_copy(update={"window": measured.window.model_copy(update={"blocks": (block,)})})
+    config = TrainingConfig(micro_batch_size=8, grad_accum_steps=2)
+    assert rank._longest_after_s(slow, config) == 60 + 40 * 2 * 10
+
+
+def test_what_ends_in_time_ends_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes = list[int]()
+    monkeypatch.setattr(os, "_exit", codes.append)
+    before = active_count()
+    with _ended_when_stuck(60.0):
+        pass
+    while active_count() > before:
+        pass
+    assert not codes

@@ -1,0 +1,205 @@
+"""Ceilings: what is counted, where a stretch ends, and what it leaves behind. Nothing here looks at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import IterableDataset, TensorDataset
+
+from autotune.core.training_config import TrainingConfig
+from autotune.core.workload import Workload
+from autotune.worker import alone
+from autotune.worker.alone import batch_bytes, collect, device_alone, loader_alone, resident
+from autotune.worker.build import build_loader
+from autotune.worker.device import open_device
+from autotune.worker.feed import Feed
+from autotune.worker.step import Step, Trainer, make_trainer
+
+SHORT_S = 0.02
+
+
+class Varying(IterableDataset[Tensor]):
+    """Rows of growing length."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (torch.zeros(length) for length in range(1, 40))
+
+
+def rows(length: int) -> TensorDataset:
+    return TensorDataset(torch.zeros(length, 4))
+
+
+def config_of(**settings: Any) -> TrainingConfig:
+    return TrainingConfig(**({"micro_batch_size": 8} | settings))
+
+
+def started(dataset: Any, config: TrainingConfig, **parts: Any) -> Feed:
+    workload = Workload(model=None, dataset=dataset, **parts)
+    feed = Feed(build_loader(workload, dataset, config, Path("/nowhere")))
+    feed.start()
+    return feed
+
+
+def trainer_of(config: TrainingConfig, seen: list[Any] | None = None) -> Trainer:
+    model = nn.Linear(4, 2)
+
+    def step(model: nn.Module, batch: Any) -> Tensor:
+        if seen is not None:
+            seen.append(batch)
+        outputs: Tensor = model(batch[0])
+        return outputs.sum()
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    return make_trainer(model, optimizer, Step(step, "made up"), config, open_device("cpu"))
+
+
+@pytest.mark.parametrize("batches", [1, 3, 4, 40, 1000])
+def test_the_loaders_samples_are_counted_across_epochs(batches: int) -> None:
+    config = config_of()
+    ceiling = loader_alone(started(rows(8 * batches), config), config, seconds=SHORT_S)
+    assert ceiling.samples == 8 * ceiling.batches
+    assert ceiling.samples_per_s == pytest.approx(ceiling.samples / ceiling.seconds, rel=0.5)
+
+
+def test_short_last_batches_are_counted_as_they_come() -> None:
+    config = config_of()
+    ceiling = loader_alone(started(rows(8 * 2 + 4), config, drop_last=False), config, seconds=0.2)
+    assert ceiling.batches % 3 == 0, "epochs of three batches are taken whole"
+    assert ceiling.samples * 3 == ceiling.batches * 20
+
+
+def test_a_stretch_sees_the_queue_through_twice_and_the_feed_goes_on() -> None:
+    config = config_of(num_workers=1, prefetch_factor=3)
+    feed = started(rows(10**4), config)
+    ceiling = loader_alone(feed, config, seconds=0.2)
+    assert ceiling.batches >= 2 * feed.queue_capacity
+    assert len(feed.take().batch[0]) == 8
+    assert feed.watches_queue, "as it was before"
+    feed.stop()
+
+
+def test_near_the_deadline_a_stretch_is_cut() -> None:
+    config = config_of()
+    ceiling = loader_alone(started(rows(10**4), config), config, seconds=1e6, ends_at=0.0)
+    assert ceiling.batches == 1
+
+
+def test_slow_batches_end_a_stretch_after_its_overtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alone, "_LONGEST", 0.0)
+    config = config_of()
+    assert loader_alone(started(rows(10**4), config), config, seconds=1e6).batches == 1
+
+
+def test_a_restart_that_was_not_seen_is_added_in_proportion() -> None:
+    config = config_of()
+    feed = started(rows(8 * 10**5), config)
+    free = loader_alone(feed, config, seconds=SHORT_S, restart_s=0.0)
+    dear = loader_alone(feed, config, seconds=SHORT_S, restart_s=1e6)
+    assert dear.samples_per_s < free.samples_per_s / 2
+    assert dear.samples_per_s == pytest.approx(8 * 10**5 / 1e6, rel=0.1)
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_the_device_trains_in_whole_optimizer_steps_from_wherever_training_stood(accumulation: int) -> None:
+    trainer = trainer_of(config_of(grad_accum_steps=accumulation))
+    batch = (torch.zeros(8, 4),)
+    trainer.train(batch)
+    ceiling = device_alone(trainer, [batch], seconds=SHORT_S)
+    assert trainer.accumulated == 0
+    assert ceiling.batches % accumulation == 0
+    assert ceiling.batches >= 3 * accumulation
+    assert ceiling.samples == 8 * ceiling.batches
+    assert ceiling.samples_per_s == pytest.approx(ceiling.samples / ceiling.seconds)
+
+
+def test_batches_of_several_sizes_take_turns_and_each_is_counted() -> None:
+    seen: list[Any] = []
+    batches = [(torch.zeros(size, 4),) for size in (8, 2)]
+    ceiling = device_alone(trainer_of(config_of(), seen), batches, seconds=SHORT_S)
+    assert [len(batch[0]) for batch in seen[:4]] == [8, 2, 8, 2]
+    assert ceiling.samples == sum(len(batch[0]) for batch in seen[-ceiling.batches :])
+
+
+def test_near_the_deadline_no_further_steps_are_begun() -> None:
+    seen: list[Any] = []
+    ceiling = device_alone(trainer_of(config_of(), seen), [(torch.zeros(8, 4),)], seconds=SHORT_S, ends_at=-inf)
+    assert (ceiling.batches, len(seen)) == (1, 2), "one to warm up, one that counts"
+
+
+def test_long_steps_are_warmed_up_once_and_counted_once() -> None:
+    seen: list[Any] = []
+    assert device_alone(trainer_of(config_of(), seen), [(torch.zeros(8, 4),)], seconds=0.0).batches == 1
+    assert len(seen) == 2
+
+
+class Scaler:
+    """A GradScaler that skips its first steps, each time with half the scale."""
+
+    def __init__(self, skips: int) -> None:
+        self.skips, self.factor = skips, 65536.0
+
+    def get_scale(self) -> float:
+        return self.factor
+
+    def scale(self, loss: Tensor) -> Tensor:
+        return loss
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        if self.skips <= 0:
+            optimizer.step()
+
+    def update(self) -> None:
+        self.factor /= 2 if self.skips > 0 else 1
+        self.skips -= 1
+
+
+def test_steps_that_the_scaler_skips_are_warm_up() -> None:
+    seen: list[Any] = []
+    trainer: Any = trainer_of(config_of(amp_dtype="float16"), seen)
+    trainer.scaler = Scaler(skips=9)
+    ceiling = device_alone(trainer, [(torch.zeros(8, 4),)], seconds=0.0)
+    assert (len(seen) - ceiling.batches, trainer.scaler.skips) == (10, -2)
+
+
+def test_skipped_steps_are_no_ceiling() -> None:
+    trainer: Any = trainer_of(config_of(amp_dtype="float16"))
+    trainer.scaler = Scaler(skips=10**6)
+    with pytest.raises(RuntimeError, match="steps were skipped: their gradients in float16 are not finite"):
+        device_alone(trainer, [(torch.zeros(8, 4),)], seconds=SHORT_S)
+
+
+def test_a_loss_that_is_not_finite_is_no_ceiling() -> None:
+    with pytest.raises(RuntimeError, match=r"the loss is not finite \(nan\)"):
+        device_alone(trainer_of(config_of()), [(torch.full((8, 4), float("nan")),)], seconds=SHORT_S)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_moving_a_batch_that_lies_on_the_device_copies_nothing(channels_last: bool) -> None:
+    trainer = trainer_of(config_of(channels_last=channels_last))
+    held = resident(trainer, [{"images": torch.randn(8, 3, 5, 5), "labels": torch.zeros(8)}])[0]
+    again = trainer.to_device(held)
+    assert all(again[name].data_ptr() == held[name].data_ptr() for name in held)
+
+
+def test_one_batch_is_held_where_all_have_one_size_else_all() -> None:
+    config = config_of(micro_batch_size=1)
+    for dataset, held in ((rows(100), 1), (Varying(), 8)):
+        batches = collect(started(dataset, config), count=8, limit_bytes=10**9, seconds=inf)
+        assert len(resident(trainer_of(config), batches)) == held
+
+
+@pytest.mark.parametrize(("limit_bytes", "seconds", "count"), [(10**9, inf, 5), (3 * 128, inf, 3), (1, inf, 1)])
+def test_batches_are_collected_within_a_count_and_a_size(limit_bytes: int, seconds: float, count: int) -> None:
+    batches = collect(started(rows(400), config_of()), count=5, limit_bytes=limit_bytes, seconds=seconds)
+    assert len(batches) == count
+    assert batch_bytes(batches[0]) == 8 * 4 * 4
+
+
+def test_batches_are_collected_for_a_time_alone() -> None:
+    assert len(collect(started(rows(400), config_of()), count=5, limit_bytes=10**9, seconds=-1.0)) == 1

@@ -1,0 +1,330 @@
+"""Ceilings in other settings: each point on its own, none of which can spoil another, and the process as before."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from pathlib import Path
+from time import perf_counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import TensorDataset
+
+from autotune.core.ceilings import Ceiling
+from autotune.core.diagnosis import CurvePoint, Curves
+from autotune.core.training_config import TrainingConfig
+from autotune.core.workload import Workload
+from autotune.protocol import Extras, Job
+from autotune.worker import roofline
+from autotune.worker.build import build_model
+from autotune.worker.curves import combined_config, resized, trace_curves
+from autotune.worker.device import Device, open_device
+from autotune.worker.roofline import BytesMode, trace_roofline
+from autotune.worker.step import infer_step, make_trainer
+
+Pair = namedtuple("Pair", "x y")
+SOME = torch.tensor([3, 5])
+
+
+class Fussy(nn.Module):
+    """Takes batches of four, and of no other size."""
+
+    def __init__(self, threads: list[int] | None = None) -> None:
+        super().__init__()
+        self.layer, self.threads = nn.Linear(8, 2), threads
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) != 4:
+            raise ValueError(f"batches of 4 alone\nbut got {len(x)}")
+        if self.threads is not None:
+            self.threads.append(torch.get_num_threads())
+        return functional.linear(x, self.layer.weight, self.layer.bias)
+
+
+@pytest.fixture
+def cpu() -> Device:
+    """The processor."""
+    return open_device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _short_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roofline, "_PEAK_S", 0.001)
+    monkeypatch.setattr(roofline, "_COPY_BYTES", 2**16)
+    monkeypatch.setattr(roofline, "_MATRIX", {"cpu": 64})
+
+
+def data(*shape: int) -> TensorDataset:
+    return TensorDataset(torch.randn(40, *shape), torch.zeros(40, dtype=torch.long))
+
+
+def trace(
+    model: Any, cpu: Device, scratch: Path, *variations: dict[str, Any], dataset: Any = None, **job: Any
+) -> Curves:
+    own = TrainingConfig(micro_batch_size=4)
+    left_s = job.pop("left_s", 60.0)
+    keep = job.pop("keep", lambda known: None)
+    task = Job(
+        kind="curves",
+        payload=scratch,
+        config=own,
+        device="cpu",
+        seed=0,
+        deadline_s=60,
+        extras=Extras(stretch_s=0.005),
+        variations=tuple(TrainingConfig.model_validate(own.model_dump() | changes) for changes in variations),
+        sys_path=(),
+        working_directory=scratch,
+        python_path=None,
+        **job,
+    )
+    workload = Workload(model=model, dataset=data(8) if dataset is None else dataset)
+    return trace_curves(workload, task, cpu, scratch, perf_counter() + left_s, keep=keep)
+
+
+def settings(points: tuple[CurvePoint, ...]) -> list[dict[str, object]]:
+    return [point.changes for point in points]
+
+
+def test_a_variation_is_measured_on_the_side_that_it_changes(cpu: Device, tmp_path: Path) -> None:
+    curves = trace(nn.Linear(8, 2), cpu, tmp_path, {"num_workers": 1}, {"micro_batch_size": 8})
+    assert settings(curves.loader) == [{}, {"num_workers": 1}]
+    assert settings(curves.device)[:2] == [{}, {"micro_batch_size": 8}]
+    assert all(
+        point.ceiling is not None and point.ceiling.samples_per_s > 0 for point in (*curves.loader, *curves.device)
+    )
+    assert curves.threads == torch.get_num_threads()
+
+
+def test_a_point_that_fails_leaves_its_reason_and_spares_the_others(cpu: Device, tmp_path: Path) -> None:
+    curves = trace(Fussy(), cpu, tmp_path, {"micro_batch_size": 8}, {"intra_op_threads": 1})
+    own, failed, other = curves.device[:3]
+    assert own.ceiling is not None
+    assert (failed.ceiling, failed.reason) == (None, "ValueError: batches of 4 alone")
+    assert (other.changes, other.ceiling is not None) == ({"intra_op_threads": 1}, True)
+    assert curves.roofline is not None
+
+
+def test_the_points_so_far_are_kept_after_each(cpu: Device, tmp_path: Path) -> None:
+    kept: list[Curves] = []
+    whole = trace(
+        nn.Linear(8, 2), cpu, tmp_path, {"num_workers": 0, "lr": 0.1}, {"micro_batch_size": 8}, keep=kept.append
+    )
+    assert [len(known.loader) + len(known.device) for known in kept] == [1, 2, 3]
+    assert {known.remarks for known in kept} == {("The job ended before the rest was measured.",)}
+    assert (kept[-1].loader, kept[-1].device) == (whole.loader, whole.device)
+    assert whole.remarks == ()
+
+
+def test_a_point_whose_loss_is_not_finite_is_none_and_spares_the_others(cpu: Device, tmp_path: Path) -> None:
+    class Diverging(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            if len(x) == 8:
+                self.weight.data.fill_(float("nan"))
+            return super().forward(x)
+
+    varied = ({"micro_batch_size": 8}, {"micro_batch_size": 16})
+    _, failed, other = trace(Diverging(8, 2), cpu, tmp_path, *varied).device[:3]
+    assert (failed.ceiling, failed.reason) == (None, "RuntimeError: the loss is not finite (nan)")
+    assert other.ceiling is not None
+
+
+def test_threads_hold_for_their_point_alone(cpu: Device, tmp_path: Path) -> None:
+    before, seen = torch.get_num_threads(), list[int]()
+    trace(Fussy(seen), cpu, tmp_path, {"intra_op_threads": before + 1}, {"amp_dtype": "bfloat16"})
+    assert {before, before + 1} == set(seen)
+    assert seen[-1] == torch.get_num_threads() == before
+
+
+def test_threads_that_torch_takes_anyway_are_not_measured_again(cpu: Device, tmp_path: Path) -> None:
+    curves = trace(nn.Linear(8, 2), cpu, tmp_path, {"intra_op_threads": torch.get_num_threads()})
+    assert settings(curves.device) == [{}]
+
+
+def test_a_layout_holds_for_its_point_alone(cpu: Device, tmp_path: Path) -> None:
+    convolution = nn.Conv2d(3, 4, 3)
+    model = nn.Sequential(convolution, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    strides = convolution.weight.stride()
+    varied = ({"channels_last": True}, {"amp_dtype": "bfloat16"})
+    curves = trace(model, cpu, tmp_path, *varied, dataset=data(3, 8, 8))
+    assert settings(curves.device)[:3] == [{}, *varied]
+    assert convolution.weight.stride() == strides
+
+
+def test_a_batch_that_may_pass_the_limit_of_ram_is_not_tried(cpu: Device, tmp_path: Path) -> None:
+    curves = trace(nn.Linear(8, 2), cpu, tmp_path, {"micro_batch_size": 4000}, limit_bytes=2**34)
+    assert curves.device[1].ceiling is None
+    assert "over the limit of 16,384 MiB" in curves.device[1].reason
+
+
+def test_without_time_only_todays_loader_is_started(cpu: Device, tmp_path: Path) -> None:
+    curves = trace(nn.Linear(8, 2), cpu, tmp_path, {"num_workers": 1}, {"micro_batch_size": 8}, left_s=-1.0)
+    points = [*curves.loader, *curves.device]
+    assert [point.ceiling for point in points] == [None] * 4
+    assert {point.reason for point in points} == {"no time was left"}
+    assert curves.remarks
+
+
+@pytest.mark.quiet
+def test_settings_that_help_are_measured_together_too(cpu: Device, tmp_path: Path) -> None:
+    class Overhead(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:  # the same work whatever the batch, less of it in other threads
+            rounds = 400 if torch.get_num_threads() == before else 100
+            for _ in range(rounds):
+                x = x + 0.0
+            return super().forward(x)
+
+    before = torch.get_num_threads()
+    curves = trace(Overhead(8, 2), cpu, tmp_path, {"micro_batch_size": 40}, {"intra_op_threads": before + 1})
+    assert settings(curves.device)[-1] == {"micro_batch_size": 40, "intra_op_threads": before + 1}
+
+
+def point(rate: float | None, **changes: object) -> CurvePoint:
+    ceiling = None if rate is None else Ceiling(samples_per_s=rate, samples=10, seconds=10 / rate, batches=2)
+    return CurvePoint(changes=changes, ceiling=ceiling)
+
+
+def test_the_best_value_of_each_setting_that_helps_is_combined() -> None:
+    points = (
+        point(100.0),
+        point(120.0, micro_batch_size=8),
+        point(150.0, micro_batch_size=16),
+        point(90.0, micro_batch_size=32),
+        point(110.0, intra_op_threads=1),
+    )
+    together = combined_config(TrainingConfig(micro_batch_size=4), points)
+    assert together == TrainingConfig(micro_batch_size=16, intra_op_threads=1)
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        pytest.param((point(None), point(150.0, micro_batch_size=8), point(150.0, intra_op_threads=1)), id="no level"),
+        pytest.param(
+            (point(100.0), point(150.0, micro_batch_size=8), point(102.0, intra_op_threads=1)), id="one helps"
+        ),
+        pytest.param(
+            (point(100.0), point(None, micro_batch_size=8), point(150.0, intra_op_threads=1)), id="one failed"
+        ),
+    ],
+)
+def test_fewer_than_two_settings_that_help_are_not_combined(points: tuple[CurvePoint, ...]) -> None:
+    assert combined_config(TrainingConfig(micro_batch_size=4), points) is None
+
+
+def test_a_batch_grows_and_shrinks_in_any_form() -> None:
+    x, y = torch.arange(6.0).reshape(3, 2), torch.arange(3)
+    assert resized(x, 5)[:, 0].tolist() == [0, 2, 4, 0, 2]
+    assert resized(Pair(x, y), 2).y.tolist() == [0, 1]
+    assert isinstance(resized((x, y), 2), tuple)
+    grown = resized({"x": x, "more": {"y": y}, "all": [x, y], "scale": torch.tensor(2.0), "names": ["a"]}, 4)
+    assert grown["more"]["y"].tolist() == [0, 1, 2, 0]
+    assert grown["all"][1].tolist() == [0, 1, 2, 0]
+    assert (grown["scale"].item(), grown["names"]) == (2.0, ["a"])
+
+
+@pytest.mark.parametrize("batch", [(torch.zeros(3), torch.zeros(5)), object(), torch.zeros(())])
+def test_a_batch_whose_samples_can_not_be_told_is_refused(batch: Any) -> None:
+    with pytest.raises(ValueError, match=r"can't be made larger|does not have the"):
+        resized(batch, 8)
+
+
+def test_bytes_are_those_that_are_read_and_written_and_views_move_none() -> None:
+    x = torch.zeros(1000)
+    with BytesMode() as mode:
+        y = x.view(10, 100).t() + 1.0  # reads 4,000, writes 4,000
+        y.mul_(2.0)  # reads 4,000, writes 4,000
+    assert (mode.operators, mode.moved_bytes) == (2, 16_000)
+
+
+@pytest.mark.parametrize(
+    ("work", "moved_bytes"),
+    [
+        (lambda x: x.zero_(), 4000),
+        (lambda x: x.fill_(1.0), 4000),
+        (lambda x: x.copy_(torch.zeros(1).expand(1000)), 4000 + 4 + 4),
+        (lambda x: torch.add(x[:10], x[10:20], out=x[20:30]), 3 * 40),
+        (lambda x: x.index_select(0, SOME), 2 * 8 + 2 * 8),
+        (lambda x: x[SOME], 2 * 8 + 2 * 8),
+        (lambda x: x.gather(0, SOME), 2 * 8 + 2 * 8),
+        (lambda x: functional.embedding(SOME, x.view(100, 10)), 2 * 80 + 2 * 8),
+    ],
+    ids=["zero_", "fill_", "copy_", "out=", "index_select", "index", "gather", "embedding"],
+)
+def test_what_is_overwritten_or_passed_over_is_not_read(work: Any, moved_bytes: int) -> None:
+    x = torch.zeros(1000)
+    with BytesMode() as mode:
+        work(x)
+    assert mode.moved_bytes == moved_bytes
+
+
+def test_an_expanded_tensor_is_as_large_as_its_memory() -> None:
+    with BytesMode() as mode:
+        torch.zeros(1).expand(1000).sum()
+    assert mode.moved_bytes <= 12  # zeros, and one number read and one written
+
+
+def traced_roofline(cpu: Device, **settings: Any) -> Any:
+    config = TrainingConfig(micro_batch_size=4, **settings)
+    model = build_model(Workload(model=nn.Linear(8, 2), dataset=None), config, cpu)
+    batch = (torch.zeros(4, 8), torch.zeros(4, dtype=torch.long))
+    step = infer_step(Workload(model=model, dataset=None), batch)
+    return trace_roofline(make_trainer(model, torch.optim.SGD(model.parameters()), step, config, cpu), batch, cpu)
+
+
+def test_a_roofline_counts_the_products_of_forward_and_backward(cpu: Device) -> None:
+    found = traced_roofline(cpu)
+    assert found.flops == 2 * (2 * 4 * 8 * 2)  # the outputs, and the weights' gradient; none for the inputs
+    assert found.operators > 5
+    assert min(found.peak_flops_per_s, found.peak_bytes_per_s) > 0
+
+
+def test_a_batch_bears_its_share_of_the_optimizers_step(cpu: Device) -> None:
+    once, shared = traced_roofline(cpu), traced_roofline(cpu, grad_accum_steps=64)
+    assert shared.flops == once.flops
+    weights = 18 * 4
+    assert once.moved_bytes - 3 * weights < shared.moved_bytes < once.moved_bytes + 3 * weights
+
+
+@pytest.mark.parametrize(
+    ("amp_dtype", "kind", "precision", "flops", "runs"),
+    [
+        ("float32", "cuda", "tf32", {"aten.convolution": 6, "aten.mm": 5}, True),
+        ("float32", "cuda", "tf32", {"aten.convolution_backward": 3, "aten.mm": 5}, False),
+        ("float32", "cuda", "ieee", {"aten.convolution": 6}, False),
+        ("float32", "cuda", None, {"aten.convolution": 6}, False),
+        ("float32", "cpu", "tf32", {"aten.convolution": 6}, False),
+        ("bfloat16", "cuda", "tf32", {"aten.convolution": 6}, False),
+        ("float32", "cuda", "tf32", {}, False),
+    ],
+)
+def test_float32_runs_in_tf32_where_convolutions_do_most(
+    amp_dtype: Any, kind: str, precision: str | None, flops: dict[str, int], runs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = SimpleNamespace(conv=None if precision is None else SimpleNamespace(fp32_precision=precision))
+    monkeypatch.setattr(torch.backends, "cudnn", settings)
+    assert roofline._runs_in_tf32(TrainingConfig(amp_dtype=amp_dtype), kind, flops) is runs
+
+
+def test_the_peak_is_measured_in_tf32_where_that_is_what_runs_and_all_is_as_before(
+    cpu: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def precisions() -> tuple[str, str]:
+        backends: Any = torch.backends
+        return backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision
+
+    def peak(*_: object) -> float:
+        seen.append(precisions())
+        return 1.0
+
+    seen: list[tuple[str, str]] = []
+    before = precisions()
+    monkeypatch.setattr(roofline, "_runs_in_tf32", lambda *_: True)
+    monkeypatch.setattr(roofline, "_peak_flops_per_s", peak)
+    traced_roofline(cpu)
+    assert seen == [("tf32", "tf32")]
+    assert precisions() == before

@@ -1,0 +1,249 @@
+"""The comparison to float32: same weights, seeds and batches on both sides, and what breaks is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+from autotune.core.guard import GUARD_STEPS, GuardFigures, objection
+from autotune.core.training_config import TrainingConfig
+from autotune.core.workload import Workload
+from autotune.protocol import Job
+from autotune.worker.device import open_device
+from autotune.worker.guard import compare_to_float32, gradient_cosine
+
+FAR = float("inf")
+Compare = Callable[..., GuardFigures]
+
+
+class Layered(nn.Module):
+    """Two layers, with something between them."""
+
+    def __init__(self, between: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.second, self.between = nn.Linear(8, 16), nn.Linear(16, 2), between
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.second(torch.relu(self.between(self.first(inputs))))
+        return outputs
+
+
+def beyond_float16(hidden: Tensor) -> Tensor:
+    return hidden * 1e3 * 1e3 / 1e6
+
+
+def cancelling(hidden: Tensor) -> Tensor:
+    return (hidden + 1e4) - 1e4
+
+
+def pairs() -> TensorDataset:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(128, 8, generator=generator)
+    return TensorDataset(inputs, (inputs.sum(1) > 0).long())
+
+
+@pytest.fixture
+def compare(tmp_path: Path) -> Compare:
+    """The guard's figures for a model in bfloat16 unless a setting says otherwise, in this process."""
+
+    def run(
+        model: Any,
+        *,
+        ends_at: float = FAR,
+        deadline_s: float = 60.0,
+        parts: dict[str, Any] | None = None,
+        **changes: Any,
+    ) -> GuardFigures:
+        settings = {"amp_dtype": "bfloat16", "micro_batch_size": 16, "lr": 0.1} | changes
+        job = Job(
+            kind="guard",
+            payload=tmp_path,
+            config=TrainingConfig(**settings),
+            device="cpu",
+            seed=0,
+            deadline_s=60.0,
+            sys_path=(),
+            working_directory=tmp_path,
+            python_path=None,
+        )
+        workload = Workload(**({"model": model, "dataset": pairs()} | (parts or {})))
+        return compare_to_float32(workload, job, open_device("cpu"), tmp_path, ends_at)
+
+    return run
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_healthy_model_passes(compare: Compare, dtype: str) -> None:
+    figures = compare(Layered(nn.Identity()), amp_dtype=dtype)
+    assert objection(figures) is None
+    assert figures.steps == GUARD_STEPS
+    assert figures.repeat_cosine == pytest.approx(1)
+    assert figures.gradient_cosine is not None
+    assert figures.gradient_cosine > 0.99
+
+
+def test_activations_beyond_float16_are_seen_and_bfloat16_holds_them(compare: Compare) -> None:
+    assert "the loss became" in (objection(compare(Layered(beyond_float16), amp_dtype="float16")) or "")
+    assert objection(compare(Layered(beyond_float16))) is None
+
+
+def test_digits_that_bfloat16_loses_are_seen(compare: Compare) -> None:
+    figures = compare(Layered(cancelling))
+    assert objection(figures) is not None
+    assert all(isfinite(loss) for loss in figures.losses)
+
+
+def test_float32_compared_to_itself_is_equal_to_the_last_bit(compare: Compare) -> None:
+    figures = compare(Layered(nn.Identity()), amp_dtype="float32")
+    assert figures.losses == figures.reference_losses
+    assert figures.loss_deviation == 0
+
+
+def test_dropout_draws_the_same_on_both_sides_and_the_repeat_tells_that_it_draws(compare: Compare) -> None:
+    figures = compare(Layered(nn.Dropout(0.5)), amp_dtype="float32")
+    assert figures.losses == figures.reference_losses
+    assert figures.repeat_cosine is not None
+    assert figures.repeat_cosine < 0.99
+    assert figures.repeat_deviation > 0
+
+
+def test_buffers_and_the_optimizers_state_begin_anew(compare: Compare) -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 2))
+    parts = {"optimizer": lambda params, lr: torch.optim.SGD(params, lr=lr, momentum=0.9)}
+    figures = compare(model, amp_dtype="float32", parts=parts)
+    assert figures.losses == figures.reference_losses
+
+
+def test_a_batch_that_the_step_changes_in_place_is_whole_for_the_next_run(compare: Compare) -> None:
+    def step(model: nn.Module, batch: Any) -> Tensor:
+        batch[0].mul_(0.5)
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    figures = compare(Layered(nn.Identity()), amp_dtype="float32", parts={"step": step})
+    assert figures.losses == figures.reference_losses
+
+
+def test_a_scale_that_is_too_high_at_first_is_found_and_its_batches_taken_again(compare: Compare) -> None:
+    figures = compare(Layered(nn.Identity()), amp_dtype="float16", parts={"loss": _steep})
+    assert any(figures.skipped_steps)
+    assert not any(figures.skipped_steps[-5:])
+    assert figures.steps == GUARD_STEPS == figures.skipped_steps.count(False)
+    assert objection(figures) is None
+
+
+def _steep(outputs: Tensor, targets: Tensor) -> Tensor:
+    """A loss in whose gradient a scale of 65536 passes what float16 holds."""
+    return nn.functional.cross_entropy(outputs, targets) + (outputs * 4).mean() * 1e-3 * 2**10
+
+
+def test_gradients_that_never_are_finite_end_in_skipped_steps(compare: Compare) -> None:
+    class Infinite(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, inputs: Tensor) -> Tensor:
+            context.is_half = inputs.dtype == torch.float16
+            return inputs.clone()
+
+        @staticmethod
+        def backward(context: Any, gradient: Tensor) -> Tensor:
+            return gradient * (float("inf") if context.is_half else 1.0)
+
+    figures = compare(Layered(Infinite.apply), amp_dtype="float16")
+    assert figures.steps == 0
+    assert all(figures.skipped_steps)
+    assert "skipped 5 of the last 5" in (objection(figures) or "")
+
+
+def test_a_batch_that_float32_has_no_memory_for_is_halved(compare: Compare) -> None:
+    def step(model: nn.Module, batch: Any) -> Tensor:
+        if len(batch[0]) > 4 and not torch.is_autocast_enabled("cpu"):
+            raise torch.OutOfMemoryError("as a device would")
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    figures = compare(Layered(nn.Identity()), parts={"step": step})
+    assert figures.micro_batch_size == 4
+    assert figures.steps == GUARD_STEPS
+
+
+def test_no_memory_for_a_single_sample_is_told(compare: Compare) -> None:
+    def step(*_: Any) -> Tensor:
+        raise torch.OutOfMemoryError("as a device would")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        compare(Layered(nn.Identity()), parts={"step": step})
+
+
+def test_a_deadline_that_is_near_leaves_few_steps(compare: Compare) -> None:
+    figures = compare(Layered(nn.Identity()), ends_at=0.0)
+    assert figures.steps == 1
+    assert len(figures.losses) == len(figures.reference_losses) == 1
+
+
+def test_few_batches_are_taken_in_turns_where_they_are_large(compare: Compare) -> None:
+    class Large(Dataset[Any]):
+        taken = 0
+
+        def __len__(self) -> int:
+            return 512
+
+        def __getitem__(self, index: int) -> tuple[Tensor, int]:
+            Large.taken += 1
+            return torch.zeros(1).expand(8), index % 2
+
+    def collate(items: list[tuple[Tensor, int]]) -> Any:
+        padding = torch.empty(2**27, dtype=torch.uint8)  # never touched
+        return Padded(torch.stack([one for one, _ in items]), torch.tensor([two for _, two in items]), padding)
+
+    def step(model: nn.Module, batch: Any) -> Tensor:
+        return nn.functional.cross_entropy(model(batch.inputs), batch.targets)
+
+    parts = {"dataset": Large(), "collate_fn": collate, "step": step}
+    assert compare(Layered(nn.Identity()), parts=parts).steps == GUARD_STEPS
+    assert Large.taken == 2 * 16
+
+
+class Padded:
+    """A batch of the user's own class, which does not take to being copied."""
+
+    def __init__(self, inputs: Tensor, targets: Tensor, padding: Tensor) -> None:
+        self.inputs, self.targets, self.padding = inputs, targets, padding
+
+    def __deepcopy__(self, memo: object) -> Padded:
+        raise TypeError("not this one")
+
+
+def test_tf32_is_undone_afterwards(compare: Compare) -> None:
+    before = torch.backends.cuda.matmul.fp32_precision
+    assert objection(compare(Layered(nn.Identity()), amp_dtype="tf32")) is None
+    assert torch.backends.cuda.matmul.fp32_precision == before
+
+
+@given(st.lists(st.lists(st.floats(-100, 100), min_size=1, max_size=5), min_size=1, max_size=4), st.floats(0.01, 100))
+def test_the_cosine_is_that_of_all_parameters_as_one_vector(values: list[list[float]], scale: float) -> None:
+    one = [torch.tensor(part) for part in values]
+    whole = torch.cat(one).double()
+    if whole.norm() < 1e-3:
+        return
+    assert gradient_cosine(one, [scale * part for part in one]) == pytest.approx(1)
+    assert gradient_cosine(one, [-part for part in one]) == pytest.approx(-1)
+    other = [part.flip(0) for part in one]
+    expected = float(whole @ torch.cat(other).double() / whole.norm() ** 2)
+    assert gradient_cosine(one, other) == pytest.approx(expected, abs=1e-9)
+
+
+def test_a_gradient_that_is_not_there_is_zero() -> None:
+    one = torch.tensor([1.0, 0.0])
+    assert gradient_cosine([one, None], [one, None]) == 1
+    assert gradient_cosine([one, None], [None, one]) == 0
+    assert gradient_cosine([None], [None]) == 1
+    assert gradient_cosine([one], [torch.zeros(2)]) == 0
+    assert gradient_cosine([one], [torch.tensor([1.0, float("inf")])]) is None
+    assert gradient_cosine([one.to_sparse()], [one.to_sparse()]) == 1

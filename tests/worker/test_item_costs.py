@@ -1,0 +1,229 @@
+"""What an item costs: which items are timed, how, and what comes of odd datasets. Nothing here looks at a time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+
+from autotune.core.breakdown import LoaderCosts
+from autotune.core.ceilings import Ceiling
+from autotune.core.training_config import TrainingConfig
+from autotune.core.workload import Workload
+from autotune.worker import item_costs, machine
+from autotune.worker.build import build_loader
+from autotune.worker.item_costs import measure_items
+
+
+class Recorder(Dataset[Tensor]):
+    """Notes which items were asked for, and with how many threads of torch's."""
+
+    def __init__(self, length: int = 1000) -> None:
+        self.length, self.asked, self.threads = length, list[int](), set[int]()
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Tensor:
+        self.asked.append(index)
+        self.threads.add(torch.get_num_threads())
+        return torch.zeros(4)
+
+
+class Batched(Recorder):
+    """Makes whole batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __getitems__(self, indices: list[int]) -> list[Tensor]:
+        self.sizes.append(len(indices))
+        return [torch.zeros(4) for _ in indices]
+
+
+class Stream(IterableDataset[Tensor]):
+    def __init__(self, length: int) -> None:
+        self.length, self.begun = length, 0
+
+    def __iter__(self) -> Iterator[Tensor]:
+        self.begun += 1
+        return iter(torch.zeros(self.length, 4))
+
+
+class Forking(Recorder):
+    """Has a process of its own work for each item."""
+
+    def __getitem__(self, index: int) -> Tensor:
+        pid = os.fork()
+        if pid == 0:
+            for _ in range(20_000):
+                pass
+            os._exit(0)
+        os.waitpid(pid, 0)
+        return super().__getitem__(index)
+
+
+TOLD: list[str] = []
+"""What the last `costs_of` has remarked."""
+
+
+def costs_of(dataset: Any, ceiling: Ceiling | None = None, parts: Any = None, **settings: Any) -> LoaderCosts:
+    workload = Workload(model=None, dataset=dataset, **(parts or {}))
+    config = TrainingConfig(**({"micro_batch_size": 8} | settings))
+    remarks: list[str] = []
+    loader = build_loader(workload, dataset, config, Path("/nowhere"))
+    costs = measure_items(loader, config, ceiling=ceiling, tell=remarks.append)
+    TOLD[:] = remarks
+    return costs
+
+
+def test_items_are_drawn_at_random_with_one_thread_which_is_put_back() -> None:
+    dataset, before = Recorder(), torch.get_num_threads()
+    costs = costs_of(dataset)
+    assert costs.items == 256
+    assert len(set(dataset.asked)) > 100
+    assert max(dataset.asked) > 500
+    assert dataset.threads == {1}
+    assert torch.get_num_threads() == before
+
+
+def test_quantiles_are_in_order_and_sizes_are_those_in_the_batch() -> None:
+    costs = costs_of(Recorder())
+    assert 0 < costs.item_median_s <= costs.item_p99_s <= costs.item_slowest_s
+    assert costs.item_bytes == 16
+    assert costs.collate_s > 0
+    assert costs.disk_bytes_per_item >= 0
+    assert costs.transfer_s is None, "without workers"
+    assert costs.pin_s is None, "not asked for"
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"shuffle": False},
+        {"sampler": range(10)},
+        {"batch_sampler": [[0, 1], [2, 3, 4]]},
+    ],
+)
+def test_the_users_own_order_is_followed_without_end(parts: dict[str, Any]) -> None:
+    dataset = Recorder(length=10)
+    costs_of(dataset, parts=parts)
+    assert dataset.asked[:5] == [0, 1, 2, 3, 4]
+    assert len(dataset.asked) == 257
+
+
+def test_a_dataset_that_makes_batches_is_asked_for_batches() -> None:
+    dataset = Batched()
+    costs = costs_of(dataset)
+    assert set(dataset.sizes) == {8}
+    assert not dataset.asked
+    assert costs.items == 256
+
+
+def test_a_subset_is_asked_item_by_item_unless_it_holds_one_that_makes_batches() -> None:
+    plain, batched = Recorder(), Batched()
+    costs_of(Subset(plain, range(100)))
+    assert len(plain.asked) == 257
+    costs_of(Subset(batched, range(100)))
+    assert set(batched.sizes) == {8}
+
+
+def test_a_stream_is_begun_anew_at_its_end() -> None:
+    stream = Stream(100)
+    assert costs_of(stream).items == 256
+    assert stream.begun == 3
+
+
+def test_a_stream_without_an_item_is_told() -> None:
+    with pytest.raises(RuntimeError, match="must give an item each time it is begun"):
+        costs_of(Stream(0))
+
+
+def test_a_dataset_smaller_than_a_batch_fills_one_by_repeating() -> None:
+    costs = costs_of(Recorder(length=3), micro_batch_size=512)
+    assert costs.item_bytes == 16
+
+
+def test_slow_datasets_give_a_handful_of_items(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(item_costs, "_ITEMS_S", 1e-9)
+    assert 1 <= costs_of(Recorder()).items <= 5
+
+
+def test_near_the_deadline_one_item_is_enough() -> None:
+    dataset = Recorder()
+    config = TrainingConfig(micro_batch_size=8)
+    loader = build_loader(Workload(model=None, dataset=dataset), dataset, config, Path("/nowhere"))
+    assert measure_items(loader, config, ceiling=None, tell=TOLD.append, ends_at=0.0).items == 1
+
+
+def test_work_in_child_processes_is_cpu_time_of_the_item(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(item_costs, "_MOST_ITEMS", 3)
+    begun_s = item_costs._children_cpu_s()
+    costs = costs_of(Forking())
+    assert costs.item_cpu_s * 3 >= (item_costs._children_cpu_s() - begun_s) / 2
+
+
+def test_batches_are_told_per_worker_and_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "usable_cores", lambda: 5)
+    monkeypatch.setattr(item_costs, "_transfer_s", lambda *_: 0.25)
+    ceiling = Ceiling(samples_per_s=80.0, samples=80, seconds=1.0, batches=10)
+    costs = costs_of(Recorder(), ceiling, num_workers=2)
+    assert costs.batches_per_worker_per_s == 5
+    assert costs.batches_per_core_per_s == 2
+    assert costs.transfer_s == 0.25
+
+
+def test_a_batch_that_can_not_be_sent_leaves_the_other_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> float:
+        raise OSError("no shared memory")
+
+    monkeypatch.setattr(item_costs, "_transfer_s", fail)
+    monkeypatch.setattr(item_costs, "_pin_s", fail)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    costs = costs_of(Recorder(), num_workers=1, pin_memory=True)
+    assert (costs.items, costs.transfer_s, costs.pin_s) == (256, None, None)
+    assert TOLD == [
+        "a batch's way from a worker could not be measured (OSError: no shared memory)",
+        "pinning a batch could not be measured (OSError: no shared memory)",
+    ]
+
+
+def test_a_collate_fn_that_works_once_gives_its_one_figure() -> None:
+    calls: list[int] = []
+
+    def collate(items: list[Tensor]) -> Tensor:
+        calls.append(1)
+        if len(calls) > 1:
+            raise ValueError("these items are used up")
+        return torch.stack(items)
+
+    costs = costs_of(Recorder(), parts={"collate_fn": collate})
+    assert (costs.items, costs.item_bytes, costs.collate_s > 0) == (256, 16, True)
+    assert TOLD == ["collating a batch again could not be measured (ValueError: these items are used up)"]
+
+
+def test_a_batch_is_sent_through_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(item_costs, "_TRANSFER_S", 0.02)
+    costs = costs_of(TensorDataset(torch.zeros(100, 4), torch.zeros(100)), num_workers=1)
+    assert costs.transfer_s is not None
+    assert costs.transfer_s >= 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "share"),
+    [([1.0] * 10, 0.0), ([1.0] * 9 + [91.0], 0.91), ([0.0] * 4, 0.0)],
+)
+def test_the_slow_tail_is_time_in_items_of_over_eight_medians(seconds: list[float], share: float) -> None:
+    assert item_costs._slow_tail(seconds) == pytest.approx(share)
+
+
+def test_a_quantile_is_a_value_that_was_seen() -> None:
+    assert item_costs._quantile([float(value) for value in range(1, 101)], 0.99) == 99
+    assert item_costs._quantile([7.0], 0.99) == 7

@@ -1,0 +1,175 @@
+"""From a profiler's events to shares of a step, over event lists recorded in kineto's form."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from autotune.core.intervals import device_time
+from autotune.core.measurement import Block, Restart, Window, rate_of
+from autotune.core.training_config import TrainingConfig
+from autotune.worker.device import open_device
+from autotune.worker.profile import (
+    break_down,
+    device_events,
+    gap_fraction,
+    host_waits,
+    marked_part,
+    read_kineto,
+    step_times,
+)
+from autotune.worker.step import Step, Trainer, make_trainer
+
+DATA = Path(__file__).with_name("data")
+
+
+@dataclass
+class OldEvent:
+    """An event of a Chrome trace with the methods that every torch's kineto events have."""
+
+    entry: dict[str, Any]
+
+    def name(self) -> str:
+        return str(self.entry["name"])
+
+    def start_ns(self) -> int:
+        return int(self.entry["ts"]) * 1000
+
+    def duration_ns(self) -> int:
+        return int(self.entry["dur"]) * 1000
+
+    def device_type(self) -> Any:
+        kinds: Any = torch.autograd.DeviceType  # type: ignore[attr-defined] # torch does not list it
+        return kinds.CUDA if "device" in self.entry["args"] else kinds.CPU
+
+    def device_index(self) -> int:
+        return int(self.entry["args"].get("device", -1))
+
+    def scope(self) -> int:
+        return 7 if self.entry["cat"] == "user_annotation" else 0
+
+
+class NewEvent(OldEvent):
+    """As newer torch tells it."""
+
+    def activity_type(self) -> str:
+        return str(self.entry["cat"])
+
+    def is_user_annotation(self) -> bool:
+        return bool(self.entry["cat"] in {"user_annotation", "gpu_user_annotation"})
+
+
+def recorded(name: str, kind: type[OldEvent] = NewEvent) -> list[OldEvent]:
+    return [kind(entry) for entry in json.loads((DATA / f"{name}.json").read_text())["traceEvents"]]
+
+
+@pytest.mark.parametrize("kind", [OldEvent, NewEvent])
+def test_overlapping_streams_count_once_and_marks_and_other_devices_not_at_all(kind: type[OldEvent]) -> None:
+    inside, span_s = marked_part(read_kineto(recorded("overlapping_streams", kind)))
+    assert span_s == pytest.approx(1000e-6)
+    time = device_time(device_events(inside, 0))
+    assert time.busy_s == pytest.approx(600e-6)
+    assert time.compute_s == pytest.approx(360e-6), "the memset among it"
+    assert time.copy_s == pytest.approx(50e-6)
+    assert time.communication_s == pytest.approx(190e-6)
+
+
+@pytest.mark.parametrize("kind", [OldEvent, NewEvent])
+def test_a_gap_after_a_wait_of_the_host_is_told_and_the_last_wait_has_none(kind: type[OldEvent]) -> None:
+    inside, _ = marked_part(read_kineto(recorded("host_waits", kind)))
+    waits = host_waits(inside)
+    assert len(waits) == 3, "streams, devices and events; launches and operators are none"
+    time = device_time(device_events(inside, 0), waits)
+    assert time.after_waits_s == pytest.approx(80e-6)
+    assert time.busy_s == pytest.approx(310e-6)
+
+
+def test_another_device_is_told_by_its_index() -> None:
+    inside, _ = marked_part(read_kineto(recorded("overlapping_streams")))
+    assert device_time(device_events(inside, 1)).busy_s == pytest.approx(800e-6)
+
+
+def test_gaps_on_the_cpu_lie_outside_operators_wrappers_and_marks_left_out() -> None:
+    inside, span_s = marked_part(read_kineto(recorded("cpu_operators")))
+    assert gap_fraction(inside, span_s) == pytest.approx(0.5)
+
+
+def test_without_our_mark_nothing_is_read() -> None:
+    traces = [one for one in read_kineto(recorded("cpu_operators")) if not one.name.startswith("autotune")]
+    assert marked_part(traces) == ([], 0.0)
+    assert gap_fraction([], 0.0) == 0
+
+
+def window(*, whole_epochs: bool, restarts: tuple[Restart, ...] = (), **changes: Any) -> Window:
+    """Ten blocks of ten batches of eight in a second each, half of it waits."""
+    fields: dict[str, Any] = {
+        "blocks": (Block(samples=80, batches=10, seconds=1.0, data_wait_s=0.5),) * 10,
+        "restarts": restarts,
+        "whole_epochs": whole_epochs,
+        "epoch_samples": 160,
+        "queue_capacity": 0,
+        "queue_at_start": 0,
+        "queue_at_end": 0,
+        "warm_up_batches": 1,
+        "warm_up_s": 0.0,
+        "is_drained": True,
+        "is_steady": True,
+        "stopped_by": "time",
+    }
+    return Window(**(fields | changes))
+
+
+def test_restarts_beside_the_blocks_are_added_in_proportion_as_in_the_rate() -> None:
+    seen = window(whole_epochs=False, restarts=(Restart(seconds=1.1, samples=8),))
+    times = step_times(seen, seen.restarts)
+    assert times.step_s == pytest.approx(0.1)
+    assert times.data_wait_s == pytest.approx(0.05)
+    assert times.restart_s == pytest.approx(0.05), "a second beyond its batch, over an epoch of twenty"
+    assert 8 / (times.step_s + times.restart_s) == pytest.approx(rate_of(seen).value)
+
+
+def test_restarts_inside_the_blocks_are_taken_out_of_the_step() -> None:
+    inside = [Restart(seconds=0.48, samples=8)] * 5
+    times = step_times(window(whole_epochs=True), inside)
+    steady_s = (10 - 5 * 0.48) / 95
+    assert times.restart_s == pytest.approx((5 * 0.48 - 5 * steady_s) / 100)
+    assert times.step_s + times.restart_s == pytest.approx(0.1)
+    assert times.data_wait_s + times.restart_s == pytest.approx(0.05)
+
+
+def test_epochs_of_one_batch_count_their_waits_as_restarts() -> None:
+    times = step_times(window(whole_epochs=True), [Restart(seconds=0.1, samples=8)] * 100)
+    assert times.restart_s == pytest.approx(0.05)
+    assert times.data_wait_s == pytest.approx(0)
+
+
+def test_what_lay_ready_at_the_first_edge_would_have_been_waited_for() -> None:
+    seen = window(whole_epochs=False, epoch_samples=None, queue_at_start=20)
+    times = step_times(seen, ())
+    assert times.step_s == pytest.approx(0.125)
+    assert times.data_wait_s == pytest.approx(0.05 + 0.025)
+
+
+def trainer_of(**settings: Any) -> Trainer:
+    model = nn.Linear(4, 2)
+    step = Step(lambda model, batch: model(batch[0]).sum(), "made up")
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    return make_trainer(model, optimizer, step, TrainingConfig(micro_batch_size=8, **settings), open_device("cpu"))
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_a_profiled_step_on_the_cpu_adds_up_and_ends_with_an_optimizer_step(accumulation: int) -> None:
+    trainer, batch = trainer_of(grad_accum_steps=accumulation), (torch.randn(8, 4),)
+    told = break_down(trainer, host=[batch], held=[batch], window=window(whole_epochs=False), restarts=())
+    assert trainer.accumulated == 0
+    assert told.busy is None
+    assert told.breakdown.data_wait.fraction == pytest.approx(0.5)
+    assert told.breakdown.compute.fraction > 0
+    assert told.breakdown.idle.fraction > 0, "Python runs between the operators"
+    assert "extra steps" in told.breakdown.compute.source

@@ -1,0 +1,210 @@
+"""The largest samples are found as training reads them, and trained on in turns with ordinary batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils.data import BatchSampler, Dataset, IterableDataset, SequentialSampler, SubsetRandomSampler
+
+from autotune.core.stress import StressFigures
+from autotune.core.training_config import TrainingConfig
+from autotune.core.workload import Workload
+from autotune.protocol import Job, WindowRules
+from autotune.worker.build import build_loader
+from autotune.worker.device import open_device
+from autotune.worker.feed import Feed
+from autotune.worker.stress import LargestBatch, bytes_of, largest_batch, train_on_largest
+
+LENGTHS = [1 + (7 * index) % 50 for index in range(50)]
+"""Each length from 1 to 50 once."""
+
+
+class Texts(Dataset[Tensor]):
+    """Sequences of many lengths."""
+
+    def __len__(self) -> int:
+        return len(LENGTHS)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.ones(LENGTHS[index])
+
+
+class TextStream(IterableDataset[Tensor]):
+    """The same, one after the other."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (torch.ones(length) for length in LENGTHS)
+
+
+def padded(texts: list[Tensor]) -> Tensor:
+    return nn.utils.rnn.pad_sequence(texts, batch_first=True)
+
+
+def mean_step(model: nn.Module, batch: Tensor) -> Tensor:
+    loss: Tensor = model(batch.mean(1, keepdim=True)).mean()
+    return loss
+
+
+@pytest.fixture
+def find(tmp_path: Path) -> Callable[..., LargestBatch]:
+    """The batch of the largest samples of Texts, or of another dataset."""
+
+    def run(dataset: Any = None, *, workers: int = 0, batch_size: int = 4, stop_at: float = inf, **parts: Any) -> Any:
+        dataset = dataset or Texts()
+        workload = Workload(model=None, dataset=dataset, **({"collate_fn": padded} | parts))
+        config = TrainingConfig(micro_batch_size=batch_size, num_workers=workers)
+        return largest_batch(workload, dataset, build_loader(workload, dataset, config, tmp_path), batch_size, stop_at)
+
+    return run
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Callable[..., StressFigures]:
+    """A stress run in this process; keywords are parts of the workload."""
+
+    def run(*, window_s: float = 0.0, ends_at: float = inf, accumulated: int = 1, **parts: Any) -> Any:
+        job = Job(
+            kind="stress",
+            payload=tmp_path,
+            config=TrainingConfig(micro_batch_size=4, grad_accum_steps=accumulated),
+            device="cpu",
+            seed=0,
+            deadline_s=60.0,
+            window=WindowRules(max_s=window_s),
+            sys_path=(),
+            working_directory=tmp_path,
+            python_path=None,
+        )
+        named: dict[str, Any] = {
+            "model": nn.Linear(1, 1),
+            "dataset": Texts(),
+            "collate_fn": padded,
+            "step": mean_step,
+        } | parts
+        return train_on_largest(Workload(**named), job, open_device("cpu"), tmp_path, ends_at)
+
+    return run
+
+
+@pytest.mark.parametrize("dataset", [Texts(), TextStream()], ids=["by index", "a stream"])
+def test_the_largest_samples_make_the_batch(find: Callable[..., LargestBatch], dataset: Any) -> None:
+    found = find(dataset)
+    assert sorted(found.batch.count_nonzero(1).tolist()) == [47, 48, 49, 50]
+    assert sorted(found.sizes) == [4 * length for length in range(1, 51)]
+    assert found.remark == ""
+
+
+def test_they_are_read_by_the_loaders_workers(find: Callable[..., LargestBatch]) -> None:
+    class Once(Texts):
+        is_read_here = False
+
+        def __getitem__(self, index: int) -> Tensor:
+            Once.is_read_here = torch.utils.data.get_worker_info() is None
+            return super().__getitem__(index)
+
+    assert sorted(find(Once(), workers=1).batch.count_nonzero(1).tolist()) == [47, 48, 49, 50]
+    assert not Once.is_read_here
+
+
+def test_a_look_that_ends_early_ends_its_workers(
+    find: Callable[..., LargestBatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    monkeypatch.setattr(Feed, "stop", lambda _: events.append("stopped"))
+    find(stop_at=-inf)
+    assert events == ["stopped"] * 2, "of the look, and of the batch"
+
+
+def test_a_sampler_of_the_users_says_which_samples_there_are(find: Callable[..., LargestBatch]) -> None:
+    short = [index for index, length in enumerate(LENGTHS) if length <= 10]
+    found = find(sampler=lambda _: SubsetRandomSampler(short))
+    assert sorted(found.batch.count_nonzero(1).tolist()) == [7, 8, 9, 10]
+
+
+def test_of_a_batch_samplers_batches_the_largest_as_padded_is_taken(find: Callable[..., LargestBatch]) -> None:
+    batches = [[at, at + 1] for at in range(0, 50, 2)]
+    heaviest = max(batches, key=lambda batch: max(LENGTHS[at] for at in batch))
+    found = find(batch_sampler=batches)
+    assert found.batch.count_nonzero(1).tolist() == [LENGTHS[at] for at in heaviest]
+    made = find(batch_sampler=lambda data, size: BatchSampler(SequentialSampler(data), size, drop_last=True))
+    assert len(made.batch) == 4
+
+
+def test_a_look_ends_when_its_time_is_over(find: Callable[..., LargestBatch]) -> None:
+    for dataset, seen in ((Texts(), 8), (TextStream(), 1)):
+        found = find(dataset, stop_at=0.0)
+        assert len(found.sizes) == seen
+        assert found.batch is not None
+
+
+def test_samples_that_do_not_go_together_are_said_and_refute_nothing(
+    find: Callable[..., LargestBatch], train: Callable[..., StressFigures]
+) -> None:
+    found = find(collate_fn=torch.stack)
+    assert found.batch is None
+    assert "can't be put into one batch (RuntimeError" in found.remark
+    assert len(found.sizes) == 50
+
+    def of_one_size(texts: list[Tensor]) -> Tensor:
+        if max(len(text) for text in texts) == 50 and min(len(text) for text in texts) == 47:
+            raise ValueError("these never meet")
+        return padded(texts)
+
+    figures = train(collate_fn=of_one_size)
+    assert figures.remark.endswith("(ValueError: these never meet).")
+    assert figures.steps >= 3
+    assert figures.largest_batch_bytes == 0
+
+
+def test_a_lack_of_memory_is_no_remark(find: Callable[..., LargestBatch]) -> None:
+    def greedy(_: Any) -> Any:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        find(collate_fn=greedy)
+
+
+def test_ordinary_batches_and_the_largest_are_trained_on_in_turns(train: Callable[..., StressFigures]) -> None:
+    widths: list[int] = []
+
+    def step(model: nn.Module, batch: Tensor) -> Tensor:
+        widths.append(batch.shape[1])
+        return mean_step(model, batch)
+
+    figures = train(step=step)
+    assert figures.steps == len(widths) == 6
+    assert widths[::2] == [50, 50, 50]
+    assert (figures.items_seen, figures.largest_item_bytes, figures.median_item_bytes) == (50, 200, 102)
+    assert figures.largest_batch_bytes == 4 * 50 * 4
+    assert figures.memory.peak_bytes > 0
+
+
+def test_at_least_three_optimizer_steps_are_made_with_accumulation_too(train: Callable[..., StressFigures]) -> None:
+    assert train(accumulated=4).steps == 3
+
+
+def test_a_deadline_that_is_near_ends_it_after_a_step(train: Callable[..., StressFigures]) -> None:
+    assert train(ends_at=0.0, window_s=60.0).steps == 1
+
+
+@given(st.lists(st.integers(0, 2**40) | st.floats(), max_size=5), st.text("ab", max_size=5), st.integers(0, 9))
+def test_the_size_of_a_sample_is_that_of_all_that_it_holds(numbers: list[float], text: str, length: int) -> None:
+    item = {"text": text, "pair": (torch.zeros(length), [numbers]), "raw": torch.zeros(length).numpy()}
+    assert bytes_of(item) == len(text) + 8 * length + 8 * len(numbers)
+
+
+def test_a_sample_of_the_users_own_class_is_measured_by_its_tensors() -> None:
+    class Graph:
+        def __init__(self) -> None:
+            self.nodes, self.name = torch.zeros(5), "graph"
+
+    assert bytes_of(Graph()) == 20
+    assert bytes_of(object()) == 0
