@@ -10,9 +10,16 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 
+from autotune.core.breakdown import LoaderCosts, Share, TimeBreakdown
+from autotune.core.ceilings import Ceiling
+from autotune.core.diagnosis import CurvePoint, Curves
 from autotune.core.environment import Environment
-from autotune.core.measurement import Block, Measurement, MemorySample, Window, rate_of
+from autotune.core.guard import GuardFigures
+from autotune.core.measurement import Block, Ceilings, Measurement, MemorySample, Window, rate_of
+from autotune.core.result import changed_settings
+from autotune.core.stress import StressFigures
 from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import Failure, Outcome, TrialResult
 from autotune.core.workload import OptimizerFacts, WorkloadFacts
@@ -22,6 +29,7 @@ from autotune.protocol import Job, RankReport, read_model, write_model
 __all__ = ["CostModel", "FakeLauncher", "FakeTrial", "analytic_cost", "fake_environment", "fake_facts"]
 
 _BLOCKS = 10
+_GUARD_STEPS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +45,15 @@ class FakeTrial:
     startup_s: float = 0.1
     hangs: bool = False
     """It never ends: the deadline does."""
+    loader_ceiling: float | None = None
+    """Rate of the loader alone; None: twice the rate."""
+    device_ceiling: float | None = None
+    """Rate of the device alone; None: the rate over the busy fraction."""
+    passes_guard: bool = True
+    """Whether the precision guard lets it win; otherwise its loss becomes `broken_loss`."""
+    broken_loss: float = inf
+    stress_peak_bytes: int | None = None
+    """Peak memory of a stress run; None: that of the trial."""
 
 
 CostModel = Callable[[TrainingConfig], FakeTrial]
@@ -53,7 +70,13 @@ def analytic_cost(config: TrainingConfig) -> FakeTrial:
     device = config.micro_batch_size / (0.002 + 20e-6 * config.micro_batch_size / speed)
     rate = min(loader, device) if config.num_workers else 1 / (1 / loader + 1 / device)
     memory = 512 * 2**20 + config.micro_batch_size * 4 * 2**20
-    return FakeTrial(samples_per_s=rate, peak_memory_bytes=memory, busy_fraction=rate / device)
+    return FakeTrial(
+        samples_per_s=rate,
+        peak_memory_bytes=memory,
+        busy_fraction=rate / device,
+        loader_ceiling=loader,
+        device_ceiling=device,
+    )
 
 
 def fake_environment(*, device_memory_bytes: int = 16 * 2**30, cores: int = 4) -> Environment:
@@ -99,35 +122,60 @@ class FakeLauncher:
     facts: WorkloadFacts = field(default_factory=fake_facts)
     launched: list[TrainingConfig] = field(default_factory=list)
     """Configurations of all trials so far, confirmations included."""
+    jobs: list[Job] = field(default_factory=list)
+    """Everything that it was asked for, the probe apart: trials, guards, curves, stress runs."""
 
     def launch(self, launch: Launch) -> Exit:
         """Write the report of a made-up trial."""
         job = read_model(launch.folder.job, Job)
         launch.log.touch(mode=0o600)
-        if job.kind != "trial":
+        if job.kind in {"describe", "probe"}:
             report = RankReport(result=TrialResult(outcome="ok"), environment=self.environment, facts=self.facts)
             write_model(launch.folder.report, report)
             return Exit(code=0, wall_s=0.0)
-        self.launched.append(job.config)
+        self.jobs.append(job)
+        if job.kind == "trial":
+            self.launched.append(job.config)
         trial = self.cost(job.config)
         if trial.hangs or trial.startup_s > launch.deadline_s:
             return Exit(code=None, ended_for="deadline", wall_s=launch.deadline_s)
         if trial.outcome == "ok":
-            measurement = self._measure(trial, job)
-            result = TrialResult(outcome="ok", measurement=measurement)
+            report = self._answer(trial, job)
         else:
             result = TrialResult(outcome=trial.outcome, reason=trial.reason, failure=trial.failure)
-        write_model(launch.folder.report, RankReport(result=result))
+            report = RankReport(result=result)
+        write_model(launch.folder.report, report)
         return Exit(code=0, wall_s=trial.startup_s + job.window.block_s * _BLOCKS)
 
     def close(self) -> None:
         """Nothing is held."""
 
+    def _answer(self, trial: FakeTrial, job: Job) -> RankReport:
+        done = TrialResult(outcome="ok")
+        if job.kind == "guard":
+            return RankReport(result=done, guard=_guard_figures(trial, job.config))
+        if job.kind == "stress":
+            return RankReport(result=done, stress=_stress_figures(trial))
+        if job.kind == "curves":
+            return RankReport(result=done, curves=self._curves(job))
+        return RankReport(result=TrialResult(outcome="ok", measurement=self._measure(trial, job)))
+
+    def _curves(self, job: Job) -> Curves:
+        loader, device = [], []
+        for config in job.variations:
+            trial = self.cost(config)
+            changes = {name: after for name, (_, after) in changed_settings(config, job.config).items()}
+            ceilings = _ceilings(trial, loader=True, device=True)
+            loader.append(CurvePoint(changes=changes, ceiling=ceilings.loader))
+            device.append(CurvePoint(changes=changes, ceiling=ceilings.device))
+        return Curves(loader=tuple(loader), device=tuple(device))
+
     def _measure(self, trial: FakeTrial, job: Job) -> Measurement:
         numbers = random.Random(f"{self.seed}/{len(self.launched)}")  # noqa: S311 - made-up noise
         level = trial.samples_per_s * numbers.gauss(1, self.noise)
         window = _window(level, self.noise, job, numbers)
-        rate = rate_of(window)
+        rate, extras = rate_of(window), job.extras
+        ceilings = _ceilings(trial, loader=extras.loader_ceiling, device=extras.device_ceiling)
         return Measurement(
             samples_per_s=rate.value,
             samples_per_s_ci=(rate.low, rate.high),
@@ -140,7 +188,74 @@ class FakeLauncher:
             memory=MemorySample(peak_bytes=trial.peak_memory_bytes, source="made up"),
             window=window,
             loss=1.0,
+            ceilings=ceilings,
+            loader_ceiling=None if ceilings.loader is None else ceilings.loader.samples_per_s,
+            device_ceiling=None if ceilings.device is None else ceilings.device.samples_per_s,
+            breakdown=_breakdown(trial) if extras.breakdown else None,
+            loader_costs=_loader_costs(trial) if extras.breakdown else None,
         )
+
+
+def _ceilings(trial: FakeTrial, *, loader: bool, device: bool) -> Ceilings:
+    alone = trial.loader_ceiling or 2 * trial.samples_per_s
+    held = trial.device_ceiling or trial.samples_per_s / max(trial.busy_fraction, 1e-9)
+    return Ceilings(loader=_ceiling(alone) if loader else None, device=_ceiling(held) if device else None)
+
+
+def _ceiling(samples_per_s: float) -> Ceiling:
+    return Ceiling(samples_per_s=samples_per_s, samples=max(1, round(samples_per_s)), seconds=1.0, batches=1)
+
+
+def _breakdown(trial: FakeTrial) -> TimeBreakdown:
+    nothing = Share(fraction=0.0, source="made up")
+    return TimeBreakdown(
+        data_wait=Share(fraction=1 - trial.busy_fraction, source="made up"),
+        device_copy=nothing,
+        compute=Share(fraction=trial.busy_fraction, source="made up"),
+        synchronise=nothing,
+        idle=nothing,
+    )
+
+
+def _loader_costs(trial: FakeTrial) -> LoaderCosts:
+    item_s = 1 / (trial.loader_ceiling or 2 * trial.samples_per_s)
+    return LoaderCosts(
+        items=100,
+        item_s=item_s,
+        item_cpu_s=item_s,
+        item_median_s=item_s,
+        item_p99_s=item_s,
+        item_slowest_s=item_s,
+        slow_tail_fraction=0.0,
+        disk_bytes_per_item=0.0,
+        item_bytes=1024.0,
+        collate_s=1e-4,
+    )
+
+
+def _guard_figures(trial: FakeTrial, config: TrainingConfig) -> GuardFigures:
+    losses = tuple(1.0 / (step + 1) for step in range(_GUARD_STEPS))
+    return GuardFigures(
+        steps=_GUARD_STEPS,
+        micro_batch_size=config.micro_batch_size,
+        reference_losses=losses,
+        losses=losses if trial.passes_guard else (*losses[:-1], trial.broken_loss),
+        gradient_cosine=1.0,
+        repeat_cosine=1.0,
+        repeat_deviation=0.0,
+    )
+
+
+def _stress_figures(trial: FakeTrial) -> StressFigures:
+    peak = trial.stress_peak_bytes or trial.peak_memory_bytes
+    return StressFigures(
+        steps=10,
+        seconds=1.0,
+        items_seen=100,
+        median_item_bytes=1024.0,
+        largest_item_bytes=1024,
+        memory=MemorySample(peak_bytes=peak, source="made up"),
+    )
 
 
 def _window(level: float, noise: float, job: Job, numbers: random.Random) -> Window:

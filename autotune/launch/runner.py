@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from pydantic import ValidationError
 from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import TrialResult
 from autotune.launch.launcher import Exit, Launch, Launcher
-from autotune.protocol import Job, RankReport, TrialFolder, WindowRules, read_model, write_model
+from autotune.protocol import NO_EXTRAS, Extras, Job, RankReport, TrialFolder, WindowRules, read_model, write_model
 
 __all__ = ["TrialRunner"]
 
@@ -40,27 +41,49 @@ class TrialRunner:
     limit_is_ram: bool = False
     """The limit is on the machine's RAM, not on a device's own memory."""
 
-    def run(self, config: TrainingConfig, *, name: str, deadline_s: float, window: WindowRules) -> TrialResult:
+    def run(
+        self,
+        config: TrainingConfig,
+        *,
+        name: str,
+        deadline_s: float,
+        window: WindowRules,
+        extras: Extras = NO_EXTRAS,
+    ) -> TrialResult:
         """Measure a configuration. Whatever happens to the trial is an outcome, never an exception."""
-        return self._run("trial", config, name, deadline_s, window).result
+        return self._run("trial", config, name, deadline_s, window=window, extras=extras).result
 
     def probe(self, config: TrainingConfig, *, deadline_s: float) -> RankReport:
         """Look at the workload once: environment and facts, or a result that says what is wrong."""
-        return self._run("probe", config, "probe", deadline_s, WindowRules())
+        return self._run("probe", config, "probe", deadline_s)
 
     def describe(self, *, deadline_s: float) -> RankReport:
         """The machine alone, without a workload."""
-        return self._run("describe", TrainingConfig(), "describe", deadline_s, WindowRules())
+        return self._run("describe", TrainingConfig(), "describe", deadline_s)
+
+    def guard(self, config: TrainingConfig, *, name: str, deadline_s: float) -> RankReport:
+        """Compare a configuration's precision to float32; `config` carries the batch to compare on."""
+        return self._run("guard", config, name, deadline_s)
+
+    def curves(
+        self, config: TrainingConfig, variations: Sequence[TrainingConfig], *, deadline_s: float, extras: Extras
+    ) -> RankReport:
+        """Measure loader and device alone in variations of a configuration."""
+        return self._run("curves", config, "curves", deadline_s, extras=extras, variations=tuple(variations))
+
+    def stress(self, config: TrainingConfig, *, name: str, deadline_s: float, window: WindowRules) -> RankReport:
+        """Train on the largest samples for `window.max_s` seconds."""
+        return self._run("stress", config, name, deadline_s, window=window)
 
     def limited(self, *, limit_bytes: int, ram_bytes: int, limit_is_ram: bool) -> TrialRunner:
         """A runner that holds trials to these limits."""
         return replace(self, limit_bytes=limit_bytes, ram_bytes=ram_bytes, limit_is_ram=limit_is_ram)
 
-    def _run(self, kind: str, config: TrainingConfig, name: str, deadline_s: float, window: WindowRules) -> RankReport:
+    def _run(self, kind: str, config: TrainingConfig, name: str, deadline_s: float, **more: object) -> RankReport:
         folder = TrialFolder(Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.scratch.absolute())))
         log = self.logs / f"{name}.log"
         try:
-            write_model(folder.job, self._job(kind, config, deadline_s, window))
+            write_model(folder.job, self._job(kind, config, deadline_s, more))
             exit_ = self.launcher.launch(
                 Launch(folder=folder, log=log, deadline_s=deadline_s, ram_ceiling_bytes=self._ram_ceiling())
             )
@@ -70,7 +93,7 @@ class TrialRunner:
         result = report.result.model_copy(update={"wall_s": exit_.wall_s, "log": f"{self.logs.name}/{log.name}"})
         return report.model_copy(update={"result": result})
 
-    def _job(self, kind: str, config: TrainingConfig, deadline_s: float, window: WindowRules) -> Job:
+    def _job(self, kind: str, config: TrainingConfig, deadline_s: float, more: dict[str, object]) -> Job:
         return Job.model_validate(
             {
                 "kind": kind,
@@ -80,7 +103,7 @@ class TrialRunner:
                 "seed": self.seed,
                 "deadline_s": deadline_s,
                 "limit_bytes": self.limit_bytes,
-                "window": window,
+                **more,
                 "sys_path": tuple(entry for entry in sys.path if isinstance(entry, str)),
                 "working_directory": Path.cwd(),
                 "python_path": os.environ.get("PYTHONPATH"),

@@ -411,3 +411,17 @@ def blocking_report() -> nn.Module:
         (trial_folder() / "report.json").mkdir()
 
     return Faulty(once(act))
+
+
+def killing_its_reader() -> Items:
+    return Items(lambda _: in_rank(lambda: os.kill(os.getpid(), signal.SIGKILL)))
+
+
+def hanging_its_reader() -> Items:
+    return Items(lambda _: in_rank(lambda: time.sleep(3600)))
+
+
+def in_rank(act: Callable[[], object]) -> None:
+    """Do something where an item is made outside of a loader worker."""
+    if get_worker_info() is None:
+        act()

@@ -1,0 +1,79 @@
+"""The precision guard and the stress run in processes of their own: figures come back, faults are outcomes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autotune.core.guard import objection
+from autotune.core.training_config import TrainingConfig
+from autotune.core.workload import Ref
+from autotune.protocol import RankReport, WindowRules
+from launch.conftest import GENEROUS_S, Rig
+
+USER_CODE = Path(__file__).with_name("user_sizes.py")
+TEXTS = {"model": "averaging", "dataset": "texts", "collate_fn": "padded", "step": "averaged"}
+
+
+def named(**parts: str) -> dict[str, Ref]:
+    """References to what user_sizes.py holds."""
+    return {part: Ref(target=f"{USER_CODE}:{name}") for part, name in parts.items()}
+
+
+def guarded(rig: Rig, dtype: str, **parts: Ref) -> RankReport:
+    config = TrainingConfig.model_validate({"micro_batch_size": 8, "amp_dtype": dtype, "lr": 0.1})
+    return rig.runner(**parts).guard(config, name="guard", deadline_s=GENEROUS_S)
+
+
+@pytest.mark.parametrize(
+    ("model", "dtype", "reason"),
+    [
+        (None, "bfloat16", None),
+        ("beyond_float16", "float16", "the loss became"),
+        ("losing_digits", "bfloat16", "float32's"),
+    ],
+)
+def test_a_precision_is_judged_in_a_process_of_its_own(
+    rig: Rig, model: str | None, dtype: str, reason: str | None
+) -> None:
+    report = guarded(rig, dtype, **({} if model is None else named(model=model)))
+    assert report.result.outcome == "ok", report.result.reason
+    assert report.guard is not None
+    said = objection(report.guard)
+    assert said is None if reason is None else reason in (said or "")
+
+
+def test_a_fault_of_the_model_in_the_guard_is_an_outcome(rig: Rig) -> None:
+    report = guarded(rig, "bfloat16", **named(model="raising_under_autocast"))
+    assert report.result.outcome == "crashed"
+    assert report.guard is None
+    assert "no half precision here" in report.result.reason
+
+
+def test_a_hang_in_the_guard_ends_at_the_deadline(rig: Rig) -> None:
+    config = TrainingConfig(micro_batch_size=8, amp_dtype="bfloat16")
+    report = rig.runner(model="hanging").guard(config, name="guard", deadline_s=2.0)
+    assert report.result.outcome == "timeout"
+    rig.assert_next_trial_works()
+
+
+def test_a_stress_run_sees_the_largest_samples_with_workers_too(rig: Rig) -> None:
+    runner = rig.runner(**named(**TEXTS))
+    config = TrainingConfig(micro_batch_size=4, num_workers=2, grad_accum_steps=2)
+    report = runner.stress(config, name="stress", deadline_s=GENEROUS_S, window=WindowRules(max_s=0.1))
+    assert report.result.outcome == "ok", report.result.reason
+    figures = report.stress
+    assert figures is not None
+    assert figures.items_seen == 64
+    assert figures.largest_item_bytes == 64 * 4
+    assert figures.largest_batch_bytes == 4 * 64 * 4
+    assert figures.steps >= 3
+    assert figures.memory.peak_bytes > 2**20
+
+
+def test_memory_that_the_largest_samples_take_is_an_outcome(rig: Rig) -> None:
+    runner = rig.runner(**named(**(TEXTS | {"step": "running_out_at_64"})))
+    config = TrainingConfig(micro_batch_size=4)
+    report = runner.stress(config, name="stress", deadline_s=GENEROUS_S, window=WindowRules(max_s=0.1))
+    assert report.result.outcome == "host_oom"
