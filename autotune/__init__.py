@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from warnings import catch_warnings, filterwarnings
 
 if TYPE_CHECKING:
-    from autotune.api import SearchResult, load, search
+    from autotune.api import DiagnosisResult, SearchResult, diagnose, load, search
     from autotune.core.budget import Budget
     from autotune.core.measurement import Measurement
     from autotune.core.objective import Objective
@@ -26,6 +26,7 @@ __all__ = [
     "AutotuneError",
     "Budget",
     "DdpConfig",
+    "DiagnosisResult",
     "Measurement",
     "Objective",
     "SearchResult",
@@ -33,6 +34,7 @@ __all__ = [
     "TrainingConfig",
     "TrialRecord",
     "Workload",
+    "diagnose",
     "load",
     "search",
 ]
@@ -41,6 +43,7 @@ _HOMES = {
     "AutotuneError": "autotune.errors",
     "Budget": "autotune.core.budget",
     "DdpConfig": "autotune.core.training_config",
+    "DiagnosisResult": "autotune.api",
     "Measurement": "autotune.core.measurement",
     "Objective": "autotune.core.objective",
     "SearchResult": "autotune.api",
@@ -48,6 +51,7 @@ _HOMES = {
     "TrainingConfig": "autotune.core.training_config",
     "TrialRecord": "autotune.core.trial",
     "Workload": "autotune.core.workload",
+    "diagnose": "autotune.api",
     "load": "autotune.api",
     "search": "autotune.api",
 }

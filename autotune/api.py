@@ -5,18 +5,16 @@ Wires the rooms below: a Plan becomes a payload, a probe, a study, a tuned resul
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 from autotune import __version__
 from autotune.by_value import unreachable_by_value
 from autotune.confirm import confirm, recommend
-from autotune.core.budget import Budget
 from autotune.core.environment import Environment
 from autotune.core.identity import identify
 from autotune.core.objective import Objective
@@ -27,36 +25,45 @@ from autotune.core.search_space import ResolvedSpace, SearchSpace
 from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import TrialRecord
 from autotune.core.workload import Workload, WorkloadFacts
-from autotune.errors import ConfigError, NothingFeasibleError, WorkloadError
-from autotune.launch.fork_server import ForkServerLauncher
-from autotune.launch.fresh import FreshInterpreterLauncher
+from autotune.diagnosing import DiagnosisResult, diagnose_plan
+from autotune.errors import ConfigError, NothingFeasibleError, RunFolderError, WorkloadError
+from autotune.interrupts import kept_interrupts
 from autotune.launch.launcher import Launcher
-from autotune.launch.runner import TrialRunner
 from autotune.probing import look
 from autotune.protocol import write_atomic, write_payload
 from autotune.random_state import kept_random_state
 from autotune.report.content import say_nothing_feasible
+from autotune.report.formatting import one_line
 from autotune.report.markdown import render_markdown
+from autotune.report.notebook import render_notebook
+from autotune.report.page import render_page
 from autotune.report.progress import make_progress
-from autotune.run_config import parse_model, read_recommended, recommended_yaml
+from autotune.run_config import read_recommended, recommended_yaml
 from autotune.run_folder import RunFolder, new_run_dir, open_run_folder, read_summary
 from autotune.study.study import Study
 from autotune.tune import BASELINE_DEADLINE_S, Clock, Tuning
+from autotune.wiring import opened_launcher, plan_of, runner_for, temporary_folder
 
 if TYPE_CHECKING:
     import optuna
 
 __all__ = [
     "CheckResult",
+    "DiagnosisResult",
     "SearchResult",
     "check_plan",
+    "diagnose",
+    "diagnose_plan",
     "environment",
     "load",
     "new_run_dir",
     "read_run",
+    "rebuild_report",
     "run_plan",
     "search",
 ]
+
+_LOG = logging.getLogger(__name__)
 
 ProgressMode = Literal["auto"] | bool
 
@@ -83,6 +90,10 @@ class SearchResult:
     def report(self) -> str:
         """The report in Markdown."""
         return render_markdown(self.summary, self.run_dir)
+
+    def _repr_html_(self) -> str:
+        """The result as a table, for notebooks."""
+        return render_notebook(self.summary, self.run_dir)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,22 +163,62 @@ def search(  # noqa: PLR0913 - the contract's signature
         RunFolderError, StudyMismatchError: the run folder can't be used.
     """
     parts = {"loss": loss, "step": step, "optimizer": optimizer, "collate_fn": collate_fn}
-    goal = parse_model(Objective, {} if objective is None else objective, "objective")
-    if memory_limit is not None:
-        limited = {**goal.model_dump(), "memory_limit": memory_limit}
-        goal = parse_model(Objective, limited, "objective")
-    plan = Plan(
-        name=getattr(model, "__name__", type(model).__name__),
-        workload=_workload(model, dataset, parts, loader),
-        baseline=parse_model(TrainingConfig, {} if baseline is None else baseline, "baseline"),
-        space=parse_model(SearchSpace, {} if space is None else space, "space"),
-        objective=goal,
-        budget=parse_model(Budget, {"n_trials": n_trials, "timeout_s": timeout_s}, "budget"),
-        device=str(device),
-        run_dir=None if run_dir is None else Path(run_dir),
-        seed=_checked_seed(seed),
+    plan = plan_of(
+        model,
+        dataset,
+        parts=parts,
+        loader=loader,
+        baseline=baseline,
+        space=space,
+        objective=objective,
+        memory_limit=memory_limit,
+        budget={"n_trials": n_trials, "timeout_s": timeout_s},
+        device=device,
+        run_dir=run_dir,
+        seed=seed,
     )
     return run_plan(plan, fresh=fresh, progress=progress, launcher=launcher)
+
+
+def diagnose(  # noqa: PLR0913 - the contract's signature
+    model: Any,
+    dataset: Any,
+    *,
+    loss: Callable[..., Any] | None = None,
+    step: Callable[..., Any] | None = None,
+    optimizer: Callable[..., Any] | None = None,
+    collate_fn: Callable[..., Any] | None = None,
+    baseline: TrainingConfig | Mapping[str, Any] | None = None,
+    objective: Objective | Mapping[str, Any] | None = None,
+    memory_limit: float | str | None = None,
+    device: str = "auto",
+    seed: int = 0,
+    progress: ProgressMode = "auto",
+    loader: Mapping[str, Any] | None = None,
+    launcher: Launcher | None = None,
+) -> DiagnosisResult:
+    """Say why training is slow and what to do about it, in under a minute and without a search.
+
+    The arguments are those of `search`; `baseline` is what is looked at. Nothing is written to the disk.
+
+    Raises:
+        ConfigError: an argument breaks a rule.
+        WorkloadError: the model, dataset or step fails, or can't be carried to a trial.
+        NothingFeasibleError: the baseline needs more memory than there is.
+    """
+    parts = {"loss": loss, "step": step, "optimizer": optimizer, "collate_fn": collate_fn}
+    plan = plan_of(
+        model,
+        dataset,
+        parts=parts,
+        loader=loader,
+        baseline=baseline,
+        objective=objective,
+        memory_limit=memory_limit,
+        device=device,
+        seed=seed,
+    )
+    return diagnose_plan(plan, progress=progress, launcher=launcher)
 
 
 def load(path: str | Path) -> TrainingConfig:
@@ -183,7 +234,7 @@ def run_plan(
     plan: Plan, *, fresh: bool = False, progress: ProgressMode = "auto", launcher: Launcher | None = None
 ) -> SearchResult:
     """Run a search from a plan; see `search`. The caller's random state is as before."""
-    with kept_random_state():
+    with kept_random_state(), kept_interrupts():
         return _run_plan(plan, fresh=fresh, progress=progress, launcher=launcher)
 
 
@@ -193,11 +244,11 @@ def _run_plan(plan: Plan, *, fresh: bool, progress: ProgressMode, launcher: Laun
     with ExitStack() as held:
         folder = held.enter_context(open_run_folder(run_dir, fresh=fresh))
         show = held.enter_context(make_progress(progress))
-        starts = held.enter_context(_launcher(launcher, folder))
+        starts = held.enter_context(opened_launcher(launcher, folder))
         with unreachable_by_value(plan.workload):
             write_payload(plan.workload, folder.payload)
         show(_probing(clock))
-        runner, space = look(plan, _runner(plan, folder, starts))
+        runner, space = look(plan, runner_for(plan, folder, starts))
         study = Study.open(folder.study, space, identity=identify(plan, space.environment), seed=plan.seed)
         tuning = Tuning(
             study=study,
@@ -221,17 +272,17 @@ def _run_plan(plan: Plan, *, fresh: bool, progress: ProgressMode, launcher: Laun
 
 def check_plan(plan: Plan, *, launcher: Launcher | None = None) -> CheckResult:
     """Look at a plan without searching: one step of the workload, the machine, and the space it would search."""
-    with _temporary_folder() as folder, _launcher(launcher, folder) as starts:
+    with temporary_folder() as folder, opened_launcher(launcher, folder) as starts:
         write_payload(plan.workload, folder.payload)
-        _, space = look(plan, _runner(plan, folder, starts))
+        _, space = look(plan, runner_for(plan, folder, starts))
     return CheckResult(environment=space.environment, facts=space.facts, space=space)
 
 
 def environment(device: str = "auto") -> Environment:
     """The machine as trials see it."""
     plan = Plan(name="env", workload=Workload(model=None, dataset=None), device=device)
-    with _temporary_folder() as folder, _launcher(None, folder) as starts:
-        report = _runner(plan, folder, starts).describe(deadline_s=BASELINE_DEADLINE_S)
+    with temporary_folder() as folder, opened_launcher(None, folder) as starts:
+        report = runner_for(plan, folder, starts).describe(deadline_s=BASELINE_DEADLINE_S)
     if report.environment is None:
         raise ConfigError(report.result.reason)
     return report.environment
@@ -240,6 +291,12 @@ def environment(device: str = "auto") -> Environment:
 def read_run(run_dir: Path) -> RunSummary:
     """Everything that reports are made from, read from a run folder alone."""
     return read_summary(run_dir)
+
+
+def rebuild_report(run_dir: Path) -> tuple[RunSummary, str]:
+    """Write report.md and report.html anew from a run folder alone; the summary, and what went wrong with them."""
+    summary = read_run(run_dir)
+    return summary, _write_reports(summary, RunFolder(run_dir))
 
 
 def _tune(tuning: Tuning, plan: Plan, folder: RunFolder) -> RunSummary:
@@ -270,21 +327,34 @@ def _finished(tuning: Tuning, folder: RunFolder) -> RunSummary | None:
     if not (tuning.is_over() or tuning.study.is_exhausted):
         return None
     summary = read_summary(folder.path)
-    is_same = summary.trials == tuple(tuning.study.records)
-    return summary if is_same and summary.is_complete and _is_settled(summary) else None
-
-
-def _is_settled(summary: RunSummary) -> bool:
-    return summary.recommendation is not None and summary.recommendation.verdict != "unconfirmed"
+    # As text: a figure that is no number equals nothing.
+    told, known = ([trial.model_dump_json() for trial in trials] for trials in (summary.trials, tuning.study.records))
+    is_settled = summary.recommendation is not None and summary.recommendation.verdict != "unconfirmed"
+    return summary if told == known and summary.is_complete and is_settled else None
 
 
 def _write(summary: RunSummary, folder: RunFolder) -> None:
     folder.write_summary(summary)
-    write_atomic(folder.report, render_markdown(summary, folder.path).encode())
     if summary.recommendation is not None:
         write_atomic(folder.recommended, recommended_yaml(summary).encode())
     else:
         folder.recommended.unlink(missing_ok=True)  # of an earlier run of the same search
+    remark = _write_reports(summary, folder)
+    if remark:
+        _LOG.warning("%s", remark)
+
+
+def _write_reports(summary: RunSummary, folder: RunFolder) -> str:
+    """Write report.md and report.html; what went wrong with them, in a sentence, since neither may cost the result."""
+    try:
+        write_atomic(folder.report, render_markdown(summary, folder.path).encode())
+        page = render_page(summary, folder.path)
+        write_atomic(folder.page, page.html.encode())
+    except RunFolderError as error:
+        return f"The reports could not be written: {error}"
+    except Exception as error:  # noqa: BLE001 - no report may cost a finished search its result
+        return f"The reports could not be made: {one_line(f'{type(error).__name__}: {error}')}"
+    return page.remark
 
 
 def _summarise(tuning: Tuning, plan: Plan, recommendation: Recommendation | None) -> RunSummary:
@@ -302,6 +372,7 @@ def _summarise(tuning: Tuning, plan: Plan, recommendation: Recommendation | None
         seed=plan.seed,
         trials=tuple(records),
         recommendation=recommendation,
+        importances=tuning.study.importances(),
         notes=tuple(tuning.notes),
         stopped_because=tuning.stopped_because,
         is_complete=not tuning.is_interrupted,
@@ -323,52 +394,6 @@ def _result(summary: RunSummary, chosen: Recommendation, study: Study, folder: R
         run_dir=folder.path,
         summary=summary,
     )
-
-
-def _workload(model: Any, dataset: Any, parts: Mapping[str, Any], loader: Mapping[str, Any] | None) -> Workload:
-    allowed = {"shuffle", "drop_last", "sampler", "batch_sampler", "worker_init_fn", "multiprocessing_context"}
-    unknown = sorted(set(loader or {}) - allowed)
-    if unknown:
-        raise ConfigError(f"loader takes {', '.join(sorted(allowed))}, but got {', '.join(unknown)}")
-    return Workload(model=model, dataset=dataset, **parts, **dict(loader or {}))
-
-
-def _checked_seed(seed: int) -> int:
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
-        raise ConfigError(f"seed must be a whole number from 0 to 2**32 - 1, but got {seed!r}")
-    return seed
-
-
-def _runner(plan: Plan, folder: RunFolder, launcher: Launcher) -> TrialRunner:
-    return TrialRunner(
-        launcher=launcher,
-        payload=folder.payload,
-        scratch=folder.scratch,
-        logs=folder.logs,
-        device=plan.device,
-        seed=plan.seed,
-    )
-
-
-@contextmanager
-def _temporary_folder() -> Iterator[RunFolder]:
-    """A run folder that is gone afterwards."""
-    with TemporaryDirectory(prefix="autotune-") as path, open_run_folder(Path(path), fresh=False) as folder:
-        yield folder
-
-
-@contextmanager
-def _launcher(given: Launcher | None, folder: RunFolder) -> Iterator[Launcher]:
-    """The launcher that was given, which stays open, or this platform's own."""
-    if given is not None:
-        yield given
-        return
-    own: Launcher
-    own = ForkServerLauncher(folder.logs / "server.log") if sys.platform == "linux" else FreshInterpreterLauncher()
-    try:
-        yield own
-    finally:
-        own.close()
 
 
 def _probing(clock: Clock) -> Progress:

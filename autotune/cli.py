@@ -107,6 +107,28 @@ def check(config: Path, overrides: tuple[str, ...]) -> None:
 
 
 @cli.command()
+@_config
+@_overrides
+@_as_json
+@click.option("--quiet", is_flag=True, help="Show no progress.")
+def diagnose(config: Path, overrides: tuple[str, ...], as_json: bool, quiet: bool) -> None:
+    """Say why the baseline of CONFIG is slow and what to do about it, in under a minute. Keeps no run folder."""
+    from autotune.run_config import read_plan
+
+    plan = read_plan(config, overrides)
+    from autotune import api
+
+    found = api.diagnose_plan(plan, progress=False if quiet else "auto").diagnosis
+    if as_json:
+        _write(found.model_dump_json(indent=2))
+        return
+    from autotune.report.diagnosis import print_diagnosis
+
+    with _stdout() as console:
+        print_diagnosis(found, console)
+
+
+@cli.command()
 @click.argument("path", type=click.Path(path_type=Path), default=Path("autotune.yaml"))
 def init(path: Path) -> None:
     """Write a commented configuration to start from (PATH: autotune.yaml)."""
@@ -132,10 +154,13 @@ def init(path: Path) -> None:
 @click.argument("run_dir", type=click.Path(path_type=Path))
 @_as_json
 def report(run_dir: Path, as_json: bool) -> None:
-    """Show the result of the search in RUN_DIR once more."""
+    """Show the result of the search in RUN_DIR once more, and write its report.md and report.html anew."""
     from autotune import api
 
-    _show_summary(api.read_run(run_dir), run_dir, as_json)
+    summary, remark = api.rebuild_report(run_dir)
+    _show_summary(summary, run_dir, as_json)
+    if remark:
+        _say(remark)
 
 
 @cli.command()

@@ -10,12 +10,17 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from autotune.core.lr_scaling import LrAdvice, scale_lr
+from autotune.core.memory_line import say_largest
 from autotune.core.objective import evaluate
 from autotune.core.recommendation import Confirmation, Ratio, Recommendation, choose, ratio_of
 from autotune.core.result import Progress, changed_settings
+from autotune.core.search_space import whole_numbers
 from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import TrialRecord
-from autotune.protocol import WindowRules
+from autotune.extras import everything, with_ceilings
+from autotune.protocol import NO_EXTRAS, WindowRules
+from autotune.race import Race, challengers, feasible_baseline, number_0, scores_of
+from autotune.stressing import MOST_STRESSED, reserve_s, say_stressed, stress
 from autotune.tune import Tuning, score_value
 
 __all__ = ["confirm", "recommend"]
@@ -29,6 +34,7 @@ _SHORTEST_WINDOW_S = 1.0
 _PRECISION = 0.015
 _MIN_DEADLINE_S = 30.0
 _DEADLINE_FACTOR = 10.0
+_EXTRAS_S = 1.5  # ceilings and breakdown of one run, once for each entrant
 _GRACE_S = 5.0  # past the time-out, so that the last run is not lost for a moment
 
 
@@ -45,16 +51,23 @@ def confirm(tuning: Tuning) -> None:
 
     Nothing is measured where nobody challenges the baseline. Rounds and windows shrink to the time that is left, down
     to one round of the best and the baseline. Where three rounds do not tell the fastest from the baseline, further
-    ones follow as long as there is time.
+    ones follow as long as there is time. In the end the winner is run on the largest samples, and the biggest micro
+    batch that stays within the limit is noted.
     """
-    challengers = _finalists(tuning)
-    if not challengers:
-        return
-    entrants = [_Entrant(record) for record in (*_feasible_baseline(tuning), *challengers)]
-    rounds, entrants, window_s = _schedule(entrants, tuning.clock.left_s)
+    finalists = _finalists(tuning)
+    if finalists:
+        _measure_in_turns(tuning, finalists)
+        tuning.is_confirmed = True
+        _stress_winner(tuning)
+    _note_memory(tuning)
+
+
+def _measure_in_turns(tuning: Tuning, finalists: Sequence[TrialRecord]) -> None:
+    entrants = [_Entrant(record) for record in (*feasible_baseline(tuning), *finalists)]
+    rounds, entrants, window_s = _schedule(entrants, _left_s(tuning, finalists[0]))
     for number in range(_MOST_ROUNDS):
         if number >= rounds and not (
-            rounds == _ROUNDS and _is_open(entrants) and _has_time(tuning, entrants, window_s)
+            rounds == _ROUNDS and _is_open(entrants) and _has_time(entrants, window_s, _left_s(tuning, finalists[0]))
         ):
             return
         for entrant in entrants if number % 2 == 0 else entrants[::-1]:
@@ -65,45 +78,83 @@ def confirm(tuning: Tuning) -> None:
             _show(tuning, entrant, sum(len(one.runs) for one in entrants), max(rounds, number + 1) * len(entrants))
 
 
+def _stress_winner(tuning: Tuning) -> None:
+    """Run the winner on the largest samples; where that refutes it, the next one, a few times.
+
+    Once one was refuted, a run that could not be made is no pass: the next one is tried as well.
+    """
+    tried: set[int] = set()
+    for _ in range(MOST_STRESSED):
+        chosen = Race.of(tuning).only(lambda number: number not in tried).chosen(tuning)
+        if chosen is None or chosen.number == 0:
+            break
+        stress(tuning, _record(tuning, chosen.number))
+        if chosen.number in tuning.stresses or not tuning.overloaded:
+            return
+        tried.add(chosen.number)
+        tuning.confirmations[:] = [_unless_overloaded(one, tuning) for one in tuning.confirmations]
+    _note_unproven(tuning)
+
+
+def _note_unproven(tuning: Tuning) -> None:
+    """Say of the one that would win that it was not run on the largest samples, where others failed."""
+    would, does = Race.of(tuning).chosen(tuning), Race.proven(tuning).chosen(tuning)
+    if would is None or does is None or would.number == 0 or would.number in tuning.stresses:
+        return
+    name, failed = f"Trial {would.number}", "was not run on the largest samples: others failed there before it."
+    tuning.notes.append(f"{name} {'' if does.number == would.number else 'is not recommended, since it '}{failed}")
+
+
+def _note_memory(tuning: Tuning) -> None:
+    chosen = Race.proven(tuning).chosen(tuning)
+    if chosen is None:
+        return
+    note = say_largest(
+        tuning.study.records,
+        chosen.config.amp_dtype,
+        tuning.limit_bytes,
+        batches=whole_numbers(tuning.space.domains["micro_batch_size"]),
+        overloaded=tuning.overloaded,
+    )
+    if note is not None:
+        tuning.notes.append(note)
+
+
+def _record(tuning: Tuning, number: int) -> TrialRecord:
+    return next(record for record in tuning.study.records if record.number == number)
+
+
+def _unless_overloaded(one: Confirmation, tuning: Tuning) -> Confirmation:
+    return one.model_copy(update={"is_feasible": one.is_feasible and one.number not in tuning.overloaded})
+
+
 def recommend(tuning: Tuning) -> Recommendation | None:
     """The recommendation from what is known now; None where nothing is feasible.
 
     Without confirmations that can decide, or after an interruption, the trials' own measurements do, less what the
-    confirmation has refuted; the verdict says so.
+    confirmation has refuted; the verdict says so. Once a stress run has refuted one, no other wins without such a run.
     """
-    confirmations = tuning.confirmations
-    refuted = {one.number for one in confirmations if not one.is_feasible}
-    contenders = (*_feasible_baseline(tuning), *_challengers(tuning))
-    trials = [_as_confirmation(record) for record in contenders if record.number not in refuted]
-    confirmed = _comparable([one for one in confirmations if one.is_feasible and one.runs], trials)
-    if tuning.is_interrupted:
-        confirmed = []
-    candidates = confirmed or trials
-    if not candidates:
+    race = Race.proven(tuning)
+    chosen, reference, confirmed = race.chosen(tuning), number_0(race.candidates), race.confirmed
+    if chosen is None:
         return None
-    reference = _number_0(candidates)
-    chosen = choose(candidates, _scores(candidates, tuning), reference)
-    same, same_speedup = _same_batch(confirmed, trials, tuning)
+    same, same_speedup = _same_batch(confirmed, race.trials, tuning)
     advice = _advice(chosen.config, tuning)
     return Recommendation(
         config=chosen.config.model_copy(update={"lr": advice.lr}),
         number=chosen.number,
-        verdict=_verdict(chosen, reference, is_confirmed=bool(confirmed), is_open=tuning.is_interrupted),
+        verdict=_verdict(chosen, reference, tuning, is_confirmed=bool(confirmed)),
         speedup=_speedup(chosen, reference, is_confirmed=bool(confirmed)),
         lr_advice=advice,
         same_batch=None if same is None else same.config,
         same_batch_number=None if same is None else same.number,
         same_batch_speedup=same_speedup,
-        reasons=_reasons(chosen, candidates, tuning, is_confirmed=bool(confirmed)),
-        confirmations=tuple(confirmations),
+        reasons=_reasons(chosen, race, tuning),
+        confirmations=tuple(tuning.confirmations),
+        stress=tuning.stresses.get(chosen.number),
+        overloaded=tuple(tuning.overloaded),
+        is_outrun=race.is_outrun(chosen, tuning),
     )
-
-
-def _comparable(confirmed: list[Confirmation], trials: Sequence[Confirmation]) -> list[Confirmation]:
-    """The confirmed ones where they can decide: a challenger, and the baseline where it is a reference; else none."""
-    has_challenger = any(one.number != 0 for one in confirmed)
-    needs_baseline = _number_0(trials) is not None
-    return confirmed if has_challenger and (not needs_baseline or _number_0(confirmed) is not None) else []
 
 
 def _same_batch(
@@ -117,22 +168,18 @@ def _same_batch(
     for candidates in (confirmed, trials):
         same = [one for one in candidates if one.config.global_batch_size == wanted]
         if any(one.number != 0 for one in same):
-            reference = _number_0(same)
-            best = choose(same, _scores(same, tuning), reference)
+            reference = number_0(same)
+            best = choose(same, scores_of(same, tuning), reference)
             return best, _speedup(best, reference, is_confirmed=candidates is confirmed)
-    reference = _number_0(trials)
+    reference = number_0(trials)
     return reference, _speedup(reference, reference, is_confirmed=True)
-
-
-def _number_0(candidates: Sequence[Confirmation]) -> Confirmation | None:
-    return next((one for one in candidates if one.number == 0), None)
 
 
 def _is_open(entrants: Sequence[_Entrant]) -> bool:
     """Whether the interval of the fastest against the baseline still holds 1."""
     confirmations = [_confirmation(entrant) for entrant in entrants]
     alive = [one for one in confirmations if one.is_feasible and one.runs]
-    reference = _number_0(alive)
+    reference = number_0(alive)
     if reference is None or len(alive) < 2:
         return False
     fastest = max((one for one in alive if one.number != 0), key=lambda one: one.samples_per_s)
@@ -140,26 +187,19 @@ def _is_open(entrants: Sequence[_Entrant]) -> bool:
     return ratio is not None and ratio.value > 1 and ratio.low <= 1
 
 
-def _has_time(tuning: Tuning, entrants: Sequence[_Entrant], window_s: float) -> bool:
+def _left_s(tuning: Tuning, best: TrialRecord) -> float | None:
+    """Seconds until the stress run must begin; None where there is no time-out."""
     left = tuning.clock.left_s
-    return left is None or left > sum(window_s + _overhead_s(entrant.record) for entrant in entrants)
+    return None if left is None else left - reserve_s(best, left)
 
 
-def _feasible_baseline(tuning: Tuning) -> list[TrialRecord]:
-    baseline = tuning.baseline
-    return [baseline] if baseline is not None and baseline.is_feasible else []
-
-
-def _challengers(tuning: Tuning) -> list[TrialRecord]:
-    """The trials that beat the baseline's own trial, the best first."""
-    bar = max((score_value(record) for record in _feasible_baseline(tuning)), default=0.0)
-    feasible = [record for record in tuning.study.records if record.is_feasible and record.number != 0]
-    return sorted((record for record in feasible if score_value(record) > bar), key=score_value, reverse=True)
+def _has_time(entrants: Sequence[_Entrant], window_s: float, left_s: float | None) -> bool:
+    return left_s is None or left_s > sum(window_s + _overhead_s(entrant.record) for entrant in entrants)
 
 
 def _finalists(tuning: Tuning) -> list[TrialRecord]:
     """The best challenger, the best that keeps the baseline's global batch, then others close to the best."""
-    better = _challengers(tuning)
+    better = challengers(tuning)
     wanted = tuning.space.baseline.global_batch_size
     same_batch = [record for record in better if record.config.global_batch_size == wanted]
     near = [record for record in better if score_value(record) >= _FINALIST_SHARE * score_value(better[0])]
@@ -178,7 +218,7 @@ def _schedule(entrants: list[_Entrant], left_s: float | None) -> tuple[int, list
     for rounds in (_ROUNDS, 2, 1):
         for count in range(len(entrants), fewest - 1, -1):
             overhead = sum(_overhead_s(entrant.record) for entrant in entrants[:count])
-            window_s = (left_s / rounds - overhead) / count
+            window_s = ((left_s - count * _EXTRAS_S) / rounds - overhead) / count
             if window_s >= 2 * _SHORTEST_WINDOW_S:
                 return rounds, entrants[:count], min(window_s, _WINDOW_S)
     return (1, entrants[:fewest], _SHORTEST_WINDOW_S) if left_s > 0 else (0, entrants, 0.0)
@@ -188,18 +228,22 @@ def _overhead_s(record: TrialRecord) -> float:
     """What a run of this configuration takes beyond its window."""
     assert record.measurement is not None  # noqa: S101 - only feasible records come here
     window = sum(block.seconds for block in record.measurement.blocks)
-    return max(0.0, record.result.wall_s - window)
+    return max(0.0, record.result.own_s - window)
 
 
 def _run_again(tuning: Tuning, record: TrialRecord, number: int, window_s: float) -> TrialRecord:
     left = tuning.clock.left_s
     deadline = max(_DEADLINE_FACTOR * record.result.wall_s, _MIN_DEADLINE_S) + 2 * window_s
+    window = WindowRules(max_s=window_s, precision=_PRECISION)
+    extras = everything(window) if number == 0 and window_s > _SHORTEST_WINDOW_S else NO_EXTRAS
     result = tuning.runner.run(
         record.config,
         name=f"confirmation-{record.number:03d}-{number + 1}",
         deadline_s=deadline if left is None else min(deadline, left + _GRACE_S),
-        window=WindowRules(max_s=window_s, precision=_PRECISION),
+        window=window,
+        extras=extras,
     )
+    result = with_ceilings(result, record.config, tuning.ceilings, asked=extras)
     again = TrialRecord(number=record.number, config=record.config, result=result)
     if again.measurement is None:
         return again
@@ -216,27 +260,11 @@ def _confirmation(entrant: _Entrant) -> Confirmation:
     )
 
 
-def _as_confirmation(record: TrialRecord) -> Confirmation:
-    return Confirmation(number=record.number, config=record.config, rounds=(record.measurement,))
-
-
-def _scores(candidates: Sequence[Confirmation], tuning: Tuning) -> dict[int, float]:
-    """The score of each candidate from its own runs, where all busy fractions have one source."""
-    reference = _number_0(candidates) or candidates[0]
-    sources = {run.busy_source for one in candidates for run in one.runs}
-    scores = {}
-    for one in candidates:
-        busy = [run.busy_fraction for run in one.runs if run.busy_fraction is not None]
-        idle = 1 - fmean(busy) if busy and len(sources) == 1 else 0.0
-        scores[one.number] = one.samples_per_s / reference.samples_per_s * (1 - tuning.objective.busy_weight * idle)
-    return scores
-
-
-def _verdict(chosen: Confirmation, reference: Confirmation | None, *, is_confirmed: bool, is_open: bool) -> str:
+def _verdict(chosen: Confirmation, reference: Confirmation | None, tuning: Tuning, *, is_confirmed: bool) -> str:
     if reference is None:
         return "baseline_infeasible"
     if chosen.number == 0:
-        return "unconfirmed" if is_open else "already_best"
+        return "unconfirmed" if tuning.is_interrupted and not tuning.is_confirmed else "already_best"
     return "faster" if is_confirmed else "unconfirmed"
 
 
@@ -252,31 +280,20 @@ def _advice(config: TrainingConfig, tuning: Tuning) -> LrAdvice:
     return scale_lr(tuning.space.baseline.lr, ratio, tuning.objective.lr_rule, tuning.space.facts.optimizer)
 
 
-def _reasons(
-    chosen: Confirmation,
-    candidates: Sequence[Confirmation],
-    tuning: Tuning,
-    *,
-    is_confirmed: bool,
-) -> tuple[str, ...]:
-    measured, reference = len(tuning.study.records), _number_0(candidates)
-    fastest = max(candidates, key=lambda one: one.samples_per_s)
+def _reasons(chosen: Confirmation, race: Race, tuning: Tuning) -> tuple[str, ...]:
+    candidates, reference = race.candidates, number_0(race.candidates)
     reasons = []
     if reference is None:
         reasons.append("The baseline is no reference: it does not run within the limits. The first feasible trial is.")
-    if chosen.number == 0:
-        reasons.append(f"None of the {measured} configurations measured beats yours beyond the noise.")
-    elif chosen.number != fastest.number:
-        share = chosen.samples_per_s / fastest.samples_per_s
-        reasons.append(f"Simplest of those as fast as the fastest (trial {fastest.number}; {share:.1%} of its rate).")
-    else:
-        reasons.append(f"Fastest of the {measured} configurations measured.")
-    if is_confirmed:
+    reasons.append(_why_this(chosen, race, tuning))
+    if race.confirmed:
         rounds = max(len(one.rounds) for one in candidates)
         names = f"{len(candidates)} configurations" if len(candidates) > 1 else "one configuration"
         reasons.append(f"Confirmed in {rounds} round{'s'[: rounds > 1]} of {names} measured in turns.")
     elif chosen.number != 0:
         reasons.append("Not confirmed: it was not measured again in turns with the baseline.")
+    if chosen.number in tuning.stresses:
+        reasons.append(say_stressed(tuning.stresses[chosen.number], tuning.limit_bytes))
     waits = [run.data_wait_fraction for run in chosen.runs]
     if reference is not None and chosen.number != 0:
         before = fmean(run.data_wait_fraction for run in reference.runs)
@@ -284,6 +301,22 @@ def _reasons(
         changed = ", ".join(changed_settings(chosen.config, reference.config))
         reasons.append(f"Changed: {changed}.")
     return tuple(reasons)
+
+
+def _why_this(chosen: Confirmation, race: Race, tuning: Tuning) -> str:
+    measured, is_outrun = len(tuning.study.records), race.is_outrun(chosen, tuning)
+    fastest = max(race.candidates, key=lambda one: one.samples_per_s)
+    if chosen.number == 0 and tuning.overloaded:
+        would = Race.of(tuning).chosen(tuning)
+        others = "" if would is None or would.number == 0 else ", or was not run on them"
+        return f"What is faster failed on the largest samples{others}."
+    if chosen.number == 0:
+        which = "those that may be used" if is_outrun else f"the {measured} configurations measured"
+        return f"None of {which} beats yours beyond the noise."
+    if chosen.number != fastest.number:
+        share = chosen.samples_per_s / fastest.samples_per_s
+        return f"Simplest of those as fast as the fastest (trial {fastest.number}; {share:.1%} of its rate)."
+    return f"Fastest of {'those that may be used, of ' if is_outrun else ''}the {measured} configurations measured."
 
 
 def _show(tuning: Tuning, entrant: _Entrant, done: int, total: int) -> None:

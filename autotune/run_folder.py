@@ -47,6 +47,11 @@ class RunFolder:
         return self.path / "report.md"
 
     @property
+    def page(self) -> Path:
+        """The report with its plots, for a browser."""
+        return self.path / "report.html"
+
+    @property
     def environment(self) -> Path:
         """The machine and the versions."""
         return self.path / "environment.json"
@@ -98,7 +103,8 @@ class RunFolder:
         """Remove a former run: the files named here, and no other."""
         for folder in (self.logs, self.payload, self.scratch):
             shutil.rmtree(folder, ignore_errors=True)
-        for file in (self.study, self.trials, self.recommended, self.report, self.environment, self.summary):
+        reports = (self.recommended, self.report, self.page)
+        for file in (self.study, self.trials, *reports, self.environment, self.summary):
             file.unlink(missing_ok=True)
 
 

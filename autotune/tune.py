@@ -12,16 +12,22 @@ from statistics import median
 from time import monotonic
 
 from autotune.core.budget import Budget
+from autotune.core.ceilings import CeilingBook
 from autotune.core.environment import Environment
+from autotune.core.guard import guard_key
 from autotune.core.objective import Objective, Score, evaluate
 from autotune.core.recommendation import Confirmation
 from autotune.core.result import Progress
-from autotune.core.search_space import ResolvedSpace
+from autotune.core.search_space import ResolvedSpace, SettingValue
+from autotune.core.stress import StressFigures
+from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import TrialRecord
 from autotune.errors import RepeatedFailureError, WorkloadError
+from autotune.extras import extras_of, with_ceilings
+from autotune.guarding import PrecisionGuard, guarded_settings
 from autotune.launch.runner import TrialRunner
 from autotune.protocol import WindowRules
-from autotune.study.proposals import explaining_setting, first_guesses, same_batch_variant
+from autotune.study.proposals import explaining_setting, first_guesses, largest_batch_variant, same_batch_variant
 from autotune.study.study import Study, Trial
 
 __all__ = ["CONFIRMATION_RUNS", "Clock", "Show", "Tuning", "score_value"]
@@ -37,6 +43,7 @@ _PATIENT_FROM = 16
 _WORTH = 1.01
 _SHORTEST_WINDOW_S = 2.0
 _FIRST_OVERHEAD_S = 1.5
+_CLOSING_TRIALS = 3  # the last ones, of which two may be needed for what the sampler has left open
 CONFIRMATION_RUNS = 12
 """Runs of a confirmation as a rule: three rounds of three finalists and the baseline."""
 
@@ -84,10 +91,28 @@ class Tuning:
     failures: dict[str, list[TrialRecord]] = field(default_factory=dict)
     stopped_because: str = ""
     is_interrupted: bool = False
-    """Something ended the search before it was confirmed."""
+    """Something ended the search before it was over."""
+    is_confirmed: bool = False
+    """The finalists were measured again to the end; what may still be missing is the stress run."""
     confirmations: list[Confirmation] = field(default_factory=list)
     """What the confirmation has seen so far."""
-    proposed_same_batch: bool = False
+    stresses: dict[int, StressFigures] = field(default_factory=dict)
+    """What stress runs have seen, by the trial's number."""
+    overloaded: dict[int, str] = field(default_factory=dict)
+    """Why a stress run refutes a configuration, by the trial's number."""
+    ceilings: CeilingBook = field(default_factory=CeilingBook)
+    guard: PrecisionGuard = field(init=False)
+    proposed_same_batch: dict[str, SettingValue] | None = None
+    proposed_largest: dict[str, SettingValue] | None = None
+
+    def __post_init__(self) -> None:
+        """Take up what the records of an earlier sitting hold."""
+        self.guard = PrecisionGuard(self.runner, self.space.baseline)
+        for record in self.study.records:
+            self.guard.recall(record)
+            with_ceilings(record.result, record.config, self.ceilings)
+            if record.is_refused and record.outcome == "diverged":
+                self._leave_out(record)
 
     @property
     def objective(self) -> Objective:
@@ -126,18 +151,37 @@ class Tuning:
             trial = self.study.ask()
             if trial is None:
                 self.stopped_because = "every configuration of the space was measured"
-                return
+                break
             self._try(trial)
 
     def _try(self, trial: Trial) -> None:
+        window = self._window()
+        extras = extras_of(trial.config, self.ceilings, window, is_baseline=trial.number == 0)
         result = self.runner.run(
-            trial.config, name=f"trial-{trial.number:03d}", deadline_s=self._deadline(trial), window=self._window()
+            trial.config,
+            name=f"trial-{trial.number:03d}",
+            deadline_s=self._deadline(trial),
+            window=window,
+            extras=extras,
         )
+        result = with_ceilings(result, trial.config, self.ceilings, asked=extras)
         score = self._evaluate(TrialRecord(number=trial.number, config=trial.config, result=result))
-        record = self.study.tell(trial, result, score)
+        if score is not None and score.feasible:
+            result = self.guard.judge(trial.config, result, deadline_s=self._guard_deadline(trial.config))
+        record = self.study.tell(trial, result, score if result.outcome == "ok" else None)
+        if record.is_refused:
+            self._leave_out(record)
         self.on_record(record)
         self._show(record)
         self._learn_from(record)
+
+    def _leave_out(self, record: TrialRecord) -> None:
+        """Propose nothing more of a precision that the guard has refused, and say so once."""
+        self.study.refuse(guarded_settings(record.config))
+        dtype, is_compiled = guard_key(record.config)
+        note = f"{dtype}{' with compile' if is_compiled else ''} was left out: {record.result.reason}"
+        if note not in self.notes:
+            self.notes.append(note)
 
     def _evaluate(self, record: TrialRecord) -> Score | None:
         if record.measurement is None:
@@ -158,7 +202,7 @@ class Tuning:
         elif self.budget.may_stop_early and self._has_settled(records):
             self.stopped_because = f"the last {_PATIENCE} trials brought less than 1 %"
         else:
-            self._maybe_propose_same_batch(len(records))
+            self._propose_last(records)
             return False
         return True
 
@@ -170,23 +214,43 @@ class Tuning:
             return now is None
         return score_value(now) < _WORTH * score_value(before)
 
-    def _maybe_propose_same_batch(self, done: int) -> None:
-        """Have the best settings tried at the user's own global batch, behind what was proposed before."""
-        if self.proposed_same_batch or done < self.budget.max_trials - 2 or self.best is None:
+    def _propose_last(self, records: Sequence[TrialRecord]) -> None:
+        """Near the end, have the best settings tried at the user's own global batch, and at the largest that fits."""
+        best = self.best
+        if best is None or not self._is_near_its_end(records):
             return
-        self.proposed_same_batch = True
-        params = same_batch_variant(self.best, self.space)
-        if params is not None:
+        params = same_batch_variant(best, self.space)
+        if params is not None and params != self.proposed_same_batch:
+            self.proposed_same_batch = dict(params)
             self.study.propose(params)
+        params = largest_batch_variant(best, self.space, records, self.limit_bytes)
+        if params is not None and params != self.proposed_largest:
+            self.proposed_largest = dict(params)
+            self.study.propose(params)
+
+    def _is_near_its_end(self, records: Sequence[TrialRecord]) -> bool:
+        most = _PATIENT_FROM if self.budget.may_stop_early else self.budget.max_trials
+        left = self.clock.left_for_trials_s
+        is_late = left is not None and bool(records) and left < (_CLOSING_TRIALS + 1) * _typical_s(records)
+        return len(records) >= most - _CLOSING_TRIALS or is_late
 
     def _deadline(self, trial: Trial) -> float:
         left = self.clock.left_for_trials_s
         if trial.number == 0:
             return BASELINE_DEADLINE_S if left is None else min(BASELINE_DEADLINE_S, max(left, _MIN_DEADLINE_S))
-        reference = _reference(self.study.records)
-        least = _MIN_COMPILE_DEADLINE_S if trial.config.compile else _MIN_DEADLINE_S
-        wanted = BASELINE_DEADLINE_S if reference is None else max(_DEADLINE_FACTOR * reference.result.wall_s, least)
+        wanted = self._usual_deadline(trial.config)
         return wanted if left is None else max(1.0, min(wanted, left))
+
+    def _guard_deadline(self, config: TrainingConfig) -> float:
+        """As a trial's; what time the confirmation has may be used up to a half, since nothing unguarded gets there."""
+        wanted, left, total = self._usual_deadline(config), self.clock.left_for_trials_s, self.clock.left_s
+        return wanted if left is None or total is None else max(1.0, min(wanted, max(left, total / 2)))
+
+    def _usual_deadline(self, config: TrainingConfig) -> float:
+        """Without a time-out: ten times what the reference took."""
+        reference = _reference(self.study.records)
+        least = _MIN_COMPILE_DEADLINE_S if config.compile else _MIN_DEADLINE_S
+        return BASELINE_DEADLINE_S if reference is None else max(_DEADLINE_FACTOR * reference.result.own_s, least)
 
     def _window(self) -> WindowRules:
         """The window's rules: shorter than usual where the time-out would not leave every trial its 8 s."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from autotune.errors import (
     StudyMismatchError,
     WorkloadError,
 )
+from autotune.protocol import Job, read_model
 from autotune.testing import CostModel, FakeLauncher, FakeTrial, analytic_cost, fake_environment
 
 GIB = 2**30
@@ -206,7 +208,7 @@ def _fails_when_confirmed(launcher: FakeLauncher, trials: int, fails: Any) -> Co
 
     def cost(config: TrainingConfig) -> FakeTrial:
         if len(launcher.launched) > trials and fails(config):
-            return FakeTrial(samples_per_s=100.0, peak_memory_bytes=64 * GIB)
+            return FakeTrial(samples_per_s=100.0, peak_memory_bytes=64 * GIB, stress_peak_bytes=GIB)
         return analytic_cost(config)
 
     return cost
@@ -237,6 +239,7 @@ def test_finalists_that_pass_the_limit_in_the_confirmation_do_not_make_the_basel
     assert refuted
     assert result.best not in refuted
     assert result.summary.recommendation.verdict == "unconfirmed"
+    assert result.summary.recommendation.stress is not None
 
 
 def test_a_failed_baseline_can_be_mended_and_the_same_call_begins_anew(tmp_path: Path) -> None:
@@ -280,6 +283,38 @@ def test_an_interrupted_search_claims_nothing_and_is_confirmed_by_the_next_call(
     result = search(tmp_path, n_trials=4, launcher=launcher)
     assert launcher.launched, "the confirmation is made up for"
     assert result.speedup is not None
+
+
+def test_an_interrupted_stress_run_keeps_the_confirmation_and_is_made_up_for_by_the_next_call(tmp_path: Path) -> None:
+    class Interrupting(FakeLauncher):
+        def launch(self, launch: Any) -> Any:
+            if read_model(launch.folder.job, Job).kind == "stress":
+                raise KeyboardInterrupt
+            return super().launch(launch)
+
+    with pytest.raises(KeyboardInterrupt):
+        search(tmp_path, launcher=Interrupting())
+    interrupted = read_run(tmp_path / "run")
+    assert interrupted.recommendation is not None
+    assert interrupted.recommendation.verdict == "faster"
+    assert not interrupted.is_complete
+    again = search(tmp_path).summary
+    assert again.is_complete
+    assert again.recommendation is not None
+    assert again.recommendation.stress is not None
+
+
+def test_a_finished_search_is_known_again_though_a_guard_has_seen_what_is_no_number(tmp_path: Path) -> None:
+    def cost(config: TrainingConfig) -> FakeTrial:
+        if config.amp_dtype == "float32":
+            return analytic_cost(config)
+        return FakeTrial(samples_per_s=1e6, peak_memory_bytes=GIB, passes_guard=False, broken_loss=nan)
+
+    first, launcher = search(tmp_path, cost), FakeLauncher(cost)
+    losses = [loss for one in first.trials if one.result.guard is not None for loss in one.result.guard.losses]
+    assert any(isnan(loss) for loss in losses)
+    search(tmp_path, launcher=launcher)
+    assert launcher.jobs == []
 
 
 def test_an_exhausted_search_that_is_called_again_runs_nothing_more(tmp_path: Path) -> None:

@@ -24,11 +24,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__main__": {"cli"},
     "cli": {"api", "run_config", "report", "core", "errors"},
     "api": {"tune", "confirm", "run_config", "study", "launch", "report", "run_folder", "protocol", "core", "errors"}
-    | {"by_value", "random_state", "probing"},
+    | {"by_value", "random_state", "interrupts", "probing", "wiring", "diagnosing"},
     "by_value": {"core"},
     "probing": {"tune", "launch", "protocol", "core", "errors"},
-    "confirm": {"tune", "study", "launch", "protocol", "core", "errors"},
-    "tune": {"study", "launch", "protocol", "core", "errors"},
+    "wiring": {"run_config", "run_folder", "launch", "core", "errors"},
+    "diagnosing": {"probing", "wiring", "tune", "launch", "report", "protocol", "core", "errors"}
+    | {"by_value", "random_state", "interrupts"},
+    "confirm": {"race", "stressing", "extras", "tune", "study", "launch", "protocol", "core", "errors"},
+    "race": {"tune", "core", "errors"},
+    "stressing": {"tune", "launch", "protocol", "core", "errors"},
+    "tune": {"guarding", "extras", "study", "launch", "protocol", "core", "errors"},
+    "guarding": {"launch", "core", "errors"},
+    "extras": {"protocol", "core", "errors"},
     "run_config": {"core", "errors"},
     "study": {"core", "errors"},
     "report": {"core", "errors"},
@@ -39,6 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "protocol": {"core", "errors"},
     "core": {"core", "errors"},
     "errors": set(),
+    "interrupts": set(),
     "random_state": set(),
 }
 """Each room, and the rooms that it may import (itself apart)."""
@@ -53,6 +61,8 @@ OWNERS: dict[str, dict[str, tuple[Kind, ...]]] = {
     "yaml": {"run_config": EVERYWHERE},
     "rich": {"report": EVERYWHERE, "cli": ("function", "typing")},
     "click": {"cli": EVERYWHERE},
+    "jinja2": {"report": EVERYWHERE},
+    "matplotlib": {"report/drawing.py": ("function", "typing")},
 }
 """Each heavy or border package, the rooms or files that may import it, and where in them."""
 

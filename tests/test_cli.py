@@ -18,7 +18,7 @@ from autotune.cli import cli
 from autotune.core.environment import Environment
 from autotune.core.plan import Plan
 from autotune.errors import ConfigError, LauncherError, NothingFeasibleError, WorkloadError
-from autotune.report import terminal
+from autotune.report import diagnosis, terminal
 
 CONFIG = "workload: {model: 'pkg.mod:model', dataset: 'pkg.mod:dataset'}\nrun_dir: out\n"
 ENVIRONMENT = Environment(
@@ -217,6 +217,30 @@ main()
     assert "Traceback" not in done.stderr
 
 
+# diagnose
+
+
+def test_diagnose_hands_the_plan_on_and_shows_the_answer(api: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def diagnose_plan(plan: Plan, **options: Any) -> SimpleNamespace:
+        calls.append((plan.baseline.num_workers, options))
+        return SimpleNamespace(diagnosis=SimpleNamespace(model_dump_json=lambda indent: '{"verdict": "launch"}'))
+
+    api.diagnose_plan = diagnose_plan
+    monkeypatch.setattr(diagnosis, "print_diagnosis", lambda found, console: console.print("launch-bound"))
+    assert call("diagnose", "x.yaml", "--set", "baseline.num_workers=3", "--quiet").stdout == "launch-bound\n"
+    assert json.loads(call("diagnose", "x.yaml", "--json").stdout) == {"verdict": "launch"}
+    assert calls == [(3, {"progress": False}), (0, {"progress": "auto"})]
+
+
+@pytest.mark.parametrize(("error", "code"), [(WorkloadError("the step fails"), 2), (NothingFeasibleError("oom"), 3)])
+def test_a_diagnosis_that_fails_exits_as_a_run_does(api: SimpleNamespace, error: Exception, code: int) -> None:
+    api.diagnose_plan = raising(error)
+    result = call("diagnose", "x.yaml", "--json")
+    assert (result.exit_code, result.stdout, result.stderr) == (code, "", f"error: {error}\n")
+
+
 # init, check, report, env
 
 
@@ -251,9 +275,10 @@ def test_check_shows_what_the_api_found(api: SimpleNamespace, shown: None) -> No
 
 
 def test_report_shows_the_summary_of_a_run_folder(api: SimpleNamespace, shown: None) -> None:
-    api.read_run = lambda run_dir: f"summary of {run_dir}"
+    api.rebuild_report = lambda run_dir: (f"summary of {run_dir}", "no plots")
     assert call("report", "out").stdout == "summary of out in out\n"
     assert json.loads(call("report", "out", "--json").stdout) == ["summary of out", "out"]
+    assert call("report", "out").stderr == "no plots\n"
 
 
 def test_env_as_json_is_the_environment_with_its_fingerprint(api: SimpleNamespace) -> None:

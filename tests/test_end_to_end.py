@@ -19,6 +19,8 @@ from autotune.errors import InputError
 from autotune.launch.fork_server import ForkServerLauncher
 from autotune.run_config import read_plan
 
+pytestmark = pytest.mark.flaky(reruns=2)  # whole searches under time-outs, on a machine that others share
+
 WORKLOAD = """
 import time
 import torch
@@ -109,6 +111,7 @@ def wait_for_trials(folder: Path, count: int) -> None:
     pytest.fail(f"{count} trials did not end within 60 s")
 
 
+@pytest.mark.quiet
 def test_a_search_from_the_command_line_recommends_what_helps_and_writes_no_secret(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +176,7 @@ print("as before")
     assert done.stdout == "as before\n"
 
 
+@pytest.mark.quiet
 def test_ctrl_c_saves_the_best_so_far_and_the_same_command_goes_on(folder: Path) -> None:
     process = start(folder, "run", "tune.yaml", "--quiet")
     wait_for_trials(folder, 1)
@@ -180,6 +184,7 @@ def test_ctrl_c_saves_the_best_so_far_and_the_same_command_goes_on(folder: Path)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
+    assert (folder / "run" / "recommended.yaml").exists(), errors
     assert autotune.load(folder / "run" / "recommended.yaml")
     assert _ours(folder) == []
     done = cli(folder, "run", "tune.yaml", "--quiet")

@@ -1,7 +1,24 @@
 from __future__ import annotations
 
-import pytest
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
+import pytest
+from core.evidence import make_measurement
+from tunings import GIB, make_tuning
+
+from autotune import stressing
+from autotune.confirm import _overhead_s, confirm, recommend
+from autotune.core.ceilings import CeilingBook, device_key, loader_key
+from autotune.core.objective import Score
+from autotune.core.training_config import TrainingConfig
+from autotune.core.trial import TrialRecord, TrialResult
+from autotune.extras import extras_of, with_ceilings
+from autotune.protocol import WindowRules
+from autotune.study.proposals import largest_batch_variant
+from autotune.testing import FakeLauncher, FakeTrial
 from autotune.tune import Clock
 
 
@@ -18,3 +35,151 @@ def test_the_last_part_of_the_time_belongs_to_the_confirmation() -> None:
     assert clock.left_for_trials_s == pytest.approx(50)
     clock.now = lambda: 1200.0
     assert clock.left_s == clock.left_for_trials_s == 0
+
+
+def test_each_ceiling_is_measured_once_and_known_to_all_trials(tmp_path: Path) -> None:
+    launcher = FakeLauncher()
+    tuning = make_tuning(tmp_path, launcher, n_trials=20)
+    tuning.search()
+    asked = [job for job in launcher.jobs if job.kind == "trial"]
+    loaders = [loader_key(job.config) for job in asked if job.extras.loader_ceiling]
+    devices = [device_key(job.config) for job in asked if job.extras.device_ceiling]
+    assert len(loaders) == len(set(loaders)) == len({loader_key(job.config) for job in asked})
+    assert len(devices) == len(set(devices)) < len(asked)
+    for record in tuning.study.records:
+        assert record.measurement is not None
+        assert record.measurement.loader_ceiling is not None
+        assert record.measurement.device_ceiling is not None
+
+
+def test_the_baseline_alone_shows_where_its_time_goes(tmp_path: Path) -> None:
+    tuning = make_tuning(tmp_path, FakeLauncher())
+    tuning.search()
+    shown = [record.number for record in tuning.study.records if record.measurement and record.measurement.breakdown]
+    assert shown == [0]
+
+
+def test_ceilings_are_known_after_a_resume(tmp_path: Path) -> None:
+    first = make_tuning(tmp_path, FakeLauncher(), n_trials=8, is_kept=True)
+    first.search()
+    first.study.close()
+    again = make_tuning(tmp_path, FakeLauncher(), n_trials=8, is_kept=True)
+    assert again.ceilings == first.ceilings
+
+
+def test_a_ceiling_that_was_asked_for_and_not_reached_is_asked_for_once(tmp_path: Path) -> None:
+    tuning = make_tuning(tmp_path, FakeLauncher())
+    tuning.search()
+    record, book = tuning.study.records[0], CeilingBook()
+    assert record.measurement is not None
+    bare = record.measurement.model_copy(update={"ceilings": None, "loader_ceiling": None, "device_ceiling": None})
+    result = record.result.model_copy(update={"measurement": bare})
+    asked = extras_of(record.config, book, WindowRules(), is_baseline=False)
+    with_ceilings(result, record.config, book)
+    assert extras_of(record.config, book, WindowRules(), is_baseline=False) == asked, "it was not asked for"
+    with_ceilings(result, record.config, book, asked=asked)
+    again = extras_of(record.config, book, WindowRules(), is_baseline=False)
+    assert (again.loader_ceiling, again.device_ceiling) == (False, False)
+
+
+def test_what_came_after_a_window_is_no_part_of_what_a_run_takes(tmp_path: Path) -> None:
+    tuning = make_tuning(tmp_path, FakeLauncher())
+    tuning.search()
+    record = tuning.study.records[0]
+    assert record.measurement is not None
+
+    def with_after(after_s: float) -> TrialRecord:
+        measurement = record.measurement.model_copy(update={"after_s": after_s}) if record.measurement else None
+        result = record.result.model_copy(update={"wall_s": 1000.0 + after_s, "measurement": measurement})
+        return record.model_copy(update={"result": result})
+
+    bare, longer = with_after(0.0), with_after(500.0)
+    assert _overhead_s(longer) == _overhead_s(bare)
+    assert stressing._overhead_s(longer) == stressing._overhead_s(bare)
+
+
+def test_what_a_ceiling_takes_is_a_tenth_of_the_window_within_bounds() -> None:
+    book, config = CeilingBook(), TrainingConfig()
+    stretches = [
+        extras_of(config, book, WindowRules(max_s=max_s), is_baseline=False).stretch_s for max_s in (0.1, 3.0, 20.0)
+    ]
+    assert stretches == pytest.approx([0.2, 0.3, 0.5])
+
+
+def linear_memory(config: TrainingConfig) -> FakeTrial:
+    """A gibibyte, and 16 MiB a sample; faster with every sample, but for the largest micro batches."""
+    batch = config.micro_batch_size
+    rate = 100.0 + batch if batch <= 512 else 10.0
+    return FakeTrial(samples_per_s=rate, peak_memory_bytes=GIB + batch * 16 * 2**20)
+
+
+def test_the_biggest_batch_that_fits_by_the_memory_line_is_run(tmp_path: Path) -> None:
+    space: dict[str, Any] = {
+        "micro_batch_size": {"low": 32, "high": 2048},
+        "amp_dtype": "float32",
+        "grad_accum_steps": 1,
+    }
+    tuning = make_tuning(tmp_path, FakeLauncher(linear_memory), n_trials=14, limit_bytes=14 * GIB + 2**20, **space)
+    tuning.search()
+    confirm(tuning)
+    run = {record.config.micro_batch_size for record in tuning.study.records if record.measurement is not None}
+    assert 832 in run, "13 GiB for samples of 16 MiB"
+    said = "was run within 14,337 MiB is 832 (run, it took 14,336 MiB; predicted from other batches: 14,336 MiB"
+    assert said in tuning.notes[-1], "833 was not run"
+    chosen = recommend(tuning)
+    assert chosen is not None
+    assert chosen.config.micro_batch_size in run
+
+
+@pytest.mark.parametrize(("limit_gib", "largest"), [(14, 512), (40, 2048)])
+def test_a_batch_beyond_the_memory_line_is_not_proposed(tmp_path: Path, limit_gib: int, largest: int) -> None:
+    space: dict[str, Any] = {"micro_batch_size": [32, 64, 512, 2048], "amp_dtype": "float32", "grad_accum_steps": 1}
+    tuning = make_tuning(tmp_path, FakeLauncher(linear_memory), n_trials=24, **space)
+    tuning.search()
+    known = [record for record in tuning.study.records if record.config.micro_batch_size <= 64]
+    assert {record.config.micro_batch_size for record in known} == {32, 64}
+    params = largest_batch_variant(known[0], tuning.space, known, limit_gib * GIB)
+    assert params is not None
+    assert params["micro_batch_size"] == largest
+
+
+@dataclass(slots=True)
+class Proposals:
+    """Takes the place of a study: holds records, and keeps what is proposed."""
+
+    records: list[TrialRecord]
+    proposed: list[dict[str, Any]] = field(default_factory=list)
+
+    def propose(self, params: Mapping[str, Any]) -> bool:
+        """Keep it."""
+        self.proposed.append(dict(params))
+        return True
+
+
+def ran(number: int, score: float, **settings: Any) -> TrialRecord:
+    config = TrainingConfig.model_validate({**TrainingConfig().model_dump(), **settings})
+    measurement = make_measurement(score, peak_memory_bytes=GIB)
+    result = TrialResult(outcome="ok", measurement=measurement, wall_s=1.0)
+    return TrialRecord(number=number, config=config, result=result, score=Score(value=score, feasible=True))
+
+
+@pytest.mark.parametrize("n_trials", [4, None])
+def test_the_best_at_the_users_batch_is_proposed_again_whenever_the_best_changes(
+    tmp_path: Path, n_trials: int | None
+) -> None:
+    tuning = make_tuning(tmp_path, FakeLauncher(), n_trials=n_trials, amp_dtype="float32")
+    # An open number of trials is near its end from the 13th on.
+    records = [ran(number, 1.0, intra_op_threads=number or None) for number in range(1 if n_trials else 13)]
+    study = Proposals(records)
+    tuning.study = study  # type: ignore[assignment] # all that is asked of a study here
+
+    def proposed() -> list[tuple[int, int]]:
+        assert not tuning.is_over()
+        of_the_batch = (one for one in study.proposed if one["micro_batch_size"] == 32)
+        return [(one["micro_batch_size"], one["num_workers"]) for one in of_the_batch]
+
+    assert proposed() == [], "the baseline is the best so far"
+    records.append(ran(20, 2.0, micro_batch_size=64, num_workers=2))
+    assert proposed() == proposed() == [(32, 2)]
+    records.append(ran(21, 3.0, micro_batch_size=64, num_workers=4))
+    assert proposed() == proposed() == [(32, 2), (32, 4)]

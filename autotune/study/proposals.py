@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from autotune.core import rules
-from autotune.core.search_space import Domain, ResolvedSpace, SettingValue, whole_numbers
+from autotune.core.memory_line import is_too_big, memory_lines
+from autotune.core.search_space import Domain, ResolvedSpace, SettingValue, compose, whole_numbers
 from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import TrialRecord
 
-__all__ = ["explaining_setting", "first_guesses", "nearest", "params_of", "same_batch_variant"]
+__all__ = [
+    "explaining_setting",
+    "first_guesses",
+    "largest_batch_variant",
+    "nearest",
+    "params_of",
+    "same_batch_variant",
+]
 
 _GUESSED_PREFETCH = 4
 _MANY_WORKERS_PER_CORE = 4
@@ -92,6 +100,34 @@ def same_batch_variant(best: TrialRecord, space: ResolvedSpace) -> dict[str, Set
         elif getattr(best.config, name) != value:
             return None
     return params
+
+
+def largest_batch_variant(
+    best: TrialRecord, space: ResolvedSpace, records: Sequence[TrialRecord], limit_bytes: int
+) -> dict[str, SettingValue] | None:
+    """The best trial's settings at the largest micro batch that the memory line predicts to fit.
+
+    None where that batch was run already in this precision, or no line can tell. A batch at or above one that was too
+    big is not tried again. Where the global batch would grow beyond its cap, gradients are accumulated less.
+    """
+    dtype = best.config.amp_dtype
+    own = [record for record in records if record.config.amp_dtype == dtype]
+    line = next((line for line in memory_lines(own) if line.amp_dtype == dtype), None)
+    if line is None or "micro_batch_size" not in space.parameters:
+        return None
+    was_run = {record.config.micro_batch_size for record in own if record.measurement is not None}
+    too_big = min((record.config.micro_batch_size for record in own if is_too_big(record)), default=None)
+    for batch in sorted(whole_numbers(space.domains["micro_batch_size"]), reverse=True):
+        if (too_big is not None and batch >= too_big) or not line.fits(batch, limit_bytes):
+            continue
+        if batch in was_run:
+            return None
+        params = params_of(best.config, space) | {"micro_batch_size": batch}
+        fewest = {"grad_accum_steps": min(whole_numbers(space.domains["grad_accum_steps"]))}
+        for variant in (params, params | {name: fewest[name] for name in fewest if name in params}):
+            if isinstance(compose(variant, space), TrainingConfig):
+                return variant
+    return None
 
 
 def _fast_dtype(domain: Domain) -> SettingValue:

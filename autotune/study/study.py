@@ -27,6 +27,7 @@ from autotune.core.search_space import Domain, IntRange, ResolvedSpace, SettingV
 from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import TrialRecord, TrialResult
 from autotune.errors import RunFolderError, StudyMismatchError
+from autotune.study.importance import setting_importances
 from autotune.study.proposals import params_of
 
 __all__ = ["Study", "Trial", "read_records"]
@@ -61,7 +62,7 @@ class Study:
         self._space = space
         self._random = random.Random(seed)  # noqa: S311 - a seeded choice, no secret
         self._distributions = {name: _distribution(name, domain, space) for name, domain in space.parameters.items()}
-        self._excluded: list[tuple[str, frozenset[SettingValue]]] = []
+        self._excluded: list[dict[str, frozenset[SettingValue]]] = []
         self._records: dict[str, TrialRecord] = {}
         self._asked: dict[int, optuna.Trial] = {}
         for record in read_records(study):
@@ -135,8 +136,18 @@ class Study:
         return True
 
     def exclude(self, setting: str, values: frozenset[SettingValue]) -> None:
-        """Propose no configuration with these values any more."""
-        self._excluded.append((setting, values))
+        """Propose no configuration with one of these values any more."""
+        self._excluded.append({setting: values})
+
+    def refuse(self, settings: Mapping[str, SettingValue]) -> None:
+        """Propose no configuration any more that has all of these settings, trials to be retried among them."""
+        self._excluded.append({name: frozenset({value}) for name, value in settings.items()})
+
+    def importances(self) -> dict[str, float]:
+        """How much each searched setting tells of a trial's score, in shares of 1; empty where too few trials tell."""
+        with _quiet(), _disk_errors(None):
+            feasible = {record.number for record in self.records if record.is_feasible}
+            return setting_importances(self.optuna_study, feasible)
 
     def tell(self, trial: Trial, result: TrialResult, score: Score | None) -> TrialRecord:
         """Record how a trial ended: limits as a violated constraint, time-outs as pruned, crashes as failed."""
@@ -156,7 +167,7 @@ class Study:
         elif record.outcome == "crashed":
             self.optuna_study.tell(asked, state=TrialState.FAIL)
         else:
-            if record.outcome in {"oom", "host_oom"}:
+            if record.outcome in {"oom", "host_oom"} and record.measurement is None:  # a guard's is not the trial's
                 known = record.result.violation
                 asked.set_constraint(_MEMORY, _UNKNOWN_MEMORY if known is None else known)
             self.optuna_study.tell(asked, state=TrialState.PRUNED)
@@ -173,15 +184,13 @@ class Study:
 
     def _config_of(self, trial: optuna.Trial) -> TrainingConfig | str:
         fixed = trial.user_attrs.get(_CONFIG)
-        if fixed is not None:
-            return TrainingConfig.model_validate_json(fixed)
-        config = compose(trial.params, self._space)
+        config = TrainingConfig.model_validate_json(fixed) if fixed else compose(trial.params, self._space)
         if isinstance(config, TrainingConfig) and self._is_excluded(config):
             return "excluded after failures"
         return config
 
     def _is_excluded(self, config: TrainingConfig) -> bool:
-        return any(getattr(config, setting) in values for setting, values in self._excluded)
+        return any(all(getattr(config, name) in values for name, values in one.items()) for one in self._excluded)
 
     def _key(self, config: TrainingConfig) -> str:
         return rules.same_behaviour_key(config, self._space.facts, self._space.environment)

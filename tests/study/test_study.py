@@ -7,6 +7,7 @@ from pathlib import Path
 
 import optuna
 import pytest
+from core.evidence import make_measurement
 
 from autotune.core.objective import Objective, Score
 from autotune.core.search_space import ResolvedSpace, SearchSpace, resolve
@@ -128,6 +129,44 @@ def test_an_excluded_value_is_not_asked_for(open_study: Callable[..., Study]) ->
         study.tell(trial, TIMEOUT, None)
     assert set(seen) == {0}
     assert not study.propose({"micro_batch_size": 64, "num_workers": 2})
+
+
+def test_settings_that_are_refused_together_are_not_asked_for_together(open_study: Callable[..., Study]) -> None:
+    study = open_study(make_space(**SMALL))
+    study.refuse({"micro_batch_size": 64, "num_workers": 2})
+    seen = []
+    while (trial := study.ask()) is not None:
+        seen.append((trial.config.micro_batch_size, trial.config.num_workers))
+        study.tell(trial, TIMEOUT, None)
+    assert sorted(seen) == [(32, 0), (32, 2), (64, 0)]
+
+
+def test_a_trial_that_was_running_is_not_retried_once_it_is_refused(open_study: Callable[..., Study]) -> None:
+    space = make_space(**{**SMALL, "amp_dtype": ["float32", "bfloat16"]})
+    study = open_study(space)
+    first = study.ask()
+    assert first is not None
+    study.tell(first, TIMEOUT, None)
+    study.propose({"amp_dtype": "bfloat16", "num_workers": 2, "micro_batch_size": 32})
+    running = study.ask()
+    assert running is not None
+    assert running.config.amp_dtype == "bfloat16"
+    study.close()
+    again = open_study(space)
+    again.refuse({"amp_dtype": "bfloat16", "compile": False})
+    while (trial := again.ask()) is not None:
+        assert trial.config.amp_dtype == "float32"
+        again.tell(trial, TIMEOUT, None)
+
+
+def test_a_guard_out_of_memory_says_nothing_of_the_trials_own(open_study: Callable[..., Study]) -> None:
+    study = open_study()
+    trial = study.ask()
+    assert trial is not None
+    study.tell(trial, OOM.model_copy(update={"measurement": make_measurement(100.0)}), None)
+    told = study.optuna_study.trials[0]
+    assert told.state is optuna.trial.TrialState.PRUNED
+    assert told.constraints == {}
 
 
 def test_a_reopened_study_knows_its_records(open_study: Callable[..., Study]) -> None:

@@ -1,0 +1,67 @@
+"""What a search has its runs measure beside their windows, and the ceilings that runs know from one another.
+
+Each ceiling is measured once for the settings that it depends on; a CeilingBook keeps it for all others. Composition,
+like tune and confirm, which call it.
+"""
+
+from __future__ import annotations
+
+from autotune.core.ceilings import CeilingBook, device_key, loader_key
+from autotune.core.measurement import Ceilings
+from autotune.core.training_config import TrainingConfig
+from autotune.core.trial import TrialResult
+from autotune.protocol import NO_EXTRAS, Extras, WindowRules
+
+__all__ = ["everything", "extras_of", "with_ceilings"]
+
+_STRETCH_SHARE = 0.1  # of the window's time: what a ceiling may take
+_SHORTEST_STRETCH_S, _LONGEST_STRETCH_S = 0.2, 0.5
+
+
+def extras_of(config: TrainingConfig, book: CeilingBook, window: WindowRules, *, is_baseline: bool) -> Extras:
+    """The ceilings that nobody has measured yet, or tried to; of the baseline everything."""
+    if is_baseline:
+        return everything(window)
+    return Extras(
+        loader_ceiling=book.needs_loader(config),
+        device_ceiling=book.needs_device(config),
+        stretch_s=_stretch_s(window),
+    )
+
+
+def everything(window: WindowRules) -> Extras:
+    """Both ceilings, and where the time goes."""
+    return Extras(loader_ceiling=True, device_ceiling=True, breakdown=True, stretch_s=_stretch_s(window))
+
+
+def with_ceilings(
+    result: TrialResult, config: TrainingConfig, book: CeilingBook, *, asked: Extras = NO_EXTRAS
+) -> TrialResult:
+    """Enter what a run has measured into the book, and what it has not measured itself from the book.
+
+    What it was asked for and has not reached is entered as tried in vain.
+    """
+    measurement = result.measurement
+    if measurement is None:
+        return result
+    own = measurement.ceilings or Ceilings()
+    book.keep(config, loader=own.loader, device=own.device)
+    book.give_up(
+        config,
+        loader=asked.loader_ceiling and own.loader is None,
+        device=asked.device_ceiling and own.device is None,
+    )
+    known = {
+        "loader_ceiling": book.loader.get(loader_key(config)),
+        "device_ceiling": book.device.get(device_key(config)),
+    }
+    missing = {
+        name: ceiling.samples_per_s
+        for name, ceiling in known.items()
+        if ceiling is not None and getattr(measurement, name) is None
+    }
+    return result.model_copy(update={"measurement": measurement.model_copy(update=missing)}) if missing else result
+
+
+def _stretch_s(window: WindowRules) -> float:
+    return min(max(_STRETCH_SHARE * window.max_s, _SHORTEST_STRETCH_S), _LONGEST_STRETCH_S)

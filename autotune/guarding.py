@@ -1,0 +1,84 @@
+"""The precision guard in a search: one comparison to float32 for each cheaper precision, before a trial of it may win.
+
+Takes a trial's result that ran well, and hands on the same with the guard's figures, or as one that may not win: its
+measurement stays, its outcome says why. Composition, like tune, from which alone it is called.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from autotune.core.guard import guard_key, needs_guard, objection, shortfall
+from autotune.core.search_space import SettingValue
+from autotune.core.training_config import TrainingConfig
+from autotune.core.trial import TrialRecord, TrialResult
+from autotune.launch.runner import TrialRunner
+
+__all__ = ["PrecisionGuard", "guarded_settings"]
+
+
+@dataclass(slots=True)
+class PrecisionGuard:
+    """The guard's answers so far, by what they depend on."""
+
+    runner: TrialRunner
+    baseline: TrainingConfig
+    passed: set[tuple[str, bool]] = field(default_factory=set)
+    refusals: dict[tuple[str, bool], TrialResult] = field(default_factory=dict)
+    """Outcome, reason and figures for each precision that may not win."""
+
+    def recall(self, record: TrialRecord) -> None:
+        """Take up the answer that a finished trial holds; where the comparison could not run, there is none."""
+        if record.is_refused:
+            if record.outcome == "diverged":
+                self.refusals.setdefault(guard_key(record.config), record.result)
+        elif record.result.guard is not None:
+            self.passed.add(guard_key(record.config))
+
+    def judge(self, config: TrainingConfig, result: TrialResult, *, deadline_s: float) -> TrialResult:
+        """A trial's result after the guard; the comparison runs at the first trial of a precision alone."""
+        if result.outcome != "ok" or not needs_guard(config, self.baseline):
+            return result
+        key = guard_key(config)
+        if key in self.passed:
+            return result
+        if key not in self.refusals:
+            answer = self._answer(config, deadline_s)
+            if answer.outcome == "ok":
+                self.passed.add(key)
+                return result.model_copy(update={"guard": answer.guard})
+            self.refusals[key] = answer
+        refusal = self.refusals[key]
+        return result.model_copy(update={"outcome": refusal.outcome, "reason": refusal.reason, "guard": refusal.guard})
+
+    def _answer(self, config: TrainingConfig, deadline_s: float) -> TrialResult:
+        """Compare at the baseline's micro batch, without loader workers."""
+        compared = config.model_copy(
+            update={
+                "micro_batch_size": self.baseline.micro_batch_size,
+                "grad_accum_steps": 1,
+                "num_workers": 0,
+                "prefetch_factor": None,
+                "persistent_workers": False,
+            }
+        )
+        name = "-".join(["guard", config.amp_dtype, *(["compile"] if config.compile else [])])
+        report = self.runner.guard(compared, name=name, deadline_s=deadline_s)
+        figures, result = report.guard, report.result
+        if result.outcome != "ok" or figures is None:
+            outcome = "crashed" if result.outcome == "ok" else result.outcome
+            reason = f"precision guard could not run: {result.reason or 'no figures came'} (log: {result.log})"
+            return TrialResult(outcome=outcome, reason=reason)
+        too_few = shortfall(figures)
+        if too_few is not None:
+            return TrialResult(outcome="timeout", reason=f"precision guard could not run: {too_few}", guard=figures)
+        against = objection(figures)
+        if against is not None:
+            return TrialResult(outcome="diverged", reason=f"precision guard: {against}", guard=figures)
+        return TrialResult(outcome="ok", guard=figures)
+
+
+def guarded_settings(config: TrainingConfig) -> dict[str, SettingValue]:
+    """The settings that the guard's answer depends on, with their values."""
+    dtype, is_compiled = guard_key(config)
+    return {"amp_dtype": dtype, "compile": is_compiled}

@@ -1,0 +1,118 @@
+"""What every public function needs before it can start: its arguments checked, a folder, a launcher, a runner.
+
+Comes in: arguments of a Python call, a Plan. Goes out: the parts of a Plan, and open resources that close themselves.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from autotune.core.budget import Budget
+from autotune.core.objective import Objective
+from autotune.core.plan import Plan
+from autotune.core.search_space import SearchSpace
+from autotune.core.training_config import TrainingConfig
+from autotune.core.workload import Workload
+from autotune.errors import ConfigError
+from autotune.launch.fork_server import ForkServerLauncher
+from autotune.launch.fresh import FreshInterpreterLauncher
+from autotune.launch.launcher import Launcher
+from autotune.launch.runner import TrialRunner
+from autotune.run_config import parse_model
+from autotune.run_folder import RunFolder, open_run_folder
+
+__all__ = ["opened_launcher", "plan_of", "runner_for", "temporary_folder"]
+
+
+def plan_of(  # noqa: PLR0913 - what the public functions take in common, each by its name
+    model: Any,
+    dataset: Any,
+    *,
+    parts: Mapping[str, Any],
+    loader: Mapping[str, Any] | None,
+    baseline: TrainingConfig | Mapping[str, Any] | None,
+    objective: Objective | Mapping[str, Any] | None,
+    memory_limit: float | str | None,
+    device: str,
+    seed: int,
+    space: SearchSpace | Mapping[str, Any] | None = None,
+    budget: Mapping[str, Any] | None = None,
+    run_dir: str | Path | None = None,
+) -> Plan:
+    """The Plan of a Python call: `parts` are the workload's functions by name, the rest as `search` takes it.
+
+    Raises:
+        ConfigError: an argument breaks a rule.
+    """
+    return Plan(
+        name=getattr(model, "__name__", type(model).__name__),
+        workload=_workload_of(model, dataset, parts, loader),
+        baseline=parse_model(TrainingConfig, {} if baseline is None else baseline, "baseline"),
+        space=parse_model(SearchSpace, {} if space is None else space, "space"),
+        objective=_objective_of(objective, memory_limit),
+        budget=parse_model(Budget, {} if budget is None else budget, "budget"),
+        device=str(device),
+        run_dir=None if run_dir is None else Path(run_dir),
+        seed=_checked_seed(seed),
+    )
+
+
+def _workload_of(model: Any, dataset: Any, parts: Mapping[str, Any], loader: Mapping[str, Any] | None) -> Workload:
+    allowed = {"shuffle", "drop_last", "sampler", "batch_sampler", "worker_init_fn", "multiprocessing_context"}
+    unknown = sorted(set(loader or {}) - allowed)
+    if unknown:
+        raise ConfigError(f"loader takes {', '.join(sorted(allowed))}, but got {', '.join(unknown)}")
+    return Workload(model=model, dataset=dataset, **parts, **dict(loader or {}))
+
+
+def _objective_of(objective: Objective | Mapping[str, Any] | None, memory_limit: float | str | None) -> Objective:
+    """The objective, with a memory limit that was given apart from it."""
+    goal = parse_model(Objective, {} if objective is None else objective, "objective")
+    if memory_limit is None:
+        return goal
+    return parse_model(Objective, {**goal.model_dump(), "memory_limit": memory_limit}, "objective")
+
+
+def _checked_seed(seed: int) -> int:
+    """A seed that torch and numpy take."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
+        raise ConfigError(f"seed must be a whole number from 0 to 2**32 - 1, but got {seed!r}")
+    return seed
+
+
+def runner_for(plan: Plan, folder: RunFolder, launcher: Launcher) -> TrialRunner:
+    """A runner of the plan's trials in a run folder, which knows no limits yet."""
+    return TrialRunner(
+        launcher=launcher,
+        payload=folder.payload,
+        scratch=folder.scratch,
+        logs=folder.logs,
+        device=plan.device,
+        seed=plan.seed,
+    )
+
+
+@contextmanager
+def temporary_folder() -> Iterator[RunFolder]:
+    """A run folder that is gone afterwards."""
+    with TemporaryDirectory(prefix="autotune-") as path, open_run_folder(Path(path), fresh=False) as folder:
+        yield folder
+
+
+@contextmanager
+def opened_launcher(given: Launcher | None, folder: RunFolder) -> Iterator[Launcher]:
+    """The launcher that was given, which stays open, or this platform's own."""
+    if given is not None:
+        yield given
+        return
+    own: Launcher
+    own = ForkServerLauncher(folder.logs / "server.log") if sys.platform == "linux" else FreshInterpreterLauncher()
+    try:
+        yield own
+    finally:
+        own.close()

@@ -1,0 +1,150 @@
+"""Workloads that each have one clear bottleneck, for the tests of diagnosis. Imported inside the trials as well."""
+
+from __future__ import annotations
+
+import time
+from io import BytesIO, StringIO
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import Dataset, TensorDataset, get_worker_info
+
+Pair = tuple[Tensor, int]
+
+
+class TextTables(Dataset[Pair]):
+    """A text file of 200 rows, parsed anew for each item: some ms of CPU time."""
+
+    def __init__(self) -> None:
+        table = np.random.default_rng(0).random((400, 16))
+        self.text = "\n".join(" ".join(f"{value:.4f}" for value in row) for row in table)
+
+    def __len__(self) -> int:
+        return 2000
+
+    def __getitem__(self, index: int) -> Pair:
+        table = np.loadtxt(StringIO(self.text), dtype=np.float32)
+        return torch.from_numpy(table.mean(0)), index % 2
+
+
+class Photos(Dataset[Pair]):
+    """A JPEG, decoded and scaled in Python for each item."""
+
+    def __init__(self) -> None:
+        from PIL import Image
+
+        pixels = np.random.default_rng(0).integers(0, 255, (256, 256, 3)).astype(np.uint8)
+        file = BytesIO()
+        Image.fromarray(pixels).save(file, "jpeg")
+        self.jpeg = file.getvalue()
+
+    def __len__(self) -> int:
+        return 2000
+
+    def __getitem__(self, index: int) -> Pair:
+        from PIL import Image
+
+        image = Image.open(BytesIO(self.jpeg)).convert("RGB").resize((4, 4))
+        return torch.from_numpy(np.asarray(image, dtype=np.float32)).flatten()[:16] / 255, index % 2
+
+
+class SleepingReader(Dataset[Pair]):
+    """Each item waits, as a remote file system makes it."""
+
+    def __len__(self) -> int:
+        return 2000
+
+    def __getitem__(self, index: int) -> Pair:
+        time.sleep(0.003)
+        return torch.zeros(16), index % 2
+
+
+class SlowTail(Dataset[Pair]):
+    """One item in 32 takes 200 times as long as the others."""
+
+    def __len__(self) -> int:
+        return 3200
+
+    def __getitem__(self, index: int) -> Pair:
+        until = time.perf_counter() + (0.04 if index % 32 == 0 else 0.0002)
+        while time.perf_counter() < until:
+            pass
+        return torch.zeros(16), index % 2
+
+
+class ThousandsOfOperations(nn.Module):
+    """Multiplies eight numbers, over and over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(16))
+        self.head = nn.Linear(16, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(400):
+            x = x * self.weight + 0.001
+        return functional.linear(x, self.head.weight, self.head.bias)
+
+
+class LargeElementwise(nn.Module):
+    """Element-wise operations on tensors of 8 MiB: bytes, and next to no arithmetic."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2**18))
+        self.head = nn.Linear(16, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x[:, :1] * self.weight
+        for _ in range(6):
+            wide = wide * 0.5 + 1.0
+        return functional.linear(x, self.head.weight, self.head.bias) + wide.mean(1, keepdim=True)
+
+
+class ManyBarriers(nn.Module):
+    """Element-wise operations just large enough for torch to share each out among all of its threads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2**12))
+        self.head = nn.Linear(16, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x[:, :1] * self.weight
+        for _ in range(40):
+            wide = torch.tanh(wide)
+        return functional.linear(x, self.head.weight, self.head.bias) + wide.mean(1, keepdim=True)
+
+
+class Unruly(Dataset[Pair]):
+    """Loader workers fail; the training process loads well."""
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, index: int) -> Pair:
+        if get_worker_info() is not None:
+            raise ValueError("no workers, please")
+        return torch.zeros(16), index % 2
+
+
+def small_net() -> nn.Module:
+    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 2))
+
+
+def wide_net() -> nn.Module:
+    return nn.Sequential(nn.Linear(1024, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 2))
+
+
+def numbers(count: int = 4096, width: int = 16) -> TensorDataset:
+    return TensorDataset(torch.zeros(count, width), torch.zeros(count, dtype=torch.long))
+
+
+def few_numbers() -> TensorDataset:
+    return numbers(count=320)
+
+
+def wide_numbers() -> TensorDataset:
+    return numbers(width=1024)

@@ -1,0 +1,286 @@
+"""The winner is run on the largest samples; what fails there is refuted with its figures, and the next one is tried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tunings import GIB, FailingLauncher, make_tuning
+
+from autotune.confirm import confirm, recommend
+from autotune.core.recommendation import Recommendation
+from autotune.core.training_config import TrainingConfig
+from autotune.core.trial import Outcome, TrialResult
+from autotune.launch.launcher import Exit, Launch
+from autotune.protocol import Job, RankReport, read_model, write_model
+from autotune.testing import FakeLauncher, FakeTrial, analytic_cost
+from autotune.tune import Tuning
+
+
+def finished(folder: Path, launcher: FakeLauncher, **arguments: Any) -> tuple[Tuning, Recommendation]:
+    tuning = make_tuning(folder, launcher, **arguments)
+    tuning.search()
+    confirm(tuning)
+    recommendation = recommend(tuning)
+    assert recommendation is not None
+    return tuning, recommendation
+
+
+def stressed(launcher: FakeLauncher) -> list[TrainingConfig]:
+    return [job.config for job in launcher.jobs if job.kind == "stress"]
+
+
+def overflowing(where: Callable[[TrainingConfig], bool]) -> Callable[[TrainingConfig], FakeTrial]:
+    """Samples of which the largest take 20 GiB in some configurations."""
+
+    def cost(config: TrainingConfig) -> FakeTrial:
+        trial = analytic_cost(config)
+        peak = 20 * GIB if where(config) else None
+        return FakeTrial(
+            samples_per_s=trial.samples_per_s * (1 + 1e-3 * config.micro_batch_size),
+            peak_memory_bytes=trial.peak_memory_bytes,
+            stress_peak_bytes=peak,
+        )
+
+    return cost
+
+
+def test_the_winner_is_run_on_the_largest_samples_and_the_reasons_say_so(tmp_path: Path) -> None:
+    launcher = FakeLauncher()
+    _, chosen = finished(tmp_path, launcher)
+    assert stressed(launcher) == [chosen.config.model_copy(update={"lr": TrainingConfig().lr})]
+    assert chosen.stress is not None
+    assert any("on the largest of 100 samples seen: peak" in reason for reason in chosen.reasons)
+
+
+def test_a_winner_that_passes_the_limit_there_is_refuted_and_the_next_is_tried(tmp_path: Path) -> None:
+    launcher = FakeLauncher(overflowing(lambda config: config.micro_batch_size >= 256))
+    tuning, chosen = finished(tmp_path, launcher, n_trials=20)
+    tried = stressed(launcher)
+    assert len(tried) >= 2
+    assert tried[0].micro_batch_size == 256
+    refuted = {one.config for one in chosen.confirmations if not one.is_feasible}
+    assert refuted >= set(tried[:-1])
+    assert chosen.config.micro_batch_size < 256
+    assert chosen.number not in tuning.overloaded
+    assert any("20,480 MiB" in note and "14,336 MiB" in note for note in tuning.notes)
+
+
+def test_at_most_three_are_tried_and_then_the_baseline_stays(tmp_path: Path) -> None:
+    launcher = FakeLauncher(overflowing(lambda config: config != TrainingConfig()))
+    tuning, chosen = finished(tmp_path, launcher, n_trials=20)
+    assert len(stressed(launcher)) == len(tuning.overloaded) == 3
+    assert (chosen.number, chosen.verdict, chosen.stress) == (0, "already_best", None)
+    assert chosen.overloaded == tuple(tuning.overloaded)
+    assert chosen.reasons[0] == "What is faster failed on the largest samples, or was not run on them."
+    assert sum("is not recommended, since it was not run on the largest samples" in note for note in tuning.notes) == 1
+
+
+def test_where_all_that_is_faster_fails_there_the_baseline_stays_and_the_reason_says_so(tmp_path: Path) -> None:
+    space: dict[str, Any] = {"micro_batch_size": [32, 256], "amp_dtype": "float32", "num_workers": 0}
+    space |= {"grad_accum_steps": 1, "pin_memory": False, "channels_last": False}
+    launcher = FakeLauncher(overflowing(lambda config: config.micro_batch_size > 32))
+    tuning, chosen = finished(tmp_path, launcher, **space)
+    assert len(stressed(launcher)) == len(tuning.overloaded) == 1
+    assert (chosen.number, chosen.verdict) == (0, "already_best")
+    assert chosen.reasons == ("What is faster failed on the largest samples.",)
+    assert not any("was not run on the largest samples" in note for note in tuning.notes)
+
+
+def test_without_a_baseline_that_runs_the_next_is_recommended_and_said_to_be_untried(tmp_path: Path) -> None:
+    cost = overflowing(lambda _: True)
+
+    def too_big_today(config: TrainingConfig) -> FakeTrial:
+        return FakeTrial(samples_per_s=1.0, peak_memory_bytes=99 * GIB) if config == TrainingConfig() else cost(config)
+
+    launcher = FakeLauncher(too_big_today)
+    tuning, chosen = finished(tmp_path, launcher, n_trials=20)
+    assert len(stressed(launcher)) == 3
+    assert (chosen.verdict, chosen.stress) == ("baseline_infeasible", None)
+    assert chosen.number not in {0, *tuning.overloaded}
+    said = f"Trial {chosen.number} was not run on the largest samples: others failed there before it."
+    assert said in tuning.notes
+
+
+class OneStressAtAll(FakeLauncher):
+    """The time-out comes with the end of the first stress run."""
+
+    now_s = 0.0
+
+    def launch(self, launch: Launch) -> Exit:
+        done = FakeLauncher.launch(self, launch)
+        if self.jobs[-1].kind == "stress":
+            self.now_s = 1e6
+        return done
+
+
+class RefusingOrdinals(FakeLauncher):
+    """The stress runs of these ordinals end in a crash."""
+
+    crashing: frozenset[int] = frozenset()
+
+    def launch(self, launch: Launch) -> Exit:
+        done = FakeLauncher.launch(self, launch)
+        if self.jobs[-1].kind == "stress" and len(stressed(self)) in self.crashing:
+            crash = TrialResult(outcome="crashed", reason="AssertionError: lengths must be sorted")
+            write_model(launch.folder.report, RankReport(result=crash))
+        return done
+
+
+def test_what_could_not_be_run_there_after_another_failed_does_not_win(tmp_path: Path) -> None:
+    launcher = OneStressAtAll(overflowing(lambda config: config.micro_batch_size >= 256))
+    tuning, chosen = finished(tmp_path, launcher, n_trials=20, timeout_s=1e5, now=lambda: launcher.now_s)
+    assert len(stressed(launcher)) == 1
+    assert any("no time was left" in note for note in tuning.notes)
+    assert (chosen.number, chosen.stress) == (0, None)
+    assert chosen.reasons[0].endswith("or was not run on them.")
+
+
+def test_what_passes_there_wins_over_a_faster_one_that_could_not_be_run(tmp_path: Path) -> None:
+    class Launcher(RefusingOrdinals):
+        crashing = frozenset({2})
+
+    launcher = Launcher(overflowing(lambda config: config.micro_batch_size >= 256))
+    space: dict[str, Any] = {"micro_batch_size": [32, 64, 128, 256], "amp_dtype": "float32", "grad_accum_steps": 1}
+    space |= {"num_workers": 0, "pin_memory": False, "channels_last": False}
+    tuning, chosen = finished(tmp_path, launcher, **space)
+    assert [config.micro_batch_size for config in stressed(launcher)] == [256, 128, 64]
+    assert chosen.config.micro_batch_size == 64
+    assert chosen.stress is not None
+    assert chosen.is_outrun
+    assert chosen.reasons[0] == "Fastest of those that may be used, of the 4 configurations measured."
+    assert any("could not be run on the largest samples: AssertionError" in note for note in tuning.notes)
+
+
+@pytest.mark.parametrize("outcome", ["oom", "host_oom"])
+def test_running_out_of_memory_there_refutes(tmp_path: Path, outcome: Outcome) -> None:
+    launcher = FailingLauncher(failures={"stress": TrialResult(outcome=outcome, reason="no room was left")})
+    tuning, chosen = finished(tmp_path, launcher)
+    assert len(tuning.overloaded) == len(stressed(launcher)) >= 1
+    assert chosen.number == 0
+    assert any("failed on the largest samples: no room was left" in note for note in tuning.notes)
+
+
+@pytest.mark.parametrize("outcome", ["timeout", "invalid", "crashed", "diverged"])
+def test_a_run_that_says_nothing_of_the_memory_refutes_nobody(tmp_path: Path, outcome: Outcome) -> None:
+    launcher = FailingLauncher(failures={"stress": TrialResult(outcome=outcome, reason="it took too long")})
+    tuning, chosen = finished(tmp_path, launcher)
+    assert not tuning.overloaded
+    assert chosen.verdict == "faster"
+    assert chosen.stress is None
+    assert any("could not be run on the largest samples: it took too long" in note for note in tuning.notes)
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_something_faster_that_may_not_be_used_is_no_part_of_the_fastest(tmp_path: Path, is_over: bool) -> None:
+    def cost(config: TrainingConfig) -> FakeTrial:
+        faster = 1e6 if config.amp_dtype != "float32" else analytic_cost(config).samples_per_s
+        peak = 99 * GIB if is_over and config.amp_dtype != "float32" else GIB
+        return FakeTrial(samples_per_s=faster, peak_memory_bytes=peak, passes_guard=config.amp_dtype == "float32")
+
+    _, chosen = finished(tmp_path, FakeLauncher(cost), amp_dtype=["float32", "bfloat16"])
+    assert chosen.verdict == "faster"
+    assert chosen.is_outrun
+    assert not any("of the 12 configurations" in reason and "may be used" not in reason for reason in chosen.reasons)
+
+
+def test_a_baseline_outrun_by_what_may_not_be_used_is_not_said_to_beat_it(tmp_path: Path) -> None:
+    def cost(config: TrainingConfig) -> FakeTrial:
+        is_plain = config.amp_dtype == "float32"
+        return FakeTrial(samples_per_s=100.0 if is_plain else 1e6, peak_memory_bytes=GIB, passes_guard=is_plain)
+
+    _, chosen = finished(tmp_path, FakeLauncher(cost, noise=1e-6), amp_dtype=["float32", "bfloat16"])
+    assert (chosen.number, chosen.is_outrun) == (0, True)
+    assert chosen.reasons[0] == "None of those that may be used beats yours beyond the noise."
+
+
+def test_nothing_is_outrun_where_nothing_faster_was_left_out(tmp_path: Path) -> None:
+    _, chosen = finished(tmp_path, FakeLauncher())
+    assert not chosen.is_outrun
+    assert not any("may be used" in reason for reason in chosen.reasons)
+
+
+def test_the_biggest_batch_is_told_after_the_stress_runs_without_what_failed_there(tmp_path: Path) -> None:
+    launcher = FakeLauncher(overflowing(lambda config: config.micro_batch_size >= 256))
+    space: dict[str, Any] = {"micro_batch_size": [32, 64, 128, 256], "amp_dtype": "float32", "grad_accum_steps": 1}
+    tuning, chosen = finished(tmp_path, launcher, n_trials=20, **space)
+    assert chosen.config.micro_batch_size < 256
+    (note,) = (note for note in tuning.notes if note.startswith("The biggest micro batch"))
+    assert " is 128 (" in note
+
+
+def test_a_baseline_that_stays_the_best_is_not_run_again(tmp_path: Path) -> None:
+    launcher = FakeLauncher(lambda _: FakeTrial(samples_per_s=100.0, peak_memory_bytes=GIB), noise=1e-6)
+    _, chosen = finished(tmp_path, launcher)
+    assert chosen.number == 0
+    assert stressed(launcher) == []
+
+
+def test_without_time_the_run_is_left_out_and_said(tmp_path: Path) -> None:
+    moment = [0.0]
+    launcher = FakeLauncher()
+    tuning = make_tuning(tmp_path, launcher, timeout_s=100.0, now=lambda: moment[0])
+    tuning.search()
+    moment[0] = 98.0
+    confirm(tuning)
+    assert stressed(launcher) == []
+    assert any("no time was left" in note for note in tuning.notes)
+
+
+def test_a_time_out_leaves_the_run_its_part(tmp_path: Path) -> None:
+    windows: list[float] = []
+    launcher = FakeLauncher()
+    tuning = make_tuning(tmp_path, launcher, timeout_s=30.0)
+    tuning.search()
+    confirm(tuning)
+    again = [job for job in launcher.jobs if job.kind == "trial"][len(tuning.study.records) :]
+    windows = [job.window.max_s for job in again]
+    (stress,) = (job for job in launcher.jobs if job.kind == "stress")
+    assert sum(windows) + stress.window.max_s <= 30
+    assert stress.deadline_s <= 30
+
+
+def test_the_first_round_of_every_entrant_shows_where_the_time_goes(tmp_path: Path) -> None:
+    _, chosen = finished(tmp_path, FakeLauncher())
+    assert len(chosen.confirmations) > 1
+    for one in chosen.confirmations:
+        first, *later = one.rounds
+        assert first is not None
+        assert first.breakdown is not None
+        assert first.ceilings is not None
+        assert first.ceilings.loader is not None
+        assert first.ceilings.device is not None
+        assert all(run is not None and run.breakdown is None for run in later)
+
+
+def test_an_interrupted_search_still_recommends_without_what_was_refuted(tmp_path: Path) -> None:
+    tuning, chosen = finished(tmp_path, FakeLauncher())
+    tuning.is_interrupted, tuning.is_confirmed = True, False
+    tuning.confirmations[:] = [
+        one.model_copy(update={"is_feasible": one.number != chosen.number}) for one in tuning.confirmations
+    ]
+    left = recommend(tuning)
+    assert left is not None
+    assert left.number not in {0, chosen.number}
+    assert left.verdict == "unconfirmed"
+
+
+def test_an_interruption_of_the_stress_run_keeps_the_confirmation(tmp_path: Path) -> None:
+    class Interrupting(FakeLauncher):
+        def launch(self, launch: Launch) -> Exit:
+            if read_model(launch.folder.job, Job).kind == "stress":
+                raise KeyboardInterrupt
+            return FakeLauncher.launch(self, launch)
+
+    tuning = make_tuning(tmp_path, Interrupting())
+    tuning.search()
+    with pytest.raises(KeyboardInterrupt):
+        confirm(tuning)
+    tuning.is_interrupted = True
+    chosen = recommend(tuning)
+    assert chosen is not None
+    assert (chosen.verdict, chosen.stress) == ("faster", None)
+    assert chosen.speedup is not None
+    assert any(reason.startswith("Confirmed in") for reason in chosen.reasons)

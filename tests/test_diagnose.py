@@ -1,0 +1,287 @@
+"""Diagnosis: the contract over the fake launcher, and each bottleneck triggered by a workload in real processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import bottlenecks as cases
+import pytest
+
+import autotune
+from autotune import diagnosing
+from autotune.api import diagnose_plan
+from autotune.core.budget import Budget
+from autotune.core.diagnosis import Bottleneck, Diagnosis
+from autotune.core.objective import Objective
+from autotune.core.plan import Plan
+from autotune.core.search_space import ResolvedSpace, SearchSpace, resolve
+from autotune.core.training_config import TrainingConfig
+from autotune.core.workload import Workload
+from autotune.diagnosing import Pace, variations
+from autotune.errors import ConfigError, NothingFeasibleError, WorkloadError
+from autotune.launch.fork_server import ForkServerLauncher
+from autotune.protocol import Job, RankReport, read_model, write_model
+from autotune.testing import FakeLauncher, FakeTrial, fake_environment, fake_facts
+
+GIB = 2**30
+
+
+def diagnose(launcher: FakeLauncher | None = None, **arguments: Any) -> autotune.DiagnosisResult:
+    return autotune.diagnose(object, list, progress=False, launcher=launcher or FakeLauncher(), **arguments)
+
+
+def space_of(config: TrainingConfig, *, kind: str = "cpu", **facts: Any) -> ResolvedSpace:
+    environment = fake_environment().model_copy(update={"device_kind": kind, "native_amp_dtypes": ("float32",)})
+    found = fake_facts().model_copy(update=facts)
+    return resolve(SearchSpace(), baseline=config, objective=Objective(), facts=found, environment=environment)
+
+
+def test_a_loader_that_holds_the_device_is_found_and_workers_are_advised() -> None:
+    found = diagnose()
+    assert found.verdict == "data_cpu"
+    assert found.findings[0].bottleneck == "data_cpu"
+    assert not found.is_healthy
+    best = found.advice[0]
+    assert best.settings["num_workers"] == 8
+    assert best.expected_gain is not None
+    assert best.expected_gain > 3
+    assert found.standing.lower == "loader"
+    assert "num_workers=8" in found.headline
+
+
+def test_what_runs_at_the_devices_ceiling_is_healthy() -> None:
+    def cost(_: TrainingConfig) -> FakeTrial:
+        return FakeTrial(samples_per_s=1000.0, busy_fraction=0.99, loader_ceiling=9000.0, device_ceiling=1005.0)
+
+    found = diagnose(FakeLauncher(cost, noise=0.001))
+    assert (found.verdict, found.is_healthy, found.advice) == ("compute", True, ())
+
+
+def test_the_report_names_the_verdict_and_the_advice() -> None:
+    found = diagnose()
+    report = found.report()
+    assert report.startswith("# autotune diagnose: object\n")
+    assert "data-bound by CPU work" in report
+    assert "num\\_workers=8" in report
+
+
+def test_a_diagnosis_survives_its_json() -> None:
+    found = diagnose().diagnosis
+    assert Diagnosis.model_validate_json(found.model_dump_json()) == found
+
+
+def test_nothing_is_left_in_the_callers_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    diagnose()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "names"),
+    [
+        ({}, None),
+        ({"space": SearchSpace(num_workers=[0, 2])}, "space"),
+        ({"run_dir": Path("runs/x"), "budget": Budget(n_trials=5)}, "budget, run_dir"),
+    ],
+)
+def test_what_only_a_search_obeys_is_named(asked: dict[str, Any], names: str | None) -> None:
+    plan = Plan(name="case", workload=Workload(model=object, dataset=list), **asked)
+    notes = diagnose_plan(plan, progress=False, launcher=FakeLauncher()).diagnosis.notes
+    assert [note.split(": ")[1] for note in notes if "No effect" in note] == ([] if names is None else [f"{names}."])
+
+
+class WithoutBreakdown(FakeLauncher):
+    """Its trials could not be profiled."""
+
+    def launch(self, launch: Any) -> Any:
+        ended = super().launch(launch)
+        report = read_model(launch.folder.report, RankReport)
+        if report.result.measurement is not None:
+            run = report.result.measurement.model_copy(update={"breakdown": None})
+            result = report.result.model_copy(update={"measurement": run})
+            write_model(launch.folder.report, report.model_copy(update={"result": result}))
+        return ended
+
+
+def test_time_that_nobody_took_apart_is_noted() -> None:
+    told = [diagnose(launcher).diagnosis.notes for launcher in (FakeLauncher(), WithoutBreakdown())]
+    assert [any("counts as computing" in note for note in notes) for notes in told] == [False, True]
+
+
+def test_the_baseline_is_the_only_trial() -> None:
+    launcher = FakeLauncher()
+    diagnose(launcher, baseline={"micro_batch_size": 64})
+    assert launcher.launched == [TrainingConfig(micro_batch_size=64)]
+
+
+def test_a_baseline_out_of_memory_is_told_as_nothing_feasible() -> None:
+    launcher = FakeLauncher(lambda _: FakeTrial(outcome="oom", reason="the device ran out of memory"))
+    with pytest.raises(NothingFeasibleError, match=r"ran out of memory; set a smaller baseline.micro_batch_size"):
+        diagnose(launcher)
+
+
+def test_a_baseline_that_crashes_is_told_as_the_workloads_fault() -> None:
+    launcher = FakeLauncher(lambda _: FakeTrial(outcome="crashed", reason="ValueError: shapes"))
+    with pytest.raises(WorkloadError, match="ValueError: shapes"):
+        diagnose(launcher)
+
+
+def test_a_baseline_over_the_limit_is_diagnosed_with_a_note() -> None:
+    found = diagnose(memory_limit=GIB // 2)
+    assert any("must stay within 512 MiB" in note for note in found.diagnosis.notes)
+
+
+class WithoutCurves(FakeLauncher):
+    """Its job of curves does not end."""
+
+    def launch(self, launch: Any) -> Any:
+        if read_model(launch.folder.job, Job).kind == "curves":
+            self.cost = lambda _: FakeTrial(hangs=True)
+        return super().launch(launch)
+
+
+def test_curves_that_are_lost_leave_the_verdict_and_a_note() -> None:
+    found = diagnose(WithoutCurves())
+    assert found.verdict == "data_cpu"
+    assert [one.settings for one in found.advice if one.settings] == []
+    assert any("did not end within" in note for note in found.diagnosis.notes)
+
+
+def test_a_wrong_argument_is_refused_before_anything_starts() -> None:
+    launcher = FakeLauncher()
+    with pytest.raises(ConfigError, match="num_worker"):
+        diagnose(launcher, baseline={"num_worker": 2})
+    assert launcher.launched == []
+
+
+def test_variations_change_one_side_each_and_never_repeat_the_baseline() -> None:
+    config = TrainingConfig(num_workers=2, intra_op_threads=1)
+    found = variations(space_of(config, has_4d_input=True))
+    assert config not in found
+    assert len(found) == len(set(map(repr, found)))
+    assert {one.num_workers for one in found} == {0, 1, 2, 4, 8}
+    assert {one.micro_batch_size for one in found} == {16, 32, 64, 128}
+    assert config.model_copy(update={"persistent_workers": True}) in found
+    assert config.model_copy(update={"channels_last": True}) in found
+    assert config.model_copy(update={"intra_op_threads": 4}) in found
+
+
+def test_what_the_workload_forbids_is_not_varied() -> None:
+    found = variations(space_of(TrainingConfig(), is_sharded=False, fixed_batch_size=32))
+    assert {one.num_workers for one in found} == {0, 1}
+    assert {one.micro_batch_size for one in found} == {32}
+    assert {one.micro_batch_size for one in variations(space_of(TrainingConfig(), dataset_length=70))} == {16, 32, 64}
+
+
+# In real processes: each workload has one bottleneck, far above all else.
+
+
+@pytest.fixture(scope="module")
+def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServerLauncher]:
+    """One server for all of them."""
+    shared = ForkServerLauncher(tmp_path_factory.mktemp("server") / "server.log")
+    yield shared
+    shared.close()
+
+
+@pytest.fixture
+def look(launcher: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch) -> Callable[..., autotune.DiagnosisResult]:
+    """A short look at (model, dataset) with a baseline's settings; `varied` are the only other settings measured."""
+
+    def run(model: Any, dataset: Any, *varied: dict[str, Any], **baseline: Any) -> autotune.DiagnosisResult:
+        config = TrainingConfig(**baseline)
+        configs = [TrainingConfig.model_validate(config.model_dump() | one) for one in varied]
+        monkeypatch.setattr(diagnosing, "variations", lambda _: configs)
+        workload = Workload(model=model, dataset=dataset)
+        plan = Plan(name="case", workload=workload, baseline=config, device="cpu")
+        return diagnose_plan(plan, progress=False, launcher=launcher, pace=Pace(window_s=0.8, stretch_s=0.2))
+
+    return run
+
+
+TWO_WORKERS = {"num_workers": 2, "persistent_workers": True}
+BATCHES = ({"micro_batch_size": 16}, {"micro_batch_size": 64}, {"micro_batch_size": 128})
+
+
+@pytest.mark.quiet
+@pytest.mark.parametrize(
+    ("dataset", "kind"),
+    [
+        (cases.TextTables, "data_cpu"),
+        (cases.Photos, "data_cpu"),
+        (cases.SlowTail, "data_tail"),
+    ],
+)
+def test_a_slow_dataset_is_data_bound_by_what_makes_it_slow(
+    look: Callable[..., autotune.DiagnosisResult], dataset: Any, kind: Bottleneck
+) -> None:
+    found = look(cases.small_net, dataset, {"num_workers": 4, "persistent_workers": True})
+    assert found.verdict == kind
+    assert found.findings[0].share > 0.6
+    assert found.standing.share_of_device < 0.4
+    assert found.advice
+    remedy = next(one for one in found.advice if not one.settings)
+    assert remedy.expected_gain is not None
+    assert remedy.expected_gain > 1
+
+
+@pytest.mark.quiet
+def test_a_sleeping_reader_waits_and_is_advised_more_workers(look: Callable[..., autotune.DiagnosisResult]) -> None:
+    found = look(cases.small_net, cases.SleepingReader, {"num_workers": 4, "persistent_workers": True})
+    assert (found.verdict, found.findings[0].share > 0.6) == ("data_io", True)
+    assert found.advice[0].settings == {"num_workers": 4, "persistent_workers": True}
+    assert found.advice[0].expected_gain is not None
+    assert 1.5 < found.advice[0].expected_gain < 4.5
+
+
+@pytest.mark.quiet
+def test_thousands_of_small_operations_are_launch_bound(look: Callable[..., autotune.DiagnosisResult]) -> None:
+    found = look(cases.ThousandsOfOperations, cases.numbers, *BATCHES)
+    assert (found.verdict, found.findings[0].share > 0.7) == ("launch", True)
+    assert found.advice[0].settings.keys() == {"micro_batch_size"}
+
+
+@pytest.mark.quiet
+def test_epochs_of_ten_batches_with_workers_are_restart_bound(look: Callable[..., autotune.DiagnosisResult]) -> None:
+    one_thread = {"num_workers": 1, "intra_op_threads": 1}  # with a core for each, nobody fights
+    varied = {"persistent_workers": True}, {"num_workers": 0}
+    found = look(cases.small_net, cases.few_numbers, *varied, **one_thread)
+    assert found.verdict == "restart"
+    assert found.advice[0].settings in varied
+
+
+@pytest.mark.quiet
+def test_large_elementwise_operations_are_memory_bound(look: Callable[..., autotune.DiagnosisResult]) -> None:
+    found = look(cases.LargeElementwise, cases.numbers, micro_batch_size=8)
+    assert found.verdict == "memory"
+
+
+@pytest.mark.quiet
+def test_many_more_threads_than_cores_fight(look: Callable[..., autotune.DiagnosisResult]) -> None:
+    found = look(cases.ManyBarriers, cases.numbers, {"intra_op_threads": 1}, intra_op_threads=64)
+    assert (found.verdict, found.findings[0].share > 0.5) == ("threads", True)
+    assert found.advice[0].settings == {"intra_op_threads": 1}
+
+
+@pytest.mark.quiet
+def test_a_large_network_on_tensors_in_memory_only_computes(look: Callable[..., autotune.DiagnosisResult]) -> None:
+    found = look(cases.wide_net, cases.wide_numbers, TWO_WORKERS, {"micro_batch_size": 512}, micro_batch_size=1024)
+    assert [one.bottleneck for one in found.findings] == ["compute"]
+    assert found.is_healthy, found.advice
+
+
+@pytest.mark.quiet
+def test_a_large_network_fed_by_a_worker_only_computes(look: Callable[..., autotune.DiagnosisResult]) -> None:
+    fed = {"num_workers": 1, "persistent_workers": True, "intra_op_threads": 1}
+    none = {"num_workers": 0, "persistent_workers": False}
+    found = look(cases.wide_net, cases.wide_numbers, TWO_WORKERS, none, micro_batch_size=512, **fed)
+    assert [one.bottleneck for one in found.findings] == ["compute"]
+    assert found.is_healthy, found.advice
+
+
+def test_a_setting_that_fails_spares_the_others(look: Callable[..., autotune.DiagnosisResult]) -> None:
+    found = look(cases.small_net, cases.Unruly, TWO_WORKERS, {"micro_batch_size": 64})
+    assert any("no workers, please" in note for note in found.diagnosis.notes)
+    assert any(point.changes == {"micro_batch_size": 64} for point in found.diagnosis.evidence.curves.device)

@@ -1,0 +1,196 @@
+"""No configuration of a cheaper precision wins without a comparison to float32, made once for each precision."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tunings import GIB, FailingLauncher, make_tuning
+
+import autotune
+from autotune.confirm import confirm, recommend
+from autotune.core.guard import guard_key, needs_guard
+from autotune.core.training_config import TrainingConfig
+from autotune.core.trial import Outcome, TrialRecord, TrialResult
+from autotune.guarding import PrecisionGuard
+from autotune.testing import FakeLauncher, FakeTrial, analytic_cost
+from autotune.tune import Tuning
+
+
+def breaking(*dtypes: str) -> Any:
+    """The analytic machine, on which the loss becomes infinite in some precisions, which are by far the fastest."""
+
+    def cost(config: TrainingConfig) -> FakeTrial:
+        if config.amp_dtype not in dtypes:
+            return analytic_cost(config)
+        return FakeTrial(samples_per_s=1e6, peak_memory_bytes=GIB, passes_guard=False)
+
+    return cost
+
+
+def guards(launcher: FakeLauncher) -> list[TrainingConfig]:
+    return [job.config for job in launcher.jobs if job.kind == "guard"]
+
+
+def searched(folder: Path, launcher: FakeLauncher, **arguments: Any) -> Tuning:
+    tuning = make_tuning(folder, launcher, **arguments)
+    tuning.search()
+    return tuning
+
+
+def test_a_precision_that_breaks_is_told_as_diverged_with_its_figures(tmp_path: Path) -> None:
+    tuning = searched(tmp_path, FakeLauncher(breaking("bfloat16")), n_trials=16)
+    refused = [record for record in tuning.study.records if record.is_refused]
+    assert [(one.outcome, one.config.amp_dtype) for one in refused] == [("diverged", "bfloat16")]
+    (one,) = refused
+    assert one.result.guard is not None
+    assert one.reason.startswith("precision guard: the loss became inf at step 20")
+    assert one.measurement is not None, "what was measured stays"
+    assert one.score is None
+    assert not one.is_feasible
+
+
+def test_a_refused_precision_is_not_tried_again_and_said_so_once(tmp_path: Path) -> None:
+    tuning = searched(tmp_path, FakeLauncher(breaking("bfloat16", "float16", "tf32")), n_trials=24)
+    tried = Counter(record.config.amp_dtype for record in tuning.study.records)
+    assert {dtype: tried[dtype] for dtype in ("bfloat16", "float16")} == {"bfloat16": 1, "float16": 1}
+    assert len(tuning.study.records) == 24
+    notes = [note for note in tuning.notes if "was left out" in note]
+    assert sorted(note.split()[0] for note in notes) == ["bfloat16", "float16", "tf32"]
+
+
+def test_a_refused_precision_never_wins(tmp_path: Path) -> None:
+    tuning = searched(tmp_path, FakeLauncher(breaking("bfloat16", "float16")), n_trials=16)
+    confirm(tuning)
+    chosen = recommend(tuning)
+    assert chosen is not None
+    assert {one.config.amp_dtype for one in chosen.confirmations} <= {"float32", "tf32"}
+    assert chosen.config.amp_dtype in {"float32", "tf32"}
+
+
+def test_each_precision_is_compared_once_at_the_users_batch_without_workers(tmp_path: Path) -> None:
+    launcher = FakeLauncher()
+    searched(tmp_path, launcher, n_trials=30, compile=[False, True], baseline=TrainingConfig(micro_batch_size=16))
+    compared = guards(launcher)
+    assert len(compared) > 3
+    assert max(Counter(guard_key(config) for config in compared).values()) == 1
+    assert {(one.micro_batch_size, one.grad_accum_steps, one.num_workers) for one in compared} == {(16, 1, 0)}
+
+
+def test_the_figures_stay_with_the_first_trial_of_a_precision(tmp_path: Path) -> None:
+    tuning = searched(tmp_path, FakeLauncher(), n_trials=24)
+    firsts: dict[tuple[str, bool], TrialRecord] = {}
+    for record in tuning.study.records:
+        firsts.setdefault(guard_key(record.config), record)
+    held = [record for record in tuning.study.records if record.result.guard is not None]
+    assert held == [one for one in firsts.values() if needs_guard(one.config, TrainingConfig())]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whoever_is_confirmed_was_compared_before(tmp_path: Path, seed: int) -> None:
+    launcher = FakeLauncher(breaking("float16"), seed=seed, noise=0.2)
+    tuning = searched(tmp_path, launcher, n_trials=14)
+    passed = {guard_key(one.config) for one in tuning.study.records if one.result.guard and one.is_feasible}
+    confirm(tuning)
+    entrants = [one.config for one in tuning.confirmations if needs_guard(one.config, tuning.space.baseline)]
+    assert {guard_key(config) for config in entrants} <= passed
+
+
+def test_what_the_user_runs_today_is_not_compared(tmp_path: Path) -> None:
+    launcher = FakeLauncher(breaking("bfloat16"))
+    tuning = searched(tmp_path, launcher, baseline=TrainingConfig(amp_dtype="bfloat16"), n_trials=8)
+    assert "bfloat16" not in {config.amp_dtype for config in guards(launcher)}
+    assert tuning.study.records[0].is_feasible
+
+
+def test_a_trial_over_the_memory_limit_is_not_compared(tmp_path: Path) -> None:
+    def cost(config: TrainingConfig) -> FakeTrial:
+        return FakeTrial(samples_per_s=100, peak_memory_bytes=GIB if config.amp_dtype == "float32" else 99 * GIB)
+
+    launcher = FakeLauncher(cost)
+    searched(tmp_path, launcher)
+    assert guards(launcher) == []
+
+
+@pytest.mark.parametrize("outcome", ["timeout", "crashed", "oom"])
+def test_a_guard_that_could_not_run_lets_nobody_win(tmp_path: Path, outcome: Outcome) -> None:
+    failure = TrialResult(outcome=outcome, reason="it went wrong")
+    tuning = searched(tmp_path, FailingLauncher(failures={"guard": failure}), n_trials=16)
+    refused = [record for record in tuning.study.records if record.is_refused]
+    assert {one.outcome for one in refused} == {outcome}
+    assert all("precision guard could not run: it went wrong" in one.reason for one in refused)
+    assert {one.config.amp_dtype for one in tuning.study.records if one.is_feasible} == {"float32"}
+
+
+def test_answers_survive_a_resume(tmp_path: Path) -> None:
+    first = searched(tmp_path, FakeLauncher(breaking("bfloat16")), n_trials=12, is_kept=True)
+    known = {guard_key(one.config) for one in first.study.records if one.result.guard}
+    first.study.close()
+    launcher = FakeLauncher(breaking("bfloat16"))
+    tuning = searched(tmp_path, launcher, n_trials=20, is_kept=True)
+    assert not {guard_key(config) for config in guards(launcher)} & known
+    assert "bfloat16" not in {config.amp_dtype for config in launcher.launched}
+    assert any(note.startswith("bfloat16 was left out") for note in tuning.notes)
+
+
+@pytest.mark.parametrize("outcome", ["timeout", "crashed", "oom"])
+def test_a_comparison_that_could_not_run_is_made_up_for_after_a_resume(tmp_path: Path, outcome: Outcome) -> None:
+    failing = FailingLauncher(failures={"guard": TrialResult(outcome=outcome, reason="it went wrong")})
+    first = searched(tmp_path, failing, n_trials=12, is_kept=True, amp_dtype=["float32", "bfloat16"])
+    refused = {one.number for one in first.study.records if one.is_refused}
+    assert refused
+    first.study.close()
+    launcher = FakeLauncher()
+    tuning = searched(tmp_path, launcher, n_trials=30, is_kept=True, amp_dtype=["float32", "bfloat16"])
+    assert [config.amp_dtype for config in guards(launcher)] == ["bfloat16"]
+    assert any(one.is_feasible and one.config.amp_dtype == "bfloat16" for one in tuning.study.records)
+    assert {one.number for one in tuning.study.records if one.is_refused} == refused
+    assert not any("was left out" in note for note in tuning.notes)
+
+
+def test_too_few_steps_before_a_resume_are_no_pass_after_it(tmp_path: Path) -> None:
+    (refused,) = (
+        one
+        for one in searched(tmp_path, FakeLauncher(breaking("bfloat16")), n_trials=12).study.records
+        if one.is_refused
+    )
+    cut_short = refused.model_copy(update={"result": refused.result.model_copy(update={"outcome": "timeout"})})
+    guard = PrecisionGuard(make_tuning(tmp_path, FakeLauncher()).runner, TrainingConfig())
+    guard.recall(cut_short)
+    assert not guard.passed
+    assert not guard.refusals
+
+
+def test_an_exhausted_search_without_a_refused_precision_is_finished(tmp_path: Path) -> None:
+    fixed = {"prefetch_factor": 2, "persistent_workers": False, "pin_memory": False, "grad_accum_steps": 1}
+    space = fixed | {"amp_dtype": ["float32", "bfloat16"], "num_workers": [0, 4], "micro_batch_size": 32}
+    common: dict[str, Any] = {"space": space, "n_trials": 30, "run_dir": tmp_path / "run", "progress": False}
+    first = autotune.search(object, list, launcher=FakeLauncher(breaking("bfloat16")), **common)
+    assert [trial.outcome for trial in first.trials].count("diverged") == 1
+    assert len(first.trials) == 3
+    launcher = FakeLauncher()
+    assert autotune.search(object, list, launcher=launcher, **common).summary == first.summary
+    assert launcher.jobs == []
+
+
+def test_any_trial_of_a_refused_precision_is_refused_without_another_comparison(tmp_path: Path) -> None:
+    first = searched(tmp_path, FakeLauncher(breaking("bfloat16")), n_trials=12)
+    launcher = FakeLauncher()
+    guard = PrecisionGuard(make_tuning(tmp_path, launcher).runner, TrainingConfig())
+    for record in first.study.records:
+        guard.recall(record)
+    ran_well = first.study.records[0].result
+    judged = guard.judge(TrainingConfig(amp_dtype="bfloat16", num_workers=3), ran_well, deadline_s=60.0)
+    assert judged.outcome == "diverged"
+    assert judged.measurement == ran_well.measurement
+    assert guards(launcher) == []
+
+
+def test_the_guards_deadline_ends_before_the_time_out(tmp_path: Path) -> None:
+    launcher = FakeLauncher()
+    searched(tmp_path, launcher, n_trials=10, timeout_s=40.0)
+    deadlines = [job.deadline_s for job in launcher.jobs if job.kind == "guard"]
+    assert deadlines
+    assert max(deadlines) <= 40

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from typing import Any
+
+import pytest
+
+from autotune.interrupts import kept_interrupts
+
+
+class Thing:
+    """Something to hold weakly."""
+
+
+def test_an_interrupt_in_a_weakrefs_callback_comes_again() -> None:
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    thing = Thing()
+    reference = weakref.ref(thing, interrupt)
+    with pytest.raises(KeyboardInterrupt), kept_interrupts():  # noqa: PT012 - it may come anywhere in here
+        del thing
+        threading.Event().wait(30)
+    assert reference() is None
+
+
+def test_other_exceptions_that_python_ignores_go_where_they_went(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", seen.append)
+
+    def fail(_: object) -> None:
+        raise ValueError
+
+    thing = Thing()
+    reference = weakref.ref(thing, fail)
+    with kept_interrupts():
+        del thing
+    assert reference() is None
+    assert [one.exc_type for one in seen] == [ValueError]
+    assert sys.unraisablehook == seen.append

@@ -1,0 +1,131 @@
+"""The reports in the run folder: written by a search, rebuilt from the folder alone, and never what ends a search."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import autotune
+from autotune import api
+from autotune.api import SearchResult, rebuild_report
+from autotune.errors import RunFolderError
+from autotune.report import page
+from autotune.run_folder import RunFolder
+from autotune.testing import FakeLauncher
+
+REPORTS = ("report.md", "report.html")
+
+
+def search(run_dir: Path) -> SearchResult:
+    data = TensorDataset(torch.zeros(8, 2), torch.zeros(8, 2))
+    return autotune.search(
+        torch.nn.Linear(2, 2), data, launcher=FakeLauncher(), n_trials=8, run_dir=run_dir, progress=False
+    )
+
+
+@pytest.fixture
+def result(tmp_path: Path) -> SearchResult:
+    return search(tmp_path / "run")
+
+
+def test_a_search_writes_both_reports_for_its_user_alone(result: SearchResult) -> None:
+    for name in REPORTS:
+        file = result.run_dir / name
+        assert file.stat().st_mode & 0o777 == 0o600
+        assert "times as fast" in file.read_text(encoding="utf-8")
+        assert "recommended.yaml" in file.read_text(encoding="utf-8")
+
+
+def test_a_report_rebuilt_elsewhere_from_the_folder_alone_is_the_same(result: SearchResult, tmp_path: Path) -> None:
+    copy = shutil.copytree(result.run_dir, tmp_path / "elsewhere")
+    for name in REPORTS:
+        (copy / name).unlink()
+    summary, remark = rebuild_report(copy)
+    assert (summary, remark) == (result.summary, "")
+    assert (copy / "report.md").read_bytes() == (result.run_dir / "report.md").read_bytes()
+    rebuilt, first = ((folder / "report.html").read_text(encoding="utf-8") for folder in (copy, result.run_dir))
+    assert rebuilt == first
+
+
+def test_a_folder_that_can_not_be_written_is_said_and_the_summary_is_there(
+    result: SearchResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "write_atomic", _refuse)
+    summary, remark = rebuild_report(result.run_dir)
+    assert summary == result.summary
+    assert remark == "The reports could not be written: read-only file system"
+
+
+def test_a_search_outlives_a_fault_in_drawing_and_says_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def draw(_plot: object) -> str:
+        raise MemoryError("no room for a plot")
+
+    monkeypatch.setattr(page, "draw", draw)
+    with caplog.at_level(logging.WARNING, logger="autotune"):
+        result = search(tmp_path / "run")
+    assert "could not be drawn (MemoryError: no room for a plot)" in caplog.text
+    text = (result.run_dir / "report.html").read_text(encoding="utf-8")
+    assert "could not be drawn" in text
+    assert "times as fast" in text
+
+
+def test_a_search_outlives_reports_that_can_not_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def write(path: Path, data: bytes) -> None:
+        if path.name in REPORTS:
+            _refuse(path, data)
+        path.write_bytes(data)
+
+    monkeypatch.setattr(api, "write_atomic", write)
+    with caplog.at_level(logging.WARNING, logger="autotune"):
+        result = search(tmp_path / "run")
+    assert (result.run_dir / "recommended.yaml").exists()
+    assert "The reports could not be written: read-only file system" in caplog.text
+
+
+def test_a_search_outlives_any_fault_in_a_report_and_says_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(api, "render_markdown", _fail)
+    with caplog.at_level(logging.WARNING, logger="autotune"):
+        result = search(tmp_path / "run")
+    assert (result.run_dir / "recommended.yaml").exists()
+    assert "The reports could not be made: ZeroDivisionError: no share of nothing" in caplog.text
+
+
+def test_a_fault_in_a_report_does_not_take_the_place_of_what_ended_the_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_tuning: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(api, "render_markdown", _fail)
+    monkeypatch.setattr(api, "confirm", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        search(tmp_path / "run")
+
+
+def _fail(*_: object) -> str:
+    raise ZeroDivisionError("no share of nothing")
+
+
+def test_fresh_removes_the_page_as_well(result: SearchResult) -> None:
+    RunFolder(result.run_dir).clear()
+    assert not (result.run_dir / "report.html").exists()
+
+
+def test_a_notebook_shows_a_table(result: SearchResult) -> None:
+    assert result._repr_html_().startswith("<div>")
+    assert "times as fast" in result._repr_html_()
+
+
+def _refuse(_path: Path, _data: bytes) -> None:
+    raise RunFolderError("read-only file system")

@@ -1,0 +1,80 @@
+"""Tunings over the fake launcher, with a clock that stands still: what is inside a search, without its files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from autotune.core.budget import Budget
+from autotune.core.objective import Objective
+from autotune.core.search_space import SearchSpace, resolve
+from autotune.core.training_config import TrainingConfig
+from autotune.core.trial import TrialResult
+from autotune.launch.launcher import Exit, Launch
+from autotune.launch.runner import TrialRunner
+from autotune.protocol import Job, RankReport, read_model, write_model
+from autotune.study.study import Study
+from autotune.testing import FakeLauncher
+from autotune.tune import Clock, Tuning
+
+GIB = 2**30
+
+
+@dataclass(slots=True)
+class FailingLauncher(FakeLauncher):
+    """Answers jobs of some kinds with a failure."""
+
+    failures: Mapping[str, TrialResult] = field(default_factory=dict)
+
+    def launch(self, launch: Launch) -> Exit:
+        """Fail, or do as the cost model says."""
+        job = read_model(launch.folder.job, Job)
+        if job.kind not in self.failures:
+            return FakeLauncher.launch(self, launch)
+        self.jobs.append(job)
+        write_model(launch.folder.report, RankReport(result=self.failures[job.kind]))
+        return Exit(code=0, wall_s=0.1)
+
+
+def make_tuning(
+    folder: Path,
+    launcher: FakeLauncher,
+    *,
+    n_trials: int | None = 12,
+    timeout_s: float | None = None,
+    now: Callable[[], float] = lambda: 0.0,
+    limit_bytes: int = 14 * GIB,
+    baseline: TrainingConfig | None = None,
+    is_kept: bool = False,
+    **space: Any,
+) -> Tuning:
+    """A tuning before its search; `is_kept`: its study is a file. Further keywords are settings of the space."""
+    folder.mkdir(exist_ok=True)
+    resolved = resolve(
+        SearchSpace.model_validate(space),
+        baseline=baseline or TrainingConfig(),
+        objective=Objective(memory_limit=limit_bytes),
+        facts=launcher.facts,
+        environment=launcher.environment,
+    )
+    runner = TrialRunner(
+        launcher=launcher,
+        payload=folder / "payload",
+        scratch=folder,
+        logs=folder,
+        device="cuda:0",
+        seed=0,
+        limit_bytes=limit_bytes,
+    )
+    return Tuning(
+        study=Study.open(folder / "study.db" if is_kept else None, resolved, identity={}, seed=0),
+        runner=runner,
+        space=resolved,
+        budget=Budget(n_trials=n_trials, timeout_s=timeout_s),
+        clock=Clock(timeout_s, started=0.0, now=now),
+        limit_bytes=limit_bytes,
+        show=lambda _: None,
+        on_record=lambda _: None,
+    )
