@@ -1,12 +1,15 @@
 """What a person or a script gets to see: progress while a search runs, and its summary afterwards.
 
-Comes in: core.result's Progress and RunSummary. Goes out: text on a console, Markdown, JSON. Nothing here measures,
-decides or writes a file; text that stems from user code is never taken for markup.
+Comes in: core.result's Progress and RunSummary. Goes out: text on a console, Markdown, HTML, JSON. Nothing here
+measures, decides or writes a file; text that stems from user code is never taken for markup.
 
     formatting  units, settings and foreign text as short strings
     figures     the columns and rows of the result's table
     content     the sentences, the failures by kind, the files
-    progress, terminal, markdown, export: the same content in four forms
+    standing    how far the rates are from the ceilings, in sentences
+    blocks, sections, time_sections, trial_sections: the whole report as sections without markup
+    plots, drawing: what its plots show, and matplotlib's drawing of it
+    progress, terminal, markdown, page, notebook, export: the same content in six forms
 """
 
 from __future__ import annotations

@@ -12,16 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.core.environment import Environment
-from autotune.core.result import RunSummary
+from autotune.core.memory_line import memory_lines
+from autotune.core.recommendation import Recommendation
+from autotune.core.result import RunSummary, changed_settings
 from autotune.core.trial import Outcome, TrialRecord
 from autotune.core.workload import WorkloadFacts
 from autotune.report.figures import Column, find_trial, summarise
 from autotune.report.formatting import (
+    NO_VALUE,
+    cut_middle,
     describe_settings,
     format_bytes,
     format_count,
     format_duration,
     format_interval,
+    format_setting,
     format_times,
     name_outcome,
     one_line,
@@ -34,9 +39,11 @@ __all__ = [
     "describe_workload",
     "group_failures",
     "list_advice",
+    "list_changes",
     "list_files",
     "list_reasons",
     "list_remarks",
+    "say_changes",
     "say_course",
     "say_headline",
     "say_nothing_feasible",
@@ -45,13 +52,15 @@ __all__ = [
 
 _FILES = {
     "recommended.yaml": "the settings to use: autotune.load() reads them",
-    "report.md": "every trial, the confirmation's rounds, the machine",
+    "report.html": "the report with its plots, for a browser",
+    "report.md": "the same in Markdown, without the plots",
     "trials.jsonl": "every trial, raw",
     "study.db": "the Optuna study",
     "environment.json": "the machine and its versions",
     "logs": "what each trial printed",
 }
 _NUMBERS_SHOWN = 3
+_LONGEST_REASON = 2000  # characters: an exception's message may hold a whole tensor
 _OWN_REASON_EACH: frozenset[Outcome] = frozenset({"crashed", "invalid"})
 """Outcomes whose reasons name different faults; elsewhere reasons differ in their figures alone."""
 
@@ -66,7 +75,7 @@ class FailureGroup:
     @property
     def reason(self) -> str:
         """The first one's reason, on one line."""
-        return one_line(self.trials[0].reason)
+        return one_line(cut_middle(self.trials[0].reason, _LONGEST_REASON))
 
     @property
     def numbers(self) -> str:
@@ -82,7 +91,7 @@ def say_headline(summary: RunSummary) -> str:
     if found is None:
         return say_nothing_feasible(summary)
     if found.verdict == "already_best":
-        return "Your configuration is already the best found: no measurable gain."
+        return _say_already_best(found)
     if found.verdict == "baseline_infeasible":
         return _say_baseline_infeasible(summary)
     if found.verdict == "unconfirmed":
@@ -91,6 +100,13 @@ def say_headline(summary: RunSummary) -> str:
         return "Faster than your configuration, by how much was not measured."
     interval = format_interval(format_times(found.speedup.low), format_times(found.speedup.high))
     return f"{format_times(found.speedup.value)} times as fast as your configuration (95 %: {interval})."
+
+
+def _say_already_best(found: Recommendation) -> str:
+    if found.overloaded:
+        return "No faster configuration is known to stay within the memory limit on the largest samples: keep yours."
+    which = "of those that may be used" if found.is_outrun else "found"
+    return f"Your configuration is already the best {which}: no measurable gain."
 
 
 def _say_baseline_infeasible(summary: RunSummary) -> str:
@@ -161,8 +177,20 @@ def list_remarks(summary: RunSummary, columns: Sequence[Column]) -> tuple[str, .
         each = "; ".join(f"{title}: {one_line(source)}" for title, source in sources.items())
         remarks.append(f"Busy fractions of different sources don't compare ({each}).")
     remarks.append(f"Memory: {one_line(summary.memory_source)}.")
+    remarks += _say_memory_line(summary)
     remarks.append(_say_runs([(title, figures.runs, figures.is_confirmed) for title, figures in measured]))
     return tuple(remarks)
+
+
+def _say_memory_line(summary: RunSummary) -> tuple[str, ...]:
+    """The fitted line of the recommended settings' precision."""
+    config = summary.baseline if summary.recommendation is None else summary.recommendation.config
+    line = next((line for line in memory_lines(summary.trials) if line.amp_dtype == config.amp_dtype), None)
+    if line is None:
+        return ()
+    base, slope, error = line.intercept_bytes, line.bytes_per_sample, line.error_bytes
+    figures = f"{format_bytes(round(base))} + {format_bytes(round(slope))} a sample, ± {format_bytes(round(error))}"
+    return (f"Memory line of {line.amp_dtype}: {figures}.",)
 
 
 def _say_runs(measured: Sequence[tuple[str, int, bool]]) -> str:
@@ -175,6 +203,24 @@ def _say_runs(measured: Sequence[tuple[str, int, bool]]) -> str:
     return f"Rates: {', '.join(each)}."
 
 
+def list_changes(summary: RunSummary) -> tuple[tuple[str, str, str], ...]:
+    """The settings to change: (name, the baseline's value, the recommended one)."""
+    if summary.recommendation is None:
+        return ()
+    config, baseline = summary.recommendation.config, summary.baseline
+    changed = changed_settings(config, baseline)
+    return tuple((name, format_setting(name, baseline), format_setting(name, config)) for name in changed)
+
+
+def say_changes(summary: RunSummary) -> str:
+    """What to change, in a sentence; "" where nothing is."""
+    changes = [
+        f"{name} to {after}" + (f" (from {before})" if before != NO_VALUE else "")
+        for name, before, after in list_changes(summary)
+    ]
+    return f"Set {', '.join(changes)}." if changes else ""
+
+
 def list_reasons(summary: RunSummary) -> tuple[str, ...]:
     """Why this configuration is recommended, a sentence each."""
     found = summary.recommendation
@@ -182,7 +228,8 @@ def list_reasons(summary: RunSummary) -> tuple[str, ...]:
         return ()
     lines = [*found.reasons]
     if found.same_batch_number == 0 and found.number != 0:
-        lines.append("At the baseline's global batch nothing faster than the baseline was found.")
+        ran = "was found" if not found.overloaded else "is known to stay within the limit on the largest samples"
+        lines.append(f"At the baseline's global batch nothing faster than the baseline {ran}.")
     return tuple(map(one_line, lines))
 
 
@@ -227,7 +274,8 @@ def group_failures(summary: RunSummary) -> tuple[FailureGroup, ...]:
 
 
 def _fault(trial: TrialRecord) -> str:
-    if trial.outcome not in _OWN_REASON_EACH:
+    """What tells faults of one outcome apart; a refusal by the precision guard is none of the trial's own."""
+    if trial.outcome not in _OWN_REASON_EACH and not trial.is_refused:
         return ""
     return trial.reason if trial.result.failure is None else trial.result.failure.signature
 

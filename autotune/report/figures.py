@@ -12,6 +12,9 @@ from statistics import fmean
 
 from pydantic import BaseModel, ConfigDict
 
+from autotune.core.breakdown import PARTS, LoaderCosts, Part, TimeBreakdown
+from autotune.core.busy import BusyReading, Fullness
+from autotune.core.ceilings import CeilingBook, device_key, loader_key
 from autotune.core.measurement import Measurement, Rate
 from autotune.core.recommendation import Ratio, Recommendation, rate_of_runs
 from autotune.core.result import RunSummary, changed_settings
@@ -27,7 +30,27 @@ from autotune.report.formatting import (
     format_times,
 )
 
-__all__ = ["Column", "Figures", "Row", "best_of_same_batch", "find_trial", "make_columns", "make_rows", "summarise"]
+__all__ = [
+    "PART_NAMES",
+    "Column",
+    "Figures",
+    "Row",
+    "best_of_same_batch",
+    "find_trial",
+    "make_columns",
+    "make_rows",
+    "measurements_of",
+    "summarise",
+]
+
+PART_NAMES: dict[Part, str] = {
+    "data_wait": "waiting for data",
+    "device_copy": "copying",
+    "compute": "computing",
+    "synchronise": "synchronising",
+    "idle": "idle",
+}
+"""The parts of the wall time for people, in the order in which they are shown."""
 
 
 class Figures(BaseModel):
@@ -46,6 +69,16 @@ class Figures(BaseModel):
     data_wait_fraction: float
     peak_memory_bytes: int
     """The highest of the runs."""
+    loader_ceiling: float | None = None
+    """Samples/s of the loader alone, in these settings; null where not measured."""
+    device_ceiling: float | None = None
+    """Samples/s of the device alone, on batches that it already holds; null where not measured."""
+    breakdown: TimeBreakdown | None = None
+    """Where the time goes."""
+    busy_readings: tuple[BusyReading, ...] = ()
+    """Every source that could tell."""
+    fullness: Fullness | None = None
+    loader_costs: LoaderCosts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,16 +107,61 @@ def find_trial(summary: RunSummary, number: int | None) -> TrialRecord | None:
     return next((trial for trial in summary.trials if trial.number == number), None)
 
 
-def summarise(summary: RunSummary, number: int | None) -> Figures | None:
-    """The figures of a trial's configuration: confirmed ones where there are some."""
+def measurements_of(summary: RunSummary, number: int | None) -> tuple[Measurement, ...]:
+    """All that was measured of a trial's configuration: the confirmation's runs, then the trial's own."""
     confirmations = summary.recommendation.confirmations if summary.recommendation is not None else ()
     runs = next((one.runs for one in confirmations if one.number == number), ())
-    if runs:
-        return _join(runs, is_confirmed=True)
     trial = find_trial(summary, number)
-    if trial is None or trial.measurement is None:
+    own = () if trial is None or trial.measurement is None else (trial.measurement,)
+    return (*runs, *own)
+
+
+def summarise(summary: RunSummary, number: int | None) -> Figures | None:
+    """The figures of a trial's configuration: confirmed ones where there are some.
+
+    What was measured beside the rate (ceilings, parts of the time) comes from the first run that holds it; a ceiling
+    that no run of the configuration holds, from one that shares the settings that it depends on.
+    """
+    confirmations = summary.recommendation.confirmations if summary.recommendation is not None else ()
+    runs = next((one.runs for one in confirmations if one.number == number), ())
+    everything = measurements_of(summary, number)
+    if not everything:
         return None
-    return _join((trial.measurement,), is_confirmed=False)
+    figures = _join(runs or everything, is_confirmed=bool(runs))
+    return figures.model_copy(update={**_beside_the_rate(everything), **_ceilings(summary, number, everything)})
+
+
+def _beside_the_rate(runs: Sequence[Measurement]) -> dict[str, object]:
+    return {
+        "breakdown": next((run.breakdown for run in runs if run.breakdown is not None), None),
+        "busy_readings": next((run.busy_readings for run in runs if run.busy_readings), ()),
+        "fullness": next((run.fullness for run in runs if run.fullness is not None), None),
+        "loader_costs": next((run.loader_costs for run in runs if run.loader_costs is not None), None),
+    }
+
+
+def _ceilings(summary: RunSummary, number: int | None, runs: Sequence[Measurement]) -> dict[str, float | None]:
+    loader = next((run.loader_ceiling for run in runs if run.loader_ceiling is not None), None)
+    device = next((run.device_ceiling for run in runs if run.device_ceiling is not None), None)
+    trial = find_trial(summary, number)
+    if trial is not None and (loader is None or device is None):
+        book = _read_book(summary)
+        like_loader, like_device = book.loader.get(loader_key(trial.config)), book.device.get(device_key(trial.config))
+        loader = like_loader.samples_per_s if loader is None and like_loader is not None else loader
+        device = like_device.samples_per_s if device is None and like_device is not None else device
+    return {"loader_ceiling": loader, "device_ceiling": device}
+
+
+def _read_book(summary: RunSummary) -> CeilingBook:
+    """The ceilings that the search's runs have measured themselves."""
+    book = CeilingBook()
+    confirmations = summary.recommendation.confirmations if summary.recommendation is not None else ()
+    runs = [(one.config, run) for one in confirmations for run in one.runs]
+    trials = [(trial.config, trial.measurement) for trial in summary.trials if trial.measurement is not None]
+    for config, run in (*runs, *trials):
+        if run.ceilings is not None:
+            book.keep(config, loader=run.ceilings.loader, device=run.ceilings.device)
+    return book
 
 
 def best_of_same_batch(recommendation: Recommendation) -> TrainingConfig | None:
@@ -117,7 +195,7 @@ def make_rows(columns: Sequence[Column], limit_bytes: int) -> tuple[Row, ...]:
         _row("  95 % interval", columns, lambda one: _interval_of(one.samples_per_s)),
         *_speedup_rows(columns),
         _row("busy", columns, lambda one: _fraction_or_none(one.busy_fraction)),
-        _row("data wait", columns, lambda one: format_fraction(one.data_wait_fraction)),
+        *_time_rows(columns),
         _row("peak memory", columns, lambda one: format_bytes(one.peak_memory_bytes)),
         _row(limit, columns, lambda one: format_fraction(one.peak_memory_bytes / limit_bytes)),
     )
@@ -149,6 +227,31 @@ def _speedup_rows(columns: Sequence[Column]) -> tuple[Row, ...]:
             values[index] = format_times(ratio.value)
             intervals[index] = format_interval(format_times(ratio.low), format_times(ratio.high))
     return Row(label="times baseline", cells=tuple(values)), Row(label="  95 % interval", cells=tuple(intervals))
+
+
+def _time_rows(columns: Sequence[Column]) -> tuple[Row, ...]:
+    """The parts of the time where they were measured, those that take some; otherwise the loop's waits alone."""
+    breakdowns = [None if column.figures is None else column.figures.breakdown for column in columns]
+    waits = _row("data wait", columns, lambda one: format_fraction(one.data_wait_fraction))
+    if not any(breakdowns):
+        return (waits,)
+    # The same batch is shown beside; its parts are not measured.
+    is_whole = all(
+        column.figures is None or column.figures.breakdown is not None
+        for column in columns
+        if column.title != "same batch"
+    )
+    return (*(() if is_whole else (waits,)), *_part_rows(breakdowns))
+
+
+def _part_rows(breakdowns: Sequence[TimeBreakdown | None]) -> tuple[Row, ...]:
+    rows = []
+    for part in PARTS:
+        shares = [None if one is None else one.shares()[part].fraction for one in breakdowns]
+        if any(shares):
+            cells = tuple(NO_VALUE if share is None else format_fraction(share) for share in shares)
+            rows.append(Row(label=PART_NAMES[part], cells=cells))
+    return tuple(rows)
 
 
 def _row(label: str, columns: Sequence[Column], value: Callable[[Figures], str]) -> Row:

@@ -16,6 +16,7 @@ from autotune.core.trial import Outcome
 
 __all__ = [
     "NO_VALUE",
+    "cut_middle",
     "describe_settings",
     "format_bytes",
     "format_count",
@@ -24,6 +25,7 @@ __all__ = [
     "format_interval",
     "format_rate",
     "format_setting",
+    "format_short_time",
     "format_times",
     "format_value",
     "name_outcome",
@@ -49,7 +51,9 @@ _OUTCOMES: dict[Outcome, str] = {
 
 
 def format_bytes(size: int) -> str:
-    """Bytes as MiB, from 1 GiB on as GiB, with three digits: "512 MiB", "1.23 GiB"."""
+    """Bytes with three digits, as MiB, from 1 GiB on as GiB, below 0.1 MiB as KiB or bytes: "512 MiB", "1.23 GiB"."""
+    if 0 < abs(size) < 0.1 * 2**20:
+        return f"{size} B" if abs(size) < 1000 else f"{size / 2**10:.3g} KiB"
     value, unit = (size / 2**20, "MiB") if size < 2**30 else (size / 2**30, "GiB")
     decimals = 0 if value >= 100 or size == 0 else 1 if value >= 10 else 2
     return f"{value:,.{decimals}f} {unit}"
@@ -95,6 +99,17 @@ def format_duration(seconds: float) -> str:
         return f"{minutes} min {rest_s} s" if rest_s else f"{minutes} min"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+
+
+def format_short_time(seconds: float) -> str:
+    """Seconds below a minute with three digits, in the unit that fits: "12.3 us", "4.56 ms", "1.23 s"."""
+    if not isfinite(seconds):
+        return "unknown"
+    for unit, scale in (("us", 1e6), ("ms", 1e3)):
+        value = seconds * scale
+        if value < 999.5:
+            return f"{value:.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
+    return f"{seconds:.3g} s" if seconds < 60 else format_duration(seconds)
 
 
 def format_count(number: int, noun: str) -> str:
@@ -170,8 +185,17 @@ def _words(config: TrainingConfig) -> dict[str, str]:
 
 def without_controls(text: str) -> str:
     """Foreign text without terminal escapes and other characters that don't print; line ends stay."""
-    plain = Text.from_ansi(text.expandtabs(4)).plain
+    lines = text.replace("\r\n", "\n").replace("\r", "\n")  # rich drops what stands before a carriage return
+    plain = Text.from_ansi(lines.expandtabs(4)).plain
     return "".join(char for char in plain if char == "\n" or char.isprintable())
+
+
+def cut_middle(text: str, longest: int) -> str:
+    """Foreign text of at most so many characters and a line that says how many of its middle are left out."""
+    if len(text) <= longest:
+        return text
+    half = longest // 2
+    return f"{text[:half]}\n... {len(text) - 2 * half:,} characters left out ...\n{text[-half:]}"
 
 
 def one_line(text: str) -> str:

@@ -37,7 +37,12 @@ ShowProgress = Callable[[Progress], None]
 
 _REFRESHES_PER_S = 2
 _NARROWEST_TEXT = 8  # cells; below, a text cut with an ellipsis says nothing
-_PHASES = {"probe": "probe", "search": "trial", "confirm": "confirm"}
+_PHASES = {"search": "trial", "confirm": "confirm"}
+_LOOKS = {
+    "probe": "looking at model, data and machine",
+    "measure": "measuring today's settings",
+    "curves": "measuring loader and device alone",
+}
 
 
 @contextmanager
@@ -168,6 +173,10 @@ class _LiveLine:
 def _say_phase(progress: Progress) -> str:
     if progress.phase == "probe":
         return "Looking at the model, the data and the machine."
+    if progress.phase == "measure":
+        return "Measuring today's settings."
+    if progress.phase == "curves":
+        return "Measuring loader and device alone, in today's settings and in others."
     if progress.phase == "search":
         return f"Searching: {format_count(progress.total, 'trial')} at the most."
     return f"Confirming: {format_count(progress.total, 'run')}, finalists and baseline in turns."
@@ -189,9 +198,7 @@ def _say_trial(progress: Progress, trial: TrialRecord, width: int) -> str:
 
 def _say_state(progress: Progress, passed_s: float, width: int) -> str:
     """Such as `trial 7/40 | best 2,345 samples/s, 1.90× (batch 64, 4 workers) | 1 min 20 s left`."""  # noqa: RUF002 - a times sign
-    step = f"{_PHASES[progress.phase]} {progress.done}/{progress.total}"
-    if progress.phase == "probe":
-        step = "looking at model, data and machine"
+    step = _LOOKS.get(progress.phase) or f"{_PHASES[progress.phase]} {progress.done}/{progress.total}"
     clock = _say_clock(progress, passed_s)
     if progress.best is None or progress.best.measurement is None:
         return f"{step} | {clock}"

@@ -33,6 +33,7 @@ from autotune.report.content import (
 )
 from autotune.report.figures import Column, Row, make_columns, make_rows
 from autotune.report.formatting import format_count, format_setting, format_value, name_outcome, one_line, shorten
+from autotune.report.standing import say_standing
 
 __all__ = ["print_check", "print_environment", "print_summary"]
 
@@ -47,6 +48,8 @@ def print_summary(summary: RunSummary, *, run_dir: Path, console: Console) -> No
     style = "bold green" if found is not None and found.verdict == "faster" else "bold"
     console.print()
     console.print(Text(say_headline(summary), style=style))
+    for sentence in say_standing(summary):
+        console.print(Text(sentence))
     if found is not None or columns[0].figures is not None:
         console.print()
         console.print(_result_table(columns, make_rows(columns, summary.limit_bytes)))

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from math import nan
 from typing import Any
 
 import pytest
 
+from autotune.core.breakdown import LoaderCosts, Share, TimeBreakdown
 from autotune.core.budget import Budget
+from autotune.core.busy import NVML_SOURCE, PROFILER_SOURCE, BusyReading, Fullness
 from autotune.core.environment import Environment
+from autotune.core.guard import GuardFigures
 from autotune.core.lr_scaling import LrAdvice, scale_lr
 from autotune.core.measurement import Block, Measurement, MemorySample, Window
 from autotune.core.objective import Objective, Score
 from autotune.core.recommendation import Confirmation, Ratio, Recommendation
 from autotune.core.result import RunSummary
+from autotune.core.stress import StressFigures
 from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import Failure, Outcome, TrialRecord, TrialResult
 from autotune.core.workload import OptimizerFacts, WorkloadFacts
@@ -32,7 +37,9 @@ HOSTILE = "ValueError: shape [red](3, 4)[/red] | want `x`\n\x1b[31mnot <b>this</
 TRACEBACK = 'Traceback (most recent call last):\n  File "net.py", line 12\n```\nValueError: [bold]no[/bold]'
 
 
-def make_measurement(rate: float, *, gib: float = 3.0, busy: float | None = 0.9, spread: float = 0.01) -> Measurement:
+def make_measurement(
+    rate: float, *, gib: float = 3.0, busy: float | None = 0.9, spread: float = 0.01, **more: Any
+) -> Measurement:
     blocks = tuple(Block(samples=int(rate), batches=10, seconds=1.0, data_wait_s=0.03) for _ in range(3))
     window = Window(
         blocks=blocks,
@@ -59,6 +66,49 @@ def make_measurement(rate: float, *, gib: float = 3.0, busy: float | None = 0.9,
         memory=MemorySample(peak_bytes=int(gib * 2**30), source="max reserved + outside torch"),
         window=window,
         loss=0.7,
+        **more,
+    )
+
+
+def make_breakdown(wait: float = 0.6, idle: float = 0.05) -> TimeBreakdown:
+    profiler = "profiler, 5 extra steps"
+    return TimeBreakdown(
+        data_wait=Share(fraction=wait, source="clock around the loader"),
+        device_copy=Share(fraction=0.02, source=profiler),
+        compute=Share(fraction=1 - 0.02 - wait - idle, source=profiler),
+        synchronise=Share(fraction=0.0, source=profiler),
+        idle=Share(fraction=idle, source="the rest of the step"),
+        restart_fraction=wait / 4,
+    )
+
+
+def make_loader_costs(**parts: Any) -> LoaderCosts:
+    given: dict[str, Any] = {
+        "items": 128,
+        "item_s": 1.25e-3,
+        "item_cpu_s": 1.2e-3,
+        "item_median_s": 1.1e-3,
+        "item_p99_s": 4e-3,
+        "item_slowest_s": 0.02,
+        "slow_tail_fraction": 0.01,
+        "disk_bytes_per_item": 0.0,
+        "item_bytes": 600_000.0,
+        "collate_s": 3e-3,
+    }
+    return LoaderCosts(**{**given, **parts})
+
+
+def make_guard(*, is_good: bool = True) -> GuardFigures:
+    losses = tuple(2.3 / (step + 1) for step in range(20))
+    return GuardFigures(
+        steps=20,
+        micro_batch_size=32,
+        reference_losses=losses,
+        losses=losses if is_good else (*losses[:-1], nan),
+        gradient_cosine=0.9991 if is_good else None,
+        repeat_cosine=1.0,
+        repeat_deviation=0.0,
+        skipped_steps=(True, *[False] * 19),
     )
 
 
@@ -171,6 +221,39 @@ def make_summary(**parts: Any) -> RunSummary:
     return RunSummary(**{**given, **parts})
 
 
+def make_rich_summary(**parts: Any) -> RunSummary:
+    """A search whose every part was measured: the loader holds the baseline, the device the recommended settings."""
+    readings = (BusyReading(fraction=0.33, source=PROFILER_SOURCE), BusyReading(fraction=0.52, source=NVML_SOURCE))
+    fullness = Fullness(sm_fraction=0.7, sm_occupancy=0.3, tensor_fraction=None, dram_fraction=0.4)
+    before = {"breakdown": make_breakdown(), "busy_readings": readings, "fullness": fullness}
+    before |= {"loader_ceiling": 5_400.0, "device_ceiling": 11_900.0, "loader_costs": make_loader_costs()}
+    after = {"breakdown": make_breakdown(0.02), "loader_ceiling": 30_000.0, "device_ceiling": 12_800.0}
+    baseline, fast, same = make_recommendation().confirmations
+    stress = StressFigures(
+        steps=60,
+        seconds=12.0,
+        items_seen=5000,
+        median_item_bytes=600_000.0,
+        largest_item_bytes=1_400_000,
+        memory=MemorySample(peak_bytes=10 * 2**30, source="max reserved + outside torch"),
+    )
+    recommendation = make_recommendation(
+        confirmations=(_with_first_round(baseline, before), _with_first_round(fast, after), same), stress=stress
+    )
+    first, second, *others = make_trials()
+    guarded = second.model_copy(update={"result": second.result.model_copy(update={"guard": make_guard()})})
+    diverged = {"amp_dtype": "float16"}
+    broken = make_trial(10, FAST.model_copy(update=diverged), "diverged", reason="nan", guard=make_guard(is_good=False))
+    given = {"importances": {"num_workers": 0.7, "micro_batch_size": 0.3}, "recommendation": recommendation}
+    return make_summary(**{"trials": (first, guarded, *others, broken), **given, **parts})
+
+
+def _with_first_round(one: Confirmation, more: dict[str, Any]) -> Confirmation:
+    first, *others = one.rounds
+    assert first is not None
+    return one.model_copy(update={"rounds": (first.model_copy(update=more), *others)})
+
+
 NO_ADVICE = LrAdvice(lr=BASELINE.lr, rule="none", batch_ratio=1.0)
 
 
@@ -189,6 +272,7 @@ def make_variants() -> dict[str, RunSummary]:
         "already_best": make_summary(recommendation=already_best),
         "unconfirmed": make_summary(recommendation=unconfirmed),
         "baseline_infeasible": make_summary(recommendation=infeasible, trials=(over, *make_trials()[1:])),
+        "rich": make_rich_summary(),
         "nothing_feasible": make_summary(recommendation=None, trials=(over, *failed)),
     }
 

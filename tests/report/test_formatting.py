@@ -7,6 +7,7 @@ from rich.cells import cell_len
 
 from autotune.core.training_config import TrainingConfig
 from autotune.report.formatting import (
+    cut_middle,
     describe_settings,
     format_bytes,
     format_duration,
@@ -14,6 +15,7 @@ from autotune.report.formatting import (
     format_interval,
     format_rate,
     format_setting,
+    format_short_time,
     format_times,
     one_line,
     shorten,
@@ -86,3 +88,32 @@ def test_cut_text_counts_cells_and_ends_in_an_ellipsis() -> None:
     assert cell_len(cut) <= 9
     assert cut.endswith("…")
     assert shorten("short", 9) == "short"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0 us"),
+        (12.34e-6, "12.3 us"),
+        (999.6e-6, "1 ms"),
+        (0.1234, "123 ms"),
+        (1.234, "1.23 s"),
+        (90.0, "1 min 30 s"),
+    ],
+)
+def test_a_short_time_has_three_digits_and_the_unit_that_fits(seconds: float, text: str) -> None:
+    assert format_short_time(seconds) == text
+
+
+@pytest.mark.parametrize(("size", "text"), [(0, "0 MiB"), (784, "784 B"), (3072, "3 KiB"), (-2048, "-2 KiB")])
+def test_a_small_size_is_no_rounded_nothing(size: int, text: str) -> None:
+    assert format_bytes(size) == text
+
+
+def test_no_carriage_return_swallows_what_stands_before_it() -> None:
+    assert one_line("first\r\nsecond\rthird") == "first second third"
+
+
+def test_a_long_text_keeps_both_its_ends() -> None:
+    assert cut_middle("a" * 50 + "b" * 50, 20) == "a" * 10 + "\n... 80 characters left out ...\n" + "b" * 10
+    assert cut_middle("short", 20) == "short"

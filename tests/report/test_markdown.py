@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from autotune.core.memory_line import memory_lines
 from autotune.core.result import RunSummary
 from autotune.report.markdown import render_markdown
 
-from .conftest import TRACEBACK, make_confirmation, make_measurement, make_recommendation, make_summary
+from .conftest import LIMIT, TRACEBACK, make_confirmation, make_measurement, make_recommendation, make_summary
 
 
 def table_after(text: str, heading: str) -> list[str]:
@@ -64,3 +65,11 @@ def test_machine_versions_and_seed_are_told(tmp_path: Path) -> None:
     text = render_markdown(make_summary(seed=17), tmp_path)
     for said in ("NVIDIA H200", "570.86.15", "optuna 5.0.0", "| seed | 17 |", "| autotune | 0.1.0 |"):
         assert said in text
+
+
+def test_a_memory_line_is_not_followed_far_beyond_what_was_measured(tmp_path: Path) -> None:
+    (row,) = table_after(render_markdown(make_summary(), tmp_path), "Memory")[2:]
+    (line,) = memory_lines(make_summary().trials)
+    assert row.split(" | ")[-1] == f"{line.largest_batch(LIMIT)} |"
+    (row,) = table_after(render_markdown(make_summary(limit_bytes=10**15), tmp_path), "Memory")[2:]
+    assert row.split(" | ")[-1] == "over 1,024 |"

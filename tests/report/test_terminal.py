@@ -14,6 +14,8 @@ from autotune.core.recommendation import Ratio
 from autotune.core.result import RunSummary
 from autotune.core.search_space import Choices, IntRange, SearchSpace, resolve
 from autotune.core.training_config import DdpConfig, TrainingConfig
+from autotune.core.trial import Outcome
+from autotune.report.formatting import NO_VALUE
 from autotune.report.terminal import print_check, print_environment, print_summary
 
 from .conftest import (
@@ -24,8 +26,10 @@ from .conftest import (
     make_facts,
     make_measurement,
     make_recommendation,
+    make_rich_summary,
     make_summary,
     make_trial,
+    make_trials,
     make_variants,
 )
 
@@ -70,6 +74,31 @@ def test_wide_values_and_wide_characters_fit_80_columns(tmp_path: Path) -> None:
 def test_the_headline_gives_the_speedup_with_its_interval(tmp_path: Path) -> None:
     text = print_to_text(make_summary(), tmp_path)
     assert "2.41 times as fast as your configuration (95 %: 2.35 to 2.47)." in text
+
+
+def test_the_standing_follows_the_headline(tmp_path: Path) -> None:
+    text = " ".join(print_to_text(make_rich_summary(), tmp_path).split())
+    assert "(95 %: 2.35 to 2.47). You run at 43 % of what this device can do; the loader is what holds it." in text
+
+
+def test_the_parts_of_the_time_take_the_place_of_the_waits_where_they_were_measured(tmp_path: Path) -> None:
+    text = print_to_text(make_rich_summary(), tmp_path)
+    assert row_of(text, "waiting for data")[3:] == ["60", "%", "2.0", "%", NO_VALUE]
+    assert row_of(text, "computing")[1:] == ["33", "%", "91", "%", NO_VALUE]
+    assert "synchronising" not in text
+    assert "data wait" not in text
+    plain = print_to_text(make_summary(), tmp_path)
+    assert row_of(plain, "data wait")[2:] == ["3.4", "%"] * 3
+    assert "computing" not in plain
+
+
+def test_the_memory_line_of_the_recommended_precision_is_told(tmp_path: Path) -> None:
+    text = " ".join(print_to_text(make_summary(), tmp_path).split())
+    assert "Memory line of bfloat16: " in text
+    assert " a sample, ± " in text
+    assert "Memory line" not in print_to_text(
+        make_variants()["unconfirmed"].model_copy(update={"trials": ()}), tmp_path
+    )
 
 
 def test_an_unknown_interval_is_said_to_be_unknown(tmp_path: Path) -> None:
@@ -158,6 +187,39 @@ def test_failures_are_grouped_and_counted(tmp_path: Path) -> None:
     assert "2 over the limit  trials 3, 4: peak memory must stay within" in text
     assert "2 crashed         trials 6, 7: ValueError" in text
     assert "cut short" not in text.partition("Failures")[2]
+
+
+@pytest.mark.parametrize("outcome", ["oom", "timeout", "diverged"])
+def test_a_refusal_by_the_guard_is_told_apart_from_a_trials_own_failure(outcome: Outcome, tmp_path: Path) -> None:
+    own = make_trial(1, FAST, outcome, reason="of its own")
+    refused = make_trial(2, FAST, outcome, reason="precision guard: so it was", measurement=make_measurement(9000.0))
+    text = print_to_text(make_summary(trials=(make_trials()[0], own, refused)), tmp_path).partition("Failures")[2]
+    assert "trial 1: of its own" in text
+    assert "trial 2: precision guard: so it was" in text
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"is_outrun": True}, "already the best of those that may be used: no measurable gain."),
+        ({"overloaded": (3,)}, "No faster configuration is known to stay within the memory limit on the largest"),
+    ],
+)
+def test_a_baseline_that_stays_though_something_is_faster_is_not_called_the_best_found(
+    more: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    summary = make_variants()["already_best"]
+    assert summary.recommendation is not None
+    outrun = summary.model_copy(update={"recommendation": summary.recommendation.model_copy(update=more)})
+    text = " ".join(print_to_text(outrun, tmp_path).split())
+    assert said in text
+    assert "already the best found" not in text
+
+
+def test_a_same_batch_that_failed_on_the_largest_samples_is_not_said_to_be_slower(tmp_path: Path) -> None:
+    found = make_recommendation(same_batch=BASELINE, same_batch_number=0, same_batch_speedup=None, overloaded=(2,))
+    text = " ".join(print_to_text(make_summary(recommendation=found), tmp_path).split())
+    assert "nothing faster than the baseline is known to stay within the limit on the largest samples" in text
 
 
 def test_only_files_that_are_there_are_listed(tmp_path: Path) -> None:

@@ -1,0 +1,253 @@
+"""A diagnosis on a console within 80 columns, and in Markdown: the answer, where the time goes, evidence, advice.
+
+Comes in: core's finished Diagnosis. Goes out: text. Both forms lay out the same blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table as Grid
+from rich.text import Text
+
+from autotune.core.breakdown import PARTS
+from autotune.core.ceilings import HOLDS_FROM, overlaps
+from autotune.core.diagnosis import CurvePoint, Diagnosis
+from autotune.core.phrasing import say_gain, say_settings
+from autotune.core.verdict import BOTTLENECKS, breakdown_of
+from autotune.report.blocks import Block, Bullets, Facts, Section, Table
+from autotune.report.content import describe_environment
+from autotune.report.figures import PART_NAMES
+from autotune.report.formatting import (
+    NO_VALUE,
+    describe_settings,
+    format_bytes,
+    format_duration,
+    format_fraction,
+    format_interval,
+    format_rate,
+    format_short_time,
+    one_line,
+)
+from autotune.report.markdown import render_sections
+from autotune.report.time_sections import fullness_facts, loader_facts
+
+__all__ = ["diagnosis_sections", "print_diagnosis", "render_diagnosis", "say_present"]
+
+_BAR_CELLS = 30
+_ALL_FROM = 0.97  # of the device's ceiling (rule 6 of measuring)
+_MEASURED_BY = "measured by"
+_NOT_MEASURED = "not measured"
+_TEXTS = frozenset({"", "what", "evidence", "advice", _MEASURED_BY, "settings"})
+
+
+def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
+    """The answer first, then what it rests on."""
+    console.print()
+    console.print(Text(one_line(diagnosis.headline), style="bold green" if diagnosis.is_healthy else "bold"))
+    console.print(Text(say_present(diagnosis)))
+    for section in diagnosis_sections(diagnosis):
+        console.print()
+        console.print(Text(section.title, style="bold"))
+        for block in section.blocks:
+            console.print(Padding.indent(_grid(block), 2))
+
+
+def render_diagnosis(diagnosis: Diagnosis) -> str:
+    """The same in Markdown."""
+    lead = (diagnosis.headline, say_present(diagnosis))
+    machine = Section(title="Machine", blocks=(Facts(facts=describe_environment(diagnosis.evidence.environment)),))
+    sections = (*diagnosis_sections(diagnosis), machine)
+    return render_sections(f"autotune diagnose: {diagnosis.name}", lead, sections)
+
+
+def say_present(diagnosis: Diagnosis) -> str:
+    """Where today's rate stands, in a sentence or two."""
+    standing = diagnosis.standing
+    share = format_fraction(min(1.0, standing.share_of_device))
+    rates = f"{format_rate(standing.samples_per_s)} of {format_rate(standing.device_ceiling)} samples/s"
+    if diagnosis.evidence.measurement.device_ceiling is None:
+        told = f"By the waits for data you run at about {share} of what this device can do ({rates}); the device alone"
+        return f"{told} was {_NOT_MEASURED}; {_say_loader(diagnosis)}."
+    told = f"You run at {share} of what this device can do ({rates})"
+    if standing.share_of_device >= _ALL_FROM:
+        return f"{told}: only the device's own settings can make it faster."
+    told += f"; {_say_loader(diagnosis)}"
+    evidence = diagnosis.evidence
+    is_measured = evidence.measurement.loader_ceiling is not None
+    if is_measured and standing.lower == "loader" and standing.share_of_lower >= HOLDS_FROM:
+        return f"{told}: it is what holds it."
+    if is_measured and not overlaps(evidence.config, evidence.environment.device_kind):
+        return f"{told}, and without workers the two take turns."
+    return f"{told}."
+
+
+def _say_loader(diagnosis: Diagnosis) -> str:
+    rate = diagnosis.standing.loader_ceiling
+    if not isfinite(rate):
+        return f"the loader alone was {_NOT_MEASURED}"
+    if diagnosis.evidence.measurement.loader_ceiling is None:
+        return f"the loader alone was {_NOT_MEASURED}, its items' costs allow {format_rate(rate)}"
+    return f"the loader alone reaches {format_rate(rate)}"
+
+
+def diagnosis_sections(diagnosis: Diagnosis) -> tuple[Section, ...]:
+    """Everything below the headline; what was not measured is left out."""
+    sections = (
+        Section(title="Where the time goes", blocks=(_time(diagnosis),)),
+        Section(title="What holds it", blocks=(_findings(diagnosis),)),
+        Section(title="What to do", blocks=(_advice(diagnosis),)),
+        Section(title="Today's settings", blocks=(_today(diagnosis),)),
+        Section(title="Inside the loader", blocks=(_loader(diagnosis),)),
+        Section(title="Other settings, each side alone", blocks=(_curves(diagnosis),)),
+        Section(title="Notes", blocks=(Bullets(sentences=tuple(map(one_line, diagnosis.notes))),)),
+    )
+    return tuple(section for section in sections if any(map(_has_rows, section.blocks)))
+
+
+def _time(diagnosis: Diagnosis) -> Block:
+    breakdown = breakdown_of(diagnosis.evidence)
+    if diagnosis.evidence.measurement.breakdown is None:
+        named = {PART_NAMES["data_wait"]: breakdown.data_wait, "all else": breakdown.compute}
+    else:
+        named = {PART_NAMES[part]: breakdown.shares()[part] for part in PARTS}
+    rows = [(name, _bar(one.fraction), format_fraction(one.fraction), one.source) for name, one in named.items()]
+    restart = breakdown.restart_fraction
+    if restart >= 0.001:
+        source = breakdown.data_wait.source
+        rows.insert(1, ("of it at epochs' ends", _bar(restart), format_fraction(restart), source))
+    return Table(heads=("", "what", "share", _MEASURED_BY), rows=tuple(rows), texts=_TEXTS)
+
+
+def _bar(fraction: float) -> str:
+    return "█" * round(_BAR_CELLS * fraction)
+
+
+def _findings(diagnosis: Diagnosis) -> Block:
+    rows = [(format_fraction(one.share), BOTTLENECKS[one.bottleneck], one.evidence) for one in diagnosis.findings]
+    return Table(heads=("share", "what", "evidence"), rows=tuple(rows), texts=_TEXTS)
+
+
+def _advice(diagnosis: Diagnosis) -> Block:
+    rows = []
+    for one in diagnosis.advice:
+        gain = NO_VALUE if one.expected_gain is None else say_gain(one.expected_gain)
+        rate = NO_VALUE if one.expected_samples_per_s is None else format_rate(one.expected_samples_per_s)
+        rows.append((gain, rate, f"{one.text}. Basis: {one.basis}."))
+    if not rows:
+        return Bullets(sentences=("Nothing that was measured promises 3 % or more.",))
+    return Table(heads=("gain", "samples/s", "advice"), rows=tuple(rows), texts=_TEXTS)
+
+
+def _today(diagnosis: Diagnosis) -> Block:
+    evidence, standing = diagnosis.evidence, diagnosis.standing
+    run, roofline = evidence.measurement, evidence.curves.roofline
+    low, high = run.samples_per_s_ci
+    facts = {
+        "settings": describe_settings(evidence.config),
+        "rate": f"{format_rate(run.samples_per_s)} samples/s "
+        f"({format_interval(format_rate(low), format_rate(high))}, 95 %)",
+        "loader alone": _ceiling(standing.loader_ceiling, run.loader_ceiling, "its items' costs"),
+        "device alone": _ceiling(standing.device_ceiling, run.device_ceiling, "the waits for data"),
+        "peak memory": f"{format_bytes(run.peak_memory_bytes)} of {format_bytes(evidence.limit_bytes)}",
+    }
+    if run.busy_readings:
+        readings = (f"{format_fraction(one.fraction)} ({one_line(one.source)})" for one in run.busy_readings)
+        facts["busy"] = ", ".join(readings)
+    facts |= fullness_facts(run.fullness)
+    if roofline is not None:
+        batch_s = evidence.config.micro_batch_size / standing.device_ceiling
+        moved = f"{format_bytes(round(roofline.moved_bytes))} moved"
+        device = "the device" if run.device_ceiling is not None else "the device (an estimate)"
+        facts["a batch"] = (
+            f"{format_short_time(batch_s)} on {device}, {roofline.operators:,} operators, {moved}, "
+            f"{roofline.flops / 1e9:,.3g} GFLOP"
+        )
+        facts["the device"] = (
+            f"{roofline.peak_flops_per_s / 1e9:,.3g} GFLOP/s in a large matrix product, "
+            f"{roofline.peak_bytes_per_s / 1e9:,.3g} GB/s in a large copy"
+        )
+    facts["looked at in"] = format_duration(diagnosis.wall_s)
+    return Facts(facts=facts)
+
+
+def _ceiling(rate: float, measured: float | None, basis: str) -> str:
+    if measured is not None:
+        return f"{format_rate(rate)} samples/s"
+    return f"{_NOT_MEASURED} (about {format_rate(rate)} samples/s by {basis})" if isfinite(rate) else _NOT_MEASURED
+
+
+def _loader(diagnosis: Diagnosis) -> Block:
+    costs = diagnosis.evidence.measurement.loader_costs
+    return Facts(facts={} if costs is None else loader_facts(costs))
+
+
+def _curves(diagnosis: Diagnosis) -> Block:
+    curves = diagnosis.evidence.curves
+    rows = [("loader", _say_point(point), _say_rate(point)) for point in curves.loader]
+    rows += [("device", _say_point(point), _say_rate(point)) for point in curves.device]
+    return Table(heads=("", "settings", "samples/s"), rows=tuple(rows), texts=_TEXTS)
+
+
+def _say_point(point: CurvePoint) -> str:
+    return say_settings(point.changes) or "today's"
+
+
+def _say_rate(point: CurvePoint) -> str:
+    return NO_VALUE if point.ceiling is None else format_rate(point.ceiling.samples_per_s)
+
+
+def _has_rows(block: Block) -> bool:
+    if isinstance(block, Table):
+        return bool(block.rows)
+    return bool(block.facts) if isinstance(block, Facts) else isinstance(block, Bullets) and bool(block.sentences)
+
+
+def _grid(block: Block) -> RenderableType:
+    if isinstance(block, Bullets):
+        return _lines([("·", sentence) for sentence in block.sentences], style=None)
+    if isinstance(block, Facts):
+        return _lines(list(block.facts.items()), style="dim")
+    assert isinstance(block, Table)  # noqa: S101 - this file makes no other
+    if _MEASURED_BY in block.heads:
+        return Group(_table_grid(block), *_sources(block))
+    return _table_grid(block)
+
+
+def _sources(block: Table) -> list[Text]:
+    """What stands in the column "measured by", in lines below the table: beside it there is no room."""
+    place, names = block.heads.index(_MEASURED_BY), dict[str, list[str]]()
+    for row in block.rows:
+        names.setdefault(one_line(row[place]), []).append(row[0])
+    return [Text(f"{', '.join(parts)}: {source}", style="dim") for source, parts in names.items()]
+
+
+def _table_grid(block: Table) -> Grid:
+    shown = [place for place, head in enumerate(block.heads) if head != _MEASURED_BY]
+    grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1), header_style="bold")
+    for head in (block.heads[place] for place in shown):
+        is_text = head in block.texts
+        narrow = not is_text or head in {"", "what"}
+        grid.add_column(
+            Text("" if head == "what" else head),
+            justify="left" if is_text else "right",
+            overflow="fold",
+            no_wrap=not is_text,
+            max_width=_BAR_CELLS if narrow else None,
+        )
+    for row in block.rows:
+        grid.add_row(*(Text(one_line(row[place])) for place in shown))
+    return grid
+
+
+def _lines(pairs: Sequence[tuple[str, str]], *, style: str | None) -> Grid:
+    grid = Grid.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True, style=style)
+    grid.add_column(overflow="fold")
+    for name, value in pairs:
+        grid.add_row(Text(name), Text(one_line(value)))
+    return grid

@@ -1,0 +1,227 @@
+"""Plots drawn by matplotlib as inline SVG that follows the page's colours, light or dark.
+
+Comes in: a Plot. Goes out: an <svg> element. The only user of matplotlib (the extra `report`); no pyplot, no window, no
+global setting is left changed. Colours are drawn as sentinels and become CSS variables, ids carry the plot's name, and
+nothing of the time of drawing stays in: the same plot gives the same text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from io import StringIO
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from autotune.core.training_config import AMP_DTYPES
+from autotune.report.formatting import format_rate
+from autotune.report.plots import Fate, Mark, Plot, Role
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["draw"]
+
+_COLOURS = {
+    "#010001": "ink",
+    "#010002": "muted",
+    "#010003": "rule",
+    "#010004": "paper",
+    "#010005": "bad",
+    "#010006": "float32",
+    "#010007": "tf32",
+    "#010008": "bfloat16",
+    "#010009": "float16",
+}
+"""Sentinels that nothing else draws with, and the CSS variables of the page that take their places."""
+_OF = {name: sentinel for sentinel, name in _COLOURS.items()}
+_SHAPES = {"float32": "o", "tf32": "s", "bfloat16": "^", "float16": "D"}
+_MOST_TICKS = 8
+_STYLE: dict[str, Any] = {
+    "axes.edgecolor": _OF["rule"],
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.labelcolor": _OF["muted"],
+    "axes.labelsize": 9.5,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlesize": 10,
+    "font.size": 9.5,
+    "grid.color": _OF["rule"],
+    "grid.linewidth": 0.6,
+    "legend.fontsize": 8.5,
+    "legend.frameon": False,
+    "legend.handletextpad": 0.2,
+    "legend.columnspacing": 0.8,
+    "legend.labelcolor": _OF["ink"],
+    "svg.fonttype": "none",
+    "text.color": _OF["ink"],
+    "text.parse_math": False,
+    "xtick.color": _OF["muted"],
+    "ytick.color": _OF["muted"],
+}
+
+
+def draw(plot: Plot) -> str:
+    """Draw a plot.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    from matplotlib import style
+    from matplotlib.figure import Figure
+
+    with style.context(["default", {**_STYLE, "svg.hashsalt": plot.name}], after_reset=True):
+        figure = Figure(figsize=(4.6, 3.2), layout="constrained")  # inches: 331 points are a phone's width
+        axes = figure.add_subplot()
+        _draw_trends(axes, plot)
+        _draw_best(axes, plot)
+        _draw_levels(axes, plot)
+        _draw_marks(axes, plot)
+        _label(axes, plot)
+        _add_legend(figure, axes)
+        text = StringIO()
+        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(text, format="svg", transparent=True, metadata=nothing)
+    return _inline(text.getvalue(), plot)
+
+
+def _draw_marks(axes: Axes, plot: Plot) -> None:
+    measured = [mark for mark in plot.marks if mark.y is not None]
+    fates: tuple[Fate, ...] = ("feasible", "over_memory")
+    for dtype, fate in product(AMP_DTYPES, fates):
+        group = [mark for mark in measured if mark.amp_dtype == dtype and mark.fate == fate]
+        _scatter(axes, group, colour=dtype, shape=_SHAPES[dtype], fate=fate, label=dtype)
+    _scatter(
+        axes, [mark for mark in measured if mark.fate == "failed"], colour="bad", shape="x", fate="failed", label=""
+    )
+    absent = sorted({mark.x for mark in plot.marks if mark.y is None})
+    if absent:
+        at_axis = axes.get_xaxis_transform()
+        axes.plot(
+            absent,
+            [0.0] * len(absent),
+            "x",
+            color=_OF["bad"],
+            transform=at_axis,
+            clip_on=False,
+            label="failed, cut short",
+        )
+    _ring(axes, [mark for mark in measured if mark.role == "baseline"], role="baseline", shape="s", size=90)
+    _ring(axes, [mark for mark in measured if mark.role == "recommended"], role="recommended", shape="o", size=170)
+
+
+def _scatter(axes: Axes, marks: Sequence[Mark], *, colour: str, shape: str, fate: Fate, label: str) -> None:
+    if not marks:
+        return
+    xs, ys = _places(marks)
+    looks: dict[str, Any] = {"c": _OF[colour], "label": label}
+    if fate == "over_memory":
+        looks = {"facecolors": "none", "edgecolors": _OF["bad"], "label": "over the limit"}
+    elif fate == "feasible":
+        looks |= {"alpha": 0.85, "linewidths": 0}
+    axes.scatter(xs, ys, s=26, marker=shape, zorder=3, **looks)
+
+
+def _places(marks: Sequence[Mark]) -> tuple[list[float], list[float]]:
+    return [mark.x for mark in marks], [mark.y for mark in marks if mark.y is not None]
+
+
+def _ring(axes: Axes, marks: Sequence[Mark], *, role: Role, shape: str, size: float) -> None:
+    if not marks:
+        return
+    xs, ys = _places(marks)
+    axes.scatter(
+        xs, ys, s=size, marker=shape, facecolors="none", edgecolors=_OF["ink"], linewidths=1.3, label=role, zorder=4
+    )
+
+
+def _draw_trends(axes: Axes, plot: Plot) -> None:
+    for trend in plot.trends:
+        colour = _OF[trend.amp_dtype]
+        xs, ys, errors = zip(*trend.points, strict=True)
+        low = [y - error for y, error in zip(ys, errors, strict=True)]
+        high = [y + error for y, error in zip(ys, errors, strict=True)]
+        axes.plot(xs, ys, color=colour, linewidth=1.2)
+        axes.fill_between(xs, low, high, color=colour, alpha=0.13, linewidth=0)
+
+
+def _draw_best(axes: Axes, plot: Plot) -> None:
+    if plot.best_so_far:
+        xs, ys = zip(*plot.best_so_far, strict=True)
+        last = max(mark.x for mark in plot.marks)
+        axes.step((*xs, last), (*ys, ys[-1]), where="post", color=_OF["ink"], linewidth=1.2, label="best so far")
+
+
+def _draw_levels(axes: Axes, plot: Plot) -> None:
+    for level in plot.levels:
+        colour = _OF["bad" if level.is_limit else "muted"]
+        axes.axhline(level.y, color=colour, linewidth=1.1, linestyle="-" if level.is_limit else (0, (5, 3)))
+        axes.annotate(
+            level.label,
+            (1.0, level.y),
+            xycoords=axes.get_yaxis_transform(),
+            xytext=(0, -11 if level.is_limit else 3),
+            textcoords="offset points",
+            ha="right",
+            fontsize=8.5,
+            color=colour,
+        )
+
+
+def _label(axes: Axes, plot: Plot) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
+
+    axes.set_xlabel(plot.x_label)
+    axes.set_ylabel(plot.y_label)
+    if plot.is_log:
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(_ticks({mark.x for mark in plot.marks}))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=_MOST_TICKS, integer=True, min_n_ticks=1))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    if plot.name.startswith("rate"):
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_rate(value)))
+    axes.set_ylim(0.0, _top(plot))
+    axes.margins(x=0.06)
+
+
+def _top(plot: Plot) -> float:
+    """The upper end of the y axis: room above whatever is highest, an error band apart."""
+    heights = [mark.y for mark in plot.marks if mark.y is not None]
+    heights += [level.y for level in plot.levels] + [y for trend in plot.trends for _, y, _ in trend.points]
+    return 1.08 * max(heights, default=0.0) or 1.0
+
+
+def _ticks(values: set[float]) -> list[float]:
+    """Some of the values, evenly among them, both ends included."""
+    ordered = sorted(values)
+    if len(ordered) <= _MOST_TICKS:
+        return ordered
+    gaps = _MOST_TICKS - 1
+    return [ordered[round(index * (len(ordered) - 1) / gaps)] for index in range(_MOST_TICKS)]
+
+
+def _add_legend(figure: Figure, axes: Axes) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    unique = dict(zip(labels, handles, strict=True))
+    if unique:
+        figure.legend(unique.values(), unique.keys(), loc="outside upper left", ncols=4)
+
+
+def _inline(svg: str, plot: Plot) -> str:
+    """The <svg> element alone, with the page's colours and font, ids of its own, and a name for screen readers."""
+    text = svg[svg.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
+    for sentinel, name in _COLOURS.items():
+        text = text.replace(sentinel, f"var(--{name})")
+    text = re.sub(r"font-family: [^;\"]+", "font-family: var(--font)", text)
+    text = re.sub(r"(font: (?:[\w.]+ )*[\d.]+px) [^;\"]+", r"\1 var(--font)", text)
+    text = re.sub(r'\bid="', f'id="{plot.name}-', text)
+    text = re.sub(r'(href="#|url\(#)', rf"\g<1>{plot.name}-", text)
+    text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", text, count=1)
+    text = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1)
+    return text.replace("<svg", f'<svg role="img" aria-label="{plot.title}"', 1).strip()

@@ -1,0 +1,200 @@
+"""What the report's plots show, as plain numbers: throughput by batch and by workers, memory by batch, the history.
+
+Comes in: a RunSummary. Goes out: Plots, which `drawing` draws. A trial that measured nothing is a mark without a
+height; it stands on the axis, so that where trials fail is seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from autotune.core.memory_line import MemoryLine, memory_lines
+from autotune.core.result import RunSummary
+from autotune.core.training_config import AmpDtype
+from autotune.core.trial import TrialRecord
+from autotune.report.figures import summarise
+from autotune.report.formatting import format_bytes, format_count, format_rate
+
+__all__ = ["Fate", "Level", "Mark", "Plot", "Role", "Trend", "list_plots"]
+
+Fate = Literal["feasible", "over_memory", "failed"]
+Role = Literal["", "baseline", "recommended"]
+
+_LEVEL_IN_SIGHT = 1.6
+"""A ceiling higher than this many times the fastest trial is said below the plot: drawn, it would flatten the marks."""
+_GIB = 2**30
+_TREND_STEPS = 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """One trial."""
+
+    x: float
+    y: float | None
+    """None where nothing was measured."""
+    amp_dtype: AmpDtype
+    fate: Fate
+    role: Role
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """A horizontal line."""
+
+    label: str
+    y: float
+    is_limit: bool = False
+    """A limit that must not be passed; otherwise a ceiling."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trend:
+    """A fitted line, with what it may be off by."""
+
+    amp_dtype: AmpDtype
+    points: tuple[tuple[float, float, float], ...]
+    """(x, y, half of the error band), from left to right."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plot:
+    """One plot."""
+
+    name: str
+    title: str
+    x_label: str
+    y_label: str
+    caption: str
+    """What there is to see, in a sentence or two; also for those who can't see it."""
+    marks: tuple[Mark, ...]
+    levels: tuple[Level, ...] = ()
+    trends: tuple[Trend, ...] = ()
+    best_so_far: tuple[tuple[float, float], ...] = ()
+    """(trial, best score up to it), drawn as steps."""
+    is_log: bool = False
+    """Powers of two on the x axis."""
+
+
+def list_plots(summary: RunSummary) -> tuple[Plot, ...]:
+    """Every plot that has something to show."""
+    plots = (_rate_by_batch(summary), _rate_by_workers(summary), _memory(summary), _history(summary))
+    return tuple(plot for plot in plots if any(mark.y is not None for mark in plot.marks))
+
+
+def _rate_by_batch(summary: RunSummary) -> Plot:
+    marks = tuple(_mark(one, summary, x=one.config.micro_batch_size, y=_rate(one)) for one in summary.trials)
+    levels, said = _ceilings(summary, marks)
+    return Plot(
+        name="rate-by-batch",
+        title="Throughput against batch size",
+        x_label="micro batch",
+        y_label="samples/s",
+        caption=f"Each mark is a trial. {said}",
+        marks=marks,
+        levels=levels,
+        is_log=True,
+    )
+
+
+def _rate_by_workers(summary: RunSummary) -> Plot:
+    marks = tuple(_mark(one, summary, x=one.config.num_workers, y=_rate(one)) for one in summary.trials)
+    levels, said = _ceilings(summary, marks)
+    return Plot(
+        name="rate-by-workers",
+        title="Throughput against loader workers",
+        x_label="num_workers",
+        y_label="samples/s",
+        caption=f"Each mark is a trial. {said}",
+        marks=marks,
+        levels=levels,
+    )
+
+
+def _memory(summary: RunSummary) -> Plot:
+    marks = tuple(_mark(one, summary, x=one.config.micro_batch_size, y=_memory_gib(one)) for one in summary.trials)
+    lines = memory_lines(summary.trials)
+    limit = summary.limit_bytes / _GIB
+    highest = max((mark.y for mark in marks if mark.y is not None), default=0.0)
+    is_near = limit <= _LEVEL_IN_SIGHT * highest
+    far = "" if is_near else f" The limit of {format_bytes(summary.limit_bytes)} lies far above."
+    return Plot(
+        name="memory",
+        title="Memory against batch size",
+        x_label="micro batch",
+        y_label="peak memory, GiB",
+        caption=f"Bands: the fitted lines' error.{far}" if lines else far.strip(),
+        marks=marks,
+        levels=(Level(label="limit", y=limit, is_limit=True),) if is_near else (),
+        trends=tuple(_trend(line, summary) for line in lines),
+    )
+
+
+def _history(summary: RunSummary) -> Plot:
+    marks = tuple(_mark(one, summary, x=one.number, y=_score(one)) for one in summary.trials)
+    best: list[tuple[float, float]] = []
+    for mark in marks:
+        if mark.y is not None and mark.fate == "feasible":
+            best.append((mark.x, max(mark.y, best[-1][1]) if best else mark.y))
+    failed = sum(mark.y is None for mark in marks)
+    line = "The line is the best score so far." if best else "No trial counts."
+    without = f" {format_count(failed, 'trial')} without a score on the axis." if failed else ""
+    return Plot(
+        name="history",
+        title="Score of each trial",
+        x_label="trial",
+        y_label="score (baseline: about 1)",
+        caption=line + without,
+        marks=marks,
+        best_so_far=tuple(best),
+    )
+
+
+def _mark(trial: TrialRecord, summary: RunSummary, *, x: float, y: float | None) -> Mark:
+    fate: Fate = "feasible" if trial.is_feasible else "over_memory" if trial.outcome == "over_memory" else "failed"
+    return Mark(x=x, y=y, amp_dtype=trial.config.amp_dtype, fate=fate, role=_role(trial, summary))
+
+
+def _role(trial: TrialRecord, summary: RunSummary) -> Role:
+    if summary.recommendation is not None and trial.number == summary.recommendation.number:
+        return "recommended"
+    return "baseline" if trial.number == 0 else ""
+
+
+def _ceilings(summary: RunSummary, marks: Sequence[Mark]) -> tuple[tuple[Level, ...], str]:
+    """The recommended settings' ceilings: those in sight as lines, the others in words."""
+    found = summary.recommendation
+    figures = None if found is None else summarise(summary, found.number)
+    if figures is None:
+        return (), ""
+    highest = max((mark.y for mark in marks if mark.y is not None), default=0.0)
+    known = {"loader alone": figures.loader_ceiling, "device alone": figures.device_ceiling}
+    levels = [Level(label=name, y=rate) for name, rate in known.items() if rate is not None]
+    near = tuple(level for level in levels if level.y <= _LEVEL_IN_SIGHT * highest)
+    far = (f"{level.label} {format_rate(level.y)}" for level in levels if level not in near)
+    words = "Lines: ceilings of the recommended settings. " if near else ""
+    above = ", ".join(far)
+    return near, words + (f"Above the plot: {above} samples/s." if above else "")
+
+
+def _trend(line: MemoryLine, summary: RunSummary) -> Trend:
+    """From the smallest batch measured to the largest tried in this precision, failed ones included."""
+    tried = [trial.config.micro_batch_size for trial in summary.trials if trial.config.amp_dtype == line.amp_dtype]
+    first, last = line.points[0][0], max(tried)
+    batches = sorted({round(first + (last - first) * step / _TREND_STEPS) for step in range(_TREND_STEPS + 1)})
+    points = ((batch, line.predict_bytes(batch) / _GIB, line.error_at(batch) / _GIB) for batch in batches)
+    return Trend(amp_dtype=line.amp_dtype, points=tuple(points))
+
+
+def _rate(trial: TrialRecord) -> float | None:
+    return None if trial.measurement is None else trial.measurement.samples_per_s
+
+
+def _memory_gib(trial: TrialRecord) -> float | None:
+    return None if trial.measurement is None else trial.measurement.peak_memory_bytes / _GIB
+
+
+def _score(trial: TrialRecord) -> float | None:
+    return None if trial.score is None else trial.score.value

@@ -1,0 +1,35 @@
+"""Jinja2 over the templates of this package: every text that a template shows is escaped."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from autotune.report.formatting import format_fraction, one_line, without_controls
+
+__all__ = ["render_template"]
+
+
+def render_template(name: str, values: dict[str, object]) -> str:
+    """Fill a template; a value that it names and is not given is an error."""
+    return _environment().get_template(name).render(values)
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("autotune.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(plain=one_line, lines=without_controls, percent=format_fraction)
+    environment.tests["block"] = _is_block
+    return environment
+
+
+def _is_block(block: object, kind: str) -> bool:
+    """Whether an object is one of `blocks`' classes, by its name."""
+    return type(block).__name__ == kind

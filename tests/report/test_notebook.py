@@ -1,0 +1,45 @@
+"""The table that a notebook shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import autotune
+from autotune.core.result import RunSummary
+from autotune.report.notebook import render_diagnosis_notebook, render_notebook
+from autotune.testing import FakeLauncher
+
+from .conftest import make_rich_summary
+from .test_page import ATTACK, Reader
+
+
+def test_every_verdict_is_a_well_formed_fragment(any_summary: RunSummary, tmp_path: Path) -> None:
+    reader = Reader(render_notebook(any_summary, tmp_path))
+    assert reader.tags[0] == "div"
+    assert reader.tags.count("table") == 2
+
+
+def test_it_tells_headline_standing_and_every_trial(tmp_path: Path) -> None:
+    text = Reader(render_notebook(make_rich_summary(), tmp_path)).text
+    assert "2.41 times as fast as your configuration" in text
+    assert "the loader is what holds it" in text
+    assert "out of memory" in text
+
+
+def test_a_diagnosis_shows_its_answer_its_advice_and_where_the_time_goes() -> None:
+    found = autotune.diagnose(object, list, progress=False, launcher=FakeLauncher())
+    hostile = found.diagnosis.model_copy(update={"notes": (ATTACK,), "headline": f"{found.headline} {ATTACK}"})
+    reader = Reader(render_diagnosis_notebook(hostile))
+    assert reader.tags[0] == "div"
+    assert reader.tags.count("table") >= 6
+    assert found.advice[0].text in reader.text
+    assert "measured by" in reader.text
+    assert not {"script", "img", "style", "link"} & set(reader.tags)
+    assert Reader(found._repr_html_()).text.strip().startswith(found.headline)
+
+
+def test_its_styles_are_inline_and_foreign_text_is_never_obeyed(tmp_path: Path) -> None:
+    summary = make_rich_summary(stopped_because=ATTACK, memory_source=ATTACK)
+    reader = Reader(render_notebook(summary, tmp_path))
+    assert not {"script", "img", "style", "link"} & set(reader.tags)
+    assert not [name for name, _ in reader.attributes if name.startswith("on")]

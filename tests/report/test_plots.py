@@ -1,0 +1,70 @@
+"""What the plots show: every trial, its fate, the limit and the ceilings."""
+
+from __future__ import annotations
+
+from autotune.core.result import RunSummary
+from autotune.report.plots import Plot, list_plots
+
+from .conftest import BASELINE, make_measurement, make_rich_summary, make_summary, make_trial
+
+
+def plots_of(summary: RunSummary) -> dict[str, Plot]:
+    return {plot.name: plot for plot in list_plots(summary)}
+
+
+def test_every_trial_has_a_mark_in_every_plot(any_summary: RunSummary) -> None:
+    for plot in list_plots(any_summary):
+        assert len(plot.marks) == len(any_summary.trials)
+
+
+def test_a_trial_that_measured_nothing_has_a_place_but_no_height() -> None:
+    marks = plots_of(make_summary())["rate-by-batch"].marks
+    assert (marks[5].x, marks[5].y, marks[5].fate) == (256, None, "failed")
+    assert (marks[3].y, marks[3].fate) == (12500.0, "over_memory")
+
+
+def test_baseline_and_recommended_are_told_apart() -> None:
+    roles = [mark.role for mark in plots_of(make_summary())["rate-by-workers"].marks]
+    assert roles[:3] == ["baseline", "recommended", ""]
+
+
+def test_ceilings_in_sight_are_lines_and_others_are_said() -> None:
+    plot = plots_of(make_rich_summary())["rate-by-batch"]
+    assert [(level.label, level.y) for level in plot.levels] == [("device alone", 12_800.0)]
+    assert "Above the plot: loader alone 30,000 samples/s." in plot.caption
+
+
+def test_a_limit_in_sight_is_a_line_and_another_is_said() -> None:
+    near = plots_of(make_summary())["memory"]
+    assert [(level.label, level.y, level.is_limit) for level in near.levels] == [("limit", 16.0, True)]
+    far = plots_of(make_summary(limit_bytes=10**15))["memory"]
+    assert far.levels == ()
+    assert "The limit of 931,323 GiB lies far above." in far.caption
+
+
+def test_memory_lines_run_through_their_trials_with_their_error() -> None:
+    trials = [
+        make_trial(index, BASELINE.model_copy(update={"micro_batch_size": batch}), measurement=measured)
+        for index, (batch, measured) in enumerate(
+            (batch, make_measurement(1000.0, gib=1 + batch / 64)) for batch in (32, 64, 128)
+        )
+    ]
+    (trend,) = plots_of(make_summary(trials=tuple(trials)))["memory"].trends
+    assert [round(value, 6) for value in trend.points[0]] == [32, 1.5, 0]
+    assert [round(value, 6) for value in trend.points[-1]] == [128, 3.0, 0]
+
+
+def test_the_best_so_far_never_falls_and_leaves_out_what_is_over_the_limit() -> None:
+    summary = make_summary()
+    scored = [
+        trial.model_copy(update={"score": trial.score.model_copy(update={"value": value})})
+        for trial, value in zip(summary.trials[:4], (1.0, 3.0, 2.0, 9.0), strict=True)
+        if trial.score is not None
+    ]
+    plot = plots_of(make_summary(trials=(*scored, *summary.trials[4:])))["history"]
+    assert plot.best_so_far == ((0.0, 1.0), (1.0, 3.0), (2.0, 3.0))
+    assert "5 trials without a score on the axis" in plot.caption
+
+
+def test_nothing_measured_is_nothing_to_plot() -> None:
+    assert list_plots(make_summary(trials=(), recommendation=None)) == ()
