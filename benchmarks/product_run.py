@@ -1,4 +1,4 @@
-"""Runs a Case through the product, and condenses a SearchResult to what a benchmark writes down.
+"""Runs a Case through the product, as a search or trial by trial, and condenses results to what a benchmark keeps.
 
 Also holds TimedLauncher: the product's own launcher, with the clock read at both ends of every launch.
 """
@@ -6,8 +6,8 @@ Also holds TimedLauncher: the product's own launcher, with the clock read at bot
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,11 +17,34 @@ from cases import Case
 
 import autotune
 from autotune import Measurement, SearchResult, TrainingConfig, TrialRecord
+from autotune.by_value import unreachable_by_value
+from autotune.core.plan import Plan
+from autotune.core.trial import TrialResult
+from autotune.core.workload import Workload
+from autotune.launch.fork_server import ForkServerLauncher
 from autotune.launch.launcher import Exit, Launch, Launcher
+from autotune.launch.runner import TrialRunner
+from autotune.probing import look
+from autotune.protocol import Extras, WindowRules, write_payload
+from autotune.run_folder import open_run_folder
 
-__all__ = ["LaunchTimes", "TimedLauncher", "measurement_figures", "only", "search", "search_figures", "window_s"]
+__all__ = [
+    "LaunchTimes",
+    "RunTrial",
+    "TimedLauncher",
+    "measurement_figures",
+    "only",
+    "open_trials",
+    "search",
+    "search_figures",
+    "window_s",
+]
 
 _DERIVED = {"lr", "world_size", "strategy", "ddp"}
+_TRIAL_DEADLINE_S = 120.0
+
+RunTrial = Callable[[Mapping[str, Any]], TrialResult]
+"""Runs a trial of given settings, under TrainingConfig's names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +119,46 @@ def search(case: Case, **options: Any) -> SearchResult:
         )
 
 
+@contextmanager
+def open_trials(case: Case, *, device: str, window: WindowRules, extras: Extras) -> Iterator[RunTrial]:
+    """A function that runs a trial as a search would, by a TrialRunner over a fork server, after one probe; no study.
+
+    The server lives as long as the context.
+    """
+    workload = Workload(
+        model=case.model,
+        dataset=case.dataset,
+        step=case.step,
+        optimizer=case.optimizer,
+        collate_fn=case.collate_fn,
+        shuffle=case.shuffle,
+    )
+    plan = Plan(name="trials", workload=workload, baseline=TrainingConfig.model_validate(case.settings), device=device)
+    with TemporaryDirectory(prefix="autotune-benchmark-") as path, open_run_folder(Path(path), fresh=False) as folder:
+        launcher = ForkServerLauncher(folder.logs / "server.log")
+        try:
+            with unreachable_by_value(workload):
+                write_payload(workload, folder.payload)
+            unlimited = TrialRunner(
+                launcher=launcher,
+                payload=folder.payload,
+                scratch=folder.scratch,
+                logs=folder.logs,
+                device=plan.device,
+                seed=plan.seed,
+            )
+            runner, _ = look(plan, unlimited)
+            yield lambda settings: runner.run(
+                TrainingConfig.model_validate(dict(settings)),
+                name="trial",
+                deadline_s=_TRIAL_DEADLINE_S,
+                window=window,
+                extras=extras,
+            )
+        finally:
+            launcher.close()
+
+
 def only(settings: Mapping[str, Any], **searched: Any) -> dict[str, Any]:
     """A space in which all that is not named stays as in `settings`."""
     fixed = TrainingConfig.model_validate(dict(settings)).model_dump(exclude=_DERIVED)
@@ -117,6 +180,7 @@ def search_figures(result: SearchResult) -> dict[str, Any]:
         "stopped_because": result.summary.stopped_because,
         "limit_bytes": result.summary.limit_bytes,
         "wall_s": result.summary.wall_s,
+        "stress": None if chosen is None or chosen.stress is None else chosen.stress.model_dump(mode="json"),
         "trials": [_trial_figures(record) for record in result.trials],
         "confirmations": [
             {"number": one.number, "rounds": [run and measurement_figures(run) for run in one.rounds]}
@@ -146,5 +210,6 @@ def _trial_figures(record: TrialRecord) -> dict[str, Any]:
         "reason": record.reason,
         "score": None if record.score is None else record.score.value,
         "wall_s": record.result.wall_s,
+        "guard": None if record.result.guard is None else record.result.guard.model_dump(mode="json"),
         "measurement": None if record.measurement is None else measurement_figures(record.measurement),
     }

@@ -20,7 +20,16 @@ from typing import Any
 from autotune import api
 from autotune.worker.machine import processor_name
 
-__all__ = ["Recording", "describe_machine", "make_parser", "print_table", "say", "start_recording"]
+__all__ = [
+    "Recording",
+    "describe_machine",
+    "git_revision",
+    "make_parser",
+    "print_table",
+    "read_results",
+    "say",
+    "start_recording",
+]
 
 _HERE = Path(__file__).resolve().parent
 _WIDTH = 80
@@ -46,7 +55,7 @@ class Recording:
             "benchmark": self.benchmark,
             "started": self.started,
             "written": _now(),
-            "git_revision": _git_revision(),
+            "git_revision": git_revision(),
             "arguments": self.arguments,
             "machine": self.machine,
             "load_average": list(os.getloadavg()),
@@ -76,6 +85,21 @@ def start_recording(benchmark: str, arguments: argparse.Namespace, machine: dict
     return Recording(
         benchmark=benchmark, arguments=shown, machine=machine, path=arguments.results / name, started=_now()
     )
+
+
+def read_results(path: Path, *, fresh: bool) -> dict[str, Any]:
+    """What an earlier run of a benchmark has written down, to go on with it; nothing where there is none, or `fresh`.
+
+    Raises:
+        ValueError: the file is of another version.
+    """
+    if fresh or not path.exists():
+        return {}
+    document = json.loads(path.read_text())
+    if document["version"] != _FORMAT_VERSION:
+        raise ValueError(f"{path} must be of version {_FORMAT_VERSION}, but is of {document['version']}; use --fresh")
+    results: dict[str, Any] = document["results"]
+    return results
 
 
 def describe_machine(device: str = "auto") -> dict[str, Any]:
@@ -111,7 +135,7 @@ def _on_short_lines(text: str) -> str:
     return re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", lambda match: "[" + re.sub(r"\s*\n\s*", " ", match[1]) + "]", text)
 
 
-def _git_revision() -> str | None:
+def git_revision() -> str | None:
     """The commit that is checked out, with "-changed" where the package or the benchmarks differ from it."""
     revision = _git("rev-parse", "--short=12", "HEAD")
     if revision is None:

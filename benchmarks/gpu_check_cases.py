@@ -1,0 +1,59 @@
+"""Workloads of benchmarks/gpu_checks.py: a healthy model, one that overflows in float16, samples of many lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import fidelity_cases
+import torch
+from cases import Case
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+__all__ = ["breaks_in_float16", "healthy", "ragged"]
+
+_FEATURES = 256
+_WIDTH = 1024
+_CLASSES = 10
+_ITEMS = 8192
+_TWICE = 1e3
+
+
+def healthy() -> Case:
+    """A plain MLP: trains alike in every precision."""
+    return _case(lambda: nn.Sequential(nn.Linear(_FEATURES, _WIDTH), nn.Tanh(), nn.Linear(_WIDTH, _CLASSES)))
+
+
+def breaks_in_float16() -> Case:
+    """The same MLP, scaled up a million times and back on its way: beyond 65,504, float16's largest number.
+
+    The loss stays finite, since tanh of infinity is 1; the gradient below it is gone. bfloat16 has float32's range.
+    """
+    return _case(_Overflowing)
+
+
+def ragged() -> Case:
+    """Dictionaries of 8 to 256 tokens, padded to the longest of the batch."""
+    return replace(fidelity_cases.ragged(), settings={"micro_batch_size": 16, "lr": 1e-3})
+
+
+class _Overflowing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(_FEATURES, _WIDTH), nn.Linear(_WIDTH, _CLASSES)
+
+    def forward(self, features: Tensor) -> Tensor:
+        hidden = self.body(features) * _TWICE * _TWICE / _TWICE**2
+        return self.head(torch.tanh(hidden))  # type: ignore[no-any-return] # nn.Module's call is untyped
+
+
+def _case(model: Callable[[], nn.Module]) -> Case:
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(_ITEMS, _FEATURES, generator=generator)
+    labels = (features @ torch.randn(_FEATURES, _CLASSES, generator=generator)).argmax(dim=1)
+    return Case(
+        model=model,
+        dataset=TensorDataset(features, labels),
+        settings={"micro_batch_size": 64, "lr": 0.01},
+    )
