@@ -149,7 +149,9 @@ class _Stepper:
         batch = self._moved(batch)
         with self._autocast():
             loss = self._loss(batch)
-        self._scaler.scale(loss * share).backward()  # type: ignore[no-untyped-call] # untyped in torch
+        if share != 1:
+            loss = loss * share
+        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call] # untyped in torch
         if is_last:
             self._scaler.step(self._optimizer)
             self._scaler.update()

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Literal, Protocol
 
+import psutil
+
 from autotune.launch.launcher import Exit, Launch
 from autotune.launch.log_file import LogFile
 from autotune.launch.process_tree import bytes_above, kill_all, oom_kills
@@ -15,6 +17,8 @@ __all__ = ["Started", "watch"]
 _TICK_S = 0.05
 _FLOODED_TICK_S = 0.001  # a full pipe holds up whoever prints
 _RAM_LOOK_S = 0.5
+_WORTH_A_LOOK = 0.5  # of the ceiling gone from the machine's free RAM: to walk the processes' tree takes from the trial
+_LOOKS_ANYWAY = 10  # one in so many is made in any case: others may have freed RAM meanwhile
 _LAST_EXIT_WITHIN_S = 5.0
 
 
@@ -64,7 +68,7 @@ def watch(started: Started, launch: Launch, log: LogFile, token: str) -> Exit:
 
 
 def _wait(started: Started, launch: Launch, log: LogFile, begun: float) -> _End:
-    next_look = begun + _RAM_LOOK_S
+    next_look, looks, free_bytes = begun + _RAM_LOOK_S, 0, psutil.virtual_memory().available
     while True:
         is_flooded = log.pump()
         code = started.poll(_FLOODED_TICK_S if is_flooded else _TICK_S)
@@ -74,7 +78,10 @@ def _wait(started: Started, launch: Launch, log: LogFile, begun: float) -> _End:
         if now - begun >= launch.deadline_s:
             return _End(None, "deadline")
         if launch.ram_ceiling_bytes is not None and now >= next_look:
-            next_look = now + _RAM_LOOK_S
+            next_look, looks = now + _RAM_LOOK_S, looks + 1
+            taken_bytes = free_bytes - psutil.virtual_memory().available
+            if taken_bytes < _WORTH_A_LOOK * launch.ram_ceiling_bytes and looks % _LOOKS_ANYWAY != 0:
+                continue
             held = bytes_above(started.pid, launch.ram_ceiling_bytes)
             if held is not None:
                 return _End(None, "memory", held)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +22,7 @@ __all__ = ["Step", "Trainer", "count_samples", "infer_step", "make_trainer", "te
 
 _ADVICE = "pass step=lambda model, batch: ... that returns the loss"
 _CHANNELS_LAST_DIMS = 4
+_AUTOCAST = frozenset({"bfloat16", "float16"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +81,19 @@ class Trainer:
     def train(self, batch: Any) -> Tensor:
         """Forward, backward, and the optimizer's step where one is due; hands on the loss without waiting for it."""
         batch = self.to_device(batch)
-        with self._precision():
+        if self.config.amp_dtype in _AUTOCAST:
+            with self.config.autocast(self.device.torch_device):
+                loss = self.step.function(self.model, batch)
+        else:  # tf32 holds for the whole process, the backward pass included
             loss = self.step.function(self.model, batch)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise WorkloadFault(f"the step must return a scalar loss tensor, but returned {got}; {_ADVICE}")
-        self.scaler.scale(loss / self.config.grad_accum_steps).backward()  # type: ignore[no-untyped-call] # torch
+        steps = self.config.grad_accum_steps
+        share = loss if steps == 1 else loss / steps  # to divide by one costs 14 us, the way back included
+        self.scaler.scale(share).backward()  # type: ignore[no-untyped-call] # torch
         self.accumulated += 1
-        if self.accumulated == self.config.grad_accum_steps:
+        if self.accumulated == steps:
             self.scaler.step(self.optimizer)
             self.scaler.update()
             self.optimizer.zero_grad(set_to_none=True)
@@ -98,11 +103,6 @@ class Trainer:
     def to_device(self, batch: Any) -> Any:
         """The batch on the device, in the configuration's layout; copies from pinned memory don't block."""
         return _moved(batch, self.device.torch_device, self.config)
-
-    def _precision(self) -> AbstractContextManager[Any]:
-        if self.config.amp_dtype in {"bfloat16", "float16"}:
-            return self.config.autocast(self.device.torch_device)
-        return nullcontext()  # tf32 holds for the whole process, the backward pass included
 
 
 def make_trainer(
@@ -137,9 +137,7 @@ def tensors_of(batch: Any) -> list[Tensor]:
 
 def _moved(value: Any, device: torch.device, config: TrainingConfig) -> Any:
     if isinstance(value, Tensor):
-        layout = config.channels_last and value.ndim == _CHANNELS_LAST_DIMS
-        format_ = torch.channels_last if layout else torch.preserve_format
-        return value.to(device, non_blocking=config.pin_memory, memory_format=format_)
+        return _moved_tensor(value, device, config)
     if hasattr(value, "to") and callable(value.to):
         return value.to(device)
     if isinstance(value, Mapping):
@@ -149,6 +147,12 @@ def _moved(value: Any, device: torch.device, config: TrainingConfig) -> Any:
     if isinstance(value, tuple | list):
         return type(value)(_moved(one, device, config) for one in value)
     return value
+
+
+def _moved_tensor(tensor: Tensor, device: torch.device, config: TrainingConfig) -> Tensor:
+    if config.channels_last and tensor.ndim == _CHANNELS_LAST_DIMS:
+        return tensor.to(device, non_blocking=config.pin_memory, memory_format=torch.channels_last)
+    return tensor.to(device, non_blocking=config.pin_memory)
 
 
 def _keyword_step(model: nn.Module, batch: Any) -> Tensor:
@@ -178,9 +182,10 @@ def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
             "for integer targets the model must return one score a class, one dimension more than the targets' "
             f"{tuple(targets.shape)}, but returned {got}; pass loss= or step="
         )
-    if outputs.shape[:-1] == targets.shape:
-        return functional.cross_entropy(outputs.flatten(0, -2), targets.flatten().long())
-    return functional.cross_entropy(outputs, targets.long())
+    labels = targets if targets.dtype == torch.int64 else targets.long()
+    if targets.ndim > 1 and outputs.shape[:-1] == targets.shape:
+        return functional.cross_entropy(outputs.flatten(0, -2), labels.flatten())
+    return functional.cross_entropy(outputs, labels)
 
 
 def _mse(outputs: Tensor, targets: Tensor) -> Tensor:
