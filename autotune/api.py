@@ -27,7 +27,7 @@ from autotune.core.trial import TrialRecord
 from autotune.core.workload import Workload, WorkloadFacts
 from autotune.diagnosing import DiagnosisResult, diagnose_plan
 from autotune.errors import ConfigError, NothingFeasibleError, RunFolderError, WorkloadError
-from autotune.interrupts import kept_interrupts
+from autotune.interrupts import kept_interrupts, without_interrupts
 from autotune.launch.launcher import Launcher
 from autotune.probing import look
 from autotune.protocol import write_atomic, write_payload
@@ -311,7 +311,8 @@ def _tune(tuning: Tuning, plan: Plan, folder: RunFolder) -> RunSummary:
         raise
     except BaseException as error:
         tuning.is_interrupted, tuning.stopped_because = True, f"it was ended by {type(error).__name__}"
-        _write(_summarise(tuning, plan, recommend(tuning)), folder)
+        with without_interrupts():
+            _write(_summarise(tuning, plan, recommend(tuning)), folder)
         raise
     summary = _summarise(tuning, plan, recommend(tuning))
     _write(summary, folder)

@@ -1,4 +1,4 @@
-"""Ctrl-C that is not lost: an interrupt that Python would drop is sent again.
+"""Ctrl-C that is neither lost nor harmful: one that Python would drop is sent again, one while results are saved waits.
 
 A KeyboardInterrupt that is raised inside a weakref's callback or a `__del__` is printed and ignored; a study's database
 layer runs such callbacks all the time. Source: Python's documentation of sys.unraisablehook.
@@ -11,10 +11,10 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Timer
+from threading import Timer, current_thread, main_thread
 from typing import Any
 
-__all__ = ["kept_interrupts"]
+__all__ = ["kept_interrupts", "without_interrupts"]
 
 _AGAIN_AFTER_S = 0.05  # out of the callback by then
 
@@ -37,3 +37,17 @@ def kept_interrupts() -> Iterator[None]:
         yield
     finally:
         sys.unraisablehook = before
+
+
+@contextmanager
+def without_interrupts() -> Iterator[None]:
+    """While entered, Ctrl-C and SIGTERM do nothing: what an interrupt has left must be saved to the end."""
+    if current_thread() is not main_thread():  # no other thread gets or handles signals
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not set from Python

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import threading
 import weakref
@@ -7,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from autotune.interrupts import kept_interrupts
+from autotune.interrupts import kept_interrupts, without_interrupts
 
 
 class Thing:
@@ -40,3 +42,26 @@ def test_other_exceptions_that_python_ignores_go_where_they_went(monkeypatch: py
     assert reference() is None
     assert [one.exc_type for one in seen] == [ValueError]
     assert sys.unraisablehook == seen.append
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_no_signal_cuts_off_what_is_being_saved(number: signal.Signals) -> None:
+    before, saved = signal.getsignal(number), []
+    with without_interrupts():
+        os.kill(os.getpid(), number)
+        saved.append("all")
+    assert saved == ["all"]
+    assert signal.getsignal(number) == before
+
+
+def test_saving_in_another_thread_leaves_signals_alone() -> None:
+    saved = list[str]()
+
+    def save() -> None:
+        with without_interrupts():
+            saved.append("all")
+
+    thread = threading.Thread(target=save)
+    thread.start()
+    thread.join()
+    assert saved == ["all"]

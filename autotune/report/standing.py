@@ -51,9 +51,9 @@ def _say_present(figures: Figures | None, config: TrainingConfig) -> str:
         if standing.share_of_lower > 1 + _NOISE:
             return _say_too_low(standing, "You run")
         return f"You run at {_share(standing.share_of_device)} of what this device can do; {_holder(standing, config)}."
-    if figures.device_ceiling:
-        share = _share(rate / figures.device_ceiling)
-        return f"You run at {share} of what this device can do; the loader alone was not measured."
+    if figures.device_ceiling and rate / figures.device_ceiling <= 1 + _NOISE:
+        share = rate / figures.device_ceiling
+        return f"You run at {_share(share)} of what this device can do; the loader alone was not measured."
     if figures.loader_ceiling:
         share = _share(rate / figures.loader_ceiling)
         return f"You run at {share} of what your loader delivers alone; the device alone was not measured."

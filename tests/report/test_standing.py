@@ -69,6 +69,10 @@ def test_each_case_of_the_baseline_is_said(own: Known, workers: int, said: str) 
     assert said in " ".join(say_standing(summary))
 
 
+def test_a_lone_ceiling_far_below_the_rate_says_nothing() -> None:
+    assert "You run" not in " ".join(say_standing(make_case(ceilings(None, 500.0), {})))
+
+
 @pytest.mark.parametrize(
     ("best", "said"),
     [
