@@ -197,9 +197,12 @@ def diagnose(  # noqa: PLR0913 - the contract's signature
     loader: Mapping[str, Any] | None = None,
     launcher: Launcher | None = None,
 ) -> DiagnosisResult:
-    """Say why training is slow and what to do about it, in under a minute and without a search.
+    """Say why training is slow and what to do about it, without a search.
 
-    The arguments are those of `search`; `baseline` is what is looked at. Nothing is written to the disk.
+    It takes under a minute, unless your own code takes long to build (two or three times) or to make a step: then as
+    long as measuring the baseline does, and other settings stay unmeasured. The arguments are those of `search` but for
+    space, n_trials, timeout_s, run_dir and fresh; `baseline` is what is looked at. No run folder is kept: what trials
+    need lies among the temporary files until the end.
 
     Raises:
         ConfigError: an argument breaks a rule.
@@ -314,8 +317,9 @@ def _tune(tuning: Tuning, plan: Plan, folder: RunFolder) -> RunSummary:
         with without_interrupts():
             _write(_summarise(tuning, plan, recommend(tuning)), folder)
         raise
-    summary = _summarise(tuning, plan, recommend(tuning))
-    _write(summary, folder)
+    with without_interrupts():  # the search is done: an interrupt now would only lose what it has found
+        summary = _summarise(tuning, plan, recommend(tuning))
+        _write(summary, folder)
     if summary.recommendation is None:
         raise NothingFeasibleError(say_nothing_feasible(summary))
     return summary

@@ -1,4 +1,4 @@
-"""Ctrl-C that is neither lost nor harmful: one that Python would drop is sent again, one while results are saved waits.
+"""Ctrl-C that is neither lost nor harmful: what Python would drop is sent again; while results are saved none is heard.
 
 A KeyboardInterrupt that is raised inside a weakref's callback or a `__del__` is printed and ignored; a study's database
 layer runs such callbacks all the time. Source: Python's documentation of sys.unraisablehook.
@@ -41,7 +41,7 @@ def kept_interrupts() -> Iterator[None]:
 
 @contextmanager
 def without_interrupts() -> Iterator[None]:
-    """While entered, Ctrl-C and SIGTERM do nothing: what an interrupt has left must be saved to the end."""
+    """While entered, Ctrl-C and SIGTERM do nothing: what a search has found must be saved to the end."""
     if current_thread() is not main_thread():  # no other thread gets or handles signals
         yield
         return

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 from math import isnan, nan
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 
 import autotune
+from autotune import api
 from autotune.api import read_run
 from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import Failure
@@ -401,6 +404,23 @@ def test_fresh_begins_anew(tmp_path: Path) -> None:
     launcher = FakeLauncher()
     search(tmp_path, launcher=launcher, fresh=True)
     assert launcher.launched[0] == TrainingConfig()
+
+
+@pytest.mark.parametrize("moment", ["recommend", "_summarise", "_write"])
+def test_an_interrupt_once_the_search_is_done_costs_it_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    work, heard = getattr(api, moment), signal.getsignal(signal.SIGINT)
+
+    def interrupted(*arguments: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return work(*arguments)
+
+    monkeypatch.setattr(api, moment, interrupted)
+    result = search(tmp_path, n_trials=4)
+    assert read_run(tmp_path / "run").recommendation == result.summary.recommendation
+    assert result.summary.is_complete
+    assert signal.getsignal(signal.SIGINT) is heard
 
 
 def test_an_interrupted_search_keeps_the_best_so_far_and_goes_on(tmp_path: Path) -> None:

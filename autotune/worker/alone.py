@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import cycle, islice
+from itertools import islice
 from math import ceil, inf, isfinite
 from time import perf_counter
 from typing import Any
@@ -21,6 +21,7 @@ from autotune.core.training_config import TrainingConfig
 from autotune.worker.device import Device
 from autotune.worker.feed import Feed
 from autotune.worker.loop import Run, Stretch, Warmth, train_block, window_of
+from autotune.worker.reuse import Reused, unpacked
 from autotune.worker.step import Trainer, count_samples, tensors_of
 
 __all__ = ["batch_bytes", "collect", "device_alone", "loader_alone", "resident"]
@@ -72,7 +73,8 @@ def device_alone(trainer: Trainer, batches: Sequence[Any], *, seconds: float, en
     """The rate of training on batches that lie on the device, in turns; whole optimizer steps.
 
     Synchronised at the edges alone, so that launching runs ahead as it does in training. The model goes on learning
-    from the same batches: what the run is worth afterwards is nothing.
+    from the same batches: what the run is worth afterwards is nothing. Where the user's code changes their tensors in
+    place, copies are made outside the clock; of large batches for one optimizer step after the other.
 
     Args:
         trainer: Where training stands.
@@ -83,20 +85,20 @@ def device_alone(trainer: Trainer, batches: Sequence[Any], *, seconds: float, en
     Raises:
         RuntimeError: this was no training: the GradScaler skipped steps, or the loss is not finite.
     """
-    supply, per_step, expected = cycle(batches), trainer.config.grad_accum_steps, trainer.config.micro_batch_size
+    supply, per_step, expected = Reused(batches), trainer.config.grad_accum_steps, trainer.config.micro_batch_size
     if trainer.accumulated:  # a window that the deadline has cut may end within a step
         _train_on(trainer, islice(supply, per_step - trainer.accumulated))
     warm_s = _warm_up(trainer, supply, seconds, ends_at)
     seconds = min(seconds, max(0.0, ends_at - perf_counter()))
     fewest = _FEWEST_STEPS if _FEWEST_STEPS * warm_s <= 2 * seconds else 1
     taken, samples, spent_s, scale = 0, 0, 0.0, trainer.scaler.get_scale()
-    while taken == 0 or (spent_s < seconds and perf_counter() < ends_at):
+    while taken == 0 or ((taken < fewest * per_step or spent_s < seconds) and perf_counter() < ends_at):
         step_s = spent_s * per_step / taken if taken else warm_s
-        steps = max(fewest if taken == 0 else 1, ceil((seconds - spent_s) / max(step_s, 1e-6)))
-        given = list(islice(supply, steps * per_step))
+        steps = max(1, fewest - taken // per_step, ceil((seconds - spent_s) / max(step_s, 1e-6)))
+        given = supply.take(steps, per_step)
+        taken, samples = taken + len(given), samples + sum(count_samples(batch, expected) for batch in given)
         stretch_s, loss = _train_on(trainer, iter(given))
         spent_s += stretch_s
-        taken, samples = taken + len(given), samples + sum(count_samples(batch, expected) for batch in given)
     _check_trained(trainer, scale, float(loss))
     return Ceiling(samples_per_s=samples / spent_s, samples=samples, seconds=spent_s, batches=taken)
 
@@ -115,7 +117,7 @@ def collect(feed: Feed, *, count: int, limit_bytes: int, seconds: float) -> list
 def resident(trainer: Trainer, batches: Sequence[Any]) -> list[Any]:
     """Batches moved to the device, in the trainer's layout: the first alone where all have one size."""
     sizes = {tuple(tuple(one.shape) for one in tensors_of(batch)) for batch in batches}
-    return [trainer.to_device(batch) for batch in (batches[:1] if len(sizes) == 1 else batches)]
+    return [trainer.to_device(unpacked(batch)) for batch in (batches[:1] if len(sizes) == 1 else batches)]
 
 
 def batch_bytes(batch: Any) -> int:

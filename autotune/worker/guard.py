@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from copy import deepcopy
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
@@ -26,6 +25,7 @@ from autotune.worker.alone import batch_bytes
 from autotune.worker.build import build_dataset, build_loader, build_model, build_optimizer, seed_all
 from autotune.worker.device import Device
 from autotune.worker.feed import Feed
+from autotune.worker.reuse import copied
 from autotune.worker.step import Step, Trainer, infer_step
 
 __all__ = ["compare_to_float32", "gradient_cosine"]
@@ -169,12 +169,13 @@ def _train(
                 break
             seed_all(bench.seed + shift + at)
             before = scaler.get_scale()
-            loss = float(trainer.train(_copied(bench.batches[at % len(bench.batches)])))
+            loss = float(trainer.train(copied(bench.batches[at % len(bench.batches)])))
             was_skipped = scaler.is_enabled() and scaler.get_scale() < before
             if scaler.is_enabled():
                 trained.skipped.append(was_skipped)
             if was_skipped and isfinite(loss):
-                trained.cosine = trained.gradient = None  # a fused optimizer is called for skipped steps too
+                if not trained.losses:  # a fused optimizer is called for skipped steps too
+                    trained.cosine = trained.gradient = None
                 continue
             trained.losses.append(loss)
             if not isfinite(loss):
@@ -257,11 +258,3 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 def _tf32(config: TrainingConfig, device: Device) -> AbstractContextManager[Any]:
     """TF32 for one run of several, where the configuration asks for it."""
     return config.autocast(device.torch_device) if config.amp_dtype == "tf32" else nullcontext()
-
-
-def _copied(batch: Any) -> Any:
-    """A batch of its own for each step: the user's code may change it in place."""
-    try:
-        return deepcopy(batch)
-    except Exception:  # noqa: BLE001 - a user's class may refuse in any way; then it is used as it is
-        return batch

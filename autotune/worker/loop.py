@@ -1,8 +1,8 @@
 """The measuring loop: warm-up, then a window of blocks, by the rules of measuring.
 
 Takes a started Feed and a Trainer (or another Learner); hands on the raw Window. The clock covers the whole loop,
-loader included, and the device is synchronised at block edges alone. The window ends when its interval, by the very
-formula that is reported, is narrow enough, or when its time is over.
+loader included, and the device is synchronised at block edges alone. The window ends when its own interval, by batch
+means, is narrow enough, or when its time is over; the interval that is reported holds the spread between runs as well.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import cycle, islice
+from itertools import islice
 from math import ceil
 from time import perf_counter
 from typing import Any
@@ -21,6 +21,7 @@ from autotune.core.breakdown import TimeBreakdown, breakdown_on_cpu, breakdown_o
 from autotune.core.busy import PROFILER_SOURCE, BusyReading
 from autotune.core.intervals import DeviceEvent, device_time, kind_of, length, union
 from autotune.core.measurement import Restart, Window, rate_of
+from autotune.worker.reuse import Reused
 from autotune.worker.step import Trainer
 
 __all__ = [
@@ -235,11 +236,12 @@ def _profile(trainer: Trainer, batches: Sequence[Any], steps: int) -> tuple[list
     """The events of some steps, and the wall time of these in seconds; an optimizer step before them starts it all."""
     known: Callable[[], set[ProfilerActivity]] = supported_activities  # torch has not typed it
     wanted = {ProfilerActivity.CPU} if trainer.device.kind == "cpu" else known()
-    supply = cycle(batches)
+    supply = Reused(batches)
     with profile(activities=sorted(wanted, key=str)) as profiler:
         _train(trainer, islice(supply, trainer.config.grad_accum_steps))
+        given = list(islice(supply, steps))  # copies, where there are any, are no part of a step
         with record_function(_MARK):
-            _train(trainer, islice(supply, steps))
+            _train(trainer, given)
     results = profiler.profiler.kineto_results if profiler.profiler is not None else None
     return marked_part(read_kineto(results.events()) if results is not None else [])
 

@@ -120,7 +120,7 @@ def _work(job: Job, folder: TrialFolder, started: float) -> RankReport:
     times = _StartTimes(startup_s=arrived - started, build_s=arrived - built_from)
     measurement = _measure(run, job.window, first, times)
     if job.extras != NO_EXTRAS:
-        with _ended_when_stuck(_longest_after_s(measurement, job.config)):
+        with _ended_when_stuck(_longest_after_s(measurement, job.config), folder):
             measurement = measure_after(
                 run, trainer, job.extras, measurement, lambda known: _keep(folder, _success(known))
             )
@@ -180,6 +180,14 @@ def _keep(folder: TrialFolder, report: RankReport) -> None:
         write_model(folder.report, report)
 
 
+def _keep_after_s(folder: TrialFolder, after_s: float) -> None:
+    """Put the time since the window into the report that was kept: what hangs is none of the trial's own."""
+    with suppress(OSError, ValueError, RunFolderError):  # the user's code may have written over it
+        kept = read_model(folder.report, RankReport)
+        if kept.result.measurement is not None:
+            write_model(folder.report, _success(kept.result.measurement.model_copy(update={"after_s": after_s})))
+
+
 def _longest_after_s(measurement: Measurement, config: TrainingConfig) -> float:
     """Seconds after which what follows a window is taken to hang: long steps have longer."""
     blocks = measurement.blocks
@@ -188,13 +196,17 @@ def _longest_after_s(measurement: Measurement, config: TrainingConfig) -> float:
 
 
 @contextmanager
-def _ended_when_stuck(longest_s: float) -> Iterator[None]:
+def _ended_when_stuck(longest_s: float, folder: TrialFolder) -> Iterator[None]:
     """End the process, with the report that was kept, where what follows a window hangs: a deadline may be far off."""
+    begun = perf_counter()
 
     def end() -> None:
-        with suppress(OSError, ValueError):  # the user's code may have closed it
-            faulthandler.dump_traceback()
-        os._exit(0)
+        try:
+            with suppress(OSError, ValueError):  # the user's code may have closed it
+                faulthandler.dump_traceback()
+            _keep_after_s(folder, perf_counter() - begun)
+        finally:
+            os._exit(0)
 
     timer = Timer(longest_s, end)
     timer.daemon = True

@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -31,6 +31,7 @@ from autotune.worker.build import build_dataset, build_loader, build_model, buil
 from autotune.worker.causes import cause_of
 from autotune.worker.device import Device
 from autotune.worker.feed import Feed
+from autotune.worker.reuse import Reused
 from autotune.worker.step import Trainer, infer_step, make_trainer, tensors_of
 
 __all__ = ["LargestBatch", "bytes_of", "largest_batch", "train_on_largest"]
@@ -45,7 +46,7 @@ _NUMBER_BYTES = 8
 
 @dataclass(slots=True, kw_only=True)
 class LargestBatch:
-    """A batch of the largest samples of those looked at."""
+    """A batch of the largest samples of those looked at; where these are too few, each comes more than once."""
 
     sizes: list[int]
     """Bytes of each sample, in the order of the look."""
@@ -128,9 +129,9 @@ def bytes_of(item: Any) -> int:
 
 
 def _of_stream(found: LargestBatch, items: Iterator[Any], count: int, stop_at: float) -> list[Any]:
-    """The largest of a stream's first samples; no more than a batch of them is held."""
+    """The largest of a stream's first samples, in turns where time was left for few; no more than a batch is held."""
     kept: list[tuple[int, int, Any]] = []
-    for item in islice(items, _LOOK_ITEMS):
+    for item in islice(items, max(_LOOK_ITEMS, count)):
         size = bytes_of(item)
         found.sizes.append(size)
         place = (size, -len(found.sizes), item)  # the number breaks ties, so that items are never compared
@@ -139,8 +140,8 @@ def _of_stream(found: LargestBatch, items: Iterator[Any], count: int, stop_at: f
         else:
             heapq.heappushpop(kept, place)
         if perf_counter() > stop_at:
-            break
-    return [item for _, _, item in kept]
+            return list(islice(cycle(item for _, _, item in sorted(kept, reverse=True)), count))
+    return [item for _, _, item in kept]  # a stream with less than a batch: nor has training more
 
 
 def _chosen(
@@ -152,10 +153,12 @@ def _chosen(
         sizes = _sizes(found, dataset, loader, batches, stop_at)
         at = max(range(len(sizes)), key=lambda at: len(sizes[at]) * max(sizes[at], default=0))
         return list(batches[at])
-    indices = list(islice(_indices(workload, dataset, loader), _LOOK_ITEMS))
+    indices = _indices(workload, dataset, loader, max(_LOOK_ITEMS, batch_size))
     groups = [indices[at : at + _ITEMS_A_LOOK] for at in range(0, len(indices), _ITEMS_A_LOOK)]
     seen = [size for group in _sizes(found, dataset, loader, groups, stop_at) for size in group]
-    return [indices[at] for at in heapq.nlargest(batch_size, range(len(seen)), key=lambda at: seen[at])]
+    largest = heapq.nlargest(batch_size, range(len(seen)), key=lambda at: seen[at])
+    in_turns = cycle(indices[at] for at in largest)
+    return list(islice(in_turns, min(batch_size, len(indices))))  # no more than training puts into a batch
 
 
 def _sizes(
@@ -198,20 +201,20 @@ def _over(
         feed.stop()
 
 
-def _indices(workload: Workload, dataset: Any, loader: DataLoader[Any]) -> Iterator[Any]:
+def _indices(workload: Workload, dataset: Any, loader: DataLoader[Any], most: int) -> list[Any]:
     """Distinct places of the dataset: those that the user's sampler draws, else random ones."""
     length = dataset_length(dataset)
     if workload.sampler is not None or length is None:
-        return iter(loader.sampler)
-    return iter(random.sample(range(length), min(length, _LOOK_ITEMS)))
+        return list(islice(loader.sampler, most))
+    return random.sample(range(length), min(length, most))
 
 
 def _in_turns(first: Any, feed: Feed, largest: LargestBatch) -> Iterator[Any]:
     """Batches of the largest samples and of the loader, in turns."""
-    ordinary = first
+    ordinary, again = first, Reused([largest.batch])
     while True:
         if not largest.remark:
-            yield largest.batch
+            yield next(again)
         yield ordinary
         ordinary = feed.take().batch
 

@@ -168,20 +168,40 @@ def test_a_loader_that_fails_after_the_window_leaves_its_items_cost(capfd: pytes
     assert "OSError: the disk is gone" in capfd.readouterr().err, "the log has the traceback"
 
 
-def test_what_hangs_after_the_window_ends_the_process_with_its_stack_in_the_log(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def test_what_hangs_after_the_window_ends_the_process_with_its_stack_in_the_log_and_its_time_in_the_report(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    ended, codes = Event(), list[int]()
+    ended, codes, folder = Event(), list[int](), TrialFolder(tmp_path)
 
     def end(code: int) -> None:
         codes.append(code)
         ended.set()
 
     monkeypatch.setattr(os, "_exit", end)
-    with _ended_when_stuck(0.0):
+    measured = Scene().measured
+    rank._keep(folder, rank._success(measured))
+    begun = perf_counter()
+    with _ended_when_stuck(0.2, folder):
         assert ended.wait(30)
+    spent_s = perf_counter() - begun
     assert codes == [0], "the report that was kept stands"
     assert "test_after.py" in capfd.readouterr().err
+    kept = read_model(folder.report, RankReport).result.measurement
+    assert kept is not None
+    assert 0.2 <= kept.after_s <= spent_s
+    assert kept.model_copy(update={"after_s": 0.0}) == measured
+
+
+@pytest.mark.parametrize("written", [None, b"{}"])
+def test_what_hangs_ends_the_process_whatever_became_of_the_report(
+    written: bytes | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ended, folder = Event(), TrialFolder(tmp_path)
+    monkeypatch.setattr(os, "_exit", lambda _: ended.set())
+    if written is not None:
+        folder.report.write_bytes(written)
+    with _ended_when_stuck(0.0, folder):
+        assert ended.wait(30)
 
 
 def test_curves_that_were_kept_are_a_report_of_their_own(tmp_path: Path) -> None:
@@ -199,11 +219,11 @@ def test_long_steps_are_given_longer_before_they_are_taken_to_hang() -> None:
     assert rank._longest_after_s(slow, config) == 60 + 40 * 2 * 10
 
 
-def test_what_ends_in_time_ends_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_ends_in_time_ends_nothing_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     codes = list[int]()
     monkeypatch.setattr(os, "_exit", codes.append)
     before = active_count()
-    with _ended_when_stuck(60.0):
+    with _ended_when_stuck(60.0, TrialFolder(tmp_path)):
         pass
     while active_count() > before:
         pass

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Iterator
+from copy import deepcopy
+from itertools import count
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -14,10 +17,10 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from autotune.core.training_config import TrainingConfig
 from autotune.core.workload import Workload
-from autotune.worker import alone
+from autotune.worker import alone, reuse
 from autotune.worker.alone import batch_bytes, collect, device_alone, loader_alone, resident
 from autotune.worker.build import build_loader
-from autotune.worker.device import open_device
+from autotune.worker.device import Device, open_device
 from autotune.worker.feed import Feed
 from autotune.worker.step import Step, Trainer, make_trainer
 
@@ -177,6 +180,65 @@ def test_skipped_steps_are_no_ceiling() -> None:
 def test_a_loss_that_is_not_finite_is_no_ceiling() -> None:
     with pytest.raises(RuntimeError, match=r"the loss is not finite \(nan\)"):
         device_alone(trainer_of(config_of()), [(torch.full((8, 4), float("nan")),)], seconds=SHORT_S)
+
+
+class Emptied(UserDict[str, Any]):
+    """A mapping that moves itself, as those of tokenizers do."""
+
+    def to(self, device: Any) -> Emptied:
+        self.data = {name: value.to(device) for name, value in self.data.items()}
+        return self
+
+
+def test_a_mapping_that_the_step_empties_is_full_each_time() -> None:
+    def step(model: nn.Module, batch: Any) -> Tensor:
+        outputs: Tensor = model(batch.pop("inputs"))
+        return outputs.sum()
+
+    trainer, batch = trainer_of(config_of()), Emptied(inputs=torch.zeros(8, 4))
+    trainer.step = Step(step, "made up")
+    ceiling = device_alone(trainer, resident(trainer, [batch]), seconds=SHORT_S)
+    assert ceiling.samples == 8 * ceiling.batches
+    assert list(batch) == ["inputs"]
+
+
+def doubling(seen: list[Any]) -> Step:
+    def step(model: nn.Module, batch: Any) -> Tensor:
+        seen.append(float(batch[0].mul_(2.0).sum()))
+        outputs: Tensor = model(batch[0])
+        return outputs.sum()
+
+    return Step(step, "changes its batch")
+
+
+@pytest.mark.parametrize(("cloned_bytes", "at_once"), [(4 * 128, 4), (1, 2)])
+def test_tensors_that_the_step_changes_are_whole_each_time_and_cloned_outside_the_clock(
+    cloned_bytes: int, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[Any] = []
+
+    def cloned(batch: Any) -> Any:
+        events.append("clone")
+        return deepcopy(batch)
+
+    monkeypatch.setattr(reuse, "_CLONED_BYTES", cloned_bytes)
+    monkeypatch.setattr(reuse, "copied", cloned)
+    monkeypatch.setattr(alone, "perf_counter", count(0.0, 0.5).__next__)
+    trainer, batch = trainer_of(config_of(grad_accum_steps=2)), (torch.ones(8, 4),)
+    trainer.step = doubling(events)
+    monkeypatch.setattr(Device, "synchronize", lambda _: events.append("edge"))
+    ceiling = device_alone(trainer, [batch], seconds=1.0)
+    assert events[12:] == [*["clone"] * at_once, "edge", *[64.0] * at_once, "edge"] * (ceiling.batches // at_once)
+    assert set(events) == {"clone", "edge", 64.0}
+    assert float(batch[0].sum()) == 32
+
+
+def test_at_least_three_steps_are_counted_where_memory_allows_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reuse, "_CLONED_BYTES", 1)
+    monkeypatch.setattr(alone, "perf_counter", count(0.0, 0.5).__next__)
+    trainer = trainer_of(config_of())
+    trainer.step = doubling([])
+    assert device_alone(trainer, [(torch.ones(8, 4),)], seconds=0.75).batches == 3
 
 
 @pytest.mark.parametrize("channels_last", [False, True])

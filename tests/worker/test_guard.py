@@ -162,6 +162,28 @@ def test_gradients_that_never_are_finite_end_in_skipped_steps(compare: Compare) 
     assert "skipped 5 of the last 5" in (objection(figures) or "")
 
 
+def test_a_step_that_is_skipped_after_a_good_one_leaves_the_first_gradient(compare: Compare) -> None:
+    class InfiniteOnce(torch.autograd.Function):
+        half_passes = 0
+
+        @staticmethod
+        def forward(context: Any, inputs: Tensor) -> Tensor:
+            context.is_half = inputs.dtype == torch.float16
+            return inputs.clone()
+
+        @staticmethod
+        def backward(context: Any, gradient: Tensor) -> Tensor:
+            InfiniteOnce.half_passes += context.is_half
+            is_tenth = context.is_half and InfiniteOnce.half_passes == 10
+            return gradient * (float("inf") if is_tenth else 1.0)
+
+    figures = compare(Layered(InfiniteOnce.apply), amp_dtype="float16")
+    assert figures.skipped_steps[9]
+    assert figures.gradient_cosine is not None
+    assert figures.gradient_cosine > 0.99
+    assert objection(figures) is None
+
+
 def test_a_batch_that_float32_has_no_memory_for_is_halved(compare: Compare) -> None:
     def step(model: nn.Module, batch: Any) -> Tensor:
         if len(batch[0]) > 4 and not torch.is_autocast_enabled("cpu"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch import nn
 from autotune.core.intervals import device_time
 from autotune.core.measurement import Block, Restart, Window, rate_of
 from autotune.core.training_config import TrainingConfig
+from autotune.worker import reuse
 from autotune.worker.device import open_device
 from autotune.worker.profile import (
     break_down,
@@ -173,3 +175,24 @@ def test_a_profiled_step_on_the_cpu_adds_up_and_ends_with_an_optimizer_step(accu
     assert told.breakdown.compute.fraction > 0
     assert told.breakdown.idle.fraction > 0, "Python runs between the operators"
     assert "extra steps" in told.breakdown.compute.source
+
+
+def test_a_batch_that_the_step_changes_is_whole_each_time_and_copied_beside_the_mark(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    events: list[Any] = []
+
+    def step(model: nn.Module, batch: Any) -> Any:
+        events.append(float(batch[0].mul_(2.0).sum()))
+        return model(batch[0]).sum()
+
+    def cloned(batch: Any) -> Any:
+        events.append("clone")
+        return deepcopy(batch)
+
+    monkeypatch.setattr(reuse, "copied", cloned)
+    trainer, batch = trainer_of(), (torch.ones(8, 4),)
+    trainer.step = Step(step, "changes its batch")
+    told = break_down(trainer, host=[batch], held=[batch], window=window(whole_epochs=False), restarts=())
+    assert events == ["clone", 64.0, *["clone"] * 5, *[64.0] * 5]
+    assert told.breakdown.compute.fraction > 0

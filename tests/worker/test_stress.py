@@ -18,6 +18,7 @@ from autotune.core.stress import StressFigures
 from autotune.core.training_config import TrainingConfig
 from autotune.core.workload import Workload
 from autotune.protocol import Job, WindowRules
+from autotune.worker import stress
 from autotune.worker.build import build_loader
 from autotune.worker.device import open_device
 from autotune.worker.feed import Feed
@@ -145,6 +146,28 @@ def test_a_look_ends_when_its_time_is_over(find: Callable[..., LargestBatch]) ->
         assert found.batch is not None
 
 
+@pytest.mark.parametrize("dataset", [Texts(), TextStream()], ids=["by index", "a stream"])
+def test_few_samples_seen_fill_a_batch_in_turns(find: Callable[..., LargestBatch], dataset: Any) -> None:
+    found = find(dataset, stop_at=0.0, batch_size=20)
+    lengths = found.batch.count_nonzero(1).tolist()
+    assert len(lengths) == 20 > len(found.sizes)
+    assert sorted(set(lengths)) == sorted(size // 4 for size in found.sizes)
+    assert lengths.count(max(lengths)) == -(-20 // len(found.sizes)), "the largest first"
+
+
+@pytest.mark.parametrize("dataset", [Texts(), TextStream()], ids=["by index", "a stream"])
+def test_a_batch_holds_no_more_than_an_epoch(find: Callable[..., LargestBatch], dataset: Any) -> None:
+    assert len(find(dataset, batch_size=80).batch) == 50
+
+
+def test_a_batch_of_more_than_a_look_is_filled(
+    find: Callable[..., LargestBatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stress, "_LOOK_ITEMS", 16)
+    found = find(batch_size=40)
+    assert (len(found.sizes), len(found.batch)) == (16, 40)
+
+
 def test_samples_that_do_not_go_together_are_said_and_refute_nothing(
     find: Callable[..., LargestBatch], train: Callable[..., StressFigures]
 ) -> None:
@@ -185,6 +208,19 @@ def test_ordinary_batches_and_the_largest_are_trained_on_in_turns(train: Callabl
     assert (figures.items_seen, figures.largest_item_bytes, figures.median_item_bytes) == (50, 200, 102)
     assert figures.largest_batch_bytes == 4 * 50 * 4
     assert figures.memory.peak_bytes > 0
+
+
+def test_the_largest_batch_stays_as_it_is_where_the_step_changes_its_batches(
+    train: Callable[..., StressFigures],
+) -> None:
+    sums: list[float] = []
+
+    def step(model: nn.Module, batch: Tensor) -> Tensor:
+        sums.append(float(batch.sum()))
+        return mean_step(model, batch.mul_(2.0))
+
+    train(step=step)
+    assert sums[::2] == [47 + 48 + 49 + 50] * 3
 
 
 def test_at_least_three_optimizer_steps_are_made_with_accumulation_too(train: Callable[..., StressFigures]) -> None:
