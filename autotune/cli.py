@@ -112,7 +112,11 @@ def check(config: Path, overrides: tuple[str, ...]) -> None:
 @_as_json
 @click.option("--quiet", is_flag=True, help="Show no progress.")
 def diagnose(config: Path, overrides: tuple[str, ...], as_json: bool, quiet: bool) -> None:
-    """Say why the baseline of CONFIG is slow and what to do about it, in under a minute. Keeps no run folder."""
+    """Say why the baseline of CONFIG is slow and what to do about it. Keeps no run folder.
+
+    Takes under a minute, unless your own code takes long to build or to make a step: then as long as measuring the
+    baseline does, and other settings stay unmeasured.
+    """
     from autotune.run_config import read_plan
 
     plan = read_plan(config, overrides)

@@ -43,8 +43,8 @@ from autotune.wiring import opened_launcher, runner_for, temporary_folder
 
 __all__ = ["DiagnosisResult", "Pace", "diagnose_plan", "examine", "variations"]
 
-_WHOLE_LOOK_S = 55.0
-_LEAST_CURVES_S = 15.0
+_WHOLE_LOOK_S = 60.0  # from the start; only the first look and the baseline's measuring may take longer
+_LEAST_CURVES_S = 10.0  # beside building the workload once more: less is not worth that
 _MIN_WORKERS_TRIED = 8  # loaders that wait for I/O gain far beyond the cores
 _BATCH_FACTORS = (0.5, 2.0, 4.0)
 _MEMORY_OUTCOMES = frozenset({"oom", "host_oom", "over_memory"})
@@ -81,7 +81,7 @@ class DiagnosisResult:
 
     @property
     def is_healthy(self) -> bool:
-        """The device computes nearly all the time, and nothing that was measured promises 5 % more."""
+        """Nothing beside computing takes a tenth of the time, and nothing that was measured promises 5 % more."""
         return self.diagnosis.is_healthy
 
     @property
@@ -136,7 +136,8 @@ def examine(plan: Plan, runner: TrialRunner, show: Show, pace: Pace) -> Diagnosi
     show(_progress("measure", begun))
     measurement = _measure(plan.baseline, runner, pace)
     show(_progress("curves", begun))
-    left_s = max(_LEAST_CURVES_S, _WHOLE_LOOK_S - (monotonic() - begun)) + measurement.startup_s
+    left_s = _WHOLE_LOOK_S - (monotonic() - begun)
+    is_worth = left_s - measurement.startup_s >= _LEAST_CURVES_S
     evidence = Evidence(
         config=plan.baseline,
         drop_last=plan.workload.drop_last,
@@ -145,7 +146,7 @@ def examine(plan: Plan, runner: TrialRunner, show: Show, pace: Pace) -> Diagnosi
         limit_bytes=plan.objective.limit_bytes(space.environment.device_memory_bytes),
         free_ram_bytes=min(free_ram_bytes, space.environment.ram_bytes),
         measurement=measurement,
-        curves=_trace(plan.baseline, runner, space, pace, left_s),
+        curves=_trace(plan.baseline, runner, space, pace, left_s) if is_worth else _untraced(left_s, measurement),
     )
     return _judged(plan.name, evidence, (*_ignored(plan), *space.notes), wall_s=monotonic() - begun)
 
@@ -213,14 +214,22 @@ def _trace(config: TrainingConfig, runner: TrialRunner, space: ResolvedSpace, pa
     return Curves(remarks=(f"Other settings were not measured: {report.result.reason or report.result.outcome}.",))
 
 
+def _untraced(left_s: float, measurement: Measurement) -> Curves:
+    told = (
+        f"Other settings were not measured: {max(left_s, 0.0):.0f} s are left of the {_WHOLE_LOOK_S:.0f} s that a look "
+        f"may take, and a trial's start takes {measurement.startup_s:.0f} s."
+    )
+    return Curves(remarks=(told,))
+
+
 def _judged(name: str, evidence: Evidence, notes: tuple[str, ...], *, wall_s: float) -> Diagnosis:
     findings = find_bottlenecks(evidence)
     advice = rank_advice(evidence, findings)
-    healthy = is_healthy(findings, advice)
+    healthy = is_healthy(evidence, findings, advice)
     return Diagnosis(
         name=name,
         verdict=findings[0].bottleneck,
-        headline=say_headline(findings, advice, healthy=healthy),
+        headline=say_headline(evidence, findings, advice, healthy=healthy),
         is_healthy=healthy,
         standing=standing_today(evidence),
         findings=findings,

@@ -346,5 +346,5 @@ def _pickle_failure(value: object) -> str | None:
 def _disk_message(path: Path, error: OSError) -> str:
     return (
         f"autotune must be able to write to its run folder, but {path} can't be written ({error.strerror or error}). "
-        "Free space there, or name another folder by run_dir."
+        "Free space there, or name another folder by run_dir (a search) or TMPDIR (anything else)."
     )

@@ -198,5 +198,5 @@ def _prepare(folder: RunFolder, *, fresh: bool) -> None:
 def _unwritable(path: Path, error: OSError) -> RunFolderError:
     return RunFolderError(
         f"autotune must be able to write to its run folder, but {path} can't be written ({error.strerror or error}); "
-        "free space there, or name another folder by run_dir"
+        "free space there, or name another folder by run_dir (a search) or TMPDIR (anything else)"
     )

@@ -16,6 +16,7 @@ import autotune
 Kind = Literal["module", "function", "typing"]
 
 PACKAGE = Path(autotune.__file__).parent
+CONTRIBUTING = Path(__file__).parents[1] / "CONTRIBUTING.md"
 FILES = sorted(PACKAGE.rglob("*.py"))
 EVERYWHERE: tuple[Kind, ...] = ("module", "function", "typing")
 
@@ -114,6 +115,13 @@ def test_public_names_are_listed_sorted_and_there(path: Path) -> None:
 @pytest.mark.parametrize("name", autotune.__all__)
 def test_each_public_name_of_the_package_exists(name: str) -> None:
     assert getattr(autotune, name) is not None
+
+
+def test_contributors_are_told_the_same_rooms() -> None:
+    rows = re.findall(r"^\| `(\w+)(?:\.py|/)` \|.*\|(.*)\|$", CONTRIBUTING.read_text(encoding="utf-8"), re.MULTILINE)
+    told = {room: set(re.findall(r"`(\w+)`", allowed)) - {"errors"} for room, allowed in rows}
+    unnamed = {"__init__", "__main__", "errors"}
+    assert told == {room: to - {"errors", room} for room, to in MAY_IMPORT.items() if room not in unnamed}
 
 
 def test_an_import_is_told_by_where_it_runs() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from autotune.diagnosing import Pace, variations
 from autotune.errors import ConfigError, NothingFeasibleError, WorkloadError
 from autotune.launch.fork_server import ForkServerLauncher
 from autotune.protocol import Job, RankReport, read_model, write_model
-from autotune.testing import FakeLauncher, FakeTrial, fake_environment, fake_facts
+from autotune.testing import FakeLauncher, FakeTrial, analytic_cost, fake_environment, fake_facts
 
 GIB = 2**30
 
@@ -51,11 +53,12 @@ def test_a_loader_that_holds_the_device_is_found_and_workers_are_advised() -> No
     assert "num_workers=8" in found.headline
 
 
-def test_what_runs_at_the_devices_ceiling_is_healthy() -> None:
-    def cost(_: TrainingConfig) -> FakeTrial:
-        return FakeTrial(samples_per_s=1000.0, busy_fraction=0.99, loader_ceiling=9000.0, device_ceiling=1005.0)
+def held_by_device(_: TrainingConfig) -> FakeTrial:
+    return FakeTrial(samples_per_s=1000.0, busy_fraction=0.99, loader_ceiling=9000.0, device_ceiling=1005.0)
 
-    found = diagnose(FakeLauncher(cost, noise=0.001))
+
+def test_what_runs_at_the_devices_ceiling_is_healthy() -> None:
+    found = diagnose(FakeLauncher(held_by_device, noise=0.001))
     assert (found.verdict, found.is_healthy, found.advice) == ("compute", True, ())
 
 
@@ -110,6 +113,12 @@ def test_time_that_nobody_took_apart_is_noted() -> None:
     assert [any("counts as computing" in note for note in notes) for notes in told] == [False, True]
 
 
+def test_time_that_nobody_took_apart_is_not_called_healthy() -> None:
+    found = diagnose(WithoutBreakdown(held_by_device, noise=0.001))
+    assert (found.verdict, found.is_healthy) == ("compute", False)
+    assert "what it goes into was not measured" in found.headline
+
+
 def test_the_baseline_is_the_only_trial() -> None:
     launcher = FakeLauncher()
     diagnose(launcher, baseline={"micro_batch_size": 64})
@@ -147,6 +156,30 @@ def test_curves_that_are_lost_leave_the_verdict_and_a_note() -> None:
     assert found.verdict == "data_cpu"
     assert [one.settings for one in found.advice if one.settings] == []
     assert any("did not end within" in note for note in found.diagnosis.notes)
+
+
+@pytest.mark.parametrize(("startup_s", "is_traced"), [(20.0, True), (49.0, True), (51.0, False), (300.0, False)])
+def test_other_settings_are_measured_within_the_minute_or_not_at_all(startup_s: float, is_traced: bool) -> None:
+    def cost(config: TrainingConfig) -> FakeTrial:
+        return replace(analytic_cost(config), startup_s=startup_s)
+
+    launcher = FakeLauncher(cost)
+    found = diagnose(launcher)
+    deadlines = [job.deadline_s for job in launcher.jobs if job.kind == "curves"]
+    assert [deadline_s <= 60 for deadline_s in deadlines] == [True] * is_traced
+    told = any(note.endswith(f"a trial's start takes {startup_s:.0f} s.") for note in found.diagnosis.notes)
+    assert told != is_traced
+    assert ("Other settings were not measured." in found.headline) != is_traced
+
+
+def test_the_arguments_that_a_search_alone_takes_are_named() -> None:
+    of_search, own = (inspect.signature(one).parameters.keys() for one in (autotune.search, autotune.diagnose))
+    only = list(of_search - own)
+    assert own <= of_search
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    paragraph = next(part for part in readme.split("\n\n") if part.startswith("`autotune.diagnose("))
+    docstring = autotune.diagnose.__doc__ or ""
+    assert [name for name in only if name not in docstring or f"`{name}`" not in paragraph] == []
 
 
 def test_a_wrong_argument_is_refused_before_anything_starts() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,3 +95,11 @@ def test_a_payload_that_does_not_fit_is_one_sentence(small_disk: Path) -> None:
     with pytest.raises(RunFolderError, match=r"No space left.*run_dir"):
         autotune.search(model, list, launcher=FakeLauncher(), n_trials=2, run_dir=small_disk / "run", progress=False)
     assert not (small_disk / "run" / "payload").exists()
+
+
+def test_where_temporary_files_do_not_fit_their_folder_is_named(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
+    with pytest.raises(RunFolderError, match=r"No space left.*TMPDIR"):
+        autotune.diagnose(bytes(10_000_000), list, launcher=FakeLauncher(), progress=False)

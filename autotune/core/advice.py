@@ -17,7 +17,8 @@ from autotune.core.result import changed_settings
 __all__ = ["LEAST_GAIN", "rank_advice"]
 
 LEAST_GAIN = 0.03
-"""Expected gain below which nothing is advised: our own convention, just above the 2 % interval of a window."""
+"""Expected gain below which nothing is advised: our own convention, what a run may lie beside others of the same
+settings on a CPU (1.96 * RUN_SPREAD)."""
 _SAME_WITHIN = 0.02
 """Expected rates that differ by less are the same: the fewest workers win."""
 _CAUTIONS = {

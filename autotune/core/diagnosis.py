@@ -25,11 +25,13 @@ Bottleneck = Literal[
     "copy",
     "compute",
     "launch",
+    "synchronise",
     "memory",
     "threads",
 ]
 """What holds the rate: an item's CPU work, its waits, its slow tail; epochs that are too short; copies; computing;
-launching operations; the memory's bandwidth; threads that fight for cores."""
+launching operations; a host that waits for the device before it launches more; the memory's bandwidth; threads that
+fight for cores."""
 
 
 class CurvePoint(BaseModel):
@@ -140,7 +142,7 @@ class Diagnosis(BaseModel):
     headline: str
     """The answer in a sentence or two."""
     is_healthy: bool
-    """The device computes nearly all the time, and nothing that was measured promises 5 % more."""
+    """Nothing beside computing takes a tenth of the time, and nothing that was measured promises 5 % more."""
     standing: Standing
     findings: tuple[Finding, ...]
     """What holds the rate, the heaviest first; at least one."""

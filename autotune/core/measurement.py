@@ -1,7 +1,8 @@
 """What a trial has seen: raw blocks of a timed window, and the Measurement derived from them.
 
-The worker fills a Window; the stop rule of the window uses the same `rate_of` as the Measurement, so that what ends a
-window is what is reported. Everything raw is kept beside what is derived.
+The worker fills a Window; the stop rule of the window uses the same `rate_of` as the Measurement. Reported is that
+rate; its interval, by batch means, is joined with the usual spread between runs (`between_runs`), which no window can
+tell by itself. Everything raw is kept beside what is derived.
 """
 
 from __future__ import annotations

@@ -36,8 +36,11 @@ def say_rate(samples_per_s: float) -> str:
 
 
 def say_share(fraction: float) -> str:
-    """A share in whole per cent: "43 %"."""
-    return f"{100 * fraction:.0f} %"
+    """A share as per cent with two digits or more, in sentences and tables alike: "3.4 %", "97 %"."""
+    percent = 100 * fraction
+    if 0 < percent < 0.1:
+        return "<0.1 %"
+    return f"{percent:.1f} %" if 0 < percent < 9.95 else f"{percent:.0f} %"
 
 
 def say_gain(gain: float) -> str:

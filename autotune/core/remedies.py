@@ -148,6 +148,22 @@ def _small_operations(evidence: Evidence, finding: Finding) -> list[Advice]:
     return [_without_figure(text, f"{finding.evidence}")]
 
 
+def _host_waits(evidence: Evidence, finding: Finding) -> list[Advice]:
+    """At best nothing is left of the gaps after the host's waits; where it is slow to launch, it then shows in others.
+
+    Source: pytorch.org, "Performance Tuning Guide", "Avoid unnecessary CPU-GPU synchronization".
+    """
+    is_blocking = not evidence.config.pin_memory
+    copies = "without blocking (pin_memory=True)" if is_blocking else "without blocking (non_blocking=True)"
+    text = (
+        "Let the host run ahead of the device: read the loss every so many steps instead of after each (.item(), "
+        f".cpu(), print), and copy {copies}"
+    )
+    expected = evidence.measurement.samples_per_s / (1.0 - min(finding.share, 0.95))
+    basis = f"at best, the {say_share(finding.share)} of the time after the host's waits is gone"
+    return [_expecting(evidence, text, expected, basis)]
+
+
 def _bandwidth(evidence: Evidence, finding: Finding) -> list[Advice]:
     best_dtype = [point for point in device_options(evidence) if "amp_dtype" in point.changes]
     narrower = "" if best_dtype else ", a narrower precision"
@@ -190,6 +206,7 @@ _FOR_DATA: dict[Bottleneck, Callable[[Evidence, LoaderCosts], list[Advice]]] = {
 }
 _FOR_DEVICE: dict[Bottleneck, Callable[[Evidence, Finding], list[Advice]]] = {
     "launch": _small_operations,
+    "synchronise": _host_waits,
     "memory": _bandwidth,
     "copy": _copies,
     "restart": _short_epochs,

@@ -39,12 +39,14 @@ BOTTLENECKS: dict[Bottleneck, str] = {
     "copy": "copy-bound",
     "compute": "compute-bound",
     "launch": "launch-bound: the operations are too small",
+    "synchronise": "launch-bound: the host waits for the device before it launches more",
     "memory": "memory-bound: its bandwidth is used up",
     "threads": "threads fight for the cores",
 }
 """Each bottleneck in words."""
 HEALTHY_GAIN = 0.05
-"""From what expected gain on something is worth changing: our own convention, over twice a window's 2 % interval."""
+"""From what expected gain on something is worth changing: our own convention, just above the 4 % that two runs of the
+same settings may differ by on a CPU (1.96 * sqrt(2) * RUN_SPREAD)."""
 _LEAST_SHARE = 0.10
 """Of the wall time, below which a finding is noise: our own convention, the least that two busy sources differ by."""
 _TAIL_FRACTION = 0.4
@@ -57,13 +59,14 @@ PyTorch 5 to 10 us on the host (pytorch.org, "CUDA graphs" and "PyTorch profiler
 _BANDWIDTH_FRACTION = 0.5
 """Of the measured copy bandwidth over a step. Source: Williams et al. 2009; half of the roof is our own line."""
 _NOT_MEASURED = "not measured"
+_NO_OTHERS = "Other settings were not measured."
 _SLOWED_BY = 1.5
 """Computing in the loop against the device alone, from which on threads are taken to fight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Work:
-    """The device's part of the wall time."""
+    """The device's part of the wall time, its waits for a host that had waited for it left out."""
 
     compute: float
     idle: float
@@ -76,21 +79,23 @@ class _Work:
 def find_bottlenecks(evidence: Evidence) -> tuple[Finding, ...]:
     """What takes at least a tenth of the wall time, the heaviest first; at least one finding."""
     parts = breakdown_of(evidence)
-    work = _Work(compute=parts.compute.fraction + parts.synchronise.fraction, idle=parts.idle.fraction)
+    work = _Work(compute=parts.compute.fraction, idle=parts.idle.fraction)
     threads = _threads(evidence, work)
     fought = 0.0 if threads is None else threads.share / work.total
     work = _Work(compute=work.compute * (1 - fought), idle=work.idle * (1 - fought))
     launch = _launch(evidence, work)
     rest = _device_work(evidence, max(0.0, work.total - launch.share))
-    found = [_data(evidence, parts), _restart(evidence, parts), _copy(parts), launch, rest]
+    found = [_data(evidence, parts), _restart(evidence, parts), _copy(parts), _synchronise(parts), launch, rest]
     found += [] if threads is None else [threads]
     heavy = [one for one in found if one.share >= _LEAST_SHARE] or [max(found, key=lambda one: one.share)]
     return tuple(sorted(heavy, key=lambda one: -one.share))
 
 
-def is_healthy(findings: Sequence[Finding], advice: Sequence[Advice]) -> bool:
-    """Whether the device computes most of the time, and nothing that was measured promises 5 % more."""
-    return findings[0].bottleneck == "compute" and all((one.expected_gain or 0.0) < HEALTHY_GAIN for one in advice)
+def is_healthy(evidence: Evidence, findings: Sequence[Finding], advice: Sequence[Advice]) -> bool:
+    """Whether computing alone was found, by a measured breakdown, and nothing that was measured promises 5 % more."""
+    if evidence.measurement.breakdown is None or [one.bottleneck for one in findings] != ["compute"]:
+        return False
+    return all((one.expected_gain or 0.0) < HEALTHY_GAIN for one in advice)
 
 
 def standing_today(evidence: Evidence) -> Standing:
@@ -99,19 +104,37 @@ def standing_today(evidence: Evidence) -> Standing:
     return standing_of(rate, loader_ceiling=loader_ceiling(evidence), device_ceiling=device_ceiling(evidence))
 
 
-def say_headline(findings: Sequence[Finding], advice: Sequence[Advice], *, healthy: bool) -> str:
+def say_headline(evidence: Evidence, findings: Sequence[Finding], advice: Sequence[Advice], *, healthy: bool) -> str:
     """The answer in a sentence or two."""
-    first = findings[0]
     if healthy:
-        return (
-            f"Healthy: the device computes {say_share(first.share)} of the time, and nothing measured here gives 5 %."
-        )
-    what = BOTTLENECKS[first.bottleneck]
-    head = f"{what[0].upper()}{what[1:]} ({say_share(first.share)} of the time)."
+        head = f"Healthy: the device computes {say_share(findings[0].share)} of the time"
+        rest = ", and nothing measured here gives 5 %." if _has_measured_others(evidence) else f". {_NO_OTHERS}"
+        return f"{head}{rest}"
+    head = _say_first(evidence, findings)
     best = next((one for one in advice if one.settings and one.expected_gain is not None), None)
     if best is not None and best.expected_gain is not None:
         return f"{head} {say_settings(best.settings)} should give {say_gain(best.expected_gain)}."
+    if not _has_measured_others(evidence):
+        return f"{head} {_NO_OTHERS}"
     return f"{head} No setting that was measured helps by more than 3 %."
+
+
+def _say_first(evidence: Evidence, findings: Sequence[Finding]) -> str:
+    """What holds the rate most; computing is no trouble by itself, so that what comes after it is named as well."""
+    first, share = findings[0], say_share(findings[0].share)
+    what = BOTTLENECKS[first.bottleneck]
+    if first.bottleneck == "compute" and evidence.measurement.breakdown is None:
+        return f"{share} of the time is not spent waiting for data; what it goes into was not measured."
+    head = f"{what[0].upper()}{what[1:]} ({share} of the time)"
+    if first.bottleneck == "compute" and len(findings) > 1:
+        second = findings[1]
+        return f"{head}, but also {BOTTLENECKS[second.bottleneck]} ({say_share(second.share)})."
+    return f"{head}."
+
+
+def _has_measured_others(evidence: Evidence) -> bool:
+    points = (*evidence.curves.loader, *evidence.curves.device)
+    return any(point.changes and point.ceiling is not None for point in points)
 
 
 def breakdown_of(evidence: Evidence) -> TimeBreakdown:
@@ -202,6 +225,16 @@ def _copy(parts: TimeBreakdown) -> Finding:
     share = parts.device_copy.fraction
     said = f"{say_share(share)} of the time copies batches to the device while nothing computes"
     return Finding(bottleneck="copy", share=share, evidence=said)
+
+
+def _synchronise(parts: TimeBreakdown) -> Finding:
+    """Gaps that no launch of operations explains: nothing was queued, since the host had waited. None on the CPU."""
+    share = parts.synchronise.fraction
+    said = (
+        f"{say_share(share)} of the time the device has nothing to do because the host had waited for it before it "
+        "launched more (loss.item(), a copy that blocks)"
+    )
+    return Finding(bottleneck="synchronise", share=share, evidence=said)
 
 
 def _threads(evidence: Evidence, work: _Work) -> Finding | None:

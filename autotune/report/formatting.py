@@ -1,7 +1,8 @@
-"""Figures, settings and foreign text as short strings: the only place where units are formatted.
+"""Figures, settings and foreign text as short strings for reports; core.phrasing has those of the core's own sentences.
 
 Comes in: seconds, bytes, fractions, samples per second, TrainingConfigs, text of any origin. Goes out: plain strings of
-characters that Windows-1252 knows as well. No markup of any kind.
+characters that Windows-1252 knows as well. No markup of any kind. A share has the same digits in both; a table shows
+more of a rate, a size or a time than a sentence does.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from math import isfinite
 
 from rich.text import Text
 
+from autotune.core.phrasing import say_share
 from autotune.core.result import changed_settings
 from autotune.core.training_config import DdpConfig, TrainingConfig
 from autotune.core.trial import Outcome
@@ -81,11 +83,8 @@ def format_interval(low: str, high: str) -> str:
 
 
 def format_fraction(fraction: float) -> str:
-    """A fraction as per cent with two digits or more: "3.4 %", "97 %"."""
-    percent = 100 * fraction
-    if 0 < percent < 0.1:
-        return "<0.1 %"
-    return f"{percent:.1f} %" if 0 < percent < 9.95 else f"{percent:.0f} %"
+    """A fraction as per cent, as in the core's sentences: "3.4 %", "97 %"."""
+    return say_share(fraction)
 
 
 def format_duration(seconds: float) -> str:

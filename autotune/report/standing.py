@@ -15,7 +15,8 @@ from autotune.report.formatting import format_fraction
 __all__ = ["find_standing", "say_standing"]
 
 _NOISE = 0.10
-"""A rate this far above a ceiling is no noise: the ceiling was measured too low (two windows within 2 % each)."""
+"""A rate this far above a ceiling is no noise, the ceiling was measured too low: our own convention, over twice the 4 %
+that two runs of the same settings may differ by on a CPU (core.measurement.RUN_SPREAD)."""
 _NOTHING_LEFT = 0.005
 _SMALL_ROOM = 0.5
 
@@ -55,8 +56,8 @@ def _say_present(figures: Figures | None, config: TrainingConfig) -> str:
         share = rate / figures.device_ceiling
         return f"You run at {_share(share)} of what this device can do; the loader alone was not measured."
     if figures.loader_ceiling:
-        share = _share(rate / figures.loader_ceiling)
-        return f"You run at {share} of what your loader delivers alone; the device alone was not measured."
+        reached = _share(rate / figures.loader_ceiling)
+        return f"You run at {reached} of what your loader delivers alone; the device alone was not measured."
     return ""
 
 

@@ -41,9 +41,11 @@ FACTS = WorkloadFacts(
 )
 
 
-def make_breakdown(*, wait: float = 0.0, copy: float = 0.0, idle: float = 0.0, restart: float = 0.0) -> TimeBreakdown:
-    compute = max(0.0, 1 - wait - copy - idle)
-    shares = {"data_wait": wait, "device_copy": copy, "compute": compute, "synchronise": 0, "idle": idle}
+def make_breakdown(
+    *, wait: float = 0.0, copy: float = 0.0, synchronise: float = 0.0, idle: float = 0.0, restart: float = 0.0
+) -> TimeBreakdown:
+    compute = max(0.0, 1 - wait - copy - synchronise - idle)
+    shares = {"data_wait": wait, "device_copy": copy, "compute": compute, "synchronise": synchronise, "idle": idle}
     parts = {name: Share(fraction=share, source="made up") for name, share in shares.items()}
     return TimeBreakdown(**parts, restart_fraction=restart)
 

@@ -245,6 +245,15 @@ def test_small_operations_and_short_epochs_get_advice_of_their_own() -> None:
     assert "200,000 samples instead of 10,000" in restart.text
 
 
+@pytest.mark.parametrize(("is_pinned", "copies"), [(False, "pin_memory=True"), (True, "non_blocking=True")])
+def test_a_host_that_waits_is_to_run_ahead_which_gives_its_share_at_best(is_pinned: bool, copies: str) -> None:
+    config, breakdown = TrainingConfig(pin_memory=is_pinned), make_breakdown(synchronise=0.4)
+    (remedy,) = remedies(make_evidence(1000.0, config=config, breakdown=breakdown))
+    assert remedy.expected_gain == pytest.approx(1 / 0.6 - 1)
+    assert "instead of after each (.item()" in remedy.text
+    assert copies in remedy.text
+
+
 @given(
     rate=st.floats(10, 1e5),
     loader=st.floats(1.0, 100.0),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.core.ceilings import Ceiling, CeilingBook, joint_rate, overlaps
+from autotune.core.ceilings import Ceiling, CeilingBook, joint_rate, loader_key, overlaps
 from autotune.core.training_config import TrainingConfig
 
 REACHED = Ceiling(samples_per_s=10.0, samples=10, seconds=1.0, batches=1)
@@ -16,6 +16,12 @@ REACHED = Ceiling(samples_per_s=10.0, samples=10, seconds=1.0, batches=1)
 def test_only_without_workers_on_the_cpu_loading_and_training_take_turns(workers: int, kind: str, rate: float) -> None:
     is_overlapped = overlaps(TrainingConfig(num_workers=workers), kind)
     assert joint_rate(100.0, 300.0, is_overlapped=is_overlapped) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize(("workers", "is_shared"), [(0, False), (2, True)])
+def test_only_without_workers_a_loaders_ceiling_depends_on_the_trials_threads(workers: int, is_shared: bool) -> None:
+    keys = {loader_key(TrainingConfig(num_workers=workers, intra_op_threads=threads)) for threads in (None, 1, 2)}
+    assert (len(keys) == 1) == is_shared
 
 
 def test_a_side_that_was_tried_in_vain_is_not_tried_again_and_others_are() -> None:

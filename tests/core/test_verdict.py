@@ -58,6 +58,14 @@ def test_copies_and_gaps_of_a_gpu_are_told_apart() -> None:
     assert shares(evidence) == {"copy": 0.5, "launch": 0.3, "compute": 0.2}
 
 
+def test_gaps_after_the_hosts_waits_are_no_computing() -> None:
+    evidence = make_evidence(breakdown=make_breakdown(synchronise=0.4, idle=0.05))
+    assert shares(evidence) == {"synchronise": 0.4, "compute": 0.55}
+    told = {one.bottleneck: one.evidence for one in find_bottlenecks(evidence)}
+    assert "40 % of the time the device has nothing to do because the host had waited" in told["synchronise"]
+    assert "computes 55 %" in told["compute"]
+
+
 def test_what_takes_less_than_a_tenth_is_noise() -> None:
     breakdown = make_breakdown(wait=0.09, copy=0.09, idle=0.09)
     assert shares(make_evidence(breakdown=breakdown)) == {"compute": 0.73}
@@ -152,7 +160,7 @@ def test_two_batches_are_too_few_for_a_line() -> None:
 
 
 @given(
-    parts=st.tuples(*[st.floats(0.0, 1.0)] * 4).map(lambda raw: [one / max(1.0, sum(raw)) for one in raw]),
+    parts=st.tuples(*[st.floats(0.0, 1.0)] * 5).map(lambda raw: [one / max(1.0, sum(raw)) for one in raw]),
     restart=st.floats(0.0, 1.0),
     alone=st.floats(0.1, 100.0),
     workers=st.integers(0, 8),
@@ -160,8 +168,9 @@ def test_two_batches_are_too_few_for_a_line() -> None:
 def test_every_finding_is_sorted_and_none_beyond_the_whole(
     parts: list[float], restart: float, alone: float, workers: int
 ) -> None:
-    wait, copy, idle, _ = parts
-    breakdown = make_breakdown(wait=wait, copy=copy, idle=max(0.0, min(idle, 1 - wait - copy)), restart=restart * wait)
+    wait, copy, synchronise, idle, _ = parts
+    idle = max(0.0, min(idle, 1 - wait - copy - synchronise))
+    breakdown = make_breakdown(wait=wait, copy=copy, synchronise=synchronise, idle=idle, restart=restart * wait)
     config = TrainingConfig(num_workers=workers)
     evidence = make_evidence(config=config, environment=CPU, breakdown=breakdown, device_ceiling=1000.0 * alone)
     found = [one.share for one in find_bottlenecks(evidence)]
@@ -175,20 +184,53 @@ def advice(gain: float) -> Advice:
 
 
 def test_healthy_is_what_computes_and_has_nothing_to_gain() -> None:
-    computing = find_bottlenecks(make_evidence())
-    waiting = find_bottlenecks(make_evidence(breakdown=make_breakdown(wait=0.7)))
-    assert is_healthy(computing, [advice(0.04)])
-    assert not is_healthy(computing, [advice(0.06)])
-    assert not is_healthy(waiting, [])
+    evidence = make_evidence()
+    computing = find_bottlenecks(evidence)
+    assert is_healthy(evidence, computing, [advice(0.04)])
+    assert not is_healthy(evidence, computing, [advice(0.06)])
+
+
+@pytest.mark.parametrize(
+    "breakdown",
+    [make_breakdown(wait=0.7), make_breakdown(idle=0.43), make_breakdown(synchronise=0.12), None],
+    ids=["waits for data", "gaps beside computing", "the host's waits beside it", "not measured"],
+)
+def test_what_has_more_than_computing_or_was_not_looked_at_is_not_healthy(breakdown: Any) -> None:
+    evidence = make_evidence(breakdown=breakdown, data_wait_fraction=0.0)
+    assert not is_healthy(evidence, find_bottlenecks(evidence), [])
+
+
+OTHERS = Curves(loader=(make_point(1000.0), make_point(1000.0, num_workers=1)))
+
+
+def headline(breakdown: Any, *pieces: Advice, curves: Curves = OTHERS) -> str:
+    evidence = make_evidence(breakdown=breakdown, curves=curves)
+    found = find_bottlenecks(evidence)
+    return say_headline(evidence, found, pieces, healthy=is_healthy(evidence, found, pieces))
 
 
 def test_the_headline_names_the_first_bottleneck_and_the_best_setting() -> None:
-    found = find_bottlenecks(make_evidence(breakdown=make_breakdown(wait=0.7)))
-    assert say_headline(found, [advice(1.4)], healthy=False) == (
+    waiting = make_breakdown(wait=0.7)
+    assert headline(waiting, advice(1.4)) == (
         "Data-bound by CPU work (70 % of the time). pin_memory=True should give 2.4 times."
     )
-    assert "No setting" in say_headline(found, [], healthy=False)
-    assert say_headline(found, [], healthy=True).startswith("Healthy")
+    assert "No setting" in headline(waiting)
+    assert headline(make_breakdown()).startswith("Healthy")
+
+
+def test_the_headline_of_what_mostly_computes_names_what_comes_after() -> None:
+    assert headline(make_breakdown(idle=0.43)).startswith(
+        "Compute-bound (57 % of the time), but also launch-bound: the operations are too small (43 %). No setting"
+    )
+    assert headline(None).startswith("90 % of the time is not spent waiting for data; what it goes into was not")
+
+
+@pytest.mark.parametrize("breakdown", [make_breakdown(), make_breakdown(wait=0.7)], ids=["healthy", "waiting"])
+def test_the_headline_does_not_speak_of_settings_that_nobody_measured(breakdown: Any) -> None:
+    curves = Curves(loader=(make_point(1000.0), make_point(None, num_workers=1)))
+    said = headline(breakdown, curves=curves)
+    assert said.endswith(". Other settings were not measured.")
+    assert "nothing measured" not in said
 
 
 @pytest.mark.parametrize("kind", BOTTLENECKS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from rich.cells import cell_len
 
+from autotune.core.phrasing import say_share
 from autotune.core.training_config import TrainingConfig
 from autotune.report.formatting import (
     cut_middle,
@@ -53,6 +54,7 @@ def test_a_duration_shows_its_two_largest_units(seconds: float, text: str) -> No
 )
 def test_a_fraction_is_shown_as_per_cent(fraction: float, text: str) -> None:
     assert format_fraction(fraction) == text
+    assert say_share(fraction) == text, "a sentence of the core's says the same"
 
 
 def test_a_small_gain_can_be_told_from_none() -> None:
