@@ -62,6 +62,7 @@ def summarise(results: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "settings": len(settings),
         "pairs": pairs,
+        **_changes(results),
         "median_absolute_error": median(abs(one.error) for one in settings),
         "worst_absolute_error": abs(worst.error),
         "worst_setting": f"{worst.workload} {worst.index}",
@@ -78,6 +79,17 @@ def summarise(results: Mapping[str, Any]) -> dict[str, Any]:
             "rank_correlation": spearman([(one.plain, one.naive) for one in settings]),
             "rank_correlation_by_workload": naive_ranks,
         },
+    }
+
+
+def _changes(results: Mapping[str, Any]) -> dict[str, Any]:
+    """How much the machine's own speed changed during the pairs, as far as it was looked at."""
+    measured = [one for settings in results["pairs"].values() for one in settings.values()]
+    drifts = [pair["drift"] for one in measured for pair in one["pairs"] if "drift" in pair]
+    return {
+        "pairs_put_aside": sum(len(one.get("put_aside", ())) for one in measured),
+        "median_change_of_the_machine": _median_of(drifts),
+        "worst_change_of_the_machine": max(drifts, default=None),
     }
 
 
@@ -108,6 +120,12 @@ def print_fidelity_tables(results: Mapping[str, Any]) -> None:
     head = ["workload", "median err", "worst err", "rank", "10 steps: median", "worst", "rank"]
     print_table("Absolute errors and Spearman's rank correlation.", head, rows)
     print_table("All settings.", ["", "product", "target", "10 steps"], _target_rows(summary, results))
+    if summary["median_change_of_the_machine"] is not None:
+        usual, most = summary["median_change_of_the_machine"], summary["worst_change_of_the_machine"]
+        print(
+            f"\nDuring the pairs that count the machine's own speed changed by {usual:.0%} in the\n"
+            f"median, by {most:.0%} at the most; {summary['pairs_put_aside']} pairs were put aside for it."
+        )
     beyond = summary["settings_beyond_target"]
     print("\n" + fill(f"Settings beyond 6 % and three spreads: {', '.join(beyond) or 'none'}.", 80))
 
