@@ -19,6 +19,7 @@ from autotune.core import rules
 from autotune.core.advice import rank_advice
 from autotune.core.budget import Budget
 from autotune.core.ceilings import Standing
+from autotune.core.default_ranges import most_workers
 from autotune.core.diagnosis import Advice, Bottleneck, Curves, Diagnosis, Evidence, Finding
 from autotune.core.measurement import Measurement
 from autotune.core.phrasing import say_bytes, say_settings
@@ -45,7 +46,6 @@ __all__ = ["DiagnosisResult", "Pace", "diagnose_plan", "examine", "variations"]
 
 _WHOLE_LOOK_S = 60.0  # from the start; only the first look and the baseline's measuring may take longer
 _LEAST_CURVES_S = 10.0  # beside building the workload once more: less is not worth that
-_MIN_WORKERS_TRIED = 8  # loaders that wait for I/O gain far beyond the cores
 _BATCH_FACTORS = (0.5, 2.0, 4.0)
 _MEMORY_OUTCOMES = frozenset({"oom", "host_oom", "over_memory"})
 
@@ -160,14 +160,14 @@ def variations(space: ResolvedSpace) -> list[TrainingConfig]:
     for changes in (*_loader_changes(space), *_device_changes(space)):
         settings = rules.normalised(own.model_dump() | changes, space.facts, space.environment)
         config = TrainingConfig.model_validate(settings)
-        is_allowed = rules.obstacle(config, space.facts, drop_last=space.drop_last) is None
+        is_allowed = rules.obstacle(config, space.facts, space.environment, drop_last=space.drop_last) is None
         if is_allowed and config != own and config not in found:
             found.append(config)
     return found
 
 
 def _loader_changes(space: ResolvedSpace) -> Iterator[dict[str, object]]:
-    most = max(_MIN_WORKERS_TRIED, 2 * space.environment.cores) if space.facts.is_sharded else 1
+    most = max(1, most_workers(space.facts, space.environment) // space.baseline.process_count)
     counts = [0, *(2**power for power in range(most.bit_length()) if 2**power <= most)]
     yield {"persistent_workers": space.baseline.num_workers > 0}
     for count in counts:

@@ -28,7 +28,7 @@ def look(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, ResolvedSpace]:
     if report.environment is None or report.facts is None:
         raise _probe_failure(report)
     seen = report.environment
-    reason = obstacle(plan.baseline, report.facts, drop_last=plan.workload.drop_last)
+    reason = obstacle(plan.baseline, report.facts, seen, drop_last=plan.workload.drop_last)
     if reason is not None:
         raise ConfigError(f"baseline: {reason}")
     space = resolve(

@@ -10,14 +10,16 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import inf
+from math import ceil, inf
 
 from autotune.core.breakdown import LoaderCosts, Share, TimeBreakdown
 from autotune.core.ceilings import Ceiling
+from autotune.core.ddp_config import TORCH_BUCKET_CAP_MB, DdpConfig
 from autotune.core.diagnosis import CurvePoint, Curves
 from autotune.core.environment import Environment
 from autotune.core.guard import GuardFigures
 from autotune.core.measurement import Block, Ceilings, Measurement, MemorySample, Window, rate_of
+from autotune.core.ranks import Communication, RankFigures
 from autotune.core.result import changed_settings
 from autotune.core.stress import StressFigures
 from autotune.core.training_config import TrainingConfig
@@ -30,14 +32,20 @@ __all__ = ["CostModel", "FakeLauncher", "FakeTrial", "analytic_cost", "fake_envi
 
 _BLOCKS = 10
 _GUARD_STEPS = 20
+_GRADIENT_BYTES = 64 * 2**20
+_LINK_BYTES_PER_S = 20 * 2**30
+_BUCKET_S = 100e-6
+_BACKWARD_SHARE = 2 / 3
+_REPLICATE_S = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeTrial:
-    """What a made-up trial of a configuration comes to."""
+    """What a made-up trial of a configuration comes to; of a group, what all its ranks come to together."""
 
     samples_per_s: float = 0.0
     peak_memory_bytes: int = 0
+    """Of each rank."""
     busy_fraction: float = 1.0
     outcome: Outcome = "ok"
     reason: str = ""
@@ -54,6 +62,8 @@ class FakeTrial:
     broken_loss: float = inf
     stress_peak_bytes: int | None = None
     """Peak memory of a stress run; None: that of the trial."""
+    communication: Communication | None = None
+    """What exchanging gradients takes; None: not measured."""
 
 
 CostModel = Callable[[TrainingConfig], FakeTrial]
@@ -62,31 +72,62 @@ CostModel = Callable[[TrainingConfig], FakeTrial]
 def analytic_cost(config: TrainingConfig) -> FakeTrial:
     """A plain machine: the slower of loader and device, memory linear in the micro batch.
 
-    An item takes 1 ms to load, by up to eight workers side by side; a batch takes the device 2 ms and 20 us a sample,
-    half of that in a 16-bit precision. A sample needs 4 MiB of memory beside 512 MiB.
+    An item takes 1 ms to load, by up to eight workers of a process side by side, and sixteen of all ranks together; a
+    batch takes the device 2 ms and 20 us a sample, half of that in a 16-bit precision. A sample needs 4 MiB of memory
+    beside 512 MiB.
+
+    Ranks exchange 64 MiB of gradients a step over a ring of 20 GiB/s, bucket by bucket: all but the last bucket may
+    hide behind the backward pass, two thirds of a batch's time. DataParallel copies the model to each device anew for
+    each batch, 1 ms a device.
     """
-    loader = 1000.0 * max(1, min(config.num_workers, 8))
+    processes, devices, micro = config.process_count, config.world_size, config.micro_batch_size
+    loader = processes * 1000.0 * min(max(1, config.num_workers), 8, 16 / processes)
     speed = 2.0 if config.amp_dtype in {"bfloat16", "float16"} else 1.0
-    device = config.micro_batch_size / (0.002 + 20e-6 * config.micro_batch_size / speed)
-    rate = min(loader, device) if config.num_workers else 1 / (1 / loader + 1 / device)
-    memory = 512 * 2**20 + config.micro_batch_size * 4 * 2**20
+    step_s = 0.002 + 20e-6 * micro / speed + (devices * _REPLICATE_S if config.strategy == "dp" else 0.0)
+    talk = _communication(config, step_s) if processes > 1 else None
+    exposed_s = 0.0 if talk is None else talk.exposed_s / config.grad_accum_steps
+    device, group = devices * (micro / step_s), devices * (micro / (step_s + exposed_s))
+    rate = min(loader, group) if config.num_workers else 1 / (1 / loader + 1 / group)
     return FakeTrial(
         samples_per_s=rate,
-        peak_memory_bytes=memory,
+        peak_memory_bytes=512 * 2**20 + micro * 4 * 2**20 + _bucket_bytes(config),
         busy_fraction=rate / device,
         loader_ceiling=loader,
         device_ceiling=device,
+        communication=talk,
     )
 
 
-def fake_environment(*, device_memory_bytes: int = 16 * 2**30, cores: int = 4) -> Environment:
-    """A made-up machine with one CUDA device."""
+def _communication(config: TrainingConfig, batch_s: float) -> Communication:
+    """A ring all-reduce of the gradients, after the last of a step's batches."""
+    ddp, ranks = config.ddp or DdpConfig(), config.world_size
+    buckets = ceil(_GRADIENT_BYTES / 2**20 / (ddp.bucket_cap_mb or TORCH_BUCKET_CAP_MB))
+    on_their_way = _GRADIENT_BYTES if ddp.comm_hook is None else _GRADIENT_BYTES // 2
+    exchange_s = buckets * _BUCKET_S + 2 * (ranks - 1) / ranks * on_their_way / _LINK_BYTES_PER_S
+    hidden_s = min(_BACKWARD_SHARE * batch_s, exchange_s * (1 - 1 / buckets))
+    alone_s = batch_s * config.grad_accum_steps
+    return Communication(
+        step_s=alone_s + exchange_s - hidden_s,
+        step_alone_s=alone_s,
+        exchange_s=exchange_s,
+        bytes_exchanged=on_their_way,
+    )
+
+
+def _bucket_bytes(config: TrainingConfig) -> int:
+    """Memory of a rank's buckets, which gradients may be views of."""
+    has_buckets = config.process_count > 1 and not (config.ddp or DdpConfig()).gradient_as_bucket_view
+    return _GRADIENT_BYTES if has_buckets else 0
+
+
+def fake_environment(*, device_memory_bytes: int = 16 * 2**30, cores: int = 4, device_count: int = 1) -> Environment:
+    """A made-up machine with one CUDA device, or several of a kind."""
     return Environment(
         device="cuda:0",
         device_kind="cuda",
         device_name="Fake GPU",
         device_memory_bytes=device_memory_bytes,
-        device_count=1,
+        device_count=device_count,
         native_amp_dtypes=("float32", "tf32", "bfloat16", "float16"),
         driver="0.0",
         cores=cores,
@@ -113,7 +154,10 @@ def fake_facts(*, dataset_length: int | None = 100_000) -> WorkloadFacts:
 
 @dataclass(slots=True)
 class FakeLauncher:
-    """Answers trials from a cost model, with a relative noise between trials and between blocks."""
+    """Answers trials from a cost model, with a relative noise between trials and between blocks.
+
+    Rank 0 answers for all ranks of a group, which are equal.
+    """
 
     cost: CostModel = analytic_cost
     noise: float = 0.005
@@ -176,7 +220,8 @@ class FakeLauncher:
         window = _window(level, self.noise, job, numbers)
         rate, extras = rate_of(window), job.extras
         ceilings = _ceilings(trial, loader=extras.loader_ceiling, device=extras.device_ceiling)
-        return Measurement(
+        has_batches = extras.device_ceiling or extras.breakdown
+        measurement = Measurement(
             samples_per_s=rate.value,
             samples_per_s_ci=(rate.low, rate.high),
             busy_fraction=trial.busy_fraction,
@@ -193,7 +238,31 @@ class FakeLauncher:
             device_ceiling=None if ceilings.device is None else ceilings.device.samples_per_s,
             breakdown=_breakdown(trial) if extras.breakdown else None,
             loader_costs=_loader_costs(trial) if extras.breakdown else None,
+            communication=trial.communication if has_batches else None,
         )
+        ranks = job.config.process_count
+        return measurement if ranks == 1 else _as_group(measurement, ranks, self.environment)
+
+
+def _as_group(measurement: Measurement, ranks: int, environment: Environment) -> Measurement:
+    """A group's measurement with the figures of its ranks, each with an equal part."""
+    kind = environment.device.partition(":")[0]
+    loader, device = measurement.loader_ceiling, measurement.device_ceiling
+    own = RankFigures(
+        rank=0,
+        device=kind,
+        samples_per_s=measurement.samples_per_s / ranks,
+        data_wait_fraction=measurement.data_wait_fraction,
+        busy_fraction=measurement.busy_fraction,
+        peak_memory_bytes=measurement.peak_memory_bytes,
+        loader_ceiling=None if loader is None else loader / ranks,
+        device_ceiling=None if device is None else device / ranks,
+    )
+    figures = tuple(
+        own.model_copy(update={"rank": rank, "device": kind if kind == "cpu" else f"{kind}:{rank}"})
+        for rank in range(ranks)
+    )
+    return measurement.model_copy(update={"ranks": figures})
 
 
 def _ceilings(trial: FakeTrial, *, loader: bool, device: bool) -> Ceilings:
@@ -259,10 +328,10 @@ def _stress_figures(trial: FakeTrial) -> StressFigures:
 
 
 def _window(level: float, noise: float, job: Job, numbers: random.Random) -> Window:
-    blocks = []
+    blocks, together = [], job.config.micro_batch_size * job.config.world_size
     for _ in range(_BLOCKS):
-        batches = max(1, round(level * job.window.block_s / job.config.micro_batch_size))
-        samples = batches * job.config.micro_batch_size
+        batches = max(1, round(level * job.window.block_s / together))
+        samples = batches * together
         seconds = samples / (level * numbers.gauss(1, noise))
         blocks.append(Block(samples=samples, batches=batches, seconds=seconds, data_wait_s=0.0))
     return Window(

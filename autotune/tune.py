@@ -272,7 +272,7 @@ class Tuning:
                 f"(log: {record.result.log})",
                 remote_traceback=failure.traceback if failure is not None else "",
             )
-        if failure is None:
+        if failure is None or record.outcome == "timeout":  # where a rank hung is no exception of the user's
             return
         same = self.failures.setdefault(failure.signature, [])
         same.append(record)

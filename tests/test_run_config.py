@@ -77,7 +77,13 @@ workload:
   drop_last: false
   multiprocessing_context: spawn
 baseline: {micro_batch_size: 32, lr: 1.0e-3, num_workers: 2}
-space: {num_workers: {low: 0, high: 16}, amp_dtype: [float32, bfloat16], compile: true}
+space:
+  num_workers: {low: 0, high: 16}
+  amp_dtype: [float32, bfloat16]
+  compile: true
+  world_size: [1, 2]
+  strategy: [single, ddp]
+  ddp: {bucket_cap_mb: [null, 50], gradient_as_bucket_view: true}
 objective: {memory_limit: 20GiB, busy_weight: 0.02, global_batch: keep, max_batch_scale: 8, lr_rule: auto}
 budget: {n_trials: 40, timeout_s: 300}
 device: cuda:1
@@ -94,7 +100,11 @@ seed: 7
     assert plan.space.given() == {
         "amp_dtype": Choices(values=("float32", "bfloat16")),
         "compile": Choices(values=(True,)),
+        "ddp.bucket_cap_mb": Choices(values=(None, 50.0)),
+        "ddp.gradient_as_bucket_view": Choices(values=(True,)),
         "num_workers": IntRange(low=0, high=16),
+        "strategy": Choices(values=("single", "ddp")),
+        "world_size": Choices(values=(1, 2)),
     }
     assert plan.objective.memory_limit == 20 * 2**30
     assert plan.budget == Budget(n_trials=40, timeout_s=300)
@@ -261,6 +271,44 @@ def test_an_unknown_key_is_compared_with_the_keys_beside_it(tmp_path: Path) -> N
     assert only_problem(tmp_path, text).endswith("baseline.ddp.bucket_cap: unknown key; did you mean 'bucket_cap_mb'?")
 
 
+def test_what_is_wrong_with_a_space_of_ddp_is_told_with_its_lines(tmp_path: Path) -> None:
+    text = """\
+space:
+  bucket_cap_mb: [25]
+  ddp:
+    bucket_cap_mb: [0]
+    static_graph: maybe
+    bucket_cap: 3
+    comm_hook: {low: 1, high: 2}
+    world_size: 2
+"""
+    assert problems(tmp_path, f"{WORKLOAD}{text}") == [
+        "x.yaml:3:3: space.bucket_cap_mb: unknown key; it belongs below space.ddp",
+        "x.yaml:5:20: space.ddp.bucket_cap_mb: 0 can't be a value of bucket_cap_mb: Input should be greater than 0",
+        (
+            "x.yaml:6:19: space.ddp.static_graph: 'maybe' can't be a value of static_graph: "
+            "Input should be a valid boolean"
+        ),
+        "x.yaml:7:5: space.ddp.bucket_cap: unknown key; did you mean 'bucket_cap_mb'?",
+        (
+            "x.yaml:8:16: space.ddp.comm_hook: 1 can't be a value of comm_hook: "
+            "Input should be 'fp16', 'bf16' or 'powersgd'"
+        ),
+        "x.yaml:9:5: space.ddp.world_size: unknown key; it belongs below baseline or space",
+    ]
+
+
+def test_a_space_of_ddp_that_is_no_mapping_is_told(tmp_path: Path) -> None:
+    found = only_problem(tmp_path, f"{WORKLOAD}space: {{ddp: [25]}}")
+    assert found == "x.yaml:2:14: space.ddp: must be a mapping of settings, but got [25]"
+
+
+def test_a_setting_of_ddp_is_told_where_it_belongs_in_a_baseline_and_in_python(tmp_path: Path) -> None:
+    assert only_problem(tmp_path, f"{WORKLOAD}baseline: {{comm_hook: fp16}}").endswith("it belongs below baseline.ddp")
+    with pytest.raises(ConfigError, match=r"^space\.comm_hook: unknown key; it belongs below ddp$"):
+        parse_model(SearchSpace, {"comm_hook": ["fp16"]}, "space")
+
+
 def test_settings_that_contradict_each_other_are_told_in_a_clean_sentence(tmp_path: Path) -> None:
     assert only_problem(tmp_path, f"{WORKLOAD}baseline:\n  prefetch_factor: 4\n") == (
         "x.yaml:3:3: baseline: prefetch_factor needs loader workers, but got num_workers=0 and prefetch_factor=4; "
@@ -348,11 +396,13 @@ def test_an_override_is_yaml_and_makes_missing_mappings(tmp_path: Path) -> None:
         "run_dir=a=b",
         "baseline.strategy=ddp",
         "baseline.ddp.static_graph=true",
+        "space.ddp.bucket_cap_mb=[null, 50]",
     ]
     plan = read_plan(write(tmp_path, f"{WORKLOAD}space:\n"), overrides)
     assert plan.space.given()["num_workers"] == IntRange(low=0, high=4)
     assert (plan.baseline.lr, plan.run_dir) == (1e-4, Path("a=b"))
     assert plan.baseline.ddp == DdpConfig(static_graph=True)
+    assert plan.space.given()["ddp.bucket_cap_mb"] == Choices(values=(None, 50.0))
 
 
 def test_an_override_may_put_a_files_wrong_value_right(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import autotune
 from autotune.core.budget import Budget
 from autotune.core.environment import Environment
 from autotune.core.lr_scaling import LrAdvice
@@ -20,6 +21,8 @@ from autotune.core.trial import TrialRecord, TrialResult
 from autotune.core.workload import OptimizerFacts, WorkloadFacts
 from autotune.errors import ConfigError
 from autotune.run_config import read_recommended, recommended_yaml
+
+GROUP = TrainingConfig(strategy="ddp", world_size=2, num_workers=2, ddp=DdpConfig(bucket_cap_mb=50, comm_hook="fp16"))
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +39,14 @@ def write(folder: Path, text: str) -> Path:
 @st.composite
 def training_configs(draw: st.DrawFn) -> TrainingConfig:
     counts, flags = st.integers(1, 10**6), st.booleans()
+    megabytes = st.none() | st.floats(min_value=0, exclude_min=True, allow_infinity=False)
     num_workers = draw(st.integers(0, 64))
     strategy = draw(st.sampled_from(["single", "dp", "ddp"]))
     accum = draw(counts)
     ddp = st.builds(
         DdpConfig,
-        bucket_cap_mb=st.none() | st.floats(min_value=0, exclude_min=True, allow_infinity=False),
+        bucket_cap_mb=megabytes,
+        first_bucket_mb=megabytes,
         gradient_as_bucket_view=flags,
         static_graph=flags if accum == 1 else st.just(False),
         find_unused_parameters=flags,
@@ -196,8 +201,41 @@ def test_the_header_is_comments_alone() -> None:
     assert 'autotune.load("recommended.yaml")' in header
 
 
-def tampered(folder: Path, old: str, new: str) -> Path:
-    text = recommended_yaml(summary(TrainingConfig()))
+def test_the_header_says_how_several_devices_were_used() -> None:
+    ddp = recommended_yaml(summary(GROUP)).partition("format: 1")[0]
+    assert "torchrun --nproc-per-node 2" in ddp
+    assert all(line.startswith("#") for line in ddp.splitlines() if line)
+    dp = recommended_yaml(summary(TrainingConfig(strategy="dp", world_size=4)))
+    assert "torch.nn.DataParallel over 4 devices" in dp
+    assert "torchrun" not in dp
+    assert "torchrun" not in recommended_yaml(summary(TrainingConfig()))
+
+
+def test_every_setting_of_ddp_is_written_and_read_back_by_load(tmp_path: Path) -> None:
+    path = write(tmp_path, recommended_yaml(summary(GROUP)))
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert content["settings"]["ddp"].keys() == DdpConfig.model_fields.keys()
+    assert (content["settings"]["strategy"], content["settings"]["world_size"]) == ("ddp", 2)
+    assert autotune.load(path) == GROUP
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("    static_graph: false\n", "", r"settings\.ddp\.static_graph: must be given: autotune writes every setting"),
+        ("bucket_cap_mb: 50.0", "bucket_cap_mb: 0", r"settings\.ddp\.bucket_cap_mb: must be above 0, but got 0"),
+        ("comm_hook: fp16", "comm_hook: fp8", r"settings\.ddp\.comm_hook: must be one of 'fp16', 'bf16' or 'powersgd'"),
+        ("comm_hook: fp16", "comm_hook: fp16\n    hook: fp16", r"settings\.ddp\.hook: unknown key"),
+        ("strategy: ddp", "strategy: single", "settings: strategy 'single' has one rank, but got world_size=2"),
+    ],
+)
+def test_a_changed_setting_of_ddp_is_told(tmp_path: Path, old: str, new: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_recommended(tampered(tmp_path, old, new, GROUP))
+
+
+def tampered(folder: Path, old: str, new: str, config: TrainingConfig | None = None) -> Path:
+    text = recommended_yaml(summary(config or TrainingConfig()))
     assert old in text
     return write(folder, text.replace(old, new, 1))
 

@@ -102,14 +102,21 @@ class LoaderCosts(BaseModel):
 
 
 def breakdown_on_device(
-    device: DeviceTime, *, profiled_steps: int, step_s: float, data_wait_s: float, restart_s: float
+    device: DeviceTime,
+    *,
+    profiled_steps: int,
+    step_s: float,
+    data_wait_s: float,
+    restart_s: float,
+    exchange_s: float = 0.0,
 ) -> TimeBreakdown:
     """Shares on an accelerator, of an unprofiled step of a long run, which takes `step_s + restart_s`.
 
     The device's own work comes from the profiler; what is left is idle time, of which the host's waits for the loader
     explain at most `data_wait_s` a step (the rest of those waits is hidden behind queued work), and what follows the
     host's waits for the device a further part. Restarts cost what queued work leaves of them. A profile that shows more
-    work than a step takes (its kernels were slowed down) is scaled to the step.
+    work than a step takes (its kernels were slowed down) is scaled to the step. `exchange_s` is what the exchange of
+    gradients adds to a step, where the profiled ones were without it.
     """
     source = f"profiler in {profiled_steps} extra steps, as a share of a step without it"
     parts = [device.compute_s, device.copy_s, device.communication_s]
@@ -119,6 +126,7 @@ def breakdown_on_device(
     step_s = total - restart_s
     scale = min(1.0, step_s / sum(work)) if sum(work) > 0 else 1.0
     compute, copy, talk = (one * scale for one in work)
+    talk += min(exchange_s, max(0.0, step_s - compute - copy - talk))
     unexplained = max(0.0, step_s - compute - copy - talk)
     waiting = min(data_wait_s, unexplained)
     synchronising = min(device.after_waits_s / profiled_steps, unexplained - waiting)
@@ -134,17 +142,25 @@ def breakdown_on_device(
     )
 
 
-def breakdown_on_cpu(
-    *, step_s: float, data_wait_s: float, copy_s: float, gap_fraction: float, restart_s: float, profiled_steps: int
+def breakdown_on_cpu(  # noqa: PLR0913 - the parts of a step, each by its name
+    *,
+    step_s: float,
+    data_wait_s: float,
+    copy_s: float,
+    gap_fraction: float,
+    restart_s: float,
+    profiled_steps: int,
+    exchange_s: float = 0.0,
 ) -> TimeBreakdown:
     """Shares on the CPU, which is its own device, of a step of a long run, which takes `step_s + restart_s`.
 
     `copy_s` is the time of moving a batch (layout conversions), `gap_fraction` the share of the rest of the step that
-    lies outside any operator by the profiler.
+    lies outside any operator by the profiler, `exchange_s` what the exchange of gradients with other ranks adds.
     """
     waiting = min(data_wait_s, step_s)
     copying = min(copy_s, step_s - waiting)
-    rest = step_s - waiting - copying
+    talking = min(exchange_s, step_s - waiting - copying)
+    rest = step_s - waiting - copying - talking
     idle = rest * _clamped(gap_fraction)
     total = step_s + restart_s
     source = f"profiler in {profiled_steps} extra steps"
@@ -154,7 +170,12 @@ def breakdown_on_cpu(
         compute=_share(
             (rest - idle) / total, f"what is left of the step, without the gaps between operators ({source})"
         ),
-        synchronise=_share(0.0, "the CPU is its own device: nothing to wait for"),
+        synchronise=_share(
+            talking / total,
+            "a step with the exchange of gradients less one without, on batches at hand"
+            if exchange_s > 0
+            else "the CPU is its own device: nothing to wait for",
+        ),
         idle=_share(idle / total, f"gaps between operators ({source})"),
         restart_fraction=_clamped(restart_s / total),
     )

@@ -51,6 +51,7 @@ def loader_key(config: TrainingConfig) -> tuple[object, ...]:
         config.persistent_workers,
         config.pin_memory,
         config.world_size,
+        config.strategy,
         config.intra_op_threads if config.num_workers == 0 else None,  # items are made under them in the trial itself
     )
 

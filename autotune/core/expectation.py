@@ -120,7 +120,7 @@ def _usable(evidence: Evidence, points: Sequence[CurvePoint], settings: frozense
     for point in points:
         if point.ceiling is not None and point.changes and settings.issuperset(point.changes):
             config = apply_changes(evidence, point)
-            if rules.obstacle(config, evidence.facts, drop_last=evidence.drop_last) is None:
+            if rules.obstacle(config, evidence.facts, evidence.environment, drop_last=evidence.drop_last) is None:
                 found.append(point)
     return found
 

@@ -16,6 +16,7 @@ from autotune.core.breakdown import LoaderCosts, TimeBreakdown
 from autotune.core.busy import BusyReading, Fullness
 from autotune.core.ceilings import Ceiling
 from autotune.core.environment import DeviceKind
+from autotune.core.ranks import Communication, RankFigures
 from autotune.core.statistics import batch_means_half_width
 
 __all__ = [
@@ -162,6 +163,11 @@ class Measurement(BaseModel):
     """Where the time goes; None where not asked for."""
     loader_costs: LoaderCosts | None = None
     """What data costs inside the loader; None where not asked for."""
+    ranks: tuple[RankFigures, ...] = ()
+    """Each rank's own figures, in order; () where there is one process. Everything else here is the group's: its rate
+    and window, the worst rank's waits, busy fraction and memory."""
+    communication: Communication | None = None
+    """What exchanging gradients takes; None for a single rank, and where not measured."""
     remarks: tuple[str, ...] = ()
     """What could not be measured after the window, and why, a sentence each."""
     after_s: float = 0.0

@@ -88,15 +88,17 @@ class Recommendation(BaseModel):
 
 
 def simplicity(config: TrainingConfig) -> tuple[int, ...]:
-    """Sort key: fewest workers, smallest batch, plainest precision, then the fewest switches."""
+    """Sort key: fewest devices, fewest workers, smallest batch, plainest precision, then the fewest switches."""
     return (
-        config.num_workers,
+        config.world_size,
+        config.num_workers * config.process_count,
         config.global_batch_size,
         AMP_DTYPES.index(config.amp_dtype),
         config.grad_accum_steps,
         *(int(flag) for flag in (config.compile, config.channels_last, config.pin_memory, config.persistent_workers)),
         config.prefetch_factor or 0,
         config.intra_op_threads or 0,
+        0 if config.ddp is None else len(config.ddp.model_dump(exclude_defaults=True)),
     )
 
 

@@ -1,23 +1,46 @@
 """The rules between settings, all of them.
 
 `contradiction` holds everywhere and is checked when a TrainingConfig is made; `obstacle`, `without_effect` and
-`normalised` need the machine and the workload. Each gives a reason or None, so that raising, skipping and telling share
-one check.
+`normalised` need the machine and the workload, `coarse_exchange` what the user runs today. Each gives a reason or None,
+so that raising, skipping and telling share one check.
 """
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
+from autotune.core.ddp_config import TORCH_BUCKET_CAP_MB, TORCH_FIRST_BUCKET_MB, DdpConfig
+
 if TYPE_CHECKING:
-    from autotune.core.environment import Environment
+    from autotune.core.environment import DeviceKind, Environment
     from autotune.core.training_config import TrainingConfig
     from autotune.core.workload import WorkloadFacts
 
-__all__ = ["TORCH_PREFETCH_FACTOR", "contradiction", "normalised", "obstacle", "same_behaviour_key", "without_effect"]
+__all__ = [
+    "DATA_PARALLEL_KINDS",
+    "GROUP_BACKENDS",
+    "HOOK_DTYPES",
+    "TORCH_PREFETCH_FACTOR",
+    "coarse_exchange",
+    "contradiction",
+    "hook_obstacle",
+    "most_ranks",
+    "normalised",
+    "obstacle",
+    "same_behaviour_key",
+    "without_effect",
+]
 
 TORCH_PREFETCH_FACTOR = 2
 """torch.utils.data.DataLoader's own, where workers load and None is given."""
+GROUP_BACKENDS: dict[DeviceKind, str] = {"cuda": "nccl", "rocm": "nccl", "xpu": "xccl", "cpu": "gloo"}
+"""What the ranks of a group exchange gradients by, for each kind of device that can."""
+DATA_PARALLEL_KINDS: frozenset[DeviceKind] = frozenset({"cuda", "rocm"})
+"""Devices that nn.DataParallel splits a batch over."""
+HOOK_DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
+"""The precision that gradients have on their way with a communication hook that rounds them."""
+_BF16_BACKENDS = frozenset({"nccl", "xccl"})
 
 
 def contradiction(config: TrainingConfig) -> str | None:
@@ -41,25 +64,53 @@ def contradiction(config: TrainingConfig) -> str | None:
     return None
 
 
-def obstacle(config: TrainingConfig, facts: WorkloadFacts, *, drop_last: bool) -> str | None:
+def obstacle(config: TrainingConfig, facts: WorkloadFacts, environment: Environment, *, drop_last: bool) -> str | None:
     """Why a configuration can't be measured with this workload on this machine, or None."""
-    length = facts.dataset_length
-    if length is not None and drop_last and config.micro_batch_size > length:
-        size = config.micro_batch_size
-        return f"a batch must fit into the dataset of {length} samples, but got micro_batch_size={size}"
-    if config.strategy != "single":
-        return f"this version runs trials on one device, but got strategy={config.strategy}; set strategy: single"
-    fixed = facts.fixed_batch_size
-    if fixed is not None and config.micro_batch_size != fixed:
-        return (
-            f"the batch sampler yields batches of {fixed}, but got micro_batch_size={config.micro_batch_size}; "
-            "pass batch_sampler as a callable (dataset, batch_size) to have it tuned"
-        )
-    return None
+    return (
+        _beyond_the_data(config, facts, drop_last=drop_last)
+        or _beyond_the_machine(config, environment)
+        or _beyond_the_group(config, facts, environment)
+    )
+
+
+def most_ranks(environment: Environment) -> int:
+    """Ranks that a machine has room for: its devices from the one named on; on the CPU, a core for each."""
+    if environment.device_kind == "cpu":
+        return environment.cores
+    index = int(environment.device.partition(":")[2] or 0)
+    return max(1, environment.device_count - index)
+
+
+def hook_obstacle(hook: str | None, environment: Environment) -> str | None:
+    """Why gradients can't be compressed by this communication hook on this machine, or None.
+
+    Source: DistributedDataParallel._check_comm_hook, torch 2.13: the bf16 hook needs NCCL 2.10 or XCCL.
+    """
+    if hook != "bf16" or GROUP_BACKENDS.get(environment.device_kind) in _BF16_BACKENDS:
+        return None
+    return (
+        "ddp.comm_hook 'bf16' needs NCCL or XCCL, but the device is "
+        f"{environment.device}; set comm_hook: fp16, or leave it out"
+    )
+
+
+def coarse_exchange(config: TrainingConfig, baseline: TrainingConfig) -> str | None:
+    """Why gradients would be rounded on their way beyond what computing them rounds, or None.
+
+    The precision guard compares one process with float32 and sees no exchange: without being asked for, a hook may be
+    taken only where its precision is that of the computation, or where the user runs it today.
+    """
+    hook, theirs = _hook_of(config), _hook_of(baseline)
+    if hook is None or hook == theirs or HOOK_DTYPES.get(hook) == config.amp_dtype:
+        return None
+    return (
+        "gradients must not be rounded more on their way than where they are computed, but got "
+        f"ddp.comm_hook={hook} and amp_dtype={config.amp_dtype}; list ddp.comm_hook in the space to have it tried"
+    )
 
 
 def without_effect(config: TrainingConfig, facts: WorkloadFacts, environment: Environment) -> dict[str, str]:
-    """Settings that are on but do nothing here, each with the reason."""
+    """Settings that are given but do nothing here, each with the reason."""
     found = {}
     if config.pin_memory and environment.device_kind in {"cpu", "mps"}:
         found["pin_memory"] = f"pinned memory serves copies to an accelerator, and the device is {environment.device}"
@@ -67,12 +118,20 @@ def without_effect(config: TrainingConfig, facts: WorkloadFacts, environment: En
         found["amp_dtype"] = f"TF32 is computed by NVIDIA GPUs, and the device is {environment.device}"
     if config.channels_last and not facts.has_4d_input:
         found["channels_last"] = "no input of the model has four dimensions"
+    ddp = config.ddp or DdpConfig()
+    if ddp.find_unused_parameters and ddp.static_graph:
+        found["ddp.find_unused_parameters"] = "with static_graph torch finds unused parameters by itself"
+    if not ddp.broadcast_buffers and not facts.has_buffers:
+        found["ddp.broadcast_buffers"] = "the model has no buffers"
     return found
 
 
 def normalised(settings: dict[str, object], facts: WorkloadFacts, environment: Environment) -> dict[str, object]:
-    """Proposed settings with everything that has no effect put to its neutral value, so that equals are equal."""
-    result = dict(settings)
+    """Proposed settings with everything that has no effect put to its neutral value, so that equals are equal.
+
+    `ddp` may be a DdpConfig or its mapping; what comes out is a mapping, or None where it says what torch does anyway.
+    """
+    result = {**settings, **_normalised_ranks(settings, facts)}
     if result.get("num_workers") == 0:
         result.update(prefetch_factor=None, persistent_workers=False)
     if environment.device_kind in {"cpu", "mps"}:
@@ -89,4 +148,88 @@ def same_behaviour_key(config: TrainingConfig, facts: WorkloadFacts, environment
     settings = normalised(config.model_dump(exclude={"lr"}), facts, environment)
     if config.num_workers > 0 and config.prefetch_factor is None:
         settings["prefetch_factor"] = TORCH_PREFETCH_FACTOR
+    if settings["strategy"] == "ddp":
+        settings["ddp"] = _ddp_behaviour(DdpConfig.model_validate(settings["ddp"] or {}), facts)
     return repr(sorted(settings.items()))
+
+
+def _beyond_the_data(config: TrainingConfig, facts: WorkloadFacts, *, drop_last: bool) -> str | None:
+    size, ranks, length = config.micro_batch_size, config.world_size, facts.dataset_length
+    if length is not None and drop_last and size * ranks > length:
+        whose, on = ("a batch", "") if ranks == 1 else ("a batch of every rank", f" on {ranks} ranks")
+        return f"{whose} must fit into the dataset of {length} samples, but got micro_batch_size={size}{on}"
+    fixed = facts.fixed_batch_size
+    if fixed is not None and config.loader_batch_size != fixed:
+        over = f" over {ranks} devices" if config.loader_batch_size != size else ""
+        return (
+            f"the batch sampler yields batches of {fixed}, but got micro_batch_size={size}{over}; "
+            "pass batch_sampler as a callable (dataset, batch_size) to have it tuned"
+        )
+    return None
+
+
+def _beyond_the_machine(config: TrainingConfig, environment: Environment) -> str | None:
+    kind, most = environment.device_kind, most_ranks(environment)
+    if config.strategy == "dp" and kind not in DATA_PARALLEL_KINDS:
+        return (
+            "strategy 'dp' splits each batch over CUDA or ROCm devices, but the device is "
+            f"{environment.device}; set strategy: ddp or single"
+        )
+    if config.strategy == "ddp" and kind not in GROUP_BACKENDS:
+        return (
+            "strategy 'ddp' exchanges gradients by NCCL, XCCL or gloo, but torch has none of them for "
+            f"{environment.device}; set strategy: single"
+        )
+    if config.world_size <= most:
+        return None
+    room = f"{most}, the cores here (a rank needs one)" if kind == "cpu" else _say_devices(most, environment)
+    return f"world_size must be at most {room}, but got world_size={config.world_size}; set a smaller one"
+
+
+def _say_devices(most: int, environment: Environment) -> str:
+    which = "the devices here" if most == environment.device_count else f"the devices from {environment.device} on"
+    return f"{most}, {which}"
+
+
+def _beyond_the_group(config: TrainingConfig, facts: WorkloadFacts, environment: Environment) -> str | None:
+    if config.strategy != "ddp":
+        return None
+    ddp = config.ddp or DdpConfig()
+    if facts.has_unused_parameters and not (ddp.find_unused_parameters or ddp.static_graph):
+        return (
+            "DistributedDataParallel must look for parameters without a gradient (one step has left some out), but got "
+            "ddp.find_unused_parameters=False; set ddp.find_unused_parameters: true"
+        )
+    return hook_obstacle(ddp.comm_hook, environment)
+
+
+def _hook_of(config: TrainingConfig) -> str | None:
+    return None if config.ddp is None else config.ddp.comm_hook
+
+
+def _normalised_ranks(settings: dict[str, object], facts: WorkloadFacts) -> dict[str, object]:
+    """One rank is strategy single, by whatever name, and a single one has one rank; DDP's settings are DDP's alone."""
+    strategy = settings.get("strategy", "single")
+    if strategy == "single" or settings.get("world_size", 1) == 1:
+        return {"strategy": "single", "world_size": 1, "ddp": None}
+    return {"ddp": _normalised_ddp(settings.get("ddp"), facts) if strategy == "ddp" else None}
+
+
+def _normalised_ddp(ddp: object, facts: WorkloadFacts) -> dict[str, object] | None:
+    """With a static graph torch finds unused parameters by itself (DistributedDataParallel._set_static_graph warns)."""
+    config = DdpConfig() if ddp is None else DdpConfig.model_validate(ddp)
+    neutral: dict[str, object] = {}
+    if config.static_graph:
+        neutral["find_unused_parameters"] = False
+    if not facts.has_buffers:
+        neutral["broadcast_buffers"] = True
+    config = config.model_copy(update=neutral)
+    return None if config == DdpConfig() else config.model_dump()
+
+
+def _ddp_behaviour(ddp: DdpConfig, facts: WorkloadFacts) -> dict[str, object]:
+    """DDP's settings with its buckets as they turn out: none holds more than all gradients together."""
+    cap = ddp.bucket_cap_mb or TORCH_BUCKET_CAP_MB
+    first = ddp.first_bucket_mb or (TORCH_FIRST_BUCKET_MB if ddp.bucket_cap_mb is None else cap)
+    most = facts.gradient_bytes / 2**20 or inf
+    return {**ddp.model_dump(), "bucket_cap_mb": min(cap, most), "first_bucket_mb": min(first, most)}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from autotune.core import rules
+from autotune.core.ddp_config import DdpConfig
 
 if TYPE_CHECKING:
     import torch
@@ -25,25 +26,6 @@ AMP_DTYPES: tuple[AmpDtype, ...] = ("float32", "tf32", "bfloat16", "float16")
 _Count = Annotated[int, Field(strict=True, ge=1)]
 _CountOrZero = Annotated[int, Field(strict=True, ge=0)]
 _Flag = Annotated[bool, Field(strict=True)]
-
-
-class DdpConfig(BaseModel):
-    """Arguments of torch.nn.parallel.DistributedDataParallel, under its own names."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    bucket_cap_mb: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Size of a gradient bucket in MiB; None: torch's own (25)."""
-    gradient_as_bucket_view: _Flag = False
-    """Let gradients be views into the buckets; saves about the gradients' size."""
-    static_graph: _Flag = False
-    """Promise that every iteration uses the same graph."""
-    find_unused_parameters: _Flag = False
-    """Look for parameters that got no gradient, each iteration."""
-    broadcast_buffers: _Flag = True
-    """Send rank 0's buffers to the others before each forward pass."""
-    comm_hook: Literal["fp16", "bf16", "powersgd"] | None = None
-    """Compression of the gradients on their way."""
 
 
 class TrainingConfig(BaseModel):
@@ -93,14 +75,24 @@ class TrainingConfig(BaseModel):
         return self
 
     @property
+    def process_count(self) -> int:
+        """Processes that train side by side: one a rank under ddp, one otherwise."""
+        return self.world_size if self.strategy == "ddp" else 1
+
+    @property
+    def loader_batch_size(self) -> int:
+        """Samples of a batch that one process loads: under dp the one process loads for all of its devices."""
+        return self.micro_batch_size * self.world_size // self.process_count
+
+    @property
     def global_batch_size(self) -> int:
         """Samples of one optimizer step, over all ranks."""
         return self.micro_batch_size * self.grad_accum_steps * self.world_size
 
     def dataloader_kwargs(self) -> dict[str, Any]:
-        """Arguments for torch.utils.data.DataLoader, `batch_size` among them."""
+        """Arguments for torch.utils.data.DataLoader in each process: under dp, `batch_size` is that of all devices."""
         return {
-            "batch_size": self.micro_batch_size,
+            "batch_size": self.loader_batch_size,
             "num_workers": self.num_workers,
             "prefetch_factor": self.prefetch_factor,
             "persistent_workers": self.persistent_workers,

@@ -81,6 +81,12 @@ class WorkloadFacts(BaseModel):
     """Batch size that the user's own batch sampler imposes."""
     has_4d_input: bool
     parameter_count: int
+    gradient_bytes: int = 0
+    """Bytes of all gradients: what the ranks of a group exchange each step."""
+    has_buffers: bool = False
+    """The model has buffers, such as the running averages of batch norm, which ranks may share."""
+    has_unused_parameters: bool = False
+    """Some parameters that require a gradient got none in one step: DDP must look for them."""
     optimizer: OptimizerFacts
     step_source: str
     """How the loss is computed, in words: what the user gave, or what was inferred."""

@@ -14,6 +14,7 @@ from reprlib import Repr
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from autotune.errors import ConfigError
@@ -123,30 +124,39 @@ def _remedy(kind: str, value: object, context: Mapping[str, Any]) -> str:
 def _nearest(loc: KeyPath, model_type: type[BaseModel]) -> str:
     """The remedy for an unknown key: where it belongs, the name that is nearest, or all that are allowed."""
     name, owner = str(loc[-1]), _model_at(model_type, loc[:-1])
-    homes = [section for section, inner in _sections(model_type) if name in inner.model_fields]
+    homes = _homes(name, model_type, ()) + ([] if owner is None else _homes(name, owner, loc[:-1]))
     if homes:
-        return f"it belongs below {' or '.join(homes)}"
+        return f"it belongs below {' or '.join(dict.fromkeys(homes))}"
     allowed = [] if owner is None else list(owner.model_fields)
     near = get_close_matches(name.lower(), allowed, n=1)
     return f"did you mean {near[0]!r}?" if near else f"allowed are {', '.join(allowed)}"
 
 
+def _homes(name: str, model_type: type[BaseModel], path: KeyPath) -> list[str]:
+    """The sections of the model at a path that have a key of this name, each by its own path."""
+    found = [section for section, inner in _sections(model_type) if name in inner.model_fields]
+    return [".".join(map(str, (*path, section))) for section in found]
+
+
 def _sections(model_type: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
-    for name in model_type.model_fields:
-        inner = _model_at(model_type, (name,))
-        if inner is not None:
-            yield name, inner
+    """The fields that hold a model; a field with a choice of models (a domain's) is no section."""
+    for name, field in model_type.model_fields.items():
+        inner = _models_of(field)
+        if len(inner) == 1:
+            yield name, inner[0]
 
 
 def _model_at(model_type: type[BaseModel], path: KeyPath) -> type[BaseModel] | None:
     """The model that holds the value at a path; None where that is no model."""
     for key in path:
         field = model_type.model_fields.get(str(key))
-        annotation = None if field is None else field.annotation
-        inner = [
-            one for one in (annotation, *get_args(annotation)) if isinstance(one, type) and issubclass(one, BaseModel)
-        ]
+        inner = [] if field is None else _models_of(field)
         if not inner:
             return None
         model_type = inner[0]
     return model_type
+
+
+def _models_of(field: FieldInfo) -> list[type[BaseModel]]:
+    annotation = field.annotation
+    return [one for one in (annotation, *get_args(annotation)) if isinstance(one, type) and issubclass(one, BaseModel)]

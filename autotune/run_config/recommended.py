@@ -19,9 +19,9 @@ from pydantic import ValidationError
 from autotune.core.measurement import Measurement
 from autotune.core.recommendation import Ratio, Recommendation, rate_of_runs
 from autotune.core.result import RunSummary
-from autotune.core.training_config import TrainingConfig
+from autotune.core.training_config import DdpConfig, TrainingConfig
 from autotune.errors import ConfigError
-from autotune.run_config.document import Document, read_document
+from autotune.run_config.document import Document, KeyPath, read_document
 from autotune.run_config.parsing import issues_of
 
 __all__ = ["read_recommended", "recommended_yaml"]
@@ -37,8 +37,18 @@ _HEADER = """\
 #     loader = DataLoader(dataset, shuffle=True, drop_last=True, **config.dataloader_kwargs())
 #     with config.autocast(device): ...  # and config.grad_scaler(device), config.lr, config.grad_accum_steps
 #
-# `settings` is what is read back; everything below it is the evidence, rounded.
+{ranks}# `settings` is what is read back; everything below it is the evidence, rounded.
 
+"""
+_DDP = """\
+# It was measured in {count} processes (torchrun --nproc-per-node {count}), each with a DistributedSampler, and with the
+# model in DistributedDataParallel, whose arguments are config.ddp (a comm_hook goes to its register_comm_hook).
+# micro_batch_size and num_workers are those of one process.
+#
+"""
+_DP = """\
+# It was measured with the model in torch.nn.DataParallel over {count} devices; micro_batch_size is that of one of them.
+#
 """
 
 
@@ -50,6 +60,7 @@ def recommended_yaml(summary: RunSummary) -> str:
         version=summary.autotune_version,
         name=_printable(summary.name),
         device=_printable(summary.environment.device_name),
+        ranks=_ranks(recommendation.config),
     )
     content = {
         "format": _FORMAT,
@@ -88,10 +99,20 @@ def read_recommended(path: Path) -> TrainingConfig:
     return config
 
 
+def _ranks(config: TrainingConfig) -> str:
+    """How several devices were used; "" for one."""
+    if config.strategy == "single":
+        return ""
+    return (_DDP if config.strategy == "ddp" else _DP).format(count=config.world_size)
+
+
 def _settings(document: Document, settings: dict[str, Any]) -> tuple[TrainingConfig | None, list[str]]:
     # A line that was lost must not turn into a default: autotune writes every setting.
-    missing = [name for name in TrainingConfig.model_fields if name not in settings]
-    problems = [document.problem("must be given: autotune writes every setting", ("settings", one)) for one in missing]
+    missing: list[KeyPath] = [("settings", name) for name in TrainingConfig.model_fields if name not in settings]
+    ddp = settings.get("ddp")
+    if isinstance(ddp, dict):
+        missing += [("settings", "ddp", name) for name in DdpConfig.model_fields if name not in ddp]
+    problems = [document.problem("must be given: autotune writes every setting", path) for path in missing]
     try:
         return TrainingConfig.model_validate(settings), [str(one) for one in problems]
     except ValidationError as error:

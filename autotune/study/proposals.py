@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from autotune.core import rules
 from autotune.core.memory_line import is_too_big, memory_lines
-from autotune.core.search_space import Domain, ResolvedSpace, SettingValue, compose, whole_numbers
-from autotune.core.training_config import TrainingConfig
+from autotune.core.search_space import (
+    DDP_PREFIX,
+    Domain,
+    IntRange,
+    ResolvedSpace,
+    SettingValue,
+    compose,
+    setting_of,
+    whole_numbers,
+)
+from autotune.core.training_config import DdpConfig, TrainingConfig
 from autotune.core.trial import TrialRecord
 
 __all__ = [
@@ -21,24 +30,39 @@ __all__ = [
 
 _GUESSED_PREFETCH = 4
 _MANY_WORKERS_PER_CORE = 4
-_SWITCHES = ("amp_dtype", "channels_last", "compile")
+_SWITCHES = ("amp_dtype", "channels_last", "compile", "strategy")
+_DDP_SWITCHES = ("gradient_as_bucket_view", "static_graph", "find_unused_parameters", "comm_hook")
 
 
 def params_of(config: TrainingConfig, space: ResolvedSpace) -> dict[str, SettingValue]:
-    """The searched settings of a configuration; where it leaves one to torch, and the space does not, left out."""
-    values = config.model_dump()
+    """The searched settings of a configuration; where it leaves one to torch, and the space does not, left out.
+
+    So are DistributedDataParallel's where another strategy runs: no value of theirs says anything of it.
+    """
+    values = config.model_dump(exclude={"ddp"})
     if config.num_workers > 0 and config.prefetch_factor is None:
         values["prefetch_factor"] = rules.TORCH_PREFETCH_FACTOR
-    return {name: values[name] for name in space.parameters if values[name] is not None or None in space.domains[name]}
+    if config.strategy == "ddp":
+        values.update(_ddp_values(config.ddp or DdpConfig()))
+    return {
+        name: _as_listed(values[name], domain)
+        for name, domain in space.parameters.items()
+        if name in values and (values[name] is not None or None in domain)
+    }
 
 
 def first_guesses(space: ResolvedSpace) -> list[dict[str, SettingValue]]:
     """What an expert would try first, each the one before it and something more.
 
-    A loader with a worker for each core; the same with the largest batch; on a CPU one thread for training, which
-    otherwise fights the workers; all of the device's cheap gains; many workers, for data that waits for I/O.
+    A loader with a worker for each core; the same with the largest batch; that on all devices, where there are several,
+    with the cores divided among them (or on one device, where the baseline has several); and again as the baseline is
+    run: on a CPU one thread for training, which otherwise fights the workers; all of the device's cheap gains; many
+    workers, for data that waits for I/O.
     """
-    cores = space.environment.cores
+    start = params_of(space.baseline, space)
+    home = compose({name: nearest(space.domains[name], value) for name, value in start.items()}, space)
+    own = home if isinstance(home, TrainingConfig) else space.baseline
+    cores = _cores_of_a_rank(space, own.process_count)
     loader: dict[str, SettingValue] = {
         "num_workers": cores,
         "persistent_workers": True,
@@ -49,12 +73,11 @@ def first_guesses(space: ResolvedSpace) -> list[dict[str, SettingValue]]:
     device: dict[str, SettingValue] = {"amp_dtype": _fast_dtype(space.domains["amp_dtype"]), "channels_last": True}
     many: dict[str, SettingValue] = {"num_workers": _MANY_WORKERS_PER_CORE * cores}
     quiet: dict[str, SettingValue] = {"intra_op_threads": 1}
-    wishes = [loader, *({**loader, **batch, **more} for more in ({}, quiet, device, many))]
-    start = params_of(space.baseline, space)
+    wishes = [loader, *({**loader, **batch, **more} for more in ({}, *_other_ranks(space, own), quiet, device, many))]
     guesses = []
     for wish in wishes:
         wanted = {**start, **{name: value for name, value in wish.items() if name in space.parameters}}
-        guess = {name: nearest(space.domains[name], value) for name, value in wanted.items()}
+        guess = _fitting({name: nearest(space.domains[name], value) for name, value in wanted.items()}, space)
         if guess not in guesses:
             guesses.append(guess)
     return guesses
@@ -65,16 +88,29 @@ def explaining_setting(
 ) -> tuple[str, frozenset[SettingValue]] | None:
     """The switch whose values all failures have and no success has, with those values; None if not exactly one.
 
-    Only precision, layout and compilation explain a failure: a model that can't run in half precision says nothing
-    against the rest of the space.
+    Only precision, layout, compilation and the strategy explain a failure: a model that can't run in half precision
+    says nothing against the rest of the space. Where all failures have one setting of DistributedDataParallel that is
+    not torch's own, that one explains them before the strategy does.
     """
     good = list(succeeded)
-    found = []
-    for name in _SWITCHES:
-        bad_values = frozenset(getattr(config, name) for config in failed)
-        if bad_values.isdisjoint({getattr(config, name) for config in good}):
-            found.append((name, bad_values))
-    return found[0] if len(found) == 1 else None
+    plain = {name: values for name in _SWITCHES if (values := _telling(name, failed, good))}
+    torchs = _ddp_values(DdpConfig())
+    own = {
+        name: values
+        for name in (f"{DDP_PREFIX}{one}" for one in _DDP_SWITCHES)
+        if len(values := _telling(name, failed, good)) == 1 and values.isdisjoint({None, torchs[name]})
+    }
+    if len(own) == 1:
+        plain = {name: values for name, values in plain.items() if name != "strategy"} | own
+    return next(iter(plain.items())) if len(plain) == 1 else None
+
+
+def _telling(
+    name: str, failed: Sequence[TrainingConfig], succeeded: Sequence[TrainingConfig]
+) -> frozenset[SettingValue]:
+    """The values that a setting has in the failures, where it has none of them in a success; else none."""
+    bad = frozenset(setting_of(config, name) for config in failed)
+    return bad if bad.isdisjoint({setting_of(config, name) for config in succeeded}) else frozenset()
 
 
 def nearest(domain: Domain, value: SettingValue) -> SettingValue:
@@ -88,18 +124,21 @@ def nearest(domain: Domain, value: SettingValue) -> SettingValue:
 
 
 def same_batch_variant(best: TrialRecord, space: ResolvedSpace) -> dict[str, SettingValue] | None:
-    """The best trial's settings at the baseline's global batch; None where they are at it, or can't be."""
-    baseline = space.baseline
-    if best.config.global_batch_size == baseline.global_batch_size:
+    """The best trial's settings at the baseline's global batch, split so that each of its ranks takes an equal share.
+
+    None where they are at it, or can't be.
+    """
+    wanted = space.baseline.global_batch_size
+    if best.config.global_batch_size == wanted:
         return None
     params = params_of(best.config, space)
-    for name in ("micro_batch_size", "grad_accum_steps"):
-        value = getattr(baseline, name)
-        if name in params and value in space.domains[name]:
-            params[name] = value
-        elif getattr(best.config, name) != value:
-            return None
-    return params
+    for micro, steps in _splits(space, best.config.world_size):
+        split: dict[str, SettingValue] = {"micro_batch_size": micro, "grad_accum_steps": steps}
+        variant = {**params, **{name: value for name, value in split.items() if name in params}}
+        config = compose(variant, space)
+        if isinstance(config, TrainingConfig) and config.global_batch_size == wanted:
+            return variant
+    return None
 
 
 def largest_batch_variant(
@@ -107,11 +146,12 @@ def largest_batch_variant(
 ) -> dict[str, SettingValue] | None:
     """The best trial's settings at the largest micro batch that the memory line predicts to fit.
 
-    None where that batch was run already in this precision, or no line can tell. A batch at or above one that was too
-    big is not tried again. Where the global batch would grow beyond its cap, gradients are accumulated less.
+    None where that batch was run already in this precision and on as many ranks, or no line can tell. A batch at or
+    above one that was too big is not tried again. Where the global batch would grow beyond its cap, gradients are
+    accumulated less.
     """
     dtype = best.config.amp_dtype
-    own = [record for record in records if record.config.amp_dtype == dtype]
+    own = [record for record in records if _memory_kind(record.config) == _memory_kind(best.config)]
     line = next((line for line in memory_lines(own) if line.amp_dtype == dtype), None)
     if line is None or "micro_batch_size" not in space.parameters:
         return None
@@ -128,6 +168,60 @@ def largest_batch_variant(
             if isinstance(compose(variant, space), TrainingConfig):
                 return variant
     return None
+
+
+def _ddp_values(ddp: DdpConfig) -> dict[str, SettingValue]:
+    """DistributedDataParallel's settings by the names that they have in a space."""
+    return {f"{DDP_PREFIX}{name}": value for name, value in ddp.model_dump().items()}
+
+
+def _as_listed(value: SettingValue, domain: Domain) -> SettingValue:
+    """A value as its domain has it: a range holds whole numbers, where a size may be a fraction."""
+    return int(value) if isinstance(domain, IntRange) and isinstance(value, float) else value
+
+
+def _cores_of_a_rank(space: ResolvedSpace, ranks: int) -> int:
+    return max(1, space.environment.cores // ranks)
+
+
+def _other_ranks(space: ResolvedSpace, own: TrainingConfig) -> Iterator[dict[str, SettingValue]]:
+    """A wish for what `own` is not: all devices under DDP, as torch has it and without copying gradients; or one."""
+    most = max(space.group_sizes, default=1)
+    if own.world_size > 1 and "single" in space.domains["strategy"]:
+        yield {"strategy": "single", "world_size": 1, "num_workers": space.environment.cores}
+    elif most > own.world_size:
+        yield {
+            **_ddp_values(DdpConfig(gradient_as_bucket_view=True)),
+            "strategy": "ddp",
+            "world_size": most,
+            "num_workers": _cores_of_a_rank(space, most),
+        }
+
+
+def _fitting(guess: dict[str, SettingValue], space: ResolvedSpace) -> dict[str, SettingValue]:
+    """The guess with the largest micro batch, up to its own, that breaks no rule; as it is where none does."""
+    own = guess.get("micro_batch_size")
+    sizes = whole_numbers(space.domains["micro_batch_size"]) if isinstance(own, int) else []
+    for size in sorted(sizes, reverse=True):
+        smaller = {**guess, "micro_batch_size": size}
+        if isinstance(own, int) and size <= own and isinstance(compose(smaller, space), TrainingConfig):
+            return smaller
+    return guess
+
+
+def _splits(space: ResolvedSpace, ranks: int) -> Iterator[tuple[int, int]]:
+    """Ways to split the baseline's global batch on so many ranks: micro batch and accumulation, its own first."""
+    own = space.baseline.grad_accum_steps
+    share, rest = divmod(space.baseline.global_batch_size, ranks)
+    listed = {own, *whole_numbers(space.domains["grad_accum_steps"])}
+    for steps in sorted(listed, key=lambda one: (abs(one - own), one)):
+        if rest == 0 and share % steps == 0:
+            yield share // steps, steps
+
+
+def _memory_kind(config: TrainingConfig) -> tuple[str, str, int]:
+    """What has a line of memory to itself: a group's buckets, and what DataParallel gathers, come on top."""
+    return config.amp_dtype, config.strategy, config.world_size
 
 
 def _fast_dtype(domain: Domain) -> SettingValue:

@@ -23,7 +23,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from autotune.core import rules
 from autotune.core.objective import Score
-from autotune.core.search_space import Domain, IntRange, ResolvedSpace, SettingValue, compose
+from autotune.core.search_space import Domain, IntRange, ResolvedSpace, SettingValue, compose, setting_of
 from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import TrialRecord, TrialResult
 from autotune.errors import RunFolderError, StudyMismatchError
@@ -190,7 +190,7 @@ class Study:
         return config
 
     def _is_excluded(self, config: TrainingConfig) -> bool:
-        return any(all(getattr(config, name) in values for name, values in one.items()) for one in self._excluded)
+        return any(all(setting_of(config, name) in values for name, values in one.items()) for one in self._excluded)
 
     def _key(self, config: TrainingConfig) -> str:
         return rules.same_behaviour_key(config, self._space.facts, self._space.environment)

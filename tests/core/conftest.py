@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 
 from autotune.core.environment import Environment
 from autotune.core.measurement import Block, Measurement, MemorySample, Window
-from autotune.core.objective import Score
+from autotune.core.objective import Objective, Score
 from autotune.core.recommendation import Confirmation
+from autotune.core.search_space import ResolvedSpace, SearchSpace, resolve
 from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import TrialRecord, TrialResult
 from autotune.core.workload import OptimizerFacts, WorkloadFacts
@@ -139,3 +140,37 @@ def cpu(make_environment: Callable[..., Environment]) -> Environment:
     return make_environment(
         device="cpu", device_kind="cpu", device_name="x86", native_amp_dtypes=("float32", "bfloat16"), cores=4
     )
+
+
+@pytest.fixture(scope="session")
+def four_devices(make_environment: Callable[..., Environment]) -> Environment:
+    """A machine with four CUDA devices and sixteen cores."""
+    return make_environment(device_count=4, cores=16)
+
+
+@pytest.fixture(scope="session")
+def make_space(
+    make_facts: Callable[..., WorkloadFacts], make_environment: Callable[..., Environment]
+) -> Callable[..., ResolvedSpace]:
+    """(the user's space as a mapping); keywords for resolve, `global_batch`, `max_batch_scale`, facts' fields."""
+
+    def make(
+        given_space: Mapping[str, Any] | None = None,
+        *,
+        baseline: TrainingConfig | None = None,
+        environment: Environment | None = None,
+        drop_last: bool = True,
+        global_batch: str = "scale",
+        max_batch_scale: float = 8,
+        **facts: Any,
+    ) -> ResolvedSpace:
+        return resolve(
+            SearchSpace.model_validate(given_space or {}),
+            baseline=baseline or TrainingConfig(),
+            objective=Objective.model_validate({"global_batch": global_batch, "max_batch_scale": max_batch_scale}),
+            facts=make_facts(**facts),
+            environment=environment or make_environment(),
+            drop_last=drop_last,
+        )
+
+    return make

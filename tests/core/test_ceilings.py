@@ -33,3 +33,8 @@ def test_a_side_that_was_tried_in_vain_is_not_tried_again_and_others_are() -> No
     assert (book.needs_loader(config), book.needs_device(config), book.needs_loader(other)) == (False, True, True)
     book.keep(config, loader=None, device=REACHED)
     assert not book.needs_device(config)
+
+
+def test_one_loader_for_two_devices_is_not_two_loaders() -> None:
+    one = TrainingConfig(strategy="dp", world_size=2)
+    assert loader_key(one) != loader_key(one.model_copy(update={"strategy": "ddp"}))

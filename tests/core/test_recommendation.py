@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from autotune.core.measurement import Measurement
 from autotune.core.recommendation import Confirmation, choose, ratio_of, simplicity
-from autotune.core.training_config import TrainingConfig
+from autotune.core.training_config import DdpConfig, TrainingConfig
 
 MakeConfirmation = Callable[..., Confirmation]
 _FIELD = st.lists(
@@ -40,6 +40,19 @@ def test_a_config_is_simpler_with_fewer_workers_then_a_smaller_batch_then_a_plai
         TrainingConfig(num_workers=1),
         TrainingConfig(num_workers=1, prefetch_factor=2),
         TrainingConfig(num_workers=1, persistent_workers=True),
+    ]
+    keys = [simplicity(config) for config in ordered]
+    assert keys == sorted(keys)
+    assert len(set(keys)) == len(keys)
+
+
+def test_a_config_is_simpler_on_fewer_devices_then_with_fewer_workers_of_all_ranks() -> None:
+    ordered = [
+        TrainingConfig(num_workers=9),
+        TrainingConfig(strategy="dp", world_size=2, num_workers=1),
+        TrainingConfig(strategy="ddp", world_size=2, num_workers=1),
+        TrainingConfig(strategy="ddp", world_size=2, num_workers=1, ddp=DdpConfig(static_graph=True)),
+        TrainingConfig(strategy="dp", world_size=2, num_workers=3),
     ]
     keys = [simplicity(config) for config in ordered]
     assert keys == sorted(keys)

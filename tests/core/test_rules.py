@@ -23,6 +23,20 @@ _LOADER_SETTINGS = st.fixed_dictionaries(
         "channels_last": st.booleans(),
     }
 )
+_RANK_SETTINGS = st.fixed_dictionaries(
+    {
+        "strategy": st.sampled_from(["single", "dp", "ddp"]),
+        "world_size": st.integers(1, 3),
+        "ddp": st.none()
+        | st.builds(
+            DdpConfig,
+            bucket_cap_mb=st.sampled_from([None, 25, 50]),
+            static_graph=st.booleans(),
+            find_unused_parameters=st.booleans(),
+            broadcast_buffers=st.booleans(),
+        ).map(DdpConfig.model_dump),
+    }
+)
 
 
 @pytest.mark.parametrize(
@@ -54,29 +68,109 @@ def test_settings_that_go_together_have_no_contradiction(config: TrainingConfig)
     assert rules.contradiction(config) is None
 
 
-def test_a_batch_must_fit_into_the_dataset_where_the_last_one_is_dropped(
-    make_facts: Callable[..., WorkloadFacts],
-) -> None:
-    facts = make_facts(dataset_length=100)
+@pytest.fixture(scope="session")
+def obstacle(make_facts: Callable[..., WorkloadFacts], four_devices: Environment) -> Callable[..., str | None]:
+    """(configuration or its settings); keywords `environment` (four devices), `drop_last` (true), facts' fields."""
+
+    def told(
+        config: TrainingConfig | dict[str, Any],
+        *,
+        environment: Environment = four_devices,
+        drop_last: bool = True,
+        **facts: Any,
+    ) -> str | None:
+        parsed = TrainingConfig.model_validate(config)
+        return rules.obstacle(parsed, make_facts(**facts), environment, drop_last=drop_last)
+
+    return told
+
+
+def test_a_batch_must_fit_into_the_dataset_where_the_last_one_is_dropped(obstacle: Callable[..., str | None]) -> None:
     fits, larger = TrainingConfig(micro_batch_size=100), TrainingConfig(micro_batch_size=101)
-    assert rules.obstacle(fits, facts, drop_last=True) is None
-    assert "100 samples" in str(rules.obstacle(larger, facts, drop_last=True))
-    assert rules.obstacle(larger, facts, drop_last=False) is None
-    assert rules.obstacle(larger, make_facts(dataset_length=None), drop_last=True) is None
+    assert obstacle(fits, dataset_length=100) is None
+    assert str(obstacle(larger, dataset_length=100)).startswith("a batch must fit into the dataset of 100 samples")
+    assert obstacle(larger, dataset_length=100, drop_last=False) is None
+    assert obstacle(larger, dataset_length=None) is None
 
 
 @pytest.mark.parametrize("strategy", ["dp", "ddp"])
-def test_more_than_one_device_is_said_to_be_out_of_reach(
-    make_facts: Callable[..., WorkloadFacts], strategy: str
+def test_a_batch_of_every_rank_must_fit_into_the_dataset(obstacle: Callable[..., str | None], strategy: str) -> None:
+    group = {"strategy": strategy, "world_size": 2}
+    assert obstacle({**group, "micro_batch_size": 50}, dataset_length=100) is None
+    reason = obstacle({**group, "micro_batch_size": 51}, dataset_length=100)
+    assert str(reason).endswith("100 samples, but got micro_batch_size=51 on 2 ranks")
+
+
+def test_a_fixed_batch_sampler_fixes_the_batch_of_a_process(obstacle: Callable[..., str | None]) -> None:
+    group = {"world_size": 2, "micro_batch_size": 16}
+    assert obstacle({"micro_batch_size": 16}, fixed_batch_size=16) is None
+    assert "batches of 16" in str(obstacle({}, fixed_batch_size=16))
+    assert obstacle({**group, "strategy": "ddp"}, fixed_batch_size=16) is None
+    assert "micro_batch_size=16 over 2 devices" in str(obstacle({**group, "strategy": "dp"}, fixed_batch_size=16))
+    assert obstacle({**group, "strategy": "dp"}, fixed_batch_size=32) is None
+
+
+@pytest.mark.parametrize("strategy", ["dp", "ddp"])
+def test_ranks_beyond_the_devices_are_told_with_both_numbers(
+    obstacle: Callable[..., str | None], make_environment: Callable[..., Environment], strategy: str
 ) -> None:
-    config = TrainingConfig.model_validate({"strategy": strategy})
-    assert f"strategy={strategy}" in str(rules.obstacle(config, make_facts(), drop_last=True))
+    group = {"strategy": strategy, "world_size": 3}
+    assert obstacle(group) is None
+    two, named = make_environment(device_count=2), make_environment(device="cuda:2", device_count=4)
+    told = "world_size must be at most 2, the devices {}, but got world_size=3; set a smaller one"
+    assert obstacle(group, environment=two) == told.format("here")
+    assert obstacle(group, environment=named) == told.format("from cuda:2 on")
 
 
-def test_a_fixed_batch_sampler_fixes_the_batch(make_facts: Callable[..., WorkloadFacts]) -> None:
-    facts = make_facts(fixed_batch_size=16)
-    assert rules.obstacle(TrainingConfig(micro_batch_size=16), facts, drop_last=True) is None
-    assert "batches of 16" in str(rules.obstacle(TrainingConfig(), facts, drop_last=True))
+def test_on_the_cpu_each_rank_needs_a_core(obstacle: Callable[..., str | None], cpu: Environment) -> None:
+    assert obstacle({"strategy": "ddp", "world_size": 4}, environment=cpu) is None
+    reason = obstacle({"strategy": "ddp", "world_size": 5}, environment=cpu)
+    assert str(reason).startswith("world_size must be at most 4, the cores here (a rank needs one)")
+
+
+def test_a_strategy_that_the_device_does_not_have_is_told(
+    obstacle: Callable[..., str | None], make_environment: Callable[..., Environment], cpu: Environment
+) -> None:
+    apple = make_environment(device="mps", device_kind="mps")
+    assert "CUDA or ROCm" in str(obstacle({"strategy": "dp", "world_size": 2}, environment=cpu))
+    assert "NCCL, XCCL or gloo" in str(obstacle({"strategy": "ddp"}, environment=apple))
+    assert obstacle({}, environment=apple) is None
+
+
+def test_parameters_without_a_gradient_must_be_looked_for(obstacle: Callable[..., str | None]) -> None:
+    def told(**ddp: bool) -> str | None:
+        return obstacle({"strategy": "ddp", "world_size": 2, "ddp": ddp}, has_unused_parameters=True)
+
+    assert "set ddp.find_unused_parameters: true" in str(told())
+    assert told(find_unused_parameters=True) is None
+    assert told(static_graph=True) is None
+    assert obstacle({}, has_unused_parameters=True) is None
+    assert obstacle({"strategy": "dp", "world_size": 2}, has_unused_parameters=True) is None
+
+
+@pytest.mark.parametrize(("hook", "is_refused"), [("bf16", True), ("fp16", False), ("powersgd", False), (None, False)])
+def test_the_bf16_hook_alone_is_refused_on_gloo(
+    obstacle: Callable[..., str | None], cpu: Environment, hook: str | None, is_refused: bool
+) -> None:
+    group = {"strategy": "ddp", "world_size": 2, "ddp": {"comm_hook": hook}}
+    assert obstacle(group) is None
+    assert (obstacle(group, environment=cpu) is not None) == is_refused
+    assert (rules.hook_obstacle(hook, cpu) is not None) == is_refused
+
+
+def test_a_hook_may_round_what_is_computed_as_coarsely_or_what_is_run_today() -> None:
+    def group(hook: str | None, amp_dtype: str = "float32") -> TrainingConfig:
+        values = {"strategy": "ddp", "world_size": 2, "amp_dtype": amp_dtype, "ddp": {"comm_hook": hook}}
+        return TrainingConfig.model_validate(values)
+
+    plain = TrainingConfig()
+    assert rules.coarse_exchange(group(None), plain) is None
+    assert rules.coarse_exchange(group("fp16", "float16"), plain) is None
+    assert rules.coarse_exchange(group("bf16", "bfloat16"), plain) is None
+    assert rules.coarse_exchange(group("powersgd"), group("powersgd")) is None
+    for hook, amp_dtype in (("fp16", "float32"), ("fp16", "bfloat16"), ("bf16", "float16"), ("powersgd", "float16")):
+        reason = rules.coarse_exchange(group(hook, amp_dtype), plain)
+        assert f"ddp.comm_hook={hook} and amp_dtype={amp_dtype}" in str(reason)
 
 
 def test_what_has_no_effect_is_named_with_its_reason(
@@ -86,9 +180,18 @@ def test_what_has_no_effect_is_named_with_its_reason(
     assert set(rules.without_effect(config, flat, cpu)) == {"pin_memory", "channels_last"}
     assert rules.without_effect(config, make_facts(), make_environment()) == {}
     assert rules.without_effect(TrainingConfig(), flat, cpu) == {}
+    ddp = DdpConfig(static_graph=True, find_unused_parameters=True, broadcast_buffers=False)
+    group = TrainingConfig(strategy="ddp", world_size=2, ddp=ddp)
+    assert set(rules.without_effect(group, flat, cpu)) == {"ddp.find_unused_parameters", "ddp.broadcast_buffers"}
+    assert set(rules.without_effect(group, make_facts(has_buffers=True), cpu)) == {"ddp.find_unused_parameters"}
 
 
-@given(_LOADER_SETTINGS, st.booleans(), st.booleans())
+@given(
+    st.builds(lambda loader, ranks: {**loader, **(ranks or {})}, _LOADER_SETTINGS, st.none() | _RANK_SETTINGS),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+)
 def test_normalising_is_idempotent_valid_and_leaves_nothing_without_effect(
     make_facts: Callable[..., WorkloadFacts],
     make_environment: Callable[..., Environment],
@@ -96,13 +199,17 @@ def test_normalising_is_idempotent_valid_and_leaves_nothing_without_effect(
     settings: dict[str, object],
     is_cpu: bool,
     has_4d: bool,
+    has_buffers: bool,
 ) -> None:
-    facts, environment = make_facts(has_4d_input=has_4d), cpu if is_cpu else make_environment()
+    facts, environment = make_facts(has_4d_input=has_4d, has_buffers=has_buffers), cpu if is_cpu else make_environment()
     before = dict(settings)
     once = rules.normalised(settings, facts, environment)
     assert settings == before
     assert rules.normalised(once, facts, environment) == once
-    assert rules.without_effect(TrainingConfig.model_validate(once), facts, environment) == {}
+    config = TrainingConfig.model_validate(once)
+    assert rules.without_effect(config, facts, environment) == {}
+    assert (config.strategy == "single") == (config.world_size == 1)
+    assert config.ddp != DdpConfig()
 
 
 def test_configurations_that_run_alike_share_a_key(
@@ -121,3 +228,20 @@ def test_configurations_that_run_alike_share_a_key(
         for pin in (True, False)
     ]
     assert on_cuda[0] != on_cuda[1]
+
+
+def test_groups_that_run_alike_share_a_key(make_facts: Callable[..., WorkloadFacts], four_devices: Environment) -> None:
+    def key(world_size: int = 2, gradient_mib: int = 0, **ddp: Any) -> str:
+        config = TrainingConfig(strategy="ddp", world_size=world_size, ddp=DdpConfig(**ddp) if ddp else None)
+        return rules.same_behaviour_key(config, make_facts(gradient_bytes=gradient_mib * 2**20), four_devices)
+
+    assert key() == key(broadcast_buffers=True) == key(broadcast_buffers=False)
+    assert key() == key(bucket_cap_mb=25, first_bucket_mb=1)
+    assert key() != key(bucket_cap_mb=25), "torch's own first bucket is smaller"
+    assert key(bucket_cap_mb=50) == key(bucket_cap_mb=50, first_bucket_mb=50)
+    assert key(bucket_cap_mb=50) != key(bucket_cap_mb=100)
+    assert key(gradient_mib=20, bucket_cap_mb=50) == key(gradient_mib=20, bucket_cap_mb=100)
+    assert key(static_graph=True) == key(static_graph=True, find_unused_parameters=True)
+    assert key() != key(world_size=3)
+    alone = rules.same_behaviour_key(TrainingConfig(), make_facts(), four_devices)
+    assert key(world_size=1, static_graph=True) == alone

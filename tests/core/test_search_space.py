@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import islice
+from random import Random
 from typing import Any
 
 import pytest
@@ -13,11 +14,24 @@ from pydantic import ValidationError
 
 from autotune.core import rules
 from autotune.core.environment import Environment
-from autotune.core.objective import Objective
-from autotune.core.search_space import Choices, IntRange, ResolvedSpace, SearchSpace, compose, resolve
-from autotune.core.training_config import TrainingConfig
-from autotune.core.workload import WorkloadFacts
+from autotune.core.search_space import (
+    Choices,
+    DdpSpace,
+    IntRange,
+    ResolvedSpace,
+    SearchSpace,
+    compose,
+    setting_of,
+)
+from autotune.core.training_config import DdpConfig, TrainingConfig
 
+_DDP_SUBSETS: dict[str, st.SearchStrategy[Any]] = {
+    "bucket_cap_mb": st.lists(st.none() | st.integers(1, 200), min_size=1, max_size=3),
+    "static_graph": st.lists(st.booleans(), min_size=1),
+    "find_unused_parameters": st.lists(st.booleans(), min_size=1),
+    "broadcast_buffers": st.booleans(),
+    "comm_hook": st.lists(st.sampled_from([None, "fp16", "bf16", "powersgd"]), min_size=1),
+}
 _SUBSETS: dict[str, st.SearchStrategy[Any]] = {
     "micro_batch_size": st.lists(st.integers(1, 512), min_size=1, max_size=4),
     "grad_accum_steps": st.lists(st.integers(1, 16), min_size=1, max_size=3),
@@ -27,8 +41,9 @@ _SUBSETS: dict[str, st.SearchStrategy[Any]] = {
     "persistent_workers": st.booleans(),
     "pin_memory": st.lists(st.booleans(), min_size=1),
     "compile": st.lists(st.booleans(), min_size=1),
-    "strategy": st.lists(st.sampled_from(["single", "ddp"]), min_size=1),
-    "world_size": st.lists(st.integers(1, 3), min_size=1, max_size=2),
+    "strategy": st.lists(st.sampled_from(["single", "dp", "ddp"]), min_size=1),
+    "world_size": st.lists(st.integers(1, 6), min_size=1, max_size=2),
+    "ddp": st.fixed_dictionaries({}, optional=_DDP_SUBSETS),
 }
 _SPACES = st.fixed_dictionaries({}, optional=_SUBSETS)
 _BASELINES = st.builds(
@@ -41,36 +56,14 @@ _BASELINES = st.builds(
 )
 
 
-@pytest.fixture(scope="session")
-def make_space(
-    make_facts: Callable[..., WorkloadFacts], make_environment: Callable[..., Environment]
-) -> Callable[..., ResolvedSpace]:
-    """(the user's space as a mapping); keywords for resolve, `global_batch`, `max_batch_scale`, facts' fields."""
-
-    def make(
-        given_space: Mapping[str, Any] | None = None,
-        *,
-        baseline: TrainingConfig | None = None,
-        environment: Environment | None = None,
-        drop_last: bool = True,
-        global_batch: str = "scale",
-        max_batch_scale: float = 8,
-        **facts: Any,
-    ) -> ResolvedSpace:
-        return resolve(
-            SearchSpace.model_validate(given_space or {}),
-            baseline=baseline or TrainingConfig(),
-            objective=Objective.model_validate({"global_batch": global_batch, "max_batch_scale": max_batch_scale}),
-            facts=make_facts(**facts),
-            environment=environment or make_environment(),
-            drop_last=drop_last,
-        )
-
-    return make
-
-
 def _values(space: ResolvedSpace, name: str) -> list[Any]:
     return list(space.domains[name])
+
+
+def _some_combinations(space: ResolvedSpace, random: Random, count: int = 60) -> list[dict[str, Any]]:
+    """Some combinations from all over the space: the first ones are of one strategy alone."""
+    domains = {name: list(domain) for name, domain in space.parameters.items()}
+    return [{name: random.choice(values) for name, values in domains.items()} for _ in range(count)]
 
 
 def _composed(space: ResolvedSpace, most: int = 400) -> list[TrainingConfig]:
@@ -157,7 +150,7 @@ def test_the_default_ranges_are_the_documented_ones(make_space: Callable[..., Re
     for name in ("persistent_workers", "pin_memory", "channels_last"):
         assert _values(space, name) == [False, True]
     assert _values(space, "world_size") == [1]
-    assert set(space.domains) == set(SearchSpace.model_fields)
+    assert set(space.domains) == set(SearchSpace.model_fields) - {"ddp"}
 
 
 def test_batches_grow_to_max_batch_scale_times_the_baselines(make_space: Callable[..., ResolvedSpace]) -> None:
@@ -256,9 +249,12 @@ def test_a_batch_sampler_of_fixed_size_leaves_one_batch(make_space: Callable[...
     drop_last=st.booleans(),
     on_cpu=st.booleans(),
     has_4d=st.booleans(),
+    has_unused=st.booleans(),
+    random=st.randoms(use_true_random=False),
 )
 def test_what_is_composed_breaks_no_rule_and_no_cap(
     make_space: Callable[..., ResolvedSpace],
+    four_devices: Environment,
     cpu: Environment,
     given_space: dict[str, Any],
     baseline: TrainingConfig,
@@ -268,32 +264,37 @@ def test_what_is_composed_breaks_no_rule_and_no_cap(
     drop_last: bool,
     on_cpu: bool,
     has_4d: bool,
+    has_unused: bool,
+    random: Random,
 ) -> None:
     space = make_space(
         given_space,
         baseline=baseline,
-        environment=cpu if on_cpu else None,
+        environment=cpu if on_cpu else four_devices,
         drop_last=drop_last,
         global_batch="keep" if keep else "scale",
         max_batch_scale=scale,
         dataset_length=length,
         has_4d_input=has_4d,
+        has_unused_parameters=has_unused,
     )
-    for params in islice(space.combinations(), 60):
+    for params in _some_combinations(space, random):
         config = compose(params, space)
         if isinstance(config, str):
             assert config
             continue
         assert rules.contradiction(config) is None
-        assert rules.obstacle(config, space.facts, drop_last=drop_last) is None
+        assert rules.obstacle(config, space.facts, space.environment, drop_last=drop_last) is None
         assert rules.without_effect(config, space.facts, space.environment) == {}
         assert config.lr == baseline.lr
         plain = config.model_dump()
         assert rules.normalised(plain, space.facts, space.environment) == plain
         if keep:
             assert config.global_batch_size == baseline.global_batch_size
-        elif not given_space.keys() & {"micro_batch_size", "grad_accum_steps"}:
+        elif not given_space.keys() & {"micro_batch_size", "grad_accum_steps", "world_size"}:
             assert config.global_batch_size <= max(scale * baseline.global_batch_size, 1)
+        assert config.strategy in space.domains["strategy"]
+        assert config.world_size in space.domains["world_size"] or config.strategy == "single"
 
 
 @settings(max_examples=100, deadline=None)
@@ -327,9 +328,14 @@ def test_a_value_outside_the_space_is_refused_by_name(make_space: Callable[..., 
     assert compose({"num_workers": 99}, make_space()) == "num_workers=99 lies outside the space"
 
 
-def test_a_contradiction_is_told_in_the_rules_own_words(make_space: Callable[..., ResolvedSpace]) -> None:
-    space = make_space({"world_size": [1, 2]})
-    assert str(compose({"world_size": 2}, space)).startswith("strategy 'single' has one rank")
+def test_a_contradiction_is_told_in_the_rules_own_words(
+    make_space: Callable[..., ResolvedSpace], four_devices: Environment
+) -> None:
+    space = make_space(
+        {"strategy": "ddp", "world_size": 2, "ddp": {"static_graph": True}, "grad_accum_steps": [1, 2]},
+        environment=four_devices,
+    )
+    assert str(compose({"grad_accum_steps": 2}, space)).startswith("ddp.static_graph can't stand with gradient")
 
 
 def test_what_has_no_effect_is_put_to_neutral(make_space: Callable[..., ResolvedSpace]) -> None:
@@ -359,3 +365,141 @@ _ONE_VALUE_EACH = {
     "compile": False,
     "intra_op_threads": None,
 }
+
+
+# Several ranks
+
+
+def test_ddps_settings_are_written_as_the_others_and_named_by_where_they_stand() -> None:
+    space = SearchSpace.model_validate(
+        {"world_size": [1, 2], "ddp": {"bucket_cap_mb": [None, 50], "static_graph": True, "comm_hook": None}}
+    )
+    assert space.given() == {
+        "ddp.bucket_cap_mb": Choices(values=(None, 50.0)),
+        "ddp.comm_hook": Choices(values=(None,)),
+        "ddp.static_graph": Choices(values=(True,)),
+        "world_size": Choices(values=(1, 2)),
+    }
+    assert SearchSpace(ddp=None).given() == SearchSpace(ddp=DdpSpace()).given() == {}
+    assert set(DdpSpace.model_fields) == set(DdpConfig.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("given_ddp", "said"),
+    [
+        ({"bucket_cap_mb": [0]}, "0 can't be a value of bucket_cap_mb"),
+        ({"bucket_cap_mb": {"low": 0, "high": 9}}, "0 can't be a value of bucket_cap_mb"),
+        ({"static_graph": [1]}, "1 can't be a value of static_graph"),
+        ({"comm_hook": ["fp8"]}, "'fp8' can't be a value of comm_hook"),
+        ({"bucket_cap": 3}, "bucket_cap"),
+        ([1], "ddp"),
+    ],
+)
+def test_what_can_not_be_a_space_of_ddp_is_refused(given_ddp: object, said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        SearchSpace.model_validate({"ddp": given_ddp})
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"strategy": "single", "world_size": 3},
+        {"strategy": "dp", "world_size": 1},
+        {"strategy": "ddp", "world_size": 1, "ddp.static_graph": True, "ddp.bucket_cap_mb": 50.0},
+    ],
+)
+def test_one_rank_is_the_same_configuration_by_whatever_name(
+    make_space: Callable[..., ResolvedSpace], four_devices: Environment, params: dict[str, Any]
+) -> None:
+    space = make_space(environment=four_devices)
+    config = compose(params, space)
+    assert config == compose({}, space)
+    assert isinstance(config, TrainingConfig)
+    assert (config.strategy, config.world_size, config.ddp) == ("single", 1, None)
+
+
+def test_ddp_settings_reach_the_configuration_and_torchs_own_leave_none(
+    make_space: Callable[..., ResolvedSpace], four_devices: Environment
+) -> None:
+    space = make_space(environment=four_devices)
+    group: dict[str, Any] = {"strategy": "ddp", "world_size": 2}
+    plain, own = (compose({**group, **more}, space) for more in ({}, {"ddp.bucket_cap_mb": 50.0}))
+    assert isinstance(plain, TrainingConfig)
+    assert isinstance(own, TrainingConfig)
+    assert (plain.strategy, plain.world_size, plain.ddp) == ("ddp", 2, None)
+    assert own.ddp == DdpConfig(bucket_cap_mb=50)
+    parallel = compose({"strategy": "dp", "world_size": 2, "ddp.bucket_cap_mb": 50.0}, space)
+    assert isinstance(parallel, TrainingConfig)
+    assert (parallel.strategy, parallel.world_size, parallel.ddp) == ("dp", 2, None)
+
+
+def test_a_setting_is_found_by_the_name_that_it_has_in_a_space() -> None:
+    group = TrainingConfig(strategy="ddp", world_size=2, ddp=DdpConfig(bucket_cap_mb=50))
+    assert (setting_of(group, "world_size"), setting_of(group, "ddp.bucket_cap_mb")) == (2, 50.0)
+    assert setting_of(group.model_copy(update={"ddp": None}), "ddp.broadcast_buffers") is True
+    assert setting_of(TrainingConfig(), "ddp.broadcast_buffers") is None
+
+
+def test_one_rank_is_refused_where_the_user_has_left_it_out(
+    make_space: Callable[..., ResolvedSpace], four_devices: Environment
+) -> None:
+    space = make_space({"strategy": "ddp", "world_size": [1, 2]}, environment=four_devices)
+    assert "lies outside the space" in str(compose({"world_size": 1}, space))
+    assert isinstance(compose({"world_size": 2}, space), TrainingConfig)
+    with_one = make_space({"strategy": ["single", "ddp"], "world_size": 2}, environment=four_devices)
+    one = compose({"strategy": "single"}, with_one)
+    assert isinstance(one, TrainingConfig)
+    assert one.world_size == 1
+
+
+def test_workers_of_all_ranks_stay_within_what_one_process_may_have(
+    make_space: Callable[..., ResolvedSpace], four_devices: Environment
+) -> None:
+    params: dict[str, Any] = {"strategy": "ddp", "world_size": 4, "num_workers": 32}
+    shared = compose(params, make_space(environment=four_devices))
+    listed = compose(params, make_space({"num_workers": [0, 32]}, environment=four_devices))
+    assert isinstance(shared, TrainingConfig)
+    assert isinstance(listed, TrainingConfig)
+    assert (shared.num_workers, listed.num_workers) == (8, 32)
+
+
+def test_the_cap_of_the_batch_holds_for_all_ranks_together(
+    make_space: Callable[..., ResolvedSpace], four_devices: Environment
+) -> None:
+    space = make_space(environment=four_devices)
+    group: dict[str, Any] = {"strategy": "ddp", "world_size": 4}
+    assert "must stay within 256, but got 512" in str(compose({**group, "micro_batch_size": 128}, space))
+    assert isinstance(compose({**group, "micro_batch_size": 64}, space), TrainingConfig)
+
+
+def test_listed_ranks_raise_the_cap_as_far_as_they_need_it(
+    make_space: Callable[..., ResolvedSpace], four_devices: Environment
+) -> None:
+    given_space = {"strategy": "ddp", "world_size": 4, "grad_accum_steps": [8]}
+    space = make_space(given_space, environment=four_devices, max_batch_scale=1)
+    assert {config.global_batch_size for config in _composed(space, 10_000)} == {8 * 8 * 4}
+
+
+def test_a_kept_batch_is_split_over_the_ranks(
+    make_space: Callable[..., ResolvedSpace], four_devices: Environment
+) -> None:
+    baseline = TrainingConfig(micro_batch_size=32, grad_accum_steps=2)
+    space = make_space(environment=four_devices, global_batch="keep", baseline=baseline)
+    group: dict[str, Any] = {"strategy": "ddp", "world_size": 4}
+    config = compose({**group, "micro_batch_size": 8}, space)
+    assert isinstance(config, TrainingConfig)
+    assert (config.grad_accum_steps, config.global_batch_size) == (2, 64)
+    reason = str(compose({**group, "micro_batch_size": 32}, space))
+    assert "micro_batch_size=32 on 4 ranks does not divide it" in reason
+
+
+def test_gradients_are_not_rounded_unasked_beyond_what_computing_them_rounds(
+    make_space: Callable[..., ResolvedSpace], four_devices: Environment
+) -> None:
+    group: dict[str, Any] = {"strategy": "ddp", "world_size": 2, "ddp.comm_hook": "bf16"}
+    space = make_space(environment=four_devices)
+    assert str(compose(group, space)).startswith("gradients must not be rounded more")
+    assert str(compose({**group, "amp_dtype": "float16"}, space)).startswith("gradients must not be rounded more")
+    assert isinstance(compose({**group, "amp_dtype": "bfloat16"}, space), TrainingConfig)
+    listed = make_space({"ddp": {"comm_hook": [None, "bf16"]}}, environment=four_devices)
+    assert isinstance(compose(group, listed), TrainingConfig)

@@ -74,6 +74,16 @@ def test_the_global_batch_is_the_product_over_ranks_and_accumulation(values: dic
     assert config.global_batch_size == config.micro_batch_size * config.grad_accum_steps * config.world_size
 
 
+@pytest.mark.parametrize(
+    ("strategy", "world_size", "processes", "batch"), [("single", 1, 1, 8), ("dp", 4, 1, 32), ("ddp", 4, 4, 8)]
+)
+def test_a_process_loads_for_all_devices_that_it_trains_on(
+    strategy: str, world_size: int, processes: int, batch: int
+) -> None:
+    config = TrainingConfig.model_validate({"strategy": strategy, "world_size": world_size, "micro_batch_size": 8})
+    assert (config.process_count, config.loader_batch_size) == (processes, batch)
+
+
 def test_the_default_is_what_the_design_names() -> None:
     config = TrainingConfig()
     assert (config.micro_batch_size, config.num_workers, config.amp_dtype, config.lr) == (32, 0, "float32", 1e-3)

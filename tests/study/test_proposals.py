@@ -4,27 +4,51 @@ from collections.abc import Mapping
 from typing import Any
 
 from core.evidence import make_measurement
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.core.objective import Objective
 from autotune.core.search_space import Choices, IntRange, ResolvedSpace, SearchSpace, compose, resolve
-from autotune.core.training_config import TrainingConfig
+from autotune.core.training_config import DdpConfig, TrainingConfig
 from autotune.core.trial import TrialRecord, TrialResult
-from autotune.study.proposals import explaining_setting, first_guesses, largest_batch_variant, nearest, params_of
+from autotune.study.proposals import (
+    explaining_setting,
+    first_guesses,
+    largest_batch_variant,
+    nearest,
+    params_of,
+    same_batch_variant,
+)
 from autotune.testing import fake_environment, fake_facts
 
 MIB = 2**20
 
 
-def make_space(baseline: TrainingConfig | None = None, **given_: object) -> ResolvedSpace:
+GROUP = TrainingConfig(strategy="ddp", world_size=4)
+
+
+def make_space(baseline: TrainingConfig | None = None, *, devices: int = 1, **given_: object) -> ResolvedSpace:
     return resolve(
         SearchSpace.model_validate(given_),
         baseline=baseline or TrainingConfig(),
         objective=Objective(),
         facts=fake_facts(),
-        environment=fake_environment(),
+        environment=fake_environment(device_count=devices, cores=8 if devices > 1 else 4),
     )
+
+
+def guessed(space: ResolvedSpace) -> list[TrainingConfig]:
+    """The configurations of the first guesses, none of which may break a rule."""
+    configs = []
+    for guess in first_guesses(space):
+        config = compose(guess, space)
+        assert isinstance(config, TrainingConfig), config
+        configs.append(config)
+    return configs
+
+
+def ddp_config(**ddp: Any) -> TrainingConfig:
+    return GROUP.model_copy(update={"ddp": DdpConfig(**ddp)})
 
 
 def test_first_guesses_are_configurations_of_the_space() -> None:
@@ -50,6 +74,39 @@ def test_the_first_guess_gives_the_loader_a_worker_for_each_core() -> None:
     assert config.global_batch_size == space.baseline.global_batch_size
 
 
+def test_one_early_guess_takes_all_devices_and_shares_the_cores_among_them() -> None:
+    space = make_space(devices=4)
+    configs = guessed(space)
+    assert [config.world_size for config in configs] == [1, 1, 4, 1, 1]
+    group = configs[2]
+    assert (group.strategy, group.num_workers, group.ddp) == ("ddp", 2, DdpConfig(gradient_as_bucket_view=True))
+    assert group.global_batch_size == configs[1].global_batch_size == 256
+    assert group.amp_dtype == configs[1].amp_dtype
+
+
+def test_where_the_baseline_is_a_group_one_guess_takes_one_device() -> None:
+    configs = guessed(make_space(GROUP, devices=4))
+    assert [config.world_size for config in configs] == [4, 4, 1, 4, 4]
+    assert [config.num_workers for config in configs[:3]] == [2, 2, 8]
+
+
+def test_where_ranks_are_fixed_every_guess_has_them_and_the_cores_are_shared() -> None:
+    configs = guessed(make_space(devices=4, strategy="ddp", world_size=2))
+    assert {(config.strategy, config.world_size) for config in configs} == {("ddp", 2)}
+    assert configs[0].num_workers == 4
+
+
+def test_without_ddp_in_the_space_every_guess_is_on_one_device() -> None:
+    assert {config.world_size for config in guessed(make_space(devices=4, strategy=["single", "dp"]))} == {1}
+    assert {config.world_size for config in guessed(make_space(devices=4, world_size=1))} == {1}
+
+
+def test_a_guess_beyond_the_cap_of_the_batch_takes_the_largest_batch_that_fits() -> None:
+    configs = guessed(make_space(TrainingConfig(grad_accum_steps=4, micro_batch_size=16)))
+    assert max(config.global_batch_size for config in configs) == 8 * 64
+    assert max(config.micro_batch_size for config in configs) == 128
+
+
 @given(st.integers(-5, 50), st.integers(0, 20), st.integers(0, 20))
 def test_the_nearest_value_lies_in_the_range(value: int, low: int, length: int) -> None:
     domain = IntRange(low=low, high=low + length)
@@ -69,6 +126,28 @@ def test_params_say_what_a_default_prefetch_means() -> None:
     assert "prefetch_factor" not in params_of(TrainingConfig(), make_space())
 
 
+@settings(deadline=None)
+@given(data=st.data())
+def test_a_configuration_is_composed_again_from_its_params(data: st.DataObject) -> None:
+    more: dict[str, Any] = data.draw(st.sampled_from([{}, {"ddp": {"bucket_cap_mb": {"low": 10, "high": 90}}}]))
+    space = make_space(data.draw(st.sampled_from([TrainingConfig(), GROUP])), devices=4, **more)
+    params = {name: data.draw(st.sampled_from(list(domain))) for name, domain in space.parameters.items()}
+    config = compose(params, space)
+    if isinstance(config, TrainingConfig):
+        assert compose(params_of(config, space), space) == config
+
+
+def test_ddps_params_are_those_of_a_group_alone() -> None:
+    space = make_space(devices=4)
+    searched = {name for name in space.parameters if name.startswith("ddp.")}
+    assert searched == {"ddp.bucket_cap_mb", "ddp.gradient_as_bucket_view", "ddp.static_graph", "ddp.comm_hook"}
+    assert searched <= params_of(GROUP, space).keys()
+    assert params_of(GROUP, space)["ddp.bucket_cap_mb"] is None
+    assert params_of(ddp_config(bucket_cap_mb=50), space)["ddp.bucket_cap_mb"] == 50.0
+    for config in (TrainingConfig(), TrainingConfig(strategy="dp", world_size=2)):
+        assert searched.isdisjoint(params_of(config, space))
+
+
 def test_the_setting_that_all_failures_and_no_success_have_explains_them() -> None:
     failed = [TrainingConfig(amp_dtype="float16"), TrainingConfig(amp_dtype="float16", num_workers=2)]
     succeeded = [TrainingConfig(), TrainingConfig(num_workers=2)]
@@ -83,6 +162,20 @@ def test_two_settings_that_could_explain_failures_explain_nothing() -> None:
 def test_only_switches_explain_failures() -> None:
     failed = [TrainingConfig(micro_batch_size=64), TrainingConfig(micro_batch_size=128)]
     assert explaining_setting(failed, [TrainingConfig()]) is None
+
+
+def test_a_strategy_explains_failures_that_its_settings_do_not() -> None:
+    failed = [GROUP, ddp_config(static_graph=True), ddp_config(bucket_cap_mb=50)]
+    assert explaining_setting(failed, [TrainingConfig()]) == ("strategy", frozenset({"ddp"}))
+    assert explaining_setting(failed, [TrainingConfig(), GROUP]) is None
+
+
+def test_a_setting_of_ddp_that_all_failures_have_explains_them_before_the_strategy() -> None:
+    failed = [ddp_config(static_graph=True), ddp_config(static_graph=True, bucket_cap_mb=50)]
+    explanation = ("ddp.static_graph", frozenset({True}))
+    assert explaining_setting(failed, [TrainingConfig()]) == explanation
+    assert explaining_setting(failed, [TrainingConfig(), GROUP]) == explanation
+    assert explaining_setting(failed, [ddp_config(static_graph=True, comm_hook="fp16")]) is None
 
 
 def test_failures_that_look_like_successes_are_not_explained() -> None:
@@ -138,3 +231,42 @@ def test_gradients_are_accumulated_less_where_the_global_batch_would_pass_its_ca
     found = largest_batch_variant(records[0], space, records, 10_000 * MIB)
     assert found is not None
     assert (found["micro_batch_size"], found["grad_accum_steps"]) == (256, 1)
+
+
+def test_only_trials_on_as_many_ranks_tell_of_a_batchs_memory() -> None:
+    batches: dict[str, Any] = {"micro_batch_size": [8, 16, 32, 64, 128], "grad_accum_steps": 1}
+    space = make_space(devices=4, **batches)
+    alone = memory_trials(LINEAR)
+    group = memory_trials({16: 500, 32: 532}, strategy="ddp", world_size=4)
+    found = largest_batch_variant(group[1], space, [*alone, *group], 900 * MIB)
+    assert found is not None
+    assert (found["micro_batch_size"], found["world_size"]) == (64, 4)
+    assert largest_batch_variant(group[1], space, alone, 900 * MIB) is None
+
+
+def record_of(config: TrainingConfig) -> TrialRecord:
+    return TrialRecord(number=1, config=config, result=TrialResult(outcome="ok", measurement=make_measurement(100.0)))
+
+
+def test_the_baselines_batch_is_shared_among_the_ranks_of_the_best() -> None:
+    space = make_space(devices=4)
+    found = same_batch_variant(record_of(GROUP.model_copy(update={"micro_batch_size": 64})), space)
+    assert found is not None
+    config = compose(found, space)
+    assert isinstance(config, TrainingConfig)
+    assert (config.world_size, config.micro_batch_size, config.grad_accum_steps) == (4, 8, 1)
+
+
+def test_accumulation_makes_up_for_a_share_that_the_space_does_not_have() -> None:
+    baseline = TrainingConfig(micro_batch_size=64)
+    space = make_space(baseline, devices=4, micro_batch_size=[4, 8, 64], grad_accum_steps=[1, 2])
+    found = same_batch_variant(record_of(GROUP.model_copy(update={"micro_batch_size": 4})), space)
+    assert found is not None
+    assert (found["micro_batch_size"], found["grad_accum_steps"]) == (8, 2)
+
+
+def test_a_batch_that_the_ranks_can_not_share_has_no_variant() -> None:
+    space = make_space(TrainingConfig(micro_batch_size=32), devices=4)
+    three = TrainingConfig(strategy="ddp", world_size=3, micro_batch_size=64)
+    assert same_batch_variant(record_of(three), space) is None
+    assert same_batch_variant(record_of(TrainingConfig(num_workers=2)), space) is None

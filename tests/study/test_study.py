@@ -4,6 +4,7 @@ import sqlite3
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
@@ -11,7 +12,7 @@ from core.evidence import make_measurement
 
 from autotune.core.objective import Objective, Score
 from autotune.core.search_space import ResolvedSpace, SearchSpace, resolve
-from autotune.core.training_config import TrainingConfig
+from autotune.core.training_config import DdpConfig, TrainingConfig
 from autotune.core.trial import TrialResult
 from autotune.errors import RunFolderError, StudyMismatchError
 from autotune.study.study import Study, read_records
@@ -23,17 +24,17 @@ CRASH = TrialResult(outcome="crashed", reason="boom")
 TIMEOUT = TrialResult(outcome="timeout", reason="too slow")
 
 
-def make_space(**given: object) -> ResolvedSpace:
+def make_space(*, devices: int = 1, baseline: TrainingConfig | None = None, **given: object) -> ResolvedSpace:
     return resolve(
         SearchSpace.model_validate(given),
-        baseline=TrainingConfig(),
+        baseline=baseline or TrainingConfig(),
         objective=Objective(),
         facts=fake_facts(),
-        environment=fake_environment(),
+        environment=fake_environment(device_count=devices),
     )
 
 
-SMALL = {
+SMALL: dict[str, Any] = {
     "micro_batch_size": [32, 64],
     "num_workers": [0, 2],
     "grad_accum_steps": 1,
@@ -139,6 +140,48 @@ def test_settings_that_are_refused_together_are_not_asked_for_together(open_stud
         seen.append((trial.config.micro_batch_size, trial.config.num_workers))
         study.tell(trial, TIMEOUT, None)
     assert sorted(seen) == [(32, 0), (32, 2), (64, 0)]
+
+
+RANKS: dict[str, Any] = {
+    **SMALL,
+    "micro_batch_size": 32,
+    "num_workers": 0,
+    "world_size": [1, 2],
+    "strategy": ["single", "ddp"],
+    "ddp": {"static_graph": [False, True], "gradient_as_bucket_view": False, "bucket_cap_mb": None, "comm_hook": None},
+}
+
+
+def configs_of(study: Study) -> list[TrainingConfig]:
+    """Every configuration that a study asks for, each of which times out."""
+    seen = []
+    while (trial := study.ask()) is not None:
+        seen.append(trial.config)
+        study.tell(trial, TIMEOUT, None)
+    return seen
+
+
+def test_one_rank_is_asked_for_once_whatever_else_is_drawn(open_study: Callable[..., Study]) -> None:
+    seen = configs_of(open_study(make_space(devices=2, **RANKS)))
+    group = TrainingConfig(strategy="ddp", world_size=2)
+    static = group.model_copy(update={"ddp": DdpConfig(static_graph=True)})
+    assert seen[0] == TrainingConfig()
+    assert set(seen) == {TrainingConfig(), group, static}
+    assert len(seen) == 3
+
+
+def test_an_excluded_setting_of_ddp_leaves_the_rest_of_it(open_study: Callable[..., Study]) -> None:
+    study = open_study(make_space(devices=2, **RANKS))
+    study.exclude("ddp.static_graph", frozenset({True}))
+    assert set(configs_of(study)) == {TrainingConfig(), TrainingConfig(strategy="ddp", world_size=2)}
+
+
+def test_a_group_that_is_the_baseline_is_the_first_trial_as_it_is(open_study: Callable[..., Study]) -> None:
+    ddp = DdpConfig(bucket_cap_mb=12.5, comm_hook="powersgd")
+    baseline = TrainingConfig(strategy="ddp", world_size=2, ddp=ddp)
+    trial = open_study(make_space(devices=2, baseline=baseline)).ask()
+    assert trial is not None
+    assert (trial.number, trial.config) == (0, baseline)
 
 
 def test_a_trial_that_was_running_is_not_retried_once_it_is_refused(open_study: Callable[..., Study]) -> None:

@@ -1,0 +1,238 @@
+"""Default ranges: what is tried of each setting that the user leaves out.
+
+Comes in: a Basis (what the user has given, the baseline, the objective, workload and machine). Goes out: a domain for
+every setting, in which the baseline's own value lies, and the caps that hold for proposals from these ranges. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+
+from autotune.core.ddp_config import TORCH_FIRST_BUCKET_MB, DdpConfig
+from autotune.core.domains import Choices, Domain, IntRange, SettingValue, whole_numbers
+from autotune.core.environment import Environment
+from autotune.core.objective import Objective
+from autotune.core.rules import DATA_PARALLEL_KINDS, GROUP_BACKENDS, HOOK_DTYPES, hook_obstacle, most_ranks
+from autotune.core.training_config import TrainingConfig
+from autotune.core.workload import WorkloadFacts
+
+__all__ = ["DDP_PREFIX", "Basis", "batch_cap", "default_ranges", "group_sizes", "most_workers", "workers_cap"]
+
+DDP_PREFIX = "ddp."
+"""Of the names that DistributedDataParallel's settings have beside the others."""
+_MIN_WORKERS_TRIED = 8  # loaders that wait for I/O gain far beyond the cores
+_SMALLEST_BATCH_SHARE = 4
+_PREFETCH_FACTORS = (2, 4, 8)
+_ACCUM_STEPS = (1, 2, 4)
+_BUCKET_CAPS_MB = (50.0, 100.0)  # torch's own 25 is said to be too small for most
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Basis:
+    """What default ranges depend on."""
+
+    given: Mapping[str, Domain]
+    """The settings that the user has given, by name."""
+    baseline: TrainingConfig
+    objective: Objective
+    facts: WorkloadFacts
+    environment: Environment
+    drop_last: bool
+
+    @property
+    def keeps_batch(self) -> bool:
+        """The global batch stays as the baseline's."""
+        return self.objective.global_batch == "keep"
+
+    @property
+    def most_samples(self) -> int:
+        """Samples that a global batch may grow to."""
+        most = int(self.objective.max_batch_scale * self.baseline.global_batch_size)
+        length = self.facts.dataset_length
+        return max(1, min(most, length)) if length is not None and self.drop_last else most
+
+
+def default_ranges(basis: Basis) -> dict[str, Domain]:
+    """A domain for every setting: the user's where given, else a range that suits the workload and this machine.
+
+    DistributedDataParallel's settings are among them, by names such as "ddp.bucket_cap_mb", where it is tried at all.
+    """
+    domains = {**_device_ranges(basis), **_rank_ranges(basis), **basis.given}
+    domains = {**_loader_ranges(basis, domains), **domains}
+    domains.setdefault("micro_batch_size", _batch_range(basis, domains))
+    domains.setdefault("grad_accum_steps", _accum_range(basis, domains))
+    if group_sizes(domains):
+        domains = {**_ddp_ranges(basis, domains), **domains}
+    else:
+        domains = {name: domain for name, domain in domains.items() if not name.startswith(DDP_PREFIX)}
+    return dict(sorted(domains.items()))
+
+
+def group_sizes(domains: Mapping[str, Domain]) -> tuple[int, ...]:
+    """Numbers of ranks, more than one, that a space tries under DistributedDataParallel; none where it does not."""
+    sizes = whole_numbers(domains["world_size"]) if "ddp" in domains["strategy"] else []
+    return tuple(sorted(size for size in sizes if size > 1))
+
+
+def most_workers(facts: WorkloadFacts, environment: Environment) -> int:
+    """Loader workers that are tried by default, of all ranks together: twice the cores, and eight on few cores."""
+    return max(_MIN_WORKERS_TRIED, 2 * environment.cores) if facts.is_sharded else 1
+
+
+def workers_cap(basis: Basis) -> int | None:
+    """Most loader workers of all ranks together; None where the user has listed numbers of workers."""
+    if "num_workers" in basis.given:
+        return None
+    return max(most_workers(basis.facts, basis.environment), basis.baseline.num_workers * basis.baseline.process_count)
+
+
+def batch_cap(basis: Basis, domains: Mapping[str, Domain]) -> int | None:
+    """Most samples of a global batch, raised where listed accumulation or ranks need it; None where none holds."""
+    if basis.keeps_batch or "micro_batch_size" in basis.given:
+        return None
+    listed = [max(whole_numbers(domains[name])) for name in ("grad_accum_steps", "world_size") if name in basis.given]
+    smallest = min(whole_numbers(domains["micro_batch_size"]))
+    return max(basis.most_samples, basis.baseline.global_batch_size, smallest * prod(listed))
+
+
+def _device_ranges(basis: Basis) -> dict[str, Domain]:
+    baseline, environment = basis.baseline, basis.environment
+    threads: tuple[SettingValue, ...] = (None,)
+    if environment.device_kind == "cpu":
+        threads = (None, *(size for size in _powers_of_two(environment.cores) if size < environment.cores))
+    return {
+        "amp_dtype": Choices(values=environment.native_amp_dtypes),
+        "channels_last": Choices(values=(False, True) if basis.facts.has_4d_input else (False,)),
+        "compile": Choices(values=(False, True) if baseline.compile else (False,)),
+        "intra_op_threads": _choices(*threads, baseline.intra_op_threads),
+    }
+
+
+def _rank_ranges(basis: Basis) -> dict[str, Domain]:
+    """Ranks, and the strategies that so many of them leave to be compared."""
+    sizes = basis.given.get("world_size") or _numbers(_rank_counts(basis))
+    several = max(whole_numbers(sizes)) > 1
+    is_possible = {
+        "single": 1 in sizes,
+        "dp": several and basis.environment.device_kind in DATA_PARALLEL_KINDS,
+        "ddp": several,
+    }
+    return {"world_size": sizes, "strategy": _choices(*(name for name, is_one in is_possible.items() if is_one))}
+
+
+def _rank_counts(basis: Basis) -> set[int]:
+    """Every number of devices here; several on the CPU, or beside a device that was named, only where asked for."""
+    asked = basis.given.get("strategy")
+    groups = asked is not None and ("ddp" in asked or "dp" in asked)
+    counts = set(_counts_here(basis.environment, asks=groups)) if asked is None or groups else {1}
+    if asked is not None and "single" not in asked:
+        counts = {count for count in counts if count > 1} or {1}
+    return counts | {basis.baseline.world_size} if asked is None or basis.baseline.strategy in asked else counts
+
+
+def _counts_here(environment: Environment, *, asks: bool) -> Iterable[int]:
+    most = most_ranks(environment)
+    if environment.device_kind == "cpu":
+        return _powers_of_two(most) if asks else [1]
+    is_named = most < environment.device_count
+    if environment.device_kind not in GROUP_BACKENDS or (is_named and not asks):
+        return [1]
+    return range(1, most + 1)
+
+
+def _loader_ranges(basis: Basis, domains: Mapping[str, Domain]) -> dict[str, Domain]:
+    baseline = basis.baseline
+    most = max(1, most_workers(basis.facts, basis.environment) // _fewest_processes(domains))
+    prefetch_factors = {*_PREFETCH_FACTORS, baseline.prefetch_factor or _PREFETCH_FACTORS[0]}
+    is_copied = basis.environment.device_kind not in {"cpu", "mps"}
+    return {
+        "num_workers": IntRange(low=0, high=max(most, baseline.num_workers)),
+        "prefetch_factor": Choices(values=tuple(sorted(prefetch_factors))),
+        "persistent_workers": Choices(values=(False, True)),
+        "pin_memory": Choices(values=(False, True) if is_copied else (False,)),
+    }
+
+
+def _fewest_processes(domains: Mapping[str, Domain]) -> int:
+    is_one = "single" in domains["strategy"] or "dp" in domains["strategy"]
+    return 1 if is_one else min(group_sizes(domains), default=1)
+
+
+def _batch_range(basis: Basis, domains: Mapping[str, Domain]) -> Domain:
+    facts, baseline, cap = basis.facts, basis.baseline, basis.most_samples
+    if facts.fixed_batch_size is not None:
+        return Choices(values=(facts.fixed_batch_size,))
+    if basis.keeps_batch:
+        wanted = baseline.global_batch_size
+        powers = [2**power for power in range(wanted.bit_length()) if wanted % 2**power == 0]
+        sizes = {*powers, *(wanted // power for power in powers), baseline.micro_batch_size}
+        return Choices(values=tuple(sorted(size for size in sizes if size <= cap)))
+    own, ranks = baseline.micro_batch_size, whole_numbers(domains["world_size"])
+    low = max(1, own // max(_SMALLEST_BATCH_SHARE, *ranks))
+    sizes = {size for size in _powers_of_two(cap) if size >= low}
+    shares = {own // count for count in ranks if own % count == 0 and own // count <= cap}
+    return Choices(values=tuple(sorted(sizes | shares | {min(own, cap)})))
+
+
+def _accum_range(basis: Basis, domains: Mapping[str, Domain]) -> Domain:
+    baseline = basis.baseline
+    if basis.keeps_batch:
+        wanted = baseline.global_batch_size
+        sizes, ranks = whole_numbers(domains["micro_batch_size"]), whole_numbers(domains["world_size"])
+        together = {size * count for size in sizes for count in ranks}
+        return _choices(*sorted({baseline.grad_accum_steps, *(wanted // one for one in together if wanted % one == 0)}))
+    if "micro_batch_size" in basis.given:
+        return Choices(values=(baseline.grad_accum_steps,))
+    return _choices(*sorted({*_ACCUM_STEPS, baseline.grad_accum_steps}))
+
+
+def _ddp_ranges(basis: Basis, domains: Mapping[str, Domain]) -> dict[str, Domain]:
+    """DistributedDataParallel's settings.
+
+    One look has told whether parameters go without a gradient; whether they are always the same it can't tell, and a
+    static graph promises that. Buffers are shared as the baseline does: another way would change what is learned.
+    """
+    facts, own = basis.facts, basis.baseline.ddp or DdpConfig()
+    has_unused = facts.has_unused_parameters
+    may_be_static = 1 in domains["grad_accum_steps"] and not has_unused
+    ranges = {
+        "bucket_cap_mb": _choices(None, *_bucket_caps(facts), own.bucket_cap_mb),
+        "first_bucket_mb": _choices(None, own.first_bucket_mb),
+        "gradient_as_bucket_view": _choices(False, True),
+        "static_graph": _choices(False, may_be_static or own.static_graph),
+        "find_unused_parameters": _choices(has_unused, has_unused or own.find_unused_parameters),
+        "broadcast_buffers": _choices(own.broadcast_buffers),
+        "comm_hook": _choices(None, *_hooks(basis.environment, domains), own.comm_hook),
+    }
+    return {f"{DDP_PREFIX}{name}": domain for name, domain in ranges.items()}
+
+
+def _bucket_caps(facts: WorkloadFacts) -> list[float]:
+    """Caps beyond torch's own, up to the first that holds all gradients; every one where their size is unknown."""
+    mib = facts.gradient_bytes / 2**20
+    return [cap for before, cap in pairwise((TORCH_FIRST_BUCKET_MB, *_BUCKET_CAPS_MB)) if before < mib or mib == 0]
+
+
+def _hooks(environment: Environment, domains: Mapping[str, Domain]) -> Iterator[str]:
+    """The hooks that round to a precision which is computed in as well."""
+    for hook, dtype in HOOK_DTYPES.items():
+        if dtype in domains["amp_dtype"] and hook_obstacle(hook, environment) is None:
+            yield hook
+
+
+def _powers_of_two(most: int) -> list[int]:
+    return [2**power for power in range(most.bit_length()) if 2**power <= most]
+
+
+def _choices(*values: SettingValue) -> Choices:
+    return Choices(values=tuple(dict.fromkeys(values)))
+
+
+def _numbers(values: Iterable[int]) -> Domain:
+    """Numbers in order: as a range where they are several in a row, since the nearer ones are more alike."""
+    ordered = sorted(set(values))
+    is_row = len(ordered) > 2 and len(ordered) == ordered[-1] - ordered[0] + 1
+    return IntRange(low=ordered[0], high=ordered[-1]) if is_row else Choices(values=tuple(ordered))

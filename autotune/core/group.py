@@ -1,0 +1,142 @@
+"""The measurement of a group, from those of its ranks: pure.
+
+Each rank measures the same blocks of the same number of batches. The group's rate is that of all samples over the time
+of the slowest rank; waits, busy fraction and memory are those of the worst one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from autotune.core.ceilings import Ceiling
+from autotune.core.environment import DeviceKind
+from autotune.core.measurement import (
+    Block,
+    Ceilings,
+    Measurement,
+    MemorySample,
+    Restart,
+    Window,
+    between_runs,
+    rate_of,
+)
+
+__all__ = ["merged_measurement"]
+
+
+def merged_measurement(parts: Sequence[Measurement]) -> Measurement:
+    """One measurement of what all ranks have measured together; that of a single rank as it is.
+
+    Args:
+        parts: in the order of the ranks; each holds its own figures as its only `ranks` entry, and windows of equally
+            many blocks.
+
+    Raises:
+        ValueError: there is none, or the windows differ in their blocks.
+    """
+    if not parts:
+        raise ValueError("a group must have at least one rank, but got none")
+    if len(parts) == 1:
+        return parts[0]
+    ranks = tuple(one for part in parts for one in part.ranks)
+    kind = cast("DeviceKind", ranks[0].device.partition(":")[0]) if ranks else "cpu"
+    window = _merged_window([part.window for part in parts])
+    rate, ceilings = between_runs(rate_of(window), kind), _merged_ceilings(parts)
+    worst = min(parts, key=lambda part: 1.0 if part.busy_fraction is None else part.busy_fraction)
+    return parts[0].model_copy(
+        update={
+            "samples_per_s": rate.value,
+            "samples_per_s_ci": (rate.low, rate.high),
+            "busy_fraction": worst.busy_fraction,
+            "busy_source": worst.busy_source,
+            "busy_readings": worst.busy_readings,
+            "fullness": worst.fullness,
+            "data_wait_fraction": max(part.data_wait_fraction for part in parts),
+            "memory": _merged_memory([part.memory for part in parts], is_ram=kind == "cpu"),
+            "peak_memory_bytes": _merged_memory([part.memory for part in parts], is_ram=kind == "cpu").peak_bytes,
+            "ceilings": ceilings,
+            "loader_ceiling": None if ceilings is None or ceilings.loader is None else ceilings.loader.samples_per_s,
+            "device_ceiling": None if ceilings is None or ceilings.device is None else ceilings.device.samples_per_s,
+            "ranks": ranks,
+            "remarks": _merged_remarks(parts),
+            "after_s": max(part.after_s for part in parts),
+            "startup_s": max(part.startup_s for part in parts),
+            "build_s": max(part.build_s for part in parts),
+            "window": window,
+            "skipped_steps": max(part.skipped_steps for part in parts),
+        }
+    )
+
+
+def _merged_window(windows: Sequence[Window]) -> Window:
+    """The slowest rank's window, with the samples of all in its blocks."""
+    counts = {len(window.blocks) for window in windows}
+    if len(counts) != 1:
+        raise ValueError(f"the ranks of a group must have measured equally many blocks, but got {sorted(counts)}")
+    slowest = max(windows, key=lambda window: sum(block.seconds for block in window.blocks))
+    blocks = tuple(
+        Block(
+            samples=sum(one.samples for one in across),
+            batches=own.batches,
+            seconds=own.seconds,
+            data_wait_s=min(own.seconds, max(one.data_wait_s for one in across)),
+        )
+        for own, across in zip(slowest.blocks, zip(*(window.blocks for window in windows), strict=True), strict=True)
+    )
+    share = sum(block.samples for block in blocks) / max(1, sum(block.samples for block in slowest.blocks))
+    epochs = [window.epoch_samples for window in windows]
+    return slowest.model_copy(
+        update={
+            "blocks": blocks,
+            "restarts": tuple(
+                Restart(seconds=one.seconds, samples=round(one.samples * share)) for one in slowest.restarts
+            ),
+            "epoch_samples": None if None in epochs else sum(one for one in epochs if one is not None),
+            "is_drained": all(window.is_drained for window in windows),
+            "is_steady": all(window.is_steady for window in windows),
+        }
+    )
+
+
+def _merged_ceilings(parts: Sequence[Measurement]) -> Ceilings | None:
+    """What the group would reach by one side alone: all ranks at the pace of the slowest."""
+    known = [part.ceilings for part in parts if part.ceilings is not None]
+    if len(known) < len(parts):
+        return None
+    return Ceilings(
+        loader=_merged_ceiling([one.loader for one in known]), device=_merged_ceiling([one.device for one in known])
+    )
+
+
+def _merged_ceiling(ceilings: Sequence[Ceiling | None]) -> Ceiling | None:
+    known = [one for one in ceilings if one is not None]
+    if len(known) < len(ceilings):
+        return None
+    slowest = min(known, key=lambda one: one.samples_per_s)
+    return Ceiling(
+        samples_per_s=len(known) * slowest.samples_per_s,
+        samples=len(known) * slowest.samples,
+        seconds=slowest.seconds,
+        batches=slowest.batches,
+    )
+
+
+def _merged_memory(samples: Sequence[MemorySample], *, is_ram: bool) -> MemorySample:
+    """The worst rank's, each on a device of its own; where all share the machine's RAM, their sum."""
+    if not is_ram:
+        return max(samples, key=lambda one: one.peak_bytes)
+    total = sum(one.peak_bytes for one in samples)
+    return MemorySample(peak_bytes=total, source=f"{samples[0].source}, all {len(samples)} ranks")
+
+
+def _merged_remarks(parts: Sequence[Measurement]) -> tuple[str, ...]:
+    """Each remark once, with its ranks where not all have it."""
+    found: dict[str, list[int]] = {}
+    for rank, part in enumerate(parts):
+        for remark in part.remarks:
+            found.setdefault(remark, []).append(rank)
+    return tuple(
+        remark if len(ranks) == len(parts) else f"rank {', '.join(map(str, ranks))}: {remark}"
+        for remark, ranks in found.items()
+    )

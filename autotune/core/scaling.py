@@ -1,0 +1,104 @@
+"""Does another device help? One device, DataParallel and DistributedDataParallel compared. Pure.
+
+Takes the records of a study, the machine, and what a confirmation has measured again; hands on a StrategyComparison:
+the best of each, the answer, what holds the fastest group, and what would help.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from autotune.core.brakes import Brake, find_brakes
+from autotune.core.diagnosis import Advice
+from autotune.core.environment import Environment
+from autotune.core.group_advice import list_group_advice
+from autotune.core.paces import GroupCase
+from autotune.core.recommendation import Confirmation
+from autotune.core.result import changed_settings
+from autotune.core.strategies import StrategyBest, StrategyEntry, list_strategies
+from autotune.core.trial import TrialRecord
+
+__all__ = ["Helps", "StrategyComparison", "compare_strategies"]
+
+Helps = Literal["yes", "no", "not_measurably"]
+
+_OF_A_GROUP = frozenset({"strategy", "world_size", "ddp"})
+
+
+class StrategyComparison(BaseModel):
+    """Strategies side by side, and whether more than one device helps."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    entries: tuple[StrategyEntry, ...]
+    """One device first, then DataParallel and DDP, fewest devices first."""
+    single: StrategyBest | None
+    """The best on one device; None where none ran well."""
+    fastest: StrategyBest | None
+    """The fastest with more than one device; None where none ran well."""
+    helps: Helps | None
+    """Whether `fastest` beats `single`: "not_measurably" where the interval of their ratio holds 1; None where one of
+    them is missing."""
+    other_changes: tuple[str, ...]
+    """Settings beside strategy, devices and DDP's own in which the two differ: part of the difference may be theirs."""
+    brakes: tuple[Brake, ...]
+    """What holds `fastest`, the heaviest first; () where no figure shows anything."""
+    advice: tuple[Advice, ...]
+    """What would help it, the largest gain first."""
+
+
+def compare_strategies(
+    records: Sequence[TrialRecord], environment: Environment, confirmations: Sequence[Confirmation] = ()
+) -> StrategyComparison | None:
+    """Compare the strategies of a study; None where no trial had more than one device."""
+    if all(record.config.world_size == 1 for record in records):
+        return None
+    entries = list_strategies(records, confirmations)
+    single = next((one.best for one in entries if one.strategy == "single"), None)
+    groups = [one.best for one in entries if one.best is not None and one.world_size > 1]
+    by_own_rate = {one.number: one.measurement.samples_per_s for one in records if one.measurement is not None}
+    fastest = max(groups, key=lambda one: by_own_rate[one.number], default=None)
+    case = None if fastest is None else _case(fastest, single, records, environment)
+    brakes = () if case is None else find_brakes(case)
+    return StrategyComparison(
+        entries=entries,
+        single=single,
+        fastest=fastest,
+        helps=None if fastest is None else _judge(fastest),
+        other_changes=_other_changes(single, fastest),
+        brakes=brakes,
+        advice=() if case is None else list_group_advice(case, brakes),
+    )
+
+
+def _case(
+    fastest: StrategyBest, single: StrategyBest | None, records: Sequence[TrialRecord], environment: Environment
+) -> GroupCase:
+    costs = (one.measurement.loader_costs for one in records if one.measurement is not None)
+    return GroupCase(
+        group=fastest,
+        single=single,
+        environment=environment,
+        is_ddp_tried=any(one.config.strategy == "ddp" for one in records),
+        is_hook_tried=any(one.config.ddp is not None and one.config.ddp.comm_hook is not None for one in records),
+        loader_costs=next((one for one in costs if one is not None), None),
+    )
+
+
+def _judge(fastest: StrategyBest) -> Helps | None:
+    """As a recommendation is chosen: only what lies beyond noise is a gain, or a loss."""
+    ratio = fastest.speedup
+    if ratio is None:
+        return None
+    if ratio.low > 1:
+        return "yes"
+    return "no" if ratio.high < 1 else "not_measurably"
+
+
+def _other_changes(single: StrategyBest | None, fastest: StrategyBest | None) -> tuple[str, ...]:
+    if single is None or fastest is None:
+        return ()
+    return tuple(name for name in changed_settings(fastest.config, single.config) if name not in _OF_A_GROUP)

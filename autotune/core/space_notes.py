@@ -1,0 +1,87 @@
+"""What a person should know of a space before it is searched: what has no effect, and why a range is narrow.
+
+Takes a Basis and the domains made of it; hands on sentences. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from autotune.core import rules
+from autotune.core.default_ranges import DDP_PREFIX, Basis, group_sizes
+from autotune.core.domains import Choices, Domain
+from autotune.core.training_config import TrainingConfig
+
+__all__ = ["space_notes"]
+
+
+def space_notes(basis: Basis, domains: Mapping[str, Domain]) -> tuple[str, ...]:
+    """A sentence each, in the order in which a person looks at the settings."""
+    return (
+        *_without_effect(basis),
+        *_emulated(basis),
+        *_unsharded(basis),
+        *_ranks(basis, domains),
+    )
+
+
+def _without_effect(basis: Basis) -> Iterator[str]:
+    effects = rules.without_effect(basis.baseline, basis.facts, basis.environment)
+    for setting, reason in effects.items():
+        yield f"The baseline's {setting} has no effect here: {reason}."
+    for setting in ("amp_dtype", "channels_last", "pin_memory"):
+        for value in basis.given.get(setting, ()):
+            config = TrainingConfig().model_copy(update={setting: value})
+            found = rules.without_effect(config, basis.facts, basis.environment).get(setting)
+            if found is not None:
+                yield f"{setting}={value} has no effect here: {found}."
+
+
+def _emulated(basis: Basis) -> Iterator[str]:
+    """Precisions that the device does not compute itself; TF32 elsewhere than on NVIDIA's is said to have no effect."""
+    known = {"tf32", *basis.environment.native_amp_dtypes}
+    listed = basis.given.get("amp_dtype", Choices(values=(basis.baseline.amp_dtype,)))
+    emulated = [str(one) for one in listed if one not in known]
+    if emulated:
+        yield f"{basis.environment.device_name} does not compute {', '.join(emulated)} natively: tried as given."
+
+
+def _unsharded(basis: Basis) -> Iterator[str]:
+    if basis.facts.is_sharded:
+        return
+    repeated = "each further worker would repeat the data: shard it by torch.utils.data.get_worker_info()"
+    if "num_workers" in basis.given:
+        yield f"The iterable dataset is not sharded; {repeated}. The choices given were kept."
+    else:
+        most = max(1, basis.baseline.num_workers)
+        yield f"The iterable dataset is not sharded, so num_workers stayed within {most}; {repeated}."
+
+
+def _ranks(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[str]:
+    """What is said of several devices: those left alone, and listed settings of DDP that don't do what they seem to."""
+    environment, given = basis.environment, basis.given
+    listed = [name for name in given if name.startswith(DDP_PREFIX)]
+    if listed and not group_sizes(domains):
+        yield f"{', '.join(listed)} had no effect: no strategy 'ddp' with several ranks lies in the space."
+        return
+    is_named = 1 < rules.most_ranks(environment) < environment.device_count
+    if is_named and not given.keys() & {"world_size", "strategy"} and environment.device_kind != "cpu":
+        yield f"{environment.device} was named, so trials stayed on it; list world_size to have further devices tried."
+    lookups = given.get(f"{DDP_PREFIX}find_unused_parameters")
+    if lookups is not None and True not in lookups and basis.facts.has_unused_parameters:
+        yield (
+            "One step has left parameters without a gradient: without ddp.find_unused_parameters=True only a static "
+            "graph runs under strategy 'ddp'. The choices given were kept."
+        )
+    yield from _listed_hooks(basis)
+
+
+def _listed_hooks(basis: Basis) -> Iterator[str]:
+    """Compression that the user has listed, and does not run today: nobody but he can judge it."""
+    today = None if basis.baseline.ddp is None else basis.baseline.ddp.comm_hook
+    hooks = [one for one in basis.given.get(f"{DDP_PREFIX}comm_hook", ()) if one not in {None, today}]
+    if hooks:
+        yield (
+            f"ddp.comm_hook {', '.join(map(str, hooks))} changes the gradients on their way, which the precision guard "
+            "does not compare: compare the validation metric once."
+        )

@@ -1,0 +1,128 @@
+"""A group's measurement: all samples over the slowest rank's time, and the worst rank's waits and memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autotune.core.ceilings import Ceiling
+from autotune.core.group import merged_measurement
+from autotune.core.measurement import Block, Ceilings, Measurement, MemorySample, Restart, Window
+from autotune.core.ranks import RankFigures
+
+
+def make_part(
+    rank: int, *, device: str = "cpu", seconds: float = 1.0, samples: int = 100, **changes: Any
+) -> Measurement:
+    wait_s, peak = changes.pop("data_wait_s", 0.0), changes.pop("peak_bytes", 100)
+    window = Window(
+        blocks=(Block(samples=samples, batches=10, seconds=seconds, data_wait_s=wait_s),) * changes.pop("blocks", 10),
+        whole_epochs=False,
+        epoch_samples=5000,
+        restarts=changes.pop("restarts", ()),
+        queue_capacity=4,
+        queue_at_start=0,
+        queue_at_end=0,
+        warm_up_batches=5,
+        warm_up_s=0.5,
+        is_drained=changes.pop("is_drained", True),
+        is_steady=True,
+        stopped_by="time",
+    )
+    figures = RankFigures(
+        rank=rank,
+        device=device,
+        samples_per_s=samples / seconds,
+        data_wait_fraction=wait_s / seconds,
+        busy_fraction=0.9,
+        peak_memory_bytes=peak,
+    )
+    values = {
+        "samples_per_s": samples / seconds,
+        "samples_per_s_ci": (90.0, 110.0),
+        "busy_fraction": 0.9,
+        "busy_source": "made up",
+        "data_wait_fraction": wait_s / seconds,
+        "peak_memory_bytes": peak,
+        "startup_s": 1.0,
+        "build_s": 0.5,
+        "memory": MemorySample(peak_bytes=peak, source="PSS of the process tree"),
+        "window": window,
+        "loss": float(rank),
+        "ranks": (figures,),
+    }
+    return Measurement.model_validate(values | changes)
+
+
+def test_a_single_rank_stays_as_it_is() -> None:
+    part = make_part(0)
+    assert merged_measurement([part]) is part
+
+
+def test_the_rate_is_that_of_all_samples_over_the_slowest_ranks_time() -> None:
+    group = merged_measurement([make_part(0, seconds=1.0), make_part(1, seconds=1.25)])
+    assert group.samples_per_s == pytest.approx(200 / 1.25)
+    low, high = group.samples_per_s_ci
+    assert low < group.samples_per_s < high
+    assert [one.rank for one in group.ranks] == [0, 1]
+    assert group.window.epoch_samples == 10_000
+
+
+def test_the_worst_ranks_waits_and_busy_fraction_are_the_groups() -> None:
+    group = merged_measurement([make_part(0, busy_fraction=0.5, busy_source="its own"), make_part(1, data_wait_s=0.4)])
+    assert (group.busy_fraction, group.busy_source) == (0.5, "its own")
+    assert group.data_wait_fraction == pytest.approx(0.4)
+    assert group.window.blocks[0].data_wait_s == pytest.approx(0.4)
+    assert group.loss == 0.0
+
+
+def test_ranks_on_one_machines_ram_need_it_together() -> None:
+    group = merged_measurement([make_part(0, peak_bytes=100), make_part(1, peak_bytes=150)])
+    assert group.peak_memory_bytes == group.memory.peak_bytes == 250
+    assert group.memory.source == "PSS of the process tree, all 2 ranks"
+
+
+def test_of_devices_with_memory_of_their_own_the_fullest_counts() -> None:
+    parts = [make_part(0, device="cuda:0", peak_bytes=100), make_part(1, device="cuda:1", peak_bytes=150)]
+    assert merged_measurement(parts).peak_memory_bytes == 150
+
+
+def test_all_ranks_go_at_the_pace_of_the_slowest_ceiling() -> None:
+    def ceilings(loader: float | None, device: float) -> Ceilings:
+        return Ceilings(
+            loader=None if loader is None else Ceiling(samples_per_s=loader, samples=10, seconds=1.0, batches=1),
+            device=Ceiling(samples_per_s=device, samples=10, seconds=1.0, batches=1),
+        )
+
+    group = merged_measurement(
+        [make_part(0, ceilings=ceilings(50.0, 90.0)), make_part(1, ceilings=ceilings(80.0, 70.0))]
+    )
+    assert (group.loader_ceiling, group.device_ceiling) == (100.0, 140.0)
+    partly = merged_measurement(
+        [make_part(0, ceilings=ceilings(None, 90.0)), make_part(1, ceilings=ceilings(80.0, 70.0))]
+    )
+    assert (partly.loader_ceiling, partly.device_ceiling) == (None, 140.0)
+    assert merged_measurement([make_part(0, ceilings=ceilings(1.0, 1.0)), make_part(1)]).ceilings is None
+
+
+def test_restarts_count_the_samples_of_all_ranks() -> None:
+    restarts = (Restart(seconds=0.5, samples=20),)
+    group = merged_measurement([make_part(0, restarts=restarts), make_part(1, restarts=restarts)])
+    assert group.window.restarts == (Restart(seconds=0.5, samples=40),)
+
+
+def test_a_group_is_drained_once_all_of_it_are() -> None:
+    assert not merged_measurement([make_part(0), make_part(1, is_drained=False)]).window.is_drained
+
+
+def test_what_one_rank_could_not_measure_bears_its_number() -> None:
+    parts = [make_part(0, remarks=("both",)), make_part(1, remarks=("both", "alone"))]
+    assert merged_measurement(parts).remarks == ("both", "rank 1: alone")
+
+
+def test_windows_of_different_length_are_no_group() -> None:
+    with pytest.raises(ValueError, match=r"equally many blocks, but got \[9, 10\]"):
+        merged_measurement([make_part(0), make_part(1, blocks=9)])
+    with pytest.raises(ValueError, match="at least one rank"):
+        merged_measurement([])

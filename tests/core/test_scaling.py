@@ -1,0 +1,387 @@
+"""Does another device help: the best of each strategy, the verdict, what holds the group, and what would help it."""
+
+from __future__ import annotations
+
+from math import exp, inf, isfinite, sqrt
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotune.core.brakes import LEAST_SHARE, Cause
+from autotune.core.diagnosis import Advice
+from autotune.core.environment import Environment
+from autotune.core.objective import Score
+from autotune.core.ranks import Communication, RankFigures
+from autotune.core.recommendation import Confirmation
+from autotune.core.scaling import Helps, StrategyComparison, compare_strategies
+from autotune.core.strategies import StrategyBest
+from autotune.core.training_config import DdpConfig, TrainingConfig
+from autotune.core.trial import TrialRecord, TrialResult
+
+from .evidence import CPU, GPU, make_costs, make_measurement
+
+Measured = dict[str, Any]
+TALK = Communication(step_s=0.04, step_alone_s=0.032, exchange_s=0.012, bytes_exchanged=2**25)
+"""Of 64 samples: 2,000 samples/s without the exchange, 1,600 with it."""
+
+
+def trial(
+    number: int, rate: float, measured: Measured | None = None, *, limit_share: float = 0.5, **config: Any
+) -> TrialRecord:
+    """A trial that ran, with an interval of 1 %."""
+    plain: Measured = {"loader_ceiling": None, "device_ceiling": None, "loader_costs": None}
+    score = Score(value=1.0, feasible=limit_share <= 1, violation=limit_share - 1)
+    result = TrialResult(outcome="ok", measurement=make_measurement(rate, **plain | (measured or {})))
+    return TrialRecord(number=number, config=TrainingConfig(**config), result=result, score=score)
+
+
+def ddp(number: int, rate: float, measured: Measured | None = None, *, world_size: int = 2, **more: Any) -> TrialRecord:
+    return trial(number, rate, measured, strategy="ddp", world_size=world_size, **more)
+
+
+def crashed(number: int, **config: Any) -> TrialRecord:
+    result = TrialResult(outcome="crashed", reason="rank 1: ValueError")
+    return TrialRecord(number=number, config=TrainingConfig(**config), result=result)
+
+
+def with_ranks(*devices: float | None, loaders: tuple[float | None, ...] = (), **more: Any) -> Measured:
+    """What the ranks reach alone; loaders far above, unless given."""
+    each = zip(devices, loaders or (1e6,) * len(devices), strict=True)
+    ranks = tuple(
+        RankFigures(
+            rank=number,
+            device=f"cuda:{number}",
+            samples_per_s=100.0,
+            data_wait_fraction=0.0,
+            busy_fraction=0.9,
+            peak_memory_bytes=2**30,
+            loader_ceiling=loader,
+            device_ceiling=device,
+        )
+        for number, (device, loader) in enumerate(each)
+    )
+    return {"ranks": ranks, **more}
+
+
+ALONE: Measured = {"device_ceiling": 1000.0, "loader_ceiling": 1e6}
+"""What one device and its loader reach."""
+
+
+def compared(
+    *records: TrialRecord, environment: Environment = GPU, confirmations: tuple[Confirmation, ...] = ()
+) -> StrategyComparison:
+    found = compare_strategies(records, environment, confirmations)
+    assert found is not None
+    return found
+
+
+def fastest_of(comparison: StrategyComparison) -> StrategyBest:
+    assert comparison.fastest is not None
+    return comparison.fastest
+
+
+def shares(comparison: StrategyComparison) -> dict[Cause, Any]:
+    return {one.cause: pytest.approx(one.share) for one in comparison.brakes}
+
+
+def advised(comparison: StrategyComparison) -> dict[tuple[tuple[str, object], ...], Any]:
+    return {tuple(one.settings.items()): pytest.approx(one.expected_gain, abs=1e-3) for one in comparison.advice}
+
+
+def test_without_a_trial_on_several_devices_there_is_nothing_to_compare() -> None:
+    assert compare_strategies([], GPU) is None
+    assert compare_strategies([trial(0, 100.0), crashed(1)], GPU) is None
+
+
+def test_the_best_of_each_strategy_and_size_stands_in_order_with_one_device_first() -> None:
+    records = (
+        trial(0, 100.0),
+        trial(1, 120.0),
+        ddp(2, 200.0),
+        ddp(3, 390.0, world_size=4),
+        trial(4, 150.0, strategy="dp", world_size=2),
+        ddp(5, 190.0),
+        crashed(6, strategy="ddp", world_size=2),
+    )
+    entries = compared(*records).entries
+    assert [(one.strategy, one.world_size, one.best and one.best.number) for one in entries] == [
+        ("single", 1, 1),
+        ("dp", 2, 4),
+        ("ddp", 2, 2),
+        ("ddp", 4, 3),
+    ]
+    assert [(one.tried, one.feasible) for one in entries] == [(2, 2), (1, 1), (3, 2), (1, 1)]
+
+
+def test_efficiency_is_the_rate_over_as_many_times_the_best_of_one_device() -> None:
+    comparison = compared(trial(0, 100.0), trial(1, 120.0), ddp(2, 200.0))
+    best = fastest_of(comparison)
+    assert best.speedup is not None
+    assert best.efficiency is not None
+    assert best.speedup.value == pytest.approx(200 / 120)
+    assert best.efficiency.value == pytest.approx(200 / 240)
+    spread = exp(0.01 * sqrt(2))  # both intervals are of 1 %
+    assert (best.efficiency.low, best.efficiency.high) == pytest.approx((200 / 240 / spread, 200 / 240 * spread))
+    assert comparison.single is not None
+    assert (comparison.single.number, comparison.single.speedup, comparison.single.efficiency) == (1, None, None)
+
+
+@pytest.mark.parametrize(
+    ("rate", "helps"),
+    [(180.0, "yes"), (103.0, "yes"), (101.0, "not_measurably"), (99.0, "not_measurably"), (90.0, "no")],
+)
+def test_only_what_lies_beyond_noise_helps_or_harms(rate: float, helps: Helps) -> None:
+    assert compared(trial(0, 100.0), ddp(1, rate)).helps == helps
+
+
+def test_an_interval_without_an_end_tells_nothing() -> None:
+    vague = ddp(1, 200.0, {"samples_per_s_ci": (0.0, inf)})
+    assert compared(trial(0, 100.0), vague).helps == "not_measurably"
+
+
+def test_the_fastest_group_is_judged_whatever_its_size() -> None:
+    comparison = compared(trial(0, 100.0), ddp(1, 95.0), ddp(2, 130.0, world_size=4))
+    assert fastest_of(comparison).number == 2
+    assert comparison.helps == "yes"
+
+
+def test_what_is_over_the_limit_is_no_answer() -> None:
+    comparison = compared(trial(0, 100.0), ddp(1, 200.0, limit_share=1.2), crashed(2, strategy="ddp", world_size=2))
+    assert (comparison.fastest, comparison.helps, comparison.brakes, comparison.advice) == (None, None, (), ())
+    group = comparison.entries[-1]
+    assert (group.tried, group.feasible, group.best) == (2, 0, None)
+
+
+def test_without_a_single_device_nothing_is_claimed() -> None:
+    comparison = compared(crashed(0), ddp(1, 200.0, with_ranks(100.0, 100.0)))
+    assert (comparison.single, comparison.helps) == (None, None)
+    assert fastest_of(comparison).speedup is None
+
+
+def confirmation(record: TrialRecord, *rates: float, is_feasible: bool = True) -> Confirmation:
+    rounds = tuple(make_measurement(rate) for rate in rates)
+    return Confirmation(number=record.number, config=record.config, rounds=rounds, is_feasible=is_feasible)
+
+
+def test_what_was_measured_in_turns_is_compared_round_by_round() -> None:
+    single, group = trial(0, 100.0), ddp(1, 250.0)
+    again = (confirmation(single, 100.0, 50.0, 200.0), confirmation(group, 180.0, 90.0, 360.0))
+    best = fastest_of(compared(single, group, confirmations=again))
+    assert best.runs == 3
+    assert best.samples_per_s.value == pytest.approx(180.0)
+    assert best.speedup is not None
+    assert (best.speedup.low, best.speedup.high) == pytest.approx((1.8, 1.8))
+
+
+def test_a_confirmation_of_the_group_alone_gives_its_rate() -> None:
+    single, group = trial(0, 100.0), ddp(1, 250.0)
+    best = fastest_of(compared(single, group, confirmations=(confirmation(group, 180.0, 181.0, 179.0),)))
+    assert best.speedup is not None
+    assert best.speedup.value == pytest.approx(1.8, rel=1e-4)
+    refuted = confirmation(group, 180.0, is_feasible=False)
+    assert fastest_of(compared(single, group, confirmations=(refuted,))).samples_per_s.value == 250.0
+
+
+def test_trials_are_ranked_by_their_own_rates_so_that_a_confirmation_does_not_count_against_one() -> None:
+    single, first, second = trial(0, 100.0), ddp(1, 200.0), ddp(2, 195.0, num_workers=2)
+    comparison = compared(single, first, second, confirmations=(confirmation(first, 190.0, 190.0, 190.0),))
+    assert fastest_of(comparison).number == 1
+
+
+def test_the_exchange_is_known_from_a_trial_with_the_same_step() -> None:
+    measured = ddp(1, 150.0, {"communication": TALK}, num_workers=2)
+    other = ddp(2, 140.0, {"communication": TALK}, ddp=DdpConfig(bucket_cap_mb=100))
+    assert fastest_of(compared(trial(0, 100.0), measured, ddp(3, 160.0))).communication == TALK
+    assert fastest_of(compared(trial(0, 100.0), other, ddp(3, 160.0))).communication is None
+
+
+def test_other_settings_in_which_the_two_differ_are_told() -> None:
+    group = ddp(1, 150.0, num_workers=4, amp_dtype="bfloat16", ddp=DdpConfig(static_graph=True))
+    assert compared(trial(0, 100.0), group).other_changes == ("amp_dtype", "num_workers")
+
+
+def held_by_exchange(**more: Any) -> TrialRecord:
+    return ddp(1, 1600.0, with_ranks(1000.0, 1000.0, communication=TALK), **more)
+
+
+def test_an_exchange_that_nothing_hides_holds_the_group() -> None:
+    comparison = compared(trial(0, 1000.0, ALONE), held_by_exchange())
+    assert shares(comparison) == {"communication": 0.2}
+    evidence = comparison.brakes[0].evidence
+    assert "exchanging 32 MiB of gradients makes a step 8.0 ms longer (20 % of it)" in evidence
+    assert "33 % of the exchange is hidden" in evidence
+
+
+def test_loaders_that_are_slower_together_than_the_devices_hold_the_group() -> None:
+    slow = ddp(1, 790.0, with_ranks(1000.0, 1000.0, loaders=(400.0, 400.0)))
+    comparison = compared(trial(0, 700.0, ALONE), slow)
+    assert shares(comparison) == {"loader": (1 / 800 - 1 / 2000) * 790}
+    assert comparison.brakes[0].evidence == (
+        "the loaders of the 2 ranks reach together 800 samples/s, the devices 2,000 samples/s"
+    )
+
+
+def test_an_exchange_behind_a_slow_loader_is_no_brake() -> None:
+    slow = ddp(1, 790.0, with_ranks(1000.0, 1000.0, loaders=(400.0, 400.0), communication=TALK))
+    assert list(shares(compared(trial(0, 700.0, ALONE), slow))) == ["loader"]
+
+
+@pytest.mark.parametrize(
+    ("measured", "said"),
+    [
+        (with_ranks(1000.0, 500.0), "rank 1 (cuda:1): its device alone gives 50"),
+        (with_ranks(1000.0, 1000.0, loaders=(2000.0, 500.0)), "rank 1 (cuda:1): its loader alone gives 25"),
+    ],
+)
+def test_an_uneven_rank_holds_the_others_by_what_its_pace_costs(measured: Measured, said: str) -> None:
+    comparison = compared(trial(0, 1000.0, ALONE), ddp(1, 1000.0, measured))
+    assert shares(comparison) == {"uneven_rank": 0.5}
+    assert comparison.brakes[0].evidence.startswith(said)
+    assert comparison.advice[0].text.startswith("Find out what slows rank 1 down")
+    assert comparison.advice[0].expected_gain == pytest.approx(1.0)
+
+
+def test_an_uneven_loader_that_is_fast_enough_holds_nobody() -> None:
+    measured = with_ranks(1000.0, 1000.0, loaders=(9000.0, 5000.0))
+    assert compared(trial(0, 1000.0, ALONE), ddp(1, 1980.0, measured)).brakes == ()
+
+
+def test_a_smaller_batch_that_makes_the_devices_slower_is_the_reason() -> None:
+    group = ddp(1, 990.0, with_ranks(500.0, 500.0), micro_batch_size=16)
+    comparison = compared(trial(0, 1000.0, ALONE, micro_batch_size=64), group)
+    assert shares(comparison) == {"small_batch": 0.495}
+    assert "with batches of 16, alone, a rank's device reaches 50 %" in comparison.brakes[0].evidence
+    assert advised(comparison) == {(("micro_batch_size", 64),): 0.980}
+
+
+def test_settings_that_make_the_step_slower_are_named() -> None:
+    comparison = compared(trial(0, 1000.0, ALONE, amp_dtype="bfloat16"), ddp(1, 990.0, with_ranks(500.0, 500.0)))
+    assert shares(comparison) == {"settings": 0.495}
+    assert comparison.brakes[0].evidence.endswith("with amp_dtype=bfloat16")
+    assert advised(comparison) == {(("amp_dtype", "bfloat16"),): 0.980}
+
+
+def test_ranks_on_a_cpu_share_its_cores() -> None:
+    group = ddp(1, 990.0, with_ranks(500.0, 500.0), num_workers=1)
+    comparison = compared(trial(0, 1000.0, ALONE, num_workers=1), group, environment=CPU)
+    assert shares(comparison) == {"shared_machine": 0.495}
+    assert comparison.brakes[0].evidence.startswith("the 2 ranks share 4 cores: ")
+    assert [one.text.startswith("Take more cores") for one in comparison.advice] == [True]
+
+
+def test_without_workers_on_a_cpu_loading_takes_its_turn() -> None:
+    group = ddp(1, 1000.0, with_ranks(1000.0, 1000.0, loaders=(1000.0, 1000.0)))
+    comparison = compared(trial(0, 500.0, ALONE), group, environment=CPU)
+    assert shares(comparison) == {"loader": 0.5}
+    assert comparison.brakes[0].evidence.endswith("without workers the two take turns")
+
+
+def test_data_parallel_is_judged_by_what_its_devices_reach_together() -> None:
+    group = trial(1, 1150.0, {"device_ceiling": 1200.0}, strategy="dp", world_size=2)
+    comparison = compared(trial(0, 1000.0, ALONE), group)
+    assert shares(comparison) == {"communication": (1 / 1200 - 1 / 2000) * 1150}
+    assert "2 devices under DataParallel reach 60 % of 2 times what one does" in comparison.brakes[0].evidence
+    assert [one.text.startswith("Let the search try strategy ddp") for one in comparison.advice] == [True]
+    tried = crashed(2, strategy="ddp", world_size=2)
+    assert compared(trial(0, 1000.0, ALONE), group, tried).advice == ()
+
+
+def test_where_nothing_was_measured_no_cause_is_made_up() -> None:
+    comparison = compared(trial(0, 1000.0), ddp(1, 900.0))
+    assert (comparison.helps, comparison.brakes, comparison.advice) == ("no", (), ())
+
+
+def test_a_batch_that_surely_fits_gives_each_exchange_more_samples() -> None:
+    """At a fifth of the limit four times the batch fits; eight times would be wanted."""
+    comparison = compared(trial(0, 1000.0, ALONE), held_by_exchange(limit_share=0.2))
+    assert advised(comparison)[(("micro_batch_size", 128),)] == 1 / 0.85 - 1
+    assert [one.basis for one in comparison.advice if "peak memory is 20 % of the limit" in one.basis]
+
+
+def test_without_room_for_a_larger_batch_accumulation_is_advised() -> None:
+    comparison = compared(trial(0, 1000.0, ALONE), held_by_exchange(limit_share=0.7))
+    found = advised(comparison)
+    assert found[(("grad_accum_steps", 8),)] == 1 / 0.825 - 1
+    assert not [names for names in found if "micro_batch_size" in dict(names)]
+
+
+def hooks(advice: tuple[Advice, ...]) -> list[object]:
+    return [one.settings["ddp.comm_hook"] for one in advice if "ddp.comm_hook" in one.settings]
+
+
+def test_compression_is_advised_for_half_of_the_exchange_at_most_and_not_once_it_was_tried() -> None:
+    comparison = compared(trial(0, 1000.0, ALONE), held_by_exchange())
+    assert advised(comparison)[(("ddp.comm_hook", "fp16"),)] == 1 / 0.85 - 1
+    tried = ddp(2, 1500.0, ddp=DdpConfig(comm_hook="fp16"))
+    assert hooks(compared(trial(0, 1000.0, ALONE), held_by_exchange(), tried).advice) == []
+
+
+def test_the_hook_takes_the_precision_of_the_step_where_the_machine_has_it() -> None:
+    single, group = trial(0, 1000.0, ALONE, amp_dtype="bfloat16"), held_by_exchange(amp_dtype="bfloat16")
+    assert hooks(compared(single, group).advice) == ["bf16"]
+    assert hooks(compared(single, group, environment=CPU).advice) == ["fp16"]
+
+
+def held_by_loaders(num_workers: int, **more: Any) -> TrialRecord:
+    return ddp(1, 790.0, with_ranks(1000.0, 1000.0, loaders=(400.0, 400.0), **more), num_workers=num_workers)
+
+
+def test_more_workers_are_advised_while_cores_are_left() -> None:
+    comparison = compared(trial(0, 700.0, ALONE), held_by_loaders(1))
+    assert advised(comparison) == {(("num_workers", 3),): 1 / (1 - (1 / 800 - 1 / 2000) * 790) - 1}
+    assert "for each rank" in comparison.advice[0].text
+
+
+def test_more_cores_are_advised_where_workers_take_all() -> None:
+    comparison = compared(trial(0, 700.0, ALONE), held_by_loaders(4))
+    assert [one.settings for one in comparison.advice] == [{}]
+    assert comparison.advice[0].text.startswith("Take about 20 cores instead of 8")
+
+
+def test_items_that_wait_are_loaded_by_more_workers_than_cores() -> None:
+    waiting = make_costs(1e-3, item_cpu_s=1e-4)
+    comparison = compared(trial(0, 700.0, ALONE), held_by_loaders(4, loader_costs=waiting))
+    assert [one.settings for one in comparison.advice] == [{"num_workers": 10}]
+
+
+_rates = st.floats(1.0, 1e6)
+_known = st.none() | _rates
+
+
+@settings(deadline=None)
+@given(
+    rate=_rates,
+    alone=_known,
+    devices=st.tuples(_known, _known),
+    loaders=st.tuples(_known, _known),
+    step_s=st.floats(0, 10),
+    step_alone_s=st.floats(0, 10),
+    exchange_s=st.floats(0, 10),
+    workers=st.integers(0, 8),
+    batch=st.sampled_from([16, 32, 64]),
+    limit_share=st.floats(0.01, 1.0),
+    environment=st.sampled_from([GPU, CPU]),
+)
+def test_shares_stay_within_the_whole_and_gains_are_numbers(
+    rate: float,
+    alone: float | None,
+    devices: tuple[float | None, float | None],
+    loaders: tuple[float | None, float | None],
+    step_s: float,
+    step_alone_s: float,
+    exchange_s: float,
+    workers: int,
+    batch: int,
+    limit_share: float,
+    environment: Environment,
+) -> None:
+    talk = Communication(step_s=step_s, step_alone_s=step_alone_s, exchange_s=exchange_s, bytes_exchanged=1)
+    measured = with_ranks(*devices, loaders=loaders, communication=talk)
+    group = ddp(1, rate, measured, limit_share=limit_share, micro_batch_size=batch, num_workers=workers)
+    comparison = compared(trial(0, 1000.0, {"device_ceiling": alone}), group, environment=environment)
+    assert all(LEAST_SHARE <= one.share <= 1 for one in comparison.brakes)
+    assert [one.share for one in comparison.brakes] == sorted((one.share for one in comparison.brakes), reverse=True)
+    for one in comparison.advice:
+        assert one.expected_gain is None or (one.expected_gain >= 0.03 and isfinite(one.expected_gain))

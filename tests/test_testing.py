@@ -1,0 +1,111 @@
+"""The fake launcher and its cost model where trials have several ranks: what others build their tests on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import autotune
+from autotune.core.training_config import TrainingConfig
+from autotune.testing import FakeLauncher, analytic_cost, fake_environment
+
+BUSY = TrainingConfig(micro_batch_size=256, num_workers=8)
+
+
+def group(world_size: int, strategy: str = "ddp", **settings: Any) -> TrainingConfig:
+    values = {**BUSY.model_dump(), "strategy": strategy, "world_size": world_size, **settings}
+    return TrainingConfig.model_validate(values)
+
+
+def device_rate(config: TrainingConfig) -> float:
+    """The devices' rate together, the exchange of gradients within it, without a loader to wait for."""
+    talk = analytic_cost(config).communication
+    assert talk is not None
+    return config.global_batch_size / talk.step_s
+
+
+@pytest.mark.parametrize(
+    ("config", "rate", "loader", "device"),
+    [
+        (TrainingConfig(), 1 / (1 / 1000 + 0.00264 / 32), 1000.0, 32 / 0.00264),
+        (TrainingConfig(num_workers=4), 4000.0, 4000.0, 32 / 0.00264),
+        (BUSY, 8000.0, 8000.0, 256 / 0.00712),
+    ],
+)
+def test_one_rank_has_the_documented_rates(config: TrainingConfig, rate: float, loader: float, device: float) -> None:
+    trial = analytic_cost(config)
+    assert trial.samples_per_s == pytest.approx(rate)
+    assert trial.loader_ceiling == pytest.approx(loader)
+    assert trial.device_ceiling == pytest.approx(device)
+    assert trial.peak_memory_bytes == (512 + 4 * config.micro_batch_size) * 2**20
+    assert trial.communication is None
+
+
+def test_ranks_come_to_less_than_as_many_times_one() -> None:
+    one = analytic_cost(BUSY).device_ceiling
+    assert one is not None
+    for ranks in (2, 4, 8):
+        assert one < device_rate(group(ranks)) < ranks * one
+        assert analytic_cost(group(ranks)).device_ceiling == pytest.approx(ranks * one)
+
+
+def test_the_exchange_depends_on_buckets_hooks_and_accumulation() -> None:
+    def exposed(**changes: Any) -> float:
+        talk = analytic_cost(group(2, **changes)).communication
+        assert talk is not None
+        return talk.exposed_fraction
+
+    assert exposed(ddp={"bucket_cap_mb": 100}) > exposed(ddp={"bucket_cap_mb": 50}) > exposed()
+    assert exposed(ddp={"comm_hook": "fp16"}) < exposed()
+    assert exposed(grad_accum_steps=4) < exposed()
+
+
+def test_the_ranks_loaders_share_the_machine() -> None:
+    ceilings = [analytic_cost(group(ranks)).loader_ceiling for ranks in (1, 2, 4, 8)]
+    assert ceilings == [8000.0, 16000.0, 16000.0, 16000.0]
+    assert analytic_cost(group(4, "dp")).loader_ceiling == 8000.0
+
+
+def test_buckets_take_memory_that_views_save() -> None:
+    alone, copied = analytic_cost(BUSY), analytic_cost(group(2))
+    viewed = analytic_cost(group(2, ddp={"gradient_as_bucket_view": True}))
+    assert copied.peak_memory_bytes > viewed.peak_memory_bytes == alone.peak_memory_bytes
+
+
+def test_data_parallel_gains_less_than_ddp() -> None:
+    parallel = analytic_cost(group(2, "dp"))
+    assert parallel.device_ceiling is not None
+    assert parallel.device_ceiling < device_rate(group(2))
+    assert parallel.communication is None
+
+
+def test_a_search_over_two_devices_measures_groups_and_finds_the_second_device_useful(tmp_path: Path) -> None:
+    launcher = FakeLauncher(environment=fake_environment(device_count=2, cores=16))
+    result = autotune.search(
+        object,
+        list,
+        space={"micro_batch_size": [256], "grad_accum_steps": 1, "num_workers": [0, 8]},
+        baseline=BUSY,
+        launcher=launcher,
+        n_trials=16,
+        run_dir=tmp_path / "run",
+        progress=False,
+    )
+    runs = {trial.config: trial.measurement for trial in result.trials if trial.measurement is not None}
+    assert {config.strategy for config in runs} >= {"single", "ddp"}
+    for config, run in runs.items():
+        assert [one.rank for one in run.ranks] == list(range(config.process_count if config.strategy == "ddp" else 0))
+        if run.ranks:
+            assert sum(one.samples_per_s for one in run.ranks) == pytest.approx(run.samples_per_s)
+            assert [one.device for one in run.ranks] == ["cuda:0", "cuda:1"]
+    assert (result.best.strategy, result.best.world_size) == ("ddp", 2)
+    assert result.best.lr == pytest.approx(2 * BUSY.lr)
+    assert autotune.load(result.run_dir / "recommended.yaml") == result.best
+    assert result.best_same_batch is not None
+    assert result.best_same_batch.global_batch_size == BUSY.global_batch_size
+
+
+def test_a_group_of_one_is_a_single_process() -> None:
+    assert analytic_cost(group(1)) == analytic_cost(BUSY)
