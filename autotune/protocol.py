@@ -1,9 +1,9 @@
 """What the parent and a trial's ranks exchange: file names, versioned JSON, atomic writes, the workload's payload.
 
-The parent writes a Job into a trial's folder; the rank answers with a RankReport beside it. The workload travels once a
-search as a payload: a cloudpickle stream, and one file of raw bytes in which every large array and tensor lies, mapped
-copy-on-write by each trial, so that a big dataset is neither read nor copied anew. Only payloads that this run's parent
-wrote are ever unpickled.
+The parent writes a Job into a trial's folder; each rank answers with a RankReport beside it. The workload travels
+once a search as a payload: a cloudpickle stream, and one file of raw bytes in which every large array and tensor lies,
+mapped copy-on-write by each trial, so that a big dataset is neither read nor copied anew. Only payloads that this run's
+parent wrote are ever unpickled.
 """
 
 from __future__ import annotations
@@ -75,8 +75,21 @@ class TrialFolder:
 
     @property
     def report(self) -> Path:
-        """What the rank answers."""
+        """What rank 0 answers."""
         return self.path / "report.json"
+
+    @property
+    def rendezvous(self) -> Path:
+        """Where the ranks of a group meet: the file of torch.distributed's FileStore."""
+        return self.path / "rendezvous"
+
+    def report_of(self, rank: int) -> Path:
+        """What a rank answers."""
+        return self.report if rank == 0 else self.path / f"report-{rank}.json"
+
+    def stack_of(self, rank: int) -> Path:
+        """Where a rank of a group stood shortly before the deadline, as faulthandler writes it."""
+        return self.path / f"stack-{rank}.txt"
 
 
 class WindowRules(BaseModel):
@@ -112,7 +125,7 @@ NO_EXTRAS = Extras()
 
 
 class Job(BaseModel):
-    """What a rank is to do."""
+    """What each rank of a trial is to do."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -125,6 +138,9 @@ class Job(BaseModel):
     device: str
     seed: int
     deadline_s: float
+    rendezvous: str | None = None
+    """Where the ranks of strategy ddp meet, as init_method of torch.distributed.init_process_group: "file://" with the
+    path as it is, or "tcp://host:port"; None where nobody is to be met."""
     limit_bytes: int | None = None
     """Memory limit, enforced where the device can; None: not known yet (probe)."""
     window: WindowRules = WindowRules()
@@ -143,6 +159,7 @@ class RankReport(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     version: Literal[1] = 1
+    rank: int = 0
     result: TrialResult
     environment: Environment | None = None
     facts: WorkloadFacts | None = None
@@ -151,6 +168,8 @@ class RankReport(BaseModel):
     stress: StressFigures | None = None
     is_workload_fault: bool = False
     """The reason is a sentence about the user's workload, complete as it stands."""
+    is_collateral: bool = False
+    """This rank failed only since another one was gone: its connection was closed, or a collective timed out."""
 
 
 def write_atomic(path: Path, data: bytes) -> None:

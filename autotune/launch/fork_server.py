@@ -1,4 +1,4 @@
-"""Launcher over a fork server: one process that has imported torch forks each trial in some 10 ms. Linux only."""
+"""Launcher over a fork server: one process that has imported torch forks each rank in some 10 ms. Linux only."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class ForkServerLauncher:
         self._start()
 
     def launch(self, launch: Launch) -> Exit:
-        """Fork a rank for the trial and wait for it; a server that has died is started anew."""
+        """Fork the trial's ranks and wait for them; a server that has died is started anew."""
         log, output = open_log(launch.log)
         try:
-            rank = self._fork(launch, output)
+            ranks = self._fork(launch, output)
         except BaseException:
             log.close()
             self.close()
@@ -53,9 +53,9 @@ class ForkServerLauncher:
         finally:
             os.close(output)
         try:
-            return watch(rank, launch, log, self._token)
+            return watch(ranks, launch, log, self._token)
         finally:
-            if not rank.is_reaped:
+            if ranks.running:
                 self.close()  # the server's next answer would be that to the trial that is gone
 
     def close(self) -> None:
@@ -63,27 +63,27 @@ class ForkServerLauncher:
         if self._connection is not None:
             self._connection.close()
         if self._process is not None:
-            kill_all(self._process.pid, self._token)
+            kill_all([self._process.pid], self._token)
             self._process.wait()
         self._connection, self._process, self._is_ready = None, None, False
 
-    def _fork(self, launch: Launch, output: int) -> _Rank:
+    def _fork(self, launch: Launch, output: int) -> _Ranks:
         try:
             return self._ask(launch, output)
         except LauncherError:  # it has died since the last trial, and was not yet known to be dead
             self.close()
             return self._ask(launch, output)
 
-    def _ask(self, launch: Launch, output: int) -> _Rank:
+    def _ask(self, launch: Launch, output: int) -> _Ranks:
         connection = self._living_server()
-        message = json.dumps({"folder": str(launch.folder.path)}).encode()
+        message = json.dumps({"folder": str(launch.folder.path), "ranks": launch.ranks}).encode()
         try:
             socket.send_fds(connection, [message], [output])
         except OSError as error:
             raise self._failure("is gone") from error
-        pid = int(self._answer(_ANSWER_WITHIN_S)["pid"])
+        pids = tuple(int(pid) for pid in json.loads(self._answer(_ANSWER_WITHIN_S))["pids"])
         assert self._process is not None  # noqa: S101 - _start made it
-        return _Rank(pid, self._process.pid, connection)
+        return _Ranks(pids, self._process.pid, connection, set(range(len(pids))))
 
     def _living_server(self) -> socket.socket:
         if self._process is None or self._process.poll() is not None:
@@ -116,7 +116,7 @@ class ForkServerLauncher:
             self._is_ready = True
         return self._connection
 
-    def _answer(self, within_s: float) -> dict[str, int]:
+    def _answer(self, within_s: float) -> bytes:
         assert self._connection is not None  # noqa: S101 - _start made it
         ready, _, _ = select.select([self._connection], [], [], within_s)
         if not ready:
@@ -126,8 +126,7 @@ class ForkServerLauncher:
             message = self._connection.recv(_MESSAGE_BYTES)
         if not message:
             raise self._failure("has ended")
-        answer: dict[str, int] = json.loads(message)
-        return answer
+        return message
 
     def _failure(self, what: str) -> LauncherError:
         tail = ""
@@ -137,21 +136,27 @@ class ForkServerLauncher:
 
 
 @dataclass(slots=True)
-class _Rank:
-    """A forked rank; the server reaps it and sends its exit code."""
+class _Ranks:
+    """Forked ranks; the server reaps them and sends their exit codes."""
 
-    pid: int
+    pids: tuple[int, ...]
     spare: int | None
     connection: socket.socket
-    is_reaped: bool = False
-    """The server has told the exit code, or is gone itself."""
+    running: set[int]
+    """Ranks whose exit code the server has yet to tell."""
 
-    def poll(self, timeout_s: float) -> int | None:
+    def poll(self, timeout_s: float) -> dict[int, int]:
         ready, _, _ = select.select([self.connection], [], [], timeout_s)
         if not ready:
-            return None
+            return {}
         message = b""
         with suppress(ConnectionError):
             message = self.connection.recv(_MESSAGE_BYTES)
-        self.is_reaped = True
-        return int(json.loads(message)["exit"]) if message else -signal.SIGKILL  # what a rank gets when its server dies
+        ended = _exit_in(message) if message else dict.fromkeys(sorted(self.running), -signal.SIGKILL)
+        self.running -= ended.keys()  # all of them where the server is gone: they died with it
+        return ended
+
+
+def _exit_in(message: bytes) -> dict[int, int]:
+    told = json.loads(message)
+    return {int(told["rank"]): int(told["exit"])}

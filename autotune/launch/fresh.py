@@ -1,15 +1,16 @@
-"""Launcher that starts a fresh interpreter for each trial: seconds of import a trial, but needs nothing of Linux."""
+"""Launcher that starts a fresh interpreter for each rank: seconds of import a trial, but needs nothing of Linux."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import uuid
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
 
 from autotune.errors import LauncherError
 from autotune.launch.launcher import Exit, Launch, worker_command, worker_environment
 from autotune.launch.log_file import open_log
+from autotune.launch.process_tree import kill_all
 from autotune.launch.watch import watch
 
 __all__ = ["FreshInterpreterLauncher"]
@@ -22,40 +23,50 @@ class FreshInterpreterLauncher:
         self._token = uuid.uuid4().hex
 
     def launch(self, launch: Launch) -> Exit:
-        """Start an interpreter in a session of its own and wait for it."""
+        """Start an interpreter for each rank, in a session of its own, and wait for them."""
         log, writing = open_log(launch.log)
-        try:
-            process = subprocess.Popen(
-                worker_command("run", str(launch.folder.path)),
-                env=worker_environment(os.environ, self._token),
-                stdin=subprocess.PIPE,  # closes with this process, and the rank ends
-                stdout=writing,
-                stderr=writing,
-                start_new_session=True,
-            )
-        except OSError as error:
-            log.close()
-            raise LauncherError(f"a trial's process can't be started: {error}") from error
-        finally:
-            os.close(writing)
-        with process:
-            return watch(_Rank(process), launch, log, self._token)
+        with ExitStack() as started:
+            try:
+                ranks = [started.enter_context(self._start(launch, rank, writing)) for rank in range(launch.ranks)]
+            except BaseException:
+                kill_all((), self._token)
+                log.close()
+                raise
+            finally:
+                os.close(writing)
+            return watch(_Ranks(dict(enumerate(ranks))), launch, log, self._token)
 
     def close(self) -> None:
         """Nothing is held."""
 
+    def _start(self, launch: Launch, rank: int, output: int) -> subprocess.Popen[bytes]:
+        try:
+            return subprocess.Popen(
+                worker_command("run", str(launch.folder.path), str(rank)),
+                env=worker_environment(os.environ, self._token),
+                stdin=subprocess.PIPE,  # closes with this process, and the rank ends
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise LauncherError(f"a trial's process can't be started: {error}") from error
 
-@dataclass(slots=True)
-class _Rank:
-    process: subprocess.Popen[bytes]
+
+class _Ranks:
+    """Interpreters that are this process's children."""
+
     spare: int | None = None
 
-    @property
-    def pid(self) -> int:
-        return self.process.pid
+    def __init__(self, processes: dict[int, subprocess.Popen[bytes]]) -> None:
+        self.pids = tuple(process.pid for process in processes.values())
+        self._running = processes
 
-    def poll(self, timeout_s: float) -> int | None:
-        try:
-            return self.process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            return None
+    def poll(self, timeout_s: float) -> dict[int, int]:
+        with suppress(subprocess.TimeoutExpired):
+            next(iter(self._running.values())).wait(timeout_s)  # another's end is seen after it
+        codes = {rank: process.poll() for rank, process in self._running.items()}
+        ended = {rank: code for rank, code in codes.items() if code is not None}
+        for rank in ended:
+            del self._running[rank]
+        return ended

@@ -1,4 +1,4 @@
-"""The seam behind which trials run: a Launcher starts the rank of a trial's folder and says how its process ended."""
+"""The seam behind which trials run: a Launcher starts the ranks of a trial's folder and says how they ended."""
 
 from __future__ import annotations
 
@@ -21,20 +21,26 @@ class Launch:
     folder: TrialFolder
     log: Path
     deadline_s: float
+    ranks: int = 1
+    """Processes to start side by side."""
     ram_ceiling_bytes: int | None = None
-    """The process tree is ended when it has more than this resident; None: not watched."""
+    """All ranks are ended when their process trees together have more than this resident; None: not watched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
-    """How a trial's process ended."""
+    """How a trial's processes ended."""
 
     code: int | None
-    """Exit code; negative: the signal that ended it; None where we did."""
-    ended_for: Literal["deadline", "memory"] | None = None
-    """Why we ended it."""
+    """Exit code of rank 0, the only one of a single process; negative: the signal that ended it; None where we did."""
+    codes: tuple[int | None, ...] = ()
+    """Such a code for each rank; () from a launcher that has rank 0 report for all."""
+    first: int | None = None
+    """The rank that ended before any other, by itself; None where none did."""
+    ended_for: Literal["deadline", "memory", "straggling"] | None = None
+    """Why we ended what still ran; straggling: it went on after another rank's end."""
     seen_bytes: int | None = None
-    """Memory of the process tree when it was ended for it."""
+    """Memory of the process trees when they were ended for it."""
     was_oom_killed: bool = False
     """The kernel's out-of-memory killer struck meanwhile."""
     wall_s: float
@@ -44,7 +50,7 @@ class Launcher(Protocol):
     """Runs one trial at a time; nothing of a trial is left when `launch` returns or raises."""
 
     def launch(self, launch: Launch) -> Exit:
-        """Start the rank, wait for its end or its deadline, and end all that it started.
+        """Start the ranks, wait for their end or the deadline, and end all that they started.
 
         Raises:
             LauncherError: no process can be started here.

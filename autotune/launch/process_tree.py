@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic, sleep
@@ -19,16 +20,17 @@ _GONE_WITHIN_S = 5.0
 _LOOK_S = 0.002
 
 
-def kill_all(leader: int, token: str, *, spare: int | None = None) -> None:
-    """End a trial: its session, its process group, and whatever carries its token; wait until all are gone.
+def kill_all(leaders: Collection[int], token: str, *, spare: int | None = None) -> None:
+    """End a trial: its ranks' sessions and process groups, and whatever carries its token; wait until all are gone.
 
     `spare` is a server that carries the token too. A killed trial's loader workers would live on for seconds and load
     the machine under the next trial.
     """
-    begun, pids = monotonic(), {leader}
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, signal.SIGKILL)
-    while (doomed := _members(leader, token, spare)) and monotonic() - begun < _GONE_WITHIN_S:
+    begun, pids = monotonic(), set(leaders)
+    for leader in leaders:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(leader, signal.SIGKILL)
+    while (doomed := _members(leaders, token, spare)) and monotonic() - begun < _GONE_WITHIN_S:
         for process in doomed:  # again, until none is left: one that forks may have been faster
             with suppress(psutil.Error):
                 process.kill()
@@ -38,17 +40,13 @@ def kill_all(leader: int, token: str, *, spare: int | None = None) -> None:
         free_shared_memory(pid)
 
 
-def bytes_above(leader: int, ceiling_bytes: int) -> int | None:
-    """What the process tree below `leader` has in memory where that is more than the ceiling, else None.
+def bytes_above(leaders: Collection[int], ceiling_bytes: int) -> int | None:
+    """What the process trees below `leaders` together have in memory where that is more than the ceiling, else None.
 
     Resident sizes, which are cheap, count shared pages once for each process; only where they pass the ceiling is the
     proportional share (PSS) asked for, which takes the process's memory lock.
     """
-    try:
-        root = psutil.Process(leader)
-        processes = [root, *root.children(recursive=True)]
-    except psutil.Error:
-        return None
+    processes = [process for leader in leaders for process in _tree(leader)]
     if sum(_resident_bytes(process.pid) for process in processes) <= ceiling_bytes:
         return None
     held = sum(_proportional_bytes(process) for process in processes)
@@ -64,13 +62,21 @@ def oom_kills() -> int:
     return 0
 
 
-def _members(leader: int, token: str, spare: int | None) -> list[psutil.Process]:
+def _tree(leader: int) -> list[psutil.Process]:
+    try:
+        root = psutil.Process(leader)
+        return [root, *root.children(recursive=True)]
+    except psutil.Error:
+        return []
+
+
+def _members(leaders: Collection[int], token: str, spare: int | None) -> list[psutil.Process]:
     mine = {os.getpid(), spare}
     return [
         process
         for process in psutil.process_iter()
         if process.pid not in mine
-        and (_session(process.pid) == leader or _carries(process, token))
+        and (_session(process.pid) in leaders or _carries(process, token))
         and _is_running(process)
     ]
 

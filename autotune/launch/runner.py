@@ -1,13 +1,16 @@
-"""TrialRunner: TrainingConfig -> TrialResult. Writes the job, launches it, and reads out how it ended."""
+"""TrialRunner: TrainingConfig -> TrialResult. Writes the job, launches its ranks, and reads out how they ended.
+
+Only trials run as groups. What is looked at beside them (guard, curves, stress, probe) runs in one process.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
-import signal
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +18,8 @@ from pydantic import ValidationError
 
 from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import TrialResult
+from autotune.launch.endings import end_of
+from autotune.launch.group import one_report
 from autotune.launch.launcher import Exit, Launch, Launcher
 from autotune.protocol import NO_EXTRAS, Extras, Job, RankReport, TrialFolder, WindowRules, read_model, write_model
 
@@ -26,7 +31,7 @@ _RAM_SHARE = 0.95
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRunner:
-    """Runs trials of one workload on one device through a launcher."""
+    """Runs trials of one workload on this machine through a launcher."""
 
     launcher: Launcher
     payload: Path
@@ -55,7 +60,7 @@ class TrialRunner:
 
     def probe(self, config: TrainingConfig, *, deadline_s: float) -> RankReport:
         """Look at the workload once: environment and facts, or a result that says what is wrong."""
-        return self._run("probe", config, "probe", deadline_s)
+        return self._run("probe", _alone(config), "probe", deadline_s)
 
     def describe(self, *, deadline_s: float) -> RankReport:
         """The machine alone, without a workload."""
@@ -63,17 +68,18 @@ class TrialRunner:
 
     def guard(self, config: TrainingConfig, *, name: str, deadline_s: float) -> RankReport:
         """Compare a configuration's precision to float32; `config` carries the batch to compare on."""
-        return self._run("guard", config, name, deadline_s)
+        return self._run("guard", _alone(config), name, deadline_s)
 
     def curves(
         self, config: TrainingConfig, variations: Sequence[TrainingConfig], *, deadline_s: float, extras: Extras
     ) -> RankReport:
         """Measure loader and device alone in variations of a configuration."""
-        return self._run("curves", config, "curves", deadline_s, extras=extras, variations=tuple(variations))
+        alone = tuple(map(_alone, variations))
+        return self._run("curves", _alone(config), "curves", deadline_s, extras=extras, variations=alone)
 
     def stress(self, config: TrainingConfig, *, name: str, deadline_s: float, window: WindowRules) -> RankReport:
         """Train on the largest samples for `window.max_s` seconds."""
-        return self._run("stress", config, name, deadline_s, window=window)
+        return self._run("stress", _alone(config), name, deadline_s, window=window)
 
     def limited(self, *, limit_bytes: int, ram_bytes: int, limit_is_ram: bool) -> TrialRunner:
         """A runner that holds trials to these limits."""
@@ -82,12 +88,18 @@ class TrialRunner:
     def _run(self, kind: str, config: TrainingConfig, name: str, deadline_s: float, **more: object) -> RankReport:
         folder = TrialFolder(Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.scratch.absolute())))
         log = self.logs / f"{name}.log"
+        more["rendezvous"] = f"file://{folder.rendezvous}" if config.strategy == "ddp" else None
+        launch = Launch(
+            folder=folder,
+            log=log,
+            deadline_s=deadline_s,
+            ranks=config.process_count,
+            ram_ceiling_bytes=self._ram_ceiling(),
+        )
         try:
             write_model(folder.job, self._job(kind, config, deadline_s, more))
-            exit_ = self.launcher.launch(
-                Launch(folder=folder, log=log, deadline_s=deadline_s, ram_ceiling_bytes=self._ram_ceiling())
-            )
-            report = _answered(folder, exit_) or RankReport(result=self._unanswered(exit_, deadline_s))
+            exit_ = self.launcher.launch(launch)
+            report = self._report(launch, exit_)
         finally:
             shutil.rmtree(folder.path, ignore_errors=True)
         result = report.result.model_copy(update={"wall_s": exit_.wall_s, "log": f"{self.logs.name}/{log.name}"})
@@ -110,17 +122,26 @@ class TrialRunner:
             }
         )
 
+    def _report(self, launch: Launch, exit_: Exit) -> RankReport:
+        """What the trial's ranks have answered, or what their silence means."""
+        if len(exit_.codes) <= 1:
+            answer = _answered(launch.folder.report, exit_.code)
+            return answer or RankReport(result=self._unanswered(exit_, launch.deadline_s))
+        return one_report(
+            [_answered(launch.folder.report_of(rank), code) for rank, code in enumerate(exit_.codes)],
+            exit_,
+            stacks=[_text_of(launch.folder.stack_of(rank)) for rank in range(launch.ranks)],
+            deadline_s=launch.deadline_s,
+            over_memory=self._too_big(exit_.seen_bytes or 0) if exit_.ended_for == "memory" else None,
+        )
+
     def _unanswered(self, exit_: Exit, deadline_s: float) -> TrialResult:
         """What the end of a process means that has left no report."""
         if exit_.ended_for == "deadline":
             return TrialResult(outcome="timeout", reason=f"the trial did not end within {deadline_s:.0f} s")
         if exit_.ended_for == "memory":
             return self._too_big(exit_.seen_bytes or 0)
-        code = exit_.code or 0
-        if code == -signal.SIGKILL and exit_.was_oom_killed:
-            reason = "the kernel's out-of-memory killer ended the trial"
-            return TrialResult(outcome="host_oom", reason=reason)
-        return TrialResult(outcome="crashed", reason=_crash_reason(code))
+        return end_of(exit_.code or 0, was_oom_killed=exit_.was_oom_killed)
 
     def _too_big(self, seen_bytes: int) -> TrialResult:
         limit = self.limit_bytes if self.limit_is_ram and self.limit_bytes else self.ram_bytes or seen_bytes
@@ -138,22 +159,25 @@ class TrialRunner:
         return min(most, int(self.limit_bytes * _FAR_ABOVE)) if self.limit_is_ram and self.limit_bytes else most
 
 
-def _answered(folder: TrialFolder, exit_: Exit) -> RankReport | None:
+def _alone(config: TrainingConfig) -> TrainingConfig:
+    """The same settings in a single process on a single device."""
+    if config.strategy == "single":
+        return config
+    return config.model_copy(update={"strategy": "single", "world_size": 1, "ddp": None})
+
+
+def _answered(report: Path, code: int | None) -> RankReport | None:
     """The rank's report; a report that was written counts, whatever became of the process afterwards."""
     try:
-        return read_model(folder.report, RankReport)
+        return read_model(report, RankReport)
     except FileNotFoundError:
         return None
     except (OSError, ValidationError) as error:
-        reason = f"the trial's report can't be read ({type(error).__name__}); its process ended with {exit_.code}"
+        reason = f"the trial's report can't be read ({type(error).__name__}); its process ended with {code}"
         return RankReport(result=TrialResult(outcome="crashed", reason=reason))
 
 
-def _crash_reason(code: int) -> str:
-    if code < 0:
-        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-        meaning = {"SIGSEGV": "a segmentation fault", "SIGABRT": "an abort", "SIGBUS": "a bus error"}.get(
-            name, "a signal"
-        )
-        return f"the trial's process was ended by {meaning} ({name})"
-    return f"the trial's process ended itself with exit code {code} before it had measured anything"
+def _text_of(path: Path) -> str:
+    with suppress(OSError):
+        return path.read_text(encoding="utf-8", errors="replace")
+    return ""

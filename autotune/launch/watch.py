@@ -1,8 +1,13 @@
-"""Waiting for a trial: takes its output, keeps its deadline, watches the RAM, and sweeps up when it is over."""
+"""Waiting for a trial: takes its output, keeps its deadline, watches the RAM, and sweeps up when it is over.
+
+The ranks of a group end together: once one has ended, the others soon do so by themselves or are ended.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from time import monotonic
 from typing import Literal, Protocol
 
@@ -20,14 +25,15 @@ _RAM_LOOK_S = 0.5
 _WORTH_A_LOOK = 0.5  # of the ceiling gone from the machine's free RAM: to walk the processes' tree takes from the trial
 _LOOKS_ANYWAY = 10  # one in so many is made in any case: others may have freed RAM meanwhile
 _LAST_EXIT_WITHIN_S = 5.0
+_FOLLOW_WITHIN_S = 5.0  # gloo's ranks see a closed connection at once and report it; NCCL's would wait for minutes
 
 
 class Started(Protocol):
-    """A trial's process as its launcher knows it."""
+    """A trial's processes as their launcher knows them."""
 
     @property
-    def pid(self) -> int:
-        """The leader of the trial's session."""
+    def pids(self) -> Sequence[int]:
+        """The leader of each rank's session, in the order of the ranks."""
         ...
 
     @property
@@ -35,15 +41,19 @@ class Started(Protocol):
         """A server that carries the trial's token and lives on."""
         ...
 
-    def poll(self, timeout_s: float) -> int | None:
-        """The exit code once it has ended (negative: a signal), waiting for it so long at most."""
+    def poll(self, timeout_s: float) -> Mapping[int, int]:
+        """Exit codes (negative: a signal) of ranks that have ended since the last call, which waits so long at most.
+
+        Not to be called once all have ended.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    code: int | None
-    ended_for: Literal["deadline", "memory"] | None
+    codes: Mapping[int, int]
+    """Of the ranks that ended by themselves, in that order."""
+    ended_for: Literal["deadline", "memory", "straggling"] | None
     seen_bytes: int | None = None
 
 
@@ -54,12 +64,14 @@ def watch(started: Started, launch: Launch, log: LogFile, token: str) -> Exit:
         end = _wait(started, launch, log, begun)
         wall_s = monotonic() - begun
     finally:
-        kill_all(started.pid, token, spare=started.spare)
+        kill_all(started.pids, token, spare=started.spare)
         log.close()
-    if end.ended_for is not None:
-        started.poll(_LAST_EXIT_WITHIN_S)  # its exit is not to be taken for the next trial's
+    _await_last_exits(started, launch.ranks - len(end.codes))
+    codes = tuple(end.codes.get(rank) for rank in range(launch.ranks))
     return Exit(
-        code=end.code,
+        code=codes[0],
+        codes=codes,
+        first=next(iter(end.codes), None),
         ended_for=end.ended_for,
         seen_bytes=end.seen_bytes,
         was_oom_killed=oom_kills() > kills,
@@ -68,20 +80,49 @@ def watch(started: Started, launch: Launch, log: LogFile, token: str) -> Exit:
 
 
 def _wait(started: Started, launch: Launch, log: LogFile, begun: float) -> _End:
-    next_look, looks, free_bytes = begun + _RAM_LOOK_S, 0, psutil.virtual_memory().available
+    codes: dict[int, int] = {}
+    ram = _RamWatch(launch.ram_ceiling_bytes, begun + _RAM_LOOK_S, psutil.virtual_memory().available)
+    straggling_from = inf
     while True:
         is_flooded = log.pump()
-        code = started.poll(_FLOODED_TICK_S if is_flooded else _TICK_S)
+        ended = started.poll(_FLOODED_TICK_S if is_flooded else _TICK_S)
         now = monotonic()
-        if code is not None:
-            return _End(code, None)
+        if ended and not codes:
+            straggling_from = now + _FOLLOW_WITHIN_S
+        codes.update(ended)
+        if len(codes) == launch.ranks:
+            return _End(codes, None)
         if now - begun >= launch.deadline_s:
-            return _End(None, "deadline")
-        if launch.ram_ceiling_bytes is not None and now >= next_look:
-            next_look, looks = now + _RAM_LOOK_S, looks + 1
-            taken_bytes = free_bytes - psutil.virtual_memory().available
-            if taken_bytes < _WORTH_A_LOOK * launch.ram_ceiling_bytes and looks % _LOOKS_ANYWAY != 0:
-                continue
-            held = bytes_above(started.pid, launch.ram_ceiling_bytes)
-            if held is not None:
-                return _End(None, "memory", held)
+            return _End(codes, "deadline")
+        if now >= straggling_from:
+            return _End(codes, "straggling")
+        held = ram.held_above([pid for rank, pid in enumerate(started.pids) if rank not in codes], now)
+        if held is not None:
+            return _End(codes, "memory", held)
+
+
+def _await_last_exits(started: Started, count: int) -> None:
+    """Take the exits of ranks that were ended: they are not to be taken for the next trial's."""
+    begun = monotonic()
+    while count > 0 and (left_s := begun + _LAST_EXIT_WITHIN_S - monotonic()) > 0:
+        count -= len(started.poll(left_s))
+
+
+@dataclass(slots=True)
+class _RamWatch:
+    """Looks at a trial's memory now and then, and walks its processes only where it may matter."""
+
+    ceiling_bytes: int | None
+    next_look: float
+    free_bytes: int
+    looks: int = 0
+
+    def held_above(self, leaders: Collection[int], now: float) -> int | None:
+        """What the ranks together hold where that is above the ceiling."""
+        if self.ceiling_bytes is None or now < self.next_look:
+            return None
+        self.next_look, self.looks = now + _RAM_LOOK_S, self.looks + 1
+        taken_bytes = self.free_bytes - psutil.virtual_memory().available
+        if taken_bytes < _WORTH_A_LOOK * self.ceiling_bytes and self.looks % _LOOKS_ANYWAY != 0:
+            return None
+        return bytes_above(leaders, self.ceiling_bytes)

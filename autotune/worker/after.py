@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -19,6 +19,7 @@ from autotune.core.measurement import Ceilings, Measurement
 from autotune.protocol import Extras
 from autotune.worker.alone import collect, device_alone, loader_alone, resident
 from autotune.worker.causes import cause_of
+from autotune.worker.communication import measure_communication
 from autotune.worker.item_costs import measure_items
 from autotune.worker.loop import Run
 from autotune.worker.profile import break_down
@@ -33,6 +34,7 @@ _STOP_WITHIN_S = 1.0
 _LOADER = "the rate of the loader alone"
 _BATCHES = "batches to train on without the loader"
 _DEVICE = "the rate of the device alone"
+_COMMUNICATION = "what exchanging gradients takes"
 _BREAKDOWN = "where the time goes"
 _ITEMS = "what an item costs"
 
@@ -84,7 +86,7 @@ def measure_after(
         The measurement with ceilings, breakdown and costs, and remarks on what could not be measured.
     """
     after = _After(run=run, trainer=trainer, extras=extras, measurement=measurement)
-    stages = _stages(extras)
+    stages = _stages(extras, run.group.size)
     for index, (what, stage) in enumerate(stages):
         left = [name for name, _ in stages[index:] if name != _BATCHES]
         if run.is_late():
@@ -94,13 +96,17 @@ def measure_after(
     return after.told() if stages else measurement
 
 
-def _stages(extras: Extras) -> list[tuple[str, _Stage]]:
-    """What to measure, in order: the loader while it runs, all else once it is gone."""
+def _stages(extras: Extras, ranks: int) -> list[tuple[str, _Stage]]:
+    """What to measure, in order: the loader while it runs, all else once it is gone.
+
+    Ranks come to each stage together, but only in the one of communication does one wait for another.
+    """
     needs_batches = extras.device_ceiling or extras.breakdown
     wanted: list[tuple[bool, str, _Stage]] = [
         (extras.loader_ceiling, _LOADER, _measure_loader),
         (needs_batches, _BATCHES, _take_batches),
         (extras.device_ceiling, _DEVICE, _measure_device),
+        (needs_batches and ranks > 1, _COMMUNICATION, _measure_communication),
         (extras.breakdown, _BREAKDOWN, _break_down),
         (extras.breakdown, _ITEMS, _measure_items),
     ]
@@ -146,21 +152,30 @@ def _take_batches(after: _After) -> None:
 def _measure_device(after: _After) -> None:
     if not after.held:
         raise RuntimeError("there are no batches")
-    ceiling = device_alone(after.trainer, after.held, seconds=after.extras.stretch_s, ends_at=after.run.ends_at)
+    with _alone(after.trainer):
+        ceiling = device_alone(after.trainer, after.held, seconds=after.extras.stretch_s, ends_at=after.run.ends_at)
     before = after.measurement.ceilings or Ceilings()
     after.add(ceilings=before.model_copy(update={"device": ceiling}), device_ceiling=ceiling.samples_per_s)
+
+
+def _measure_communication(after: _After) -> None:
+    figures = measure_communication(after.trainer, after.held, after.run.group, seconds=after.extras.stretch_s)
+    after.add(communication=figures)
 
 
 def _break_down(after: _After) -> None:
     if not after.held:
         raise RuntimeError("there are no batches")
-    profiled = break_down(
-        after.trainer,
-        host=after.host,
-        held=after.held,
-        window=after.measurement.window,
-        restarts=after.run.restarts,
-    )
+    talk = after.measurement.communication
+    with _alone(after.trainer):
+        profiled = break_down(
+            after.trainer,
+            host=after.host,
+            held=after.held,
+            window=after.measurement.window,
+            restarts=after.run.restarts,
+            exchange_s=0.0 if talk is None else talk.exposed_s / after.trainer.config.grad_accum_steps,
+        )
     readings = after.measurement.busy_readings
     after.add(
         breakdown=profiled.breakdown,
@@ -178,6 +193,22 @@ def _measure_items(after: _After) -> None:
         tell=after.remark,
     )
     after.add(loader_costs=costs)
+
+
+@contextmanager
+def _alone(trainer: Trainer) -> Iterator[None]:
+    """Train without exchanging gradients: each rank takes as many steps as its own time holds.
+
+    Raises:
+        RuntimeError: the exchange can't be held back.
+    """
+    if trainer.config.process_count > 1 and trainer.hold_back is None:
+        raise RuntimeError("with ddp.static_graph no rank can train by itself")
+    trainer.is_alone = trainer.config.process_count > 1
+    try:
+        yield
+    finally:
+        trainer.is_alone = False
 
 
 def _listed(names: list[str]) -> str:

@@ -26,7 +26,10 @@ from torch.utils.data import DataLoader, IterableDataset
 from autotune.core.training_config import TrainingConfig
 from autotune.core.workload import PARTS, OptimizerFacts, Ref, Workload
 from autotune.worker.device import Device
+from autotune.worker.group import ALONE, Group
+from autotune.worker.parallel import parallel_model
 from autotune.worker.portable import PortableFunction, make_portable
+from autotune.worker.shares import EachNth, own_share
 
 __all__ = [
     "WorkloadFault",
@@ -56,7 +59,10 @@ def resolved(workload: Workload) -> Workload:
 
 
 def build_model(workload: Workload, config: TrainingConfig, device: Device) -> nn.Module:
-    """The user's model in training mode on the device, in the configuration's layout, compiled where asked."""
+    """The user's model in training mode, on the device, in the configuration's layout and strategy, compiled if asked.
+
+    For strategy ddp, the process group must be open.
+    """
     model = workload.model
     if not isinstance(model, nn.Module):
         model = _called("model", model)
@@ -66,6 +72,7 @@ def build_model(workload: Workload, config: TrainingConfig, device: Device) -> n
     if config.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's stubs lack the keyword alone
     model.train()
+    model = parallel_model(model, config, device)
     return torch.compile(model) if config.compile else model  # type: ignore[return-value] # an OptimizedModule is a Module
 
 
@@ -93,10 +100,15 @@ def dataset_length(dataset: Any) -> int | None:
         return None
 
 
-def build_loader(workload: Workload, dataset: Any, config: TrainingConfig, scratch: Path) -> DataLoader[Any]:
-    """The loader of a trial. Folder `scratch` takes what loader workers that are not forked read."""
+def build_loader(
+    workload: Workload, dataset: Any, config: TrainingConfig, scratch: Path, group: Group = ALONE
+) -> DataLoader[Any]:
+    """The loader of a trial, of one rank's share where it has several.
+
+    Folder `scratch` takes what loader workers that are not forked read.
+    """
     kwargs = config.dataloader_kwargs()
-    kwargs.update(_sampling(workload, dataset, kwargs))
+    kwargs.update(_sampling(workload, dataset, kwargs, group))
     functions = {"collate_fn": workload.collate_fn, "worker_init_fn": workload.worker_init_fn}
     if config.num_workers > 0:
         context = torch.multiprocessing.get_context(workload.multiprocessing_context)
@@ -131,19 +143,24 @@ def optimizer_facts(optimizer: torch.optim.Optimizer) -> OptimizerFacts:
     )
 
 
-def _sampling(workload: Workload, dataset: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+def _sampling(workload: Workload, dataset: Any, kwargs: dict[str, Any], group: Group) -> dict[str, Any]:
     """Arguments of the DataLoader that say which items make a batch; removes those they replace."""
     if workload.batch_sampler is not None:
         size = kwargs.pop("batch_size")
         sampler = workload.batch_sampler
         is_factory = callable(sampler) and not hasattr(sampler, "__iter__")
-        return {"batch_sampler": sampler(dataset, size) if is_factory else sampler}
+        drawn = sampler(dataset, size) if is_factory else sampler
+        return {"batch_sampler": drawn if group.size == 1 else EachNth(drawn, group)}
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         return {"drop_last": workload.drop_last}
     if workload.sampler is not None:
         sampler = workload.sampler
         is_factory = callable(sampler) and not hasattr(sampler, "__iter__")
-        return {"sampler": sampler(dataset) if is_factory else sampler, "drop_last": workload.drop_last}
+        drawn = sampler(dataset) if is_factory else sampler
+        return {"sampler": drawn if group.size == 1 else EachNth(drawn, group), "drop_last": workload.drop_last}
+    if group.size > 1:
+        sampler = own_share(dataset, group, shuffle=workload.shuffle, drop_last=workload.drop_last)
+        return {"sampler": sampler, "drop_last": workload.drop_last}
     return {"shuffle": workload.shuffle, "drop_last": workload.drop_last}
 
 

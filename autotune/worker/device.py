@@ -98,8 +98,10 @@ class Device:
         return _process_tree_peak()
 
 
-def open_device(name: str) -> Device:
+def open_device(name: str, rank: int = 0) -> Device:
     """Open a device by torch's name, or the machine's accelerator for "auto", else the CPU.
+
+    The ranks of one machine take the devices from the one named on, in order; on the CPU they share it.
 
     Raises:
         DeviceError: there is no such device here.
@@ -116,10 +118,11 @@ def open_device(name: str) -> Device:
         raise DeviceError(
             f"device {name!r} was asked for, but torch {torch.__version__} sees none here; set device: auto"
         )
-    count, index = torch.accelerator.device_count(), device.index or 0
+    count, index = torch.accelerator.device_count(), (device.index or 0) + rank
     if index >= count:
         raise DeviceError(
-            f"device {name!r} was asked for, but there are {count} here; name one below {device.type}:{count}"
+            f"device {device.type}:{index} was asked for, but there are {count} here; name one below "
+            f"{device.type}:{count}"
         )
     device = torch.device(device.type, index)
     torch.accelerator.set_device_index(index)

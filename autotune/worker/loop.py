@@ -22,6 +22,7 @@ from autotune.core.training_config import TrainingConfig
 from autotune.protocol import WindowRules
 from autotune.worker.device import Device
 from autotune.worker.feed import Delivery, Feed
+from autotune.worker.group import ALONE, Group
 from autotune.worker.step import count_samples
 
 __all__ = ["Diverged", "Learner", "Run", "Stretch", "Warmth", "measure_window", "train_block", "warm_up", "window_of"]
@@ -39,6 +40,9 @@ _MIN_BLOCKS = 3
 _MIN_EPOCH_BLOCKS = 5
 _QUEUES_IN_WINDOW = 2
 _OVERTIME = 2.0  # how far past its time a window goes on until it has seen the queue through twice
+
+_Verdict = Literal["precision", "time", "deadline"]
+_VERDICTS: tuple[_Verdict | None, ...] = (None, "precision", "time", "deadline")  # by urgency
 
 
 class Diverged(Exception):  # noqa: N818 - an outcome, not an error of ours
@@ -79,10 +83,12 @@ class Run:
     """Batches still to come that belong to the last restart."""
     restarts: list[Restart] = field(default_factory=list)
     """Restarts seen so far; where `splits_restarts` holds, they are taken out of the blocks."""
+    group: Group = ALONE
+    """The ranks that train in step: they take the same batches, and end together."""
 
     def is_late(self) -> bool:
-        """Whether the deadline is near."""
-        return perf_counter() > self.ends_at
+        """Whether the deadline is near, for any rank; every rank must ask."""
+        return self.group.any(perf_counter() > self.ends_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +132,11 @@ def warm_up(run: Run, rules: WindowRules, first: Delivery) -> Warmth:
     steady_streak, is_drained, run.pause_at = 0, run.queue_capacity == 0, begun_steady + longest_s
     while True:
         took = perf_counter() - begun_steady
-        is_steady = steady_streak >= 2
-        if (is_steady and is_drained and took >= _WARM_UP_MIN_S) or took >= longest_s or run.is_late():
+        is_ready = steady_streak >= 2 and is_drained and took >= _WARM_UP_MIN_S
+        if run.group.all(is_ready) or run.group.any(took >= longest_s) or run.is_late():
             break
-        stretch = train_block(run, _batches_for(_WARM_UP_BLOCK_S, stretches[-1], config.grad_accum_steps))
+        size = run.group.most(_batches_for(_WARM_UP_BLOCK_S, stretches[-1], config.grad_accum_steps))
+        stretch = train_block(run, int(size))
         stretches.append(stretch)
         computes.append(stretch.compute_s)
         is_slow = stretch.compute_s > _SLOW_FACTOR * median(computes) or _skips(run)
@@ -149,28 +156,40 @@ def warm_up(run: Run, rules: WindowRules, first: Delivery) -> Warmth:
 
 def measure_window(run: Run, rules: WindowRules, warmth: Warmth, at_edge: Callable[[], None]) -> Window:
     """Train for a timed window. `at_edge` is called right before the clock starts (passive probes begin there)."""
-    whole = _covers_whole_epochs(run, rules, warmth.batch_s)
-    run.splits_restarts, run.refill_left, run.pause_at = not whole, 0, inf
+    is_even = run.group.is_equal(run.feed.epoch_batches or 0)
+    whole = is_even and run.group.all(_covers_whole_epochs(run, rules, warmth.batch_s))
+    run.splits_restarts = not whole and (run.group.size == 1 or (is_even and run.feed.epoch_batches is not None))
+    run.refill_left, run.pause_at = 0, inf
     run.restarts.clear()
-    size = _block_batches(run, rules, warmth.batch_s, whole=whole)
+    size = run.group.most(_block_batches(run, rules, warmth.batch_s, whole=whole))
+    run.group.wait()
     run.trainer.device.synchronize()
     at_edge()
     queue_at_start = run.feed.ready()  # last: what the probes take lets the queue fill
     run.feed.watches_queue = False
     begun, stretches = perf_counter(), list[Stretch]()
     while True:
-        stretches.append(train_block(run, size))
+        stretches.append(train_block(run, int(size)))
         window = window_of(run, stretches, warmth, queue_at_start, whole_epochs=whole)
-        stopped_by = _verdict(run, rules, window, perf_counter() - begun)
+        stopped_by = _agreed(run.group, _verdict(run, rules, window, perf_counter() - begun))
         if stopped_by is not None:
             _refuse_skipping(run, stretches)
             return window.model_copy(update={"stopped_by": stopped_by})
-        size = size if whole else max(size, _block_batches(run, rules, _batch_s(stretches), whole=False))
+        if not whole:
+            size = run.group.most(max(size, _block_batches(run, rules, _batch_s(stretches), whole=False)))
 
 
-def _verdict(
-    run: Run, rules: WindowRules, window: Window, elapsed_s: float
-) -> Literal["precision", "time", "deadline"] | None:
+def _agreed(group: Group, verdict: _Verdict | None) -> _Verdict | None:
+    """One verdict for all ranks: precision once all have it, the time or the deadline for all when it is up for one."""
+    if group.size == 1:
+        return verdict
+    urgency = int(group.most(_VERDICTS.index(verdict)))
+    if _VERDICTS[urgency] == "precision" and not group.all(verdict is not None):
+        return None
+    return _VERDICTS[urgency]
+
+
+def _verdict(run: Run, rules: WindowRules, window: Window, elapsed_s: float) -> _Verdict | None:
     count = len(window.blocks)
     if count < _MIN_BLOCKS:
         return None
@@ -214,7 +233,12 @@ def train_block(run: Run, batches: int, first: Delivery | None = None) -> Stretc
 
 
 def _must_end(run: Run) -> bool:
-    """Whether a block ends before it is full: near the deadline at once, at a pause after a whole optimizer step."""
+    """Whether a block ends before it is full: near the deadline at once, at a pause after a whole optimizer step.
+
+    Ranks in step must take the same batches: there a block is never cut.
+    """
+    if run.group.size > 1:
+        return False
     now = perf_counter()
     return now > run.ends_at or (now > run.pause_at and run.trainer.accumulated == 0)
 
@@ -251,15 +275,16 @@ def window_of(
     blocks = tuple(stretch.block for stretch in stretches)
     batches = sum(block.batches for block in blocks)
     epoch_batches = run.feed.epoch_batches
+    is_uneven = not whole_epochs and not run.splits_restarts  # ranks whose epochs differ: restarts fall where they do
     samples_per_batch = sum(block.samples for block in blocks) / batches
     config = run.trainer.config
     filling_s = max(1, config.num_workers) * _batch_s(stretches)  # each worker's first batch comes while the loop waits
     start_s = 0.0 if config.persistent_workers else run.feed.start_s
     return Window(
         blocks=blocks,
-        restarts=() if whole_epochs else tuple(run.restarts),
+        restarts=tuple(run.restarts) if run.splits_restarts else (),
         whole_epochs=whole_epochs,
-        epoch_samples=None if epoch_batches is None else round(epoch_batches * samples_per_batch),
+        epoch_samples=None if epoch_batches is None or is_uneven else round(epoch_batches * samples_per_batch),
         expected_restart_s=start_s + max(0.0, run.feed.first_wait_s - filling_s),
         queue_capacity=run.queue_capacity,
         queue_at_start=queue_at_start,

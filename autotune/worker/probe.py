@@ -54,7 +54,7 @@ def probe(workload: Workload, config: TrainingConfig, device: Device, scratch: P
     model = build_model(workload, small, device)
     optimizer = build_optimizer(workload, model, config.lr)
     trainer = make_trainer(model, optimizer, step, small, device)
-    _train_once(trainer, batch)
+    has_unused = _train_once(trainer, batch)
     is_iterable = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
     _warm_page_cache(feed)
     samples = max(1, count_samples(batch, small.micro_batch_size))
@@ -65,18 +65,35 @@ def probe(workload: Workload, config: TrainingConfig, device: Device, scratch: P
         fixed_batch_size=_fixed_batch_size(workload, loader, samples),
         has_4d_input=any(tensor.ndim == _IMAGE_DIMS and tensor.is_floating_point() for tensor in tensors_of(batch)),
         parameter_count=sum(parameter.numel() for parameter in model.parameters()),
+        gradient_bytes=sum(one.numel() * one.element_size() for one in model.parameters() if one.requires_grad),
+        has_buffers=any(True for _ in model.buffers()),
+        has_unused_parameters=has_unused,
         optimizer=optimizer_facts(optimizer),
         step_source=step.source,
     )
 
 
-def _train_once(trainer: Trainer, batch: Any) -> None:
-    """One step, to see that it works; whether the memory suffices is for the baseline's trial to tell."""
+def _train_once(trainer: Trainer, batch: Any) -> bool:
+    """One step, to see that it works, and whether parameters get no gradient in it (DDP must know).
+
+    Whether the memory suffices is for the baseline's trial to tell.
+    """
+    wanted = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
+    reached = set[int]()
+    hooks: list[Any] = [
+        one.register_post_accumulate_grad_hook(lambda own: reached.add(id(own)))  # type: ignore[no-untyped-call] # torch
+        for one in wanted
+    ]
     try:
         trainer.train(batch)
         trainer.device.synchronize()
     except (torch.OutOfMemoryError, MemoryError):
         trainer.optimizer.zero_grad(set_to_none=True)
+        return False
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return len(reached) < len({id(one) for one in wanted})
 
 
 def _fixed_batch_size(workload: Workload, loader: DataLoader[Any], samples: int) -> int | None:

@@ -85,7 +85,13 @@ class Profiled:
 
 
 def break_down(
-    trainer: Trainer, *, host: Sequence[Any], held: Sequence[Any], window: Window, restarts: Sequence[Restart]
+    trainer: Trainer,
+    *,
+    host: Sequence[Any],
+    held: Sequence[Any],
+    window: Window,
+    restarts: Sequence[Restart],
+    exchange_s: float = 0.0,
 ) -> Profiled:
     """Profile a few extra steps and say where the time goes.
 
@@ -95,6 +101,7 @@ def break_down(
         held: The same on the device.
         window: The trial's window.
         restarts: The restarts that fell into it, also where its blocks hold them.
+        exchange_s: By how many seconds the exchange of gradients makes a batch longer; the extra steps are without it.
 
     Raises:
         RuntimeError: torch's profiler tells nothing of this device.
@@ -110,6 +117,7 @@ def break_down(
             copy_s=copy_s,
             gap_fraction=gap_fraction(traces, span_s),
             restart_s=times.restart_s,
+            exchange_s=exchange_s,
             profiled_steps=steps,
         )
         return Profiled(breakdown=breakdown, busy=None)
@@ -124,6 +132,7 @@ def break_down(
         step_s=times.step_s,
         data_wait_s=times.data_wait_s,
         restart_s=times.restart_s,
+        exchange_s=exchange_s,
     )
     busy = min(1.0, worked.busy_s / steps / (times.step_s + times.restart_s))
     return Profiled(breakdown=breakdown, busy=BusyReading(fraction=busy, source=PROFILER_SOURCE))

@@ -13,11 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Timer
 from time import perf_counter
+from typing import Any
 
 import torch
+from torch.utils.data import IterableDataset
 
 from autotune.core.diagnosis import Curves
 from autotune.core.measurement import Block, Measurement, between_runs, rate_of
+from autotune.core.ranks import RankFigures
 from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import Failure, TrialResult
 from autotune.core.workload import Workload
@@ -48,10 +51,12 @@ from autotune.worker.causes import cause_of
 from autotune.worker.curves import trace_curves
 from autotune.worker.device import Device, DeviceError, describe, open_device
 from autotune.worker.feed import Delivery, Feed
+from autotune.worker.group import ALONE, Group, is_collateral, open_group
 from autotune.worker.guard import compare_to_float32
 from autotune.worker.loop import Diverged, Run, measure_window, warm_up
+from autotune.worker.machine import usable_cores
 from autotune.worker.probe import probe
-from autotune.worker.step import Trainer, infer_step, make_trainer
+from autotune.worker.step import Trainer, batch_fingerprint, infer_step, make_trainer
 from autotune.worker.stress import train_on_largest
 
 __all__ = ["run_rank"]
@@ -64,6 +69,20 @@ _OUR_PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
 _PLACE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
+@dataclass(slots=True)
+class _Place:
+    """Where this rank stands: its trial's folder, its number, and the ranks beside it once they have met."""
+
+    folder: TrialFolder
+    rank: int
+    group: Group = ALONE
+
+    @property
+    def report(self) -> Path:
+        """This rank's report."""
+        return self.folder.report_of(self.rank)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _StartTimes:
     """How long a trial took to its first batch, and the user's own part of that."""
@@ -72,7 +91,7 @@ class _StartTimes:
     build_s: float
 
 
-def run_rank(folder: TrialFolder, started: float) -> int:
+def run_rank(folder: TrialFolder, started: float, rank: int = 0) -> int:
     """Do the job in a trial's folder and write the report; the exit code says only whether a report was written.
 
     `started` is when the process began, by perf_counter: a fresh interpreter spends seconds of its deadline on imports.
@@ -81,18 +100,25 @@ def run_rank(folder: TrialFolder, started: float) -> int:
     _enter_callers_world(job)
     faulthandler.enable()
     left_s = job.deadline_s - (perf_counter() - started)
-    faulthandler.dump_traceback_later(max(left_s - _LAST_WORDS_S, 0.1), exit=False)
-    report = _outcome_of(lambda: _work(job, folder, started))
-    write_model(folder.report, report)
+    stack = folder.stack_of(rank).open("w") if job.config.process_count > 1 else sys.stderr
+    faulthandler.dump_traceback_later(max(left_s - _LAST_WORDS_S, 0.1), exit=False, file=stack)
+    place = _Place(folder, rank)
+    report = _outcome_of(lambda: _work(job, place, started))
+    write_model(place.report, report.model_copy(update={"rank": rank}))
+    if report.result.outcome == "ok":
+        with suppress(RuntimeError):  # another rank has failed meanwhile, and says so itself
+            place.group.wait()  # who is done first stays: the end of a rank is the end of its group
     return 0
 
 
-def _work(job: Job, folder: TrialFolder, started: float) -> RankReport:
-    device = open_device(job.device)
+def _work(job: Job, place: _Place, started: float) -> RankReport:
+    folder, ranks = place.folder, job.config.process_count if job.kind == "trial" else 1
+    device = open_device(job.device, place.rank if ranks > 1 else 0)
     if job.kind == "describe":
         return RankReport(result=TrialResult(outcome="ok"), environment=describe(device))
-    if job.config.intra_op_threads is not None:
-        torch.set_num_threads(job.config.intra_op_threads)
+    threads = job.config.intra_op_threads
+    if threads is not None or ranks > 1:
+        torch.set_num_threads(threads or max(1, usable_cores() // ranks))
     if job.limit_bytes is not None:
         device.cap_memory(job.limit_bytes)
     seed_all(job.seed)
@@ -107,35 +133,45 @@ def _work(job: Job, folder: TrialFolder, started: float) -> RankReport:
         return RankReport(result=TrialResult(outcome="ok"), guard=figures)
     if job.kind == "curves":
         curves = trace_curves(
-            workload, job, device, folder.path, ends_at, keep=lambda known: _keep(folder, _traced(known))
+            workload, job, device, folder.path, ends_at, keep=lambda known: _keep(place, _traced(known))
         )
         return _traced(curves)
     if job.kind == "stress":
         return RankReport(
             result=TrialResult(outcome="ok"), stress=train_on_largest(workload, job, device, folder.path, ends_at)
         )
-    trainer, feed, first = _build(workload, job.config, device, folder)
+    place.group = open_group(job, place.rank, device)
+    trainer, feed, first = _build(workload, job.config, device, place)
     arrived = perf_counter()
-    run = Run(feed, trainer, feed.queue_capacity, ends_at)
+    run = Run(feed, trainer, feed.queue_capacity, ends_at, group=place.group)
     times = _StartTimes(startup_s=arrived - started, build_s=arrived - built_from)
     measurement = _measure(run, job.window, first, times)
     if job.extras != NO_EXTRAS:
-        with _ended_when_stuck(_longest_after_s(measurement, job.config), folder):
+        with _ended_when_stuck(_longest_after_s(measurement, job.config), place.report):
             measurement = measure_after(
-                run, trainer, job.extras, measurement, lambda known: _keep(folder, _success(known))
+                run, trainer, job.extras, measurement, lambda known: _keep(place, _of_rank(known, place, device))
             )
-    return _success(measurement)
+    return _of_rank(measurement, place, device)
 
 
-def _build(
-    workload: Workload, config: TrainingConfig, device: Device, folder: TrialFolder
-) -> tuple[Trainer, Feed, Delivery]:
+def _build(workload: Workload, config: TrainingConfig, device: Device, place: _Place) -> tuple[Trainer, Feed, Delivery]:
     dataset = build_dataset(workload)
     model = build_model(workload, config, device)
     optimizer = build_optimizer(workload, model, config.lr)
-    feed = Feed(build_loader(workload, dataset, config, folder.path))
+    feed = Feed(build_loader(workload, dataset, config, place.folder.path, place.group))
     first = feed.start()
+    _refuse_repeated(dataset, first.batch, place.group)
     return make_trainer(model, optimizer, infer_step(workload, first.batch), config, device), feed, first
+
+
+def _refuse_repeated(dataset: Any, batch: Any, group: Group) -> None:
+    """Refuse an iterable dataset that gives each rank the same items: its rate would count them several times."""
+    is_iterable = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
+    if group.size > 1 and is_iterable and group.is_equal(batch_fingerprint(batch)):
+        raise WorkloadFault(
+            f"an iterable dataset must share its items out among ranks, but all {group.size} got the same first batch; "
+            "shard it by torch.distributed.get_rank() and get_world_size(), or set strategy: single"
+        )
 
 
 def _measure(run: Run, rules: WindowRules, first: Delivery, times: _StartTimes) -> Measurement:
@@ -174,18 +210,36 @@ def _traced(curves: Curves) -> RankReport:
     return RankReport(result=TrialResult(outcome="ok"), curves=curves)
 
 
-def _keep(folder: TrialFolder, report: RankReport) -> None:
+def _of_rank(measurement: Measurement, place: _Place, device: Device) -> RankReport:
+    """A success; where there are several ranks, with this one's own figures beside what becomes the group's."""
+    if place.group.size == 1:
+        return _success(measurement)
+    own = RankFigures(
+        rank=place.rank,
+        device=str(device.torch_device),
+        samples_per_s=measurement.samples_per_s,
+        data_wait_fraction=measurement.data_wait_fraction,
+        busy_fraction=measurement.busy_fraction,
+        peak_memory_bytes=measurement.peak_memory_bytes,
+        loader_ceiling=measurement.loader_ceiling,
+        device_ceiling=measurement.device_ceiling,
+    )
+    return _success(measurement.model_copy(update={"ranks": (own,)}))
+
+
+def _keep(place: _Place, report: RankReport) -> None:
     """Write what is known so far: it counts, whatever becomes of this process."""
     with suppress(RunFolderError):  # a full disk: the last report may still find room
-        write_model(folder.report, report)
+        write_model(place.report, report.model_copy(update={"rank": place.rank}))
 
 
-def _keep_after_s(folder: TrialFolder, after_s: float) -> None:
+def _keep_after_s(report: Path, after_s: float) -> None:
     """Put the time since the window into the report that was kept: what hangs is none of the trial's own."""
     with suppress(OSError, ValueError, RunFolderError):  # the user's code may have written over it
-        kept = read_model(folder.report, RankReport)
+        kept = read_model(report, RankReport)
         if kept.result.measurement is not None:
-            write_model(folder.report, _success(kept.result.measurement.model_copy(update={"after_s": after_s})))
+            measurement = kept.result.measurement.model_copy(update={"after_s": after_s})
+            write_model(report, kept.model_copy(update={"result": _success(measurement).result}))
 
 
 def _longest_after_s(measurement: Measurement, config: TrainingConfig) -> float:
@@ -196,7 +250,7 @@ def _longest_after_s(measurement: Measurement, config: TrainingConfig) -> float:
 
 
 @contextmanager
-def _ended_when_stuck(longest_s: float, folder: TrialFolder) -> Iterator[None]:
+def _ended_when_stuck(longest_s: float, report: Path) -> Iterator[None]:
     """End the process, with the report that was kept, where what follows a window hangs: a deadline may be far off."""
     begun = perf_counter()
 
@@ -204,7 +258,7 @@ def _ended_when_stuck(longest_s: float, folder: TrialFolder) -> Iterator[None]:
         try:
             with suppress(OSError, ValueError):  # the user's code may have closed it
                 faulthandler.dump_traceback()
-            _keep_after_s(folder, perf_counter() - begun)
+            _keep_after_s(report, perf_counter() - begun)
         finally:
             os._exit(0)
 
@@ -242,7 +296,8 @@ def _crash(error: BaseException) -> RankReport:
         if re.search(pattern, message):
             return _report("host_oom", f"{explanation}: {_first_line(error)}")
     failure = Failure(signature=f"{type(error).__name__} at {_place(text)}", traceback=text)
-    return _report("crashed", cause_of(error), failure=failure)
+    report = _report("crashed", cause_of(error), failure=failure)
+    return report.model_copy(update={"is_collateral": is_collateral(error)})
 
 
 def _is_device_oom(error: BaseException | None) -> bool:

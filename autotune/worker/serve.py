@@ -1,8 +1,9 @@
 """The fork server: has imported torch once, has touched no device, ran no tensor operation and no user code.
 
-Receives over its socket, one message a trial, the trial's folder and the descriptor to print to; forks a rank (10 ms
-instead of an interpreter's start and `import torch`); answers its pid, then, once all that the rank has started is gone
-too, its exit status. When the socket closes, the parent is gone: the same sweep is made and the server ends.
+Receives over its socket, one message a trial, the trial's folder, the number of its ranks and the descriptor to print
+to; forks the ranks (10 ms each instead of an interpreter's start and `import torch`); answers their pids, then each
+one's exit status as it ends, the last once all that the ranks have started is gone too. When the socket closes, the
+parent is gone: the same sweep is made and the server ends.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
@@ -48,34 +50,52 @@ def serve(descriptor: int) -> None:
             message, descriptors, _, _ = socket.recv_fds(connection, _MESSAGE_BYTES, 1)
             if not message:
                 return
-            _serve_one(connection, TrialFolder(Path(json.loads(message)["folder"])), descriptors[0])
+            request = json.loads(message)
+            _serve_one(connection, TrialFolder(Path(request["folder"])), request["ranks"], descriptors[0])
 
 
-def _serve_one(connection: socket.socket, folder: TrialFolder, output: int) -> None:
-    server_pid = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        connection.close()
-        _become_rank(folder, output, server_pid)
+def _serve_one(connection: socket.socket, folder: TrialFolder, ranks: int, output: int) -> None:
+    server_pid, pids = os.getpid(), []
+    for rank in range(ranks):
+        pid = os.fork()
+        if pid == 0:
+            connection.close()
+            _become_rank(folder, rank, output, server_pid)
+        pids.append(pid)
     os.close(output)
-    connection.send(json.dumps({"pid": pid}).encode())
-    exited = os.pidfd_open(pid)
+    connection.send(json.dumps({"pids": pids}).encode())
+    for ended, (rank, code) in enumerate(_exits(pids, connection), 1):
+        free_shared_memory(pids[rank])
+        if ended == ranks:
+            _sweep()
+        with suppress(BrokenPipeError):
+            connection.send(json.dumps({"rank": rank, "exit": code}).encode())
+
+
+def _exits(pids: Sequence[int], connection: socket.socket) -> Iterator[tuple[int, int]]:
+    """Each rank and its exit code as it ends; all are ended once the socket has closed."""
+    running, parent = {os.pidfd_open(pid): rank for rank, pid in enumerate(pids)}, [connection.fileno()]
     try:
-        ready, _, _ = select.select([exited, connection.fileno()], [], [])
-        if exited not in ready:  # only a closed socket speaks while a trial runs
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        _, status = os.waitpid(pid, 0)
+        while running:
+            ready, _, _ = select.select([*running, *parent], [], [])
+            ended = [exited for exited in ready if exited in running]
+            if not ended:  # only a closed socket speaks while a trial runs
+                parent = []
+                for rank in running.values():
+                    with suppress(ProcessLookupError):
+                        os.kill(pids[rank], signal.SIGKILL)
+            for exited in ended:
+                rank = running.pop(exited)
+                os.close(exited)
+                _, status = os.waitpid(pids[rank], 0)
+                yield rank, os.waitstatus_to_exitcode(status)
     finally:
-        os.close(exited)
-    free_shared_memory(pid)
-    _sweep()
-    with suppress(BrokenPipeError):
-        connection.send(json.dumps({"exit": os.waitstatus_to_exitcode(status)}).encode())
+        for exited in running:
+            os.close(exited)
 
 
 def _sweep() -> None:
-    """End all that a rank has left, daemons included: whoever loses his parent becomes the server's child."""
+    """End all that the ranks have left, daemons included: whoever loses his parent becomes the server's child."""
     begun = monotonic()
     while monotonic() - begun < _SWEEP_WITHIN_S:
         for child in psutil.Process().children():
@@ -89,7 +109,7 @@ def _sweep() -> None:
         sleep(0.001)
 
 
-def _become_rank(folder: TrialFolder, output: int, server_pid: int) -> None:
+def _become_rank(folder: TrialFolder, rank: int, output: int, server_pid: int) -> None:
     """In the fork: own session and streams, dies with the server, never returns."""
     started = perf_counter()
     os.setsid()
@@ -100,16 +120,16 @@ def _become_rank(folder: TrialFolder, output: int, server_pid: int) -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((nothing, 0), (output, 1), (output, 2)):
         os.dup2(source, target)
-    live(folder, started)
+    live(folder, rank, started)
 
 
-def live(folder: TrialFolder, started: float) -> None:
+def live(folder: TrialFolder, rank: int, started: float) -> None:
     """Run a rank and end the process at once, without waiting for loader workers: the parent sweeps its group."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE_ADJ)
     code = 1
     try:
-        code = run_rank(folder, started)
+        code = run_rank(folder, started, rank)
     except BaseException:  # noqa: BLE001 - the process ends here; the log says why
         with suppress(OSError, ValueError):  # the user's code may have closed it
             traceback.print_exc()

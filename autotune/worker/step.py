@@ -6,8 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +21,7 @@ from autotune.core.workload import Workload
 from autotune.worker.build import WorkloadFault
 from autotune.worker.device import Device
 
-__all__ = ["Step", "Trainer", "count_samples", "infer_step", "make_trainer", "tensors_of"]
+__all__ = ["Step", "Trainer", "batch_fingerprint", "count_samples", "infer_step", "make_trainer", "tensors_of"]
 
 _ADVICE = "pass step=lambda model, batch: ... that returns the loss"
 _CHANNELS_LAST_DIMS = 4
@@ -77,9 +80,20 @@ class Trainer:
     device: Device
     scaler: torch.amp.GradScaler
     accumulated: int = 0
+    hold_back: Callable[[], AbstractContextManager[None]] | None = None
+    """DDP's no_sync: gradients stay with their rank while it is entered. None where nothing is exchanged, and for a
+    static graph, in which DDP can't do without an exchange here and there."""
+    is_alone: bool = False
+    """Exchange nothing, not even in an optimizer step's last batch."""
 
     def train(self, batch: Any) -> Tensor:
         """Forward, backward, and the optimizer's step where one is due; hands on the loss without waiting for it."""
+        if self.hold_back is not None and (self.is_alone or self.accumulated + 1 < self.config.grad_accum_steps):
+            with self.hold_back():  # around both passes: DDP prepares the exchange in the forward one
+                return self._learn(batch)
+        return self._learn(batch)
+
+    def _learn(self, batch: Any) -> Tensor:
         batch = self.to_device(batch)
         if self.config.amp_dtype in _AUTOCAST:
             with self.config.autocast(self.device.torch_device):
@@ -111,7 +125,10 @@ def make_trainer(
     """A trainer in the configuration's precision; sets TF32 and the threads for this process."""
     if config.amp_dtype == "tf32":
         config.autocast(device.torch_device).__enter__()  # for the whole life of this process
-    return Trainer(model, optimizer, step, config, device, config.grad_scaler(device.torch_device))
+    trainer = Trainer(model, optimizer, step, config, device, config.grad_scaler(device.torch_device))
+    if config.strategy == "ddp" and not (config.ddp is not None and config.ddp.static_graph):
+        trainer.hold_back = getattr(model, "no_sync", None)  # a compiled model hands it on
+    return trainer
 
 
 def count_samples(batch: Any, expected: int) -> int:
@@ -133,6 +150,12 @@ def tensors_of(batch: Any) -> list[Tensor]:
         return [tensor for value in batch for tensor in tensors_of(value)]
     held = vars(batch) if hasattr(batch, "__dict__") else {}
     return [value for value in held.values() if isinstance(value, Tensor)]
+
+
+def batch_fingerprint(batch: Any) -> int:
+    """A number that differs between batches of different items: of the first values of the first tensors."""
+    parts = (tensor.detach().flatten()[:256].tolist() for tensor in islice(tensors_of(batch), 4))
+    return crc32(repr(list(parts)).encode())
 
 
 def _moved(value: Any, device: torch.device, config: TrainingConfig) -> Any:

@@ -20,10 +20,12 @@ from autotune.launch.runner import TrialRunner
 from autotune.protocol import WindowRules, write_payload
 
 USER_CODE = Path(__file__).with_name("user_code.py")
+USER_RANKS = Path(__file__).with_name("user_ranks.py")
 SHORT = WindowRules(max_s=0.2, precision=10.0, block_s=0.01)
 """A window that ends as soon as it may."""
 GENEROUS_S = 60.0
 """A deadline that only a test which is about to fail meets."""
+TWO_RANKS: dict[str, Any] = {"strategy": "ddp", "world_size": 2}
 
 AnyLauncher = ForkServerLauncher | FreshInterpreterLauncher
 
@@ -58,10 +60,15 @@ class Rig:
         config = TrainingConfig(**({"micro_batch_size": 4} | (settings or {})))
         return self.runner(**parts).run(config, name="trial", deadline_s=deadline_s, window=SHORT)
 
-    def run_limited(self, limit_bytes: int, **parts: Any) -> TrialResult:
+    def run_limited(self, limit_bytes: int, *, settings: dict[str, Any] | None = None, **parts: Any) -> TrialResult:
         """One trial that may not have much more RAM than that."""
         runner = self.runner(**parts).limited(limit_bytes=limit_bytes, ram_bytes=2**36, limit_is_ram=True)
-        return runner.run(TrainingConfig(micro_batch_size=4), name="trial", deadline_s=GENEROUS_S, window=SHORT)
+        config = TrainingConfig(**({"micro_batch_size": 4} | (settings or {})))
+        return runner.run(config, name="trial", deadline_s=GENEROUS_S, window=SHORT)
+
+    def run_group(self, model: str, *, deadline_s: float = GENEROUS_S, **settings: Any) -> TrialResult:
+        """One trial of two ranks that train a model of user_ranks.py."""
+        return self.run(deadline_s=deadline_s, settings=TWO_RANKS | settings, model=in_user_ranks(model))
 
     @property
     def log(self) -> bytes:
@@ -95,6 +102,11 @@ class Rig:
 def in_user_code(name: str) -> Ref:
     """A reference to something in user_code.py."""
     return Ref(target=f"{USER_CODE}:{name}")
+
+
+def in_user_ranks(name: str) -> Ref:
+    """A reference to something in user_ranks.py."""
+    return Ref(target=f"{USER_RANKS}:{name}")
 
 
 def marked(token: str) -> list[psutil.Process]:

@@ -54,8 +54,8 @@ def test_a_segmentation_fault_is_told_by_its_signal_and_logged(any_rig: Rig) -> 
 
 
 def test_a_hang_that_ignores_signals_ends_at_its_deadline(any_rig: Rig) -> None:
-    result = any_rig.run(model="hanging_deaf", deadline_s=5)
-    assert (result.outcome, result.reason) == ("timeout", "the trial did not end within 5 s")
+    result = any_rig.run(model="hanging_deaf", deadline_s=10)
+    assert (result.outcome, result.reason) == ("timeout", "the trial did not end within 10 s")
     assert b"in hang" in any_rig.log, "where it hung is in the log"
     assert not any_rig.left_over()
 

@@ -179,9 +179,9 @@ def test_what_hangs_after_the_window_ends_the_process_with_its_stack_in_the_log_
 
     monkeypatch.setattr(os, "_exit", end)
     measured = Scene().measured
-    rank._keep(folder, rank._success(measured))
+    rank._keep(rank._Place(folder, 0), rank._success(measured))
     begun = perf_counter()
-    with _ended_when_stuck(0.2, folder):
+    with _ended_when_stuck(0.2, folder.report):
         assert ended.wait(30)
     spent_s = perf_counter() - begun
     assert codes == [0], "the report that was kept stands"
@@ -200,13 +200,13 @@ def test_what_hangs_ends_the_process_whatever_became_of_the_report(
     monkeypatch.setattr(os, "_exit", lambda _: ended.set())
     if written is not None:
         folder.report.write_bytes(written)
-    with _ended_when_stuck(0.0, folder):
+    with _ended_when_stuck(0.0, folder.report):
         assert ended.wait(30)
 
 
 def test_curves_that_were_kept_are_a_report_of_their_own(tmp_path: Path) -> None:
     folder = TrialFolder(tmp_path)
-    rank._keep(folder, rank._traced(Curves(threads=3, remarks=("cut",))))
+    rank._keep(rank._Place(folder, 0), rank._traced(Curves(threads=3, remarks=("cut",))))
     report = read_model(folder.report, RankReport)
     assert (report.result.outcome, report.curves) == ("ok", Curves(threads=3, remarks=("cut",)))
 
@@ -223,7 +223,7 @@ def test_what_ends_in_time_ends_nothing_else(monkeypatch: pytest.MonkeyPatch, tm
     codes = list[int]()
     monkeypatch.setattr(os, "_exit", codes.append)
     before = active_count()
-    with _ended_when_stuck(60.0, TrialFolder(tmp_path)):
+    with _ended_when_stuck(60.0, TrialFolder(tmp_path).report):
         pass
     while active_count() > before:
         pass

@@ -1,0 +1,134 @@
+"""The ranks of one trial as one: opens the process group, and lets them agree on what all must do alike.
+
+Takes a Job, this rank's number and its device; hands on a Group. A single process is a Group of one, for which agreeing
+costs nothing. Ranks that train in step must take the same number of batches: whatever depends on a clock is agreed on
+here first, over the CPU, also where gradients go over NCCL.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import distributed
+
+from autotune.core import rules
+from autotune.protocol import Job
+from autotune.worker.device import Device, DeviceError
+
+__all__ = ["ALONE", "Group", "is_collateral", "open_group"]
+
+_FILE = "file://"
+_TORCH_DISTRIBUTED = f"torch{os.sep}distributed{os.sep}"
+_LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+_BEFORE_DEADLINE_S = 3.0  # whoever waits in a collective tells so shortly before all are ended, not long before
+_SHORTEST_TIMEOUT_S = 1.0
+_COLLATERAL = re.compile(
+    r"gloo|NCCL|Connection (closed|reset|refused) by peer|Broken pipe|Timed out (after|waiting)|wait timeout|"
+    r"DistNetworkError|DistStoreError",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """This rank among the ranks of its trial."""
+
+    rank: int = 0
+    size: int = 1
+    control: Any = None
+    """A gloo group for agreeing; None for one alone."""
+
+    def any(self, flag: bool) -> bool:
+        """Whether it holds for any rank. Every rank must ask."""
+        return bool(self.most(float(flag)))
+
+    def all(self, flag: bool) -> bool:
+        """Whether it holds for all ranks. Every rank must ask."""
+        return not self.any(not flag)
+
+    def most(self, value: float) -> float:
+        """The largest value of any rank. Every rank must ask."""
+        if self.control is None:
+            return value
+        shared = torch.tensor([value], dtype=torch.float64)
+        distributed.all_reduce(shared, distributed.ReduceOp.MAX, group=self.control)
+        return float(shared.item())
+
+    def is_equal(self, value: float) -> bool:
+        """Whether all ranks have the same value. Every rank must ask."""
+        return self.most(value) == -self.most(-value)
+
+    def wait(self) -> None:
+        """Wait for all ranks."""
+        if self.control is not None:
+            distributed.barrier(group=self.control)
+
+
+ALONE = Group()
+"""A single process."""
+
+
+def open_group(job: Job, rank: int, device: Device) -> Group:
+    """Join the other ranks of a DDP trial; for any other trial, the group of one.
+
+    A rendezvous by a file keeps all traffic on the loopback interface: nothing outside the machine is asked for a name.
+
+    Raises:
+        DeviceError: torch has no backend for this kind of device.
+    """
+    if job.config.strategy != "ddp" or job.rendezvous is None:
+        return ALONE
+    backend = rules.GROUP_BACKENDS.get(device.kind)
+    if backend is None or not distributed.is_available() or not distributed.is_backend_available(backend):
+        raise DeviceError(
+            f"strategy ddp needs a torch with the backend {backend} for {device.kind}, but torch {torch.__version__} "
+            "has none; set strategy: single"
+        )
+    size = job.config.world_size
+    distributed.init_process_group(
+        backend,
+        **_meeting_place(job.rendezvous, size),
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=max(_SHORTEST_TIMEOUT_S, job.deadline_s - _BEFORE_DEADLINE_S)),
+        device_id=device.torch_device if backend != "gloo" else None,
+    )
+    if size == 1:
+        return Group(rank, size)
+    return Group(rank, size, distributed.new_group(backend="gloo") if backend != "gloo" else distributed.group.WORLD)
+
+
+def _meeting_place(rendezvous: str, size: int) -> dict[str, Any]:
+    """Arguments of init_process_group that say where the ranks meet.
+
+    A file is opened here: torch does not take a path apart that holds a question mark.
+    """
+    if not rendezvous.startswith(_FILE):
+        return {"init_method": rendezvous}
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK)
+    store = distributed.FileStore(rendezvous.removeprefix(_FILE), size)  # type: ignore[attr-defined] # torch hides it
+    return {"store": store}
+
+
+def is_collateral(error: BaseException) -> bool:
+    """Whether an exception tells of another rank's absence alone: a closed connection, a collective that timed out."""
+    if not distributed.is_available() or not (distributed.is_initialized() or _comes_from_torch_distributed(error)):
+        return False
+    errors = (distributed.DistBackendError, distributed.DistNetworkError, distributed.DistStoreError)
+    return isinstance(error, errors) or (isinstance(error, RuntimeError) and bool(_COLLATERAL.search(str(error))))
+
+
+def _comes_from_torch_distributed(error: BaseException) -> bool:
+    """Whether it was raised while the ranks were still meeting."""
+    frame = error.__traceback__
+    while frame is not None:
+        if _TORCH_DISTRIBUTED in frame.tb_frame.f_code.co_filename:
+            return True
+        frame = frame.tb_next
+    return False

@@ -1,0 +1,74 @@
+"""A model on several devices: DataParallel in one process, or DistributedDataParallel among the ranks of a group.
+
+Takes a built model and a TrainingConfig; hands on what the training loop calls in its place. Arguments that the
+installed torch lacks are left out, found by DDP's own signature.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from autotune.core.training_config import DdpConfig, TrainingConfig
+from autotune.worker.device import Device
+
+__all__ = ["ddp_arguments", "parallel_model", "without_effect_here"]
+
+_POWERSGD_START = 2  # the first iteration that PowerSGD may compress; torch's own is 1000, far beyond a trial
+_DEFAULT_BUCKET_MB = 25  # torch.nn.parallel.distributed, where bucket_cap_mb is None
+
+
+def parallel_model(model: nn.Module, config: TrainingConfig, device: Device) -> nn.Module:
+    """The model as the configuration's strategy has it. For ddp, the process group must be open."""
+    if config.strategy == "dp":
+        first = device.torch_device.index or 0
+        return nn.DataParallel(model, device_ids=list(range(first, first + config.world_size)))
+    if config.strategy != "ddp":
+        return model
+    wanted = config.ddp or DdpConfig()
+    arguments, index = ddp_arguments(wanted), device.torch_device.index
+    parallel = DistributedDataParallel(model, device_ids=None if index is None else [index], **arguments)
+    if wanted.comm_hook is not None:
+        parallel.register_comm_hook(*_comm_hook(wanted.comm_hook))
+    return parallel
+
+
+def ddp_arguments(wanted: DdpConfig) -> dict[str, Any]:
+    """Arguments of DistributedDataParallel for these settings, as far as the installed torch has them."""
+    known = inspect.signature(DistributedDataParallel.__init__).parameters
+    arguments: dict[str, Any] = {
+        "gradient_as_bucket_view": wanted.gradient_as_bucket_view,
+        "static_graph": wanted.static_graph,
+        "find_unused_parameters": wanted.find_unused_parameters,
+    }
+    if wanted.bucket_cap_mb is not None:
+        arguments["bucket_cap_mb"] = wanted.bucket_cap_mb
+    if wanted.first_bucket_mb is not None and "bucket_cap_mb_list" in known:
+        arguments["bucket_cap_mb_list"] = [wanted.first_bucket_mb, wanted.bucket_cap_mb or _DEFAULT_BUCKET_MB]
+        arguments.pop("bucket_cap_mb", None)
+    if not wanted.broadcast_buffers:  # true is torch's own, and to name the old argument makes a newer torch warn
+        newer = "forward_sync_buffers"
+        arguments[newer if newer in known else "broadcast_buffers"] = False
+    return {name: value for name, value in arguments.items() if name in known}
+
+
+def without_effect_here(wanted: DdpConfig) -> tuple[str, ...]:
+    """Settings that the installed torch can't follow, a sentence each."""
+    known = inspect.signature(DistributedDataParallel.__init__).parameters
+    if wanted.first_bucket_mb is not None and "bucket_cap_mb_list" not in known:
+        return (f"ddp.first_bucket_mb has no effect: torch {torch.__version__} has no bucket_cap_mb_list.",)
+    return ()
+
+
+def _comm_hook(name: str) -> tuple[Any, Any]:
+    """State and hook. Source: torch.distributed.algorithms.ddp_comm_hooks."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    if name == "powersgd":
+        state = powerSGD_hook.PowerSGDState(process_group=None, start_powerSGD_iter=_POWERSGD_START)
+        return state, powerSGD_hook.powerSGD_hook
+    return None, {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}[name]

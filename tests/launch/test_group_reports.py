@@ -1,0 +1,205 @@
+"""Of what the ranks of a group answer, one report is made: their measurement, or the outcome that explains the others.
+
+No process is started here.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+from core.evidence import make_measurement
+
+from autotune.core.ranks import RankFigures
+from autotune.core.trial import Failure, Outcome, TrialResult
+from autotune.launch.group import one_report
+from autotune.launch.launcher import Exit
+from autotune.protocol import RankReport
+
+MAIN = "Thread 0x01 (most recent call first):\n"
+BACKWARD = f'{MAIN}  File "/x/torch/autograd/graph.py", line 9 in _engine_run_backward\n'
+HANGING = f'{MAIN}  File "/home/me/net.py", line 12 in forward\n'
+
+
+def measured(rank: int, blocks: int = 10) -> RankReport:
+    measurement = make_measurement(100.0)
+    window = measurement.window.model_copy(update={"blocks": measurement.blocks[:blocks]})
+    own = RankFigures(
+        rank=rank,
+        device="cpu",
+        samples_per_s=100.0,
+        data_wait_fraction=0.1,
+        busy_fraction=0.5,
+        peak_memory_bytes=2**30,
+    )
+    part = measurement.model_copy(update={"ranks": (own,), "window": window})
+    return RankReport(rank=rank, result=TrialResult(outcome="ok", measurement=part))
+
+
+def failed(outcome: Outcome, reason: str = "why", *, is_collateral: bool = False) -> RankReport:
+    failure = Failure(signature=f"{reason} at net.py:1", traceback=reason)
+    return RankReport(result=TrialResult(outcome=outcome, reason=reason, failure=failure), is_collateral=is_collateral)
+
+
+CLOSED = failed("crashed", "RuntimeError: Connection closed by peer", is_collateral=True)
+
+
+def joined(
+    *reports: RankReport | None,
+    codes: tuple[int | None, ...] | None = None,
+    stacks: list[str] | None = None,
+    over_memory: TrialResult | None = None,
+    **ending: Any,
+) -> RankReport:
+    """One report of a group. Ranks that answered have ended in their order, the others not, unless it is said."""
+    ended = codes if codes is not None else tuple(None if one is None else 0 for one in reports)
+    first = next((rank for rank, code in enumerate(ended) if code is not None), None)
+    values: dict[str, Any] = {"code": ended[0], "codes": ended, "first": first, "wall_s": 1.0}
+    exit_ = Exit(**(values | ending))
+    stacks = stacks or [""] * len(reports)
+    return one_report(reports, exit_, stacks=stacks, deadline_s=8.0, over_memory=over_memory)
+
+
+def told(report: RankReport) -> tuple[str, str]:
+    return report.result.outcome, report.result.reason
+
+
+def test_ranks_that_have_all_measured_are_one_measurement() -> None:
+    report = joined(measured(0), measured(1))
+    assert told(report) == ("ok", "")
+    assert report.result.measurement is not None
+    assert [one.rank for one in report.result.measurement.ranks] == [0, 1]
+    assert report.result.measurement.samples_per_s == pytest.approx(200.0)
+
+
+def test_a_measurement_that_was_kept_counts_whatever_became_of_its_process() -> None:
+    assert joined(measured(0), measured(1), codes=(0, -signal.SIGKILL)).result.outcome == "ok"
+    assert joined(measured(0), measured(1), codes=(0, None), ended_for="straggling").result.outcome == "ok"
+
+
+def test_measurements_that_do_not_match_are_an_outcome() -> None:
+    outcome, reason = told(joined(measured(0), measured(1, blocks=9)))
+    assert outcome == "crashed"
+    assert reason.startswith("the ranks' reports don't match: ")
+
+
+def test_a_failure_of_a_ranks_own_explains_those_of_the_others() -> None:
+    report = joined(CLOSED, failed("crashed", "ValueError: broken"))
+    assert told(report) == ("crashed", "rank 1: ValueError: broken")
+    assert report.result.failure is not None
+    assert report.result.failure.traceback == "ValueError: broken"
+    assert (report.rank, report.is_collateral) == (1, False)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "rank"),
+    [
+        (("crashed", "oom"), 1),
+        (("crashed", "host_oom"), 1),
+        (("oom", "host_oom"), 0),
+        (("diverged", "crashed"), 1),
+        (("crashed", "crashed"), 0),
+        (("invalid", "diverged"), 0),
+        (("diverged", "crashed", "oom"), 2),
+    ],
+)
+def test_of_several_failures_memory_goes_before_crashes_and_these_before_others(
+    outcomes: tuple[Outcome, ...], rank: int
+) -> None:
+    report = joined(*(failed(outcome) for outcome in outcomes))
+    assert told(report) == (outcomes[rank], f"rank {rank}: why")
+
+
+def test_a_failure_of_its_own_beside_a_success_is_the_groups() -> None:
+    assert told(joined(measured(0), failed("diverged"))) == ("diverged", "rank 1: why")
+
+
+def test_a_rank_that_died_without_a_word_explains_what_the_others_saw() -> None:
+    outcome, reason = told(joined(CLOSED, None, codes=(0, -signal.SIGKILL)))
+    assert outcome == "crashed"
+    assert reason.startswith("rank 1: ")
+    assert "SIGKILL" in reason
+
+
+def test_an_exit_without_a_report_is_told_with_its_code() -> None:
+    assert "rank 0: the trial's process ended itself with exit code 3" in told(joined(None, CLOSED, codes=(3, 0)))[1]
+
+
+def test_a_rank_that_the_kernel_ended_is_out_of_memory_also_where_another_died_before() -> None:
+    codes = (-signal.SIGABRT, -signal.SIGKILL)
+    assert told(joined(None, None, codes=codes, was_oom_killed=True)) == (
+        "host_oom",
+        "rank 1: the kernel's out-of-memory killer ended the trial",
+    )
+
+
+def test_of_ranks_that_died_without_a_word_the_first_is_named() -> None:
+    codes = (-signal.SIGABRT, -signal.SIGSEGV)
+    outcome, reason = told(joined(None, None, codes=codes, first=1))
+    assert outcome == "crashed"
+    assert reason.startswith("rank 1: the trial's process was ended by a segmentation fault")
+
+
+def test_a_failure_of_its_own_goes_before_a_process_that_died() -> None:
+    assert told(joined(None, failed("oom"), codes=(-signal.SIGABRT, 0))) == ("oom", "rank 1: why")
+
+
+def test_a_group_that_was_ended_for_its_memory_is_out_of_it() -> None:
+    over = TrialResult(outcome="host_oom", reason="too much", violation=0.5)
+    report = joined(None, None, ended_for="memory", over_memory=over)
+    assert report.result == over
+    assert told(joined(None, failed("oom"), codes=(None, 0), ended_for="memory", over_memory=over))[0] == "oom"
+
+
+def test_the_one_rank_that_has_not_answered_is_the_one_that_was_waited_for() -> None:
+    report = joined(CLOSED, None, ended_for="deadline", stacks=["", BACKWARD])
+    assert told(report) == (
+        "timeout",
+        "rank 1: the trial did not end within 8 s, the others waited for this rank; no answer came from rank 1",
+    )
+    assert report.result.failure is not None
+    assert "in _engine_run_backward" in report.result.failure.traceback
+
+
+def test_a_rank_that_went_on_after_another_is_told_by_both() -> None:
+    assert told(joined(CLOSED, None, ended_for="straggling")) == (
+        "timeout",
+        "rank 1: the trial did not end after rank 0 had, the others waited for this rank; no answer came from rank 1",
+    )
+
+
+@pytest.mark.parametrize("stuck", [0, 1])
+def test_where_no_rank_answers_the_one_outside_of_a_collective_is_named(stuck: int) -> None:
+    stacks = [HANGING if rank == stuck else BACKWARD for rank in range(2)]
+    report = joined(None, None, ended_for="deadline", stacks=stacks)
+    reason = f"rank {stuck}: the trial did not end within 8 s, the others waited for this rank; no answer came from"
+    assert told(report) == ("timeout", f"{reason} ranks 0 and 1")
+    assert report.result.failure == Failure(
+        signature="time-out at net.py:12",
+        traceback=(
+            f"Where rank {stuck} stood shortly before the deadline (most recent call last):\n"
+            '  File "/home/me/net.py", line 12, in forward'
+        ),
+    )
+
+
+def test_a_rank_that_wrote_no_stack_goes_before_those_that_wait() -> None:
+    report = joined(None, None, None, ended_for="deadline", stacks=[BACKWARD, "", BACKWARD])
+    assert told(report)[1].startswith("rank 1: ")
+    assert told(report)[1].endswith("no answer came from ranks 0, 1 and 2")
+    assert report.result.failure is None
+
+
+@pytest.mark.parametrize(("stack", "place"), [(BACKWARD, "graph.py:9"), (HANGING, "net.py:12"), ("", None)])
+def test_ranks_that_stand_alike_are_not_told_apart(stack: str, place: str | None) -> None:
+    report = joined(None, None, ended_for="deadline", stacks=[stack, stack])
+    assert told(report) == ("timeout", "the trial did not end within 8 s; no answer came from ranks 0 and 1")
+    failure = report.result.failure
+    assert (failure and failure.signature) == (place and f"time-out at {place}")
+
+
+def test_where_each_rank_blames_another_the_first_to_end_speaks() -> None:
+    late = failed("crashed", "RuntimeError: Timed out", is_collateral=True)
+    assert told(joined(late, CLOSED, first=1)) == ("crashed", "rank 1: RuntimeError: Connection closed by peer")
+    assert told(joined(measured(0), CLOSED)) == ("crashed", "rank 1: RuntimeError: Connection closed by peer")

@@ -1,0 +1,140 @@
+"""The contract of a launcher for groups: whatever one rank does, the trial has one outcome that names it, and ends.
+
+Two gloo ranks on the CPU throughout.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from autotune.core.trial import TrialResult
+from autotune.launch.fork_server import ForkServerLauncher
+from autotune.launch.fresh import FreshInterpreterLauncher
+from launch.conftest import TWO_RANKS, AnyLauncher, Rig, in_user_ranks, marked
+
+HANG_S = 10.0
+"""A deadline that two forked ranks have long begun to train by."""
+
+
+def assert_over(rig: Rig) -> None:
+    """That nothing of the group is left, and that the next trial is not affected by it."""
+    assert not rig.left_over()
+    rig.assert_next_trial_works()
+
+
+def test_a_group_is_one_measurement_with_each_ranks_own_figures(any_rig: Rig) -> None:
+    result = any_rig.run_group("speaking", num_workers=1)
+    assert (result.outcome, result.reason) == ("ok", "")
+    assert result.measurement is not None
+    assert [one.rank for one in result.measurement.ranks] == [0, 1]
+    assert result.measurement.samples_per_s > 0
+    assert b"rank 0 of 2 speaks" in any_rig.log
+    assert b"rank 1 of 2 speaks" in any_rig.log
+    assert sorted(one.name for one in any_rig.folder.iterdir()) == ["payload", "trial.log"], "nothing else is left"
+    assert_over(any_rig)
+
+
+def test_a_rank_that_is_killed_ends_its_group_whatever_started_it(any_rig: Rig) -> None:
+    result = any_rig.run_group("killing_itself_in_1")
+    assert result.outcome == "crashed"
+    assert result.reason.startswith("rank 1: ")
+    assert "SIGKILL" in result.reason
+    assert_over(any_rig)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason", "place"),
+    [
+        ("raising_in_1", "rank 1: ValueError: this rank is broken", "in _raise"),
+        ("raising_in_build_of_1", "rank 1: LookupError: no such weights", "in raising_in_build_of_1"),
+        ("exiting_in_1", "rank 1: SystemExit: 4", "in <lambda>"),
+        ("raising_in_0_while_1_hangs", "rank 0: ValueError: this rank is broken", "in _raise"),
+        ("raising_in_0_while_1_hangs_deaf", "rank 0: ValueError: this rank is broken", "in _raise"),
+    ],
+)
+def test_an_exception_in_one_rank_is_the_groups_with_that_ranks_traceback(
+    rig: Rig, model: str, reason: str, place: str
+) -> None:
+    result = rig.run_group(model)
+    assert (result.outcome, result.reason) == ("crashed", reason)
+    assert result.failure is not None
+    assert place in result.failure.traceback
+    assert "/autotune/worker/" not in result.failure.traceback
+    assert_over(rig)
+
+
+@pytest.mark.parametrize(
+    ("model", "outcome", "reasons"),
+    [
+        ("killing_itself_in_1", "crashed", ("rank 1: ", "SIGKILL")),
+        ("exiting_hard_in_1", "crashed", ("rank 1: ", "exit code 3")),
+        ("running_out_in_1", "host_oom", ("rank 1: ", "MemoryError")),
+    ],
+)
+def test_an_end_of_one_rank_is_the_end_of_the_group_and_named(
+    rig: Rig, model: str, outcome: str, reasons: tuple[str, ...]
+) -> None:
+    result = rig.run_group(model, num_workers=1)
+    assert result.outcome == outcome
+    assert [part for part in reasons if part not in result.reason] == [], result.reason
+    assert result.failure is None
+    assert result.measurement is None
+    assert_over(rig)
+
+
+def test_of_a_group_that_hangs_the_rank_is_told_that_the_others_wait_for(rig: Rig) -> None:
+    result = rig.run_group("hanging_in_1", deadline_s=HANG_S)
+    assert result.outcome == "timeout"
+    assert result.reason.startswith("rank 1: "), result.reason
+    assert result.failure is not None
+    assert "in hang" in result.failure.traceback
+    assert "user_ranks.py" in result.failure.signature
+    assert "site-packages" not in result.failure.traceback, "the user's frames alone"
+    assert_over(rig)
+
+
+def test_what_the_ranks_of_a_group_hold_together_is_held_against_the_limit(rig: Rig) -> None:
+    result = rig.run_limited(1000 * 2**20, settings=TWO_RANKS, model=in_user_ranks("holding"))
+    assert result.outcome == "host_oom"
+    assert result.violation is not None
+    assert_over(rig)
+
+
+def test_a_group_whose_server_is_killed_is_a_crash(rig: Rig) -> None:
+    result = rig.run_group("killing_the_server_in_1")
+    assert result.outcome == "crashed"
+    assert "SIGKILL" in result.reason
+    assert_over(rig)
+
+
+@pytest.mark.parametrize("kind", ["fork server", "fresh interpreter"])
+def test_groups_that_run_at_the_same_time_do_not_meet(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rigs = [rig_of(kind, tmp_path / name) for name in ("one", "another")]
+    try:
+        with ThreadPoolExecutor(len(rigs)) as threads:
+            results = list(threads.map(run_meeting, rigs))
+    finally:
+        for rig in rigs:
+            rig.launcher.close()
+    assert [(one.outcome, one.reason) for one in results] == [("ok", "")] * 2
+    assert [one.measurement and len(one.measurement.ranks) for one in results] == [2, 2]
+    assert not any(marked(rig.launcher._token) for rig in rigs)
+
+
+def run_meeting(rig: Rig) -> TrialResult:
+    """A group whose ranks compare whose they are."""
+    return rig.run_group("meeting_its_own_alone")
+
+
+def rig_of(kind: str, folder: Path) -> Rig:
+    """A rig over a launcher of its own."""
+    (folder / "payload").mkdir(parents=True)
+    launcher: AnyLauncher
+    launcher = ForkServerLauncher(folder / "server.log") if kind == "fork server" else FreshInterpreterLauncher()
+    return Rig(launcher=launcher, folder=folder)

@@ -1,0 +1,127 @@
+"""DDP's arguments follow the installed torch, and ranks find out when one only suffers from another's end."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from autotune.core.training_config import DdpConfig, TrainingConfig
+from autotune.core.workload import Workload
+from autotune.protocol import Job
+from autotune.worker.build import build_model
+from autotune.worker.device import open_device
+from autotune.worker.group import ALONE, is_collateral, open_group
+from autotune.worker.parallel import ddp_arguments, without_effect_here
+from autotune.worker.step import infer_step, make_trainer
+
+BATCH = (torch.randn(4, 8), torch.randint(0, 2, (4,)))
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    """A DDP trial of one rank, whose process group is closed afterwards."""
+    yield Job(
+        kind="trial",
+        payload=tmp_path,
+        config=TrainingConfig(micro_batch_size=4, strategy="ddp", world_size=1),
+        device="cpu",
+        seed=0,
+        deadline_s=60.0,
+        rendezvous=f"file://{tmp_path}/rendezvous",
+        sys_path=(),
+        working_directory=tmp_path,
+        python_path=None,
+    )
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+def test_defaults_name_nothing_that_torch_has_by_itself() -> None:
+    assert ddp_arguments(DdpConfig()) == {
+        "gradient_as_bucket_view": False,
+        "static_graph": False,
+        "find_unused_parameters": False,
+    }
+
+
+def test_the_first_bucket_is_told_where_torch_takes_a_list() -> None:
+    arguments = ddp_arguments(DdpConfig(bucket_cap_mb=50, first_bucket_mb=2))
+    assert arguments["bucket_cap_mb_list"] == [2, 50]
+    assert "bucket_cap_mb" not in arguments
+    assert ddp_arguments(DdpConfig(first_bucket_mb=2))["bucket_cap_mb_list"] == [2, 25]
+    assert without_effect_here(DdpConfig(first_bucket_mb=2)) == ()
+
+
+def test_what_the_installed_torch_lacks_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def older(self: object, module: nn.Module, broadcast_buffers: bool = True, bucket_cap_mb: float = 25) -> None: ...
+
+    monkeypatch.setattr(DistributedDataParallel, "__init__", older)
+    wanted = DdpConfig(bucket_cap_mb=50, first_bucket_mb=2, broadcast_buffers=False)
+    assert ddp_arguments(wanted) == {"bucket_cap_mb": 50, "broadcast_buffers": False}
+    (sentence,) = without_effect_here(wanted)
+    assert sentence.startswith("ddp.first_bucket_mb has no effect: torch ")
+
+
+def test_buffers_go_by_the_newest_name() -> None:
+    arguments = ddp_arguments(DdpConfig(broadcast_buffers=False))
+    known = inspect.signature(DistributedDataParallel.__init__).parameters
+    newest = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    assert arguments[newest] is False
+
+
+@pytest.mark.parametrize("hook", [None, "fp16", "powersgd"])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_group_of_one_trains_with_each_hook_and_with_accumulation(job: Job, hook: str | None, steps: int) -> None:
+    device = open_device("cpu")
+    config = job.config.model_copy(update={"ddp": DdpConfig(comm_hook=hook), "grad_accum_steps": steps})
+    assert open_group(job, 0, device).size == 1
+    model = build_model(Workload(model=nn.Linear(8, 2), dataset=None), config, device)
+    assert isinstance(model, DistributedDataParallel)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = make_trainer(model, optimizer, infer_step(Workload(model=None, dataset=None), BATCH), config, device)
+    before = model.module.weight.detach().clone()
+    for _ in range(4 * steps):
+        trainer.train(BATCH)
+    assert not torch.equal(before, model.module.weight)
+    assert trainer.accumulated == 0
+
+
+def test_a_static_graph_can_not_hold_the_exchange_back(job: Job) -> None:
+    device = open_device("cpu")
+    config = job.config.model_copy(update={"ddp": DdpConfig(static_graph=True)})
+    open_group(job, 0, device)
+    model = build_model(Workload(model=nn.Linear(8, 2), dataset=None), config, device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = make_trainer(model, optimizer, infer_step(Workload(model=None, dataset=None), BATCH), config, device)
+    assert trainer.hold_back is None
+    trainer.train(BATCH)
+
+
+def test_one_process_is_a_group_of_one(job: Job) -> None:
+    single = job.model_copy(update={"config": TrainingConfig()})
+    assert open_group(single, 0, open_device("cpu")) is ALONE
+    assert ALONE.any(True)
+    assert not ALONE.all(False)
+    assert ALONE.most(3.0) == 3.0
+    assert ALONE.is_equal(7)
+    ALONE.wait()
+
+
+def test_only_a_message_about_the_others_is_collateral(job: Job) -> None:
+    closed = RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:23456")
+    assert not is_collateral(closed)  # without a group there are no others
+    open_group(job, 0, open_device("cpu"))
+    assert is_collateral(closed)
+    assert not is_collateral(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert not is_collateral(ValueError("Connection closed by peer"))
+
+
+def test_each_rank_of_ddp_is_a_process() -> None:
+    assert TrainingConfig(strategy="ddp", world_size=2).process_count == 2
+    assert TrainingConfig(strategy="dp", world_size=2).process_count == 1
