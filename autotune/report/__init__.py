@@ -7,9 +7,10 @@ measures, decides or writes a file; text that stems from user code is never take
     figures     the columns and rows of the result's table
     content     the sentences, the failures by kind, the files
     standing    how far the rates are from the ceilings, in sentences
-    blocks, sections, time_sections, trial_sections: the whole report as sections without markup
+    blocks, sections, rank_sections, time_sections, trial_sections: the whole report as sections without markup
     plots, drawing: what its plots show, and matplotlib's drawing of it
-    progress, terminal, markdown, page, notebook, export: the same content in six forms
+    progress, terminal, markdown, page, notebook, export: the same content in six forms; console_blocks: a section on
+                    a console
 """
 
 from __future__ import annotations

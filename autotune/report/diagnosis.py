@@ -5,13 +5,9 @@ Comes in: core's finished Diagnosis. Goes out: text. Both forms lay out the same
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import isfinite
 
-from rich import box
-from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table as Grid
+from rich.console import Console
 from rich.text import Text
 
 from autotune.core.breakdown import PARTS
@@ -20,6 +16,7 @@ from autotune.core.diagnosis import CurvePoint, Diagnosis
 from autotune.core.phrasing import say_gain, say_settings
 from autotune.core.verdict import BOTTLENECKS, breakdown_of
 from autotune.report.blocks import Block, Bullets, Facts, Section, Table
+from autotune.report.console_blocks import BAR_CELLS, MEASURED_BY, print_section
 from autotune.report.content import describe_environment
 from autotune.report.figures import PART_NAMES
 from autotune.report.formatting import (
@@ -34,15 +31,14 @@ from autotune.report.formatting import (
     one_line,
 )
 from autotune.report.markdown import render_sections
+from autotune.report.rank_sections import describe_exchange, rank_section
 from autotune.report.time_sections import fullness_facts, loader_facts
 
 __all__ = ["diagnosis_sections", "print_diagnosis", "render_diagnosis", "say_present"]
 
-_BAR_CELLS = 30
 _ALL_FROM = 0.97  # of the device's ceiling (rule 6 of measuring)
-_MEASURED_BY = "measured by"
 _NOT_MEASURED = "not measured"
-_TEXTS = frozenset({"", "what", "evidence", "advice", _MEASURED_BY, "settings"})
+_TEXTS = frozenset({"", "what", "evidence", "advice", MEASURED_BY, "settings"})
 
 
 def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
@@ -51,10 +47,7 @@ def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
     console.print(Text(one_line(diagnosis.headline), style="bold green" if diagnosis.is_healthy else "bold"))
     console.print(Text(say_present(diagnosis)))
     for section in diagnosis_sections(diagnosis):
-        console.print()
-        console.print(Text(section.title, style="bold"))
-        for block in section.blocks:
-            console.print(Padding.indent(_grid(block), 2))
+        print_section(section, console)
 
 
 def render_diagnosis(diagnosis: Diagnosis) -> str:
@@ -102,6 +95,7 @@ def diagnosis_sections(diagnosis: Diagnosis) -> tuple[Section, ...]:
         Section(title="What holds it", blocks=(_findings(diagnosis),)),
         Section(title="What to do", blocks=(_advice(diagnosis),)),
         Section(title="Today's settings", blocks=(_today(diagnosis),)),
+        *rank_section(diagnosis.evidence.measurement.ranks),
         Section(title="Inside the loader", blocks=(_loader(diagnosis),)),
         Section(title="Other settings, each side alone", blocks=(_curves(diagnosis),)),
         Section(title="Notes", blocks=(Bullets(sentences=tuple(map(one_line, diagnosis.notes))),)),
@@ -120,11 +114,11 @@ def _time(diagnosis: Diagnosis) -> Block:
     if restart >= 0.001:
         source = breakdown.data_wait.source
         rows.insert(1, ("of it at epochs' ends", _bar(restart), format_fraction(restart), source))
-    return Table(heads=("", "what", "share", _MEASURED_BY), rows=tuple(rows), texts=_TEXTS)
+    return Table(heads=("", "what", "share", MEASURED_BY), rows=tuple(rows), texts=_TEXTS)
 
 
 def _bar(fraction: float) -> str:
-    return "█" * round(_BAR_CELLS * fraction)
+    return "█" * round(BAR_CELLS * fraction)
 
 
 def _findings(diagnosis: Diagnosis) -> Block:
@@ -159,6 +153,8 @@ def _today(diagnosis: Diagnosis) -> Block:
         readings = (f"{format_fraction(one.fraction)} ({one_line(one.source)})" for one in run.busy_readings)
         facts["busy"] = ", ".join(readings)
     facts |= fullness_facts(run.fullness)
+    if run.communication is not None:
+        facts["exchange"] = describe_exchange(run.communication)
     if roofline is not None:
         batch_s = evidence.config.micro_batch_size / standing.device_ceiling
         moved = f"{format_bytes(round(roofline.moved_bytes))} moved"
@@ -205,49 +201,3 @@ def _has_rows(block: Block) -> bool:
     if isinstance(block, Table):
         return bool(block.rows)
     return bool(block.facts) if isinstance(block, Facts) else isinstance(block, Bullets) and bool(block.sentences)
-
-
-def _grid(block: Block) -> RenderableType:
-    if isinstance(block, Bullets):
-        return _lines([("·", sentence) for sentence in block.sentences], style=None)
-    if isinstance(block, Facts):
-        return _lines(list(block.facts.items()), style="dim")
-    assert isinstance(block, Table)  # noqa: S101 - this file makes no other
-    if _MEASURED_BY in block.heads:
-        return Group(_table_grid(block), *_sources(block))
-    return _table_grid(block)
-
-
-def _sources(block: Table) -> list[Text]:
-    """What stands in the column "measured by", in lines below the table: beside it there is no room."""
-    place, names = block.heads.index(_MEASURED_BY), dict[str, list[str]]()
-    for row in block.rows:
-        names.setdefault(one_line(row[place]), []).append(row[0])
-    return [Text(f"{', '.join(parts)}: {source}", style="dim") for source, parts in names.items()]
-
-
-def _table_grid(block: Table) -> Grid:
-    shown = [place for place, head in enumerate(block.heads) if head != _MEASURED_BY]
-    grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1), header_style="bold")
-    for head in (block.heads[place] for place in shown):
-        is_text = head in block.texts
-        narrow = not is_text or head in {"", "what"}
-        grid.add_column(
-            Text("" if head == "what" else head),
-            justify="left" if is_text else "right",
-            overflow="fold",
-            no_wrap=not is_text,
-            max_width=_BAR_CELLS if narrow else None,
-        )
-    for row in block.rows:
-        grid.add_row(*(Text(one_line(row[place])) for place in shown))
-    return grid
-
-
-def _lines(pairs: Sequence[tuple[str, str]], *, style: str | None) -> Grid:
-    grid = Grid.grid(padding=(0, 2))
-    grid.add_column(no_wrap=True, style=style)
-    grid.add_column(overflow="fold")
-    for name, value in pairs:
-        grid.add_row(Text(name), Text(one_line(value)))
-    return grid

@@ -16,8 +16,10 @@ from autotune.core.breakdown import PARTS, LoaderCosts, Part, TimeBreakdown
 from autotune.core.busy import BusyReading, Fullness
 from autotune.core.ceilings import CeilingBook, device_key, loader_key
 from autotune.core.measurement import Measurement, Rate
+from autotune.core.ranks import Communication, RankFigures
 from autotune.core.recommendation import Ratio, Recommendation, rate_of_runs
 from autotune.core.result import RunSummary, changed_settings
+from autotune.core.strategies import best_known_ranks
 from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import TrialRecord
 from autotune.report.formatting import (
@@ -79,6 +81,10 @@ class Figures(BaseModel):
     """Every source that could tell."""
     fullness: Fullness | None = None
     loader_costs: LoaderCosts | None = None
+    ranks: tuple[RankFigures, ...] = ()
+    """Each rank's own figures; empty where there is one process."""
+    communication: Communication | None = None
+    """What exchanging gradients takes of a step; null for a single rank, and where not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +143,8 @@ def _beside_the_rate(runs: Sequence[Measurement]) -> dict[str, object]:
         "busy_readings": next((run.busy_readings for run in runs if run.busy_readings), ()),
         "fullness": next((run.fullness for run in runs if run.fullness is not None), None),
         "loader_costs": next((run.loader_costs for run in runs if run.loader_costs is not None), None),
+        "ranks": best_known_ranks(runs),
+        "communication": next((run.communication for run in runs if run.communication is not None), None),
     }
 
 

@@ -30,6 +30,7 @@ __all__ = [
     "format_short_time",
     "format_times",
     "format_value",
+    "name_group",
     "name_outcome",
     "one_line",
     "shorten",
@@ -116,20 +117,38 @@ def format_count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def name_group(strategy: str, world_size: int) -> str:
+    """A strategy with its devices: "one device", "ddp × 2"."""  # noqa: RUF002 - a times sign
+    return "one device" if strategy == "single" else f"{strategy} × {world_size}"  # noqa: RUF001 - a times sign
+
+
 def name_outcome(outcome: Outcome) -> str:
     """How a trial ended, in two or three words."""
     return _OUTCOMES[outcome]
 
 
 def format_setting(name: str, config: TrainingConfig) -> str:
-    """One setting's value for a table: "on", "0.001", "torch's own"."""
-    value = getattr(config, name)
+    """One setting's value for a table: "on", "0.001", "torch's own"; DDP's own go by "ddp.bucket_cap_mb" as well."""
+    whole, _, part = name.partition(".")
+    if whole == "ddp":
+        return _format_ddp(part, config)
     if name == "prefetch_factor" and config.num_workers == 0:
         return NO_VALUE
-    if isinstance(value, DdpConfig):
-        own = value.model_dump(exclude_defaults=True)
-        return ", ".join(f"{key}={one}" for key, one in own.items()) or "torch's own"
-    return format_value(value)
+    return format_value(getattr(config, name))
+
+
+def _format_ddp(name: str, config: TrainingConfig) -> str:
+    """One of DDP's settings, without a name all that differ from torch's own; no value where nothing runs under it."""
+    if config.strategy != "ddp":
+        return NO_VALUE
+    if name:
+        return format_value(getattr(config.ddp or DdpConfig(), name))
+    return _own_ddp(config) or "torch's own"
+
+
+def _own_ddp(config: TrainingConfig) -> str:
+    own = {} if config.ddp is None else config.ddp.model_dump(exclude_defaults=True)
+    return ", ".join(f"{name}={one:g}" if isinstance(one, float) else f"{name}={one}" for name, one in own.items())
 
 
 def format_value(value: object) -> str:
@@ -149,6 +168,8 @@ def describe_settings(config: TrainingConfig, baseline: TrainingConfig | None = 
     told = set(changed_settings(config, baseline)) if baseline is not None else _worth_telling(config)
     if "grad_accum_steps" in told:
         told = told - {"grad_accum_steps"} | {"micro_batch_size"}
+    if "world_size" in told:
+        told = told - {"world_size"} | {"strategy"}
     words = {name: word for name, word in _words(config).items() if name in told}
     return ", ".join(words.values()) or "your settings"
 
@@ -172,13 +193,14 @@ def _words(config: TrainingConfig) -> dict[str, str]:
         "persistent_workers": "persistent" if config.persistent_workers else "not persistent",
         "prefetch_factor": f"prefetch {config.prefetch_factor or 2}",
         "intra_op_threads": f"{config.intra_op_threads or 'default'} threads",
-        "world_size": format_count(config.world_size, "rank"),
-        "strategy": config.strategy,
-        "ddp": "own ddp settings" if config.ddp is not None else "default ddp settings",
+        "strategy": name_group(config.strategy, config.world_size),
+        "ddp": _own_ddp(config) or "torch's own ddp settings",
         "lr": f"lr {config.lr:.4g}",
     }
     if config.num_workers == 0:  # both say nothing beyond "no workers"
         del words["prefetch_factor"], words["persistent_workers"]
+    if config.strategy != "ddp":
+        del words["ddp"]
     return words
 
 

@@ -1,7 +1,7 @@
 """The report's sections, in order: the same content for report.html and report.md.
 
 Comes in: a RunSummary and its run folder. Goes out: Sections of blocks without markup. Where the time goes is in
-`time_sections`; what was run, and what was checked, in `trial_sections`.
+`time_sections`; what several devices bring in `rank_sections`; what was run, and what was checked, in `trial_sections`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from autotune.report.content import (
 )
 from autotune.report.figures import Column, Row, make_columns, make_rows
 from autotune.report.formatting import describe_settings, format_bytes, format_duration
+from autotune.report.rank_sections import scaling_sections
 from autotune.report.standing import say_standing
 from autotune.report.time_sections import ceiling_section, loader_section, time_section
 from autotune.report.trial_sections import (
@@ -69,6 +70,7 @@ def list_sections(
         drawn: names of the plots that can be shown.
     """
     sections = (
+        *scaling_sections(summary),
         time_section(summary),
         ceiling_section(summary),
         Section(title="Why", blocks=(Bullets(sentences=list_reasons(summary)),)),

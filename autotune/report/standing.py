@@ -51,19 +51,25 @@ def _say_present(figures: Figures | None, config: TrainingConfig) -> str:
     if standing is not None:
         if standing.share_of_lower > 1 + _NOISE:
             return _say_too_low(standing, "You run")
-        return f"You run at {_share(standing.share_of_device)} of what this device can do; {_holder(standing, config)}."
+        share = _share(standing.share_of_device)
+        return f"You run at {share} of what {_whose(config)} can do; {_holder(standing, config)}."
     if figures.device_ceiling and rate / figures.device_ceiling <= 1 + _NOISE:
-        share = rate / figures.device_ceiling
-        return f"You run at {_share(share)} of what this device can do; the loader alone was not measured."
+        share = _share(rate / figures.device_ceiling)
+        return f"You run at {share} of what {_whose(config)} can do; the loader alone was not measured."
     if figures.loader_ceiling:
         reached = _share(rate / figures.loader_ceiling)
         return f"You run at {reached} of what your loader delivers alone; the device alone was not measured."
     return ""
 
 
+def _whose(config: TrainingConfig) -> str:
+    return "this device" if config.world_size == 1 else f"these {config.world_size} devices"
+
+
 def _holder(standing: Standing, config: TrainingConfig) -> str:
     if standing.share_of_lower >= HOLDS_FROM:
-        return "the loader is what holds it" if standing.lower == "loader" else "the device itself is what holds it"
+        device = "the device itself is" if config.world_size == 1 else "the devices themselves are"
+        return "the loader is what holds it" if standing.lower == "loader" else f"{device} what holds it"
     if config.num_workers == 0:
         return "without workers, loading and computing take turns"
     return f"neither side alone holds it: it reaches {_share(standing.share_of_lower)} of the lower ceiling"

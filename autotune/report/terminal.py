@@ -19,6 +19,7 @@ from autotune.core.environment import Environment
 from autotune.core.result import RunSummary
 from autotune.core.search_space import Choices, Domain, ResolvedSpace
 from autotune.core.workload import WorkloadFacts
+from autotune.report.console_blocks import print_section
 from autotune.report.content import (
     describe_environment,
     describe_workload,
@@ -33,6 +34,7 @@ from autotune.report.content import (
 )
 from autotune.report.figures import Column, Row, make_columns, make_rows
 from autotune.report.formatting import format_count, format_setting, format_value, name_outcome, one_line, shorten
+from autotune.report.rank_sections import scaling_sections
 from autotune.report.standing import say_standing
 
 __all__ = ["print_check", "print_environment", "print_summary"]
@@ -42,7 +44,7 @@ _GROUPS_SHOWN = 6
 
 
 def print_summary(summary: RunSummary, *, run_dir: Path, console: Console) -> None:
-    """The result: headline, table, advice, failures, notes, files."""
+    """The result: headline, table, whether more devices help, advice, failures, notes, files."""
     columns = make_columns(summary)
     found = summary.recommendation
     style = "bold green" if found is not None and found.verdict == "faster" else "bold"
@@ -56,6 +58,8 @@ def print_summary(summary: RunSummary, *, run_dir: Path, console: Console) -> No
         console.print()
         for remark in list_remarks(summary, columns):
             console.print(Text(remark, style="dim"))
+    for section in scaling_sections(summary):
+        print_section(section, console)
     _print_list(console, "Why", list_reasons(summary))
     _print_list(console, "Learning rate", list_advice(summary))
     console.print()

@@ -20,6 +20,7 @@ from autotune.report.formatting import (
     format_short_time,
     one_line,
 )
+from autotune.report.rank_sections import describe_exchange
 from autotune.report.standing import find_standing
 
 __all__ = ["ceiling_section", "fullness_facts", "loader_facts", "loader_section", "time_section"]
@@ -31,7 +32,8 @@ _TEXTS = frozenset({"", "measured by", "source"})
 def time_section(summary: RunSummary) -> Section:
     """Where the wall time goes, before and after, and how busy the device was by each source."""
     measured = _measured(summary)
-    blocks = (_time_bars(measured), _time_table(measured), _busy_table(measured), _busy_remarks(measured))
+    remarks = Bullets(sentences=(*_exchange_remarks(measured), *_busy_remarks(measured)))
+    blocks = (_time_bars(measured), _time_table(measured), _busy_table(measured), remarks)
     return Section(title="Where the time goes", blocks=tuple(block for block in blocks if block is not None))
 
 
@@ -179,7 +181,17 @@ _FULLNESS = {
 }
 
 
-def _busy_remarks(measured: Sequence[tuple[Column, Figures]]) -> Block:
+def _exchange_remarks(measured: Sequence[tuple[Column, Figures]]) -> list[str]:
+    """What of the time several ranks talk to one another; the parts of the time count it as synchronising."""
+    remarks = []
+    for column, figures in measured:
+        if figures.communication is not None:
+            counts = "" if figures.breakdown is None else ", which counts as synchronising"
+            remarks.append(f"{column.title}: {describe_exchange(figures.communication)}{counts}.")
+    return remarks
+
+
+def _busy_remarks(measured: Sequence[tuple[Column, Figures]]) -> list[str]:
     remarks = []
     for column, figures in measured:
         pair = disagreement(figures.busy_readings)
@@ -190,7 +202,7 @@ def _busy_remarks(measured: Sequence[tuple[Column, Figures]]) -> Block:
                 f"{one_line(high.source)} says {format_fraction(high.fraction)}, "
                 f"{one_line(low.source)} {format_fraction(low.fraction)}."
             )
-    return Bullets(sentences=tuple(remarks))
+    return remarks
 
 
 def _points(difference: float) -> str:

@@ -15,10 +15,11 @@ from autotune.core.guard import GuardFigures
 from autotune.core.lr_scaling import LrAdvice, scale_lr
 from autotune.core.measurement import Block, Measurement, MemorySample, Window
 from autotune.core.objective import Objective, Score
+from autotune.core.ranks import Communication, RankFigures
 from autotune.core.recommendation import Confirmation, Ratio, Recommendation
 from autotune.core.result import RunSummary
 from autotune.core.stress import StressFigures
-from autotune.core.training_config import TrainingConfig
+from autotune.core.training_config import DdpConfig, TrainingConfig
 from autotune.core.trial import Failure, Outcome, TrialRecord, TrialResult
 from autotune.core.workload import OptimizerFacts, WorkloadFacts
 
@@ -33,6 +34,9 @@ FAST = TrainingConfig(
     amp_dtype="bfloat16",
 )
 SAME_BATCH = TrainingConfig(num_workers=4, prefetch_factor=4, pin_memory=True, amp_dtype="bfloat16")
+GROUP = FAST.model_copy(
+    update={"strategy": "ddp", "world_size": 2, "ddp": DdpConfig(bucket_cap_mb=50, comm_hook="bf16")}
+)
 HOSTILE = "ValueError: shape [red](3, 4)[/red] | want `x`\n\x1b[31mnot <b>this</b>\x1b[0m " + "and so on " * 40
 TRACEBACK = 'Traceback (most recent call last):\n  File "net.py", line 12\n```\nValueError: [bold]no[/bold]'
 
@@ -248,6 +252,53 @@ def make_rich_summary(**parts: Any) -> RunSummary:
     return make_summary(**{"trials": (first, guarded, *others, broken), **given, **parts})
 
 
+def make_rank(number: int, **changes: Any) -> RankFigures:
+    given: dict[str, Any] = {
+        "rank": number,
+        "device": f"cuda:{number}",
+        "samples_per_s": 10_240.0,
+        "data_wait_fraction": 0.034,
+        "busy_fraction": 0.97,
+        "peak_memory_bytes": int(9.6 * 2**30),
+        "loader_ceiling": 30_000.0,
+        "device_ceiling": 12_800.0,
+    }
+    return RankFigures(**{**given, **changes})
+
+
+TALK = Communication(step_s=0.0125, step_alone_s=0.01, exchange_s=0.008, bytes_exchanged=22 * 2**20)
+"""Of 256 samples: a fifth of a step is exposed."""
+
+
+def make_group_summary(ranks: tuple[RankFigures, ...] = (), **parts: Any) -> RunSummary:
+    """A search on four devices whose best is ddp on two; rank 1 has the slower loader, which holds nobody."""
+    ranks = ranks or (make_rank(0), make_rank(1, loader_ceiling=15_000.0))
+    measured: dict[str, Any] = {"ranks": ranks, "communication": TALK, "breakdown": make_breakdown(0.02)}
+    single = {"loader_ceiling": 30_000.0, "device_ceiling": 12_800.0}
+    both = FAST.model_copy(update={"strategy": "dp", "world_size": 2})
+    trials = (
+        make_trial(0, BASELINE, measurement=make_measurement(5123.4)),
+        make_trial(1, FAST, measurement=make_measurement(12345.6, gib=9.3, **single)),
+        make_trial(2, both, measurement=make_measurement(11_000.0)),
+        make_trial(3, GROUP, measurement=make_measurement(20_480.0, gib=9.6, **measured)),
+        make_trial(4, GROUP.model_copy(update={"world_size": 4}), "crashed", reason="rank 3: ValueError: no"),
+    )
+    recommendation = make_recommendation(
+        config=GROUP,
+        number=3,
+        same_batch=None,
+        same_batch_number=None,
+        same_batch_speedup=None,
+        confirmations=(
+            make_confirmation(0, BASELINE, 5100.0),
+            make_confirmation(1, FAST, 12300.0, gib=9.4),
+            make_confirmation(3, GROUP, 20_400.0, gib=9.6),
+        ),
+    )
+    environment = make_environment().model_copy(update={"device_count": 4})
+    return make_summary(**{"trials": trials, "recommendation": recommendation, "environment": environment, **parts})
+
+
 def _with_first_round(one: Confirmation, more: dict[str, Any]) -> Confirmation:
     first, *others = one.rounds
     assert first is not None
@@ -273,6 +324,7 @@ def make_variants() -> dict[str, RunSummary]:
         "unconfirmed": make_summary(recommendation=unconfirmed),
         "baseline_infeasible": make_summary(recommendation=infeasible, trials=(over, *make_trials()[1:])),
         "rich": make_rich_summary(),
+        "group": make_group_summary(),
         "nothing_feasible": make_summary(recommendation=None, trials=(over, *failed)),
     }
 

@@ -18,6 +18,8 @@ from autotune.core.verdict import standing_today
 from autotune.report.diagnosis import print_diagnosis, render_diagnosis, say_present
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost
 
+from .conftest import TALK, make_rank
+
 Cost = Callable[[TrainingConfig], FakeTrial]
 
 
@@ -168,6 +170,17 @@ def test_all_that_a_loader_costs_and_how_full_the_device_is_are_told() -> None:
     assert "multiprocessors in use (GPM) 91 %" in text
     assert "memory bandwidth used (GPM) 47 %" in text
     assert "warps resident" not in text
+
+
+def test_the_ranks_and_their_exchange_are_told_where_there_are_several() -> None:
+    ranks = (make_rank(0), make_rank(1, device_ceiling=6_400.0))
+    diagnosis = with_measurement(diagnosis_of(analytic_cost), ranks=ranks, communication=TALK)
+    text = " ".join(printed(diagnosis).split())
+    assert "exchange talking to the other ranks makes a step 2.5 ms longer (20 % of it)" in text
+    assert "Rank 1 (cuda:1) is uneven: its device alone gives 50" in text
+    assert "Each rank" in render_diagnosis(diagnosis)
+    assert max(map(len, printed(diagnosis).splitlines())) <= 80
+    assert "Each rank" not in printed(diagnosis_of(analytic_cost))
 
 
 def test_foreign_text_is_neither_markup_nor_more_than_a_line() -> None:

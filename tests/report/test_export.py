@@ -10,7 +10,7 @@ from autotune.core.result import RunSummary
 from autotune.core.training_config import TrainingConfig
 from autotune.report import summary_json
 
-from .conftest import make_recommendation, make_summary, make_variants
+from .conftest import make_group_summary, make_recommendation, make_summary, make_variants
 
 KEYS = [
     "format",
@@ -49,6 +49,13 @@ def test_the_best_settings_make_a_training_config_again(tmp_path: Path) -> None:
     assert best["global_batch_size"] == 128
     assert best["figures"]["is_confirmed"]
     assert best["figures"]["samples_per_s"]["low"] < best["figures"]["samples_per_s"]["value"]
+
+
+def test_each_ranks_figures_are_in_the_document(tmp_path: Path) -> None:
+    best = json.loads(summary_json(make_group_summary(), tmp_path))["best"]
+    assert (best["settings"]["strategy"], best["global_batch_size"]) == ("ddp", 256)
+    assert [rank["device"] for rank in best["figures"]["ranks"]] == ["cuda:0", "cuda:1"]
+    assert best["figures"]["communication"]["bytes_exchanged"] == 22 * 2**20
 
 
 def test_nothing_feasible_has_no_best(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from rich.cells import cell_len
 
 from autotune.core.phrasing import say_share
-from autotune.core.training_config import TrainingConfig
+from autotune.core.training_config import DdpConfig, TrainingConfig
 from autotune.report.formatting import (
     cut_middle,
     describe_settings,
@@ -22,7 +22,7 @@ from autotune.report.formatting import (
     shorten,
 )
 
-from .conftest import BASELINE, FAST
+from .conftest import BASELINE, FAST, GROUP
 
 
 @pytest.mark.parametrize(
@@ -79,6 +79,29 @@ def test_beside_a_baseline_only_differences_are_told() -> None:
 def test_a_prefetch_factor_without_workers_is_no_value() -> None:
     assert format_setting("prefetch_factor", TrainingConfig()) == "–"  # noqa: RUF001 - an en dash
     assert format_setting("prefetch_factor", TrainingConfig(num_workers=2)) == "torch's own"
+
+
+def test_a_group_is_told_with_its_devices_and_what_of_ddp_is_not_torchs_own() -> None:
+    own = "bucket_cap_mb=50, comm_hook=bf16"
+    assert describe_settings(GROUP).endswith(f"prefetch 4, ddp × 2, {own}")  # noqa: RUF001 - a times sign
+    assert describe_settings(GROUP, FAST) == f"ddp × 2, {own}"  # noqa: RUF001 - a times sign
+    assert describe_settings(FAST, GROUP) == "one device"
+    plain = GROUP.model_copy(update={"ddp": None})
+    assert describe_settings(plain, GROUP) == "torch's own ddp settings"
+    assert describe_settings(plain, FAST) == "ddp × 2"  # noqa: RUF001 - a times sign
+    assert describe_settings(FAST.model_copy(update={"strategy": "dp", "world_size": 4}), FAST) == (
+        "dp × 4"  # noqa: RUF001 - a times sign
+    )
+
+
+def test_settings_of_ddp_go_by_their_own_names_and_have_no_value_without_it() -> None:
+    assert format_setting("ddp", GROUP) == "bucket_cap_mb=50, comm_hook=bf16"
+    assert format_setting("ddp.bucket_cap_mb", GROUP) == "50"
+    assert format_setting("ddp.static_graph", GROUP) == "off"
+    assert format_setting("ddp.first_bucket_mb", GROUP) == "torch's own"
+    for config in (GROUP.model_copy(update={"ddp": None}), GROUP.model_copy(update={"ddp": DdpConfig()})):
+        assert (format_setting("ddp", config), format_setting("ddp.broadcast_buffers", config)) == ("torch's own", "on")
+    assert (format_setting("ddp", FAST), format_setting("ddp.static_graph", FAST)) == ("–", "–")  # noqa: RUF001 - an en dash
 
 
 def test_foreign_text_loses_escapes_line_ends_and_lone_surrogates() -> None:
