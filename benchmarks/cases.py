@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, default_collate, get_worker_info
 
-__all__ = ["Case", "heavy_tail", "nothing_to_do", "queue_trap"]
+__all__ = ["Case", "heavy_tail", "note", "nothing_to_do", "queue_trap"]
 
 _FEATURES = 16
 _CLASSES = 10
@@ -73,6 +73,12 @@ def nothing_to_do(notes: Path) -> Case:
     )
 
 
+def note(notes: Path, what: str) -> None:
+    """Append what has happened and when, by the clock that all processes of a Linux machine share."""
+    with notes.open("a") as file:
+        file.write(f"{what} {time.monotonic()!r}\n")
+
+
 class _StallsOnce(nn.Module):
     def __init__(self, stall_s: float) -> None:
         super().__init__()
@@ -125,7 +131,7 @@ class _NotingCollate:
         batch = default_collate(items)
         if not self._is_noted:
             self._is_noted = True
-            _note(self._notes, "first_batch")
+            note(self._notes, "first_batch")
         return batch
 
 
@@ -136,15 +142,9 @@ class _NotingStep:
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         if not self._is_noted:
             self._is_noted = True
-            _note(self._notes, "first_step")
+            note(self._notes, "first_step")
         features, labels = batch
         return nn.functional.cross_entropy(model(features), labels)
-
-
-def _note(notes: Path, what: str) -> None:
-    """Append what has happened and when, by the clock that all processes of a Linux machine share."""
-    with notes.open("a") as file:
-        file.write(f"{what} {time.monotonic()!r}\n")
 
 
 def _linear() -> nn.Module:

@@ -1,6 +1,7 @@
 """The product on a real CUDA GPU, in one command of under nine minutes.
 
 trial_start           a trial's start on CUDA, its context included
+ranks                 DDP with one rank, over NCCL: each communication hook, and its rate against a single process
 resnet50, gpt2, jpeg  a search each: baseline against recommended, peak memory of every configuration; of both, all
                       sources of the busy fraction side by side, where the time goes, and the ceilings; then 20 s of the
                       recommended configuration in a plain loop, against the short trial
@@ -36,6 +37,7 @@ import gpu_cases
 import torch
 from cases import Case
 from gpu_checks import PROMISES, check_guard, check_memory_line, check_stress, sides_of
+from gpu_ranks import RANK_PROMISES, check_ranks, print_rank_rates
 from gpu_tables import print_gpu_tables
 from gpu_watch import GpuWatch
 from overhead import measure_trial_start
@@ -74,14 +76,15 @@ class _Scale:
     shares: Mapping[str, float] = field(
         default_factory=lambda: {
             "trial_start": 0.05,
-            "resnet50": 0.18,
-            "gpt2": 0.18,
-            "jpeg": 0.17,
-            "memory_limit": 0.08,
+            "ranks": 0.10,
+            "resnet50": 0.16,
+            "gpt2": 0.16,
+            "jpeg": 0.15,
+            "memory_limit": 0.07,
             "out_of_memory": 0.07,
-            "precision_guard": 0.11,
-            "memory_line": 0.09,
-            "stress": 0.07,
+            "precision_guard": 0.10,
+            "memory_line": 0.08,
+            "stress": 0.06,
         }
     )
 
@@ -128,6 +131,7 @@ def main() -> int:
     budget = {name: share * arguments.budget_s for name, share in scale.shares.items()}
     parts: dict[str, Callable[[float], dict[str, Any]]] = {
         "trial_start": partial(_measure_start, scale),
+        "ranks": partial(check_ranks, scale.device, is_small=scale.is_small),
         **{name: partial(_tune_and_check, name, scale) for name in _WORKLOADS},
         "memory_limit": partial(_search_under_limit, scale),
         "out_of_memory": partial(_survive_out_of_memory, scale),
@@ -146,6 +150,7 @@ def main() -> int:
     for name in _WORKLOADS:
         _run_part(recording, f"baseline_{name}", partial(_run_baseline, name, scale), ends_at - monotonic())
     print_gpu_tables(recording.results, list(_WORKLOADS))
+    print_rank_rates(recording.results["ranks"])
     print(f"\n{recording.path}")
     return 1 if any(_is_bad(part, scale) for part in recording.results.values()) else 0
 
@@ -374,7 +379,7 @@ def _left_in_use(watch: GpuWatch, launches: list[LaunchTimes]) -> int | None:
 def _is_bad(part: dict[str, Any], scale: _Scale) -> bool:
     """It failed, or a promise was not kept; small models on a CPU reach no limit, so that nothing is promised there."""
     limits = ("feasible_are_under_limit", "limit_was_reached", "other_outcomes_are_for_memory", "was_out_of_memory")
-    promises = () if scale.is_small else (*limits, *PROMISES)
+    promises = () if scale.is_small else (*limits, *PROMISES, *RANK_PROMISES)
     return "error" in part or any(part.get(name) is False for name in promises)
 
 

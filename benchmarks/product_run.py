@@ -21,12 +21,11 @@ from autotune.by_value import unreachable_by_value
 from autotune.core.plan import Plan
 from autotune.core.trial import TrialResult
 from autotune.core.workload import Workload
-from autotune.launch.fork_server import ForkServerLauncher
 from autotune.launch.launcher import Exit, Launch, Launcher
-from autotune.launch.runner import TrialRunner
 from autotune.probing import look
 from autotune.protocol import Extras, WindowRules, write_payload
 from autotune.run_folder import open_run_folder
+from autotune.wiring import opened_launcher, runner_for
 
 __all__ = [
     "LaunchTimes",
@@ -120,10 +119,12 @@ def search(case: Case, **options: Any) -> SearchResult:
 
 
 @contextmanager
-def open_trials(case: Case, *, device: str, window: WindowRules, extras: Extras) -> Iterator[RunTrial]:
-    """A function that runs a trial as a search would, by a TrialRunner over a fork server, after one probe; no study.
+def open_trials(
+    case: Case, *, device: str, window: WindowRules, extras: Extras, launcher: Launcher | None = None
+) -> Iterator[RunTrial]:
+    """A function that runs a trial as a search would, by a TrialRunner, after one probe; no study.
 
-    The server lives as long as the context.
+    Without a launcher, which stays the caller's to close, there is a fork server that lives as long as the context.
     """
     workload = Workload(
         model=case.model,
@@ -133,30 +134,24 @@ def open_trials(case: Case, *, device: str, window: WindowRules, extras: Extras)
         collate_fn=case.collate_fn,
         shuffle=case.shuffle,
     )
-    plan = Plan(name="trials", workload=workload, baseline=TrainingConfig.model_validate(case.settings), device=device)
-    with TemporaryDirectory(prefix="autotune-benchmark-") as path, open_run_folder(Path(path), fresh=False) as folder:
-        launcher = ForkServerLauncher(folder.logs / "server.log")
-        try:
-            with unreachable_by_value(workload):
-                write_payload(workload, folder.payload)
-            unlimited = TrialRunner(
-                launcher=launcher,
-                payload=folder.payload,
-                scratch=folder.scratch,
-                logs=folder.logs,
-                device=plan.device,
-                seed=plan.seed,
-            )
-            runner, _ = look(plan, unlimited)
-            yield lambda settings: runner.run(
-                TrainingConfig.model_validate(dict(settings)),
-                name="trial",
-                deadline_s=_TRIAL_DEADLINE_S,
-                window=window,
-                extras=extras,
-            )
-        finally:
-            launcher.close()
+    plan = Plan(
+        name="trials", workload=workload, baseline=TrainingConfig.model_validate(dict(case.settings)), device=device
+    )
+    with (
+        TemporaryDirectory(prefix="autotune-benchmark-") as path,
+        open_run_folder(Path(path), fresh=False) as folder,
+        opened_launcher(launcher, folder) as starts,
+    ):
+        with unreachable_by_value(workload):
+            write_payload(workload, folder.payload)
+        runner, _ = look(plan, runner_for(plan, folder, starts))
+        yield lambda settings: runner.run(
+            TrainingConfig.model_validate(dict(settings)),
+            name="trial",
+            deadline_s=_TRIAL_DEADLINE_S,
+            window=window,
+            extras=extras,
+        )
 
 
 def only(settings: Mapping[str, Any], **searched: Any) -> dict[str, Any]:
