@@ -72,7 +72,7 @@ def test_long_epochs_of_few_batches_are_measured_whole(batches: int, monkeypatch
 
 def test_a_restart_takes_its_refill_out_of_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "_WHOLE_EPOCHS_UP_TO_S", 0.0)
-    window, _ = measured(length=8 * 40, rules=WindowRules(max_s=0.5, precision=0.0, block_s=0.01))
+    window, _ = measured(length=8 * 6, rules=WindowRules(max_s=0.5, precision=0.0, block_s=0.01))
     assert not window.whole_epochs
     assert window.restarts
     assert all(restart.samples == 8 for restart in window.restarts), "without a queue the first batch alone"
