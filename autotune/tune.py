@@ -272,15 +272,18 @@ class Tuning:
                 f"(log: {record.result.log})",
                 remote_traceback=failure.traceback if failure is not None else "",
             )
-        if failure is None or record.outcome == "timeout":  # where a rank hung is no exception of the user's
+        is_invalid = failure is None and record.outcome == "invalid"
+        if (failure is None and not is_invalid) or record.outcome == "timeout":  # to hang is no exception of the user's
             return
-        same = self.failures.setdefault(failure.signature, [])
+        same = self.failures.setdefault(record.reason if failure is None else failure.signature, [])
         same.append(record)
         if len(same) < _SAME_FAILURES:
             return
         succeeded = (one.config for one in self.study.records if one.measurement is not None)
         explanation = explaining_setting([one.config for one in same], succeeded)
         if explanation is None:
+            if failure is None:  # no exception: what this workload can't be measured with, in several settings
+                return
             raise RepeatedFailureError(
                 f"the same exception at the same place ended {_SAME_FAILURES} configurations: {record.reason} "
                 f"(logs: {', '.join(str(one.result.log) for one in same)})\n\n{failure.traceback}"

@@ -183,6 +183,20 @@ def test_a_value_that_alone_fails_is_left_out_and_said(tmp_path: Path) -> None:
     assert any("bfloat16 was left out" in note for note in result.summary.notes)
 
 
+def test_a_value_that_is_always_refused_is_left_out_too_but_refusals_alone_stop_nothing(tmp_path: Path) -> None:
+    def cost(config: TrainingConfig) -> FakeTrial:
+        if config.amp_dtype != "float32":
+            return FakeTrial(outcome="invalid", reason="no half precision with this data")
+        return analytic_cost(config) if config.num_workers < 3 else FakeTrial(outcome="invalid", reason="no such data")
+
+    space = {"amp_dtype": ["float32", "bfloat16"]}
+    result = search(tmp_path, cost, space=space, n_trials=25)
+    assert len(result.trials) == 25
+    assert sum(trial.reason == "no half precision with this data" for trial in result.trials) == 3
+    assert sum(trial.reason == "no such data" for trial in result.trials) > 3
+    assert any("bfloat16 was left out" in note for note in result.summary.notes)
+
+
 def test_time_outs_and_divergence_are_outcomes(tmp_path: Path) -> None:
     def cost(config: TrainingConfig) -> FakeTrial:
         if config.num_workers > 4:

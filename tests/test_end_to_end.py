@@ -178,7 +178,7 @@ print("as before")
 
 @pytest.mark.quiet
 def test_ctrl_c_saves_the_best_so_far_and_the_same_command_goes_on(folder: Path) -> None:
-    process = start(folder, "run", "tune.yaml", "--quiet")
+    process = start(folder, "run", "tune.yaml", "--quiet", "--set", "budget.timeout_s=90")
     wait_for_trials(folder, 1)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=30)

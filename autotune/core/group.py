@@ -43,6 +43,7 @@ def merged_measurement(parts: Sequence[Measurement]) -> Measurement:
     kind = cast("DeviceKind", ranks[0].device.partition(":")[0]) if ranks else "cpu"
     window = _merged_window([part.window for part in parts])
     rate, ceilings = between_runs(rate_of(window), kind), _merged_ceilings(parts)
+    starved = max(parts, key=lambda part: part.data_wait_fraction)
     worst = min(parts, key=lambda part: 1.0 if part.busy_fraction is None else part.busy_fraction)
     return parts[0].model_copy(
         update={
@@ -52,7 +53,9 @@ def merged_measurement(parts: Sequence[Measurement]) -> Measurement:
             "busy_source": worst.busy_source,
             "busy_readings": worst.busy_readings,
             "fullness": worst.fullness,
-            "data_wait_fraction": max(part.data_wait_fraction for part in parts),
+            "data_wait_fraction": starved.data_wait_fraction,
+            "breakdown": starved.breakdown,
+            "loader_costs": starved.loader_costs,
             "memory": _merged_memory([part.memory for part in parts], is_ram=kind == "cpu"),
             "peak_memory_bytes": _merged_memory([part.memory for part in parts], is_ram=kind == "cpu").peak_bytes,
             "ceilings": ceilings,

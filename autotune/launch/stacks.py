@@ -21,7 +21,7 @@ _THREAD = re.compile(r"^(?:Current thread|Thread) 0x.*\(most recent call first\)
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
 _WAITS_IN = ("/torch/distributed/", "/torch/nn/parallel/distributed.py")
 _BACKWARD = "_engine_run_backward"  # torch/autograd/graph.py; DDP's all-reduce is awaited in it, without a frame
-_DEVICE_WAIT = ("/torch/cuda/", "synchronize")  # for the kernels in the queue, those of NCCL among them
+_DEVICE_WAIT = (("/torch/cuda/", "/torch/accelerator/"), "synchronize")  # for kernels, those of NCCL among them
 _NOT_THE_USERS = ("/site-packages/", "/dist-packages/")
 _OUR_PACKAGE = str(Path(__file__).resolve().parents[1]) + "/"
 
@@ -50,10 +50,10 @@ def whereabouts(stack: tuple[Frame, ...]) -> Whereabouts:
     if not stack:
         return "unknown"
     innermost = stack[-1]
-    folder, name = _DEVICE_WAIT
+    folders, name = _DEVICE_WAIT
     if innermost.name == _BACKWARD or any(place in innermost.file for place in _WAITS_IN):
         return "waiting"
-    if innermost.name == name and folder in innermost.file:
+    if innermost.name == name and any(folder in innermost.file for folder in folders):
         return "waiting"
     return "ours" if innermost.file.startswith(_OUR_PACKAGE) else "elsewhere"
 

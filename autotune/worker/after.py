@@ -89,7 +89,11 @@ def measure_after(
     stages = _stages(extras, run.group.size)
     for index, (what, stage) in enumerate(stages):
         left = [name for name, _ in stages[index:] if name != _BATCHES]
-        if run.is_late():
+        try:
+            is_late = run.is_late()
+        except RuntimeError:  # it is asked of all ranks, and the window is safe
+            return after.told(f"another rank was gone before {_listed(left)} could be measured")
+        if is_late:
             return after.told(f"the deadline was too near to measure {_listed(left)}")
         keep(after.told(f"the trial ended before it had measured {_listed(left)}"))
         _attempt(what, stage, after)
@@ -99,7 +103,7 @@ def measure_after(
 def _stages(extras: Extras, ranks: int) -> list[tuple[str, _Stage]]:
     """What to measure, in order: the loader while it runs, all else once it is gone.
 
-    Ranks come to each stage together, but only in the one of communication does one wait for another.
+    Ranks come to each stage together, and go through none alone that exchanges anything between them.
     """
     needs_batches = extras.device_ceiling or extras.breakdown
     wanted: list[tuple[bool, str, _Stage]] = [
@@ -150,8 +154,7 @@ def _take_batches(after: _After) -> None:
 
 
 def _measure_device(after: _After) -> None:
-    if not after.held:
-        raise RuntimeError("there are no batches")
+    _need_batches(after)
     with _alone(after.trainer):
         ceiling = device_alone(after.trainer, after.held, seconds=after.extras.stretch_s, ends_at=after.run.ends_at)
     before = after.measurement.ceilings or Ceilings()
@@ -164,8 +167,7 @@ def _measure_communication(after: _After) -> None:
 
 
 def _break_down(after: _After) -> None:
-    if not after.held:
-        raise RuntimeError("there are no batches")
+    _need_batches(after)
     talk = after.measurement.communication
     with _alone(after.trainer):
         profiled = break_down(
@@ -193,6 +195,16 @@ def _measure_items(after: _After) -> None:
         tell=after.remark,
     )
     after.add(loader_costs=costs)
+
+
+def _need_batches(after: _After) -> None:
+    """Check that every rank has batches: even by itself each begins with an exchange of the model's buffers.
+
+    Raises:
+        RuntimeError: this rank or another one has none.
+    """
+    if not after.run.group.all(bool(after.held)):
+        raise RuntimeError("there are no batches")
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from threading import Thread
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils import signal_handling
 
 from autotune.core import rules
@@ -85,6 +85,11 @@ class Feed:
         factor = self.loader.prefetch_factor or rules.TORCH_PREFETCH_FACTOR
         capacity = factor * self.loader.num_workers
         return capacity if self.epoch_batches is None else min(capacity, self.epoch_batches)
+
+    @property
+    def is_iterable(self) -> bool:
+        """Whether the dataset alone says when an epoch ends: a length that it promises may not be what comes."""
+        return isinstance(self.loader.dataset, IterableDataset)
 
     def stop(self, within_s: float = 1.0) -> None:
         """End the loader's workers; what does not end by itself in time, such as a reader that hangs, is killed.

@@ -29,10 +29,9 @@ _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 _BEFORE_DEADLINE_S = 3.0  # whoever waits in a collective tells so shortly before all are ended, not long before
 _SHORTEST_TIMEOUT_S = 1.0
 _COLLATERAL = re.compile(
-    r"gloo|NCCL|Connection (closed|reset|refused) by peer|Broken pipe|Timed out (after|waiting)|wait timeout|"
-    r"DistNetworkError|DistStoreError",
+    r"Connection (closed|reset|refused)|closed by peer|Broken pipe|remote process exited|pair closure|timed? ?out",
     re.IGNORECASE,
-)
+)  # in gloo's and NCCL's words; what else NCCL says, such as that its own memory is used up, is the rank's own failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +90,8 @@ def open_group(job: Job, rank: int, device: Device) -> Group:
             "has none; set strategy: single"
         )
     size = job.config.world_size
+    places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    os.environ.update({name: str(value) for name, value in places.items()})  # as torchrun does, loader workers included
     distributed.init_process_group(
         backend,
         **_meeting_place(job.rendezvous, size),
@@ -101,7 +102,7 @@ def open_group(job: Job, rank: int, device: Device) -> Group:
     )
     if size == 1:
         return Group(rank, size)
-    return Group(rank, size, distributed.new_group(backend="gloo") if backend != "gloo" else distributed.group.WORLD)
+    return Group(rank, size, distributed.new_group(backend="gloo"))  # never that of the gradients: no order would hold
 
 
 def _meeting_place(rendezvous: str, size: int) -> dict[str, Any]:
@@ -120,8 +121,10 @@ def is_collateral(error: BaseException) -> bool:
     """Whether an exception tells of another rank's absence alone: a closed connection, a collective that timed out."""
     if not distributed.is_available() or not (distributed.is_initialized() or _comes_from_torch_distributed(error)):
         return False
-    errors = (distributed.DistBackendError, distributed.DistNetworkError, distributed.DistStoreError)
-    return isinstance(error, errors) or (isinstance(error, RuntimeError) and bool(_COLLATERAL.search(str(error))))
+    if isinstance(error, distributed.DistNetworkError | distributed.DistStoreError):
+        return True
+    message = str(error)
+    return isinstance(error, RuntimeError) and bool(_COLLATERAL.search(message)) and "DataLoader" not in message
 
 
 def _comes_from_torch_distributed(error: BaseException) -> bool:

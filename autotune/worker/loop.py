@@ -158,7 +158,7 @@ def measure_window(run: Run, rules: WindowRules, warmth: Warmth, at_edge: Callab
     """Train for a timed window. `at_edge` is called right before the clock starts (passive probes begin there)."""
     is_even = run.group.is_equal(run.feed.epoch_batches or 0)
     whole = is_even and run.group.all(_covers_whole_epochs(run, rules, warmth.batch_s))
-    run.splits_restarts = not whole and (run.group.size == 1 or (is_even and run.feed.epoch_batches is not None))
+    run.splits_restarts = not whole and (run.group.size == 1 or (is_even and not run.feed.is_iterable))
     run.refill_left, run.pause_at = 0, inf
     run.restarts.clear()
     size = run.group.most(_block_batches(run, rules, warmth.batch_s, whole=whole))

@@ -55,6 +55,7 @@ from autotune.worker.group import ALONE, Group, is_collateral, open_group
 from autotune.worker.guard import compare_to_float32
 from autotune.worker.loop import Diverged, Run, measure_window, warm_up
 from autotune.worker.machine import usable_cores
+from autotune.worker.parallel import without_effect_here
 from autotune.worker.probe import probe
 from autotune.worker.step import Trainer, batch_fingerprint, infer_step, make_trainer
 from autotune.worker.stress import train_on_largest
@@ -119,8 +120,10 @@ def _work(job: Job, place: _Place, started: float) -> RankReport:
     threads = job.config.intra_op_threads
     if threads is not None or ranks > 1:
         torch.set_num_threads(threads or max(1, usable_cores() // ranks))
+    if job.kind == "trial":
+        place.group = open_group(job, place.rank, device)
     if job.limit_bytes is not None:
-        device.cap_memory(job.limit_bytes)
+        device.cap_memory(job.limit_bytes)  # after the group has met: NCCL's buffers lie outside torch
     seed_all(job.seed)
     built_from = perf_counter()
     workload = resolved(read_payload(job.payload))
@@ -140,7 +143,6 @@ def _work(job: Job, place: _Place, started: float) -> RankReport:
         return RankReport(
             result=TrialResult(outcome="ok"), stress=train_on_largest(workload, job, device, folder.path, ends_at)
         )
-    place.group = open_group(job, place.rank, device)
     trainer, feed, first = _build(workload, job.config, device, place)
     arrived = perf_counter()
     run = Run(feed, trainer, feed.queue_capacity, ends_at, group=place.group)
@@ -170,7 +172,7 @@ def _refuse_repeated(dataset: Any, batch: Any, group: Group) -> None:
     if group.size > 1 and is_iterable and group.is_equal(batch_fingerprint(batch)):
         raise WorkloadFault(
             f"an iterable dataset must share its items out among ranks, but all {group.size} got the same first batch; "
-            "shard it by torch.distributed.get_rank() and get_world_size(), or set strategy: single"
+            "shard it by the environment's RANK and WORLD_SIZE, which are set in groups alone, or set strategy: single"
         )
 
 
@@ -199,6 +201,7 @@ def _measure(run: Run, rules: WindowRules, first: Delivery, times: _StartTimes) 
         window=window,
         loss=float(run.loss),
         skipped_steps=run.skipped_steps,
+        remarks=() if run.trainer.config.ddp is None else without_effect_here(run.trainer.config.ddp),
     )
 
 
@@ -314,7 +317,7 @@ def _is_device_oom(error: BaseException | None) -> bool:
     return False
 
 
-_DEVICE_OOM = re.compile(r"(CUDA|HIP|XPU|MPS).*out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED")
+_DEVICE_OOM = re.compile(r"(CUDA|Cuda|HIP|XPU|MPS).*out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED")
 _RESOURCES = (
     (r"can't allocate memory|Cannot allocate memory|not enough memory", "the machine ran out of memory"),
     (

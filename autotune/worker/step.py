@@ -100,6 +100,8 @@ class Trainer:
                 loss = self.step.function(self.model, batch)
         else:  # tf32 holds for the whole process, the backward pass included
             loss = self.step.function(self.model, batch)
+        if self.config.strategy == "dp" and isinstance(loss, Tensor) and loss.ndim == 1:
+            loss = loss.mean()  # DataParallel gathers one of each device where the model computes its own
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise WorkloadFault(f"the step must return a scalar loss tensor, but returned {got}; {_ADVICE}")

@@ -10,6 +10,7 @@ from autotune.core.ceilings import Ceiling
 from autotune.core.group import merged_measurement
 from autotune.core.measurement import Block, Ceilings, Measurement, MemorySample, Restart, Window
 from autotune.core.ranks import RankFigures
+from core.evidence import make_breakdown
 
 
 def make_part(
@@ -110,6 +111,12 @@ def test_restarts_count_the_samples_of_all_ranks() -> None:
     restarts = (Restart(seconds=0.5, samples=20),)
     group = merged_measurement([make_part(0, restarts=restarts), make_part(1, restarts=restarts)])
     assert group.window.restarts == (Restart(seconds=0.5, samples=40),)
+
+
+def test_where_the_time_goes_is_told_of_the_rank_that_waits_most() -> None:
+    busy, starved = make_breakdown(wait=0.1), make_breakdown(wait=0.5)
+    parts = [make_part(0, breakdown=busy), make_part(1, data_wait_s=0.5, breakdown=starved)]
+    assert merged_measurement(parts).breakdown == starved
 
 
 def test_a_group_is_drained_once_all_of_it_are() -> None:

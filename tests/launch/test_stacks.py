@@ -76,6 +76,7 @@ def test_what_faulthandler_writes_is_understood(tmp_path: Path) -> None:
         (frame(f"{TORCH}/distributed/distributed_c10d.py", "all_reduce"), "waiting"),
         (frame(f"{TORCH}/nn/parallel/distributed.py", "_pre_forward"), "waiting"),
         (frame(f"{TORCH}/cuda/__init__.py", "synchronize"), "waiting"),
+        (frame(f"{TORCH}/accelerator/__init__.py", "synchronize"), "waiting"),
         (frame(f"{TORCH}/cuda/__init__.py", "_lazy_init"), "elsewhere"),
     ],
     ids=str,

@@ -118,6 +118,9 @@ def test_only_a_message_about_the_others_is_collateral(job: Job) -> None:
     assert not is_collateral(closed)  # without a group there are no others
     open_group(job, 0, open_device("cpu"))
     assert is_collateral(closed)
+    assert is_collateral(distributed.DistBackendError("NCCL error: remote process exited or there was a network error"))
+    assert is_collateral(RuntimeError("Timed out waiting 17000ms for recv operation to complete"))
+    assert not is_collateral(distributed.DistBackendError("NCCL error: Cuda failure 2 'out of memory'"))
     assert not is_collateral(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
     assert not is_collateral(ValueError("Connection closed by peer"))
 

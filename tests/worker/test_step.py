@@ -252,3 +252,16 @@ def test_tensors_are_found_at_any_depth_in_order() -> None:
     one, two, three = torch.zeros(1), torch.zeros(2), torch.zeros(3)
     found = tensors_of({"a": [one, {"b": two}], "c": Pair(three, "text")})
     assert [len(tensor) for tensor in found] == [1, 2, 3]
+
+
+def test_of_losses_that_dataparallel_gathers_the_mean_counts(cpu: Device) -> None:
+    class Gathered(nn.Linear):  # what nn.DataParallel hands on where the model computes its own loss
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).mean(1)
+
+    model = Gathered(3, 2)
+    workload = Workload(model=model, dataset=None, step=lambda model, batch: model(batch))
+    config = TrainingConfig(strategy="dp", world_size=2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = make_trainer(model, optimizer, infer_step(workload, torch.ones(2, 3)), config, cpu)
+    assert trainer.train(torch.ones(2, 3)).ndim == 0
