@@ -7,7 +7,7 @@ height; it stands on the axis, so that where trials fail is seen.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from autotune.core.memory_line import MemoryLine, memory_lines
@@ -85,31 +85,21 @@ def list_plots(summary: RunSummary) -> tuple[Plot, ...]:
 
 
 def _rate_by_batch(summary: RunSummary) -> Plot:
-    marks = tuple(_mark(one, summary, x=one.config.micro_batch_size, y=_rate(one)) for one in summary.trials)
-    levels, said = _ceilings(summary, marks)
-    return Plot(
-        name="rate-by-batch",
-        title="Throughput against batch size",
-        x_label="micro batch",
-        y_label="samples/s",
-        caption=f"Each mark is a trial. {said}",
-        marks=marks,
-        levels=levels,
-        is_log=True,
-    )
+    plot = _rate_against(summary, "micro_batch_size", "Throughput against batch size", "micro batch")
+    return replace(plot, name="rate-by-batch", is_log=True)
 
 
 def _rate_by_workers(summary: RunSummary) -> Plot:
-    marks = tuple(_mark(one, summary, x=one.config.num_workers, y=_rate(one)) for one in summary.trials)
+    plot = _rate_against(summary, "num_workers", "Throughput against loader workers", "num_workers")
+    return replace(plot, name="rate-by-workers")
+
+
+def _rate_against(summary: RunSummary, setting: str, title: str, x_label: str) -> Plot:
+    marks = tuple(_mark(one, summary, x=getattr(one.config, setting), y=_rate(one)) for one in summary.trials)
     levels, said = _ceilings(summary, marks)
+    caption = f"Each mark is a trial. {said}"
     return Plot(
-        name="rate-by-workers",
-        title="Throughput against loader workers",
-        x_label="num_workers",
-        y_label="samples/s",
-        caption=f"Each mark is a trial. {said}",
-        marks=marks,
-        levels=levels,
+        name=setting, title=title, x_label=x_label, y_label="samples/s", caption=caption, marks=marks, levels=levels
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import distributed
 
+from autotune.core.ddp_config import TORCH_BUCKET_CAP_MB, TORCH_FIRST_BUCKET_MB, DdpConfig
 from autotune.core.ranks import Communication
 from autotune.core.training_config import TrainingConfig
 from autotune.worker.group import Group
@@ -26,7 +27,6 @@ _ROUNDS = 3  # of both kinds of step in turns, so that a drift hits both
 _FEWEST_STEPS = 3
 _MOST_STEPS = 200
 _MIB = 2**20
-_DEFAULT_BUCKET_MB = 25.0  # torch.nn.parallel.distributed, where bucket_cap_mb is None
 _HALVED = frozenset({"fp16", "bf16"})
 
 
@@ -92,15 +92,15 @@ def _stretch(trainer: Trainer, held: Sequence[Any], group: Group, seconds: float
 
 def _bucket_bytes(trainer: Trainer, config: TrainingConfig) -> list[int]:
     """Bytes of each bucket on its way: gradients in the order of the backward pass, as DDP joins them."""
-    wanted = config.ddp
-    cap = (wanted.bucket_cap_mb if wanted is not None else None) or _DEFAULT_BUCKET_MB
-    share = 0.5 if wanted is not None and wanted.comm_hook in _HALVED else 1.0
-    buckets, filled = list[int](), 0.0
+    wanted = config.ddp or DdpConfig()
+    first = wanted.first_bucket_mb or wanted.bucket_cap_mb or TORCH_FIRST_BUCKET_MB
+    share = 0.5 if wanted.comm_hook in _HALVED else 1.0
+    buckets, filled, cap = list[int](), 0.0, first
     for parameter in reversed([one for one in trainer.model.parameters() if one.requires_grad]):
         filled += parameter.numel() * parameter.element_size() * share
         if filled >= cap * _MIB * share:
             buckets.append(int(filled))
-            filled = 0.0
+            filled, cap = 0.0, wanted.bucket_cap_mb or TORCH_BUCKET_CAP_MB
     return [*buckets, int(filled)] if filled else buckets
 
 

@@ -13,13 +13,13 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from autotune.core.training_config import DdpConfig, TrainingConfig
+from autotune.core.ddp_config import TORCH_BUCKET_CAP_MB, DdpConfig
+from autotune.core.training_config import TrainingConfig
 from autotune.worker.device import Device
 
 __all__ = ["ddp_arguments", "parallel_model", "without_effect_here"]
 
 _POWERSGD_START = 2  # the first iteration that PowerSGD may compress; torch's own is 1000, far beyond a trial
-_DEFAULT_BUCKET_MB = 25  # torch.nn.parallel.distributed, where bucket_cap_mb is None
 
 
 def parallel_model(model: nn.Module, config: TrainingConfig, device: Device) -> nn.Module:
@@ -48,7 +48,7 @@ def ddp_arguments(wanted: DdpConfig) -> dict[str, Any]:
     if wanted.bucket_cap_mb is not None:
         arguments["bucket_cap_mb"] = wanted.bucket_cap_mb
     if wanted.first_bucket_mb is not None and "bucket_cap_mb_list" in known:
-        arguments["bucket_cap_mb_list"] = [wanted.first_bucket_mb, wanted.bucket_cap_mb or _DEFAULT_BUCKET_MB]
+        arguments["bucket_cap_mb_list"] = [wanted.first_bucket_mb, wanted.bucket_cap_mb or TORCH_BUCKET_CAP_MB]
         arguments.pop("bucket_cap_mb", None)
     if not wanted.broadcast_buffers:  # true is torch's own, and to name the old argument makes a newer torch warn
         newer = "forward_sync_buffers"
