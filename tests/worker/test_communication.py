@@ -1,4 +1,4 @@
-"""The buckets in which gradients travel, as DDP joins them; the measuring itself is seen in tests/launch/test_groups.py."""
+"""The buckets in which gradients travel, as DDP joins them; measuring them is seen in tests/launch/test_groups.py."""
 
 from __future__ import annotations
 
