@@ -6,8 +6,9 @@ the plain runs differ among themselves, and what ten steps after three warm-up s
 the window's loop costs against a bare one, on steps that are as cheap as they get.
 
 Before, between and after a pair's runs the machine's speed is looked at (quietness.py). A pair in which it changed by
-more than 5 % compares two machines, whatever its outcome: it is put aside and measured again, three times at the most;
-then it counts, and the table says how many such there are.
+more than a quarter compares two machines, whatever its outcome: it is put aside and measured again, once; then it
+counts, and the table says how many such there are. (A look takes a second, and on shared cores looks differ by 20 %
+and more where means over 8 s agree within 5 %: a sharper line would put aside pairs that are as good as any.)
 
 Some 80 minutes in all on a quiet machine. Figures are written after each pair; a run that was cut off goes on where its
 file ends:
@@ -43,8 +44,8 @@ from autotune.protocol import Extras, WindowRules
 from autotune.worker.machine import processor_name, usable_cores
 
 _PAIRS = 3
-_QUIET = 0.05  # own convention: more than the looks differ by on a machine that nobody shares
-_ATTEMPTS = 3
+_QUIET = 0.25  # own convention: more than looks of a second differ by while nothing lasting changes
+_ATTEMPTS = 2
 _EXIT_OTHER_REVISION = 2
 _EXIT_NOTHING_MISSING = 3
 _INSTRUMENTATION = "instrumentation"

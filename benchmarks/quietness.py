@@ -13,7 +13,7 @@ import torch
 
 __all__ = ["drift", "look_at_speeds"]
 
-_SECONDS = 0.2
+_SECONDS = 0.3
 _FLOATS = 16 * 2**20
 _SIZE = 384
 _ROUNDS = 20_000
