@@ -39,6 +39,7 @@ __all__ = [
     "NO_EXTRAS",
     "TRIAL_VARIABLE",
     "Extras",
+    "GroupPart",
     "Job",
     "RankReport",
     "TrialFolder",
@@ -124,6 +125,20 @@ NO_EXTRAS = Extras()
 """The window alone."""
 
 
+class GroupPart(BaseModel):
+    """Those ranks of a group that run on one of several hosts."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    host: int
+    """Number of this host among those of the group, from 0."""
+    first_rank: int
+    """The lowest rank here; the others follow it."""
+    ranks: int
+    interface: str | None = None
+    """Network interface by which the other hosts are reached; None: torch finds one."""
+
+
 class Job(BaseModel):
     """What each rank of a trial is to do."""
 
@@ -141,6 +156,8 @@ class Job(BaseModel):
     rendezvous: str | None = None
     """Where the ranks of strategy ddp meet, as init_method of torch.distributed.init_process_group: "file://" with the
     path as it is, or "tcp://host:port"; None where nobody is to be met."""
+    part: GroupPart | None = None
+    """Which of the ranks are on this host; None: all of them."""
     limit_bytes: int | None = None
     """Memory limit, enforced where the device can; None: not known yet (probe)."""
     window: WindowRules = WindowRules()

@@ -124,5 +124,5 @@ def _say_slower(case: GroupCase, cause: Cause, reached: float) -> str:
     if cause == "small_batch":
         return f"with batches of {case.group.config.micro_batch_size}, {alone} with {smaller_batch(case)}"
     if case.environment.device_kind == "cpu":
-        return f"the {case.members} share {case.environment.cores} cores: {alone}"
+        return f"the {case.members} share {case.cores} cores: {alone}"
     return f"{alone}, in the same settings: the ranks share the host"

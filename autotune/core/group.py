@@ -43,6 +43,7 @@ def merged_measurement(parts: Sequence[Measurement]) -> Measurement:
     kind = cast("DeviceKind", ranks[0].device.partition(":")[0]) if ranks else "cpu"
     window = _merged_window([part.window for part in parts])
     rate, ceilings = between_runs(rate_of(window), kind), _merged_ceilings(parts)
+    memory = _merged_memory(parts, is_ram=kind == "cpu")
     starved = max(parts, key=lambda part: part.data_wait_fraction)
     worst = min(parts, key=lambda part: 1.0 if part.busy_fraction is None else part.busy_fraction)
     return parts[0].model_copy(
@@ -56,8 +57,8 @@ def merged_measurement(parts: Sequence[Measurement]) -> Measurement:
             "data_wait_fraction": starved.data_wait_fraction,
             "breakdown": starved.breakdown,
             "loader_costs": starved.loader_costs,
-            "memory": _merged_memory([part.memory for part in parts], is_ram=kind == "cpu"),
-            "peak_memory_bytes": _merged_memory([part.memory for part in parts], is_ram=kind == "cpu").peak_bytes,
+            "memory": memory,
+            "peak_memory_bytes": memory.peak_bytes,
             "ceilings": ceilings,
             "loader_ceiling": None if ceilings is None or ceilings.loader is None else ceilings.loader.samples_per_s,
             "device_ceiling": None if ceilings is None or ceilings.device is None else ceilings.device.samples_per_s,
@@ -125,12 +126,17 @@ def _merged_ceiling(ceilings: Sequence[Ceiling | None]) -> Ceiling | None:
     )
 
 
-def _merged_memory(samples: Sequence[MemorySample], *, is_ram: bool) -> MemorySample:
-    """The worst rank's, each on a device of its own; where all share the machine's RAM, their sum."""
+def _merged_memory(parts: Sequence[Measurement], *, is_ram: bool) -> MemorySample:
+    """The worst rank's, each on a device of its own; where all on a host share its RAM, the worst host's sum."""
+    samples = [part.memory for part in parts]
     if not is_ram:
         return max(samples, key=lambda one: one.peak_bytes)
-    total = sum(one.peak_bytes for one in samples)
-    return MemorySample(peak_bytes=total, source=f"{samples[0].source}, all {len(samples)} ranks")
+    by_host: dict[int, list[int]] = {}
+    for part in parts:
+        by_host.setdefault(part.ranks[0].host if part.ranks else 0, []).append(part.memory.peak_bytes)
+    worst = max(by_host.values(), key=sum)
+    which = f"all {len(samples)} ranks" if len(by_host) == 1 else f"{len(worst)} ranks of one host"
+    return MemorySample(peak_bytes=sum(worst), source=f"{samples[0].source}, {which}")
 
 
 def _merged_remarks(parts: Sequence[Measurement]) -> tuple[str, ...]:

@@ -100,7 +100,7 @@ def _smaller_exchanges(case: GroupCase, paces: Paces, talk: Communication) -> li
 
 def _against_loader(case: GroupCase, paces: Paces) -> list[Advice]:
     """More workers where cores are left or items wait, else more cores."""
-    config, even, cores = case.group.config, paces.even, case.environment.cores
+    config, even, cores = case.group.config, paces.even, case.cores
     if even.computing_s <= 0:
         return []
     loaders, times = config.process_count, even.loader_s / even.computing_s
@@ -119,7 +119,7 @@ def _against_loader(case: GroupCase, paces: Paces) -> list[Advice]:
 
 
 def _more_cores(case: GroupCase, paces: Paces, times: float) -> Advice:
-    config, even, cores = case.group.config, paces.even, case.environment.cores
+    config, even, cores = case.group.config, paces.even, case.cores
     workers = max(1, config.num_workers) * config.process_count
     taken = f"{workers} loader processes on {cores} cores reach {say_rate(1 / even.loader_s)}"
     if case.environment.device_kind == "cpu":
@@ -158,7 +158,7 @@ def _against_settings(case: GroupCase, paces: Paces) -> list[Advice]:
 def _against_shared_machine(case: GroupCase, paces: Paces) -> list[Advice]:  # noqa: ARG001 - one signature
     if case.environment.device_kind != "cpu":
         return []
-    cores = case.environment.cores
+    cores = case.cores
     return [_without_figure("Take more cores: ranks on a CPU share those that there are", f"{cores} cores here")]
 
 

@@ -41,6 +41,11 @@ class GroupCase:
         config = self.group.config
         return f"{config.world_size} {'ranks' if config.strategy == 'ddp' else 'devices'}"
 
+    @property
+    def cores(self) -> int:
+        """Those of all machines that the group was on."""
+        return self.environment.cores * max(1, len({one.host for one in self.group.ranks}))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:

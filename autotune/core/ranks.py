@@ -23,6 +23,8 @@ class RankFigures(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     rank: int
+    host: int = 0
+    """Number of its machine among those that the group is spread over."""
     device: str
     """torch's name for its device, such as "cuda:1"."""
     samples_per_s: float

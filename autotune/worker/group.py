@@ -77,6 +77,7 @@ def open_group(job: Job, rank: int, device: Device) -> Group:
     """Join the other ranks of a DDP trial; for any other trial, the group of one.
 
     A rendezvous by a file keeps all traffic on the loopback interface: nothing outside the machine is asked for a name.
+    Ranks on several hosts meet at a TCP store of rank 0.
 
     Raises:
         DeviceError: torch has no backend for this kind of device.
@@ -89,12 +90,13 @@ def open_group(job: Job, rank: int, device: Device) -> Group:
             f"strategy ddp needs a torch with the backend {backend} for {device.kind}, but torch {torch.__version__} "
             "has none; set strategy: single"
         )
-    size = job.config.world_size
-    places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    size, part = job.config.world_size, job.part
+    first, here = (0, size) if part is None else (part.first_rank, part.ranks)
+    places = {"RANK": rank, "LOCAL_RANK": rank - first, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": here}
     os.environ.update({name: str(value) for name, value in places.items()})  # as torchrun does, loader workers included
     distributed.init_process_group(
         backend,
-        **_meeting_place(job.rendezvous, size),
+        **_meeting_place(job.rendezvous, size, None if part is None else part.interface),
         rank=rank,
         world_size=size,
         timeout=timedelta(seconds=max(_SHORTEST_TIMEOUT_S, job.deadline_s - _BEFORE_DEADLINE_S)),
@@ -105,12 +107,15 @@ def open_group(job: Job, rank: int, device: Device) -> Group:
     return Group(rank, size, distributed.new_group(backend="gloo"))  # never that of the gradients: no order would hold
 
 
-def _meeting_place(rendezvous: str, size: int) -> dict[str, Any]:
+def _meeting_place(rendezvous: str, size: int, interface: str | None) -> dict[str, Any]:
     """Arguments of init_process_group that say where the ranks meet.
 
-    A file is opened here: torch does not take a path apart that holds a question mark.
+    A file is opened here: torch does not take a path apart that holds a question mark. Ranks on several hosts are told
+    the interface: gloo would take the one that the host's name leads to, which is the loopback one on many machines.
     """
     if not rendezvous.startswith(_FILE):
+        if interface is not None:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         return {"init_method": rendezvous}
     os.environ.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK)
     store = distributed.FileStore(rendezvous.removeprefix(_FILE), size)  # type: ignore[attr-defined] # torch hides it

@@ -72,10 +72,13 @@ _PLACE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 @dataclass(slots=True)
 class _Place:
-    """Where this rank stands: its trial's folder, its number, and the ranks beside it once they have met."""
+    """Where this rank stands: its trial's folder, its numbers, and the ranks beside it once they have met."""
 
     folder: TrialFolder
     rank: int
+    local_rank: int
+    """Its number among the ranks on this host: that of its device."""
+    host: int = 0
     group: Group = ALONE
 
     @property
@@ -92,20 +95,23 @@ class _StartTimes:
     build_s: float
 
 
-def run_rank(folder: TrialFolder, started: float, rank: int = 0) -> int:
+def run_rank(folder: TrialFolder, started: float, local_rank: int = 0) -> int:
     """Do the job in a trial's folder and write the report; the exit code says only whether a report was written.
 
-    `started` is when the process began, by perf_counter: a fresh interpreter spends seconds of its deadline on imports.
+    `local_rank` counts the ranks on this host, which are all that there are unless the job says otherwise. `started` is
+    when the process began, by perf_counter: a fresh interpreter spends seconds of its deadline on imports.
     """
     job = read_model(folder.job, Job)
     _enter_callers_world(job)
     faulthandler.enable()
     left_s = job.deadline_s - (perf_counter() - started)
-    stack = folder.stack_of(rank).open("w") if job.config.process_count > 1 else sys.stderr
+    place = _Place(folder, local_rank, local_rank)
+    if job.part is not None:
+        place = _Place(folder, job.part.first_rank + local_rank, local_rank, job.part.host)
+    stack = folder.stack_of(place.rank).open("w") if job.config.process_count > 1 else sys.stderr
     faulthandler.dump_traceback_later(max(left_s - _LAST_WORDS_S, 0.1), exit=False, file=stack)
-    place = _Place(folder, rank)
     report = _outcome_of(lambda: _work(job, place, started))
-    write_model(place.report, report.model_copy(update={"rank": rank}))
+    write_model(place.report, report.model_copy(update={"rank": place.rank}))
     if report.result.outcome == "ok":
         with suppress(RuntimeError):  # another rank has failed meanwhile, and says so itself
             place.group.wait()  # who is done first stays: the end of a rank is the end of its group
@@ -114,12 +120,13 @@ def run_rank(folder: TrialFolder, started: float, rank: int = 0) -> int:
 
 def _work(job: Job, place: _Place, started: float) -> RankReport:
     folder, ranks = place.folder, job.config.process_count if job.kind == "trial" else 1
-    device = open_device(job.device, place.rank if ranks > 1 else 0)
+    device = open_device(job.device, place.local_rank if ranks > 1 else 0)
     if job.kind == "describe":
         return RankReport(result=TrialResult(outcome="ok"), environment=describe(device))
     threads = job.config.intra_op_threads
     if threads is not None or ranks > 1:
-        torch.set_num_threads(threads or max(1, usable_cores() // ranks))
+        here = ranks if job.part is None else job.part.ranks
+        torch.set_num_threads(threads or max(1, usable_cores() // here))
     if job.kind == "trial":
         place.group = open_group(job, place.rank, device)
     if job.limit_bytes is not None:
@@ -219,6 +226,7 @@ def _of_rank(measurement: Measurement, place: _Place, device: Device) -> RankRep
         return _success(measurement)
     own = RankFigures(
         rank=place.rank,
+        host=place.host,
         device=str(device.torch_device),
         samples_per_s=measurement.samples_per_s,
         data_wait_fraction=measurement.data_wait_fraction,

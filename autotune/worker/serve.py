@@ -123,13 +123,13 @@ def _become_rank(folder: TrialFolder, rank: int, output: int, server_pid: int) -
     live(folder, rank, started)
 
 
-def live(folder: TrialFolder, rank: int, started: float) -> None:
+def live(folder: TrialFolder, local_rank: int, started: float) -> None:
     """Run a rank and end the process at once, without waiting for loader workers: the parent sweeps its group."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE_ADJ)
     code = 1
     try:
-        code = run_rank(folder, started, rank)
+        code = run_rank(folder, started, local_rank)
     except BaseException:  # noqa: BLE001 - the process ends here; the log says why
         with suppress(OSError, ValueError):  # the user's code may have closed it
             traceback.print_exc()

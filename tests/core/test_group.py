@@ -33,6 +33,7 @@ def make_part(
     )
     figures = RankFigures(
         rank=rank,
+        host=changes.pop("host", 0),
         device=device,
         samples_per_s=samples / seconds,
         data_wait_fraction=wait_s / seconds,
@@ -82,6 +83,12 @@ def test_ranks_on_one_machines_ram_need_it_together() -> None:
     group = merged_measurement([make_part(0, peak_bytes=100), make_part(1, peak_bytes=150)])
     assert group.peak_memory_bytes == group.memory.peak_bytes == 250
     assert group.memory.source == "PSS of the process tree, all 2 ranks"
+
+
+def test_ranks_over_hosts_need_the_ram_of_the_one_that_is_fullest() -> None:
+    parts = [make_part(rank, host=host, peak_bytes=100 + rank) for rank, host in enumerate((0, 0, 1, 1, 2))]
+    memory = merged_measurement(parts).memory
+    assert (memory.peak_bytes, memory.source) == (102 + 103, "PSS of the process tree, 2 ranks of one host")
 
 
 def test_of_devices_with_memory_of_their_own_the_fullest_counts() -> None:
