@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import uuid
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,10 +33,12 @@ class ForkServerLauncher:
 
     Args:
         server_log: where the server's own output goes.
+        environment: what trials see; None: this process's.
     """
 
-    def __init__(self, server_log: Path) -> None:
+    def __init__(self, server_log: Path, environment: Mapping[str, str] | None = None) -> None:
         self._log, self._token = server_log, uuid.uuid4().hex
+        self._environment = os.environ if environment is None else environment
         self._connection: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._is_ready = False
@@ -97,7 +100,7 @@ class ForkServerLauncher:
             try:
                 self._process = subprocess.Popen(
                     worker_command("serve", str(theirs.fileno())),
-                    env=worker_environment(os.environ, self._token),
+                    env=worker_environment(self._environment, self._token),
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,

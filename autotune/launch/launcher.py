@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from autotune.protocol import TrialFolder
 
-__all__ = ["Exit", "Launch", "Launcher", "worker_command", "worker_environment"]
+__all__ = ["Cluster", "EndedFor", "Exit", "Launch", "Launcher", "slots_of", "worker_command", "worker_environment"]
+
+
+EndedFor = Literal["deadline", "memory", "straggling", "called_off"]
+"""straggling: it went on after another rank's end; called_off: `Launch.should_end` said so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +29,8 @@ class Launch:
     """Processes to start side by side."""
     ram_ceiling_bytes: int | None = None
     """All ranks are ended when their process trees together have more than this resident; None: not watched."""
+    should_end: Callable[[], bool] | None = None
+    """Asked many times a second; the ranks are ended once it says yes. None: nobody but the deadline ends them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +43,8 @@ class Exit:
     """Such a code for each rank; () from a launcher that has rank 0 report for all."""
     first: int | None = None
     """The rank that ended before any other, by itself; None where none did."""
-    ended_for: Literal["deadline", "memory", "straggling"] | None = None
-    """Why we ended what still ran; straggling: it went on after another rank's end."""
+    ended_for: EndedFor | None = None
+    """Why we ended what still ran."""
     seen_bytes: int | None = None
     """Memory of the process trees when they were ended for it."""
     was_oom_killed: bool = False
@@ -60,6 +66,26 @@ class Launcher(Protocol):
     def close(self) -> None:
         """End what is held between trials."""
         ...
+
+
+@runtime_checkable
+class Cluster(Protocol):
+    """What a launcher over several machines has besides; its `launch` may be called from several threads."""
+
+    @property
+    def slots(self) -> int:
+        """Trials that it can run at once, each on a machine of its own; hosts come and go."""
+        ...
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences about hosts that are not used."""
+        ...
+
+
+def slots_of(launcher: Launcher) -> int:
+    """Trials that a launcher can run at once."""
+    return launcher.slots if isinstance(launcher, Cluster) else 1
 
 
 def worker_command(*arguments: str) -> list[str]:

@@ -127,8 +127,11 @@ class TrialRunner:
         if len(exit_.codes) <= 1:
             answer = _answered(launch.folder.report, exit_.code)
             return answer or RankReport(result=self._unanswered(exit_, launch.deadline_s))
+        answers = [_answered(launch.folder.report_of(rank), code) for rank, code in enumerate(exit_.codes)]
+        if exit_.ended_for == "called_off" and None in answers:
+            return RankReport(result=self._unanswered(exit_, launch.deadline_s))
         return one_report(
-            [_answered(launch.folder.report_of(rank), code) for rank, code in enumerate(exit_.codes)],
+            answers,
             exit_,
             stacks=[_text_of(launch.folder.stack_of(rank)) for rank in range(launch.ranks)],
             deadline_s=launch.deadline_s,
@@ -139,6 +142,8 @@ class TrialRunner:
         """What the end of a process means that has left no report."""
         if exit_.ended_for == "deadline":
             return TrialResult(outcome="timeout", reason=f"the trial did not end within {deadline_s:.0f} s")
+        if exit_.ended_for == "called_off":
+            return TrialResult(outcome="pruned", reason="the trial was called off")
         if exit_.ended_for == "memory":
             return self._too_big(exit_.seen_bytes or 0)
         return end_of(exit_.code or 0, was_oom_killed=exit_.was_oom_killed)

@@ -9,11 +9,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from time import monotonic
-from typing import Literal, Protocol
+from typing import Protocol
 
 import psutil
 
-from autotune.launch.launcher import Exit, Launch
+from autotune.launch.launcher import EndedFor, Exit, Launch
 from autotune.launch.log_file import LogFile
 from autotune.launch.process_tree import bytes_above, kill_all, oom_kills
 
@@ -53,7 +53,7 @@ class Started(Protocol):
 class _End:
     codes: Mapping[int, int]
     """Of the ranks that ended by themselves, in that order."""
-    ended_for: Literal["deadline", "memory", "straggling"] | None
+    ended_for: EndedFor | None
     seen_bytes: int | None = None
 
 
@@ -96,6 +96,8 @@ def _wait(started: Started, launch: Launch, log: LogFile, begun: float) -> _End:
             return _End(codes, "deadline")
         if now >= straggling_from:
             return _End(codes, "straggling")
+        if launch.should_end is not None and launch.should_end():
+            return _End(codes, "called_off")
         held = ram.held_above([pid for rank, pid in enumerate(started.pids) if rank not in codes], now)
         if held is not None:
             return _End(codes, "memory", held)
