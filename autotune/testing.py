@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import ceil, inf
+from threading import Lock
 
 from autotune.core.breakdown import LoaderCosts, Share, TimeBreakdown
 from autotune.core.ceilings import Ceiling
@@ -156,7 +157,10 @@ def fake_facts(*, dataset_length: int | None = 100_000) -> WorkloadFacts:
 class FakeLauncher:
     """Answers trials from a cost model, with a relative noise between trials and between blocks.
 
-    Rank 0 answers for all ranks of a group, which are equal.
+    Rank 0 answers for all ranks of a group, which are equal. It is a Cluster of `slots` machines of a kind, and may be
+    called from several threads. A trial takes no time: what it is said to have taken (`Exit.wall_s`) is its own, as if
+    it had a machine to itself. Its noise follows from the seed and its place among the trials launched, which with
+    several slots depends on the threads.
     """
 
     cost: CostModel = analytic_cost
@@ -168,6 +172,11 @@ class FakeLauncher:
     """Configurations of all trials so far, confirmations included."""
     jobs: list[Job] = field(default_factory=list)
     """Everything that it was asked for, the probe apart: trials, guards, curves, stress runs."""
+    slots: int = 1
+    """Trials that it runs at once."""
+    notes: tuple[str, ...] = ()
+    """Sentences about machines that are not used; there are none."""
+    _lock: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
 
     def launch(self, launch: Launch) -> Exit:
         """Write the report of a made-up trial."""
@@ -177,14 +186,16 @@ class FakeLauncher:
             report = RankReport(result=TrialResult(outcome="ok"), environment=self.environment, facts=self.facts)
             write_model(launch.folder.report, report)
             return Exit(code=0, wall_s=0.0)
-        self.jobs.append(job)
-        if job.kind == "trial":
-            self.launched.append(job.config)
+        with self._lock:
+            self.jobs.append(job)
+            if job.kind == "trial":
+                self.launched.append(job.config)
+            place = len(self.launched)
         trial = self.cost(job.config)
         if trial.hangs or trial.startup_s > launch.deadline_s:
             return Exit(code=None, ended_for="deadline", wall_s=launch.deadline_s)
         if trial.outcome == "ok":
-            report = self._answer(trial, job)
+            report = self._answer(trial, job, place)
         else:
             result = TrialResult(outcome=trial.outcome, reason=trial.reason, failure=trial.failure)
             report = RankReport(result=result)
@@ -194,7 +205,7 @@ class FakeLauncher:
     def close(self) -> None:
         """Nothing is held."""
 
-    def _answer(self, trial: FakeTrial, job: Job) -> RankReport:
+    def _answer(self, trial: FakeTrial, job: Job, place: int) -> RankReport:
         done = TrialResult(outcome="ok")
         if job.kind == "guard":
             return RankReport(result=done, guard=_guard_figures(trial, job.config))
@@ -202,7 +213,7 @@ class FakeLauncher:
             return RankReport(result=done, stress=_stress_figures(trial))
         if job.kind == "curves":
             return RankReport(result=done, curves=self._curves(job))
-        return RankReport(result=TrialResult(outcome="ok", measurement=self._measure(trial, job)))
+        return RankReport(result=TrialResult(outcome="ok", measurement=self._measure(trial, job, place)))
 
     def _curves(self, job: Job) -> Curves:
         loader, device = [], []
@@ -214,8 +225,8 @@ class FakeLauncher:
             device.append(CurvePoint(changes=changes, ceiling=ceilings.device))
         return Curves(loader=tuple(loader), device=tuple(device))
 
-    def _measure(self, trial: FakeTrial, job: Job) -> Measurement:
-        numbers = random.Random(f"{self.seed}/{len(self.launched)}")  # noqa: S311 - made-up noise
+    def _measure(self, trial: FakeTrial, job: Job, place: int) -> Measurement:
+        numbers = random.Random(f"{self.seed}/{place}")  # noqa: S311 - made-up noise
         level = trial.samples_per_s * numbers.gauss(1, self.noise)
         window = _window(level, self.noise, job, numbers)
         rate, extras = rate_of(window), job.extras

@@ -1,6 +1,7 @@
 """The search itself: ask, run, evaluate, tell, until the budget, the space or the hope of more is used up.
 
-Takes a study, a runner and the budget's clock; leaves the finished records in the study. Composition, like api, from
+Takes a study, a runner and the budget's clock; leaves the finished records in the study. Only the runs of trials may be
+side by side in threads; all else is done by the calling thread, trial by trial as they end. Composition, like api, from
 which alone it is called.
 """
 
@@ -8,25 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from statistics import median
 from time import monotonic
 
 from autotune.core.budget import Budget
 from autotune.core.ceilings import CeilingBook
+from autotune.core.durations import SHORTEST_WINDOW_S, rounds_of, shortest_trial_s, typical_overhead_s, typical_s
 from autotune.core.environment import Environment
 from autotune.core.guard import guard_key
 from autotune.core.objective import Objective, Score, evaluate
 from autotune.core.recommendation import Confirmation
 from autotune.core.result import Progress
-from autotune.core.search_space import ResolvedSpace, SettingValue
+from autotune.core.search_space import ResolvedSpace, SettingValue, setting_of
 from autotune.core.stress import StressFigures
 from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import TrialRecord
+from autotune.core.trial import TrialRecord, TrialResult
 from autotune.errors import RepeatedFailureError, WorkloadError
 from autotune.extras import extras_of, with_ceilings
 from autotune.guarding import PrecisionGuard, guarded_settings
 from autotune.launch.runner import TrialRunner
-from autotune.protocol import WindowRules
+from autotune.launch.side_by_side import SideBySide
+from autotune.protocol import Extras, WindowRules
 from autotune.study.proposals import explaining_setting, first_guesses, largest_batch_variant, same_batch_variant
 from autotune.study.study import Study, Trial
 
@@ -41,8 +43,6 @@ _SAME_FAILURES = 3
 _PATIENCE = 12
 _PATIENT_FROM = 16
 _WORTH = 1.01
-_SHORTEST_WINDOW_S = 2.0
-_FIRST_OVERHEAD_S = 1.5
 _CLOSING_TRIALS = 3  # the last ones, of which two may be needed for what the sampler has left open
 CONFIRMATION_RUNS = 12
 """Runs of a confirmation as a rule: three rounds of three finalists and the baseline."""
@@ -74,6 +74,15 @@ class Clock:
         return None if self.timeout_s is None else max(0.0, (1 - _CONFIRMATION_SHARE) * self.timeout_s - self.elapsed_s)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """A trial that has run, and what it was asked for beside its window."""
+
+    trial: Trial
+    extras: Extras
+    result: TrialResult
+
+
 @dataclass(slots=True)
 class Tuning:
     """A search under way."""
@@ -87,8 +96,12 @@ class Tuning:
     show: Show
     on_record: Callable[[TrialRecord], None]
     """Called after each trial, to keep its record."""
+    slots: Callable[[], int] = lambda: 1
+    """Trials that may run at once; asked again before each, since machines come and go."""
     notes: list[str] = field(default_factory=list)
     failures: dict[str, list[TrialRecord]] = field(default_factory=dict)
+    blamed: list[tuple[str, frozenset[SettingValue]]] = field(default_factory=list)
+    """Settings with values that were left out for their failures."""
     stopped_because: str = ""
     is_interrupted: bool = False
     """Something ended the search before it was over."""
@@ -108,7 +121,7 @@ class Tuning:
     def __post_init__(self) -> None:
         """Take up what the records of an earlier sitting hold."""
         self.guard = PrecisionGuard(self.runner, self.space.baseline)
-        for record in self.study.records:
+        for record in self.study.ended:
             self.guard.recall(record)
             with_ceilings(record.result, record.config, self.ceilings)
             if record.is_refused and record.outcome == "diverged":
@@ -137,34 +150,57 @@ class Tuning:
     def search(self) -> None:
         """Run trials until the budget, the space or the hope of more is used up.
 
+        The baseline runs alone, since all others refer to it. What ends the search while others run is raised at once:
+        to close the launcher ends those.
+
         Raises:
             WorkloadError: the user's code fails in the baseline.
             RepeatedFailureError: the same exception ended three configurations, and no one setting explains it.
+            LauncherError: a trial can't be started.
+            RunFolderError: a trial's record can't be kept.
         """
-        for record in self.study.records:
+        for record in self.study.ended:
             self._learn_from(record)
         if not self.study.records:
             for guess in first_guesses(self.space):
                 self.study.propose(guess)
         self._show(None)
-        while not self.is_over():
-            trial = self.study.ask()
-            if trial is None:
-                self.stopped_because = "every configuration of the space was measured"
-                break
-            self._try(trial)
+        with SideBySide[_Run](self.budget.max_trials) as under_way:
+            while (trial := self._next(under_way)) is not None:
+                is_alone = len(under_way) == 0 and self._most_at_once == 1
+                under_way.begin(self._run_of(trial), is_alone=is_alone)
 
-    def _try(self, trial: Trial) -> None:
-        window = self._window()
+    def _next(self, under_way: SideBySide[_Run]) -> Trial | None:
+        """The next trial as soon as a slot is free; None once no further one is to run and none is under way."""
+        while True:
+            trial = self._ask() if len(under_way) < self._most_at_once else None
+            if trial is not None or len(under_way) == 0:
+                return trial
+            self._finish(under_way.next_ended())  # what it brings may be a reason to go on after all
+
+    def _ask(self) -> Trial | None:
+        if self.is_over():
+            return None
+        trial = self.study.ask()
+        if trial is None:
+            self.stopped_because = "every configuration of the space was measured"
+        return trial
+
+    def _run_of(self, trial: Trial) -> Callable[[], _Run]:
+        """The trial's run as a call, which may be made in another thread: it touches neither study nor tuning."""
+        runner, window, deadline_s = self.runner, self._window(), self._deadline(trial)
         extras = extras_of(trial.config, self.ceilings, window, is_baseline=trial.number == 0)
-        result = self.runner.run(
-            trial.config,
-            name=f"trial-{trial.number:03d}",
-            deadline_s=self._deadline(trial),
-            window=window,
-            extras=extras,
-        )
-        result = with_ceilings(result, trial.config, self.ceilings, asked=extras)
+        name = f"trial-{trial.number:03d}"
+
+        def run() -> _Run:
+            result = runner.run(trial.config, name=name, deadline_s=deadline_s, window=window, extras=extras)
+            return _Run(trial=trial, extras=extras, result=result)
+
+        return run
+
+    def _finish(self, run: _Run) -> None:
+        trial = run.trial
+        result = with_ceilings(run.result, trial.config, self.ceilings, asked=run.extras)
         score = self._evaluate(TrialRecord(number=trial.number, config=trial.config, result=result))
         if score is not None and score.feasible:
             result = self.guard.judge(trial.config, result, deadline_s=self._guard_deadline(trial.config))
@@ -186,18 +222,18 @@ class Tuning:
     def _evaluate(self, record: TrialRecord) -> Score | None:
         if record.measurement is None:
             return None
-        reference = _reference(self.study.records) or record
+        reference = _reference(self.study.ended) or record
         assert reference.measurement is not None  # noqa: S101 - a reference has one by its definition
         return evaluate(record.measurement, reference.measurement, self.objective, self.limit_bytes)
 
     def is_over(self) -> bool:
-        """Whether no further trial is to run; `stopped_because` says why."""
-        records = self.study.records
-        if len(records) >= self.budget.max_trials:
+        """Whether no further trial is to begin; `stopped_because` says why."""
+        records = self.study.ended
+        if self._begun >= self.budget.max_trials:
             self.stopped_because = (
-                f"{len(records)} trials were asked for" if self.budget.n_trials else "40 trials are the most"
+                f"{self._begun} trials were asked for" if self.budget.n_trials else "40 trials are the most"
             )
-        elif (left := self.clock.left_for_trials_s) is not None and records and left < _shortest_trial_s(records):
+        elif (left := self.clock.left_for_trials_s) is not None and records and left < shortest_trial_s(records):
             self.stopped_because = f"the time-out of {self.budget.timeout_s:g} s leaves no room for another trial"
         elif self.budget.may_stop_early and self._has_settled(records):
             self.stopped_because = f"the last {_PATIENCE} trials brought less than 1 %"
@@ -205,6 +241,19 @@ class Tuning:
             self._propose_last(records)
             return False
         return True
+
+    @property
+    def _begun(self) -> int:
+        """Trials so far, those that run included."""
+        return len(self.study.records) + len(self.study.running)
+
+    @property
+    def _slots_now(self) -> int:
+        return max(1, self.slots())
+
+    @property
+    def _most_at_once(self) -> int:
+        return self._slots_now if self.study.records else 1
 
     def _has_settled(self, records: Sequence[TrialRecord]) -> bool:
         if len(records) < max(_PATIENT_FROM, _PATIENCE + 1):
@@ -231,8 +280,9 @@ class Tuning:
     def _is_near_its_end(self, records: Sequence[TrialRecord]) -> bool:
         most = _PATIENT_FROM if self.budget.may_stop_early else self.budget.max_trials
         left = self.clock.left_for_trials_s
-        is_late = left is not None and bool(records) and left < (_CLOSING_TRIALS + 1) * _typical_s(records)
-        return len(records) >= most - _CLOSING_TRIALS or is_late
+        rounds = rounds_of(_CLOSING_TRIALS, slots=self._slots_now) + 1
+        is_late = left is not None and bool(records) and left < rounds * typical_s(records)
+        return self._begun >= most - _CLOSING_TRIALS or is_late
 
     def _deadline(self, trial: Trial) -> float:
         left = self.clock.left_for_trials_s
@@ -248,19 +298,20 @@ class Tuning:
 
     def _usual_deadline(self, config: TrainingConfig) -> float:
         """Without a time-out: ten times what the reference took."""
-        reference = _reference(self.study.records)
+        reference = _reference(self.study.ended)
         least = _MIN_COMPILE_DEADLINE_S if config.compile else _MIN_DEADLINE_S
         return BASELINE_DEADLINE_S if reference is None else max(_DEADLINE_FACTOR * reference.result.own_s, least)
 
     def _window(self) -> WindowRules:
-        """The window's rules: shorter than usual where the time-out would not leave every trial its 8 s."""
+        """The window of the trial that begins: shorter than usual where the time-out would not leave each its 8 s."""
         rules, left = WindowRules(), self.clock.left_for_trials_s
         if left is None or self.budget.n_trials is None:
             return rules
-        records = self.study.records
-        share_s = left / max(1, self.budget.max_trials - len(records))
+        records = self.study.ended
+        to_begin = max(1, self.budget.max_trials - self._begun + 1)
+        share_s = left / rounds_of(to_begin, slots=self._slots_now, is_first_alone=not records)
         return rules.model_copy(
-            update={"max_s": min(rules.max_s, max(_SHORTEST_WINDOW_S, share_s - _typical_overhead_s(records)))}
+            update={"max_s": min(rules.max_s, max(SHORTEST_WINDOW_S, share_s - typical_overhead_s(records)))}
         )
 
     def _learn_from(self, record: TrialRecord) -> None:
@@ -275,6 +326,8 @@ class Tuning:
         is_invalid = failure is None and record.outcome == "invalid"
         if (failure is None and not is_invalid) or record.outcome == "timeout":  # to hang is no exception of the user's
             return
+        if any(setting_of(record.config, name) in values for name, values in self.blamed):
+            return  # it was under way when that was left out
         same = self.failures.setdefault(record.reason if failure is None else failure.signature, [])
         same.append(record)
         if len(same) < _SAME_FAILURES:
@@ -290,6 +343,7 @@ class Tuning:
             )
         setting, values = explanation
         self.study.exclude(setting, values)
+        self.blamed.append(explanation)
         same.clear()
         listed = ", ".join(str(value) for value in sorted(values, key=str))
         self.notes.append(f"{setting} {listed} was left out after {_SAME_FAILURES} failures: {record.reason}")
@@ -311,7 +365,7 @@ class Tuning:
 
 
 def _reference(records: Sequence[TrialRecord]) -> TrialRecord | None:
-    """The trial that scores refer to: the baseline where it ran well, else the first feasible trial."""
+    """The trial that scores refer to: the baseline where it ran well, else the feasible trial that was first to end."""
     measured = [record for record in records if record.measurement is not None]
     return next((record for record in measured if record.is_feasible), None)
 
@@ -325,28 +379,11 @@ def score_value(record: TrialRecord) -> float:
     return record.score.value if record.score is not None else 0.0
 
 
-def _typical_overhead_s(records: Sequence[TrialRecord]) -> float:
-    """Seconds that a trial takes outside its window: build, loader's start, warm-up."""
-    beyond = [
-        record.result.wall_s - sum(block.seconds for block in record.measurement.blocks)
-        for record in records
-        if record.measurement is not None
-    ]
-    return max(0.0, median(beyond)) if beyond else _FIRST_OVERHEAD_S
-
-
-def _shortest_trial_s(records: Sequence[TrialRecord]) -> float:
-    return _typical_overhead_s(records) + _SHORTEST_WINDOW_S
-
-
-def _typical_s(records: Sequence[TrialRecord]) -> float:
-    return median(record.result.wall_s for record in records)
-
-
 def _remaining_s(tuning: Tuning, records: Sequence[TrialRecord]) -> float | None:
     """The time-out's rest, or an estimate from the trials so far and the confirmation to come."""
     if tuning.clock.timeout_s is not None:
         return tuning.clock.left_s
     if not records:
         return None
-    return _typical_s(records) * (tuning.budget.max_trials - len(records) + CONFIRMATION_RUNS)
+    rounds = rounds_of(tuning.budget.max_trials - len(records), slots=max(1, tuning.slots()))
+    return typical_s(records) * (rounds + CONFIRMATION_RUNS)

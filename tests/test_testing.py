@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tunings import make_tuning
 
 import autotune
 from autotune.core.training_config import TrainingConfig
-from autotune.testing import FakeLauncher, analytic_cost, fake_environment
+from autotune.core.trial import TrialRecord
+from autotune.launch.launcher import Cluster, slots_of
+from autotune.protocol import WindowRules
+from autotune.testing import FakeLauncher, FakeTrial, analytic_cost, fake_environment
 
 BUSY = TrainingConfig(micro_batch_size=256, num_workers=8)
 
@@ -109,3 +115,43 @@ def test_a_search_over_two_devices_measures_groups_and_finds_the_second_device_u
 
 def test_a_group_of_one_is_a_single_process() -> None:
     assert analytic_cost(group(1)) == analytic_cost(BUSY)
+
+
+def test_the_fake_launcher_is_a_cluster_of_as_many_machines_as_it_is_told() -> None:
+    assert isinstance(FakeLauncher(), Cluster)
+    assert [slots_of(launcher) for launcher in (FakeLauncher(), FakeLauncher(slots=3))] == [1, 3]
+    assert FakeLauncher(slots=3).notes == ()
+
+
+def test_the_fake_launcher_answers_several_threads_at_once(tmp_path: Path) -> None:
+    barrier = threading.Barrier(4)
+
+    def cost(config: TrainingConfig) -> FakeTrial:
+        barrier.wait(60.0)  # no test takes as long: four are to come
+        return FakeTrial(samples_per_s=1000.0)
+
+    launcher = FakeLauncher(cost, slots=4)
+    runner = make_tuning(tmp_path, launcher).runner
+
+    def rate(workers: int) -> float:
+        config, name = TrainingConfig(num_workers=workers), f"trial-{workers}"
+        result = runner.run(config, name=name, deadline_s=10.0, window=WindowRules())
+        assert result.measurement is not None
+        return result.measurement.samples_per_s
+
+    with ThreadPoolExecutor(4) as pool:
+        rates = list(pool.map(rate, range(4)))
+    assert sorted(config.num_workers for config in launcher.launched) == [0, 1, 2, 3]
+    assert len(set(rates)) == 4, "each has a noise of its own"
+
+
+def test_a_search_over_several_machines_is_a_search(tmp_path: Path) -> None:
+    launcher = FakeLauncher(slots=3)
+    result = autotune.search(
+        object, list, launcher=launcher, n_trials=10, run_dir=tmp_path / "run", progress=False, baseline=BUSY
+    )
+    assert len(result.trials) == 10
+    assert autotune.load(tmp_path / "run" / "recommended.yaml") == result.best
+    lines = (tmp_path / "run" / "trials.jsonl").read_text().splitlines()
+    numbers = [TrialRecord.model_validate_json(line).number for line in lines]
+    assert numbers == sorted(set(numbers)) == [trial.number for trial in result.trials]

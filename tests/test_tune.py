@@ -14,10 +14,11 @@ from autotune.confirm import _overhead_s, confirm, recommend
 from autotune.core.ceilings import CeilingBook, device_key, loader_key
 from autotune.core.objective import Score
 from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import TrialRecord, TrialResult
+from autotune.core.trial import Failure, TrialRecord, TrialResult
 from autotune.extras import extras_of, with_ceilings
 from autotune.protocol import WindowRules
 from autotune.study.proposals import largest_batch_variant
+from autotune.study.study import Trial
 from autotune.testing import FakeLauncher, FakeTrial
 from autotune.tune import Clock
 
@@ -149,6 +150,12 @@ class Proposals:
 
     records: list[TrialRecord]
     proposed: list[dict[str, Any]] = field(default_factory=list)
+    running: list[Trial] = field(default_factory=list)
+
+    @property
+    def ended(self) -> list[TrialRecord]:
+        """They ended in the order in which they are held."""
+        return self.records
 
     def propose(self, params: Mapping[str, Any]) -> bool:
         """Keep it."""
@@ -183,3 +190,43 @@ def test_the_best_at_the_users_batch_is_proposed_again_whenever_the_best_changes
     assert proposed() == proposed() == [(32, 2)]
     records.append(ran(21, 3.0, micro_batch_size=64, num_workers=4))
     assert proposed() == proposed() == [(32, 2), (32, 4)]
+
+
+def test_trials_that_run_count_when_the_end_is_near(tmp_path: Path) -> None:
+    tuning = make_tuning(tmp_path, FakeLauncher(), n_trials=13, amp_dtype="float32")
+    study = Proposals([ran(0, 1.0), ran(1, 2.0, micro_batch_size=64, num_workers=2)])
+    tuning.study = study  # type: ignore[assignment] # all that is asked of a study here
+    study.running = [Trial(number, TrainingConfig()) for number in range(2, 9)]
+    assert not tuning.is_over()
+    assert study.proposed == []
+    study.running.append(Trial(9, TrainingConfig()))
+    assert not tuning.is_over()
+    assert study.proposed
+    study.running += [Trial(number, TrainingConfig()) for number in range(10, 13)]
+    assert tuning.is_over()
+    assert tuning.stopped_because == "13 trials were asked for"
+
+
+def test_a_trial_that_ended_late_is_news_whatever_its_number(tmp_path: Path) -> None:
+    tuning = make_tuning(tmp_path, FakeLauncher(), n_trials=None, amp_dtype="float32")
+    others = [ran(number, 1.0, intra_op_threads=number or None) for number in range(20) if number != 1]
+    late = ran(1, 2.0, num_workers=2)
+    tuning.study = Proposals([*others, late])  # type: ignore[assignment] # all that is asked of a study here
+    assert not tuning.is_over()
+    tuning.study = Proposals([late, *others])  # type: ignore[assignment] # as above
+    assert tuning.is_over()
+    assert tuning.stopped_because == "the last 12 trials brought less than 1 %"
+
+
+def test_failures_of_what_was_left_out_meanwhile_are_no_further_news(tmp_path: Path) -> None:
+    tuning = make_tuning(tmp_path, FakeLauncher(), n_trials=1, amp_dtype=["float32", "bfloat16"])
+    tuning.search()
+    failure = Failure(signature="RuntimeError at net.py:3", traceback="RuntimeError: no kernel")
+    for number in range(1, 7):
+        config = TrainingConfig(amp_dtype="bfloat16", num_workers=number)
+        result = TrialResult(outcome="crashed", reason="no kernel", failure=failure)
+        tuning._learn_from(TrialRecord(number=number, config=config, result=result))
+    assert [note for note in tuning.notes if "left out" in note] == [
+        "amp_dtype bfloat16 was left out after 3 failures: no kernel"
+    ]
+    assert not any(tuning.failures.values())

@@ -181,7 +181,7 @@ def _as_listed(value: SettingValue, domain: Domain) -> SettingValue:
 
 
 def _cores_of_a_rank(space: ResolvedSpace, ranks: int) -> int:
-    return max(1, space.environment.cores // ranks)
+    return max(1, space.environment.cores // rules.ranks_on_host(ranks, space.environment))
 
 
 def _other_ranks(space: ResolvedSpace, own: TrainingConfig) -> Iterator[dict[str, SettingValue]]:

@@ -1,8 +1,8 @@
 """The Study: proposals from Optuna, results told back, kept in an ordinary Optuna SQLite study in the run folder.
 
-`ask` hands out only configurations that have not been measured: repeats are answered from what is known, and what the
-rules exclude is told as pruned. A finished trial carries its TrialRecord as a user attribute, so that a study read back
-is complete; a trial that was running when a sitting ended is enqueued again.
+`ask` hands out only configurations that have not been measured and are not running: repeats are answered from what is
+known, and what the rules exclude is told as pruned. A finished trial carries its TrialRecord as a user attribute, so
+that a study read back is complete; trials that were running when a sitting ended are enqueued again.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ __all__ = ["Study", "Trial", "read_records"]
 _RECORD = "autotune_record"
 _CONFIG = "autotune_config"
 _IDENTITY = "autotune_identity"
+_PLACE = "autotune_place"  # of a record in the order in which trials ended
 _REPEATS_IN_A_ROW = 8
 _ENUMERABLE = 20_000
 _RANDOM_TRIES = 500
@@ -64,13 +65,26 @@ class Study:
         self._distributions = {name: _distribution(name, domain, space) for name, domain in space.parameters.items()}
         self._excluded: list[dict[str, frozenset[SettingValue]]] = []
         self._records: dict[str, TrialRecord] = {}
+        self._running: dict[str, Trial] = {}
         self._asked: dict[int, optuna.Trial] = {}
-        for record in read_records(study):
+        self._is_drained = False
+        for trial in sorted(_measured(study), key=lambda one: one.user_attrs.get(_PLACE, -1)):
+            record = _record_of(trial)
             self._records[self._key(record.config)] = record
 
     @classmethod
-    def open(cls, path: Path | None, space: ResolvedSpace, *, identity: Mapping[str, str], seed: int) -> Study:
+    def open(
+        cls,
+        path: Path | None,
+        space: ResolvedSpace,
+        *,
+        identity: Mapping[str, str],
+        seed: int,
+        is_parallel: bool = False,
+    ) -> Study:
         """Open or make the study in a SQLite file (None: in memory), and retry what was running.
+
+        Where trials may run at once (`is_parallel`), proposals keep away from those that run.
 
         Raises:
             StudyMismatchError: the file holds a study of something else; the message names what differs.
@@ -78,10 +92,10 @@ class Study:
         """
         with _quiet(), _disk_errors(path):
             storage = optuna.storages.InMemoryStorage() if path is None else _sqlite(path)
-            study = _open_optuna(storage, path, identity, seed)
+            study = _open_optuna(storage, path, identity, seed, is_parallel=is_parallel)
             if _lacks_baseline(study):
                 optuna.delete_study(study_name=study.study_name, storage=storage)
-                study = _open_optuna(storage, path, identity, seed)
+                study = _open_optuna(storage, path, identity, seed, is_parallel=is_parallel)
             opened = cls(study, storage, space, seed)
             if not study.trials:
                 opened._enqueue_baseline()
@@ -102,34 +116,43 @@ class Study:
         return sorted(self._records.values(), key=lambda record: record.number)
 
     @property
+    def ended(self) -> list[TrialRecord]:
+        """Every measured trial, in the order in which they ended: another than theirs where several ran at once."""
+        return list(self._records.values())
+
+    @property
+    def running(self) -> list[Trial]:
+        """The trials that were asked for and not told yet."""
+        return list(self._running.values())
+
+    @property
     def is_exhausted(self) -> bool:
         """Whether every configuration of the space was measured."""
-        return self._unmeasured() is None
+        return not self._running and self._unmeasured() is None
 
     def ask(self) -> Trial | None:
-        """The next configuration to measure; None when the space is exhausted."""
+        """The next configuration to measure; None when all others of the space were measured or are running."""
         with _quiet(), _disk_errors(None):
-            fruitless = 0
+            fruitless = _REPEATS_IN_A_ROW if self._is_drained else 0
             while True:
                 if fruitless >= _REPEATS_IN_A_ROW:
                     params = self._unmeasured()
+                    self._is_drained = params is None
                     if params is None:
                         return None
                     self.optuna_study.enqueue_trial(params)
                     fruitless = 0
                 trial = self.optuna_study.ask(self._distributions)
                 config = self._config_of(trial)
-                if isinstance(config, TrainingConfig) and self._key(config) not in self._records:
-                    trial.set_user_attr(_CONFIG, config.model_dump_json())
-                    self._asked[trial.number] = trial
-                    return Trial(trial.number, config)
+                if isinstance(config, TrainingConfig) and not self._is_taken(config):
+                    return self._hand_out(trial, config)
                 self._answer(trial, config)
                 fruitless += 1
 
     def propose(self, params: Mapping[str, SettingValue]) -> bool:
-        """Have these values tried next; False where they are known or break a rule."""
+        """Have these values tried next; False where they are known, are running or break a rule."""
         config = compose(params, self._space)
-        if isinstance(config, str) or self._is_excluded(config) or self._key(config) in self._records:
+        if isinstance(config, str) or self._is_excluded(config) or self._is_taken(config):
             return False
         with _quiet(), _disk_errors(None):
             self.optuna_study.enqueue_trial(dict(params))
@@ -155,10 +178,20 @@ class Study:
         with _quiet(), _disk_errors(None):
             asked = self._asked.pop(trial.number)
             asked.set_user_attr(_RECORD, record.model_dump_json())
+            asked.set_user_attr(_PLACE, len(self._records))
             asked.set_user_attr("outcome", record.outcome)
             self._tell(asked, record)
-        self._records[self._key(trial.config)] = record
+        key = self._key(trial.config)
+        self._records[key] = record
+        del self._running[key]
         return record
+
+    def _hand_out(self, asked: optuna.Trial, config: TrainingConfig) -> Trial:
+        asked.set_user_attr(_CONFIG, config.model_dump_json())
+        trial = Trial(asked.number, config)
+        self._asked[trial.number] = asked
+        self._running[self._key(config)] = trial
+        return trial
 
     def _tell(self, asked: optuna.Trial, record: TrialRecord) -> None:
         if record.score is not None and record.measurement is not None and record.result.outcome == "ok":
@@ -173,14 +206,20 @@ class Study:
             self.optuna_study.tell(asked, state=TrialState.PRUNED)
 
     def _answer(self, trial: optuna.Trial, config: TrainingConfig | str) -> None:
-        """Answer a repeat from what was measured, and what a rule excludes as pruned."""
-        known = None if isinstance(config, str) else self._records.get(self._key(config))
-        if known is None:
+        """Answer a repeat from what was measured, and what a rule excludes as pruned.
+
+        Of one that is still running nothing is known: its repeat is told as failed, from which samplers learn nothing.
+        """
+        key = "" if isinstance(config, str) else self._key(config)
+        if (known := self._records.get(key)) is not None:
+            trial.set_user_attr("outcome", f"repeat of {known.number}")
+            self._tell(trial, known)
+        elif (running := self._running.get(key)) is not None:
+            trial.set_user_attr("outcome", f"repeat of running {running.number}")
+            self.optuna_study.tell(trial, state=TrialState.FAIL)
+        else:
             trial.set_user_attr("outcome", "invalid")
             self.optuna_study.tell(trial, state=TrialState.PRUNED)
-            return
-        trial.set_user_attr("outcome", f"repeat of {known.number}")
-        self._tell(trial, known)
 
     def _config_of(self, trial: optuna.Trial) -> TrainingConfig | str:
         fixed = trial.user_attrs.get(_CONFIG)
@@ -192,6 +231,11 @@ class Study:
     def _is_excluded(self, config: TrainingConfig) -> bool:
         return any(all(setting_of(config, name) in values for name, values in one.items()) for one in self._excluded)
 
+    def _is_taken(self, config: TrainingConfig) -> bool:
+        """Whether one that runs alike was measured or is running."""
+        key = self._key(config)
+        return key in self._records or key in self._running
+
     def _key(self, config: TrainingConfig) -> str:
         return rules.same_behaviour_key(config, self._space.facts, self._space.environment)
 
@@ -201,7 +245,7 @@ class Study:
         self.optuna_study.enqueue_trial(params_of(baseline, self._space), user_attrs=attributes)
 
     def _unmeasured(self) -> dict[str, SettingValue] | None:
-        """A random combination that has not been measured; None when there is none."""
+        """A random combination that has not been measured and is not running; None when there is none."""
         domains = self._space.parameters
         if self._space.size > _ENUMERABLE:
             tries: Iterator[dict[str, SettingValue]] = (
@@ -214,18 +258,24 @@ class Study:
             tries = iter(combinations)
         for params in tries:
             config = compose(params, self._space)
-            if not isinstance(config, str) and not self._is_excluded(config) and self._key(config) not in self._records:
+            if not isinstance(config, str) and not self._is_excluded(config) and not self._is_taken(config):
                 return params
         return None
 
 
 def read_records(study: optuna.Study) -> list[TrialRecord]:
     """The records of a study's measured trials, in order."""
+    return [_record_of(trial) for trial in _measured(study)]
+
+
+def _measured(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
     return [
-        TrialRecord.model_validate_json(trial.user_attrs[_RECORD])
-        for trial in study.get_trials(deepcopy=False)
-        if _RECORD in trial.user_attrs and trial.state.is_finished()
+        trial for trial in study.get_trials(deepcopy=False) if _RECORD in trial.user_attrs and trial.state.is_finished()
     ]
+
+
+def _record_of(trial: optuna.trial.FrozenTrial) -> TrialRecord:
+    return TrialRecord.model_validate_json(trial.user_attrs[_RECORD])
 
 
 def _lacks_baseline(study: optuna.Study) -> bool:
@@ -237,14 +287,22 @@ def _lacks_baseline(study: optuna.Study) -> bool:
 
 
 def _open_optuna(
-    storage: optuna.storages.BaseStorage, path: Path | None, identity: Mapping[str, str], seed: int
+    storage: optuna.storages.BaseStorage,
+    path: Path | None,
+    identity: Mapping[str, str],
+    seed: int,
+    *,
+    is_parallel: bool,
 ) -> optuna.Study:
     held = storage.get_all_studies()
     for one in held:
         _refuse_other(path, storage.get_study_user_attrs(one._study_id).get(_IDENTITY, {}), identity)  # noqa: SLF001 - the storage's own key
     name = held[0].study_name if held else f"autotune-{identity.get('space', 'study')}"
     done = storage.get_n_trials(held[0]._study_id) if held else 0  # noqa: SLF001 - as above
-    sampler = optuna.samplers.TPESampler(seed=seed + done, multivariate=True, n_startup_trials=_STARTUP_TRIALS)
+    # The constant liar takes what runs for bad until it is told; with one trial at a time it changes no proposal.
+    sampler = optuna.samplers.TPESampler(
+        seed=seed + done, multivariate=True, n_startup_trials=_STARTUP_TRIALS, constant_liar=is_parallel
+    )
     study = optuna.create_study(
         storage=storage, study_name=name, sampler=sampler, direction="maximize", load_if_exists=True
     )

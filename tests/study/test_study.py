@@ -15,7 +15,8 @@ from autotune.core.search_space import ResolvedSpace, SearchSpace, resolve
 from autotune.core.training_config import DdpConfig, TrainingConfig
 from autotune.core.trial import TrialResult
 from autotune.errors import RunFolderError, StudyMismatchError
-from autotune.study.study import Study, read_records
+from autotune.study import study as study_module
+from autotune.study.study import Study, Trial, read_records
 from autotune.testing import fake_environment, fake_facts
 
 IDENTITY = {"model": "Net", "space": "abc"}
@@ -254,6 +255,107 @@ def test_after_a_failed_baseline_the_study_begins_anew(open_study: Callable[...,
     again = open_study().ask()
     assert again is not None
     assert (again.number, again.config) == (0, TrainingConfig())
+
+
+def test_what_is_running_is_not_asked_for_again(open_study: Callable[..., Study]) -> None:
+    study, running = open_study(make_space(**SMALL)), list[Trial]()
+    while (trial := study.ask()) is not None:
+        running.append(trial)
+    assert study.running == running
+    assert len(running) == len({trial.config for trial in running}) == 4
+    assert not study.is_exhausted
+    repeats = [trial for trial in study.optuna_study.trials if "outcome" in trial.user_attrs]
+    assert repeats
+    numbers = {trial.number for trial in running}
+    for repeat in repeats:
+        assert repeat.state is optuna.trial.TrialState.FAIL, "samplers learn nothing from it"
+        assert int(repeat.user_attrs["outcome"].removeprefix("repeat of running ")) in numbers
+    for trial in reversed(running):
+        study.tell(trial, TIMEOUT, None)
+    assert study.running == []
+    assert study.is_exhausted
+
+
+def test_a_space_without_anything_left_is_not_drawn_from_again(open_study: Callable[..., Study]) -> None:
+    study = open_study(make_space(**SMALL))
+    last = [trial for trial in iter(study.ask, None) if trial is not None][-1]
+    drawn = len(study.optuna_study.trials)
+    assert study.ask() is None
+    study.tell(last, TIMEOUT, None)
+    assert study.ask() is None
+    assert len(study.optuna_study.trials) == drawn
+
+
+def test_what_is_running_can_be_proposed_no_more(open_study: Callable[..., Study]) -> None:
+    study, params = open_study(make_space(**SMALL)), {"micro_batch_size": 64, "num_workers": 2}
+    study.ask()
+    assert study.propose(params)
+    assert study.propose(params), "it waits, and does not run yet"
+    running, other = study.ask(), study.ask()
+    assert running is not None
+    assert other is not None
+    assert running.config == TrainingConfig(micro_batch_size=64, num_workers=2, prefetch_factor=2) != other.config
+    assert not study.propose(params)
+    study.tell(running, TIMEOUT, None)
+    assert not study.propose(params)
+
+
+def test_all_that_were_running_are_retried_once_each(open_study: Callable[..., Study]) -> None:
+    study = open_study()
+    asked = [study.ask() for _ in range(4)]
+    assert asked[0] is not None
+    study.tell(asked[0], TIMEOUT, None)
+    study.close()
+    again = open_study()
+    retried = [again.ask() for _ in range(3)]
+    assert [trial.config for trial in retried if trial] == [trial.config for trial in asked[1:] if trial]
+    states = [trial.state.name for trial in again.optuna_study.trials]
+    assert states == ["PRUNED", *["FAIL"] * 3, *["RUNNING"] * 3]
+
+
+def test_records_are_in_order_of_number_and_in_that_of_their_end(open_study: Callable[..., Study]) -> None:
+    study = open_study()
+    trials = [trial for trial in (study.ask() for _ in range(4)) if trial is not None]
+    order = [0, 3, 1, 2]
+    for number in order:
+        study.tell(trials[number], TIMEOUT, None)
+    for one in (study, open_study()):
+        assert [record.number for record in one.records] == [0, 1, 2, 3]
+        assert [record.number for record in one.ended] == order
+
+
+def test_records_that_do_not_say_when_they_ended_are_the_first(
+    open_study: Callable[..., Study], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tell_two(study: Study) -> list[int]:
+        first, second = study.ask(), study.ask()
+        assert first is not None
+        assert second is not None
+        study.tell(second, TIMEOUT, None)
+        study.tell(first, TIMEOUT, None)
+        return [second.number, first.number]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(study_module, "_PLACE", "unknown")
+        before = tell_two(open_study())
+    study = open_study()
+    later = tell_two(study)
+    for one in (study, open_study()):
+        assert [record.number for record in one.ended] == [*sorted(before), *later]
+
+
+def test_one_trial_at_a_time_is_proposed_alike_whether_or_not_more_could_run() -> None:
+    def asked(*, is_parallel: bool) -> list[TrainingConfig]:
+        study, found = Study.open(None, make_space(), identity=IDENTITY, seed=0, is_parallel=is_parallel), []
+        for number in range(16):
+            trial = study.ask()
+            assert trial is not None
+            found.append(trial.config)
+            result = TrialResult(outcome="ok", measurement=make_measurement(100.0 + number))
+            study.tell(trial, result, Score(value=1 + number % 7, feasible=True))
+        return found
+
+    assert asked(is_parallel=True) == asked(is_parallel=False)
 
 
 def test_another_searchs_study_is_refused_with_what_differs(open_study: Callable[..., Study]) -> None:

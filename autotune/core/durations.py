@@ -1,0 +1,41 @@
+"""What trials take, told by those that have run: the whole, what lies outside the window, and the least. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+from statistics import median
+
+from autotune.core.trial import TrialRecord
+
+__all__ = ["SHORTEST_WINDOW_S", "rounds_of", "shortest_trial_s", "typical_overhead_s", "typical_s"]
+
+SHORTEST_WINDOW_S = 2.0
+"""A trial's window is not made shorter than this, however little time is left."""
+_FIRST_OVERHEAD_S = 1.5
+
+
+def typical_s(records: Sequence[TrialRecord]) -> float:
+    """Seconds that a trial takes; there must be one."""
+    return median(record.result.wall_s for record in records)
+
+
+def typical_overhead_s(records: Sequence[TrialRecord]) -> float:
+    """Seconds that a trial takes outside its window: build, loader's start, warm-up."""
+    beyond = [
+        record.result.wall_s - sum(block.seconds for block in record.measurement.blocks)
+        for record in records
+        if record.measurement is not None
+    ]
+    return max(0.0, median(beyond)) if beyond else _FIRST_OVERHEAD_S
+
+
+def shortest_trial_s(records: Sequence[TrialRecord]) -> float:
+    """Seconds that a trial takes at the least."""
+    return typical_overhead_s(records) + SHORTEST_WINDOW_S
+
+
+def rounds_of(trials: int, *, slots: int, is_first_alone: bool = False) -> int:
+    """How often so many slots are filled until as many trials have run; the first may have to run alone."""
+    alone = 1 if is_first_alone else 0
+    return alone + ceil((trials - alone) / slots)

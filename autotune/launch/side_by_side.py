@@ -1,0 +1,57 @@
+"""Runs side by side: each in a thread of its own, or one alone in the calling thread; handed over as they end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+
+__all__ = ["SideBySide"]
+
+_Ended = TypeVar("_Ended")
+
+
+class SideBySide(Generic[_Ended]):
+    """The runs under way. Its length is how many were begun and not yet taken by `next_ended`.
+
+    Nobody waits for what is under way when an exception leaves the context: to close the launcher ends that.
+
+    Args:
+        most: more than these are never under way.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._pool = ThreadPoolExecutor(most, thread_name_prefix="autotune-trial")
+        self._ended: SimpleQueue[Future[_Ended]] = SimpleQueue()
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._pool.shutdown(wait=kind is None, cancel_futures=True)
+
+    def begin(self, run: Callable[[], _Ended], *, is_alone: bool) -> None:
+        """Begin a run; one that is alone has ended when this returns, and what it raises is raised here.
+
+        Ctrl-C reaches the calling thread alone: a run in it ends at once, and with all that it has started.
+        """
+        future: Future[_Ended]
+        if is_alone:
+            future = Future()
+            future.set_result(run())
+        else:
+            future = self._pool.submit(run)
+        self._count += 1
+        future.add_done_callback(self._ended.put)
+
+    def next_ended(self) -> _Ended:
+        """Wait for the next run to end, and take what it has returned; what it has raised is raised here."""
+        future = self._ended.get()
+        self._count -= 1
+        return future.result()

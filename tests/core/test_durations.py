@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.core.durations import SHORTEST_WINDOW_S, rounds_of, shortest_trial_s, typical_overhead_s, typical_s
+from autotune.core.training_config import TrainingConfig
+from autotune.core.trial import TrialRecord, TrialResult
+from core.evidence import make_measurement
+
+
+def record(wall_s: float, *, is_measured: bool = True) -> TrialRecord:
+    measurement = make_measurement(100.0) if is_measured else None
+    result = TrialResult(outcome="ok" if is_measured else "crashed", measurement=measurement, wall_s=wall_s)
+    return TrialRecord(number=0, config=TrainingConfig(), result=result)
+
+
+def test_a_trial_takes_what_half_of_them_take() -> None:
+    records = [record(10.0), record(11.0), record(500.0)]
+    window_s = sum(block.seconds for block in make_measurement(100.0).blocks)
+    assert typical_s(records) == 11.0
+    assert typical_overhead_s(records) == pytest.approx(max(0.0, 11.0 - window_s))
+    assert shortest_trial_s(records) == typical_overhead_s(records) + SHORTEST_WINDOW_S
+
+
+def test_what_was_not_measured_tells_nothing_of_the_overhead() -> None:
+    assert typical_overhead_s([record(100.0, is_measured=False)]) == typical_overhead_s([])
+
+
+@given(st.integers(1, 200), st.integers(1, 50))
+def test_rounds_hold_all_trials_and_none_is_empty(trials: int, slots: int) -> None:
+    rounds = rounds_of(trials, slots=slots)
+    assert (rounds - 1) * slots < trials <= rounds * slots
+    after_one = rounds_of(trials, slots=slots, is_first_alone=True) - 1
+    assert (after_one - 1) * slots < trials - 1 <= after_one * slots
+    assert rounds_of(trials, slots=1) == rounds_of(trials, slots=1, is_first_alone=True) == trials

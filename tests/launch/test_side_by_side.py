@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from autotune.errors import LauncherError
+from autotune.launch.side_by_side import SideBySide
+
+AT_LAST_S = 60.0  # no test takes this long: one whose rule is broken ends so
+
+
+def test_one_alone_runs_in_the_calling_thread_and_has_ended_at_once() -> None:
+    with SideBySide[str](1) as under_way:
+        under_way.begin(lambda: threading.current_thread().name, is_alone=True)
+        assert len(under_way) == 1
+        assert under_way.next_ended() == threading.current_thread().name
+        assert len(under_way) == 0
+
+
+def test_what_one_alone_raises_is_raised_as_it_begins() -> None:
+    def run() -> None:
+        raise KeyboardInterrupt
+
+    with SideBySide[None](1) as under_way:
+        with pytest.raises(KeyboardInterrupt):
+            under_way.begin(run, is_alone=True)
+        assert len(under_way) == 0
+
+
+def test_runs_are_handed_over_in_the_order_in_which_they_end() -> None:
+    ended = [threading.Event() for _ in range(3)]
+
+    def run(number: int) -> int:
+        if number + 1 < len(ended):
+            ended[number + 1].wait(AT_LAST_S)
+        return number
+
+    with SideBySide[int](3) as under_way:
+        for number in range(3):
+            under_way.begin(lambda number=number: run(number), is_alone=False)  # type: ignore[misc] # its own number
+        assert len(under_way) == 3
+        order = []
+        for _ in range(3):
+            order.append(under_way.next_ended())
+            ended[order[-1]].set()
+    assert order == [2, 1, 0]
+
+
+def test_what_a_thread_raises_is_raised_where_its_end_is_taken_and_nobody_waits_for_the_others() -> None:
+    never, gone = threading.Event(), threading.Event()
+
+    def fail() -> None:
+        raise LauncherError("no host is left")
+
+    def hold() -> None:
+        never.wait(AT_LAST_S)
+        gone.set()
+
+    def take_first() -> None:
+        with SideBySide[None](2) as under_way:
+            under_way.begin(hold, is_alone=False)
+            under_way.begin(fail, is_alone=False)
+            under_way.next_ended()
+
+    with pytest.raises(LauncherError, match="no host"):
+        take_first()
+    assert not never.is_set()
+    never.set()
+    assert gone.wait(AT_LAST_S)

@@ -1,0 +1,377 @@
+"""Searches whose trials run at once: the fake launcher as a cluster, held up by events and barriers, never by time."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tunings import GIB, make_tuning
+
+from autotune.core import rules
+from autotune.core.result import Progress
+from autotune.core.training_config import TrainingConfig
+from autotune.core.trial import Failure, TrialRecord
+from autotune.errors import LauncherError, RepeatedFailureError, RunFolderError
+from autotune.interrupts import kept_interrupts
+from autotune.launch.launcher import Exit, Launch
+from autotune.protocol import Job, read_model
+from autotune.testing import FakeLauncher, FakeTrial, analytic_cost
+from autotune.tune import Tuning, _reference
+
+AT_LAST_S = 60.0  # no test takes this long: a search that does not do what it must ends so
+TINY: dict[str, Any] = {
+    "micro_batch_size": [32, 64],
+    "num_workers": [0, 2, 4],
+    "grad_accum_steps": 1,
+    "amp_dtype": "float32",
+    "prefetch_factor": 2,
+    "persistent_workers": False,
+    "pin_memory": False,
+    "channels_last": False,
+    "intra_op_threads": None,
+    "compile": False,
+}
+
+
+@dataclass(slots=True)
+class Watched(FakeLauncher):
+    """Knows what runs at once; `before` gets a trial's number, and may hold it up or end it by an exception."""
+
+    before: Callable[[int], object] = lambda _: None
+    running: list[str] = field(default_factory=list)
+    """Behaviour keys of the jobs that run."""
+    most: int = 0
+    """Jobs that ran at once, the guard's among them."""
+    twice: list[str] = field(default_factory=list)
+    """Keys of which two trials ran at once."""
+    beside_the_baseline: int = 0
+    threads: set[str] = field(default_factory=set)
+
+    def launch(self, launch: Launch) -> Exit:
+        """Note what begins and ends."""
+        job = read_model(launch.folder.job, Job)
+        key = f"{job.kind}: {rules.same_behaviour_key(job.config, self.facts, self.environment)}"
+        with self._lock:
+            self.twice += [key] if key in self.running else []
+            self.beside_the_baseline += len(self.running) if not self.launched else 0
+            self.running.append(key)
+            self.most = max(self.most, len(self.running))
+            self.threads.add(threading.current_thread().name)
+        try:
+            if job.kind == "trial":
+                self.before(int(launch.log.stem.removeprefix("trial-")))
+            return FakeLauncher.launch(self, launch)
+        finally:
+            with self._lock:
+                self.running.remove(key)
+
+
+def make_parallel(folder: Path, launcher: FakeLauncher, **more: Any) -> Tuning:
+    """A tuning with as many slots as its launcher has."""
+    tuning = make_tuning(folder, launcher, **more)
+    tuning.slots = lambda: launcher.slots
+    return tuning
+
+
+def numbers_of(tuning: Tuning) -> list[int]:
+    return [record.number for record in tuning.study.records]
+
+
+def keys_of(tuning: Tuning) -> list[str]:
+    space = tuning.space
+    configs = (record.config for record in tuning.study.records)
+    return [rules.same_behaviour_key(config, space.facts, space.environment) for config in configs]
+
+
+def numbers_in(tuning: Tuning, state: str) -> list[int]:
+    return [trial.number for trial in tuning.study.optuna_study.trials if trial.state.name == state]
+
+
+@contextmanager
+def let_go(event: threading.Event) -> Iterator[None]:
+    """In the end, let go the trials that wait for an event, and wait for their threads, which nobody else does."""
+    try:
+        yield
+    finally:
+        event.set()
+        for thread in threading.enumerate():
+            if thread.name.startswith("autotune-trial"):
+                thread.join(AT_LAST_S)
+
+
+def meeting(parties: int) -> Callable[[int], object]:
+    """Trials but the baseline go on only when so many of them have begun."""
+    barrier = threading.Barrier(parties)
+    return lambda number: barrier.wait(AT_LAST_S) if number > 0 else None
+
+
+def test_as_many_trials_run_at_once_as_there_are_slots_and_the_baseline_alone(tmp_path: Path) -> None:
+    launcher = Watched(slots=3, before=meeting(3))
+    tuning = make_parallel(tmp_path, launcher, n_trials=7)
+    tuning.search()
+    assert launcher.most == 3
+    assert launcher.beside_the_baseline == 0
+    assert len(launcher.launched) == len(tuning.study.records) == 7
+    assert tuning.stopped_because == "7 trials were asked for"
+    assert launcher.threads > {threading.current_thread().name}
+
+
+@pytest.mark.parametrize("slots", [2, 3, 5])
+@pytest.mark.parametrize("seed", range(2))
+def test_every_trial_is_measured_once_and_none_beyond_the_budget(tmp_path: Path, seed: int, slots: int) -> None:
+    launcher, kept = Watched(seed=seed, slots=slots), list[TrialRecord]()
+    tuning = make_parallel(tmp_path, launcher, n_trials=13)
+    tuning.on_record = kept.append
+    tuning.search()
+    assert launcher.most <= slots
+    assert launcher.twice == []
+    numbers = numbers_of(tuning)
+    assert numbers == sorted(set(numbers)) == sorted(record.number for record in kept)
+    assert len(numbers) == len(set(keys_of(tuning))) == len(launcher.launched) == 13
+    assert tuning.study.ended == kept
+    assert tuning.study.running == []
+    assert numbers_in(tuning, "RUNNING") == []
+
+
+@pytest.mark.parametrize("slots", [2, 4, 16])
+def test_a_small_space_is_measured_once_and_whole(tmp_path: Path, slots: int) -> None:
+    launcher = Watched(slots=slots)
+    tuning = make_parallel(tmp_path, launcher, n_trials=40, **TINY)
+    tuning.search()
+    assert len(launcher.launched) == len(set(launcher.launched)) == len(tuning.study.records) == 6
+    assert launcher.twice == []
+    assert tuning.study.is_exhausted
+    assert tuning.stopped_because == "every configuration of the space was measured"
+
+
+def test_what_runs_at_the_end_of_the_space_is_awaited(tmp_path: Path) -> None:
+    launcher = Watched(slots=6, before=meeting(5))
+    tuning = make_parallel(tmp_path, launcher, n_trials=40, **TINY)
+    tuning.search()
+    assert launcher.most == 5, "all but the baseline, and one slot free"
+    assert len(tuning.study.records) == 6
+    assert tuning.stopped_because == "every configuration of the space was measured"
+
+
+@pytest.mark.parametrize("slots", [0, 1])
+def test_with_one_slot_or_none_trials_run_one_by_one_in_the_calling_thread(tmp_path: Path, slots: int) -> None:
+    launcher = Watched(slots=slots)
+    make_parallel(tmp_path, launcher, n_trials=6).search()
+    assert launcher.most == 1
+    assert launcher.threads == {threading.current_thread().name}
+
+
+def test_one_slot_of_a_cluster_asks_for_the_same_as_a_single_machine(tmp_path: Path) -> None:
+    plain, cluster = FakeLauncher(), FakeLauncher(slots=1)
+    for name, launcher in (("plain", plain), ("cluster", cluster)):
+        make_parallel(tmp_path / name, launcher, n_trials=14).search()
+    assert plain.jobs
+    assert [job.model_copy(update={"payload": Path()}) for job in plain.jobs] == [
+        job.model_copy(update={"payload": Path()}) for job in cluster.jobs
+    ]
+
+
+def test_hosts_that_come_and_go_change_how_many_trials_run(tmp_path: Path) -> None:
+    barrier, launcher = threading.Barrier(3), Watched()
+
+    def has_three() -> bool:
+        return 4 <= len(launcher.launched) < 7
+
+    launcher.before = lambda _: barrier.wait(AT_LAST_S) if has_three() else None
+    tuning = make_tuning(tmp_path, launcher, n_trials=10)
+    tuning.slots = lambda: 3 if has_three() else 1
+    tuning.search()
+    assert launcher.most == 3
+    assert len(tuning.study.records) == 10
+
+
+def test_a_crash_in_one_thread_leaves_the_others_their_trials(tmp_path: Path) -> None:
+    def cost(config: TrainingConfig) -> FakeTrial:
+        is_bad = config.num_workers == 4 and config.micro_batch_size == 64
+        return FakeTrial(outcome="crashed", reason="boom") if is_bad else analytic_cost(config)
+
+    tuning = make_parallel(tmp_path, Watched(cost=cost, slots=3), n_trials=6, **TINY)
+    tuning.search()
+    assert sorted(record.outcome for record in tuning.study.records) == ["crashed", *["ok"] * 5]
+
+
+def test_records_and_their_order_survive_that_a_trial_is_overtaken(tmp_path: Path) -> None:
+    overtaken, ended = threading.Event(), list[int]()
+    launcher = Watched(slots=2, before=lambda number: overtaken.wait(AT_LAST_S) if number == 1 else None)
+    tuning = make_parallel(tmp_path, launcher, n_trials=6, is_kept=True, amp_dtype="float32")
+
+    def keep(record: TrialRecord) -> None:
+        ended.append(record.number)
+        if len(ended) == 4:
+            overtaken.set()
+
+    tuning.on_record = keep
+    with let_go(overtaken):
+        tuning.search()
+    assert ended.index(1) >= 4
+    assert numbers_of(tuning) == sorted(ended)
+    assert [record.number for record in tuning.study.ended] == ended
+    tuning.study.close()
+    again = make_parallel(tmp_path, launcher, n_trials=6, is_kept=True, amp_dtype="float32")
+    assert [record.number for record in again.study.ended] == ended
+    assert numbers_of(again) == sorted(ended)
+
+
+def test_without_a_feasible_baseline_all_refer_to_the_trial_that_was_first_to_end(tmp_path: Path) -> None:
+    ended = threading.Event()
+
+    def rate(config: TrainingConfig) -> float:
+        return 100.0 + config.micro_batch_size + 50 * config.num_workers
+
+    def cost(config: TrainingConfig) -> FakeTrial:
+        needed = 100 * GIB if config == TrainingConfig() else GIB
+        return FakeTrial(samples_per_s=rate(config), peak_memory_bytes=needed)
+
+    launcher = Watched(cost=cost, slots=2, noise=0.0)
+    launcher.before = lambda number: ended.wait(AT_LAST_S) if number == 1 else None
+    tuning = make_parallel(tmp_path, launcher, n_trials=6, is_kept=True, **TINY)
+    tuning.on_record = lambda record: ended.set() if record.is_feasible else None
+    with let_go(ended):
+        tuning.search()
+    first = next(record for record in tuning.study.ended if record.is_feasible)
+    assert first.number > 1
+    assert tuning.study.records[1].is_feasible
+    for record in tuning.study.records[1:]:
+        assert record.score is not None
+        assert record.score.value == pytest.approx(rate(record.config) / rate(first.config), rel=0.01)
+    tuning.study.close()
+    again = make_parallel(tmp_path, launcher, n_trials=6, is_kept=True, **TINY)
+    assert _reference(again.study.ended) == first
+
+
+def test_an_interrupt_is_raised_while_two_run_and_both_are_run_again_later(tmp_path: Path) -> None:
+    never, both, main = threading.Event(), threading.Barrier(2), threading.main_thread().ident
+    assert main == threading.get_ident(), "signals are for the main thread"
+
+    def before(number: int) -> None:
+        if number > 0:
+            if both.wait(AT_LAST_S) == 0:
+                signal.pthread_kill(main, signal.SIGINT)
+            never.wait(AT_LAST_S)
+
+    tuning = make_parallel(tmp_path, Watched(slots=2, before=before), n_trials=6, is_kept=True)
+    with let_go(never):
+        with kept_interrupts(), pytest.raises(KeyboardInterrupt):
+            tuning.search()
+        assert not never.is_set(), "nobody waited for what ran"
+    assert numbers_of(tuning) == [0]
+    running = [trial.config for trial in tuning.study.running]
+    assert len(running) == len(numbers_in(tuning, "RUNNING")) == 2
+    tuning.study.close()
+
+    launcher = Watched(slots=2)
+    again = make_parallel(tmp_path, launcher, n_trials=6, is_kept=True)
+    again.search()
+    assert len(launcher.launched) == 5
+    assert set(running) <= set(launcher.launched)
+    assert len(set(keys_of(again))) == len(set(numbers_of(again))) == len(again.study.records) == 6
+
+
+def test_what_ends_the_search_is_raised_while_others_run(tmp_path: Path) -> None:
+    never = threading.Event()
+    failure = Failure(signature="ValueError at net.py:3", traceback="ValueError: no")
+    bad = FakeTrial(outcome="crashed", reason="ValueError: no", failure=failure)
+    launcher = Watched(cost=lambda config: analytic_cost(config) if config == TrainingConfig() else bad, slots=2)
+    launcher.before = lambda number: never.wait(AT_LAST_S) if number == 1 else None
+    tuning = make_parallel(tmp_path, launcher, n_trials=20, amp_dtype="float32", compile=False)
+    with let_go(never):
+        with pytest.raises(RepeatedFailureError, match="ended 3 configurations"):
+            tuning.search()
+        assert not never.is_set(), "nobody waited for what ran"
+    assert len(tuning.study.records) == 4
+    assert [trial.number for trial in tuning.study.running] == [1]
+
+
+def test_a_launcher_that_fails_in_a_thread_ends_the_search_at_once(tmp_path: Path) -> None:
+    never = threading.Event()
+
+    def before(number: int) -> None:
+        if number == 1:
+            never.wait(AT_LAST_S)
+        elif number > 1:
+            raise LauncherError("no host is left")
+
+    tuning = make_parallel(tmp_path, Watched(slots=2, before=before))
+    with let_go(never):
+        with pytest.raises(LauncherError, match="no host is left"):
+            tuning.search()
+        assert not never.is_set(), "nobody waited for what ran"
+    assert numbers_of(tuning) == [0]
+
+
+def test_a_record_that_cant_be_kept_ends_the_search_at_once(tmp_path: Path) -> None:
+    never = threading.Event()
+
+    def keep(record: TrialRecord) -> None:
+        if record.number > 0:
+            raise RunFolderError("the disk is full")
+
+    launcher = Watched(slots=2, before=lambda number: never.wait(AT_LAST_S) if number == 1 else None)
+    tuning = make_parallel(tmp_path, launcher)
+    tuning.on_record = keep
+    with let_go(never):
+        with pytest.raises(RunFolderError, match="the disk is full"):
+            tuning.search()
+        assert not never.is_set(), "nobody waited for what ran"
+
+
+def test_a_failing_launcher_in_the_calling_thread_is_raised_as_it_is(tmp_path: Path) -> None:
+    def before(number: int) -> None:
+        raise LauncherError("no process can be started")
+
+    with pytest.raises(LauncherError, match="no process can be started"):
+        make_parallel(tmp_path, Watched(slots=4, before=before)).search()
+
+
+def test_once_time_is_up_no_further_trial_begins_and_what_runs_is_awaited(tmp_path: Path) -> None:
+    now, meet = [0.0], meeting(3)
+
+    def before(number: int) -> None:
+        meet(number)
+        if number > 0:
+            now[0] = 95.0
+
+    launcher = Watched(slots=3, before=before)
+    tuning = make_parallel(tmp_path, launcher, n_trials=30, timeout_s=100.0, now=lambda: now[0])
+    tuning.search()
+    assert len(tuning.study.records) == len(launcher.launched) == 4
+    assert tuning.stopped_because == "the time-out of 100 s leaves no room for another trial"
+
+
+def test_windows_and_the_time_left_are_reckoned_with_all_slots(tmp_path: Path) -> None:
+    windows, left = {}, {}
+    for slots in (1, 3):
+        launcher, shown = FakeLauncher(slots=slots), list[Progress]()
+        tuning = make_parallel(tmp_path / f"timed-{slots}", launcher, n_trials=7, timeout_s=30.0)
+        tuning.search()
+        windows[slots] = launcher.jobs[0].window.max_s
+        tuning = make_parallel(tmp_path / f"free-{slots}", FakeLauncher(slots=slots, noise=0.0), n_trials=7)
+        tuning.show = shown.append
+        tuning.search()
+        left[slots] = shown[1].remaining_s
+    assert windows == {1: 2.0, 3: pytest.approx(21 / 3 - 1.5)}
+    assert left[1] is not None
+    assert left[3] == pytest.approx(left[1] / (6 + 12) * (2 + 12))
+
+
+def test_a_precision_that_is_refused_while_others_of_it_run_wins_nowhere_and_is_noted_once(tmp_path: Path) -> None:
+    def cost(config: TrainingConfig) -> FakeTrial:
+        return FakeTrial(samples_per_s=100.0, peak_memory_bytes=GIB, passes_guard=config.amp_dtype == "float32")
+
+    launcher = Watched(cost=cost, slots=3, before=meeting(3))
+    tuning = make_parallel(tmp_path, launcher, n_trials=40, **{**TINY, "amp_dtype": "bfloat16"})
+    tuning.search()
+    assert [record.outcome for record in tuning.study.records] == ["ok", *["diverged"] * 3]
+    assert [job.kind for job in launcher.jobs].count("guard") == 1
+    assert [note.partition(":")[0] for note in tuning.notes] == ["bfloat16 was left out"]
