@@ -27,8 +27,8 @@ demo: $(READY)
 	$(BIN)/autotune run configs/quickstart.yaml --fresh
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not quiet' --reruns 1
-	$(BIN)/python -m pytest -m quiet --reruns 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not quiet and not cluster' --reruns 1
+	$(BIN)/python -m pytest -m 'quiet or cluster' --reruns 2
 
 lint: $(READY)
 	$(BIN)/ruff check
@@ -50,5 +50,5 @@ $(READY): pyproject.toml constraints.txt
 		echo "autotune needs Python 3.11 or newer, but $(PYTHON) is $$($(PYTHON) --version 2>&1);" \
 			"name another one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[examples,report,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[examples,report,ray,dev]'
 	@touch $@

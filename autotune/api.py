@@ -16,7 +16,7 @@ from autotune import __version__
 from autotune.by_value import unreachable_by_value
 from autotune.confirm import confirm, recommend
 from autotune.core.environment import Environment
-from autotune.core.identity import identify
+from autotune.core.executor import Executor
 from autotune.core.objective import Objective
 from autotune.core.plan import Plan
 from autotune.core.recommendation import Recommendation
@@ -28,8 +28,8 @@ from autotune.core.workload import Workload, WorkloadFacts
 from autotune.diagnosing import DiagnosisResult, diagnose_plan
 from autotune.errors import ConfigError, NothingFeasibleError, RunFolderError, WorkloadError
 from autotune.interrupts import kept_interrupts, without_interrupts
-from autotune.launch.launcher import Launcher
-from autotune.probing import look
+from autotune.launch.launcher import Launcher, slots_of
+from autotune.probing import cluster_notes, look
 from autotune.protocol import write_atomic, write_payload
 from autotune.random_state import kept_random_state
 from autotune.report.content import say_nothing_feasible
@@ -42,7 +42,7 @@ from autotune.run_config import read_recommended, recommended_yaml
 from autotune.run_folder import RunFolder, new_run_dir, open_run_folder, read_summary
 from autotune.study.study import Study
 from autotune.tune import BASELINE_DEADLINE_S, Clock, Tuning
-from autotune.wiring import opened_launcher, plan_of, runner_for, temporary_folder
+from autotune.wiring import identity_of, opened_launcher, plan_of, runner_for, temporary_folder
 
 if TYPE_CHECKING:
     import optuna
@@ -126,6 +126,7 @@ def search(  # noqa: PLR0913 - the contract's signature
     loader: Mapping[str, Any] | None = None,
     fresh: bool = False,
     launcher: Launcher | None = None,
+    executor: Executor | Mapping[str, Any] | str = "local",
 ) -> SearchResult:
     """Find the training settings that train fastest on this machine within a memory limit, by measured trials.
 
@@ -150,13 +151,15 @@ def search(  # noqa: PLR0913 - the contract's signature
         loader: more about the loader: shuffle, drop_last, sampler, batch_sampler, worker_init_fn,
             multiprocessing_context (see Workload).
         fresh: remove what a former search has left in run_dir.
-        launcher: starts trials; None: processes on this machine. For tests, autotune.testing.FakeLauncher.
+        launcher: starts trials, whatever the executor; None: the executor's. For tests, autotune.testing.FakeLauncher.
+        executor: where trials run: "local", this machine; "ray", the machines of a Ray cluster, several trials at once
+            (pip install 'autotune-torch[ray]'); or an Executor or its fields: kind, address, ranks.
 
     Returns:
         The result; the same is in run_dir.
 
     Raises:
-        ConfigError: an argument breaks a rule.
+        ConfigError: an argument breaks a rule, or ray is not installed.
         WorkloadError: the model, dataset or step fails in the baseline, or can't be carried to a trial.
         NothingFeasibleError: no configuration meets the memory limit.
         RepeatedFailureError: the same exception ended three different configurations.
@@ -176,6 +179,7 @@ def search(  # noqa: PLR0913 - the contract's signature
         device=device,
         run_dir=run_dir,
         seed=seed,
+        executor=executor,
     )
     return run_plan(plan, fresh=fresh, progress=progress, launcher=launcher)
 
@@ -196,6 +200,7 @@ def diagnose(  # noqa: PLR0913 - the contract's signature
     progress: ProgressMode = "auto",
     loader: Mapping[str, Any] | None = None,
     launcher: Launcher | None = None,
+    executor: Executor | Mapping[str, Any] | str = "local",
 ) -> DiagnosisResult:
     """Say why training is slow and what to do about it, without a search.
 
@@ -205,7 +210,7 @@ def diagnose(  # noqa: PLR0913 - the contract's signature
     need lies among the temporary files until the end.
 
     Raises:
-        ConfigError: an argument breaks a rule.
+        ConfigError: an argument breaks a rule, or ray is not installed.
         WorkloadError: the model, dataset or step fails, or can't be carried to a trial.
         NothingFeasibleError: the baseline needs more memory than there is.
     """
@@ -220,6 +225,7 @@ def diagnose(  # noqa: PLR0913 - the contract's signature
         memory_limit=memory_limit,
         device=device,
         seed=seed,
+        executor=executor,
     )
     return diagnose_plan(plan, progress=progress, launcher=launcher)
 
@@ -247,12 +253,18 @@ def _run_plan(plan: Plan, *, fresh: bool, progress: ProgressMode, launcher: Laun
     with ExitStack() as held:
         folder = held.enter_context(open_run_folder(run_dir, fresh=fresh))
         show = held.enter_context(make_progress(progress))
-        starts = held.enter_context(opened_launcher(launcher, folder))
+        starts = held.enter_context(opened_launcher(launcher, folder, plan))
         with unreachable_by_value(plan.workload):
             write_payload(plan.workload, folder.payload)
         show(_probing(clock))
         runner, space = look(plan, runner_for(plan, folder, starts))
-        study = Study.open(folder.study, space, identity=identify(plan, space.environment), seed=plan.seed)
+        study = Study.open(
+            folder.study,
+            space,
+            identity=identity_of(plan, space),
+            seed=plan.seed,
+            is_parallel=slots_of(starts) > 1,
+        )
         tuning = Tuning(
             study=study,
             runner=runner,
@@ -263,6 +275,7 @@ def _run_plan(plan: Plan, *, fresh: bool, progress: ProgressMode, launcher: Laun
             show=show,
             on_record=folder.append_trial,
             notes=list(space.notes),
+            slots=lambda: slots_of(starts),
         )
         try:
             summary = _tune(tuning, plan, folder)
@@ -275,16 +288,16 @@ def _run_plan(plan: Plan, *, fresh: bool, progress: ProgressMode, launcher: Laun
 
 def check_plan(plan: Plan, *, launcher: Launcher | None = None) -> CheckResult:
     """Look at a plan without searching: one step of the workload, the machine, and the space it would search."""
-    with temporary_folder() as folder, opened_launcher(launcher, folder) as starts:
+    with temporary_folder() as folder, opened_launcher(launcher, folder, plan) as starts:
         write_payload(plan.workload, folder.payload)
         _, space = look(plan, runner_for(plan, folder, starts))
     return CheckResult(environment=space.environment, facts=space.facts, space=space)
 
 
 def environment(device: str = "auto") -> Environment:
-    """The machine as trials see it."""
+    """This machine as trials see it."""
     plan = Plan(name="env", workload=Workload(model=None, dataset=None), device=device)
-    with temporary_folder() as folder, opened_launcher(None, folder) as starts:
+    with temporary_folder() as folder, opened_launcher(None, folder, plan) as starts:
         report = runner_for(plan, folder, starts).describe(deadline_s=BASELINE_DEADLINE_S)
     if report.environment is None:
         raise ConfigError(report.result.reason)
@@ -365,6 +378,7 @@ def _write_reports(summary: RunSummary, folder: RunFolder) -> str:
 def _summarise(tuning: Tuning, plan: Plan, recommendation: Recommendation | None) -> RunSummary:
     records = tuning.study.records
     measured = next((record.measurement for record in records if record.measurement is not None), None)
+    notes = dict.fromkeys((*tuning.notes, *cluster_notes(tuning.runner.launcher)))  # hosts come and go
     return RunSummary(
         name=plan.name,
         environment=tuning.environment,
@@ -378,7 +392,7 @@ def _summarise(tuning: Tuning, plan: Plan, recommendation: Recommendation | None
         trials=tuple(records),
         recommendation=recommendation,
         importances=tuning.study.importances(),
-        notes=tuple(tuning.notes),
+        notes=tuple(notes),
         stopped_because=tuning.stopped_because,
         is_complete=not tuning.is_interrupted,
         wall_s=tuning.clock.elapsed_s,

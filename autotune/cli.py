@@ -25,6 +25,8 @@ from autotune.errors import AutotuneError, ConfigError, RunFolderError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from autotune.core.executor import ExecutorKind
+
 __all__ = ["cli", "main"]
 
 _FAILED = 1
@@ -57,6 +59,9 @@ _config = click.argument("config", type=click.Path(path_type=Path))
 _overrides = click.option(
     "--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Override a value of CONFIG; may be repeated."
 )
+_executor = click.option(
+    "--executor", type=click.Choice(["local", "ray"]), help="Run trials on this machine, or on those of a Ray cluster."
+)
 _as_json = click.option("--json", "as_json", is_flag=True, help="Write a single JSON document to stdout.")
 
 
@@ -72,14 +77,17 @@ def cli() -> None:
 @cli.command()
 @_config
 @_overrides
+@_executor
 @click.option("--fresh", is_flag=True, help="Start anew instead of going on with what the run folder holds.")
 @_as_json
 @click.option("--quiet", is_flag=True, help="Show no progress.")
-def run(config: Path, overrides: tuple[str, ...], fresh: bool, as_json: bool, quiet: bool) -> None:
+def run(
+    config: Path, overrides: tuple[str, ...], executor: ExecutorKind | None, fresh: bool, as_json: bool, quiet: bool
+) -> None:
     """Search for the fastest settings as CONFIG says, and recommend them."""
     from autotune.run_config import read_plan
 
-    plan = read_plan(config, overrides)
+    plan = read_plan(config, overrides, executor=executor)
     from autotune import api
 
     run_dir = plan.run_dir or api.new_run_dir()
@@ -93,11 +101,12 @@ def run(config: Path, overrides: tuple[str, ...], fresh: bool, as_json: bool, qu
 @cli.command()
 @_config
 @_overrides
-def check(config: Path, overrides: tuple[str, ...]) -> None:
+@_executor
+def check(config: Path, overrides: tuple[str, ...], executor: ExecutorKind | None) -> None:
     """Look at CONFIG, the workload and the machine, and show what would be searched. Trains one step."""
     from autotune.run_config import read_plan
 
-    plan = read_plan(config, overrides)
+    plan = read_plan(config, overrides, executor=executor)
     from autotune import api
     from autotune.report.terminal import print_check
 
@@ -109,9 +118,12 @@ def check(config: Path, overrides: tuple[str, ...]) -> None:
 @cli.command()
 @_config
 @_overrides
+@_executor
 @_as_json
 @click.option("--quiet", is_flag=True, help="Show no progress.")
-def diagnose(config: Path, overrides: tuple[str, ...], as_json: bool, quiet: bool) -> None:
+def diagnose(
+    config: Path, overrides: tuple[str, ...], executor: ExecutorKind | None, as_json: bool, quiet: bool
+) -> None:
     """Say why the baseline of CONFIG is slow and what to do about it. Keeps no run folder.
 
     Takes under a minute, unless your own code takes long to build or to make a step: then as long as measuring the
@@ -119,7 +131,7 @@ def diagnose(config: Path, overrides: tuple[str, ...], as_json: bool, quiet: boo
     """
     from autotune.run_config import read_plan
 
-    plan = read_plan(config, overrides)
+    plan = read_plan(config, overrides, executor=executor)
     from autotune import api
 
     found = api.diagnose_plan(plan, progress=False if quiet else "auto").diagnosis

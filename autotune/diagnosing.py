@@ -115,7 +115,7 @@ def diagnose_plan(
     with kept_random_state(), kept_interrupts(), ExitStack() as held:
         folder = held.enter_context(temporary_folder())
         show = held.enter_context(make_progress(progress))
-        starts = held.enter_context(opened_launcher(launcher, folder))
+        starts = held.enter_context(opened_launcher(launcher, folder, plan))
         with unreachable_by_value(plan.workload):
             write_payload(plan.workload, folder.payload)
         found = examine(plan, runner_for(plan, folder, starts), show, pace or Pace())
@@ -130,7 +130,7 @@ def examine(plan: Plan, runner: TrialRunner, show: Show, pace: Pace) -> Diagnosi
         NothingFeasibleError: the baseline needs more memory than there is.
     """
     begun = monotonic()
-    free_ram_bytes = int(psutil.virtual_memory().available)
+    free_ram_bytes = _free_ram_bytes(plan)
     show(_progress("probe", begun))
     runner, space = look(replace(plan, space=SearchSpace(), budget=Budget()), runner)
     show(_progress("measure", begun))
@@ -144,7 +144,7 @@ def examine(plan: Plan, runner: TrialRunner, show: Show, pace: Pace) -> Diagnosi
         environment=space.environment,
         facts=space.facts,
         limit_bytes=plan.objective.limit_bytes(space.environment.device_memory_bytes),
-        free_ram_bytes=min(free_ram_bytes, space.environment.ram_bytes),
+        free_ram_bytes=None if free_ram_bytes is None else min(free_ram_bytes, space.environment.ram_bytes),
         measurement=measurement,
         curves=_trace(plan.baseline, runner, space, pace, left_s) if is_worth else _untraced(left_s, measurement),
     )
@@ -167,7 +167,8 @@ def variations(space: ResolvedSpace) -> list[TrainingConfig]:
 
 
 def _loader_changes(space: ResolvedSpace) -> Iterator[dict[str, object]]:
-    most = max(1, most_workers(space.facts, space.environment) // space.baseline.process_count)
+    sharing = rules.ranks_on_host(space.baseline.process_count, space.environment)
+    most = max(1, most_workers(space.facts, space.environment) // sharing)
     counts = [0, *(2**power for power in range(most.bit_length()) if 2**power <= most)]
     yield {"persistent_workers": space.baseline.num_workers > 0}
     for count in counts:
@@ -185,6 +186,11 @@ def _device_changes(space: ResolvedSpace) -> Iterator[dict[str, object]]:
         yield {"intra_op_threads": environment.cores}
     if space.facts.has_4d_input:
         yield {"channels_last": True}
+
+
+def _free_ram_bytes(plan: Plan) -> int | None:
+    """RAM that is free on this machine; None where trials run on others."""
+    return None if plan.executor.kind == "ray" else int(psutil.virtual_memory().available)
 
 
 def _measure(config: TrainingConfig, runner: TrialRunner, pace: Pace) -> Measurement:

@@ -1,20 +1,23 @@
 """Before a study: one look at the workload and the machine, which gives trials their limits and the space its ranges.
 
-Takes a Plan and a runner; hands on a runner that knows the limits, and the resolved space. Composition, like api, from
-which alone it is called.
+Takes a Plan and a runner; hands on a runner that knows the limits, and the resolved space, which knows the hosts and
+what is to be said of them. Composition, like api, from which alone it is called.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from autotune.core.plan import Plan
 from autotune.core.rules import obstacle
 from autotune.core.search_space import ResolvedSpace, compose, resolve
 from autotune.errors import ConfigError, WorkloadError
+from autotune.launch.launcher import Cluster, Launcher, slots_of
 from autotune.launch.runner import TrialRunner
 from autotune.protocol import RankReport
 from autotune.tune import BASELINE_DEADLINE_S
 
-__all__ = ["look"]
+__all__ = ["cluster_notes", "look"]
 
 _FEW_COMBINATIONS = 4096
 
@@ -27,7 +30,8 @@ def look(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, ResolvedSpace]:
     )
     if report.environment is None or report.facts is None:
         raise _probe_failure(report)
-    seen = report.environment
+    hosts, is_spread = slots_of(runner.launcher), plan.executor.ranks == "spread"
+    seen = report.environment.model_copy(update={"hosts": max(1, hosts), "is_spread": is_spread})
     reason = obstacle(plan.baseline, report.facts, seen, drop_last=plan.workload.drop_last)
     if reason is not None:
         raise ConfigError(f"baseline: {reason}")
@@ -45,7 +49,12 @@ def look(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, ResolvedSpace]:
         ram_bytes=seen.ram_bytes,
         limit_is_ram=seen.device_kind in {"cpu", "mps"},
     )
-    return ready, space
+    return ready, replace(space, notes=(*space.notes, *cluster_notes(runner.launcher)))
+
+
+def cluster_notes(launcher: Launcher) -> tuple[str, ...]:
+    """Sentences about hosts that are not used now."""
+    return launcher.notes if isinstance(launcher, Cluster) else ()
 
 
 def _refuse_empty(space: ResolvedSpace) -> None:

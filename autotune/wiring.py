@@ -13,9 +13,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from autotune.core.budget import Budget
+from autotune.core.executor import Executor, device_obstacle
+from autotune.core.identity import identify
 from autotune.core.objective import Objective
 from autotune.core.plan import Plan
-from autotune.core.search_space import SearchSpace
+from autotune.core.search_space import ResolvedSpace, SearchSpace, whole_numbers
 from autotune.core.training_config import TrainingConfig
 from autotune.core.workload import Workload
 from autotune.errors import ConfigError
@@ -26,7 +28,7 @@ from autotune.launch.runner import TrialRunner
 from autotune.run_config import parse_model
 from autotune.run_folder import RunFolder, open_run_folder
 
-__all__ = ["opened_launcher", "plan_of", "runner_for", "temporary_folder"]
+__all__ = ["identity_of", "opened_launcher", "plan_of", "runner_for", "temporary_folder"]
 
 
 def plan_of(  # noqa: PLR0913 - what the public functions take in common, each by its name
@@ -40,6 +42,7 @@ def plan_of(  # noqa: PLR0913 - what the public functions take in common, each b
     memory_limit: float | str | None,
     device: str,
     seed: int,
+    executor: Executor | Mapping[str, Any] | str,
     space: SearchSpace | Mapping[str, Any] | None = None,
     budget: Mapping[str, Any] | None = None,
     run_dir: str | Path | None = None,
@@ -49,6 +52,7 @@ def plan_of(  # noqa: PLR0913 - what the public functions take in common, each b
     Raises:
         ConfigError: an argument breaks a rule.
     """
+    runs_by = parse_model(Executor, executor, "executor")
     return Plan(
         name=getattr(model, "__name__", type(model).__name__),
         workload=_workload_of(model, dataset, parts, loader),
@@ -56,7 +60,8 @@ def plan_of(  # noqa: PLR0913 - what the public functions take in common, each b
         space=parse_model(SearchSpace, {} if space is None else space, "space"),
         objective=_objective_of(objective, memory_limit),
         budget=parse_model(Budget, {} if budget is None else budget, "budget"),
-        device=str(device),
+        device=_checked_device(str(device), runs_by),
+        executor=runs_by,
         run_dir=None if run_dir is None else Path(run_dir),
         seed=_checked_seed(seed),
     )
@@ -78,6 +83,14 @@ def _objective_of(objective: Objective | Mapping[str, Any] | None, memory_limit:
     return parse_model(Objective, {**goal.model_dump(), "memory_limit": memory_limit}, "objective")
 
 
+def _checked_device(device: str, executor: Executor) -> str:
+    """A device's name that the executor can give to ranks."""
+    reason = device_obstacle(device, executor)
+    if reason is not None:
+        raise ConfigError(f"device: {reason}")
+    return device
+
+
 def _checked_seed(seed: int) -> int:
     """A seed that torch and numpy take."""
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
@@ -97,6 +110,22 @@ def runner_for(plan: Plan, folder: RunFolder, launcher: Launcher) -> TrialRunner
     )
 
 
+def identity_of(plan: Plan, space: ResolvedSpace) -> dict[str, str]:
+    """What must be equal for a plan's study to go on, by name.
+
+    Where groups may span hosts, that is more: which numbers of ranks are tried by default follows from the hosts that
+    there are, and what a group reaches from how it is spread over them.
+    """
+    environment, sizes = space.environment, whole_numbers(space.domains["world_size"])
+    own = identify(plan, environment)
+    is_default = "world_size" not in plan.space.given()
+    has_groups = max(*sizes, plan.baseline.process_count) > 1
+    if environment.hosts == 1 or not has_groups or not (is_default or environment.is_spread):
+        return own
+    how = "spread over" if environment.is_spread else "packed on"
+    return {**own, "ranks": f"{', '.join(map(str, sizes))} {how} {environment.hosts} hosts"}
+
+
 @contextmanager
 def temporary_folder() -> Iterator[RunFolder]:
     """A run folder that is gone afterwards."""
@@ -105,14 +134,33 @@ def temporary_folder() -> Iterator[RunFolder]:
 
 
 @contextmanager
-def opened_launcher(given: Launcher | None, folder: RunFolder) -> Iterator[Launcher]:
-    """The launcher that was given, which stays open, or this platform's own."""
+def opened_launcher(given: Launcher | None, folder: RunFolder, plan: Plan) -> Iterator[Launcher]:
+    """The launcher that was given, which stays open, else that of the plan's executor.
+
+    Raises:
+        ConfigError: the executor's package is not installed.
+    """
     if given is not None:
         yield given
         return
     own: Launcher
-    own = ForkServerLauncher(folder.logs / "server.log") if sys.platform == "linux" else FreshInterpreterLauncher()
+    if plan.executor.kind == "ray":
+        own = _connected(plan)
+    else:
+        own = ForkServerLauncher(folder.logs / "server.log") if sys.platform == "linux" else FreshInterpreterLauncher()
     try:
         yield own
     finally:
         own.close()
+
+
+def _connected(plan: Plan) -> Launcher:
+    """A launcher on a Ray cluster."""
+    try:
+        from autotune.launch.ray_launcher import RayLauncher
+
+        return RayLauncher.connect(plan.executor, device=plan.device)
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != "ray":
+            raise
+        raise ConfigError("executor ray needs the package ray; pip install 'autotune-torch[ray]'") from error

@@ -140,7 +140,7 @@ def open_trials(
     with (
         TemporaryDirectory(prefix="autotune-benchmark-") as path,
         open_run_folder(Path(path), fresh=False) as folder,
-        opened_launcher(launcher, folder) as starts,
+        opened_launcher(launcher, folder, plan) as starts,
     ):
         with unreachable_by_value(workload):
             write_payload(workload, folder.payload)

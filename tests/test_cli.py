@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from click.testing import CliRunner, Result
@@ -16,6 +16,7 @@ import autotune
 from autotune import report
 from autotune.cli import cli
 from autotune.core.environment import Environment
+from autotune.core.executor import Executor, ExecutorKind
 from autotune.core.plan import Plan
 from autotune.errors import ConfigError, LauncherError, NothingFeasibleError, WorkloadError
 from autotune.report import diagnosis, terminal
@@ -239,6 +240,37 @@ def test_a_diagnosis_that_fails_exits_as_a_run_does(api: SimpleNamespace, error:
     api.diagnose_plan = raising(error)
     result = call("diagnose", "x.yaml", "--json")
     assert (result.exit_code, result.stdout, result.stderr) == (code, "", f"error: {error}\n")
+
+
+# The executor
+
+
+@pytest.mark.parametrize("command", ["run", "check", "diagnose"])
+def test_the_executor_reaches_the_plan(
+    api: SimpleNamespace, shown: None, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans: list[Plan] = []
+
+    def answer(plan: Plan, **_: Any) -> SimpleNamespace:
+        plans.append(plan)
+        return SimpleNamespace(summary="", run_dir="", environment="", facts="", space="", diagnosis="")
+
+    api.run_plan = api.check_plan = api.diagnose_plan = answer
+    monkeypatch.setattr(diagnosis, "print_diagnosis", lambda found, console: None)
+    spread = "executor={kind: ray, address: 'a:1', ranks: spread}"
+    for arguments in ([], ["--executor", "ray"], ["--executor", "local"]):
+        assert call(command, "x.yaml", *arguments).exit_code == 0
+        Path("x.yaml").write_text(CONFIG + spread.replace("=", ": ", 1), encoding="utf-8")
+    alone, clustered, last = (plan.executor for plan in plans)
+    assert alone == last == Executor()
+    assert clustered == Executor(kind="ray", address="a:1", ranks="spread")
+
+
+def test_only_kinds_of_executor_are_offered() -> None:
+    result = call("run", "x.yaml", "--executor", "slurm")
+    assert (result.exit_code, result.stdout) == (2, "")
+    for kind in get_args(ExecutorKind):
+        assert f"'{kind}'" in result.stderr
 
 
 # init, check, report, env

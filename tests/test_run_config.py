@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.core.budget import Budget
+from autotune.core.executor import Executor, ExecutorKind
 from autotune.core.objective import Objective
 from autotune.core.search_space import Choices, IntRange, SearchSpace
 from autotune.core.training_config import DdpConfig, TrainingConfig
@@ -54,7 +55,7 @@ def test_a_workload_alone_is_a_plan_with_every_default(tmp_path: Path) -> None:
         Objective(),
         Budget(),
     )
-    assert (plan.device, plan.run_dir, plan.seed) == ("auto", None, 0)
+    assert (plan.device, plan.run_dir, plan.seed, plan.executor) == ("auto", None, 0, Executor())
 
 
 def test_every_key_of_the_design_reaches_the_plan(tmp_path: Path) -> None:
@@ -248,7 +249,7 @@ zzz: 1
         "x.yaml:9:1: baseline: is given twice, first in line 4; keep one",
         (
             "x.yaml:10:1: zzz: unknown key; "
-            "allowed are workload, baseline, space, objective, budget, device, run_dir, seed"
+            "allowed are workload, baseline, space, objective, budget, executor, device, run_dir, seed"
         ),
         "--set budget.timeout=3: budget.timeout: unknown key; did you mean 'timeout_s'?",
         "--set nonsense: must have the form key.key=value, such as budget.n_trials=10",
@@ -430,13 +431,104 @@ def test_a_wrong_override_is_told_with_itself_as_the_place(tmp_path: Path, overr
     assert only_problem(tmp_path, f"{WORKLOAD}seed: 1", override).startswith(f"--set {override}: {text}")
 
 
+# The executor
+
+ADDRESS_RULE = 'must be auto, or host and port of the cluster, such as "10.0.0.1:6379"'
+CLUSTER_RULE = "address and ranks say how to use a Ray cluster, and have no effect on this machine alone"
+REMEDY = "set kind: ray, or leave them out"
+
+
+@pytest.mark.parametrize(
+    ("text", "executor"),
+    [
+        ("ray", Executor(kind="ray")),
+        ("local", Executor()),
+        ("", Executor()),
+        (
+            "{kind: ray, address: '10.0.0.1:6379', ranks: spread}",
+            Executor(kind="ray", address="10.0.0.1:6379", ranks="spread"),
+        ),
+    ],
+)
+def test_an_executor_is_a_word_or_a_mapping(tmp_path: Path, text: str, executor: Executor) -> None:
+    assert read_plan(write(tmp_path, f"{WORKLOAD}executor: {text}")).executor == executor
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("rai", "11: executor: must be one of 'local' or 'ray', but got 'rai'; did you mean 'ray'?"),
+        ("[ray]", "11: executor: must be local, ray, or a mapping of kind, address and ranks, but got ['ray']"),
+        ("{kind: ray, adress: a}", "23: executor.adress: unknown key; did you mean 'address'?"),
+        ("{kind: ray, ranks: even}", "30: executor.ranks: must be one of 'pack' or 'spread', but got 'even'"),
+        ("{kind: ray, address: 6379}", "32: executor.address: must be a text, but got 6379"),
+        ("{kind: ray, address: head}", f"32: executor.address: {ADDRESS_RULE}, but got 'head'"),
+        ("{ranks: spread}", f"11: executor: {CLUSTER_RULE}, but got kind='local' with ranks='spread'; {REMEDY}"),
+    ],
+)
+def test_a_wrong_executor_is_told_in_one_sentence_at_its_place(tmp_path: Path, text: str, told: str) -> None:
+    assert only_problem(tmp_path, f"{WORKLOAD}executor: {text}") == f"x.yaml:2:{told}"
+
+
+def test_a_key_of_the_executor_is_told_where_it_belongs(tmp_path: Path) -> None:
+    assert only_problem(tmp_path, f"{WORKLOAD}address: a:1").endswith("it belongs below executor")
+
+
+def test_a_device_by_its_number_is_refused_on_a_cluster(tmp_path: Path) -> None:
+    text = f"{WORKLOAD}device: cuda:1\nexecutor: ray"
+    told = (
+        "x.yaml:2:9: device: must name a kind of device with executor ray, which gives each rank a device of its host"
+    )
+    assert only_problem(tmp_path, text) == f"{told}, but got 'cuda:1'; write cuda"
+    assert read_plan(write(tmp_path, text), ["device=cuda"]).device == "cuda"
+    assert read_plan(write(tmp_path, text), executor="local").device == "cuda:1"
+    assert len(problems(tmp_path, f"{WORKLOAD}device: cuda:1\nexecutor: rai")) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "overrides", "executor"),
+    [
+        ("", None, [], Executor()),
+        ("", "ray", [], Executor(kind="ray")),
+        ("executor: ray", "local", [], Executor()),
+        ("executor: {kind: ray, address: 'a:1', ranks: spread}", "local", [], Executor()),
+        (
+            "executor: {kind: ray, address: 'a:1', ranks: spread}",
+            "ray",
+            [],
+            Executor(kind="ray", address="a:1", ranks="spread"),
+        ),
+        ("executor: {address: 'a:1'}", "ray", [], Executor(kind="ray", address="a:1")),
+        ("executor: local", "ray", ["executor.address=b:2"], Executor(kind="ray", address="b:2")),
+        ("executor: [1]", "ray", [], Executor(kind="ray")),
+        ("", "ray", ["executor=local"], Executor()),
+    ],
+)
+def test_a_kind_of_executor_keeps_what_the_file_says_of_that_kind(
+    tmp_path: Path, text: str, kind: ExecutorKind | None, overrides: list[str], executor: Executor
+) -> None:
+    assert read_plan(write(tmp_path, f"{WORKLOAD}{text}"), overrides, executor=kind).executor == executor
+
+
 # Whatever is written
 
-_NAMES = sorted({*TrainingConfig.model_fields, *Objective.model_fields, *Budget.model_fields, *DdpConfig.model_fields})
+_MODELS = (TrainingConfig, Objective, Budget, DdpConfig, Executor)
+_NAMES = sorted({name for model in _MODELS for name in model.model_fields})
 _MARKS = [": ", "\n", "  ", "- ", "[", "]", "{", "}", "|\n", ">\n", "'", '"', "#", "---\n", "? ", "<<: ", "\t", "\\U"]
 _TAGS = ["&a ", "*a", "!!int ", "!!set ", "!x ", "%YAML 1.1\n"]
 _WORDS = ["1", "-0", "1e999", ".inf", "-.inf", ".nan", "true", "yes", "null", "~", "0x", "0o8", "9" * 400, "20GiB"]
-_SECTION_NAMES = ["workload", "baseline", "space", "objective", "budget", "device", "run_dir", "seed", "other"]
+_SECTION_NAMES = [
+    "workload",
+    "baseline",
+    "space",
+    "objective",
+    "budget",
+    "device",
+    "executor",
+    "run_dir",
+    "seed",
+    "other",
+]
 _TOKENS = st.sampled_from([*_NAMES, *_SECTION_NAMES, *_MARKS, *_TAGS, *_WORDS])
 _SCALARS = (
     st.none()
@@ -444,7 +536,7 @@ _SCALARS = (
     | st.integers()
     | st.floats()
     | st.text(max_size=5)
-    | st.sampled_from(["inf", "nan", "1e999", "9" * 400 + "GiB", "bf16", "a.py:b", "float32", 10**400])
+    | st.sampled_from(["inf", "nan", "1e999", "9" * 400 + "GiB", "bf16", "a.py:b", "a:1", "float32", "ray", 10**400])
 )
 _VALUES = st.recursive(
     _SCALARS,
@@ -510,7 +602,7 @@ def test_any_override_gives_a_plan_or_a_config_error(folder: Path, override: str
 
 
 @settings(deadline=None, max_examples=200)
-@given(value=_VALUES, model=st.sampled_from([TrainingConfig, SearchSpace, Objective, Budget]))
+@given(value=_VALUES, model=st.sampled_from([TrainingConfig, SearchSpace, Objective, Budget, Executor]))
 def test_any_python_value_gives_a_model_or_a_config_error(value: Any, model: Any) -> None:
     assert all(one.startswith("here") for one in told_by(lambda: parse_model(model, value, "here")))
 

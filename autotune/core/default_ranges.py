@@ -9,13 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from math import prod
+from math import inf, prod
 
 from autotune.core.ddp_config import TORCH_FIRST_BUCKET_MB, DdpConfig
 from autotune.core.domains import Choices, Domain, IntRange, SettingValue, whole_numbers
 from autotune.core.environment import Environment
 from autotune.core.objective import Objective
-from autotune.core.rules import DATA_PARALLEL_KINDS, GROUP_BACKENDS, HOOK_DTYPES, hook_obstacle, most_ranks
+from autotune.core.rules import (
+    DATA_PARALLEL_KINDS,
+    GROUP_BACKENDS,
+    HOOK_DTYPES,
+    hook_obstacle,
+    most_ranks,
+    ranks_of_host,
+    ranks_on_host,
+)
 from autotune.core.training_config import TrainingConfig
 from autotune.core.workload import WorkloadFacts
 
@@ -54,6 +62,13 @@ class Basis:
         length = self.facts.dataset_length
         return max(1, min(most, length)) if length is not None and self.drop_last else most
 
+    @property
+    def most_shares(self) -> float:
+        """Ranks that can have a sample each of the largest global batch that is tried."""
+        if self.keeps_batch:
+            return self.baseline.global_batch_size
+        return inf if "micro_batch_size" in self.given else self.most_samples
+
 
 def default_ranges(basis: Basis) -> dict[str, Domain]:
     """A domain for every setting: the user's where given, else a range that suits the workload and this machine.
@@ -78,15 +93,16 @@ def group_sizes(domains: Mapping[str, Domain]) -> tuple[int, ...]:
 
 
 def most_workers(facts: WorkloadFacts, environment: Environment) -> int:
-    """Loader workers that are tried by default, of all ranks together: twice the cores, and eight on few cores."""
+    """Loader workers that are tried by default, of all ranks on a host: twice its cores, and eight on few cores."""
     return max(_MIN_WORKERS_TRIED, 2 * environment.cores) if facts.is_sharded else 1
 
 
 def workers_cap(basis: Basis) -> int | None:
-    """Most loader workers of all ranks together; None where the user has listed numbers of workers."""
+    """Most loader workers of all ranks on a host; None where the user has listed numbers of workers."""
     if "num_workers" in basis.given:
         return None
-    return max(most_workers(basis.facts, basis.environment), basis.baseline.num_workers * basis.baseline.process_count)
+    sharing = ranks_on_host(basis.baseline.process_count, basis.environment)
+    return max(most_workers(basis.facts, basis.environment), basis.baseline.num_workers * sharing)
 
 
 def batch_cap(basis: Basis, domains: Mapping[str, Domain]) -> int | None:
@@ -114,38 +130,45 @@ def _device_ranges(basis: Basis) -> dict[str, Domain]:
 def _rank_ranges(basis: Basis) -> dict[str, Domain]:
     """Ranks, and the strategies that so many of them leave to be compared."""
     sizes = basis.given.get("world_size") or _numbers(_rank_counts(basis))
-    several = max(whole_numbers(sizes)) > 1
+    groups, most = [size for size in whole_numbers(sizes) if size > 1], ranks_of_host(basis.environment)
+    has_dp = basis.environment.device_kind in DATA_PARALLEL_KINDS
     is_possible = {
         "single": 1 in sizes,
-        "dp": several and basis.environment.device_kind in DATA_PARALLEL_KINDS,
-        "ddp": several,
+        "dp": has_dp and any(size <= most for size in groups),
+        "ddp": bool(groups),
     }
     return {"world_size": sizes, "strategy": _choices(*(name for name, is_one in is_possible.items() if is_one))}
 
 
 def _rank_counts(basis: Basis) -> set[int]:
-    """Every number of devices here; several on the CPU, or beside a device that was named, only where asked for."""
+    """Every number of devices of a host, and whole hosts; on the CPU, or beside a named device, only where asked."""
     asked = basis.given.get("strategy")
     groups = asked is not None and ("ddp" in asked or "dp" in asked)
-    counts = set(_counts_here(basis.environment, asks=groups)) if asked is None or groups else {1}
+    spans = asked is None or "ddp" in asked
+    counts = set(_counts_here(basis, asks=groups, spans=spans)) if asked is None or groups else {1}
     if asked is not None and "single" not in asked:
         counts = {count for count in counts if count > 1} or {1}
     return counts | {basis.baseline.world_size} if asked is None or basis.baseline.strategy in asked else counts
 
 
-def _counts_here(environment: Environment, *, asks: bool) -> Iterable[int]:
-    most = most_ranks(environment)
+def _counts_here(basis: Basis, *, asks: bool, spans: bool) -> Iterable[int]:
+    """`spans`: more ranks than a host has room for may be tried, as long as each has a sample of the batch."""
+    environment = basis.environment
+    most = ranks_of_host(environment)
+    most_of_all = min(most_ranks(environment), max(most, basis.most_shares)) if spans else most
     if environment.device_kind == "cpu":
-        return _powers_of_two(most) if asks else [1]
+        return _powers_of_two(int(most_of_all)) if asks else [1]
     is_named = most < environment.device_count
     if environment.device_kind not in GROUP_BACKENDS or (is_named and not asks):
         return [1]
-    return range(1, most + 1)
+    whole_hosts = (hosts * most for hosts in (*_powers_of_two(environment.hosts), environment.hosts))
+    return [*range(1, most + 1), *(count for count in whole_hosts if most < count <= most_of_all)]
 
 
 def _loader_ranges(basis: Basis, domains: Mapping[str, Domain]) -> dict[str, Domain]:
     baseline = basis.baseline
-    most = max(1, most_workers(basis.facts, basis.environment) // _fewest_processes(domains))
+    sharing = ranks_on_host(_fewest_processes(domains), basis.environment)
+    most = max(1, most_workers(basis.facts, basis.environment) // sharing)
     prefetch_factors = {*_PREFETCH_FACTORS, baseline.prefetch_factor or _PREFETCH_FACTORS[0]}
     is_copied = basis.environment.device_kind not in {"cpu", "mps"}
     return {

@@ -1,11 +1,11 @@
-"""The machine that trials run on, as a worker process sees it; stored beside every result."""
+"""The machine that trials run on, as a worker process sees it, and how many of its kind; stored beside every result."""
 
 from __future__ import annotations
 
 import hashlib
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from autotune.core.training_config import AmpDtype
 
@@ -27,6 +27,11 @@ class Environment(BaseModel):
     device_memory_bytes: int
     """Memory of the device; on the CPU the machine's or the cgroup's RAM."""
     device_count: int
+    """Of its kind on a host."""
+    hosts: Annotated[int, Field(ge=1)] = 1
+    """Machines, all like this one, over which the ranks of one trial may be spread."""
+    is_spread: bool = False
+    """Ranks lie on as many of the hosts as possible, not on as few as hold them."""
     native_amp_dtypes: tuple[AmpDtype, ...]
     """Precisions that the device computes natively."""
     driver: str | None
@@ -43,6 +48,6 @@ class Environment(BaseModel):
 
     @property
     def fingerprint(self) -> str:
-        """Twelve hex digits that change when the hardware, the driver or torch does."""
+        """Twelve hex digits that change when a host's hardware, driver or torch does; hosts may come and go."""
         parts = (self.device_kind, self.device_name, self.device_count, self.driver, self.cores, self.torch, self.cuda)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.core.budget import Budget
+from autotune.core.executor import Executor
 from autotune.core.objective import Objective
 from autotune.core.search_space import SearchSpace
 from autotune.core.training_config import TrainingConfig
@@ -26,6 +27,7 @@ class Plan:
     objective: Objective = field(default_factory=Objective)
     budget: Budget = field(default_factory=Budget)
     device: str = "auto"
+    executor: Executor = field(default_factory=Executor)
     run_dir: Path | None = None
     """None: a new folder below ./runs."""
     seed: int = 0

@@ -7,10 +7,11 @@ so that raising, skipping and telling share one check.
 
 from __future__ import annotations
 
-from math import inf
+from math import ceil, inf
 from typing import TYPE_CHECKING
 
 from autotune.core.ddp_config import TORCH_BUCKET_CAP_MB, TORCH_FIRST_BUCKET_MB, DdpConfig
+from autotune.core.executor import places
 
 if TYPE_CHECKING:
     from autotune.core.environment import DeviceKind, Environment
@@ -28,6 +29,8 @@ __all__ = [
     "most_ranks",
     "normalised",
     "obstacle",
+    "ranks_of_host",
+    "ranks_on_host",
     "same_behaviour_key",
     "without_effect",
 ]
@@ -74,11 +77,24 @@ def obstacle(config: TrainingConfig, facts: WorkloadFacts, environment: Environm
 
 
 def most_ranks(environment: Environment) -> int:
-    """Ranks that a machine has room for: its devices from the one named on; on the CPU, a core for each."""
+    """Ranks that all hosts together have room for."""
+    return environment.hosts * ranks_of_host(environment)
+
+
+def ranks_of_host(environment: Environment) -> int:
+    """Ranks that a host has room for: its devices, on a lone one from that named on; on the CPU, a core for each."""
     if environment.device_kind == "cpu":
         return environment.cores
-    index = int(environment.device.partition(":")[2] or 0)
+    index = int(environment.device.partition(":")[2] or 0) if environment.hosts == 1 else 0
     return max(1, environment.device_count - index)
+
+
+def ranks_on_host(ranks: int, environment: Environment) -> int:
+    """Most ranks of a group of so many that share a host; of a group without room, as if there were some."""
+    most = ranks_of_host(environment)
+    if ranks > environment.hosts * most:
+        return ceil(ranks / environment.hosts)
+    return max(places(ranks, hosts=environment.hosts, per_host=most, spread=environment.is_spread))
 
 
 def hook_obstacle(hook: str | None, environment: Environment) -> str | None:
@@ -169,7 +185,7 @@ def _beyond_the_data(config: TrainingConfig, facts: WorkloadFacts, *, drop_last:
 
 
 def _beyond_the_machine(config: TrainingConfig, environment: Environment) -> str | None:
-    kind, most = environment.device_kind, most_ranks(environment)
+    kind = environment.device_kind
     if config.strategy == "dp" and kind not in DATA_PARALLEL_KINDS:
         return (
             "strategy 'dp' splits each batch over CUDA or ROCm devices, but the device is "
@@ -180,15 +196,24 @@ def _beyond_the_machine(config: TrainingConfig, environment: Environment) -> str
             "strategy 'ddp' exchanges gradients by NCCL, XCCL or gloo, but torch has none of them for "
             f"{environment.device}; set strategy: single"
         )
+    is_spanning = environment.hosts > 1 and config.strategy != "dp"
+    most = most_ranks(environment) if is_spanning else ranks_of_host(environment)
     if config.world_size <= most:
         return None
-    room = f"{most}, the cores here (a rank needs one)" if kind == "cpu" else _say_devices(most, environment)
+    room = f"{most}, {_say_room(most, environment, is_spanning=is_spanning)}"
     return f"world_size must be at most {room}, but got world_size={config.world_size}; set a smaller one"
 
 
-def _say_devices(most: int, environment: Environment) -> str:
-    which = "the devices here" if most == environment.device_count else f"the devices from {environment.device} on"
-    return f"{most}, {which}"
+def _say_room(most: int, environment: Environment, *, is_spanning: bool) -> str:
+    """What there are as many of as ranks may be; one process, as under strategy 'dp', can't span hosts."""
+    where = f"of all {environment.hosts} hosts" if is_spanning else "here"
+    if environment.device_kind == "cpu":
+        return f"the cores {where} (a rank needs one)"
+    if is_spanning:
+        return f"the devices {where}"
+    if environment.hosts > 1:
+        return "the devices of a host, on which strategy 'dp' stays"
+    return "the devices here" if most == environment.device_count else f"the devices from {environment.device} on"
 
 
 def _beyond_the_group(config: TrainingConfig, facts: WorkloadFacts, environment: Environment) -> str | None:

@@ -112,7 +112,7 @@ class ResolvedSpace:
     """Most samples of a global batch, raised where a listed grad_accum_steps or world_size needs it; None where the
     user has listed batch sizes, or keeps the global batch."""
     workers_cap: int | None = None
-    """Most loader workers of all ranks together: more of a proposal are left out; None where the user has listed
+    """Most loader workers of all ranks on a host: more of a proposal are left out; None where the user has listed
     numbers of workers."""
     lists_hooks: bool = False
     """The user has listed communication hooks: how coarse they are is his to judge."""
@@ -211,14 +211,14 @@ def setting_of(config: TrainingConfig, name: str) -> SettingValue:
 
 
 def _settings_of(params: Mapping[str, SettingValue], space: ResolvedSpace) -> dict[str, Any]:
-    """Every setting, normalised; the loader's workers within what the ranks of one machine share."""
+    """Every setting, normalised; the loader's workers within what the ranks on a host share."""
     plain: dict[str, Any] = {name: next(iter(domain)) for name, domain in space.domains.items()}
     plain.update(params)
     ddp = {name.removeprefix(DDP_PREFIX): plain.pop(name) for name in [*plain] if name.startswith(DDP_PREFIX)}
     plain.update(lr=space.baseline.lr, ddp=ddp or None)
     settings: dict[str, Any] = rules.normalised(plain, space.facts, space.environment)
     if space.workers_cap is not None and settings["strategy"] == "ddp":
-        share = max(1, space.workers_cap // settings["world_size"])
+        share = max(1, space.workers_cap // rules.ranks_on_host(settings["world_size"], space.environment))
         settings["num_workers"] = min(settings["num_workers"], share)
     return settings
 

@@ -22,6 +22,7 @@ def space_notes(basis: Basis, domains: Mapping[str, Domain]) -> tuple[str, ...]:
         *_emulated(basis),
         *_unsharded(basis),
         *_ranks(basis, domains),
+        *_hosts(basis, domains),
     )
 
 
@@ -74,6 +75,22 @@ def _ranks(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[str]:
             "graph runs under strategy 'ddp'. The choices given were kept."
         )
     yield from _listed_hooks(basis)
+
+
+def _hosts(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[str]:
+    """What is said of several hosts: a layout that changes nothing, and devices that no group reaches by default."""
+    environment, sizes = basis.environment, group_sizes(domains)
+    has_groups = bool(sizes) or basis.baseline.process_count > 1
+    if environment.is_spread and (environment.hosts == 1 or not has_groups):
+        why = "there is one host" if environment.hosts == 1 else "no trial has several ranks"
+        yield f"executor.ranks=spread had no effect: {why}."
+    most, there_are = max(sizes, default=1), rules.most_ranks(environment)
+    is_device = environment.device_kind != "cpu" and environment.hosts > 1
+    if is_device and sizes and most < there_are and "world_size" not in basis.given:
+        yield (
+            f"world_size stayed within {most} of the {there_are} devices of {environment.hosts} hosts: with more, a "
+            "rank would have no sample of the largest global batch that is tried; list world_size to have more tried."
+        )
 
 
 def _listed_hooks(basis: Basis) -> Iterator[str]:

@@ -292,15 +292,16 @@ def show_path(path: Path) -> str:
 
 
 def describe_environment(environment: Environment) -> dict[str, str]:
-    """The machine: {what: its value}."""
-    memory = format_bytes(environment.device_memory_bytes)
+    """The machine, or each of several: {what: its value}."""
+    memory, ram = format_bytes(environment.device_memory_bytes), format_bytes(environment.ram_bytes)
     versions = [f"{name} {version}" for name, version in sorted(environment.versions.items())]
+    each, on_each = (f"{environment.hosts} hosts, each: ", " on each host") if environment.hosts > 1 else ("", "")
     return {
-        "device": f"{environment.device_name} ({environment.device}, {memory})",
-        **({"devices": str(environment.device_count)} if environment.device_count > 1 else {}),
+        "device": f"{each}{environment.device_name} ({environment.device}, {memory})",
+        **({"devices": f"{environment.device_count}{on_each}"} if environment.device_count > 1 else {}),
         **({"driver": environment.driver} if environment.driver is not None else {}),
         "precisions": ", ".join(environment.native_amp_dtypes),
-        "processor": f"{format_count(environment.cores, 'core')}, {format_bytes(environment.ram_bytes)} of RAM",
+        "processor": f"{format_count(environment.cores, 'core')}, {ram} of RAM{on_each}",
         "platform": environment.platform,
         "python": environment.python,
         "torch": environment.torch + (f", CUDA {environment.cuda}" if environment.cuda is not None else ""),

@@ -7,13 +7,14 @@ asked for only a trial can tell.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo
 
 from autotune.core.budget import Budget
+from autotune.core.executor import Executor, ExecutorKind, device_obstacle
 from autotune.core.objective import Objective
 from autotune.core.plan import Plan
 from autotune.core.search_space import SearchSpace
@@ -28,15 +29,18 @@ __all__ = ["read_plan"]
 _FOLDERS = "folders"  # key of the validation context: where a relative .py path is looked for
 
 
-def read_plan(path: Path, overrides: Sequence[str] = ()) -> Plan:
+def read_plan(path: Path, overrides: Sequence[str] = (), *, executor: ExecutorKind | None = None) -> Plan:
     """Read a configuration file; each override is `a.b=c`, with c in YAML.
+
+    `executor` takes the place of the file's kind of executor, before the overrides; of its address and ranks only
+    where the kinds differ.
 
     Raises:
         ConfigError: the file can't be read, or breaks rules; all that is wrong, a sentence each.
     """
     document = read_document(path)
     malformed: list[str] = []
-    for override in overrides:
+    for override in (*_chosen(executor, document), *overrides):
         try:
             apply_override(document, override)
         except ConfigError as error:
@@ -49,6 +53,14 @@ def read_plan(path: Path, overrides: Sequence[str] = ()) -> Plan:
     if file is None or problems or malformed:
         raise ConfigError(*map(str, problems), *malformed)
     return _plan(file, path.stem, folders)
+
+
+def _chosen(executor: ExecutorKind | None, document: Document) -> Iterator[str]:
+    """The override that a kind of executor stands for: in the file's own mapping, unless that is of another kind."""
+    if executor is not None:
+        own = document.data.get("executor")
+        is_alike = isinstance(own, dict) and own.get("kind", executor) == executor
+        yield f"executor.kind={executor}" if is_alike else f"executor={{kind: {executor}}}"
 
 
 def _check_reference(value: str, info: ValidationInfo) -> str:
@@ -75,11 +87,15 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _check_device(value: str) -> str:
+def _check_device(value: str, info: ValidationInfo) -> str:
     kind, colon, index = value.partition(":")
-    if value in {"auto", "cpu", "mps"} or (kind in {"cuda", "xpu"} and (index.isdecimal() or not colon)):
-        return value
-    raise ValueError(f"must be auto, cpu, cuda, cuda:N, mps, xpu or xpu:N, but got {value!r}")
+    if value not in {"auto", "cpu", "mps"} and not (kind in {"cuda", "xpu"} and (index.isdecimal() or not colon)):
+        raise ValueError(f"must be auto, cpu, cuda, cuda:N, mps, xpu or xpu:N, but got {value!r}")
+    executor = info.data.get("executor")  # missing where it is wrong itself
+    reason = None if executor is None else device_obstacle(value, executor)
+    if reason is not None:
+        raise ValueError(reason)
+    return value
 
 
 def _check_run_dir(value: str) -> str:
@@ -124,6 +140,7 @@ class _RunFile(BaseModel):
     space: SearchSpace = Field(default_factory=SearchSpace)
     objective: Objective = Field(default_factory=Objective)
     budget: Budget = Field(default_factory=Budget)
+    executor: Executor = Field(default_factory=Executor)
     device: Annotated[_Text, AfterValidator(_check_device)] = "auto"
     run_dir: Annotated[_Text, AfterValidator(_check_run_dir)] | None = None
     seed: Annotated[int, Field(strict=True, ge=0, lt=2**32)] = 0
@@ -167,6 +184,7 @@ def _plan(file: _RunFile, name: str, folders: tuple[str, ...]) -> Plan:
         objective=file.objective,
         budget=file.budget,
         device=file.device,
+        executor=file.executor,
         run_dir=None if file.run_dir is None else Path(file.run_dir),
         seed=file.seed,
     )

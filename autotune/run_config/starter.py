@@ -42,6 +42,7 @@ budget:
   # n_trials: 40
 
 # device: auto                       # or cpu, cuda, cuda:1
+# executor: local                    # or ray: trials on the machines of a Ray cluster, several at once
 run_dir: runs/autotune
 seed: 0
 """

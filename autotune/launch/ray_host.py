@@ -1,0 +1,257 @@
+"""What runs on each host of a Ray cluster: an actor that measures trials there through a fork server of its own.
+
+Receives the workload's payload once, in parts, and jobs as JSON; answers as JSON with how the ranks ended, their
+reports and their log. Nothing of a host outlives its actor: the fork server sweeps up when the actor is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from threading import Event, Lock
+
+import psutil
+import ray
+from pydantic import BaseModel, ConfigDict
+
+from autotune import __version__
+from autotune.core.environment import Environment
+from autotune.errors import AutotuneError
+from autotune.launch.fork_server import ForkServerLauncher
+from autotune.launch.launcher import Exit, Launch
+from autotune.launch.runner import TrialRunner
+from autotune.protocol import GroupPart, Job, TrialFolder, write_model
+
+__all__ = ["Host", "HostAnswer", "HostFacts", "HostTask", "trial_environment"]
+
+_DESCRIBE_WITHIN_S = 120.0
+_ENDS_WITHIN_S = 8.0
+_FILE_BYTES = 16 * 1024 * 1024  # a report has some 100 KiB: what is larger was written by somebody else
+_FIRST_PORT, _PORTS = 20_000, 12_000  # below Linux's ephemeral ports (32768 on), which anything may take meanwhile
+_PORT_TRIES = 100
+_OF_THE_HOST = ("CUDA_", "HIP_", "HOSTNAME", "NVIDIA_", "RAY_", "ROCR_", "SLURM", "TMPDIR", "XDG_", "ZE_")
+_RAYS_OWN = ("RAY_", "OMP_NUM_THREADS", "PYTHONBREAKPOINT", "SPT_NOENV")
+
+
+class HostFacts(BaseModel):
+    """What a host says of itself."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    version: str
+    """Of autotune."""
+    environment: Environment | None
+    """The machine as trials see it; None where they can't be started."""
+    reason: str = ""
+    interface: str | None
+    """Network interface that has the host's address in the cluster; None where none is found."""
+
+
+class HostTask(BaseModel):
+    """What a host is to run of a trial."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    ticket: str
+    """By which it can be called off."""
+    job: Job
+    """As it was written on the driver; paths of the trial's folder and payload are replaced by the host's."""
+    payload_key: str | None
+    """Of the payload that was sent; None: the job needs none."""
+    rendezvous: str | None
+    """Where ranks of several hosts meet; None: at a file of the host's."""
+    part: GroupPart | None
+    ranks: int
+    deadline_s: float
+    ram_ceiling_bytes: int | None
+
+
+class HostAnswer(BaseModel):
+    """How a host's part of a trial ended."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_bytes="base64", val_json_bytes="base64"
+    )
+
+    exit: Exit | None
+    """None: the trial could not be started."""
+    error: str = ""
+    """Why it could not."""
+    files: dict[str, bytes] = {}
+    """Reports and stacks, by their names in the trial's folder."""
+    log: bytes = b""
+
+
+class Host:
+    """Measures one trial at a time on this host; `call_off` and `close` may be called meanwhile.
+
+    Args:
+        environment: the caller's; trials see it but for what is the host's own.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        _leave_rays_path()
+        _remove_left_behind()
+        self._scratch = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+        self._environment = trial_environment(os.environ, environment)
+        self._launcher = ForkServerLauncher(self._scratch / "server.log", self._environment)
+        self._turn, self._called_off, self._is_closing = Lock(), set[str](), Event()
+
+    def describe(self, device: str, address: str) -> str:
+        """HostFacts of this host, which has this address in the cluster, as JSON."""
+        runner = TrialRunner(
+            launcher=self._launcher,
+            payload=self._scratch,
+            scratch=self._scratch,
+            logs=self._scratch,
+            device=device,
+            seed=0,
+        )
+        interface = _interface_of(address)
+        try:
+            report = runner.describe(deadline_s=_DESCRIBE_WITHIN_S)
+        except AutotuneError as error:
+            return HostFacts(
+                version=__version__, environment=None, reason=str(error), interface=interface
+            ).model_dump_json()
+        return HostFacts(
+            version=__version__, environment=report.environment, reason=report.result.reason, interface=interface
+        ).model_dump_json()
+
+    def take(self, key: str, name: str, offset: int, data: bytes) -> str:
+        """Write a part of the payload's file `name`, the first of which begins it; why that can't be, or ""."""
+        folder = self._payload(key)
+        try:
+            if not folder.exists():
+                for old in self._scratch.glob(f"{_PAYLOAD}*"):
+                    shutil.rmtree(old, ignore_errors=True)
+                folder.mkdir(mode=0o700)
+            with (folder / name).open("r+b" if offset else "wb") as file:
+                file.seek(offset)
+                file.write(data)
+        except OSError as error:
+            why = error.strerror or error
+            return f"the workload can't be written to {folder} ({why}); free space there, or set TMPDIR for ray start"
+        return ""
+
+    def free_port(self) -> int:
+        """A port that nobody listens to now."""
+        for _ in range(_PORT_TRIES):
+            port = _FIRST_PORT + secrets.randbelow(_PORTS)
+            with socket.socket() as one:
+                try:
+                    one.bind(("", port))
+                except OSError:
+                    continue
+                return port
+        raise OSError(f"no free port was found from {_FIRST_PORT} to {_FIRST_PORT + _PORTS}")
+
+    def run(self, task: str) -> str:
+        """Run a HostTask's ranks to their end; a HostAnswer. Both as JSON."""
+        with self._turn:  # a trial that was called off may not have ended yet
+            return self._run(HostTask.model_validate_json(task)).model_dump_json()
+
+    def call_off(self, ticket: str) -> None:
+        """End a task where it runs, or as soon as it does."""
+        self._called_off.add(ticket)
+
+    def close(self) -> None:
+        """End the trial that runs, the fork server, and remove what the host holds."""
+        self._is_closing.set()
+        is_idle = self._turn.acquire(timeout=_ENDS_WITHIN_S)
+        self._launcher.close()
+        if is_idle:
+            self._turn.release()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _run(self, task: HostTask) -> HostAnswer:
+        if not task.job.working_directory.is_dir():
+            where = f"trials must find the caller's folder on every host, but {socket.gethostname()} has no"
+            return HostAnswer(
+                exit=None, error=f"{where} {task.job.working_directory}; use a file system that the hosts share"
+            )
+        folder = TrialFolder(Path(tempfile.mkdtemp(prefix="trial-", dir=self._scratch)))
+        log = folder.path / "log"
+        try:
+            write_model(folder.job, self._job(task, folder))
+            launch = Launch(
+                folder=folder,
+                log=log,
+                deadline_s=task.deadline_s,
+                ranks=task.ranks,
+                ram_ceiling_bytes=task.ram_ceiling_bytes,
+                should_end=lambda: self._is_closing.is_set() or task.ticket in self._called_off,
+            )
+            exit_ = self._launcher.launch(launch)
+            return HostAnswer(exit=exit_, files=_files_of(folder, task), log=_read(log) or b"")
+        except AutotuneError as error:
+            return HostAnswer(exit=None, error=f"{socket.gethostname()}: {error}")
+        finally:
+            shutil.rmtree(folder.path, ignore_errors=True)
+
+    def _job(self, task: HostTask, folder: TrialFolder) -> Job:
+        is_group = task.job.rendezvous is not None
+        kept = [entry for entry in task.job.sys_path if not entry or Path(entry).exists()]
+        return task.job.model_copy(
+            update={
+                "payload": task.job.payload if task.payload_key is None else self._payload(task.payload_key),
+                "rendezvous": (task.rendezvous or f"file://{folder.rendezvous}") if is_group else None,
+                "part": task.part,
+                "sys_path": tuple(dict.fromkeys([*kept, *sys.path])),
+            }
+        )
+
+    def _payload(self, key: str) -> Path:
+        return self._scratch / f"{_PAYLOAD}{key}"
+
+
+_PREFIX = "autotune-host-"
+_PAYLOAD = "payload-"
+
+
+def trial_environment(here: Mapping[str, str], callers: Mapping[str, str]) -> dict[str, str]:
+    """The environment of trials on a host: the caller's, but for what tells of the host itself or comes from Ray."""
+    own = {name: value for name, value in here.items() if not name.startswith(_RAYS_OWN)}
+    told = {name: value for name, value in callers.items() if not name.startswith(_OF_THE_HOST)}
+    return own | told
+
+
+def _files_of(folder: TrialFolder, task: HostTask) -> dict[str, bytes]:
+    first = 0 if task.part is None else task.part.first_rank
+    ranks = range(first, first + task.ranks)
+    paths = [path for rank in ranks for path in (folder.report_of(rank), folder.stack_of(rank))]
+    return {path.name: data for path in paths if (data := _read(path)) is not None}
+
+
+def _read(path: Path) -> bytes | None:
+    """A file's content; None where there is none. A file that is far too large is cut, and no report any more."""
+    try:
+        with path.open("rb") as file:
+            return file.read(_FILE_BYTES)
+    except OSError:
+        return None
+
+
+def _interface_of(address: str) -> str | None:
+    found = (name for name, known in psutil.net_if_addrs().items() if any(one.address == address for one in known))
+    return next(found, None)
+
+
+def _leave_rays_path() -> None:
+    """Take the folders that Ray puts before the user's off the search path: they hold packages of its own."""
+    rays = str(Path(ray.__file__).parent) + os.sep
+    sys.path[:] = [entry for entry in sys.path if not entry.startswith(rays)]
+
+
+def _remove_left_behind() -> None:
+    """Remove the folders of this user's hosts that were killed here."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        if pid.isdecimal() and not psutil.pid_exists(int(pid)) and folder.owner() == psutil.Process().username():
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,348 @@
+"""Launcher over the hosts of a Ray cluster: the driver keeps the study, the hosts measure.
+
+`launch` may be called from several threads; each waits for its turn and its hosts. Where a host is lost, the same trial
+is measured again on others: it costs time, and nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import uuid
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import current_thread, main_thread
+from time import monotonic
+from typing import Any
+
+import ray
+from ray._private import worker as rays_worker
+from ray._private.services import get_ray_address_from_environment
+from ray.exceptions import (
+    ActorUnavailableError,
+    NodeDiedError,
+    ObjectLostError,
+    RayActorError,
+    RayError,
+    WorkerCrashedError,
+)
+
+from autotune.core.executor import Executor
+from autotune.core.trial import TrialResult
+from autotune.errors import ConfigError, LauncherError
+from autotune.launch.launcher import Exit, Launch
+from autotune.launch.ray_host import HostAnswer, HostTask
+from autotune.launch.ray_hosts import HostPool, OneHost
+from autotune.protocol import GroupPart, Job, RankReport, read_model, write_atomic, write_model
+
+__all__ = ["RayLauncher", "merged_exit"]
+
+_LOG = logging.getLogger(__name__)
+_LOST = (RayActorError, ActorUnavailableError, NodeDiedError, ObjectLostError, WorkerCrashedError)
+_MOST_LOSSES = 3
+_TICK_S = 0.1
+_FOLLOW_WITHIN_S = 5.0  # as on one machine: the others of a group end soon after one has, or are ended
+_ANSWERS_WITHIN_S = 5.0
+_SILENT_S = 60.0  # past its deadline: the host itself ends a trial then
+_PART_BYTES = 32 * 1024 * 1024
+_NO_WORKLOAD = frozenset({"describe"})
+
+
+class RayLauncher:
+    """Runs each trial on whole hosts of a Ray cluster. Made by `connect`."""
+
+    def __init__(self, pool: HostPool, held: ExitStack) -> None:
+        self._pool, self._held = pool, held
+
+    @classmethod
+    def connect(cls, executor: Executor, *, device: str) -> RayLauncher:
+        """Join a running cluster and look at its hosts; a connection that the caller has already made is used.
+
+        Raises:
+            ConfigError: no cluster answers.
+            LauncherError: no host of it can run trials.
+        """
+        with ExitStack() as undo:
+            if not ray.is_initialized():
+                _join(executor.address)
+                undo.callback(ray.shutdown)
+                undo.enter_context(_unheard_messages())
+            pool = HostPool(executor, device)
+            undo.callback(pool.close)
+            pool.require_hosts()
+            return cls(pool, undo.pop_all())
+
+    @property
+    def slots(self) -> int:
+        """Trials that can run at once, one a host."""
+        return self._pool.slots
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences about hosts that are not used."""
+        return self._pool.notes
+
+    def launch(self, launch: Launch) -> Exit:
+        """Run a trial on hosts that are free, again elsewhere where one is lost.
+
+        Raises:
+            LauncherError: no host is left, or the launcher was closed meanwhile.
+        """
+        job = read_model(launch.folder.job, Job)
+        begun, lost = monotonic(), list[str]()
+        while len(lost) < _MOST_LOSSES:
+            team = self._pool.acquire(launch.ranks)
+            try:
+                return self._run(launch, job, team)
+            except _HostLostError as loss:
+                if self._pool.is_closed:
+                    raise LauncherError("the search is over: its hosts are given back") from loss
+                lost.append(loss.host.name)
+                self._pool.drop(loss.host)
+            finally:
+                self._pool.release([host for host, _ in team])
+        return _given_up(launch, lost, monotonic() - begun)
+
+    def close(self) -> None:
+        """End all that runs on the hosts, and leave the cluster where `connect` has joined it."""
+        self._held.close()
+
+    def _run(self, launch: Launch, job: Job, team: Sequence[tuple[OneHost, int]]) -> Exit:
+        key = None if job.kind in _NO_WORKLOAD else _key_of(job.payload)
+        if key is not None:
+            for host, _ in team:
+                _send_payload(host, key, job.payload)
+        rendezvous = _meeting_place(team) if len(team) > 1 else None
+        parts = _parts_of(team)
+        running = _Running(launch, parts)
+        for part, (host, ranks) in zip(parts, team, strict=True):
+            task = HostTask(
+                ticket=running.ticket,
+                job=job,
+                payload_key=key,
+                rendezvous=rendezvous,
+                part=part if len(team) > 1 else None,
+                ranks=ranks,
+                deadline_s=launch.deadline_s,
+                ram_ceiling_bytes=launch.ram_ceiling_bytes,
+            )
+            running.hosts[_asked(host, "run", task.model_dump_json())] = host
+        try:
+            answers = running.wait()
+        except BaseException:
+            running.call_off()
+            raise
+        if self._pool.is_closed:
+            raise LauncherError("the search is over: its hosts are given back")
+        return _taken(launch, answers, parts)
+
+
+class _HostLostError(Exception):
+    def __init__(self, host: OneHost) -> None:
+        super().__init__(host.name)
+        self.host = host
+
+
+@dataclass(slots=True)
+class _Running:
+    """A trial under way on its hosts."""
+
+    launch: Launch
+    parts: Sequence[GroupPart]
+    hosts: dict[Any, OneHost] = field(default_factory=dict)
+    """By the reference to the host's answer."""
+    begun: float = field(default_factory=monotonic)
+    ticket: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def wait(self) -> list[tuple[OneHost, HostAnswer]]:
+        """Every host's answer, in the order of the ranks."""
+        answers: dict[Any, HostAnswer] = {}
+        first_ended: float | None = None
+        is_called_off = False
+        while left := [one for one in self.hosts if one not in answers]:
+            ready, _ = ray.wait(left, num_returns=len(left), timeout=_TICK_S, fetch_local=True)
+            for one in ready:
+                answers[one] = HostAnswer.model_validate_json(_answer_of(self.hosts[one], one))
+            now = monotonic()
+            if ready and first_ended is None:
+                first_ended = now
+            follows = first_ended is None or now < first_ended + _FOLLOW_WITHIN_S
+            should_end = self.launch.should_end is not None and self.launch.should_end()
+            if (should_end or not follows) and not is_called_off:
+                is_called_off = True
+                self.call_off()
+            if now > self.begun + self.launch.deadline_s + _SILENT_S:
+                raise _HostLostError(self.hosts[left[0]])
+        return [(host, answers[one]) for one, host in self.hosts.items()]
+
+    def call_off(self) -> None:
+        """End what still runs on the hosts."""
+        for host in self.hosts.values():
+            with suppress(_HostLostError):
+                _asked(host, "call_off", self.ticket)
+
+
+def _asked(host: OneHost, method: str, *arguments: object) -> Any:
+    """Call a method of the host's actor; the reference to its answer."""
+    try:
+        return getattr(host.actor, method).remote(*arguments)
+    except Exception as error:  # Ray raises a plain one for an actor that it knows no more
+        raise _HostLostError(host) from error
+
+
+def _answer_of(host: OneHost, reference: Any) -> Any:
+    """A host's answer. Ray's ways of saying that it is gone are one exception; what else fails there, a launcher's."""
+    try:
+        return ray.get(reference)
+    except _LOST as error:
+        raise _HostLostError(host) from error
+    except RayError as error:
+        raise LauncherError(f"{host.name} can't run trials: {error}") from error
+
+
+def _join(address: str | None) -> None:
+    """Connect to the cluster. Ray's own handler of SIGTERM is taken out again: a search saves what it has."""
+    where = address or os.environ.get("RAY_ADDRESS") or "auto"
+    try:
+        _knock(get_ray_address_from_environment("auto", None) if where == "auto" else where)
+    except (ConnectionError, OSError) as error:
+        raise _unreachable(where, error) from error
+    signals = (signal.SIGTERM, signal.SIGINT) if current_thread() is main_thread() else ()
+    before = {number: signal.getsignal(number) for number in signals}
+    try:
+        ray.init(address=where, log_to_driver=False, logging_level=logging.ERROR, namespace="autotune")
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise _unreachable(where, error) from error
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _knock(address: str) -> None:
+    """Raise where nobody listens: Ray itself would try it for minutes, printing."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), _ANSWERS_WITHIN_S).close()
+
+
+def _unreachable(where: str, error: Exception) -> ConfigError:
+    place = f"at {where}" if where != "auto" else "on this machine, and RAY_ADDRESS is not set"
+    return ConfigError(
+        f"executor ray needs a running Ray cluster, but none answers {place} ({_first_line(error)}); start one "
+        "(ray start --head) or name its address (executor: {kind: ray, address: HOST:6379})"
+    )
+
+
+@contextmanager
+def _unheard_messages() -> Iterator[None]:
+    """Keep off the caller's stdout what Ray prints of a node that died: 25 lines of its log, and results belong there.
+
+    Ray has no setting for it. Source: ray/_private/worker.py, listen_error_messages, also with log_to_driver=False.
+    """
+    name = "print_to_stdstream"
+    before = getattr(rays_worker, name, None)
+    if before is None:
+        yield
+        return
+
+    def keep(data: Mapping[str, Any], *_: Any, **__: Any) -> None:
+        _LOG.debug("%s", data.get("lines"))
+
+    setattr(rays_worker, name, keep)
+    try:
+        yield
+    finally:
+        setattr(rays_worker, name, before)
+
+
+def _key_of(payload: Path) -> str:
+    """Of what is in a payload: its index, its stream, and the raw bytes' size and age."""
+    raw = (payload / "bytes").stat()
+    digest = zlib.crc32((payload / "index.json").read_bytes() + (payload / "stream").read_bytes())
+    return f"{digest:08x}-{raw.st_size}-{raw.st_mtime_ns}"
+
+
+def _send_payload(host: OneHost, key: str, payload: Path) -> None:
+    """Give a host its copy of the workload, in parts: once a search."""
+    if key in host.payloads:
+        return
+    for name in ("stream", "bytes", "index.json"):
+        with (payload / name).open("rb") as file:
+            offset = 0
+            while (data := file.read(_PART_BYTES)) or offset == 0:
+                problem = _answer_of(host, _asked(host, "take", key, name, offset, data))
+                if problem:
+                    raise LauncherError(f"{host.name}: {problem}")
+                offset += len(data)
+                if not data:
+                    break
+    host.payloads.add(key)
+
+
+def _meeting_place(team: Sequence[tuple[OneHost, int]]) -> str:
+    host = team[0][0]
+    return f"tcp://{host.address}:{_answer_of(host, _asked(host, 'free_port'))}"
+
+
+def _parts_of(team: Sequence[tuple[OneHost, int]]) -> list[GroupPart]:
+    firsts = [sum(ranks for _, ranks in team[:number]) for number in range(len(team))]
+    return [
+        GroupPart(host=number, first_rank=first, ranks=ranks, interface=host.interface)
+        for number, (first, (host, ranks)) in enumerate(zip(firsts, team, strict=True))
+    ]
+
+
+def _taken(launch: Launch, answers: Sequence[tuple[OneHost, HostAnswer]], parts: Sequence[GroupPart]) -> Exit:
+    """Put the hosts' reports and logs where a trial on this machine would have left them."""
+    folder = launch.folder
+    for (host, answer), part in zip(answers, parts, strict=True):
+        if answer.exit is None:
+            raise LauncherError(f"{host.name} can't run trials: {answer.error}")
+        ranks = range(part.first_rank, part.first_rank + part.ranks)
+        for path in (place for rank in ranks for place in (folder.report_of(rank), folder.stack_of(rank))):
+            if path.name in answer.files:
+                write_atomic(path, answer.files[path.name])
+    write_atomic(
+        launch.log, b"".join(_log_of(host, answer, part) for (host, answer), part in zip(answers, parts, strict=True))
+    )
+    return merged_exit([answer.exit for _, answer in answers if answer.exit is not None], parts)
+
+
+def _log_of(host: OneHost, answer: HostAnswer, part: GroupPart) -> bytes:
+    last = part.first_rank + part.ranks - 1
+    ranks = f"rank {last}" if part.ranks == 1 else f"ranks {part.first_rank} to {last}"
+    return f"[{host.name}, {ranks}]\n".encode() + answer.log.rstrip() + b"\n"
+
+
+def merged_exit(exits: Sequence[Exit], parts: Sequence[GroupPart]) -> Exit:
+    """How a group over several hosts ended: the host whose part ended first tells which rank was the first."""
+    earliest = min(range(len(exits)), key=lambda number: exits[number].wall_s)
+    first, reasons = exits[earliest].first, [one.ended_for for one in exits]
+    codes = tuple(code for one in exits for code in one.codes)
+    return Exit(
+        code=codes[0],
+        codes=codes,
+        first=None if first is None else parts[earliest].first_rank + first,
+        ended_for=next(
+            (reason for reason in ("memory", "deadline", "called_off", "straggling") if reason in reasons), None
+        ),
+        seen_bytes=max((one.seen_bytes for one in exits if one.seen_bytes is not None), default=None),
+        was_oom_killed=any(one.was_oom_killed for one in exits),
+        wall_s=max(one.wall_s for one in exits),
+    )
+
+
+def _given_up(launch: Launch, lost: Sequence[str], wall_s: float) -> Exit:
+    """A trial that has taken one host after the other with it is itself the cause: an outcome as any other."""
+    reason = f"{len(lost)} hosts were lost one after the other while it ran ({', '.join(lost)}); it is not tried again"
+    write_model(launch.folder.report, RankReport(result=TrialResult(outcome="crashed", reason=reason)))
+    write_atomic(launch.log, f"{reason}\n".encode())
+    return Exit(code=None, codes=(None,) * launch.ranks, wall_s=wall_s)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

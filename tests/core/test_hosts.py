@@ -1,0 +1,201 @@
+"""A space over several hosts: which ranks are tried, what shares a host's cores, what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from autotune.core import rules
+from autotune.core.domains import IntRange
+from autotune.core.environment import Environment
+from autotune.core.search_space import ResolvedSpace, compose
+from autotune.core.training_config import TrainingConfig
+from autotune.core.workload import WorkloadFacts
+
+MakeSpace = Callable[..., ResolvedSpace]
+LONG = {"dataset_length": 10**6}
+
+
+def over(environment: Environment, hosts: int, *, is_spread: bool = False) -> Environment:
+    return environment.model_copy(update={"hosts": hosts, "is_spread": is_spread})
+
+
+def ranks_of(space: ResolvedSpace) -> tuple[list[Any], list[Any]]:
+    return list(space.domains["world_size"]), list(space.domains["strategy"])
+
+
+def obstacle(config: dict[str, Any], facts: WorkloadFacts, environment: Environment) -> str | None:
+    return rules.obstacle(TrainingConfig.model_validate(config), facts, environment, drop_last=True)
+
+
+# The machine
+
+
+def test_hosts_that_come_and_go_leave_the_fingerprint(four_devices: Environment) -> None:
+    assert over(four_devices, 3, is_spread=True).fingerprint == four_devices.fingerprint
+
+
+def test_an_environment_of_before_is_one_host(four_devices: Environment) -> None:
+    settings = four_devices.model_dump(exclude={"hosts", "is_spread"})
+    assert Environment.model_validate(settings).hosts == 1
+    with pytest.raises(ValidationError):
+        Environment.model_validate({**settings, "hosts": 0})
+
+
+# Rules
+
+
+def test_all_hosts_together_have_room_for_ranks(
+    make_facts: Callable[..., WorkloadFacts], four_devices: Environment, cpu: Environment
+) -> None:
+    for environment, what in ((four_devices, "devices of all 3 hosts"), (cpu, "cores of all 3 hosts")):
+        three = over(environment, 3)
+        assert rules.most_ranks(three) == 12
+        assert obstacle({"strategy": "ddp", "world_size": 12}, make_facts(), three) is None
+        told = str(obstacle({"strategy": "ddp", "world_size": 13}, make_facts(), three))
+        assert told.startswith(f"world_size must be at most 12, the {what}")
+        assert told.endswith("but got world_size=13; set a smaller one")
+
+
+def test_data_parallel_stays_on_one_host(make_facts: Callable[..., WorkloadFacts], four_devices: Environment) -> None:
+    three = over(four_devices, 3)
+    assert obstacle({"strategy": "dp", "world_size": 4}, make_facts(), three) is None
+    told = str(obstacle({"strategy": "dp", "world_size": 8}, make_facts(), three))
+    assert told.startswith("world_size must be at most 4, the devices of a host, on which strategy 'dp' stays")
+
+
+def test_a_devices_number_counts_on_a_lone_host_only(make_environment: Callable[..., Environment]) -> None:
+    named = make_environment(device="cuda:1", device_count=4)
+    assert (rules.most_ranks(named), rules.most_ranks(over(named, 2))) == (3, 8)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "packed", "spread"), [(1, 1, 1), (2, 2, 1), (3, 3, 1), (4, 4, 2), (6, 3, 2), (12, 4, 4), (15, 5, 5)]
+)
+def test_ranks_that_share_a_host_follow_from_their_layout(
+    four_devices: Environment, ranks: int, packed: int, spread: int
+) -> None:
+    found = [rules.ranks_on_host(ranks, over(four_devices, 3, is_spread=is_spread)) for is_spread in (False, True)]
+    assert found == [packed, spread]
+    assert rules.ranks_on_host(ranks, four_devices) == ranks
+
+
+# Default ranges
+
+
+@pytest.mark.parametrize(
+    ("devices", "hosts", "sizes"),
+    [
+        (1, 3, [1, 2, 3]),
+        (1, 6, [1, 2, 4, 6]),
+        (4, 1, [1, 2, 3, 4]),
+        (4, 3, [1, 2, 3, 4, 8, 12]),
+        (8, 8, [1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64]),
+        (8, 128, [1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128, 256]),
+    ],
+)
+def test_whole_hosts_are_tried_beside_every_number_of_devices_of_one(
+    make_space: MakeSpace, make_environment: Callable[..., Environment], devices: int, hosts: int, sizes: list[int]
+) -> None:
+    space = make_space(environment=over(make_environment(device_count=devices), hosts), **LONG)
+    strategies = ["single", "dp", "ddp"] if devices > 1 else ["single", "ddp"]
+    assert ranks_of(space) == (sizes, strategies)
+
+
+def test_no_rank_is_left_without_a_sample_unless_batches_were_listed(
+    make_space: MakeSpace, four_devices: Environment
+) -> None:
+    environment = over(four_devices, 32)
+    kept = make_space(environment=environment, global_batch="keep", **LONG)
+    small = make_space(environment=environment, max_batch_scale=1, baseline=TrainingConfig(micro_batch_size=2))
+    listed = make_space({"micro_batch_size": [64]}, environment=environment, max_batch_scale=1, **LONG)
+    assert [max(ranks_of(space)[0]) for space in (kept, small, listed)] == [32, 4, 128]
+    for space in (kept, small):
+        config = compose({"strategy": "ddp", "world_size": max(space.group_sizes), "micro_batch_size": 1}, space)
+        assert isinstance(config, TrainingConfig) == (space is kept)
+
+
+def test_a_cluster_of_processors_stays_alone_unless_asked(make_space: MakeSpace, cpu: Environment) -> None:
+    three = over(cpu, 3)
+    assert ranks_of(make_space(environment=three)) == ([1], ["single"])
+    assert ranks_of(make_space({"strategy": "ddp"}, environment=three)) == ([2, 4, 8], ["ddp"])
+
+
+def test_strategies_that_stay_on_a_host_are_given_no_more_ranks(
+    make_space: MakeSpace, four_devices: Environment
+) -> None:
+    three = over(four_devices, 3)
+    assert ranks_of(make_space({"strategy": "dp"}, environment=three)) == ([2, 3, 4], ["dp"])
+    assert ranks_of(make_space({"world_size": [1, 8]}, environment=three)) == ([1, 8], ["single", "ddp"])
+
+
+def test_the_baselines_group_over_hosts_lies_in_the_space(make_space: MakeSpace, four_devices: Environment) -> None:
+    baseline = TrainingConfig(strategy="ddp", world_size=6)
+    space = make_space(environment=over(four_devices, 3), baseline=baseline)
+    assert ranks_of(space)[0] == [1, 2, 3, 4, 6, 8, 12]
+
+
+# Workers
+
+
+@pytest.mark.parametrize(
+    ("ranks", "packed", "spread"), [(4, 8, 16), (8, 8, 10), (12, 8, 8)]
+)  # of 32 workers that the ranks on a host share
+def test_workers_are_divided_among_the_ranks_of_a_host(
+    make_space: MakeSpace, four_devices: Environment, ranks: int, packed: int, spread: int
+) -> None:
+    params: dict[str, Any] = {"strategy": "ddp", "world_size": ranks, "num_workers": 32}
+    found = []
+    for is_spread in (False, True):
+        config = compose(params, make_space(environment=over(four_devices, 3, is_spread=is_spread), **LONG))
+        assert isinstance(config, TrainingConfig)
+        found.append(config.num_workers)
+    assert found == [packed, spread]
+
+
+def test_the_range_of_workers_is_that_of_the_ranks_on_a_host(make_space: MakeSpace, four_devices: Environment) -> None:
+    group: dict[str, Any] = {"strategy": "ddp", "world_size": [8, 12]}
+    found = [
+        make_space(group, environment=over(four_devices, 4, is_spread=is_spread)).domains["num_workers"]
+        for is_spread in (False, True)
+    ]
+    assert found == [IntRange(low=0, high=8), IntRange(low=0, high=16)]
+
+
+def test_the_baselines_workers_are_counted_on_one_host(make_space: MakeSpace, four_devices: Environment) -> None:
+    baseline = TrainingConfig(strategy="ddp", world_size=8, num_workers=16)
+    caps = [make_space(environment=over(four_devices, hosts), baseline=baseline).workers_cap for hosts in (2, 4)]
+    assert caps == [64, 64]
+    spread = make_space(environment=over(four_devices, 4, is_spread=True), baseline=baseline)
+    assert spread.workers_cap == 32
+
+
+# What is said
+
+
+def test_nothing_is_said_of_hosts_that_are_used(make_space: MakeSpace, four_devices: Environment) -> None:
+    for is_spread in (False, True):
+        assert make_space(environment=over(four_devices, 3, is_spread=is_spread), **LONG).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("hosts", "given_space", "why"),
+    [(1, {}, "there is one host"), (3, {"world_size": 1}, "no trial has several ranks")],
+)
+def test_a_layout_that_changes_nothing_is_said(
+    make_space: MakeSpace, four_devices: Environment, hosts: int, given_space: dict[str, Any], why: str
+) -> None:
+    (note,) = make_space(given_space, environment=over(four_devices, hosts, is_spread=True)).notes
+    assert note == f"executor.ranks=spread had no effect: {why}."
+
+
+def test_devices_that_no_group_reaches_are_said_unless_ranks_were_listed(
+    make_space: MakeSpace, four_devices: Environment
+) -> None:
+    many = over(four_devices, 256)
+    (note,) = make_space(environment=many, **LONG).notes
+    assert note.startswith("world_size stayed within 256 of the 1024 devices of 256 hosts")
+    assert make_space({"world_size": [1, 4]}, environment=many, **LONG).notes == ()

@@ -1,0 +1,260 @@
+"""From the executor that was asked for to the launcher that is opened, and to the hosts that a search knows of."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import autotune
+from autotune import api
+from autotune.core.executor import Executor
+from autotune.core.plan import Plan
+from autotune.core.training_config import TrainingConfig
+from autotune.core.workload import Workload
+from autotune.diagnosing import Pace, diagnose_plan
+from autotune.errors import ConfigError, LauncherError, StudyMismatchError
+from autotune.launch.launcher import Launcher
+from autotune.study.study import Study
+from autotune.testing import FakeLauncher, fake_environment
+from autotune.tune import Tuning
+from autotune.wiring import opened_launcher, temporary_folder
+
+PLAN = Plan(name="case", workload=Workload(model=object, dataset=list), executor=Executor(kind="ray"))
+PAIR = {"strategy": ["single", "ddp"], "world_size": [1, 2]}
+
+
+def search(folder: Path, launcher: Launcher | None, **arguments: Any) -> autotune.SearchResult:
+    arguments = {"n_trials": 8, "progress": False, **arguments}
+    return autotune.search(object, list, run_dir=folder / "run", launcher=launcher, **arguments)
+
+
+class Closing(FakeLauncher):
+    """Knows whether it was closed."""
+
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FakeRay:
+    """Stands for the launcher's module: connects to a launcher that was put in."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self.launcher, self.asked = launcher, list[tuple[Executor, str]]()
+
+    def connect(self, executor: Executor, *, device: str) -> Launcher:
+        self.asked.append((executor, device))
+        return self.launcher
+
+
+@pytest.fixture
+def on_ray(monkeypatch: pytest.MonkeyPatch) -> Callable[[Launcher], FakeRay]:
+    def put_in(launcher: Launcher) -> FakeRay:
+        fake, module = FakeRay(launcher), ModuleType("ray_launcher")
+        module.__dict__["RayLauncher"] = fake
+        monkeypatch.setitem(sys.modules, "autotune.launch.ray_launcher", module)
+        return fake
+
+    return put_in
+
+
+# Opening
+
+
+def test_a_launcher_that_was_given_goes_before_the_executor(on_ray: Callable[[Launcher], FakeRay]) -> None:
+    given, fake = Closing(), on_ray(Closing())
+    with temporary_folder() as folder, opened_launcher(given, folder, PLAN) as opened:
+        assert opened is given
+    assert (given.closed, fake.asked) == (False, [])
+
+
+def test_executor_ray_connects_with_the_plans_device_and_closes(on_ray: Callable[[Launcher], FakeRay]) -> None:
+    fake = on_ray(own := Closing())
+    with temporary_folder() as folder, opened_launcher(None, folder, replace(PLAN, device="cuda")) as opened:
+        assert (opened, own.closed) == (own, False)
+    assert (fake.asked, own.closed) == ([(PLAN.executor, "cuda")], True)
+
+
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ray_launcher", "ray_hosts", "ray_host"):
+        monkeypatch.delitem(sys.modules, f"autotune.launch.{name}", raising=False)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match="needs the package ray; pip install 'autotune-torch") as caught:
+        autotune.diagnose(object, list, executor="ray", progress=False)
+    assert caught.value.exit_code == 2
+
+
+def test_another_module_that_is_missing_is_not_taken_for_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "autotune.launch.ray_launcher", None)
+    with pytest.raises(ImportError, match="ray_launcher"), temporary_folder() as folder:
+        opened_launcher(None, folder, PLAN).__enter__()
+
+
+def test_the_environment_is_this_machines_whatever_the_cluster(on_ray: Callable[[Launcher], FakeRay]) -> None:
+    fake = on_ray(FakeLauncher())
+    assert api.environment().hosts == 1
+    assert fake.asked == []
+
+
+# Arguments of the Python call
+
+
+@pytest.mark.parametrize(
+    "executor",
+    [
+        {"kind": "ray", "address": "a:1", "ranks": "spread"},
+        Executor(kind="ray", address="a:1", ranks="spread"),
+    ],
+)
+def test_an_executor_may_be_a_mapping_or_an_executor(
+    tmp_path: Path, on_ray: Callable[[Launcher], FakeRay], executor: Any
+) -> None:
+    fake = on_ray(FakeLauncher())
+    search(tmp_path, None, executor=executor)
+    autotune.diagnose(object, list, executor=executor, progress=False)
+    assert fake.asked == 2 * [(Executor(kind="ray", address="a:1", ranks="spread"), "auto")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"executor": "rai"}, "executor: must be one of 'local' or 'ray', but got 'rai'; did you mean 'ray'?"),
+        ({"executor": {"kind": "ray", "hosts": 2}}, "executor.hosts: unknown key"),
+        ({"executor": {"address": "a:1"}}, "executor: address and ranks say how to use a Ray cluster"),
+        ({"executor": "ray", "device": "cuda:1"}, "device: must name a kind of device with executor ray"),
+    ],
+)
+@pytest.mark.parametrize("function", [autotune.search, autotune.diagnose])
+def test_a_wrong_executor_is_told_before_anything_starts(
+    function: Callable[..., Any], arguments: dict[str, Any], told: str, on_ray: Callable[[Launcher], FakeRay]
+) -> None:
+    fake = on_ray(FakeLauncher())
+    with pytest.raises(ConfigError, match="^" + told.replace("?", r"\?")):
+        function(object, list, progress=False, **arguments)
+    assert fake.asked == []
+
+
+@pytest.mark.parametrize("function", [autotune.search, autotune.diagnose])
+def test_the_executor_is_the_last_of_the_arguments(function: Callable[..., Any]) -> None:
+    *_, last = inspect.signature(function).parameters.values()
+    assert (last.name, last.default) == ("executor", "local")
+    assert "executor" in (autotune.search.__doc__ or "")
+
+
+# What a search knows of hosts
+
+
+def test_the_probe_tells_the_space_of_the_hosts(tmp_path: Path) -> None:
+    result = search(tmp_path, FakeLauncher(slots=3), executor={"kind": "ray", "ranks": "spread"})
+    environment = result.summary.environment
+    assert (environment.hosts, environment.is_spread) == (3, True)
+    assert {trial.config.world_size for trial in result.trials} <= {1, 2, 3}
+    assert environment.fingerprint == fake_environment().fingerprint
+    assert autotune.api.read_run(result.run_dir).environment == environment
+
+
+def test_one_host_is_as_before(tmp_path: Path) -> None:
+    result = search(tmp_path, FakeLauncher())
+    assert (result.summary.environment.hosts, result.summary.environment.is_spread) == (1, False)
+    assert {trial.config.world_size for trial in result.trials} == {1}
+
+
+def test_a_baseline_over_hosts_is_refused_by_name_where_there_are_too_few(tmp_path: Path) -> None:
+    baseline = TrainingConfig(strategy="ddp", world_size=4)
+    with pytest.raises(ConfigError, match="baseline: world_size must be at most 3, the devices of all 3 hosts"):
+        search(tmp_path, FakeLauncher(slots=3), baseline=baseline)
+    assert search(tmp_path, FakeLauncher(slots=4), baseline=baseline).trials[0].outcome == "ok"
+
+
+def test_hosts_that_are_not_used_are_said_once_in_every_answer(tmp_path: Path) -> None:
+    said = "node-3 is not used: it has another kind of device."
+    launcher = FakeLauncher(slots=2, notes=(said,))
+    assert search(tmp_path, launcher).summary.notes.count(said) == 1
+    assert api.check_plan(PLAN, launcher=launcher).space.notes.count(said) == 1
+    assert autotune.diagnose(object, list, launcher=launcher, progress=False).diagnosis.notes.count(said) == 1
+
+
+class Losing(FakeLauncher):
+    """Loses a host while it runs."""
+
+    def launch(self, launch: Any) -> Any:
+        self.notes = ("node-2 went away.",) if self.launched else ()
+        return super().launch(launch)
+
+
+def test_hosts_that_are_not_used_any_more_are_said_too(tmp_path: Path) -> None:
+    assert "node-2 went away." in search(tmp_path, Losing(slots=2)).summary.notes
+
+
+def test_as_many_trials_as_there_are_hosts_may_run_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, object]] = []
+    opened = Study.open
+
+    def make(**parts: Any) -> Any:
+        seen.append(("slots", parts["slots"]()))
+        return Tuning(**parts)
+
+    def open_study(*arguments: Any, **parts: Any) -> Any:
+        seen.append(("is_parallel", parts["is_parallel"]))
+        return opened(*arguments, **parts)
+
+    monkeypatch.setattr(api, "Tuning", make)
+    monkeypatch.setattr(Study, "open", open_study)
+    for slots in (1, 3):
+        search(tmp_path / str(slots), FakeLauncher(slots=slots))
+    assert seen == [("is_parallel", False), ("slots", 1), ("is_parallel", True), ("slots", 3)]
+
+
+def test_what_other_jobs_leave_free_is_not_asked_of_this_machine(on_ray: Callable[[Launcher], FakeRay]) -> None:
+    on_ray(FakeLauncher())
+    local = diagnose_plan(replace(PLAN, executor=Executor()), progress=False, launcher=FakeLauncher(), pace=Pace())
+    ray = diagnose_plan(PLAN, progress=False)
+    assert local.diagnosis.evidence.free_ram_bytes is not None
+    assert ray.diagnosis.evidence.free_ram_bytes is None
+
+
+# Going on
+
+
+def test_a_study_goes_on_with_other_hosts_where_its_ranks_were_listed(tmp_path: Path) -> None:
+    search(tmp_path, FakeLauncher(slots=4), space=PAIR, n_trials=4)
+    assert len(search(tmp_path, FakeLauncher(slots=2), space=PAIR, n_trials=6).trials) == 6
+
+
+@pytest.mark.parametrize(
+    ("space", "ranks", "there"),
+    [
+        ({}, "pack", r"ranks: 1, 2, 4 packed on 4 hosts there, 1, 2, 3 packed on 3 hosts here"),
+        (PAIR, "spread", r"ranks: 1, 2 spread over 4 hosts there, 1, 2 spread over 3 hosts here"),
+    ],
+)
+def test_a_study_whose_ranks_follow_from_the_hosts_is_not_mixed_with_others(
+    tmp_path: Path, space: dict[str, Any], ranks: str, there: str
+) -> None:
+    executor = {"kind": "ray", "ranks": ranks}
+    search(tmp_path, FakeLauncher(slots=4), space=space, n_trials=4, executor=executor)
+    with pytest.raises(StudyMismatchError, match=there):
+        search(tmp_path, FakeLauncher(slots=3), space=space, n_trials=6, executor=executor)
+
+
+class Gone(FakeLauncher):
+    """A cluster that no trial can be started on."""
+
+    def launch(self, launch: Any) -> Any:
+        raise LauncherError("no host is left")
+
+
+def test_a_cluster_that_is_gone_ends_the_search_with_its_reason(
+    tmp_path: Path, on_ray: Callable[[Launcher], FakeRay]
+) -> None:
+    on_ray(Gone())
+    with pytest.raises(LauncherError, match="no host is left"):
+        search(tmp_path, None, executor="ray")
