@@ -6,6 +6,7 @@ rate    a trial of two ranks against plain_ranks.py, a script of its own started
         MLP and a CNN with batch norm, each plain, with accumulation and with the fp16 hook. Within 3 %.
 death   one rank kills itself (SIGKILL) or raises at a known time: seconds until the runner has the outcome, and
         whether that names the rank.
+ray     what Ray costs a trial (ranks_ray.py).
 
 Some twenty minutes. --part NAME measures one part, and keeps the others of the file.
 """
@@ -28,6 +29,7 @@ from cases import Case, nothing_to_do
 from plain_ranks import run_plain_ranks
 from product_run import RunTrial, TimedLauncher, measurement_figures, open_trials
 from ranks_cases import RATE_SETTINGS, Death, dies
+from ranks_ray import measure_ray
 from ranks_tables import print_ranks_tables
 from recording import Recording, describe_machine, git_revision, make_parser, read_results, say, start_recording
 
@@ -186,6 +188,11 @@ def _death(run_trial: RunTrial, launcher: TimedLauncher, settings: Mapping[str, 
     }
 
 
+def _measure_ray(recording: Recording, scale: _Scale) -> None:
+    say("ray: trials by the fork server and by a cluster of one node, in turns")
+    recording.add("ray", {**_part_of("triples"), **measure_ray(scale.starts)})
+
+
 def _part_of(name: str) -> dict[str, Any]:
     """An empty part, with the revision that it is measured with: another part may be of another."""
     return {"revision": git_revision(), "load_average": list(os.getloadavg()), name: {}}
@@ -214,6 +221,7 @@ _PARTS: Mapping[str, Callable[[Recording, _Scale], None]] = {
     "start": _measure_starts,
     "rate": _measure_rates,
     "death": _measure_deaths,
+    "ray": _measure_ray,
 }
 
 

@@ -33,6 +33,21 @@ def print_ranks_tables(results: Mapping[str, Any]) -> None:
         rows = [_death_row(name, runs) for name, runs in results["death"]["kinds"].items()]
         head = ["what happens", "runs", "outcomes", "rank named", "median s", "longest s"]
         print_table("Seconds from a rank's death to the runner's outcome.", head, rows)
+    if "ray" in results:
+        rows = [_ray_row(name, results["ray"]["triples"]) for name in ("ray", "ray, reserved anew")]
+        head = ["launcher", "runs", "step: local", "Ray", "beyond", "end: local", "Ray", "beyond"]
+        connect_s = results["ray"]["connect_s"]
+        title = "Seconds from launch to the first step and to the end, medians; beyond: of the differences.\n"
+        print_table(f"{title}To connect took {connect_s:.1f} s.", head, rows)
+
+
+def _ray_row(name: str, triples: Sequence[Mapping[str, Any]]) -> list[str]:
+    cells = [name, str(len(triples))]
+    for key in ("first_step_s", "launch_s"):
+        local, ray = ([triple[side][key] for triple in triples] for side in ("fork server", name))
+        beyond = median(b - a for a, b in zip(local, ray, strict=True))
+        cells += [f"{median(local):.3f}", f"{median(ray):.3f}", f"{beyond:+.3f}"]
+    return cells
 
 
 def _start_row(name: str, pairs: Sequence[Mapping[str, Any]]) -> list[str]:
