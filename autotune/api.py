@@ -263,7 +263,6 @@ def _run_plan(plan: Plan, *, fresh: bool, progress: ProgressMode, launcher: Laun
             space,
             identity=identity_of(plan, space),
             seed=plan.seed,
-            is_parallel=slots_of(starts) > 1,
         )
         tuning = Tuning(
             study=study,

@@ -21,7 +21,6 @@ from autotune.core.workload import Workload
 from autotune.diagnosing import Pace, diagnose_plan
 from autotune.errors import ConfigError, LauncherError, StudyMismatchError
 from autotune.launch.launcher import Launcher
-from autotune.study.study import Study
 from autotune.testing import FakeLauncher, fake_environment
 from autotune.tune import Tuning
 from autotune.wiring import opened_launcher, temporary_folder
@@ -195,22 +194,16 @@ def test_hosts_that_are_not_used_any_more_are_said_too(tmp_path: Path) -> None:
 
 
 def test_as_many_trials_as_there_are_hosts_may_run_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[str, object]] = []
-    opened = Study.open
+    seen: list[int] = []
 
     def make(**parts: Any) -> Any:
-        seen.append(("slots", parts["slots"]()))
+        seen.append(parts["slots"]())
         return Tuning(**parts)
 
-    def open_study(*arguments: Any, **parts: Any) -> Any:
-        seen.append(("is_parallel", parts["is_parallel"]))
-        return opened(*arguments, **parts)
-
     monkeypatch.setattr(api, "Tuning", make)
-    monkeypatch.setattr(Study, "open", open_study)
     for slots in (1, 3):
         search(tmp_path / str(slots), FakeLauncher(slots=slots))
-    assert seen == [("is_parallel", False), ("slots", 1), ("is_parallel", True), ("slots", 3)]
+    assert seen == [1, 3]
 
 
 def test_what_other_jobs_leave_free_is_not_asked_of_this_machine(on_ray: Callable[[Launcher], FakeRay]) -> None:

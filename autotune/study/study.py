@@ -80,11 +80,8 @@ class Study:
         *,
         identity: Mapping[str, str],
         seed: int,
-        is_parallel: bool = False,
     ) -> Study:
         """Open or make the study in a SQLite file (None: in memory), and retry what was running.
-
-        Where trials may run at once (`is_parallel`), proposals keep away from those that run.
 
         Raises:
             StudyMismatchError: the file holds a study of something else; the message names what differs.
@@ -92,10 +89,10 @@ class Study:
         """
         with _quiet(), _disk_errors(path):
             storage = optuna.storages.InMemoryStorage() if path is None else _sqlite(path)
-            study = _open_optuna(storage, path, identity, seed, is_parallel=is_parallel)
+            study = _open_optuna(storage, path, identity, seed)
             if _lacks_baseline(study):
                 optuna.delete_study(study_name=study.study_name, storage=storage)
-                study = _open_optuna(storage, path, identity, seed, is_parallel=is_parallel)
+                study = _open_optuna(storage, path, identity, seed)
             opened = cls(study, storage, space, seed)
             if not study.trials:
                 opened._enqueue_baseline()
@@ -291,8 +288,6 @@ def _open_optuna(
     path: Path | None,
     identity: Mapping[str, str],
     seed: int,
-    *,
-    is_parallel: bool,
 ) -> optuna.Study:
     held = storage.get_all_studies()
     for one in held:
@@ -301,7 +296,7 @@ def _open_optuna(
     done = storage.get_n_trials(held[0]._study_id) if held else 0  # noqa: SLF001 - as above
     # The constant liar takes what runs for bad until it is told; with one trial at a time it changes no proposal.
     sampler = optuna.samplers.TPESampler(
-        seed=seed + done, multivariate=True, n_startup_trials=_STARTUP_TRIALS, constant_liar=is_parallel
+        seed=seed + done, multivariate=True, n_startup_trials=_STARTUP_TRIALS, constant_liar=True
     )
     study = optuna.create_study(
         storage=storage, study_name=name, sampler=sampler, direction="maximize", load_if_exists=True

@@ -344,20 +344,6 @@ def test_records_that_do_not_say_when_they_ended_are_the_first(
         assert [record.number for record in one.ended] == [*sorted(before), *later]
 
 
-def test_one_trial_at_a_time_is_proposed_alike_whether_or_not_more_could_run() -> None:
-    def asked(*, is_parallel: bool) -> list[TrainingConfig]:
-        study, found = Study.open(None, make_space(), identity=IDENTITY, seed=0, is_parallel=is_parallel), []
-        for number in range(16):
-            trial = study.ask()
-            assert trial is not None
-            found.append(trial.config)
-            result = TrialResult(outcome="ok", measurement=make_measurement(100.0 + number))
-            study.tell(trial, result, Score(value=1 + number % 7, feasible=True))
-        return found
-
-    assert asked(is_parallel=True) == asked(is_parallel=False)
-
-
 def test_another_searchs_study_is_refused_with_what_differs(open_study: Callable[..., Study]) -> None:
     open_study()
     with pytest.raises(StudyMismatchError, match=r"model: Net there, Other here.*--fresh"):
