@@ -19,6 +19,7 @@ from autotune.core.guard import guard_key
 from autotune.core.objective import Objective, Score, evaluate
 from autotune.core.recommendation import Confirmation
 from autotune.core.result import Progress
+from autotune.core.rules import hosts_of
 from autotune.core.search_space import ResolvedSpace, SettingValue, setting_of
 from autotune.core.stress import StressFigures
 from autotune.core.training_config import TrainingConfig
@@ -173,7 +174,7 @@ class Tuning:
     def _next(self, under_way: SideBySide[_Run]) -> Trial | None:
         """The next trial as soon as a slot is free; None once no further one is to run and none is under way."""
         while True:
-            trial = self._ask() if len(under_way) < self._most_at_once else None
+            trial = self._ask() if self._hosts_taken < self._most_at_once else None
             if trial is not None or len(under_way) == 0:
                 return trial
             self._finish(under_way.next_ended())  # what it brings may be a reason to go on after all
@@ -250,6 +251,11 @@ class Tuning:
     @property
     def _slots_now(self) -> int:
         return max(1, self.slots())
+
+    @property
+    def _hosts_taken(self) -> int:
+        """Slots of the trials that run: a group that lies on several hosts takes as many."""
+        return sum(hosts_of(trial.config, self.environment) for trial in self.study.running)
 
     @property
     def _most_at_once(self) -> int:

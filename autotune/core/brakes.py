@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from autotune.core.paces import GroupCase, Paces, paces_of, smaller_batch, step_changes
 from autotune.core.phrasing import say_bytes, say_rate, say_seconds, say_settings, say_share
-from autotune.core.ranks import uneven_ranks
+from autotune.core.ranks import name_devices, uneven_ranks
 
 __all__ = ["CAUSES", "LEAST_SHARE", "Brake", "Cause", "find_brakes"]
 
@@ -55,7 +55,7 @@ def _uneven(case: GroupCase, paces: Paces) -> Brake | None:
     slow = uneven_ranks(case.group.ranks)
     if not slow:
         return None
-    devices = {rank.rank: rank.device for rank in case.group.ranks}
+    devices = name_devices(case.group.ranks)
     said = "; ".join(f"rank {number} ({devices[number]}): {why}" for number, why in slow.items())
     return Brake(cause="uneven_rank", share=paces.saved(paces.actual, paces.even), evidence=said)
 

@@ -12,7 +12,7 @@ from statistics import median
 
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["Communication", "RankFigures", "uneven_ranks"]
+__all__ = ["Communication", "RankFigures", "name_devices", "uneven_ranks"]
 
 _UNEVEN = 0.9  # of the others' median: own convention; more would name what neighbours and clocks do by themselves
 
@@ -64,6 +64,12 @@ class Communication(BaseModel):
     def hidden_fraction(self) -> float:
         """Share of the exchange that lies behind the backward pass."""
         return min(1.0, max(0.0, 1.0 - self.exposed_s / self.exchange_s)) if self.exchange_s > 0 else 0.0
+
+
+def name_devices(ranks: Sequence[RankFigures]) -> dict[int, str]:
+    """Each rank's device, by the rank's number; where they stand on several hosts, with the host's, from 0."""
+    is_over_hosts = len({one.host for one in ranks}) > 1
+    return {one.rank: f"host {one.host}, {one.device}" if is_over_hosts else one.device for one in ranks}
 
 
 def uneven_ranks(ranks: Sequence[RankFigures]) -> dict[int, str]:

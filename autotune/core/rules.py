@@ -26,6 +26,7 @@ __all__ = [
     "coarse_exchange",
     "contradiction",
     "hook_obstacle",
+    "hosts_of",
     "most_ranks",
     "normalised",
     "obstacle",
@@ -95,6 +96,23 @@ def ranks_on_host(ranks: int, environment: Environment) -> int:
     if ranks > environment.hosts * most:
         return ceil(ranks / environment.hosts)
     return max(places(ranks, hosts=environment.hosts, per_host=most, spread=environment.is_spread))
+
+
+def hosts_of(config: TrainingConfig, environment: Environment) -> int:
+    """Hosts that a trial takes; of a group without room, all of them."""
+    if config.strategy != "ddp" or environment.hosts == 1:
+        return 1
+    try:
+        return len(
+            places(
+                config.world_size,
+                hosts=environment.hosts,
+                per_host=ranks_of_host(environment),
+                spread=environment.is_spread,
+            )
+        )
+    except ValueError:
+        return environment.hosts
 
 
 def hook_obstacle(hook: str | None, environment: Environment) -> str | None:

@@ -43,6 +43,8 @@ class Exit:
     """Such a code for each rank; () from a launcher that has rank 0 report for all."""
     first: int | None = None
     """The rank that ended before any other, by itself; None where none did."""
+    first_s: float | None = None
+    """Seconds from the start to that rank's end."""
     ended_for: EndedFor | None = None
     """Why we ended what still ran."""
     seen_bytes: int | None = None

@@ -13,6 +13,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from threading import Event, Lock
 
@@ -253,5 +254,6 @@ def _remove_left_behind() -> None:
     """Remove the folders of this user's hosts that were killed here."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
-        if pid.isdecimal() and not psutil.pid_exists(int(pid)) and folder.owner() == psutil.Process().username():
-            shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):  # another host's actor may remove it at the same time
+            if pid.isdecimal() and not psutil.pid_exists(int(pid)) and folder.stat().st_uid == os.getuid():
+                shutil.rmtree(folder, ignore_errors=True)

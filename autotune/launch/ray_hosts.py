@@ -27,16 +27,25 @@ from autotune.core.executor import Executor, places
 from autotune.errors import LauncherError
 from autotune.launch.ray_host import Host, HostFacts
 
-__all__ = ["HostPool", "OneHost", "most_of_a_kind"]
+__all__ = ["SEARCH_IS_OVER", "HostPool", "NoRoomError", "OneHost", "most_of_a_kind"]
+
+SEARCH_IS_OVER = "the search is over: its hosts are given back"
+"""What a trial is told that was under way."""
 
 _READY_WITHIN_S = 180.0
 _RESERVED_WITHIN_S = 300.0
-_BACK_WITHIN_S = 120.0  # a lost node's successor, where a cluster manager starts one
+_RESERVED_SOON_S = 5.0  # else another host is tried first
+_ASIDE_S = 60.0
+_BACK_WITHIN_S = 60.0  # a lost node's successor, where a cluster manager starts one
 _LOOK_S = 1.0
 _LINGERS_S = 1.0
 _LONGEST_HELD_S = 60.0  # then others who wait for the host come first
 _CLOSED_WITHIN_S = 10.0
 _NODE_LABEL = "ray.io/node-id"
+
+
+class NoRoomError(LauncherError):
+    """The cluster has hosts, but too few for a trial's ranks."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +62,8 @@ class OneHost:
     """All of the host's processors and devices, in Ray's terms."""
     payloads: set[str] = field(default_factory=set)
     """Keys of the payloads that it holds."""
+    aside_until: float = 0.0
+    """Another job keeps it: others come first until then, by monotonic()."""
 
 
 @dataclass(slots=True)
@@ -64,7 +75,6 @@ class _Candidate:
     actor: Any
     answer: Any
     bundle: dict[str, float]
-    begun: float
 
 
 @dataclass(slots=True, eq=False)
@@ -78,7 +88,7 @@ class _Reservation:
 
 
 class HostPool:
-    """Hands out hosts in the order in which they are asked for; the first free ones of a fixed order.
+    """Hands out hosts in the order in which they are asked for: the free ones that it has known for longest.
 
     Args:
         executor: how the ranks of a trial are laid out.
@@ -97,6 +107,8 @@ class HostPool:
         self._queue: deque[object] = deque()
         self._looked = 0.0
         self._is_closed = False
+        self._bound: Environment | None = None
+        """The kind of machine that this search is bound to."""
         with self._state:
             self._settle()
 
@@ -120,7 +132,11 @@ class HostPool:
             LauncherError: there is none; the message says why of each.
         """
         if not self._hosts:
-            reasons = " ".join(self.notes) or "None of its nodes has a processor (ray start --num-cpus) to give."
+            silent = (
+                f"{len(self._candidates)} did not answer within {_READY_WITHIN_S:.0f} s." if self._candidates else ""
+            )
+            reasons = " ".join([*self.notes, silent]).strip()
+            reasons = reasons or "None of its nodes has a processor (ray start --num-cpus) to give."
             raise LauncherError(f"a Ray cluster must have a host that can run trials, but has none. {reasons}")
 
     @property
@@ -154,7 +170,7 @@ class HostPool:
         with self._state:
             self._busy -= set(nodes)
             held = self._reservations.get(nodes)
-            if held is not None and monotonic() - held.begun > _LONGEST_HELD_S:
+            if held is not None and (self._is_closed or monotonic() - held.begun > _LONGEST_HELD_S):
                 self._unreserve(set(nodes))
             elif held is not None:
                 held.ending = Timer(_LINGERS_S, self._let_go, (nodes, held))
@@ -209,7 +225,7 @@ class HostPool:
         missing_since: float | None = None
         while True:
             if self._is_closed:
-                raise LauncherError("the search is over: its hosts are given back")
+                raise LauncherError(SEARCH_IS_OVER)
             if self._queue[0] is ticket:
                 self._look()
                 team = self._team(ranks)
@@ -220,12 +236,12 @@ class HostPool:
                 elif missing_since is None:
                     missing_since = monotonic()
                 elif monotonic() - missing_since > _BACK_WITHIN_S:
-                    raise LauncherError(self._say_missing(ranks))
+                    raise (NoRoomError if self._hosts else LauncherError)(self._say_missing(ranks))
             self._state.wait(_LOOK_S)
 
     def _team(self, ranks: int) -> list[tuple[OneHost, int]] | None:
         """Free hosts for so many ranks; [] where they are still busy, None where there are not enough at all."""
-        known = sorted(self._hosts.values(), key=lambda host: (host.name, host.node))
+        known = list(self._hosts.values())
         if not known:
             return None
         try:
@@ -238,6 +254,7 @@ class HostPool:
         except ValueError:
             return None
         free = [host for host in known if host.node not in self._busy]
+        free.sort(key=lambda host: host.aside_until > monotonic())
         return [] if len(free) < len(shares) else list(zip(free, shares, strict=False))
 
     def _say_missing(self, ranks: int) -> str:
@@ -258,6 +275,7 @@ class HostPool:
             ray.wait(answers, num_returns=len(answers), timeout=_LOOK_S)
             self._looked = 0.0
             self._look()
+        self._admit(is_patient=False)
 
     def _look(self) -> None:
         """Take in nodes that have come, and forget those that are gone."""
@@ -276,11 +294,11 @@ class HostPool:
                 self._candidates[node] = _start(node, found, self._device)
         self._admit()
 
-    def _admit(self) -> None:
-        """Make hosts of candidates that have answered; the first of all to answer wait for the others."""
+    def _admit(self, *, is_patient: bool = True) -> None:
+        """Make hosts of candidates that have answered; at first all are waited for: the most decide on the kind."""
         waiting = [one.answer for one in self._candidates.values()]
         ready = ray.wait(waiting, num_returns=len(waiting), timeout=0)[0] if waiting else []
-        if not self._hosts and len(ready) < len(waiting) and not self._is_late():
+        if is_patient and self._bound is None and len(ready) < len(waiting):
             return
         answered = {node: one for node, one in self._candidates.items() if one.answer in ready}
         facts: dict[str, HostFacts] = {}
@@ -293,12 +311,12 @@ class HostPool:
             else:
                 facts[node] = told
         kinds = {node: one.environment for node, one in facts.items() if one.environment is not None}
-        bound = next((host.environment for host in self._hosts.values()), None)
-        chosen = most_of_a_kind(kinds.values()) if bound is None else bound
+        if self._bound is None:
+            self._bound = most_of_a_kind(kinds.values())
         for node, environment in kinds.items():
             one = answered[node]
-            if chosen is None or environment.fingerprint != chosen.fingerprint:
-                self._others[node] = _say_other(one.name, environment, chosen)
+            if self._bound is None or environment.fingerprint != self._bound.fingerprint:
+                self._others[node] = _say_other(one.name, environment, self._bound)
                 _kill(one.actor)
                 continue
             self._hosts[node] = OneHost(
@@ -312,16 +330,15 @@ class HostPool:
             )
         self._state.notify_all()
 
-    def _is_late(self) -> bool:
-        return any(monotonic() - one.begun > _READY_WITHIN_S for one in self._candidates.values())
-
     def _is_reserved(self, hosts: Sequence[OneHost]) -> bool:
-        """Hold the hosts' processors and devices by a placement group; False where one of them is gone."""
+        """Hold the hosts' processors and devices by a placement group; False where others are to be tried."""
         nodes = tuple(host.node for host in hosts)
         group = self._group_of(nodes, [host.bundle for host in hosts])
         begun = monotonic()
         while not group.wait(_LOOK_S):
             if self._is_closed or not set(nodes) <= _living().keys():
+                return False
+            if monotonic() - begun > _RESERVED_SOON_S and self._set_aside(hosts):
                 return False
             if monotonic() - begun > _RESERVED_WITHIN_S:
                 with self._state:
@@ -333,9 +350,23 @@ class HostPool:
                 )
         return True
 
+    def _set_aside(self, hosts: Sequence[OneHost]) -> bool:
+        """Let others come first, where as many are free."""
+        with self._state:
+            now = monotonic()
+            others = [one for one in self._hosts.values() if one.node not in self._busy and one.aside_until <= now]
+            if len(others) < len(hosts):
+                return False
+            for host in hosts:
+                host.aside_until = now + _ASIDE_S
+            self._unreserve({host.node for host in hosts})
+            return True
+
     def _group_of(self, nodes: tuple[str, ...], bundles: Sequence[dict[str, float]]) -> PlacementGroup:
         """The placement group of the last trial on these hosts where it is still held, else a new one."""
         with self._state:
+            if self._is_closed:
+                raise LauncherError(SEARCH_IS_OVER)
             held = self._reservations.get(nodes)
             if held is None:
                 self._unreserve(set(nodes))
@@ -398,12 +429,7 @@ def _start(node: str, found: Mapping[str, Any], device: str) -> _Candidate:
     bundle = {name: float(resources[name]) for name in ("CPU", "GPU") if resources.get(name)}
     name = f"{found['NodeManagerHostname']} ({found['NodeManagerAddress']}, node {node[:8]})"
     return _Candidate(
-        name,
-        found["NodeManagerAddress"],
-        actor,
-        actor.describe.remote(device, found["NodeManagerAddress"]),
-        bundle,
-        monotonic(),
+        name, found["NodeManagerAddress"], actor, actor.describe.remote(device, found["NodeManagerAddress"]), bundle
     )
 
 

@@ -27,17 +27,18 @@ from ray.exceptions import (
     ActorUnavailableError,
     NodeDiedError,
     ObjectLostError,
+    OutOfMemoryError,
     RayActorError,
     RayError,
     WorkerCrashedError,
 )
 
 from autotune.core.executor import Executor
-from autotune.core.trial import TrialResult
+from autotune.core.trial import Outcome, TrialResult
 from autotune.errors import ConfigError, LauncherError
-from autotune.launch.launcher import Exit, Launch
+from autotune.launch.launcher import EndedFor, Exit, Launch
 from autotune.launch.ray_host import HostAnswer, HostTask
-from autotune.launch.ray_hosts import HostPool, OneHost
+from autotune.launch.ray_hosts import SEARCH_IS_OVER, HostPool, NoRoomError, OneHost
 from autotune.protocol import GroupPart, Job, RankReport, read_model, write_atomic, write_model
 
 __all__ = ["RayLauncher", "merged_exit"]
@@ -45,6 +46,8 @@ __all__ = ["RayLauncher", "merged_exit"]
 _LOG = logging.getLogger(__name__)
 _LOST = (RayActorError, ActorUnavailableError, NodeDiedError, ObjectLostError, WorkerCrashedError)
 _MOST_LOSSES = 3
+_MOST_TRIES = 20  # losses before a trial has begun are none of its own
+_BY_WEIGHT: tuple[EndedFor, ...] = ("memory", "deadline", "called_off", "straggling")
 _TICK_S = 0.1
 _FOLLOW_WITHIN_S = 5.0  # as on one machine: the others of a group end soon after one has, or are ended
 _ANSWERS_WITHIN_S = 5.0
@@ -68,7 +71,9 @@ class RayLauncher:
             LauncherError: no host of it can run trials.
         """
         with ExitStack() as undo:
-            if not ray.is_initialized():
+            if ray.is_initialized():
+                _refuse_another(executor.address)
+            else:
                 _join(executor.address)
                 undo.callback(ray.shutdown)
                 undo.enter_context(_unheard_messages())
@@ -90,23 +95,35 @@ class RayLauncher:
     def launch(self, launch: Launch) -> Exit:
         """Run a trial on hosts that are free, again elsewhere where one is lost.
 
+        What the cluster has no room for (any more) is told as invalid, what takes one host after the other with it as
+        crashed, what Ray ends for its host's memory as out of memory.
+
         Raises:
             LauncherError: no host is left, or the launcher was closed meanwhile.
         """
         job = read_model(launch.folder.job, Job)
-        begun, lost = monotonic(), list[str]()
-        while len(lost) < _MOST_LOSSES:
-            team = self._pool.acquire(launch.ranks)
+        begun, killed = monotonic(), list[str]()
+        for _ in range(_MOST_TRIES):
+            try:
+                team = self._pool.acquire(launch.ranks)
+            except NoRoomError as error:
+                return _told(launch, "invalid", str(error), monotonic() - begun)
             try:
                 return self._run(launch, job, team)
             except _HostLostError as loss:
                 if self._pool.is_closed:
-                    raise LauncherError("the search is over: its hosts are given back") from loss
-                lost.append(loss.host.name)
+                    raise LauncherError(SEARCH_IS_OVER) from loss
                 self._pool.drop(loss.host)
+                if loss.for_memory:
+                    return _told(launch, "host_oom", loss.for_memory, monotonic() - begun)
+                if loss.was_running:
+                    killed.append(loss.host.name)
             finally:
                 self._pool.release([host for host, _ in team])
-        return _given_up(launch, lost, monotonic() - begun)
+            if len(killed) == _MOST_LOSSES:
+                break
+        reason = f"{len(killed)} hosts were lost one after the other while it ran ({', '.join(killed)})"
+        return _told(launch, "crashed", f"{reason}; it is not tried again", monotonic() - begun)
 
     def close(self) -> None:
         """End all that runs on the hosts, and leave the cluster where `connect` has joined it."""
@@ -119,33 +136,41 @@ class RayLauncher:
                 _send_payload(host, key, job.payload)
         rendezvous = _meeting_place(team) if len(team) > 1 else None
         parts = _parts_of(team)
-        running = _Running(launch, parts)
-        for part, (host, ranks) in zip(parts, team, strict=True):
-            task = HostTask(
-                ticket=running.ticket,
-                job=job,
-                payload_key=key,
-                rendezvous=rendezvous,
-                part=part if len(team) > 1 else None,
-                ranks=ranks,
-                deadline_s=launch.deadline_s,
-                ram_ceiling_bytes=launch.ram_ceiling_bytes,
-            )
-            running.hosts[_asked(host, "run", task.model_dump_json())] = host
+        running = _Running(launch)
         try:
+            for part, (host, ranks) in zip(parts, team, strict=True):
+                task = HostTask(
+                    ticket=running.ticket,
+                    job=job,
+                    payload_key=key,
+                    rendezvous=rendezvous,
+                    part=part if len(team) > 1 else None,
+                    ranks=ranks,
+                    deadline_s=launch.deadline_s,
+                    ram_ceiling_bytes=launch.ram_ceiling_bytes,
+                )
+                running.hosts[_asked(host, "run", task.model_dump_json())] = host
             answers = running.wait()
         except BaseException:
             running.call_off()
             raise
         if self._pool.is_closed:
-            raise LauncherError("the search is over: its hosts are given back")
-        return _taken(launch, answers, parts)
+            raise LauncherError(SEARCH_IS_OVER)
+        return _taken(launch, answers, parts, running.called_off_for)
 
 
 class _HostLostError(Exception):
-    def __init__(self, host: OneHost) -> None:
+    """A host is gone.
+
+    Args:
+        host: that one.
+        was_running: its part of the trial had begun.
+        for_memory: why Ray has ended what ran there, where that was for the host's memory.
+    """
+
+    def __init__(self, host: OneHost, *, was_running: bool = False, for_memory: str = "") -> None:
         super().__init__(host.name)
-        self.host = host
+        self.host, self.was_running, self.for_memory = host, was_running, for_memory
 
 
 @dataclass(slots=True)
@@ -153,32 +178,35 @@ class _Running:
     """A trial under way on its hosts."""
 
     launch: Launch
-    parts: Sequence[GroupPart]
     hosts: dict[Any, OneHost] = field(default_factory=dict)
     """By the reference to the host's answer."""
     begun: float = field(default_factory=monotonic)
     ticket: str = field(default_factory=lambda: uuid.uuid4().hex)
+    called_off_for: EndedFor | None = None
+    """Why we have ended it; None where we have not."""
 
     def wait(self) -> list[tuple[OneHost, HostAnswer]]:
         """Every host's answer, in the order of the ranks."""
         answers: dict[Any, HostAnswer] = {}
         first_ended: float | None = None
-        is_called_off = False
         while left := [one for one in self.hosts if one not in answers]:
             ready, _ = ray.wait(left, num_returns=len(left), timeout=_TICK_S, fetch_local=True)
             for one in ready:
-                answers[one] = HostAnswer.model_validate_json(_answer_of(self.hosts[one], one))
+                answers[one] = HostAnswer.model_validate_json(_answer_of(self.hosts[one], one, was_running=True))
             now = monotonic()
             if ready and first_ended is None:
                 first_ended = now
-            follows = first_ended is None or now < first_ended + _FOLLOW_WITHIN_S
-            should_end = self.launch.should_end is not None and self.launch.should_end()
-            if (should_end or not follows) and not is_called_off:
-                is_called_off = True
+            if self.called_off_for is None and (reason := self._reason_to_end(first_ended, now)) is not None:
+                self.called_off_for = reason
                 self.call_off()
             if now > self.begun + self.launch.deadline_s + _SILENT_S:
-                raise _HostLostError(self.hosts[left[0]])
+                raise _HostLostError(self.hosts[left[0]], was_running=True)
         return [(host, answers[one]) for one, host in self.hosts.items()]
+
+    def _reason_to_end(self, first_ended: float | None, now: float) -> EndedFor | None:
+        if self.launch.should_end is not None and self.launch.should_end():
+            return "called_off"
+        return None if first_ended is None or now < first_ended + _FOLLOW_WITHIN_S else "straggling"
 
     def call_off(self) -> None:
         """End what still runs on the hosts."""
@@ -195,12 +223,15 @@ def _asked(host: OneHost, method: str, *arguments: object) -> Any:
         raise _HostLostError(host) from error
 
 
-def _answer_of(host: OneHost, reference: Any) -> Any:
+def _answer_of(host: OneHost, reference: Any, *, was_running: bool = False) -> Any:
     """A host's answer. Ray's ways of saying that it is gone are one exception; what else fails there, a launcher's."""
     try:
         return ray.get(reference)
+    except OutOfMemoryError as error:
+        for_memory = f"Ray ended the trial for the memory of its host, {host.name}: {_first_line(error)}"
+        raise _HostLostError(host, was_running=was_running, for_memory=for_memory if was_running else "") from error
     except _LOST as error:
-        raise _HostLostError(host) from error
+        raise _HostLostError(host, was_running=was_running) from error
     except RayError as error:
         raise LauncherError(f"{host.name} can't run trials: {error}") from error
 
@@ -210,7 +241,7 @@ def _join(address: str | None) -> None:
     where = address or os.environ.get("RAY_ADDRESS") or "auto"
     try:
         _knock(get_ray_address_from_environment("auto", None) if where == "auto" else where)
-    except (ConnectionError, OSError) as error:
+    except (OSError, ValueError) as error:
         raise _unreachable(where, error) from error
     signals = (signal.SIGTERM, signal.SIGINT) if current_thread() is main_thread() else ()
     before = {number: signal.getsignal(number) for number in signals}
@@ -221,6 +252,16 @@ def _join(address: str | None) -> None:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _refuse_another(address: str | None) -> None:
+    """Refuse an address that is not that of the cluster which the caller has joined already."""
+    joined = ray.get_runtime_context().gcs_address
+    if address not in {None, "auto", joined}:
+        raise ConfigError(
+            f"one process can use one Ray cluster, and this one has joined that at {joined}, but executor.address is "
+            f"{address}; leave it out, or call ray.shutdown() before"
+        )
 
 
 def _knock(address: str) -> None:
@@ -296,7 +337,12 @@ def _parts_of(team: Sequence[tuple[OneHost, int]]) -> list[GroupPart]:
     ]
 
 
-def _taken(launch: Launch, answers: Sequence[tuple[OneHost, HostAnswer]], parts: Sequence[GroupPart]) -> Exit:
+def _taken(
+    launch: Launch,
+    answers: Sequence[tuple[OneHost, HostAnswer]],
+    parts: Sequence[GroupPart],
+    called_off_for: EndedFor | None,
+) -> Exit:
     """Put the hosts' reports and logs where a trial on this machine would have left them."""
     folder = launch.folder
     for (host, answer), part in zip(answers, parts, strict=True):
@@ -309,7 +355,7 @@ def _taken(launch: Launch, answers: Sequence[tuple[OneHost, HostAnswer]], parts:
     write_atomic(
         launch.log, b"".join(_log_of(host, answer, part) for (host, answer), part in zip(answers, parts, strict=True))
     )
-    return merged_exit([answer.exit for _, answer in answers if answer.exit is not None], parts)
+    return merged_exit([answer.exit for _, answer in answers if answer.exit is not None], parts, called_off_for)
 
 
 def _log_of(host: OneHost, answer: HostAnswer, part: GroupPart) -> bytes:
@@ -318,28 +364,33 @@ def _log_of(host: OneHost, answer: HostAnswer, part: GroupPart) -> bytes:
     return f"[{host.name}, {ranks}]\n".encode() + answer.log.rstrip() + b"\n"
 
 
-def merged_exit(exits: Sequence[Exit], parts: Sequence[GroupPart]) -> Exit:
-    """How a group over several hosts ended: the host whose part ended first tells which rank was the first."""
-    earliest = min(range(len(exits)), key=lambda number: exits[number].wall_s)
-    first, reasons = exits[earliest].first, [one.ended_for for one in exits]
+def merged_exit(exits: Sequence[Exit], parts: Sequence[GroupPart], called_off_for: EndedFor | None = None) -> Exit:
+    """How a group over several hosts ended: the host of the earliest end tells which rank was the first.
+
+    `called_off_for`: why the hosts were told to call it off, which they themselves do not know.
+    """
+    ends = [
+        (one.first_s, part.first_rank + one.first)
+        for one, part in zip(exits, parts, strict=True)
+        if one.first_s is not None and one.first is not None
+    ]
+    reasons = {called_off_for if one.ended_for == "called_off" and called_off_for else one.ended_for for one in exits}
     codes = tuple(code for one in exits for code in one.codes)
     return Exit(
         code=codes[0],
         codes=codes,
-        first=None if first is None else parts[earliest].first_rank + first,
-        ended_for=next(
-            (reason for reason in ("memory", "deadline", "called_off", "straggling") if reason in reasons), None
-        ),
+        first=min(ends)[1] if ends else None,
+        first_s=min(ends)[0] if ends else None,
+        ended_for=next((reason for reason in _BY_WEIGHT if reason in reasons), None),
         seen_bytes=max((one.seen_bytes for one in exits if one.seen_bytes is not None), default=None),
         was_oom_killed=any(one.was_oom_killed for one in exits),
         wall_s=max(one.wall_s for one in exits),
     )
 
 
-def _given_up(launch: Launch, lost: Sequence[str], wall_s: float) -> Exit:
-    """A trial that has taken one host after the other with it is itself the cause: an outcome as any other."""
-    reason = f"{len(lost)} hosts were lost one after the other while it ran ({', '.join(lost)}); it is not tried again"
-    write_model(launch.folder.report, RankReport(result=TrialResult(outcome="crashed", reason=reason)))
+def _told(launch: Launch, outcome: Outcome, reason: str, wall_s: float) -> Exit:
+    """The end of a trial that no host has told of: an outcome as any other."""
+    write_model(launch.folder.report, RankReport(result=TrialResult(outcome=outcome, reason=reason)))
     write_atomic(launch.log, f"{reason}\n".encode())
     return Exit(code=None, codes=(None,) * launch.ranks, wall_s=wall_s)
 

@@ -54,6 +54,7 @@ class _End:
     codes: Mapping[int, int]
     """Of the ranks that ended by themselves, in that order."""
     ended_for: EndedFor | None
+    first_s: float | None = None
     seen_bytes: int | None = None
 
 
@@ -72,6 +73,7 @@ def watch(started: Started, launch: Launch, log: LogFile, token: str) -> Exit:
         code=codes[0],
         codes=codes,
         first=next(iter(end.codes), None),
+        first_s=end.first_s,
         ended_for=end.ended_for,
         seen_bytes=end.seen_bytes,
         was_oom_killed=oom_kills() > kills,
@@ -82,25 +84,25 @@ def watch(started: Started, launch: Launch, log: LogFile, token: str) -> Exit:
 def _wait(started: Started, launch: Launch, log: LogFile, begun: float) -> _End:
     codes: dict[int, int] = {}
     ram = _RamWatch(launch.ram_ceiling_bytes, begun + _RAM_LOOK_S, psutil.virtual_memory().available)
-    straggling_from = inf
+    straggling_from, first_s = inf, None
     while True:
         is_flooded = log.pump()
         ended = started.poll(_FLOODED_TICK_S if is_flooded else _TICK_S)
         now = monotonic()
         if ended and not codes:
-            straggling_from = now + _FOLLOW_WITHIN_S
+            straggling_from, first_s = now + _FOLLOW_WITHIN_S, now - begun
         codes.update(ended)
         if len(codes) == launch.ranks:
-            return _End(codes, None)
+            return _End(codes, None, first_s)
         if now - begun >= launch.deadline_s:
-            return _End(codes, "deadline")
+            return _End(codes, "deadline", first_s)
         if now >= straggling_from:
-            return _End(codes, "straggling")
+            return _End(codes, "straggling", first_s)
         if launch.should_end is not None and launch.should_end():
-            return _End(codes, "called_off")
+            return _End(codes, "called_off", first_s)
         held = ram.held_above([pid for rank, pid in enumerate(started.pids) if rank not in codes], now)
         if held is not None:
-            return _End(codes, "memory", held)
+            return _End(codes, "memory", first_s, held)
 
 
 def _await_last_exits(started: Started, count: int) -> None:

@@ -12,7 +12,7 @@ from math import isfinite
 from autotune.core.brakes import CAUSES, Brake
 from autotune.core.diagnosis import Advice
 from autotune.core.phrasing import say_gain
-from autotune.core.ranks import Communication, RankFigures, uneven_ranks
+from autotune.core.ranks import Communication, RankFigures, name_devices, uneven_ranks
 from autotune.core.recommendation import Ratio
 from autotune.core.result import RunSummary
 from autotune.core.scaling import StrategyComparison, compare_strategies
@@ -58,9 +58,9 @@ def rank_section(ranks: Sequence[RankFigures], whose: str = "", remarks: Sequenc
     """Each rank's own figures, the uneven ones named, and further remarks; () for a single process."""
     if not ranks:
         return ()
-    devices = {one.rank: one.device for one in ranks}
+    devices = name_devices(ranks)
     uneven = [f"Rank {rank} ({devices[rank]}) is uneven: {why}." for rank, why in uneven_ranks(ranks).items()]
-    table = Table(heads=_RANK_HEADS, rows=tuple(map(_rank_row, ranks)), texts=_TEXTS)
+    table = Table(heads=_RANK_HEADS, rows=tuple(_rank_row(one, devices[one.rank]) for one in ranks), texts=_TEXTS)
     said = (Bullets(sentences=(*uneven, *remarks)),) if uneven or remarks else ()
     return (Section(title=f"Each rank of {whose}" if whose else "Each rank", blocks=(table, *said)),)
 
@@ -218,10 +218,10 @@ def _ranks_of(comparison: StrategyComparison, summary: RunSummary) -> tuple[Sect
     return rank_section(fastest.ranks, _name(fastest), remarks)
 
 
-def _rank_row(one: RankFigures) -> tuple[str, ...]:
+def _rank_row(one: RankFigures, device: str) -> tuple[str, ...]:
     return (
         str(one.rank),
-        one.device,
+        device,
         NO_VALUE if one.loader_ceiling is None else format_rate(one.loader_ceiling),
         NO_VALUE if one.device_ceiling is None else format_rate(one.device_ceiling),
         format_fraction(one.data_wait_fraction),

@@ -19,6 +19,7 @@ import ray
 import torch
 from optuna.trial import TrialState
 from ray.cluster_utils import Cluster
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from torch.utils.data import TensorDataset
 
 from autotune import search
@@ -27,7 +28,7 @@ from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import TrialResult
 from autotune.core.workload import Ref
 from autotune.errors import ConfigError, LauncherError
-from autotune.launch import ray_launcher
+from autotune.launch import ray_hosts, ray_launcher
 from autotune.launch.launcher import Exit, Launch, Launcher, slots_of
 from autotune.launch.ray_launcher import RayLauncher
 from launch.conftest import GENEROUS_S, SHORT, TWO_RANKS, Rig, in_user_code, in_user_ranks
@@ -206,6 +207,38 @@ def test_a_rank_that_fails_on_another_host_is_the_one_that_is_named(spread: Rig,
     assert result.outcome == "crashed"
     assert result.reason.startswith("rank 1: ")
     assert spread.run(settings=TWO_RANKS).outcome == "ok"
+
+
+def test_a_rank_that_does_not_follow_anothers_end_on_another_host_is_ended(spread: Rig) -> None:
+    result = spread.run(settings=TWO_RANKS, model=in_user_ranks("raising_in_0_while_1_hangs"))
+    assert result.outcome == "crashed"
+    assert result.reason.startswith("rank 0: "), "not that the other was ended"
+
+
+def test_what_the_cluster_has_no_room_for_is_an_invalid_trial(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_hosts, "_BACK_WITHIN_S", 0.0)
+    result = rig.run(settings=TWO_RANKS | {"world_size": 64})
+    assert result.outcome == "invalid"
+    assert "a trial of 64 ranks needs hosts of the cluster, but the 3 that there are can't hold it" in result.reason
+    assert rig.run().outcome == "ok"
+
+
+def test_a_host_that_another_job_keeps_is_left_alone_for_others(rig: Rig, shared: RayLauncher) -> None:
+    first = next(iter(shared._pool._hosts))
+    sleep(1.5)  # until it is given back after the trial before
+
+    @ray.remote
+    class Keeping:  # in here, so that it travels by value
+        def stay(self) -> None:
+            """It is there."""
+
+    job: Any = Keeping
+    other = job.options(num_cpus=1, scheduling_strategy=NodeAffinitySchedulingStrategy(first, soft=False)).remote()
+    ray.get(other.stay.remote())
+    result = rig.run()
+    assert (result.outcome, result.reason) == ("ok", "")
+    assert f"node {first[:8]}".encode() not in rig.log
+    ray.kill(other)
 
 
 def test_a_workload_comes_in_parts(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

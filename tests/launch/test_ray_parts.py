@@ -72,12 +72,22 @@ def test_trials_see_the_callers_environment_but_for_what_is_the_hosts_own() -> N
 
 def test_a_groups_first_end_is_that_of_the_host_that_ended_first() -> None:
     exits = [
-        Exit(code=1, codes=(1, None), first=0, ended_for="straggling", wall_s=4.0),
-        Exit(code=1, codes=(1, -9), first=1, wall_s=3.9),
+        Exit(code=None, codes=(None, -11), first=1, first_s=10.0, ended_for="straggling", wall_s=15.0),
+        Exit(code=1, codes=(1, 1), first=0, first_s=10.3, wall_s=10.4),
     ]
     merged = merged_exit(exits, PARTS)
-    assert (merged.first, merged.codes, merged.code) == (3, (1, None, 1, -9), 1)
-    assert (merged.ended_for, merged.wall_s) == ("straggling", 4.0)
+    assert (merged.first, merged.first_s, merged.codes, merged.code) == (1, 10.0, (None, -11, 1, 1), None)
+    assert (merged.ended_for, merged.wall_s) == ("straggling", 15.0)
+
+
+def test_what_did_not_follow_the_others_end_was_not_called_off_by_the_search() -> None:
+    exits = [
+        Exit(code=None, codes=(None, None), ended_for="called_off", wall_s=9.0),
+        Exit(code=0, codes=(0, 0), first=0, first_s=4.0, wall_s=4.1),
+    ]
+    assert merged_exit(exits, PARTS, "straggling").ended_for == "straggling"
+    assert merged_exit(exits, PARTS, "called_off").ended_for == "called_off"
+    assert merged_exit(exits, PARTS, "straggling").first == 2
 
 
 def test_memory_is_told_before_time() -> None:
