@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,7 @@ def test_a_free_port_lies_below_those_that_linux_hands_out() -> None:
 def test_what_killed_hosts_have_left_is_removed_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_host.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     dead = next(pid for pid in range(2**22 - 1, 1, -1) if not psutil.pid_exists(pid))
     names = [f"autotune-host-{dead}-abc", f"autotune-host-{os.getpid()}-abc", "autotune-host-mine", "other"]
     for name in names:

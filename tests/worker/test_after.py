@@ -179,7 +179,7 @@ def test_what_hangs_after_the_window_ends_the_process_with_its_stack_in_the_log_
 
     monkeypatch.setattr(os, "_exit", end)
     measured = Scene().measured
-    rank._keep(rank._Place(folder, 0), rank._success(measured))
+    rank._keep(rank._Place(folder, 0, 0), rank._success(measured))
     begun = perf_counter()
     with _ended_when_stuck(0.2, folder.report):
         assert ended.wait(30)
@@ -206,7 +206,7 @@ def test_what_hangs_ends_the_process_whatever_became_of_the_report(
 
 def test_curves_that_were_kept_are_a_report_of_their_own(tmp_path: Path) -> None:
     folder = TrialFolder(tmp_path)
-    rank._keep(rank._Place(folder, 0), rank._traced(Curves(threads=3, remarks=("cut",))))
+    rank._keep(rank._Place(folder, 0, 0), rank._traced(Curves(threads=3, remarks=("cut",))))
     report = read_model(folder.report, RankReport)
     assert (report.result.outcome, report.curves) == ("ok", Curves(threads=3, remarks=("cut",)))
 
