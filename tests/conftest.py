@@ -1,13 +1,58 @@
-"""For all tests: matplotlib draws for those of the report alone; elsewhere its second a search would add up."""
+"""For all tests: what would take each of them time that it does not need.
+
+matplotlib draws for those of the report alone; elsewhere its second a search would add up. Where tests run side by
+side, torch has one thread in each process, trials included: threads that wait for a core which another test holds spin
+meanwhile. Tests marked quiet have the machine to themselves, and all of its threads.
+"""
 
 from __future__ import annotations
 
-import pytest
+import os
+from collections.abc import Iterator
 
+import pytest
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from processes import marked
+
+from autotune.launch.fork_server import ForkServerLauncher
 from autotune.report import page
 
 
-@pytest.fixture(autouse=True)
-def _drawings_for_the_reports_tests_alone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.path.parent.name != "report":
-        monkeypatch.setattr(page, "draw", lambda plot: f'<svg role="img" aria-label="{plot.title}"></svg>')
+def pytest_configure(config: pytest.Config) -> None:
+    """Before torch is imported."""
+    if hasattr(config, "workerinput"):  # pytest-xdist's own processes
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session")
+def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServerLauncher]:
+    """One server for all tests: it takes seconds to start."""
+    launcher = ForkServerLauncher(tmp_path_factory.mktemp("server") / "server.log")
+    yield launcher
+    launcher.close()
+    assert not marked(launcher._token)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _migrations_read_once() -> Iterator[None]:
+    """Optuna reads all of its schema's history for each study that is opened, which takes a sixth of a search."""
+    read, known = ScriptDirectory.from_config, dict[str | None, ScriptDirectory]()
+
+    def from_config(config: Config) -> ScriptDirectory:
+        place = config.get_main_option("script_location")
+        if place not in known:
+            known[place] = read(config)
+        return known[place]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ScriptDirectory, "from_config", from_config)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _drawings_for_the_reports_tests_alone(request: pytest.FixtureRequest) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.parent.name != "report":
+            patch.setattr(page, "draw", lambda plot: f'<svg role="img" aria-label="{plot.title}"></svg>')
+        yield

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -211,16 +211,8 @@ def test_what_the_workload_forbids_is_not_varied() -> None:
 # In real processes: each workload has one bottleneck, far above all else.
 
 
-@pytest.fixture(scope="module")
-def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServerLauncher]:
-    """One server for all of them."""
-    shared = ForkServerLauncher(tmp_path_factory.mktemp("server") / "server.log")
-    yield shared
-    shared.close()
-
-
 @pytest.fixture
-def look(launcher: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch) -> Callable[..., autotune.DiagnosisResult]:
+def look(fork_server: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch) -> Callable[..., autotune.DiagnosisResult]:
     """A short look at (model, dataset) with a baseline's settings; `varied` are the only other settings measured."""
 
     def run(model: Any, dataset: Any, *varied: dict[str, Any], **baseline: Any) -> autotune.DiagnosisResult:
@@ -229,7 +221,7 @@ def look(launcher: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch) -> Calla
         monkeypatch.setattr(diagnosing, "variations", lambda _: configs)
         workload = Workload(model=model, dataset=dataset)
         plan = Plan(name="case", workload=workload, baseline=config, device="cpu")
-        return diagnose_plan(plan, progress=False, launcher=launcher, pace=Pace(window_s=0.8, stretch_s=0.2))
+        return diagnose_plan(plan, progress=False, launcher=fork_server, pace=Pace(window_s=0.8, stretch_s=0.2))
 
     return run
 

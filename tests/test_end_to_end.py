@@ -1,4 +1,7 @@
-"""The product as a user has it: real processes, from scripts and the command line, in a folder of his own."""
+"""The product as a user has it: real processes, from scripts and the command line, in a folder of his own.
+
+Where the search's own process does not matter, the command runs in this one, over a server that all tests share.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,22 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
+import torch
+from click.testing import CliRunner, Result
+from torch.utils.data import TensorDataset
 
 import autotune
-from autotune.api import run_plan
-from autotune.errors import InputError
+from autotune import api
+from autotune.cli import cli
+from autotune.errors import InputError, WorkloadError
 from autotune.launch.fork_server import ForkServerLauncher
 from autotune.run_config import read_plan
 
@@ -57,9 +66,12 @@ CONFIG = """
 workload: {model: "work.py:model", dataset: "work.py:dataset", loss: "work.py:scaled_loss"}
 space: {num_workers: [0, 2], micro_batch_size: 32, grad_accum_steps: 1, amp_dtype: float32, prefetch_factor: 2,
         persistent_workers: true, intra_op_threads: null}
-budget: {n_trials: 2, timeout_s: 15}
+budget: {n_trials: 2, timeout_s: 6}
 run_dir: run
 """
+
+LONG = ("--set", "budget.n_trials=40", "--set", "budget.timeout_s=90")
+"""A search that ends its first trial soon, since it plans for many, and runs on long after it."""
 
 
 @pytest.fixture
@@ -69,14 +81,6 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "tune.yaml").write_text(CONFIG)
     yield tmp_path
     assert _ours(tmp_path) == []
-
-
-@pytest.fixture(scope="module")
-def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServerLauncher]:
-    """One server for all searches of this module that need no process of their own."""
-    shared = ForkServerLauncher(tmp_path_factory.mktemp("server") / "server.log")
-    yield shared
-    shared.close()
 
 
 def _ours(folder: Path) -> list[str]:
@@ -91,12 +95,21 @@ def _ours(folder: Path) -> list[str]:
     return found
 
 
-def cli(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "autotune", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=110, check=False)
+@pytest.fixture
+def _here(folder: Path, fork_server: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command runs in this process, in the user's folder, and its trials come from the shared server."""
+    monkeypatch.chdir(folder)
+    for name in ("run_plan", "check_plan"):
+        monkeypatch.setattr(api, name, partial(getattr(api, name), launcher=fork_server))
+
+
+def call(*arguments: str) -> Result:
+    """The command in this process."""
+    return CliRunner().invoke(cli, arguments, prog_name="autotune")
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """The command in a process of its own."""
     command = [sys.executable, "-m", "autotune", *arguments]
     return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -112,18 +125,12 @@ def wait_for_trials(folder: Path, count: int) -> None:
 
 
 @pytest.mark.quiet
-def test_a_search_from_the_command_line_recommends_what_helps_and_writes_no_secret(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MY_TOKEN", "s3cr3t-value")
-    done = cli(folder, "run", "tune.yaml", "--json", "--set", "budget.timeout_s=25")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["format"] == 1
-    best = autotune.load(folder / "run" / "recommended.yaml")
-    assert best.num_workers == 2
-    assert cli(folder, "report", "run").returncode == 0
-    for path in (folder / "run").rglob("*"):
-        assert path.is_dir() or b"s3cr3t-value" not in path.read_bytes(), path
+@pytest.mark.usefixtures("_here")
+def test_a_search_from_the_command_line_recommends_what_helps(folder: Path) -> None:
+    done = call("run", "tune.yaml", "--set", "budget.timeout_s=15")
+    assert done.exit_code == 0, done.stderr
+    assert autotune.load(folder / "run" / "recommended.yaml").num_workers == 2
+    assert call("report", "run").exit_code == 0
 
 
 def test_an_unguarded_script_with_classes_and_lambdas_in_main_leaves_its_objects_alone(folder: Path) -> None:
@@ -157,7 +164,7 @@ states = random.getstate(), torch.get_rng_state(), numpy.random.get_state()[1].t
 result = autotune.search(
     net, data, loss=lambda outputs, targets: torch.nn.functional.cross_entropy(outputs, targets),
     optimizer=lambda params, lr: torch.optim.AdamW(params, lr=lr),
-    n_trials=2, timeout_s=15, run_dir="run", progress=False,
+    n_trials=2, timeout_s=8, run_dir="run", progress=False,
 )
 assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
 assert not net.training and all(parameter.grad is None for parameter in net.parameters())
@@ -176,27 +183,30 @@ print("as before")
     assert done.stdout == "as before\n"
 
 
-@pytest.mark.quiet
+@pytest.mark.usefixtures("_here")
 def test_ctrl_c_saves_the_best_so_far_and_the_same_command_goes_on(folder: Path) -> None:
-    process = start(folder, "run", "tune.yaml", "--quiet", "--set", "budget.timeout_s=90")
+    process = start(folder, "run", "tune.yaml", "--quiet", *LONG)
     wait_for_trials(folder, 1)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
     assert (folder / "run" / "recommended.yaml").exists(), errors
     assert autotune.load(folder / "run" / "recommended.yaml")
     assert _ours(folder) == []
-    done = cli(folder, "run", "tune.yaml", "--quiet")
-    assert done.returncode == 0, done.stderr
+    done = call("run", "tune.yaml", "--quiet", "--set", "budget.timeout_s=12")
+    assert done.exit_code == 0, done.stderr
     lines = (folder / "run" / "trials.jsonl").read_text().splitlines()
     outcomes = [json.loads(line)["result"]["outcome"] for line in lines]
     assert outcomes[0] == "ok"
     assert json.loads(lines[0])["number"] == 0
 
 
-def test_a_killed_search_leaves_nothing_and_goes_on(folder: Path) -> None:
-    process = start(folder, "run", "tune.yaml", "--quiet")
+def test_a_killed_search_leaves_nothing_goes_on_and_writes_no_secret(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_TOKEN", "s3cr3t-value")
+    process = start(folder, "run", "tune.yaml", "--quiet", *LONG)
     wait_for_trials(folder, 1)
     process.kill()
     process.communicate()
@@ -205,9 +215,13 @@ def test_a_killed_search_leaves_nothing_and_goes_on(folder: Path) -> None:
     while _ours(folder) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert _ours(folder) == []
-    done = cli(folder, "run", "tune.yaml", "--quiet")
-    assert done.returncode == 0, done.stderr
+    process = start(folder, "run", "tune.yaml", "--json")
+    output, errors = process.communicate(timeout=110)
+    assert process.returncode == 0, errors
+    assert json.loads(output)["format"] == 1
     assert (folder / "run" / "trials.jsonl").read_text().splitlines()[0] == first
+    for path in (folder / "run").rglob("*"):
+        assert path.is_dir() or b"s3cr3t-value" not in path.read_bytes(), path
 
 
 @pytest.mark.parametrize(
@@ -223,51 +237,44 @@ def test_a_killed_search_leaves_nothing_and_goes_on(folder: Path) -> None:
     ],
 )
 def test_bad_input_is_one_clear_error_with_exit_code_2(
-    folder: Path, launcher: ForkServerLauncher, override: str, message: str
+    folder: Path, fork_server: ForkServerLauncher, override: str, message: str
 ) -> None:
     with pytest.raises(InputError, match=message) as caught:
-        run_plan(
-            read_plan(folder / "tune.yaml", [override, f"run_dir={folder}/run"]), launcher=launcher, progress=False
+        api.run_plan(
+            read_plan(folder / "tune.yaml", [override, f"run_dir={folder}/run"]), launcher=fork_server, progress=False
         )
     assert caught.value.exit_code == 2
     assert "autotune/worker" not in str(caught.value)
 
 
-def test_the_users_own_exception_is_shown_with_his_traceback_and_none_of_ours(folder: Path) -> None:
-    done = cli(folder, "run", "tune.yaml", "--set", "workload.model=work.py:broken", "--quiet")
-    assert done.returncode == 2, done.stderr
+@pytest.mark.usefixtures("_here")
+def test_the_users_own_exception_is_shown_with_his_traceback_and_none_of_ours() -> None:
+    done = call("run", "tune.yaml", "--set", "workload.model=work.py:broken", "--quiet")
+    assert done.exit_code == 2, done.stderr
     assert "RuntimeError: the weights are not there" in done.stderr
     assert "work.py" in done.stderr
     assert "autotune/worker" not in done.stderr
     assert done.stdout == ""
 
 
-def test_a_limit_that_nothing_meets_exits_3_with_the_nearest_miss(folder: Path) -> None:
-    done = cli(folder, "run", "tune.yaml", "--set", "objective.memory_limit=1MiB", "--quiet")
-    assert done.returncode == 3, done.stderr
+@pytest.mark.usefixtures("_here")
+def test_a_limit_that_nothing_meets_exits_3_with_the_nearest_miss() -> None:
+    done = call("run", "tune.yaml", "--set", "objective.memory_limit=1MiB", "--quiet")
+    assert done.exit_code == 3, done.stderr
     assert "nearest miss" in done.stderr
 
 
+@pytest.mark.usefixtures("_here")
 def test_check_says_what_would_be_searched_and_leaves_no_run_folder(folder: Path) -> None:
-    done = cli(folder, "check", "tune.yaml")
-    assert done.returncode == 0, done.stderr
+    done = call("check", "tune.yaml")
+    assert done.exit_code == 0, done.stderr
     assert "num_workers" in done.stdout
     assert not (folder / "run").exists()
 
 
-def test_an_unpicklable_model_names_the_attribute_and_the_remedy(folder: Path) -> None:
-    script = """
-import threading, torch, autotune
-net = torch.nn.Sequential(torch.nn.Linear(2, 2))
-net[0].lock = threading.Lock()
-try:
-    autotune.search(net, torch.utils.data.TensorDataset(torch.randn(64, 2), torch.randn(64, 2)), progress=False)
-except autotune.AutotuneError as error:
-    print(error)
-"""
-    (folder / "script.py").write_text(script)
-    done = subprocess.run(
-        [sys.executable, "script.py"], cwd=folder, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert "model.0.lock can't be carried to a trial" in done.stdout
-    assert "Pass a zero-argument function" in done.stdout
+def test_an_unpicklable_model_names_the_attribute_and_the_remedy(folder: Path, fork_server: ForkServerLauncher) -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    net[0].__dict__["lock"] = threading.Lock()
+    data = TensorDataset(torch.randn(64, 2), torch.randn(64, 2))
+    with pytest.raises(WorkloadError, match=r"model\.0\.lock can't be carried to a trial.*zero-argument function"):
+        autotune.search(net, data, launcher=fork_server, run_dir=folder / "run", progress=False)

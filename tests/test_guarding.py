@@ -138,12 +138,12 @@ def test_answers_survive_a_resume(tmp_path: Path) -> None:
 @pytest.mark.parametrize("outcome", ["timeout", "crashed", "oom"])
 def test_a_comparison_that_could_not_run_is_made_up_for_after_a_resume(tmp_path: Path, outcome: Outcome) -> None:
     failing = FailingLauncher(failures={"guard": TrialResult(outcome=outcome, reason="it went wrong")})
-    first = searched(tmp_path, failing, n_trials=12, is_kept=True, amp_dtype=["float32", "bfloat16"])
+    first = searched(tmp_path, failing, n_trials=8, is_kept=True, amp_dtype=["float32", "bfloat16"])
     refused = {one.number for one in first.study.records if one.is_refused}
     assert refused
     first.study.close()
     launcher = FakeLauncher()
-    tuning = searched(tmp_path, launcher, n_trials=30, is_kept=True, amp_dtype=["float32", "bfloat16"])
+    tuning = searched(tmp_path, launcher, n_trials=24, is_kept=True, amp_dtype=["float32", "bfloat16"])
     assert [config.amp_dtype for config in guards(launcher)] == ["bfloat16"]
     assert any(one.is_feasible and one.config.amp_dtype == "bfloat16" for one in tuning.study.records)
     assert {one.number for one in tuning.study.records if one.is_refused} == refused

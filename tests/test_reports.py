@@ -24,13 +24,14 @@ REPORTS = ("report.md", "report.html")
 def search(run_dir: Path) -> SearchResult:
     data = TensorDataset(torch.zeros(8, 2), torch.zeros(8, 2))
     return autotune.search(
-        torch.nn.Linear(2, 2), data, launcher=FakeLauncher(), n_trials=8, run_dir=run_dir, progress=False
+        torch.nn.Linear(2, 2), data, launcher=FakeLauncher(), n_trials=5, run_dir=run_dir, progress=False
     )
 
 
-@pytest.fixture
-def result(tmp_path: Path) -> SearchResult:
-    return search(tmp_path / "run")
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> SearchResult:
+    """One search whose folder nobody changes."""
+    return search(tmp_path_factory.mktemp("search") / "run")
 
 
 def test_a_search_writes_both_reports_for_its_user_alone(result: SearchResult) -> None:
@@ -117,9 +118,10 @@ def _fail(*_: object) -> str:
     raise ZeroDivisionError("no share of nothing")
 
 
-def test_fresh_removes_the_page_as_well(result: SearchResult) -> None:
-    RunFolder(result.run_dir).clear()
-    assert not (result.run_dir / "report.html").exists()
+def test_fresh_removes_the_page_as_well(result: SearchResult, tmp_path: Path) -> None:
+    folder = shutil.copytree(result.run_dir, tmp_path / "run")
+    RunFolder(folder).clear()
+    assert not (folder / "report.html").exists()
 
 
 def test_a_notebook_shows_a_table(result: SearchResult) -> None:

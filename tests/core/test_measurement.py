@@ -88,7 +88,7 @@ def _simulate(
     }
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     ratio=st.floats(0.1, 10),
     device=st.floats(1, 1000),
@@ -186,7 +186,7 @@ def test_a_single_block_has_no_upper_end(
     assert isinf(rate.relative_half_width)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(_WINDOWS)
 def test_any_window_has_an_ordered_interval_and_no_more_than_what_came(window: Window) -> None:
     rate = rate_of(window)
@@ -203,7 +203,7 @@ def test_the_relative_half_width_is_half_the_interval_over_the_value(value: floa
     assert isinf(Rate(value=0.0, low=0.0, high=1.0).relative_half_width)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(_MEASUREMENTS)
 def test_a_measurement_comes_back_from_json_exactly(measurement: Measurement) -> None:
     back = Measurement.model_validate_json(measurement.model_dump_json())

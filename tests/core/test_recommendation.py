@@ -150,7 +150,7 @@ def _low(one: Confirmation, other: Confirmation) -> float:
     return ratio.low
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(field=_FIELD, has_baseline=st.booleans(), data=st.data())
 def test_choosing_keeps_its_promises_in_any_order(
     make_confirmation: MakeConfirmation,

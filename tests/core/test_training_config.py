@@ -45,7 +45,7 @@ def _valid(values: dict[str, Any]) -> TrainingConfig:
         raise
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(_ANY_SETTINGS)
 def test_every_valid_config_gives_kwargs_that_the_dataloader_takes(values: dict[str, Any]) -> None:
     kwargs = _valid(values).dataloader_kwargs()
@@ -58,7 +58,7 @@ def test_every_valid_config_gives_kwargs_that_the_dataloader_takes(values: dict[
     assert loader.prefetch_factor == (kwargs["prefetch_factor"] or (2 if kwargs["num_workers"] else None))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(_ANY_SETTINGS)
 def test_a_config_comes_back_from_json_as_it_was(values: dict[str, Any]) -> None:
     config = _valid(values)
@@ -67,7 +67,7 @@ def test_a_config_comes_back_from_json_as_it_was(values: dict[str, Any]) -> None
     assert hash(TrainingConfig.model_validate(config.model_dump())) == hash(config)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(_ANY_SETTINGS)
 def test_the_global_batch_is_the_product_over_ranks_and_accumulation(values: dict[str, Any]) -> None:
     config = _valid(values)

@@ -1,21 +1,19 @@
-"""Launchers that live as long as the session, and a Rig that runs user code through one of them."""
+"""The launchers, and a Rig that runs user code through one of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
+from processes import marked
 
 from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import TrialResult
 from autotune.core.workload import Ref, Workload
 from autotune.launch.fork_server import ForkServerLauncher
 from autotune.launch.fresh import FreshInterpreterLauncher
-from autotune.launch.launcher import TOKEN_VARIABLE
 from autotune.launch.runner import TrialRunner
 from autotune.protocol import WindowRules, write_payload
 
@@ -80,11 +78,10 @@ class Rig:
         return (self.folder / name).read_text()
 
     def assert_next_trial_works(self) -> None:
-        """An ordinary trial measures, and nothing but a fork server is left of any."""
-        result = self.run()
-        assert result.outcome == "ok", result.reason
-        assert result.measurement is not None
-        assert result.measurement.samples_per_s > 0
+        """An ordinary model trains a step in a new process, and nothing but a fork server is left of any."""
+        report = self.runner().probe(TrainingConfig(micro_batch_size=4), deadline_s=GENEROUS_S)
+        assert report.result.outcome == "ok", report.result.reason
+        assert report.facts is not None
         assert not self.left_over()
 
     def left_over(self) -> list[str]:
@@ -109,25 +106,10 @@ def in_user_ranks(name: str) -> Ref:
     return Ref(target=f"{USER_RANKS}:{name}")
 
 
-def marked(token: str) -> list[psutil.Process]:
-    """Living processes that carry a launcher's token."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(TOKEN_VARIABLE) == token and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except (psutil.Error, OSError):
-            continue
-    return found
-
-
-@pytest.fixture(scope="session")
-def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServerLauncher]:
-    """One server for all tests."""
-    launcher = ForkServerLauncher(tmp_path_factory.mktemp("server") / "server.log")
-    yield launcher
-    launcher.close()
-    assert not marked(launcher._token)
+def rig_over(launcher: AnyLauncher, folder: Path) -> Rig:
+    """A rig whose trials write to a folder."""
+    (folder / "payload").mkdir(parents=True)
+    return Rig(launcher=launcher, folder=folder)
 
 
 @pytest.fixture(scope="session", params=["fork server", "fresh interpreter"])
@@ -143,16 +125,11 @@ def any_launcher(request: pytest.FixtureRequest) -> AnyLauncher:
 def rig(fork_server: ForkServerLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
     """A rig over the fork server, for what does not depend on the launcher."""
     monkeypatch.chdir(tmp_path)  # where user code leaves its notes
-    return _rig(fork_server, tmp_path)
+    return rig_over(fork_server, tmp_path)
 
 
 @pytest.fixture
 def any_rig(any_launcher: AnyLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
     """A rig over each launcher in turn."""
     monkeypatch.chdir(tmp_path)
-    return _rig(any_launcher, tmp_path)
-
-
-def _rig(launcher: AnyLauncher, folder: Path) -> Rig:
-    (folder / "payload").mkdir()
-    return Rig(launcher=launcher, folder=folder)
+    return rig_over(any_launcher, tmp_path)

@@ -12,9 +12,10 @@ from pathlib import Path
 from time import monotonic, sleep
 
 import pytest
+from processes import marked
 
 from autotune.launch.fork_server import ForkServerLauncher
-from launch.conftest import USER_CODE, Rig, marked
+from launch.conftest import USER_CODE, Rig
 
 PARENT = """
 import sys

@@ -15,6 +15,30 @@ from autotune.core.trial import TrialResult
 from launch.conftest import USER_CODE, Rig
 
 
+def test_the_machine_is_described_without_a_workload(rig: Rig) -> None:
+    report = rig.runner().describe(deadline_s=60)
+    assert report.environment is not None
+    assert report.environment.device == "cpu"
+
+
+def test_an_exception_is_an_outcome_with_the_users_frames_alone(rig: Rig) -> None:
+    result = rig.run(model="raising")
+    assert result.outcome == "crashed"
+    assert result.reason == "ValueError: the model is broken"
+    assert result.failure is not None
+    assert "_raise" in result.failure.traceback
+    assert "/autotune/worker/" not in result.failure.traceback
+    assert result.failure.traceback.encode() in rig.log
+
+
+def test_a_segmentation_fault_is_told_by_its_signal_and_logged(rig: Rig) -> None:
+    result = rig.run(model="segfaulting")
+    assert result.outcome == "crashed"
+    assert "SIGSEGV" in result.reason
+    assert b"Segmentation fault" in rig.log
+    assert b"user_code.py" in rig.log
+
+
 @pytest.mark.parametrize(
     ("model", "reason"),
     [

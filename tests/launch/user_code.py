@@ -242,16 +242,13 @@ def wide_linear_killing_itself() -> nn.Module:
 # Output
 
 
-def flooding() -> nn.Module:
-    def act() -> None:
-        os.write(1, b"the beginning\n")
-        line = b"z" * 1023 + b"\n"
-        for _ in range(25):
-            for descriptor in (1, 2):
-                os.write(descriptor, line * 1024)
-        os.write(1, b"the end\n")
-
-    return Faulty(once(act))
+def flood() -> None:
+    os.write(1, b"the beginning\n")
+    line = b"z" * 1023 + b"\n"
+    for _ in range(25):
+        for descriptor in (1, 2):
+            os.write(descriptor, line * 1024)
+    os.write(1, b"the end\n")
 
 
 def printing_bytes() -> nn.Module:
@@ -332,11 +329,15 @@ def installing_handlers() -> nn.Module:
     return Faulty(once(act))
 
 
-def spawning_daemon() -> nn.Module:
-    def act() -> None:
-        started = subprocess.Popen(["/bin/sleep", "600"], start_new_session=True)
-        Path("note").write_text(str(started.pid))
+def flooding_and_leaving_a_daemon() -> nn.Module:
+    """Trains well, and writes down what it saw of its world and which process it left."""
 
+    def act() -> None:
+        flood()
+        started = subprocess.Popen(["/bin/sleep", "600"], start_new_session=True)
+        Path("daemon").write_text(str(started.pid))
+
+    Path("world").write_text(json.dumps(seen_world()))
     return Faulty(once(act))
 
 
@@ -354,8 +355,8 @@ def spawning_nameless_daemon() -> nn.Module:
     return Faulty(once(act))
 
 
-def noting_world() -> nn.Module:
-    world = {
+def seen_world() -> dict[str, Any]:
+    return {
         "variable": os.environ.get("AUTOTUNE_TRIAL"),
         "python_path": os.environ.get("PYTHONPATH"),
         "mine": os.environ.get("SOMETHING_OF_MINE"),
@@ -366,8 +367,6 @@ def noting_world() -> nn.Module:
         "input": sys.stdin.read(),
         "interrupt": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
     }
-    Path("note").write_text(json.dumps(world))
-    return linear()
 
 
 def trial_folder() -> Path:

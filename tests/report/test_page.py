@@ -14,7 +14,7 @@ from autotune.core.result import RunSummary
 from autotune.core.trial import Failure
 from autotune.report import page
 from autotune.report.markdown import render_markdown
-from autotune.report.page import render_page
+from autotune.report.page import Page, render_page
 from autotune.report.plots import Plot
 
 from .conftest import FAST, SAME_BATCH, make_environment, make_facts, make_rich_summary, make_summary, make_trial
@@ -70,26 +70,31 @@ def _undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "draw", lambda plot: f'<svg aria-label="{plot.title}"></svg>')
 
 
+@pytest.fixture(scope="module")
+def rich(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    """A page with every plot drawn, which takes matplotlib a second."""
+    return render_page(make_rich_summary(), tmp_path_factory.mktemp("run"))
+
+
 def test_every_verdict_is_well_formed_html(any_summary: RunSummary, tmp_path: Path) -> None:
     reader = read(any_summary, tmp_path)
     assert reader.tags[:2] == ["html", "head"]
     assert reader.tags.count("h1") == 1
 
 
-def test_nothing_is_fetched_and_nothing_runs(tmp_path: Path) -> None:
-    made = render_page(make_rich_summary(), tmp_path)
-    reader = Reader(made.html)
+def test_nothing_is_fetched_and_nothing_runs(rich: Page) -> None:
+    reader = Reader(rich.html)
     assert not {"script", "img", "link", "iframe", "object"} & set(reader.tags)
     assert not [name for name, _ in reader.attributes if name.startswith("on") or name == "src"]
     targets = [value or "" for name, value in reader.attributes if name in {"href", "xlink:href"}]
     assert [target for target in targets if not target.startswith("#") and ("/" in target or ":" in target)] == []
-    assert "@import" not in made.html
-    assert re.findall(r"url\((?!#)", made.html) == []
-    assert made.remark == ""
+    assert "@import" not in rich.html
+    assert re.findall(r"url\((?!#)", rich.html) == []
+    assert rich.remark == ""
 
 
-def test_ids_are_unique_and_every_plot_is_there(tmp_path: Path) -> None:
-    reader = read(make_rich_summary(), tmp_path)
+def test_ids_are_unique_and_every_plot_is_there(rich: Page) -> None:
+    reader = Reader(rich.html)
     ids = [value for name, value in reader.attributes if name == "id"]
     assert len(ids) == len(set(ids))
     assert reader.tags.count("svg") == 4
@@ -136,7 +141,7 @@ def test_hostile_text_is_shown_and_never_obeyed(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_undrawn")
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15, deadline=None)
 @given(said=st.text(), traceback=st.text())
 def test_no_text_changes_the_pages_elements(said: str, traceback: str, tmp_path: Path) -> None:
     def make(reason: str, trace: str) -> RunSummary:

@@ -84,14 +84,23 @@ def costs_of(dataset: Any, ceiling: Ceiling | None = None, parts: Any = None, **
     return costs
 
 
+@pytest.fixture
+def _two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("_two_threads")
 def test_items_are_drawn_at_random_with_one_thread_which_is_put_back() -> None:
-    dataset, before = Recorder(), torch.get_num_threads()
+    dataset = Recorder()
     costs = costs_of(dataset)
     assert costs.items == 256
     assert len(set(dataset.asked)) > 100
     assert max(dataset.asked) > 500
     assert dataset.threads == {1}
-    assert torch.get_num_threads() == before
+    assert torch.get_num_threads() == 2
 
 
 def test_quantiles_are_in_order_and_sizes_are_those_in_the_batch() -> None:

@@ -26,6 +26,11 @@ from autotune.worker.step import infer_step, make_trainer
 RULES = WindowRules(max_s=0.3, precision=0.5, block_s=0.01)
 
 
+@pytest.fixture(autouse=True)
+def _short_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "_WARM_UP_MIN_S", 0.0)
+
+
 def measured(
     length: int = 64,
     lr: float = 1e-3,
