@@ -9,6 +9,7 @@ nothing but training is exchanged inside the stretch that counts.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import subprocess
@@ -22,6 +23,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
+import torch.distributed.nn.functional  # before there is a group; see _main
 from cases import Case
 from torch import distributed, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -84,6 +86,15 @@ def _run(command: list[str], output: Path, deadline_s: float) -> int | None:
 
 
 def _main() -> None:
+    """Train; end only once gloo's threads have, or the exit may abort: "terminate called without an active exception".
+
+    They free the last tensors after a collective has returned; one that needs Python for it while the interpreter shuts
+    down ends the process. destroy_process_group waits for them only if nothing else holds the group. What does: the
+    model, in cycles; and torch.distributed.nn.functional, if it is first imported where there is a group (DDP does so),
+    since its functions' default `group=group.WORLD` is then this one.
+
+    Source: https://github.com/pytorch/pytorch/pull/179291, the abort; torch/distributed/nn/functional.py of torch 2.13.
+    """
     job = json.loads(sys.argv[1])
     module, _, function = job["case"].partition(":")
     case: Case = getattr(importlib.import_module(module), function)()
@@ -93,6 +104,7 @@ def _main() -> None:
         if distributed.get_rank() == 0:
             Path(job["answer"]).write_text(json.dumps(figures))
     finally:
+        gc.collect()
         distributed.destroy_process_group()
 
 
