@@ -37,6 +37,7 @@ from launch.user_hosts import NOTES
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 USER_HOSTS = Path(__file__).with_name("user_hosts.py")
+_NODES = 3
 NODE: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 80 * 2**20}
 
 
@@ -59,10 +60,17 @@ class Nodes:
         return noted
 
     def kill_node_of(self, actor: int) -> None:
-        """SIGKILL the node whose actor this is: all that Ray runs there."""
-        raylet = next(one.pid for one in psutil.Process(actor).parents() if one.name() == "raylet")
+        """SIGKILL the node whose actor this is, all that Ray runs there; return when the actor has followed it."""
+        host = psutil.Process(actor)
+        raylet = next(one.pid for one in host.parents() if one.name() == "raylet")
         mine = next(one for one in self.cluster.list_all_nodes() if raylet in _pids_of(one))
         self.cluster.remove_node(mine, allow_graceful=False)
+        host.wait(GENEROUS_S)
+
+    def mend(self) -> None:
+        """Have three nodes again, whatever a test that failed has left."""
+        for _ in range(_NODES - (len(self.cluster.list_all_nodes()) - 1)):  # the head is one of them
+            self.cluster.add_node(**NODE)
 
     def note(self, kind: str) -> None:
         (self.notes / f"{kind}-").touch()
@@ -82,9 +90,9 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(NOTES, str(notes))
         cluster: Any = Cluster(initialize_head=True, head_node_args={**NODE, "num_cpus": 0, "include_dashboard": False})
-        for _ in range(3):
-            cluster.add_node(**NODE)
-        yield Nodes(cluster, notes)
+        nodes = Nodes(cluster, notes)
+        nodes.mend()
+        yield nodes
         cluster.shutdown()
 
 
@@ -98,6 +106,7 @@ def shared(nodes: Nodes) -> Iterator[RayLauncher]:
 @pytest.fixture
 def rig(shared: RayLauncher, nodes: Nodes, tmp_path: Path) -> Rig:
     nodes.forget()
+    nodes.mend()
     launcher: Any = shared  # whatever a Rig does with its launcher, this one does as well
     return Rig(launcher=launcher, folder=tmp_path)
 
@@ -130,7 +139,9 @@ def noise() -> TensorDataset:
 
 def await_slots(launcher: Launcher, count: int) -> None:
     """A node that has come is a host some seconds later."""
+    begun = monotonic()
     while slots_of(launcher) != count:
+        assert monotonic() - begun < GENEROUS_S, f"{count} hosts must be there, but there are {slots_of(launcher)}"
         sleep(0.1)
 
 
@@ -264,7 +275,7 @@ def test_a_lost_node_costs_its_trial_nothing_but_time(rig: Rig, nodes: Nodes) ->
         nodes.note("go")
         assert (result.result().outcome, result.result().reason) == ("ok", "")
     assert len(nodes.noted("waiting")) == 2, "it was begun anew on another host"
-    assert slots_of(rig.launcher) == 2
+    await_slots(rig.launcher, 2)
     nodes.cluster.add_node(**NODE)
     await_slots(rig.launcher, 3)
 
