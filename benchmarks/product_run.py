@@ -18,21 +18,26 @@ from cases import Case
 import autotune
 from autotune import Measurement, SearchResult, TrainingConfig, TrialRecord
 from autotune.by_value import unreachable_by_value
+from autotune.core.objective import Objective
 from autotune.core.plan import Plan
+from autotune.core.search_space import ResolvedSpace, SearchSpace
 from autotune.core.trial import TrialResult
 from autotune.core.workload import Workload
 from autotune.launch.launcher import Exit, Launch, Launcher
+from autotune.launch.runner import TrialRunner
 from autotune.probing import look
 from autotune.protocol import Extras, WindowRules, write_payload
 from autotune.run_folder import open_run_folder
 from autotune.wiring import opened_launcher, runner_for
 
 __all__ = [
+    "TRIAL_DEADLINE_S",
     "LaunchTimes",
     "RunTrial",
     "TimedLauncher",
     "measurement_figures",
     "only",
+    "open_runner",
     "open_trials",
     "search",
     "search_figures",
@@ -40,7 +45,7 @@ __all__ = [
 ]
 
 _DERIVED = {"lr", "world_size", "strategy", "ddp"}
-_TRIAL_DEADLINE_S = 120.0
+TRIAL_DEADLINE_S = 120.0
 
 RunTrial = Callable[[Mapping[str, Any]], TrialResult]
 """Runs a trial of given settings, under TrainingConfig's names."""
@@ -126,6 +131,26 @@ def open_trials(
 
     Without a launcher, which stays the caller's to close, there is a fork server that lives as long as the context.
     """
+    with open_runner(case, device=device, launcher=launcher) as (runner, _):
+        yield lambda settings: runner.run(
+            TrainingConfig.model_validate(dict(settings)),
+            name="trial",
+            deadline_s=TRIAL_DEADLINE_S,
+            window=window,
+            extras=extras,
+        )
+
+
+@contextmanager
+def open_runner(
+    case: Case,
+    *,
+    device: str,
+    space: Mapping[str, Any] | None = None,
+    memory_limit: float | str | None = None,
+    launcher: Launcher | None = None,
+) -> Iterator[tuple[TrialRunner, ResolvedSpace]]:
+    """A runner of a case's trials that has looked at the case once, and the space that it would search."""
     workload = Workload(
         model=case.model,
         dataset=case.dataset,
@@ -134,8 +159,14 @@ def open_trials(
         collate_fn=case.collate_fn,
         shuffle=case.shuffle,
     )
+    limit = {} if memory_limit is None else {"memory_limit": memory_limit}
     plan = Plan(
-        name="trials", workload=workload, baseline=TrainingConfig.model_validate(dict(case.settings)), device=device
+        name="trials",
+        workload=workload,
+        baseline=TrainingConfig.model_validate(dict(case.settings)),
+        space=SearchSpace.model_validate(dict(space or {})),
+        objective=Objective.model_validate(limit),
+        device=device,
     )
     with (
         TemporaryDirectory(prefix="autotune-benchmark-") as path,
@@ -144,14 +175,7 @@ def open_trials(
     ):
         with unreachable_by_value(workload):
             write_payload(workload, folder.payload)
-        runner, _ = look(plan, runner_for(plan, folder, starts))
-        yield lambda settings: runner.run(
-            TrainingConfig.model_validate(dict(settings)),
-            name="trial",
-            deadline_s=_TRIAL_DEADLINE_S,
-            window=window,
-            extras=extras,
-        )
+        yield look(plan, runner_for(plan, folder, starts))
 
 
 def only(settings: Mapping[str, Any], **searched: Any) -> dict[str, Any]:

@@ -19,8 +19,11 @@ _SIZE = 384
 _ROUNDS = 20_000
 
 
-def look_at_speeds() -> dict[str, float]:
-    """Rounds a second of interpreting, of copying memory, and of multiplying matrices with all threads."""
+def look_at_speeds(seconds: float = _SECONDS) -> dict[str, float]:
+    """Rounds a second of interpreting, of copying memory, and of multiplying matrices with all threads.
+
+    Each kind is looked at for so many seconds.
+    """
     source, target = torch.zeros(_FLOATS), torch.empty(_FLOATS)
     left, right = torch.rand(_SIZE, _SIZE), torch.rand(_SIZE, _SIZE)
 
@@ -35,7 +38,7 @@ def look_at_speeds() -> dict[str, float]:
     def multiply() -> None:
         torch.mm(left, right)
 
-    return {work.__name__: _rate(work) for work in (interpret, copy, multiply)}
+    return {work.__name__: _rate(work, seconds) for work in (interpret, copy, multiply)}
 
 
 def drift(looks: Sequence[Mapping[str, float]]) -> float:
@@ -43,10 +46,10 @@ def drift(looks: Sequence[Mapping[str, float]]) -> float:
     return max(max(look[name] for look in looks) / min(look[name] for look in looks) - 1 for name in looks[0])
 
 
-def _rate(work: Callable[[], None]) -> float:
+def _rate(work: Callable[[], None], seconds: float) -> float:
     work()
     begun, rounds = perf_counter(), 0
-    while (spent_s := perf_counter() - begun) < _SECONDS:
+    while (spent_s := perf_counter() - begun) < seconds:
         work()
         rounds += 1
     return rounds / spent_s

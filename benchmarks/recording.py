@@ -24,6 +24,7 @@ __all__ = [
     "Recording",
     "describe_machine",
     "git_revision",
+    "machine_name",
     "make_parser",
     "print_table",
     "read_results",
@@ -79,7 +80,7 @@ def make_parser(description: str, quick: str) -> argparse.ArgumentParser:
 def start_recording(benchmark: str, arguments: argparse.Namespace, machine: dict[str, Any]) -> Recording:
     """A recording for this machine; a quick run has a file of its own, so that it never replaces figures."""
     is_quick = arguments.quick or getattr(arguments, "smoke_cpu", False)
-    name = f"{benchmark}-{_machine_name(machine)}{'-quick' if is_quick else ''}.json"
+    name = f"{benchmark}-{machine_name(machine)}{'-quick' if is_quick else ''}.json"
     arguments.results.mkdir(parents=True, exist_ok=True)
     shown = {key: value for key, value in vars(arguments).items() if key != "results"}
     return Recording(
@@ -123,7 +124,7 @@ def say(text: str) -> None:
     print(f"{datetime.now().astimezone():%H:%M:%S}  {text}", flush=True)
 
 
-def _machine_name(machine: dict[str, Any]) -> str:
+def machine_name(machine: dict[str, Any]) -> str:
     name = str(machine.get("device_name", "unknown machine"))
     if machine.get("device_kind") == "cpu":
         name = f"{name} {machine['cores']} cores"

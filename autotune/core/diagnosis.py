@@ -45,6 +45,10 @@ class CurvePoint(BaseModel):
     """None where it could not be measured."""
     cpu_s_per_sample: float | None = None
     """CPU seconds for a sample, of all threads and loader workers; None where nobody looked."""
+    peak_memory_bytes: int | None = None
+    """Peak memory of the device's side; None for the loader's, and where nobody looked."""
+    took_s: float = 0.0
+    """Seconds that the point took in all: start, warm-up and stretch."""
     reason: str = ""
     """Why it could not."""
 

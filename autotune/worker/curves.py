@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -40,6 +41,7 @@ _BATCHES_HELD = 8
 _HELD_BYTES = 256 * 2**20
 _COLLECTING_S = 1.0
 _WORTH = 1.03  # a setting that makes the device so much faster goes into the combined point
+_RISE_MARGIN = 1.25
 _NO_TIME = "no time was left"
 _CUT = "The job ended before the rest was measured."
 
@@ -58,6 +60,8 @@ class _Bench:
     ends_at: float
     batches: Sequence[Any] = ()
     """Batches of the job's own configuration, on the host."""
+    peaks: dict[int, int] = field(default_factory=dict)
+    """The highest peak memory in bytes that was seen with each micro batch."""
 
 
 @dataclass(slots=True)
@@ -222,6 +226,7 @@ def _device_point(training: _Training, config: TrainingConfig) -> CurvePoint:
 
     def measure() -> _Seen:
         _refuse_too_large(bench, config)
+        bench.device.reset_peak()
         with _as_configured(config, bench.device):
             trainer = _trainer(training, config)
             held = resident(trainer, _batches_of(bench, config))
@@ -229,12 +234,20 @@ def _device_point(training: _Training, config: TrainingConfig) -> CurvePoint:
             return _with_cpu_s(lambda: device_alone(trainer, held, seconds=seconds, ends_at=ends_at))
 
     point = _guarded(_changes(config, bench.job, DEVICE_SETTINGS), measure, bench.ends_at)
+    if point.ceiling is not None:
+        point = point.model_copy(update={"peak_memory_bytes": _noted_peak(bench, config)})
     training.model.zero_grad(set_to_none=True)
     if point.ceiling is None:
         _bound_weights(training.model)
     if bench.device.has_own_memory:
         torch.accelerator.empty_cache()
     return point
+
+
+def _noted_peak(bench: _Bench, config: TrainingConfig) -> int:
+    peak, batch = bench.device.peak_memory().peak_bytes, config.micro_batch_size
+    bench.peaks[batch] = max(peak, bench.peaks.get(batch, 0))
+    return peak
 
 
 def _bound_weights(model: nn.Module) -> None:
@@ -268,13 +281,26 @@ def _refuse_too_large(bench: _Bench, config: TrainingConfig) -> None:
     Raises:
         ValueError: the memory seen so far, grown with the batch, would pass the limit.
     """
-    growth = config.micro_batch_size / bench.job.config.micro_batch_size
-    limit = bench.job.limit_bytes
-    if bench.device.has_own_memory or limit is None or growth <= 1:
+    batch, limit = config.micro_batch_size, bench.job.limit_bytes
+    largest = max(bench.peaks, default=bench.job.config.micro_batch_size)
+    if bench.device.has_own_memory or limit is None or batch <= largest:
         return
-    expected = bench.device.peak_memory().peak_bytes * growth
+    expected = _expected_peak(bench, batch)
     if expected > limit:
         raise ValueError(f"it might take {expected / 2**20:,.0f} MiB, over the limit of {limit / 2**20:,.0f} MiB")
+
+
+def _expected_peak(bench: _Bench, batch: int) -> float:
+    """Memory of a batch larger than all so far: by the steepest rise so far, with a margin; in proportion before that.
+
+    The margin is our own convention.
+    """
+    seen = sorted(bench.peaks.items())
+    if len(seen) < 2:
+        return bench.device.peak_memory().peak_bytes * batch / bench.job.config.micro_batch_size
+    rise = max((after - before) / (larger - smaller) for (smaller, before), (larger, after) in pairwise(seen))
+    largest, peak = seen[-1]
+    return peak + _RISE_MARGIN * max(0.0, rise) * (batch - largest)
 
 
 @contextmanager
@@ -308,11 +334,12 @@ def _roofline(training: _Training) -> tuple[Roofline | None, tuple[str, ...]]:
 def _guarded(changes: dict[str, object], measure: Callable[[], _Seen], ends_at: float) -> CurvePoint:
     if perf_counter() > ends_at:
         return CurvePoint(changes=changes, ceiling=None, reason=_NO_TIME)
+    begun = perf_counter()
     try:
         ceiling, cpu_s = measure()
     except Exception as error:  # noqa: BLE001 - user code runs in it: one point fails, not the curve
-        return CurvePoint(changes=changes, ceiling=None, reason=cause_of(error))
-    return CurvePoint(changes=changes, ceiling=ceiling, cpu_s_per_sample=cpu_s)
+        return CurvePoint(changes=changes, ceiling=None, reason=cause_of(error), took_s=perf_counter() - begun)
+    return CurvePoint(changes=changes, ceiling=ceiling, cpu_s_per_sample=cpu_s, took_s=perf_counter() - begun)
 
 
 def _with_cpu_s(measure: Callable[[], Ceiling]) -> _Seen:

@@ -1,0 +1,212 @@
+"""Records whole grids: every point of six workloads measured as a trial of the product, one JSON line each.
+
+A surface is recorded over several sittings: each begins where the file ends. First comes one look at the workload, then
+the curves (loader and device alone, as a search's probe measures them), then every point once in random order, the
+baseline again after every tenth, so that drift can be seen; then a fifth of the points once more, and what `--visits`
+asks for. Nothing is smoothed: a line holds what a trial has answered, the blocks of its window included, and how fast
+the machine was right before it.
+
+    surfaces.py                    all that is missing, workload after workload
+    surfaces.py --minutes 10       as much as begins within ten minutes
+    surfaces.py --workload cliff   this one alone
+    surfaces.py --visits 2         each point twice
+    surfaces.py --summary          what there is, and how far repeats differ
+
+replay.py serves the files through the product's own launcher seam; regret.py compares ways of searching on them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from time import monotonic
+
+from product_run import TRIAL_DEADLINE_S, open_runner
+from quietness import look_at_speeds
+from recording import describe_machine, git_revision, machine_name, print_table, say
+from replay import FORMAT_VERSION, SURFACES, Surface, Visit, read_surface
+from surface_cases import GRIDS, Grid
+
+from autotune import TrainingConfig
+from autotune.extras import everything
+from autotune.launch.runner import TrialRunner
+from autotune.protocol import NO_EXTRAS, Extras, WindowRules
+
+_WINDOW = WindowRules(max_s=2.0)
+_STRETCH_S = 0.2  # of a ceiling, as a search's probe takes
+_LOOK_S = 0.1  # of each kind of work, before each trial
+_REFERENCE_EVERY = 10
+_REPEATED_SHARE = 0.2
+_CURVES_DEADLINE_S = 300.0
+
+
+@dataclass(slots=True)
+class _File:
+    """A surface under way: lines are added at the end, each whole."""
+
+    path: Path
+
+    def read(self) -> Surface | None:
+        """What there is; a last line that was cut off is removed."""
+        if not self.path.exists():
+            return None
+        text = self.path.read_bytes()
+        whole = text[: text.rfind(b"\n") + 1]
+        if len(whole) < len(text):
+            self.path.write_bytes(whole)
+        return read_surface(self.path) if whole else None
+
+    def add(self, kind: str, **content: object) -> None:
+        """Add a line."""
+        line = {"kind": kind, "at": datetime.now(UTC).isoformat(timespec="seconds"), **content}
+        with self.path.open("a") as file:
+            file.write(f"{json.dumps(line)}\n")
+
+
+def main() -> int:
+    arguments = _parse()
+    machine = describe_machine()
+    ends_at = None if arguments.minutes is None else monotonic() + 60 * arguments.minutes
+    arguments.surfaces.mkdir(parents=True, exist_ok=True)
+    names = [arguments.workload] if arguments.workload else list(GRIDS)
+    files = {name: _File(arguments.surfaces / f"{name}-{machine_name(machine)}.jsonl") for name in names}
+    if not arguments.summary:
+        for name, file in files.items():
+            _record(name, GRIDS[name], file, machine, arguments, ends_at)
+    _print_summary({name: file.read() for name, file in files.items()})
+    return 0
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workload", choices=list(GRIDS), help="this one alone")
+    parser.add_argument("--visits", type=int, default=1, metavar="N", help="visits of every point (%(default)s)")
+    parser.add_argument("--minutes", type=float, metavar="M", help="begin nothing after so many minutes")
+    parser.add_argument("--points", type=int, metavar="N", help="the first N points alone: tells that it runs")
+    parser.add_argument("--summary", action="store_true", help="record nothing")
+    parser.add_argument(
+        "--surfaces", type=Path, default=SURFACES, metavar="FOLDER", help="where they are (%(default)s)"
+    )
+    return parser.parse_args()
+
+
+def _record(
+    name: str,
+    grid: Grid,
+    file: _File,
+    machine: Mapping[str, object],
+    arguments: argparse.Namespace,
+    ends_at: float | None,
+) -> None:
+    surface = file.read()
+    left = list(_missing(grid, surface, arguments.visits, arguments.points))
+    if not left or (ends_at is not None and monotonic() >= ends_at):
+        return
+    say(f"{name}: {len(left)} of {len(grid.configs())} points and repeats are missing")
+    case = replace(grid.case(), settings=grid.baseline)
+    with open_runner(case, device="auto", space=grid.space, memory_limit=grid.memory_limit) as (runner, space):
+        if surface is None:
+            file.add(
+                "header",
+                version=FORMAT_VERSION,
+                workload=name,
+                baseline=dict(grid.baseline),
+                domains={setting: list(values) for setting, values in grid.domains.items()},
+                limit_bytes=runner.limit_bytes,
+                environment=space.environment.model_dump(mode="json"),
+                facts=space.facts.model_dump(mode="json"),
+                processor=machine["processor"],
+                window=_WINDOW.model_dump(),
+                probe_s=runner.probe(space.baseline, deadline_s=TRIAL_DEADLINE_S).result.wall_s,
+                git_revision=git_revision(),
+            )
+        if surface is None or surface.curves is None:
+            _record_curves(grid, runner, file)
+        for number, (config, visit) in enumerate(left):
+            if ends_at is not None and monotonic() >= ends_at:
+                return
+            if number % _REFERENCE_EVERY == 0:
+                _visit(runner, file, TrainingConfig.model_validate(dict(grid.baseline)), "reference")
+            _visit(runner, file, config, visit)
+            if number % _REFERENCE_EVERY == 0:
+                say(f"{name}: {number}/{len(left)}")
+
+
+def _missing(
+    grid: Grid, surface: Surface | None, visits: int, points: int | None
+) -> Iterator[tuple[TrainingConfig, Visit]]:
+    """What is still to be visited, in an order that is the same in each sitting."""
+    ordered = grid.configs()
+    random.Random(0).shuffle(ordered)
+    done = set() if surface is None else {(trial.config, trial.visit) for trial in surface.trials}
+    repeated = ordered[: round(_REPEATED_SHARE * len(ordered))]
+    rounds = [(ordered, number) for number in range(visits)] + [(repeated, visits)]
+    for configs, number in rounds:
+        for config in islice(configs, points):
+            if (config, number) not in done:
+                yield config, number
+
+
+def _visit(runner: TrialRunner, file: _File, config: TrainingConfig, visit: Visit) -> None:
+    extras = everything(_WINDOW) if visit == "reference" else NO_EXTRAS
+    speeds = look_at_speeds(_LOOK_S)
+    result = runner.run(config, name="point", deadline_s=TRIAL_DEADLINE_S, window=_WINDOW, extras=extras)
+    file.add(
+        "trial",
+        visit=visit,
+        config=config.model_dump(mode="json", exclude_defaults=True),
+        result=result.model_dump(mode="json", exclude_defaults=True),
+        speeds=speeds,
+    )
+
+
+def _record_curves(grid: Grid, runner: TrialRunner, file: _File) -> None:
+    """All device settings of the grid in one process, and all loader settings, at the baseline's batch."""
+    own = TrainingConfig.model_validate(dict(grid.baseline))
+    loader = {"num_workers", "prefetch_factor", "persistent_workers"}
+    variations = []
+    for config in sorted(grid.configs(), key=lambda one: one.micro_batch_size):
+        changed = {name for name, _ in set(config) if getattr(config, name) != getattr(own, name)}
+        if changed and (changed <= loader or not changed & loader):
+            variations.append(config)
+    report = runner.curves(own, variations, deadline_s=_CURVES_DEADLINE_S, extras=Extras(stretch_s=_STRETCH_S))
+    if report.curves is None:
+        print(f"the curves failed: {report.result.reason}", file=sys.stderr)
+        return
+    file.add("curves", wall_s=report.result.wall_s, curves=report.curves.model_dump(mode="json", exclude_defaults=True))
+
+
+def _print_summary(surfaces: Mapping[str, Surface | None]) -> None:
+    rows = [_row(name, surface) for name, surface in surfaces.items() if surface is not None]
+    head = ("surface", "points", "visits", "best/s", "vs base", "repeats", "over", "s/trial")
+    print_table("Surfaces (repeats: median difference of two visits of a point)", head, rows)
+
+
+def _row(name: str, surface: Surface) -> Sequence[str]:
+    rates = surface.rates()
+    visits = sum(isinstance(trial.visit, int) for trial in surface.trials)
+    base = rates.get(surface.baseline)
+    differences = [abs(one / other - 1) for one, other in surface.pairs()]
+    over = sum(surface.is_over(config) for config in surface.configs)
+    return (
+        name,
+        str(len(surface.configs)),
+        str(visits),
+        f"{max(rates.values(), default=0.0):,.0f}",
+        f"{max(rates.values()) / base:.2f}" if base else "-",
+        f"{median(differences):.1%}" if differences else "-",
+        str(over),
+        f"{median(trial.result.wall_s for trial in surface.trials):.1f}" if surface.trials else "-",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
