@@ -80,6 +80,11 @@ class TrialFolder:
         return self.path / "report.json"
 
     @property
+    def blocks(self) -> Path:
+        """Where rank 0 writes each block of its window as it comes, a line each."""
+        return self.path / "blocks.jsonl"
+
+    @property
     def rendezvous(self) -> Path:
         """Where the ranks of a group meet: the file of torch.distributed's FileStore."""
         return self.path / "rendezvous"
@@ -161,6 +166,8 @@ class Job(BaseModel):
     limit_bytes: int | None = None
     """Memory limit, enforced where the device can; None: not known yet (probe)."""
     window: WindowRules = WindowRules()
+    streams_blocks: bool = False
+    """Rank 0 writes each block of its window as it comes."""
     extras: Extras = Extras()
     variations: tuple[TrainingConfig, ...] = ()
     """For curves: configurations whose loader or device is to be measured alone; what differs from `config` tells."""

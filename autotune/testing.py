@@ -192,6 +192,10 @@ class FakeLauncher:
                 self.launched.append(job.config)
             place = len(self.launched)
         trial = self.cost(job.config)
+        if job.streams_blocks and trial.outcome == "ok" and not trial.hangs:
+            lost_after = self._stream(trial, job, launch, place)
+            if lost_after is not None:
+                return Exit(code=None, ended_for="called_off", wall_s=trial.startup_s + lost_after * job.window.block_s)
         if trial.hangs or trial.startup_s > launch.deadline_s:
             return Exit(code=None, ended_for="deadline", wall_s=launch.deadline_s)
         if trial.outcome == "ok":
@@ -204,6 +208,17 @@ class FakeLauncher:
 
     def close(self) -> None:
         """Nothing is held."""
+
+    def _stream(self, trial: FakeTrial, job: Job, launch: Launch, place: int) -> int | None:
+        """Write the window's blocks as a rank would; after how many of them the parent has the trial ended."""
+        blocks = self._measure(trial, job, place).blocks
+        with launch.folder.blocks.open("a", buffering=1) as file:
+            for number, block in enumerate(blocks, start=1):
+                own = block.model_copy(update={"samples": block.samples // job.config.process_count})
+                file.write(f"{own.model_dump_json()}\n")
+                if launch.should_end is not None and launch.should_end():
+                    return number
+        return None
 
     def _answer(self, trial: FakeTrial, job: Job, place: int) -> RankReport:
         done = TrialResult(outcome="ok")
@@ -222,7 +237,8 @@ class FakeLauncher:
             changes = {name: after for name, (_, after) in changed_settings(config, job.config).items()}
             ceilings = _ceilings(trial, loader=True, device=True)
             loader.append(CurvePoint(changes=changes, ceiling=ceilings.loader))
-            device.append(CurvePoint(changes=changes, ceiling=ceilings.device))
+            peak = trial.peak_memory_bytes
+            device.append(CurvePoint(changes=changes, ceiling=ceilings.device, peak_memory_bytes=peak))
         return Curves(loader=tuple(loader), device=tuple(device))
 
     def _measure(self, trial: FakeTrial, job: Job, place: int) -> Measurement:

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from autotune.core.guard import GuardFigures
-from autotune.core.measurement import Measurement
+from autotune.core.measurement import Block, Measurement
 from autotune.core.objective import Score
 from autotune.core.training_config import TrainingConfig
 
@@ -40,6 +40,8 @@ class TrialResult(BaseModel):
     guard: GuardFigures | None = None
     """What the precision guard has seen, where this trial was the first of its precision, or was refused for it. A
     refused trial keeps its measurement; its outcome and reason are the guard's."""
+    blocks: tuple[Block, ...] = ()
+    """What a trial had measured that was stopped early; else none, since a measurement has its own."""
     violation: float | None = None
     """Share by which a limit was passed where no measurement can tell (out of memory)."""
     wall_s: float = 0.0

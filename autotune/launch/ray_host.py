@@ -90,7 +90,7 @@ class HostAnswer(BaseModel):
 
 
 class Host:
-    """Measures one trial at a time on this host; `call_off` and `close` may be called meanwhile.
+    """Measures one trial at a time on this host; `call_off`, `blocks` and `close` may be called meanwhile.
 
     Args:
         environment: the caller's; trials see it but for what is the host's own.
@@ -103,6 +103,8 @@ class Host:
         self._environment = trial_environment(os.environ, environment)
         self._launcher = ForkServerLauncher(self._scratch / "server.log", self._environment)
         self._turn, self._called_off, self._is_closing = Lock(), set[str](), Event()
+        self._streaming: tuple[str, Path] | None = None
+        """Ticket of the task that runs, and where its blocks come."""
 
     def describe(self, device: str, address: str) -> str:
         """HostFacts of this host, which has this address in the cluster, as JSON."""
@@ -162,6 +164,15 @@ class Host:
         """End a task where it runs, or as soon as it does."""
         self._called_off.add(ticket)
 
+    def blocks(self, ticket: str, offset: int) -> bytes:
+        """What the task has written of its window's blocks from an offset in bytes on."""
+        if self._streaming is None or self._streaming[0] != ticket:
+            return b""
+        with suppress(OSError), self._streaming[1].open("rb") as file:  # not begun yet, or over
+            file.seek(offset)
+            return file.read(_FILE_BYTES)
+        return b""
+
     def close(self) -> None:
         """End the trial that runs, the fork server, and remove what the host holds."""
         self._is_closing.set()
@@ -178,7 +189,7 @@ class Host:
                 exit=None, error=f"{where} {task.job.working_directory}; use a file system that the hosts share"
             )
         folder = TrialFolder(Path(tempfile.mkdtemp(prefix="trial-", dir=self._scratch)))
-        log = folder.path / "log"
+        log, self._streaming = folder.path / "log", (task.ticket, folder.blocks)
         try:
             write_model(folder.job, self._job(task, folder))
             launch = Launch(

@@ -136,7 +136,8 @@ class RayLauncher:
                 _send_payload(host, key, job.payload)
         rendezvous = _meeting_place(team) if len(team) > 1 else None
         parts = _parts_of(team)
-        running = _Running(launch)
+        launch.folder.blocks.unlink(missing_ok=True)  # of a host that was lost
+        running = _Running(launch, _Blocks(launch.folder.blocks) if job.streams_blocks else None)
         try:
             for part, (host, ranks) in zip(parts, team, strict=True):
                 task = HostTask(
@@ -178,6 +179,8 @@ class _Running:
     """A trial under way on its hosts."""
 
     launch: Launch
+    blocks: _Blocks | None = None
+    """Brings the blocks of rank 0's window here, where they are asked for."""
     hosts: dict[Any, OneHost] = field(default_factory=dict)
     """By the reference to the host's answer."""
     begun: float = field(default_factory=monotonic)
@@ -204,6 +207,8 @@ class _Running:
         return [(host, answers[one]) for one, host in self.hosts.items()]
 
     def _reason_to_end(self, first_ended: float | None, now: float) -> EndedFor | None:
+        if self.blocks is not None:
+            self.blocks.fetch(next(iter(self.hosts.values())), self.ticket)
         if self.launch.should_end is not None and self.launch.should_end():
             return "called_off"
         return None if first_ended is None or now < first_ended + _FOLLOW_WITHIN_S else "straggling"
@@ -213,6 +218,27 @@ class _Running:
         for host in self.hosts.values():
             with suppress(_HostLostError):
                 _asked(host, "call_off", self.ticket)
+
+
+@dataclass(slots=True)
+class _Blocks:
+    """Copies what a host writes of a window's blocks into the trial's folder here, a request at a time."""
+
+    path: Path
+    asked: Any = None
+    """Reference to the answer that is under way."""
+    size: int = 0
+
+    def fetch(self, host: OneHost, ticket: str) -> None:
+        """Take what has come, and ask for more; returns at once."""
+        if self.asked is not None:
+            if not ray.wait([self.asked], timeout=0)[0]:
+                return
+            came = _answer_of(host, self.asked, was_running=True)
+            with suppress(OSError), self.path.open("ab") as file:  # a full disk: the trial is not stopped early
+                file.write(came)
+            self.size += len(came)
+        self.asked = _asked(host, "blocks", ticket, self.size)
 
 
 def _asked(host: OneHost, method: str, *arguments: object) -> Any:

@@ -9,13 +9,14 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from autotune.core.measurement import Block
 from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import TrialResult
 from autotune.launch.endings import end_of
@@ -23,7 +24,10 @@ from autotune.launch.group import one_report
 from autotune.launch.launcher import Exit, Launch, Launcher
 from autotune.protocol import NO_EXTRAS, Extras, Job, RankReport, TrialFolder, WindowRules, read_model, write_model
 
-__all__ = ["TrialRunner"]
+__all__ = ["ShouldEnd", "TrialRunner"]
+
+ShouldEnd = Callable[[tuple[Block, ...]], str | None]
+"""Given the blocks of a trial so far: why it is to be ended, in a sentence, or None."""
 
 _FAR_ABOVE = 1.2
 _RAM_SHARE = 0.95
@@ -54,9 +58,14 @@ class TrialRunner:
         deadline_s: float,
         window: WindowRules,
         extras: Extras = NO_EXTRAS,
+        should_end: ShouldEnd | None = None,
     ) -> TrialResult:
-        """Measure a configuration. Whatever happens to the trial is an outcome, never an exception."""
-        return self._run("trial", config, name, deadline_s, window=window, extras=extras).result
+        """Measure a configuration. Whatever happens to the trial is an outcome, never an exception.
+
+        `should_end` is given the blocks of the window so far whenever one has come (of a group those of rank 0, taken
+        for all ranks). Once it has a reason, the trial is ended and told as pruned, with these blocks.
+        """
+        return self._run("trial", config, name, deadline_s, window=window, extras=extras, should_end=should_end).result
 
     def probe(self, config: TrainingConfig, *, deadline_s: float) -> RankReport:
         """Look at the workload once: environment and facts, or a result that says what is wrong."""
@@ -85,21 +94,34 @@ class TrialRunner:
         """A runner that holds trials to these limits."""
         return replace(self, limit_bytes=limit_bytes, ram_bytes=ram_bytes, limit_is_ram=limit_is_ram)
 
-    def _run(self, kind: str, config: TrainingConfig, name: str, deadline_s: float, **more: object) -> RankReport:
+    def _run(
+        self,
+        kind: str,
+        config: TrainingConfig,
+        name: str,
+        deadline_s: float,
+        *,
+        should_end: ShouldEnd | None = None,
+        **more: object,
+    ) -> RankReport:
         folder = TrialFolder(Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.scratch.absolute())))
         log = self.logs / f"{name}.log"
         more["rendezvous"] = f"file://{folder.rendezvous}" if config.strategy == "ddp" else None
+        stream = None if should_end is None else _BlockStream(folder.blocks, config.process_count, should_end)
         launch = Launch(
             folder=folder,
             log=log,
             deadline_s=deadline_s,
             ranks=config.process_count,
             ram_ceiling_bytes=self._ram_ceiling(),
+            should_end=None if stream is None else stream.is_lost,
         )
         try:
-            write_model(folder.job, self._job(kind, config, deadline_s, more))
+            write_model(folder.job, self._job(kind, config, deadline_s, {**more, "streams_blocks": stream is not None}))
             exit_ = self.launcher.launch(launch)
             report = self._report(launch, exit_)
+            if stream is not None and exit_.ended_for == "called_off" and report.result.outcome == "pruned":
+                report = report.model_copy(update={"result": stream.stopped()})
         finally:
             shutil.rmtree(folder.path, ignore_errors=True)
         result = report.result.model_copy(update={"wall_s": exit_.wall_s, "log": f"{self.logs.name}/{log.name}"})
@@ -162,6 +184,47 @@ class TrialRunner:
             return None
         most = int(self.ram_bytes * _RAM_SHARE)
         return min(most, int(self.limit_bytes * _FAR_ABOVE)) if self.limit_is_ram and self.limit_bytes else most
+
+
+@dataclass(slots=True)
+class _BlockStream:
+    """The blocks of a trial under way, as its rank 0 writes them, and the judge of whether it may go on."""
+
+    path: Path
+    ranks: int
+    should_end: ShouldEnd
+    blocks: list[Block] = field(default_factory=list)
+    reason: str | None = None
+    _read: int = 0
+
+    def is_lost(self) -> bool:
+        """Whether the trial is to be ended; asked many times a second."""
+        if self.reason is None and self._take():
+            self.reason = self.should_end(tuple(self.blocks))
+        return self.reason is not None
+
+    def stopped(self) -> TrialResult:
+        """The result of a trial that was ended for it."""
+        return TrialResult(outcome="pruned", reason=self.reason or "", blocks=tuple(self.blocks))
+
+    def _take(self) -> bool:
+        """Read what has been written since; whether there is more."""
+        try:
+            with self.path.open("rb") as file:
+                if file.seek(0, os.SEEK_END) < self._read:  # begun anew on another host
+                    self._read = 0
+                    self.blocks.clear()
+                file.seek(self._read)
+                whole, newline, _ = file.read().rpartition(b"\n")
+        except FileNotFoundError:  # the window has not begun
+            return False
+        self._read += len(whole) + len(newline)
+        lines = whole.splitlines()
+        self.blocks.extend(self._of_all_ranks(Block.model_validate_json(line)) for line in lines)
+        return bool(lines)
+
+    def _of_all_ranks(self, block: Block) -> Block:
+        return block.model_copy(update={"samples": block.samples * self.ranks})
 
 
 def _alone(config: TrainingConfig) -> TrainingConfig:

@@ -154,8 +154,18 @@ def warm_up(run: Run, rules: WindowRules, first: Delivery) -> Warmth:
     )
 
 
-def measure_window(run: Run, rules: WindowRules, warmth: Warmth, at_edge: Callable[[], None]) -> Window:
-    """Train for a timed window. `at_edge` is called right before the clock starts (passive probes begin there)."""
+def measure_window(
+    run: Run,
+    rules: WindowRules,
+    warmth: Warmth,
+    at_edge: Callable[[], None],
+    on_block: Callable[[Block], None] = lambda _: None,
+) -> Window:
+    """Train for a timed window.
+
+    `at_edge` is called right before the clock starts (passive probes begin there), `on_block` after each block, outside
+    its time.
+    """
     is_even = run.group.is_equal(run.feed.epoch_batches or 0)
     whole = is_even and run.group.all(_covers_whole_epochs(run, rules, warmth.batch_s))
     run.splits_restarts = not whole and (run.group.size == 1 or (is_even and not run.feed.is_iterable))
@@ -170,6 +180,7 @@ def measure_window(run: Run, rules: WindowRules, warmth: Warmth, at_edge: Callab
     begun, stretches = perf_counter(), list[Stretch]()
     while True:
         stretches.append(train_block(run, int(size)))
+        on_block(stretches[-1].block)
         window = window_of(run, stretches, warmth, queue_at_start, whole_epochs=whole)
         stopped_by = _agreed(run.group, _verdict(run, rules, window, perf_counter() - begun))
         if stopped_by is not None:

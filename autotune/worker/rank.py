@@ -154,7 +154,8 @@ def _work(job: Job, place: _Place, started: float) -> RankReport:
     arrived = perf_counter()
     run = Run(feed, trainer, feed.queue_capacity, ends_at, group=place.group)
     times = _StartTimes(startup_s=arrived - started, build_s=arrived - built_from)
-    measurement = _measure(run, job.window, first, times)
+    with _block_stream(job, place) as on_block:
+        measurement = _measure(run, job.window, first, times, on_block)
     if job.extras != NO_EXTRAS:
         with _ended_when_stuck(_longest_after_s(measurement, job.config), place.report):
             measurement = measure_after(
@@ -183,13 +184,30 @@ def _refuse_repeated(dataset: Any, batch: Any, group: Group) -> None:
         )
 
 
-def _measure(run: Run, rules: WindowRules, first: Delivery, times: _StartTimes) -> Measurement:
+@contextmanager
+def _block_stream(job: Job, place: _Place) -> Iterator[Callable[[Block], None]]:
+    """A function that tells the parent of a block, where it has asked for them and this is the rank to do so."""
+    if not job.streams_blocks or place.rank != 0:
+        yield lambda _: None
+        return
+    with place.folder.blocks.open("a", buffering=1) as file:
+
+        def tell(block: Block) -> None:
+            with suppress(OSError):  # a full disk: nobody stops the trial early, that is all
+                file.write(f"{block.model_dump_json()}\n")
+
+        yield tell
+
+
+def _measure(
+    run: Run, rules: WindowRules, first: Delivery, times: _StartTimes, on_block: Callable[[Block], None]
+) -> Measurement:
     """Warm up, measure, and derive. What is read of the window is read here, before anything else is measured."""
     device = run.trainer.device
     device.reset_peak()
     run.scale = run.trainer.scaler.get_scale()
     busy, warmth = BusyProbe(device), warm_up(run, rules, first)  # NVML first: its start would let the queue fill
-    window = measure_window(run, rules, warmth, busy.start)
+    window = measure_window(run, rules, warmth, busy.start, on_block)
     wait_fraction = _data_wait_fraction(window.blocks)
     busyness = busy.stop(wait_fraction)
     memory, rate = device.peak_memory(), between_runs(rate_of(window), device.kind)
