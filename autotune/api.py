@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from autotune import __version__
 from autotune.by_value import unreachable_by_value
+from autotune.clock import Clock
 from autotune.confirm import confirm, recommend
 from autotune.core.environment import Environment
 from autotune.core.executor import Executor
@@ -21,12 +22,14 @@ from autotune.core.objective import Objective
 from autotune.core.plan import Plan
 from autotune.core.recommendation import Recommendation
 from autotune.core.result import Progress, RunSummary
+from autotune.core.search_options import Method
 from autotune.core.search_space import ResolvedSpace, SearchSpace
 from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import TrialRecord
 from autotune.core.workload import Workload, WorkloadFacts
 from autotune.diagnosing import DiagnosisResult, diagnose_plan
 from autotune.errors import ConfigError, NothingFeasibleError, RunFolderError, WorkloadError
+from autotune.guided import Guide
 from autotune.interrupts import kept_interrupts, without_interrupts
 from autotune.launch.launcher import Launcher, slots_of
 from autotune.probing import cluster_notes, look
@@ -41,7 +44,8 @@ from autotune.report.progress import make_progress
 from autotune.run_config import read_recommended, recommended_yaml
 from autotune.run_folder import RunFolder, new_run_dir, open_run_folder, read_summary
 from autotune.study.study import Study
-from autotune.tune import BASELINE_DEADLINE_S, Clock, Tuning
+from autotune.tune import BASELINE_DEADLINE_S, Tuning
+from autotune.warm_start import read_hints, say_hints, seed_params
 from autotune.wiring import identity_of, opened_launcher, plan_of, runner_for, temporary_folder
 
 if TYPE_CHECKING:
@@ -127,6 +131,8 @@ def search(  # noqa: PLR0913 - the contract's signature
     fresh: bool = False,
     launcher: Launcher | None = None,
     executor: Executor | Mapping[str, Any] | str = "local",
+    method: Method = "model",
+    warm_start: str | Path | None = None,
 ) -> SearchResult:
     """Find the training settings that train fastest on this machine within a memory limit, by measured trials.
 
@@ -154,6 +160,10 @@ def search(  # noqa: PLR0913 - the contract's signature
         launcher: starts trials, whatever the executor; None: the executor's. For tests, autotune.testing.FakeLauncher.
         executor: where trials run: "local", this machine; "ray", the machines of a Ray cluster, several trials at once
             (pip install 'autotune-torch[ray]'); or an Executor or its fields: kind, address, ranks.
+        method: what proposes trials: "model", a model of this machine that learns as the search goes on; or one of
+            Optuna's samplers: "tpe", "gp", "random", "grid".
+        warm_start: a run folder or a recommended.yaml, of the same workload on another machine or of a similar one:
+            what it found best is tried first.
 
     Returns:
         The result; the same is in run_dir.
@@ -176,6 +186,7 @@ def search(  # noqa: PLR0913 - the contract's signature
         objective=objective,
         memory_limit=memory_limit,
         budget={"n_trials": n_trials, "timeout_s": timeout_s},
+        search={"method": method, "warm_start": warm_start},
         device=device,
         run_dir=run_dir,
         seed=seed,
@@ -256,26 +267,36 @@ def _run_plan(plan: Plan, *, fresh: bool, progress: ProgressMode, launcher: Laun
         starts = held.enter_context(opened_launcher(launcher, folder, plan))
         with unreachable_by_value(plan.workload):
             write_payload(plan.workload, folder.payload)
+        hints = None if plan.search.warm_start is None else read_hints(plan.search.warm_start)
         show(_probing(clock))
+        begun = clock.elapsed_s
         runner, space = look(plan, runner_for(plan, folder, starts))
+        probe_s = clock.elapsed_s - begun
         study = Study.open(
             folder.study,
             space,
             identity=identity_of(plan, space),
             seed=plan.seed,
+            method=plan.search.method,
         )
+        limit_bytes = plan.objective.limit_bytes(space.environment.device_memory_bytes)
         tuning = Tuning(
             study=study,
             runner=runner,
             space=space,
             budget=plan.budget,
             clock=clock,
-            limit_bytes=plan.objective.limit_bytes(space.environment.device_memory_bytes),
+            limit_bytes=limit_bytes,
             show=show,
             on_record=folder.append_trial,
             notes=list(space.notes),
             slots=lambda: slots_of(starts),
+            probe_s=probe_s,
+            guide=Guide(study, space, limit_bytes, plan.seed) if plan.search.method == "model" else None,
         )
+        if hints is not None:
+            tuning.first = seed_params(hints, space)
+            tuning.notes.append(say_hints(hints, space))
         try:
             summary = _tune(tuning, plan, folder)
         except BaseException:

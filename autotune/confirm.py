@@ -12,6 +12,7 @@ from statistics import fmean
 from autotune.core.lr_scaling import LrAdvice, scale_lr
 from autotune.core.memory_line import say_largest
 from autotune.core.objective import evaluate
+from autotune.core.promise import LONGEST_CONFIRMATION_S
 from autotune.core.recommendation import Confirmation, Ratio, Recommendation, choose, ratio_of
 from autotune.core.result import Progress, changed_settings
 from autotune.core.search_space import whole_numbers
@@ -64,10 +65,13 @@ def confirm(tuning: Tuning) -> None:
 
 def _measure_in_turns(tuning: Tuning, finalists: Sequence[TrialRecord]) -> None:
     entrants = [_Entrant(record) for record in (*feasible_baseline(tuning), *finalists)]
+    begun = tuning.clock.elapsed_s
     rounds, entrants, window_s = _schedule(entrants, _left_s(tuning, finalists[0]))
     for number in range(_MOST_ROUNDS):
         if number >= rounds and not (
-            rounds == _ROUNDS and _is_open(entrants) and _has_time(entrants, window_s, _left_s(tuning, finalists[0]))
+            rounds == _ROUNDS
+            and _is_open(entrants)
+            and _has_time(entrants, window_s, _left_s(tuning, finalists[0], tuning.clock.elapsed_s - begun))
         ):
             return
         for entrant in entrants if number % 2 == 0 else entrants[::-1]:
@@ -187,22 +191,22 @@ def _is_open(entrants: Sequence[_Entrant]) -> bool:
     return ratio is not None and ratio.value > 1 and ratio.low <= 1
 
 
-def _left_s(tuning: Tuning, best: TrialRecord) -> float | None:
-    """Seconds until the stress run must begin; None where there is no time-out."""
+def _left_s(tuning: Tuning, best: TrialRecord, spent_s: float = 0.0) -> float:
+    """Seconds until the stress run must begin; without a time-out, until a confirmation has taken long enough."""
     left = tuning.clock.left_s
-    return None if left is None else left - reserve_s(best, left)
+    return LONGEST_CONFIRMATION_S - spent_s if left is None else left - reserve_s(best, left)
 
 
-def _has_time(entrants: Sequence[_Entrant], window_s: float, left_s: float | None) -> bool:
-    return left_s is None or left_s > sum(window_s + _overhead_s(entrant.record) for entrant in entrants)
+def _has_time(entrants: Sequence[_Entrant], window_s: float, left_s: float) -> bool:
+    return left_s > sum(window_s + _overhead_s(entrant.record) for entrant in entrants)
 
 
 def _finalists(tuning: Tuning) -> list[TrialRecord]:
-    """The best challenger, the best that keeps the baseline's global batch, then others close to the best."""
+    """The best challenger, the best that keeps the baseline's global batch, then others that may be as good."""
     better = challengers(tuning)
     wanted = tuning.space.baseline.global_batch_size
     same_batch = [record for record in better if record.config.global_batch_size == wanted]
-    near = [record for record in better if score_value(record) >= _FINALIST_SHARE * score_value(better[0])]
+    near = [record for record in better if _is_near(record, better[0])]
     finalists = better[:1]
     for record in [*same_batch[:1], *near[1:]]:
         if record not in finalists and len(finalists) < _FINALISTS:
@@ -210,10 +214,16 @@ def _finalists(tuning: Tuning) -> list[TrialRecord]:
     return finalists
 
 
-def _schedule(entrants: list[_Entrant], left_s: float | None) -> tuple[int, list[_Entrant], float]:
+def _is_near(record: TrialRecord, best: TrialRecord) -> bool:
+    """Whether a trial is close to the best one, or may be as far as its interval tells."""
+    if record.measurement is None or best.measurement is None:
+        return False
+    high, low = record.measurement.samples_per_s_ci[1], best.measurement.samples_per_s_ci[0]
+    return high >= low or score_value(record) >= _FINALIST_SHARE * score_value(best)
+
+
+def _schedule(entrants: list[_Entrant], left_s: float) -> tuple[int, list[_Entrant], float]:
     """Rounds, entrants and window length that fit into the time left."""
-    if left_s is None:
-        return _ROUNDS, entrants, _WINDOW_S
     fewest = 2 if entrants[0].record.number == 0 else 1
     for rounds in (_ROUNDS, 2, 1):
         for count in range(len(entrants), fewest - 1, -1):

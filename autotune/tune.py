@@ -9,70 +9,47 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from time import monotonic
 
+from autotune.blaming import Blame
+from autotune.clock import Clock
 from autotune.core.budget import Budget
 from autotune.core.ceilings import CeilingBook
 from autotune.core.durations import SHORTEST_WINDOW_S, rounds_of, shortest_trial_s, typical_overhead_s, typical_s
 from autotune.core.environment import Environment
 from autotune.core.guard import guard_key
 from autotune.core.objective import Objective, Score, evaluate
+from autotune.core.promise import Pace, expected_s
+from autotune.core.racing import lost_race
 from autotune.core.recommendation import Confirmation
 from autotune.core.result import Progress
 from autotune.core.rules import hosts_of
-from autotune.core.search_space import ResolvedSpace, SettingValue, setting_of
+from autotune.core.search_space import ResolvedSpace, SettingValue
 from autotune.core.stress import StressFigures
 from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import TrialRecord, TrialResult
-from autotune.errors import RepeatedFailureError, WorkloadError
 from autotune.extras import extras_of, with_ceilings
 from autotune.guarding import PrecisionGuard, guarded_settings
+from autotune.guided import Guide
 from autotune.launch.runner import TrialRunner
 from autotune.launch.side_by_side import SideBySide
 from autotune.protocol import Extras, WindowRules
-from autotune.study.proposals import explaining_setting, first_guesses, largest_batch_variant, same_batch_variant
+from autotune.study.proposals import first_guesses, largest_batch_variant, same_batch_variant
 from autotune.study.study import Study, Trial
 
-__all__ = ["CONFIRMATION_RUNS", "Clock", "Show", "Tuning", "score_value"]
+__all__ = ["Show", "Tuning", "score_value"]
 
 BASELINE_DEADLINE_S = 600.0
 _DEADLINE_FACTOR = 10.0
 _MIN_DEADLINE_S = 20.0
 _MIN_COMPILE_DEADLINE_S = 120.0
-_CONFIRMATION_SHARE = 0.3
-_SAME_FAILURES = 3
 _PATIENCE = 12
 _PATIENT_FROM = 16
 _WORTH = 1.01
+_LOOK_DEADLINE_S = 60.0
+_LOOK_SHARE = 0.15  # of the time for trials
 _CLOSING_TRIALS = 3  # the last ones, of which two may be needed for what the sampler has left open
-CONFIRMATION_RUNS = 12
-"""Runs of a confirmation as a rule: three rounds of three finalists and the baseline."""
 
 Show = Callable[[Progress], None]
-
-
-@dataclass(slots=True)
-class Clock:
-    """The time that a search has; the last part of it belongs to the confirmation."""
-
-    timeout_s: float | None
-    started: float = field(default_factory=monotonic)
-    now: Callable[[], float] = monotonic
-
-    @property
-    def elapsed_s(self) -> float:
-        """Seconds since the search began."""
-        return self.now() - self.started
-
-    @property
-    def left_s(self) -> float | None:
-        """Seconds until the time-out; None where there is none."""
-        return None if self.timeout_s is None else max(0.0, self.timeout_s - self.elapsed_s)
-
-    @property
-    def left_for_trials_s(self) -> float | None:
-        """Seconds until the confirmation must begin."""
-        return None if self.timeout_s is None else max(0.0, (1 - _CONFIRMATION_SHARE) * self.timeout_s - self.elapsed_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,9 +77,6 @@ class Tuning:
     slots: Callable[[], int] = lambda: 1
     """Trials that may run at once; asked again before each, since machines come and go."""
     notes: list[str] = field(default_factory=list)
-    failures: dict[str, list[TrialRecord]] = field(default_factory=dict)
-    blamed: list[tuple[str, frozenset[SettingValue]]] = field(default_factory=list)
-    """Settings with values that were left out for their failures."""
     stopped_because: str = ""
     is_interrupted: bool = False
     """Something ended the search before it was over."""
@@ -115,6 +89,13 @@ class Tuning:
     overloaded: dict[int, str] = field(default_factory=dict)
     """Why a stress run refutes a configuration, by the trial's number."""
     ceilings: CeilingBook = field(default_factory=CeilingBook)
+    first: list[dict[str, SettingValue]] = field(default_factory=list)
+    """What is tried right after the baseline, whatever proposes the rest."""
+    probe_s: float = 1.0
+    """What the look before the search took, from which its time is promised."""
+    guide: Guide | None = None
+    """The model that proposes trials; None where the study's sampler alone does."""
+    blame: Blame = field(default_factory=Blame)
     guard: PrecisionGuard = field(init=False)
     proposed_same_batch: dict[str, SettingValue] | None = None
     proposed_largest: dict[str, SettingValue] | None = None
@@ -161,10 +142,12 @@ class Tuning:
             RunFolderError: a trial's record can't be kept.
         """
         for record in self.study.ended:
-            self._learn_from(record)
+            self.blame.learn(record, self.study, self.notes)
         if not self.study.records:
-            for guess in first_guesses(self.space):
-                self.study.propose(guess)
+            for params in self.first:
+                self.study.propose(params)
+            if self.study.method in {"tpe", "gp"}:
+                self._guess()
         self._show(None)
         with SideBySide[_Run](self.budget.max_trials) as under_way:
             while (trial := self._next(under_way)) is not None:
@@ -182,6 +165,7 @@ class Tuning:
     def _ask(self) -> Trial | None:
         if self.is_over():
             return None
+        self._propose_promising()
         trial = self.study.ask()
         if trial is None:
             self.stopped_because = "every configuration of the space was measured"
@@ -191,13 +175,39 @@ class Tuning:
         """The trial's run as a call, which may be made in another thread: it touches neither study nor tuning."""
         runner, window, deadline_s = self.runner, self._window(), self._deadline(trial)
         extras = extras_of(trial.config, self.ceilings, window, is_baseline=trial.number == 0)
-        name = f"trial-{trial.number:03d}"
+        name, bar = f"trial-{trial.number:03d}", None if self.guide is None else self.guide.bar_of(trial)
 
         def run() -> _Run:
-            result = runner.run(trial.config, name=name, deadline_s=deadline_s, window=window, extras=extras)
+            result = runner.run(
+                trial.config,
+                name=name,
+                deadline_s=deadline_s,
+                window=window,
+                extras=extras,
+                should_end=None if bar is None else lambda blocks: lost_race(blocks, bar),
+            )
             return _Run(trial=trial, extras=extras, result=result)
 
         return run
+
+    def _guess(self) -> None:
+        """Propose what an expert would try."""
+        for guess in first_guesses(self.space):
+            self.study.propose(guess)
+
+    def _propose_promising(self) -> None:
+        """Have the model propose, unless proposals wait; once, before it does, let it look at loader and device."""
+        if self.guide is None or self.baseline is None or self.study.has_waiting:
+            return
+        if self.guide.looks is None:
+            left = self.clock.left_for_trials_s
+            longest_s = _LOOK_DEADLINE_S if left is None else min(_LOOK_DEADLINE_S, _LOOK_SHARE * left)
+            remark = self.guide.look(self.runner, longest_s, self.ceilings)
+            if remark is not None:
+                self.notes.append(remark)
+                self._guess()
+                return
+        self.guide.propose(self.best)
 
     def _finish(self, run: _Run) -> None:
         trial = run.trial
@@ -210,7 +220,7 @@ class Tuning:
             self._leave_out(record)
         self.on_record(record)
         self._show(record)
-        self._learn_from(record)
+        self.blame.learn(record, self.study, self.notes)
 
     def _leave_out(self, record: TrialRecord) -> None:
         """Propose nothing more of a precision that the guard has refused, and say so once."""
@@ -236,8 +246,8 @@ class Tuning:
             )
         elif (left := self.clock.left_for_trials_s) is not None and records and left < shortest_trial_s(records):
             self.stopped_because = f"the time-out of {self.budget.timeout_s:g} s leaves no room for another trial"
-        elif self.budget.may_stop_early and self._has_settled(records):
-            self.stopped_because = f"the last {_PATIENCE} trials brought less than 1 %"
+        elif self.budget.may_stop_early and (reason := self._why_enough(records)) and not self._has_more(records):
+            self.stopped_because = reason
         else:
             self._propose_last(records)
             return False
@@ -261,6 +271,17 @@ class Tuning:
     def _most_at_once(self) -> int:
         return self._slots_now if self.study.records else 1
 
+    def _why_enough(self, records: Sequence[TrialRecord]) -> str:
+        """Why no further trial is worth its time, in a clause; "" where one may be."""
+        if self._has_settled(records):
+            return f"the last {_PATIENCE} trials brought less than 1 %"
+        return "" if self.guide is None else self.guide.why_enough(self.best)
+
+    def _has_more(self, records: Sequence[TrialRecord]) -> bool:
+        """Whether something is still to be tried before the end: the closing trials, or what was proposed before."""
+        self._propose_closing(records)
+        return self.study.has_waiting
+
     def _has_settled(self, records: Sequence[TrialRecord]) -> bool:
         if len(records) < max(_PATIENT_FROM, _PATIENCE + 1):
             return False
@@ -270,10 +291,16 @@ class Tuning:
         return score_value(now) < _WORTH * score_value(before)
 
     def _propose_last(self, records: Sequence[TrialRecord]) -> None:
-        """Near the end, have the best settings tried at the user's own global batch, and at the largest that fits."""
+        if self._is_near_its_end(records):
+            self._propose_closing(records)
+
+    def _propose_closing(self, records: Sequence[TrialRecord]) -> None:
+        """Have the best settings tried at the user's own global batch, and at the largest that fits."""
         best = self.best
-        if best is None or not self._is_near_its_end(records):
+        if best is None:
             return
+        if self.guide is not None:
+            self.guide.propose_same_batch(best)
         params = same_batch_variant(best, self.space)
         if params is not None and params != self.proposed_same_batch:
             self.proposed_same_batch = dict(params)
@@ -320,40 +347,6 @@ class Tuning:
             update={"max_s": min(rules.max_s, max(SHORTEST_WINDOW_S, share_s - typical_overhead_s(records)))}
         )
 
-    def _learn_from(self, record: TrialRecord) -> None:
-        """Stop at the user's own failure in the baseline, or leave out a value that fails again and again."""
-        failure = record.result.failure
-        if record.number == 0 and record.outcome in {"crashed", "invalid"}:
-            raise WorkloadError(
-                f"the workload must train in your own configuration, but the baseline ended: {record.reason} "
-                f"(log: {record.result.log})",
-                remote_traceback=failure.traceback if failure is not None else "",
-            )
-        is_invalid = failure is None and record.outcome == "invalid"
-        if (failure is None and not is_invalid) or record.outcome == "timeout":  # to hang is no exception of the user's
-            return
-        if any(setting_of(record.config, name) in values for name, values in self.blamed):
-            return  # it was under way when that was left out
-        same = self.failures.setdefault(record.reason if failure is None else failure.signature, [])
-        same.append(record)
-        if len(same) < _SAME_FAILURES:
-            return
-        succeeded = (one.config for one in self.study.records if one.measurement is not None)
-        explanation = explaining_setting([one.config for one in same], succeeded)
-        if explanation is None:
-            if failure is None:  # no exception: what this workload can't be measured with, in several settings
-                return
-            raise RepeatedFailureError(
-                f"the same exception at the same place ended {_SAME_FAILURES} configurations: {record.reason} "
-                f"(logs: {', '.join(str(one.result.log) for one in same)})\n\n{failure.traceback}"
-            )
-        setting, values = explanation
-        self.study.exclude(setting, values)
-        self.blamed.append(explanation)
-        same.clear()
-        listed = ", ".join(str(value) for value in sorted(values, key=str))
-        self.notes.append(f"{setting} {listed} was left out after {_SAME_FAILURES} failures: {record.reason}")
-
     def _show(self, last: TrialRecord | None) -> None:
         records = self.study.records
         self.show(
@@ -362,12 +355,24 @@ class Tuning:
                 done=len(records),
                 total=self.budget.max_trials,
                 elapsed_s=self.clock.elapsed_s,
-                remaining_s=_remaining_s(self, records),
+                remaining_s=self._remaining_s(records),
                 baseline=self.baseline,
                 best=self.best,
                 last=last,
+                can_win=None if self.guide is None else self.guide.can_win(self.best),
             )
         )
+
+    def _remaining_s(self, records: Sequence[TrialRecord]) -> float:
+        """An estimate from the trials so far and the confirmation to come, within the time-out."""
+        pace = Pace(
+            budget=self.budget,
+            records=records,
+            slots=self._slots_now,
+            probe_s=self.probe_s,
+            left_s=self.clock.left_s,
+        )
+        return expected_s(pace)
 
 
 def _reference(records: Sequence[TrialRecord]) -> TrialRecord | None:
@@ -383,13 +388,3 @@ def _best(records: Sequence[TrialRecord]) -> TrialRecord | None:
 def score_value(record: TrialRecord) -> float:
     """The score of a feasible record."""
     return record.score.value if record.score is not None else 0.0
-
-
-def _remaining_s(tuning: Tuning, records: Sequence[TrialRecord]) -> float | None:
-    """The time-out's rest, or an estimate from the trials so far and the confirmation to come."""
-    if tuning.clock.timeout_s is not None:
-        return tuning.clock.left_s
-    if not records:
-        return None
-    rounds = rounds_of(tuning.budget.max_trials - len(records), slots=max(1, tuning.slots()))
-    return typical_s(records) * (rounds + CONFIRMATION_RUNS)

@@ -17,6 +17,7 @@ from autotune.core.executor import Executor, device_obstacle
 from autotune.core.identity import identify
 from autotune.core.objective import Objective
 from autotune.core.plan import Plan
+from autotune.core.search_options import SearchOptions
 from autotune.core.search_space import ResolvedSpace, SearchSpace, whole_numbers
 from autotune.core.training_config import TrainingConfig
 from autotune.core.workload import Workload
@@ -45,6 +46,7 @@ def plan_of(  # noqa: PLR0913 - what the public functions take in common, each b
     executor: Executor | Mapping[str, Any] | str,
     space: SearchSpace | Mapping[str, Any] | None = None,
     budget: Mapping[str, Any] | None = None,
+    search: Mapping[str, Any] | None = None,
     run_dir: str | Path | None = None,
 ) -> Plan:
     """The Plan of a Python call: `parts` are the workload's functions by name, the rest as `search` takes it.
@@ -60,6 +62,7 @@ def plan_of(  # noqa: PLR0913 - what the public functions take in common, each b
         space=parse_model(SearchSpace, {} if space is None else space, "space"),
         objective=_objective_of(objective, memory_limit),
         budget=parse_model(Budget, {} if budget is None else budget, "budget"),
+        search=parse_model(SearchOptions, {} if search is None else search, "search"),
         device=_checked_device(str(device), runs_by),
         executor=runs_by,
         run_dir=None if run_dir is None else Path(run_dir),

@@ -82,7 +82,7 @@ def start_recording(benchmark: str, arguments: argparse.Namespace, machine: dict
     is_quick = arguments.quick or getattr(arguments, "smoke_cpu", False)
     name = f"{benchmark}-{machine_name(machine)}{'-quick' if is_quick else ''}.json"
     arguments.results.mkdir(parents=True, exist_ok=True)
-    shown = {key: value for key, value in vars(arguments).items() if key != "results"}
+    shown = {key: value for key, value in vars(arguments).items() if not isinstance(value, Path)}
     return Recording(
         benchmark=benchmark, arguments=shown, machine=machine, path=arguments.results / name, started=_now()
     )

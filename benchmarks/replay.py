@@ -8,8 +8,9 @@ was not recorded is refused.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -17,12 +18,17 @@ from statistics import fmean
 from typing import Any, Literal
 
 from autotune import TrainingConfig
-from autotune.core.diagnosis import Curves
+from autotune.core.diagnosis import CurvePoint, Curves
 from autotune.core.environment import Environment
+from autotune.core.expectation import DEVICE_SETTINGS, LOADER_SETTINGS
+from autotune.core.guard import GuardFigures
+from autotune.core.result import changed_settings
 from autotune.core.trial import TrialResult
 from autotune.core.workload import WorkloadFacts
+from autotune.launch.launcher import Exit, Launch
+from autotune.protocol import Job, RankReport, read_model, write_model
 
-__all__ = ["FORMAT_VERSION", "SURFACES", "RecordedTrial", "Surface", "Visit", "read_surface"]
+__all__ = ["FORMAT_VERSION", "SURFACES", "RecordedTrial", "ReplayLauncher", "Surface", "Visit", "read_surface"]
 
 FORMAT_VERSION = 1
 SURFACES = Path(__file__).resolve().parent / "surfaces"
@@ -137,3 +143,158 @@ def _is_over(result: TrialResult, limit_bytes: int) -> bool:
     if result.measurement is None:
         return result.outcome in {"oom", "host_oom"}
     return result.measurement.peak_memory_bytes > limit_bytes
+
+
+_GUARD_STEPS = 20
+
+
+@dataclass(slots=True)
+class ReplayLauncher:
+    """Answers jobs from a surface, and keeps a clock that each answer moves on by what it took when it was recorded.
+
+    A point that was visited several times answers with one of its visits, chosen by the seed. The precision guard
+    passes, since no surface holds figures of one; it is charged as two trainings of 20 steps at the recorded rates.
+    """
+
+    surface: Surface
+    seed: int = 0
+    now_s: float = 0.0
+    """Seconds of the device so far."""
+    trials: int = 0
+    """Trials so far."""
+    out_of_memory: int = 0
+    """Of those, how many ran out of memory or passed the limit."""
+    _chance: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Take the seed."""
+        self._chance = random.Random(self.seed)
+
+    def now(self) -> float:
+        """Time by this launcher's clock."""
+        return self.now_s
+
+    def launch(self, launch: Launch) -> Exit:
+        """Answer a job from what was recorded."""
+        job = read_model(launch.folder.job, Job)
+        launch.log.touch(mode=0o600)
+        exit_, report = self._answer(job, launch)
+        self.now_s += exit_.wall_s
+        if report is not None:
+            write_model(launch.folder.report, report)
+        return exit_
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _answer(self, job: Job, launch: Launch) -> tuple[Exit, RankReport | None]:
+        done, surface = TrialResult(outcome="ok"), self.surface
+        match job.kind:
+            case "describe" | "probe":
+                report = RankReport(result=done, environment=surface.environment, facts=surface.facts)
+                return Exit(code=0, wall_s=float(surface.header["probe_s"])), report
+            case "guard":
+                return Exit(code=0, wall_s=self._guard_s(job.config)), RankReport(
+                    result=done, guard=_passed(job.config)
+                )
+            case "curves":
+                curves, wall_s = self._curves(job)
+                return Exit(code=0, wall_s=wall_s), RankReport(result=done, curves=curves)
+            case "trial":
+                return self._trial(job, launch)
+            case kind:
+                raise ValueError(f"a surface answers trials and looks, but was asked for {kind}")
+
+    def _trial(self, job: Job, launch: Launch) -> tuple[Exit, RankReport | None]:
+        """A visit of the point; where the parent has it ended early, its blocks until then."""
+        result = self._visit(job)
+        self.trials += 1
+        self.out_of_memory += _is_over(result, self.surface.limit_bytes)
+        if job.streams_blocks and result.measurement is not None:
+            lost_s = _stream(result, launch)
+            if lost_s is not None:
+                return Exit(code=None, ended_for="called_off", wall_s=lost_s), None
+        return Exit(code=0, wall_s=result.wall_s), RankReport(result=result.model_copy(update={"wall_s": 0.0}))
+
+    def _visit(self, job: Job) -> TrialResult:
+        wants_all = job.extras.breakdown and job.config == self.surface.baseline
+        if wants_all:
+            visits = [one.result for one in self.surface.trials if one.visit == "reference"]
+        else:
+            visits = self.surface.visits.get(job.config, [])
+        if not visits:
+            raise ValueError(f"the surface must hold every configuration that is tried, but lacks {job.config!r}")
+        return self._chance.choice(visits)
+
+    def _guard_s(self, config: TrainingConfig) -> float:
+        rates = [self._device_rate(one) for one in (config, config.model_copy(update={"amp_dtype": "float32"}))]
+        start_s = min(result.measurement.startup_s for result in self.surface.visits[config] if result.measurement)
+        return start_s + sum(_GUARD_STEPS * config.global_batch_size / rate for rate in rates)
+
+    def _device_rate(self, config: TrainingConfig) -> float:
+        """Of the device alone where that was recorded, else of a run."""
+        point = self._point((self.surface.curves or Curves()).device, config, self.surface.baseline, DEVICE_SETTINGS)
+        if point is not None and point.ceiling is not None:
+            return point.ceiling.samples_per_s
+        return fmean(one.measurement.samples_per_s for one in self.surface.visits[config] if one.measurement)
+
+    def _curves(self, job: Job) -> tuple[Curves, float]:
+        """The recorded points among those that are asked for, and what these took."""
+        recorded = self.surface.curves
+        if recorded is None:
+            return Curves(remarks=("Nothing was recorded.",)), 0.0
+        asked = [job.config, *job.variations]
+        loader = self._points(recorded.loader, asked, job.config, LOADER_SETTINGS)
+        device = self._points(recorded.device, asked, job.config, DEVICE_SETTINGS)
+        overhead_s = self.surface.curves_s - sum(one.took_s for one in (*recorded.loader, *recorded.device))
+        taken_s = sum(one.took_s for one in (*loader, *device))
+        curves = Curves(loader=loader, device=device, threads=recorded.threads)
+        return curves, max(0.0, overhead_s) + taken_s
+
+    def _points(
+        self,
+        recorded: Sequence[CurvePoint],
+        asked: Sequence[TrainingConfig],
+        own: TrainingConfig,
+        settings: frozenset[str],
+    ) -> tuple[CurvePoint, ...]:
+        found = [self._point(recorded, config, own, settings) for config in asked]
+        return tuple({id(one): one for one in found if one is not None}.values())
+
+    @staticmethod
+    def _point(
+        recorded: Sequence[CurvePoint], config: TrainingConfig, own: TrainingConfig, settings: frozenset[str]
+    ) -> CurvePoint | None:
+        """The recorded point of a side in a configuration; None where it does not differ there, or was not recorded."""
+        changed = {name: after for name, (_, after) in changed_settings(config, own).items()}
+        if changed and not settings & set(changed):
+            return None
+        wanted = {name: after for name, after in changed.items() if name in settings}
+        return next((one for one in recorded if one.changes == wanted), None)
+
+
+def _stream(result: TrialResult, launch: Launch) -> float | None:
+    """Give the parent block after block; seconds until it has the trial ended, None where it does not."""
+    assert result.measurement is not None
+    window = result.measurement.window
+    begun_s = result.measurement.startup_s + window.warm_up_s
+    with launch.folder.blocks.open("a", buffering=1) as file:
+        for block in window.blocks:
+            begun_s += block.seconds
+            file.write(f"{block.model_dump_json()}\n")
+            if launch.should_end is not None and launch.should_end():
+                return begun_s
+    return None
+
+
+def _passed(config: TrainingConfig) -> GuardFigures:
+    losses = tuple(1.0 for _ in range(_GUARD_STEPS))
+    return GuardFigures(
+        steps=_GUARD_STEPS,
+        micro_batch_size=config.micro_batch_size,
+        reference_losses=losses,
+        losses=losses,
+        gradient_cosine=1.0,
+        repeat_cosine=1.0,
+        repeat_deviation=0.0,
+    )

@@ -8,6 +8,7 @@ from pathlib import Path
 from autotune.core.budget import Budget
 from autotune.core.executor import Executor
 from autotune.core.objective import Objective
+from autotune.core.search_options import SearchOptions
 from autotune.core.search_space import SearchSpace
 from autotune.core.training_config import TrainingConfig
 from autotune.core.workload import Workload
@@ -26,6 +27,7 @@ class Plan:
     space: SearchSpace = field(default_factory=SearchSpace)
     objective: Objective = field(default_factory=Objective)
     budget: Budget = field(default_factory=Budget)
+    search: SearchOptions = field(default_factory=SearchOptions)
     device: str = "auto"
     executor: Executor = field(default_factory=Executor)
     run_dir: Path | None = None

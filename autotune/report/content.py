@@ -13,6 +13,7 @@ from pathlib import Path
 
 from autotune.core.environment import Environment
 from autotune.core.memory_line import memory_lines
+from autotune.core.promise import payback_s
 from autotune.core.recommendation import Recommendation
 from autotune.core.result import RunSummary, changed_settings
 from autotune.core.trial import Outcome, TrialRecord
@@ -260,7 +261,18 @@ def say_course(summary: RunSummary) -> str:
     outcomes = ", ".join(f"{count} {name_outcome(outcome)}" for outcome, count in count_outcomes(summary).items())
     trials = format_count(len(summary.trials), "trial")
     because = one_line(summary.stopped_because).rstrip(".")
-    return f"{trials} in {format_duration(summary.wall_s)}{f' ({outcomes})' if outcomes else ''}. Stopped: {because}."
+    took = f"{trials} in {format_duration(summary.wall_s)}{f' ({outcomes})' if outcomes else ''}. Stopped: {because}."
+    return " ".join(filter(None, (took, _say_payback(summary))))
+
+
+def _say_payback(summary: RunSummary) -> str:
+    """After how much training the search has paid for itself; "" where nothing is confirmed to be won."""
+    found = summary.recommendation
+    speedup = None if found is None or found.verdict != "faster" else found.speedup
+    paid_s = None if speedup is None else payback_s(summary.wall_s, speedup.value)
+    if paid_s is None:
+        return ""
+    return f"It pays for itself as soon as training would have taken {format_duration(paid_s)} before."
 
 
 def group_failures(summary: RunSummary) -> tuple[FailureGroup, ...]:

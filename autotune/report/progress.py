@@ -178,7 +178,9 @@ def _say_phase(progress: Progress) -> str:
     if progress.phase == "curves":
         return "Measuring loader and device alone, in today's settings and in others."
     if progress.phase == "search":
-        return f"Searching: {format_count(progress.total, 'trial')} at the most."
+        most = format_count(progress.total, "trial")
+        about = "" if progress.remaining_s is None else f", about {format_duration(progress.remaining_s)}"
+        return f"Searching: {most} at the most{about}."
     return f"Confirming: {format_count(progress.total, 'run')}, finalists and baseline in turns."
 
 

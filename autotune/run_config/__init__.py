@@ -8,7 +8,20 @@ from __future__ import annotations
 
 from autotune.run_config.parsing import parse_model
 from autotune.run_config.plan import read_plan
-from autotune.run_config.recommended import read_recommended, recommended_yaml
+from autotune.run_config.recommended import (
+    describe_machine,
+    read_recommended,
+    read_recommended_machine,
+    recommended_yaml,
+)
 from autotune.run_config.starter import STARTER_YAML
 
-__all__ = ["STARTER_YAML", "parse_model", "read_plan", "read_recommended", "recommended_yaml"]
+__all__ = [
+    "STARTER_YAML",
+    "describe_machine",
+    "parse_model",
+    "read_plan",
+    "read_recommended",
+    "read_recommended_machine",
+    "recommended_yaml",
+]

@@ -17,6 +17,7 @@ from autotune.core.budget import Budget
 from autotune.core.executor import Executor, ExecutorKind, device_obstacle
 from autotune.core.objective import Objective
 from autotune.core.plan import Plan
+from autotune.core.search_options import SearchOptions
 from autotune.core.search_space import SearchSpace
 from autotune.core.training_config import TrainingConfig
 from autotune.core.workload import Ref, StartMethod, Workload
@@ -140,6 +141,7 @@ class _RunFile(BaseModel):
     space: SearchSpace = Field(default_factory=SearchSpace)
     objective: Objective = Field(default_factory=Objective)
     budget: Budget = Field(default_factory=Budget)
+    search: SearchOptions = Field(default_factory=SearchOptions)
     executor: Executor = Field(default_factory=Executor)
     device: Annotated[_Text, AfterValidator(_check_device)] = "auto"
     run_dir: Annotated[_Text, AfterValidator(_check_run_dir)] | None = None
@@ -183,6 +185,7 @@ def _plan(file: _RunFile, name: str, folders: tuple[str, ...]) -> Plan:
         space=file.space,
         objective=file.objective,
         budget=file.budget,
+        search=file.search,
         device=file.device,
         executor=file.executor,
         run_dir=None if file.run_dir is None else Path(file.run_dir),

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from autotune.core.environment import Environment
 from autotune.core.measurement import Measurement
 from autotune.core.recommendation import Ratio, Recommendation, rate_of_runs
 from autotune.core.result import RunSummary
@@ -24,7 +25,7 @@ from autotune.errors import ConfigError
 from autotune.run_config.document import Document, KeyPath, read_document
 from autotune.run_config.parsing import issues_of
 
-__all__ = ["read_recommended", "recommended_yaml"]
+__all__ = ["describe_machine", "read_recommended", "read_recommended_machine", "recommended_yaml"]
 
 _FORMAT = 1
 _DIGITS = 4
@@ -69,7 +70,7 @@ def recommended_yaml(summary: RunSummary) -> str:
         "evidence": _evidence(summary, recommendation),
         "same_batch": None if recommendation.same_batch is None else recommendation.same_batch.model_dump(),
         "baseline": summary.baseline.model_dump(),
-        "machine": _machine(summary),
+        "machine": describe_machine(summary.environment),
     }
     return header + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)
 
@@ -97,6 +98,12 @@ def read_recommended(path: Path) -> TrainingConfig:
     if config is None or problems:
         raise ConfigError(*problems)
     return config
+
+
+def read_recommended_machine(path: Path) -> dict[str, object]:
+    """The machine that a recommended.yaml was found on, as it is told there; empty where it is not told."""
+    machine = read_document(path).data.get("machine")
+    return dict(machine) if isinstance(machine, dict) else {}
 
 
 def _ranks(config: TrainingConfig) -> str:
@@ -180,8 +187,8 @@ def _ratio(ratio: Ratio | None) -> dict[str, float | None] | None:
     return {"value": _rounded(ratio.value), "low": _rounded(ratio.low), "high": _rounded(ratio.high)}
 
 
-def _machine(summary: RunSummary) -> dict[str, Any]:
-    environment = summary.environment
+def describe_machine(environment: Environment) -> dict[str, object]:
+    """What is told of a machine."""
     return {
         "device": environment.device,
         "name": environment.device_name,

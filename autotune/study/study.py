@@ -23,12 +23,15 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from autotune.core import rules
 from autotune.core.objective import Score
+from autotune.core.racing import seen_rate
+from autotune.core.search_options import Method
 from autotune.core.search_space import Domain, IntRange, ResolvedSpace, SettingValue, compose, setting_of
 from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import TrialRecord, TrialResult
-from autotune.errors import RunFolderError, StudyMismatchError
+from autotune.errors import ConfigError, RunFolderError, StudyMismatchError
 from autotune.study.importance import setting_importances
 from autotune.study.proposals import params_of
+from autotune.study.samplers import make_sampler
 
 __all__ = ["Study", "Trial", "read_records"]
 
@@ -39,7 +42,6 @@ _PLACE = "autotune_place"  # of a record in the order in which trials ended
 _REPEATS_IN_A_ROW = 8
 _ENUMERABLE = 20_000
 _RANDOM_TRIES = 500
-_STARTUP_TRIALS = 8
 _MEMORY = "memory"
 _UNKNOWN_MEMORY = 0.25  # an out-of-memory that does not tell how much was missing
 
@@ -56,9 +58,15 @@ class Study:
     """One search's study. Made by `Study.open`; not for several processes at once (the run folder's lock)."""
 
     def __init__(
-        self, study: optuna.Study, storage: optuna.storages.BaseStorage, space: ResolvedSpace, seed: int
+        self,
+        study: optuna.Study,
+        storage: optuna.storages.BaseStorage,
+        space: ResolvedSpace,
+        seed: int,
+        method: Method,
     ) -> None:
         self.optuna_study = study
+        self.method = method
         self._storage = storage
         self._space = space
         self._random = random.Random(seed)  # noqa: S311 - a seeded choice, no secret
@@ -80,20 +88,27 @@ class Study:
         *,
         identity: Mapping[str, str],
         seed: int,
+        method: Method = "model",
     ) -> Study:
         """Open or make the study in a SQLite file (None: in memory), and retry what was running.
 
         Raises:
+            ConfigError: the method needs a package that is not installed, or fewer combinations.
             StudyMismatchError: the file holds a study of something else; the message names what differs.
             RunFolderError: the file can't be written or is no database.
         """
+        if method == "grid" and space.size > _ENUMERABLE:
+            raise ConfigError(
+                f"search.method grid takes at most {_ENUMERABLE:,} combinations, but the space has {space.size:,}; "
+                "list fewer values, or choose another method"
+            )
         with _quiet(), _disk_errors(path):
             storage = optuna.storages.InMemoryStorage() if path is None else _sqlite(path)
-            study = _open_optuna(storage, path, identity, seed)
+            study = _open_optuna(storage, path, identity, seed, method)
             if _lacks_baseline(study):
                 optuna.delete_study(study_name=study.study_name, storage=storage)
-                study = _open_optuna(storage, path, identity, seed)
-            opened = cls(study, storage, space, seed)
+                study = _open_optuna(storage, path, identity, seed, method)
+            opened = cls(study, storage, space, seed, method)
             if not study.trials:
                 opened._enqueue_baseline()
             for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
@@ -130,7 +145,8 @@ class Study:
     def ask(self) -> Trial | None:
         """The next configuration to measure; None when all others of the space were measured or are running."""
         with _quiet(), _disk_errors(None):
-            fruitless = _REPEATS_IN_A_ROW if self._is_drained else 0
+            takes_all = self._is_drained or (self.method == "grid" and not self.has_waiting)
+            fruitless = _REPEATS_IN_A_ROW if takes_all else 0
             while True:
                 if fruitless >= _REPEATS_IN_A_ROW:
                     params = self._unmeasured()
@@ -145,6 +161,15 @@ class Study:
                     return self._hand_out(trial, config)
                 self._answer(trial, config)
                 fruitless += 1
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a proposal waits to be asked for."""
+        return bool(self.optuna_study.get_trials(deepcopy=False, states=(TrialState.WAITING,)))
+
+    def is_open(self, config: TrainingConfig) -> bool:
+        """Whether a configuration may still be tried: neither measured, nor running, nor left out."""
+        return not self._is_excluded(config) and not self._is_taken(config)
 
     def propose(self, params: Mapping[str, SettingValue]) -> bool:
         """Have these values tried next; False where they are known, are running or break a rule."""
@@ -197,10 +222,17 @@ class Study:
         elif record.outcome == "crashed":
             self.optuna_study.tell(asked, state=TrialState.FAIL)
         else:
+            if record.result.blocks:
+                asked.report(self._relative_rate(record), step=len(record.result.blocks))
             if record.outcome in {"oom", "host_oom"} and record.measurement is None:  # a guard's is not the trial's
                 known = record.result.violation
                 asked.set_constraint(_MEMORY, _UNKNOWN_MEMORY if known is None else known)
             self.optuna_study.tell(asked, state=TrialState.PRUNED)
+
+    def _relative_rate(self, record: TrialRecord) -> float:
+        """What a trial has shown that was stopped early, on the scale of scores, its busy fraction left out."""
+        first = next(one.measurement for one in self.ended if one.measurement is not None)
+        return seen_rate(record.result.blocks).samples_per_s / first.samples_per_s
 
     def _answer(self, trial: optuna.Trial, config: TrainingConfig | str) -> None:
         """Answer a repeat from what was measured, and what a rule excludes as pruned.
@@ -288,18 +320,19 @@ def _open_optuna(
     path: Path | None,
     identity: Mapping[str, str],
     seed: int,
+    method: Method,
 ) -> optuna.Study:
     held = storage.get_all_studies()
     for one in held:
         _refuse_other(path, storage.get_study_user_attrs(one._study_id).get(_IDENTITY, {}), identity)  # noqa: SLF001 - the storage's own key
     name = held[0].study_name if held else f"autotune-{identity.get('space', 'study')}"
     done = storage.get_n_trials(held[0]._study_id) if held else 0  # noqa: SLF001 - as above
-    # The constant liar takes what runs for bad until it is told; with one trial at a time it changes no proposal.
-    sampler = optuna.samplers.TPESampler(
-        seed=seed + done, multivariate=True, n_startup_trials=_STARTUP_TRIALS, constant_liar=True
-    )
     study = optuna.create_study(
-        storage=storage, study_name=name, sampler=sampler, direction="maximize", load_if_exists=True
+        storage=storage,
+        study_name=name,
+        sampler=make_sampler(method, seed + done),
+        direction="maximize",
+        load_if_exists=True,
     )
     study.set_user_attr(_IDENTITY, dict(identity))
     return study

@@ -1,0 +1,361 @@
+"""A model of the machine that learns during a search: what rate settings should reach that were not tried yet. Pure.
+
+Comes in: sightings of the loader alone, of the device alone, and of whole runs. Goes out: a MachineModel, which
+forecasts the rate of any configuration with its uncertainty, and what either side would reach by itself.
+
+The rate is the lower of loader, device and cores, softened. The logarithms of both sides are sums of effects of single
+settings (a Gaussian process each: smooth along numbers, free between categories) and of what settings do only together;
+what runs fall short of the joint rate by is a third such sum. Runs see both sides through the softened minimum, which
+is linearised around the estimate, as in an iterated extended Kalman filter. The scales below say how far settings are
+expected to carry a rate before anything was measured: our own conventions, checked by benchmarks/regret.py.
+
+Source: Rasmussen and Williams 2006, "Gaussian Processes for Machine Learning", chapter 2; additive kernels: Duvenaud et
+al. 2011, "Additive Gaussian Processes".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import log, log2
+from statistics import fmean, median
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.core.ceilings import overlaps
+from autotune.core.environment import Environment
+from autotune.core.rules import TORCH_PREFETCH_FACTOR
+from autotune.core.training_config import TrainingConfig
+
+__all__ = ["Forecast", "MachineModel", "Sighting", "fit_machine"]
+
+Floats = NDArray[np.float64]
+
+_SOFTNESS = 8.0
+"""Of the minimum: two equal sides reach 92 % of either together, as a queue of a few batches between them does."""
+_ROUNDS = 6
+_LEVEL_SD = 1.5
+_STEP = 1e-4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sighting:
+    """A rate that was measured."""
+
+    kind: Literal["loader", "device", "run"]
+    """Either side alone, or both in a trial."""
+    config: TrainingConfig
+    samples_per_s: float
+    relative_sd: float
+    cpu_s_per_sample: float | None = None
+    """CPU seconds for a sample, of all threads and workers; None where nobody looked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What some configurations should reach, element by element."""
+
+    log_rate: Floats
+    sd: Floats
+    """Standard deviation of the logarithm of the rate."""
+    loader: Floats
+    """Rate of the loader alone, in samples per second."""
+    device: Floats
+    """Rate of the device alone."""
+    loader_sd: Floats
+    """Standard deviation of its logarithm."""
+    device_sd: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class _Effect:
+    """How far one setting carries the logarithm of a rate by itself."""
+
+    value: Callable[[TrainingConfig], object]
+    sd: float
+    length: float | None = None
+    """Distance over which a number's effect changes; None: a category, each value free of the others."""
+
+
+def _workers(config: TrainingConfig) -> float:
+    return log2(1 + config.num_workers)
+
+
+def _prefetch(config: TrainingConfig) -> float:
+    return log2(config.prefetch_factor or TORCH_PREFETCH_FACTOR) if config.num_workers else 0.0
+
+
+def _batch(config: TrainingConfig) -> float:
+    return log2(config.micro_batch_size)
+
+
+def _ranks(config: TrainingConfig) -> float:
+    return log2(config.world_size)
+
+
+_LOADER = (
+    _Effect(_workers, sd=0.8, length=1.5),
+    _Effect(lambda one: one.num_workers > 0, sd=0.5),
+    _Effect(_prefetch, sd=0.15, length=2.0),
+    _Effect(_batch, sd=0.3, length=3.0),
+    _Effect(_ranks, sd=0.4, length=2.0),
+    _Effect(lambda one: one.persistent_workers, sd=0.15),
+    _Effect(lambda one: one.pin_memory, sd=0.1),
+    _Effect(lambda one: one.strategy, sd=0.3),
+)
+_DEVICE = (
+    _Effect(_batch, sd=0.7, length=3.0),
+    _Effect(lambda one: log2(one.grad_accum_steps), sd=0.1, length=2.0),
+    _Effect(lambda one: one.amp_dtype, sd=0.5),
+    _Effect(lambda one: one.channels_last, sd=0.2),
+    _Effect(lambda one: one.compile, sd=0.4),
+    _Effect(lambda one: one.intra_op_threads, sd=0.5),
+    _Effect(_ranks, sd=0.4, length=2.0),
+    _Effect(lambda one: one.strategy, sd=0.3),
+    _Effect(lambda one: one.ddp, sd=0.1),
+)
+_SHORTFALL = (
+    _Effect(lambda one: (one.num_workers > 0, one.intra_op_threads), sd=0.15),
+    _Effect(_workers, sd=0.1, length=1.5),
+    _Effect(_batch, sd=0.07, length=2.0),
+    _Effect(lambda one: one.amp_dtype, sd=0.05),
+    _Effect(lambda one: (one.strategy, one.world_size), sd=0.1),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Process:
+    """A Gaussian process over configurations: effects, and what they do only together."""
+
+    effects: tuple[_Effect, ...]
+    level_sd: float
+    together_sd: float
+
+    def covariance(self, one: _Places, other: _Places) -> Floats:
+        """The prior covariance of two lists of places, (len(one), len(other))."""
+        total: Floats = np.full((len(one), len(other)), self.level_sd**2)
+        together = np.full_like(total, self.together_sd**2)
+        for effect, left, right in zip(self.effects, one.columns, other.columns, strict=True):
+            alike = _alike(effect, left, right)
+            total += effect.sd**2 * alike
+            together *= alike
+        return np.asarray(total + together, dtype=np.float64)
+
+    def variance(self) -> float:
+        """The prior variance at any place."""
+        return self.level_sd**2 + sum(effect.sd**2 for effect in self.effects) + self.together_sd**2
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Configurations as a process sees them: the values of each of its effects."""
+
+    columns: tuple[NDArray[Any], ...]
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    @classmethod
+    def of(cls, configs: Sequence[TrainingConfig], process: _Process) -> _Places:
+        """The places of some configurations."""
+        return cls(tuple(_column(effect, configs) for effect in process.effects))
+
+
+def _column(effect: _Effect, configs: Sequence[TrainingConfig]) -> NDArray[Any]:
+    values = [effect.value(config) for config in configs]
+    if effect.length is not None:
+        return np.array(values, dtype=np.float64)
+    return np.array([hash(repr(value)) for value in values], dtype=np.int64)
+
+
+def _alike(effect: _Effect, left: NDArray[Any], right: NDArray[Any]) -> Floats:
+    if effect.length is None:
+        return np.asarray(left[:, None] == right[None, :], dtype=np.float64)
+    alike: Floats = np.exp(-0.5 * ((left[:, None] - right[None, :]) / effect.length) ** 2)
+    return alike
+
+
+_LOADER_PROCESS = _Process(effects=_LOADER, level_sd=_LEVEL_SD, together_sd=0.1)
+_DEVICE_PROCESS = _Process(effects=_DEVICE, level_sd=_LEVEL_SD, together_sd=0.08)
+_SHORTFALL_PROCESS = _Process(effects=_SHORTFALL, level_sd=0.1, together_sd=0.04)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cores:
+    """What sampling and training take of the machine's cores."""
+
+    cores: int
+    loader_cpu_s: float
+    """CPU seconds of loading one sample in workers."""
+    threads: dict[int | None, float]
+    """Cores in use while a rank trains, by `intra_op_threads`."""
+
+    def in_use(self, config: TrainingConfig) -> float:
+        """Cores that a rank's training keeps busy."""
+        known = self.threads.get(config.intra_op_threads)
+        return known if known is not None else min(config.intra_op_threads or self.cores, self.cores)
+
+
+@dataclass(frozen=True)
+class MachineModel:
+    """What is known of the machine. Made by `fit_machine`."""
+
+    sightings: tuple[Sighting, ...]
+    environment: Environment
+    cores: _Cores
+    loader_level: float
+    """Mean of the logarithm of the loader's rate, before scaling by ranks."""
+    device_level: float
+
+    def forecast(self, configs: Sequence[TrainingConfig]) -> Forecast:
+        """What configurations should reach. Takes milliseconds for thousands of them."""
+        posterior = self._posterior
+        loader, device, shortfall = (self._crossing(configs, process) for process in _PROCESSES)
+        log_loader = self._prior(configs, self.loader_level) + (loader * posterior.loader_weights) @ posterior.alpha
+        log_device = self._prior(configs, self.device_level) + (device * posterior.device_weights) @ posterior.alpha
+        short = (shortfall * posterior.is_run) @ posterior.alpha
+        joint, loader_share, device_share = self._joint(configs, log_loader, log_device)
+        crossing = (
+            loader_share[:, None] * loader * posterior.loader_weights
+            + device_share[:, None] * device * posterior.device_weights
+            + shortfall * posterior.is_run
+        )
+        before = (
+            loader_share**2 * _LOADER_PROCESS.variance()
+            + device_share**2 * _DEVICE_PROCESS.variance()
+            + _SHORTFALL_PROCESS.variance()
+        )
+        return Forecast(
+            log_rate=joint + short,
+            sd=_sd(before, crossing, posterior.root),
+            loader=np.exp(log_loader),
+            device=np.exp(log_device),
+            loader_sd=_sd(_LOADER_PROCESS.variance(), loader * posterior.loader_weights, posterior.root),
+            device_sd=_sd(_DEVICE_PROCESS.variance(), device * posterior.device_weights, posterior.root),
+        )
+
+    @cached_property
+    def _posterior(self) -> _Posterior:
+        """The estimate: the softened minimum is linearised around the one before, a few times."""
+        configs = [one.config for one in self.sightings]
+        seen = np.array([log(one.samples_per_s) for one in self.sightings])
+        noise = np.diag([one.relative_sd**2 for one in self.sightings])
+        kinds = [one.kind for one in self.sightings]
+        is_run = np.array([kind == "run" for kind in kinds], dtype=np.float64)
+        covariances = [self._crossing(configs, process) for process in _PROCESSES]
+        before_loader, before_device = (self._prior(configs, one) for one in (self.loader_level, self.device_level))
+        log_loader, log_device = before_loader, before_device
+        for _ in range(_ROUNDS):
+            joint, loader_share, device_share = self._joint(configs, log_loader, log_device)
+            loader_weights = np.where(is_run, loader_share, [kind == "loader" for kind in kinds])
+            device_weights = np.where(is_run, device_share, [kind == "device" for kind in kinds])
+            expected = np.where(is_run, joint, np.where(loader_weights, log_loader, log_device))
+            surprise = (
+                seen
+                - expected
+                + loader_weights * (log_loader - before_loader)
+                + device_weights * (log_device - before_device)
+            )
+            weights = (loader_weights, device_weights, is_run)
+            total = sum(
+                np.outer(weight, weight) * covariance for weight, covariance in zip(weights, covariances, strict=True)
+            )
+            root = np.linalg.cholesky(total + noise)
+            alpha = np.linalg.solve(root.T, np.linalg.solve(root, surprise))
+            log_loader = before_loader + (covariances[0] * loader_weights) @ alpha
+            log_device = before_device + (covariances[1] * device_weights) @ alpha
+        return _Posterior(loader_weights, device_weights, is_run, root, alpha)
+
+    def _crossing(self, configs: Sequence[TrainingConfig], process: _Process) -> Floats:
+        """Prior covariance of a process between configurations and sightings, (configs, sightings)."""
+        seen = _Places.of([one.config for one in self.sightings], process)
+        return process.covariance(_Places.of(configs, process), seen)
+
+    def _prior(self, configs: Sequence[TrainingConfig], level: float) -> Floats:
+        """A group's rate grows with its ranks, as long as nothing was seen."""
+        return level + np.array([log(config.world_size) for config in configs])
+
+    def _joint(
+        self, configs: Sequence[TrainingConfig], log_loader: Floats, log_device: Floats
+    ) -> tuple[Floats, Floats, Floats]:
+        """The logarithm of the joint rate, and its derivatives by those of loader and device."""
+
+        def joint(loader: Floats, device: Floats) -> Floats:
+            return self._joined(configs, loader, device)
+
+        here = joint(log_loader, log_device)
+        by_loader = (joint(log_loader + _STEP, log_device) - here) / _STEP
+        by_device = (joint(log_loader, log_device + _STEP) - here) / _STEP
+        return here, by_loader, by_device
+
+    def _joined(self, configs: Sequence[TrainingConfig], log_loader: Floats, log_device: Floats) -> Floats:
+        """Side by side, the slowest of loader, device and cores, softened; else one after the other."""
+        kind, known = self.environment.device_kind, self.cores
+        is_overlapped = np.array([overlaps(config, kind) for config in configs])
+        busy = np.array([known.in_use(config) * config.process_count for config in configs])
+        cpu_s = np.array([known.loader_cpu_s for _ in configs]) + busy * np.exp(-log_device)
+        bounds = np.stack([log_loader, log_device, np.log(known.cores * self.environment.hosts / cpu_s)])
+        together = -np.logaddexp.reduce(-_SOFTNESS * bounds, axis=0) / _SOFTNESS
+        in_turns = -np.logaddexp(-log_loader, -log_device)
+        return np.where(is_overlapped, together, in_turns)
+
+
+_PROCESSES = (_LOADER_PROCESS, _DEVICE_PROCESS, _SHORTFALL_PROCESS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Posterior:
+    """Weights by which each sighting sees the three processes, and the solved system."""
+
+    loader_weights: Floats
+    device_weights: Floats
+    is_run: Floats
+    root: Floats
+    """Cholesky root of the sightings' covariance."""
+    alpha: Floats
+
+
+def fit_machine(sightings: Sequence[Sighting], environment: Environment) -> MachineModel:
+    """A model of what was seen; there must be a run among it."""
+    runs = [log(one.samples_per_s / one.config.world_size) for one in sightings if one.kind == "run"]
+    return MachineModel(
+        sightings=tuple(sightings),
+        environment=environment,
+        cores=_cores_of(sightings, environment),
+        loader_level=_level(sightings, "loader", runs),
+        device_level=_level(sightings, "device", runs),
+    )
+
+
+def _level(sightings: Sequence[Sighting], kind: str, runs: Sequence[float]) -> float:
+    """Where a side was not looked at by itself, it is taken to be somewhat above the runs."""
+    own = [log(one.samples_per_s / one.config.world_size) for one in sightings if one.kind == kind]
+    return fmean(own) if own else fmean(runs) + log(2)
+
+
+def _cores_of(sightings: Sequence[Sighting], environment: Environment) -> _Cores:
+    loader = [
+        one.cpu_s_per_sample
+        for one in sightings
+        if one.kind == "loader" and one.config.num_workers > 0 and one.cpu_s_per_sample
+    ]
+    training: dict[int | None, list[float]] = {}
+    for one in sightings:
+        if one.kind == "device" and one.cpu_s_per_sample is not None:
+            in_use = one.cpu_s_per_sample * one.samples_per_s
+            training.setdefault(one.config.intra_op_threads, []).append(in_use)
+    return _Cores(
+        cores=environment.cores,
+        loader_cpu_s=median(loader) if loader else 0.0,
+        threads={threads: median(values) for threads, values in training.items()},
+    )
+
+
+def _sd(before: Floats | float, crossing: Floats, root: Floats) -> Floats:
+    """Standard deviations after what was seen."""
+    explained = np.linalg.solve(root, crossing.T)
+    sd: Floats = np.sqrt(np.maximum(before - (explained**2).sum(axis=0), 0.0))
+    return sd

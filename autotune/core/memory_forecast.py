@@ -1,0 +1,109 @@
+"""Peak memory of configurations that were not run, with its uncertainty: a line in the batch, and what adds to it.
+
+Comes in: what was seen of configurations' peaks. Goes out: a MemoryForecast, by Bayesian linear regression, so that it
+can tell from the first sighting on, with the uncertainty that is due. Pure.
+
+Source: Bishop 2006, "Pattern Recognition and Machine Learning", section 3.3. The scales of the prior, in shares of the
+highest peak seen, are our own conventions: before a second micro batch was seen, memory is expected to grow by half
+with a batch twice as large, give or take as much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.core.rules import TORCH_PREFETCH_FACTOR
+from autotune.core.training_config import TrainingConfig
+
+__all__ = ["MemoryForecast", "forecast_memory"]
+
+Floats = NDArray[np.float64]
+
+_GROWTH, _GROWTH_SD = 0.5, 0.5
+_BASE_SD = 1.0
+_HALF_PRECISION_SD = 0.3
+_WORKER, _WORKER_SD = 0.03, 0.06
+_QUEUE_SD = 0.01  # of a batch that lies ready
+_VARIANT_SD = 0.1  # another layout, compilation, optimizer steps apart
+_GROUP_SD = 0.3
+_NOISE = 0.03
+
+
+@dataclass(frozen=True)
+class MemoryForecast:
+    """What is known of peak memory."""
+
+    mean: Floats
+    covariance: Floats
+    noise_bytes: float
+    reference_batch: int
+    has_workers_in_ram: bool
+
+    def expect(self, configs: Sequence[TrainingConfig]) -> tuple[Floats, Floats]:
+        """Expected peak memory and its standard deviation, in bytes."""
+        rows = _rows(configs, self.reference_batch, has_workers=self.has_workers_in_ram)
+        variance = np.einsum("ij,jk,ik->i", rows, self.covariance, rows) + self.noise_bytes**2
+        return rows @ self.mean, np.sqrt(variance)
+
+    def chance_to_fit(self, configs: Sequence[TrainingConfig], limit_bytes: int) -> Floats:
+        """The probability that each stays within a limit."""
+        expected, sd = self.expect(configs)
+        normal = NormalDist()
+        return np.array([normal.cdf(float(z)) for z in (limit_bytes - expected) / sd])
+
+
+def forecast_memory(seen: Sequence[tuple[TrainingConfig, int]], *, has_workers_in_ram: bool) -> MemoryForecast:
+    """Fit what was seen, as pairs of a configuration and its peak memory in bytes; there must be one.
+
+    Where the limit is on RAM, loader workers and the batches that they hold ready take their part of it.
+    """
+    scale, reference = float(max(peak for _, peak in seen)), min(config.micro_batch_size for config, _ in seen)
+    before, sds = _prior(scale)
+    rows = _rows([config for config, _ in seen], reference, has_workers=has_workers_in_ram)
+    peaks = np.array([peak for _, peak in seen], dtype=np.float64)
+    noise = _NOISE * scale
+    precision = np.diag(1 / sds**2) + rows.T @ rows / noise**2
+    covariance = np.asarray(np.linalg.inv(precision), dtype=np.float64)
+    mean = covariance @ (before / sds**2 + rows.T @ peaks / noise**2)
+    return MemoryForecast(
+        mean=mean,
+        covariance=covariance,
+        noise_bytes=noise,
+        reference_batch=reference,
+        has_workers_in_ram=has_workers_in_ram,
+    )
+
+
+def _prior(scale: float) -> tuple[Floats, Floats]:
+    """Means and standard deviations of the coefficients, in the order of `_rows`."""
+    means = np.array([1 - _GROWTH, _GROWTH, 0.0, _WORKER, 0.0, 0.0, 0.0, 0.0])
+    sds = np.array(
+        [_BASE_SD, _GROWTH_SD, _HALF_PRECISION_SD, _WORKER_SD, _QUEUE_SD, _VARIANT_SD, _VARIANT_SD, _GROUP_SD]
+    )
+    return scale * means, scale * sds
+
+
+def _rows(configs: Sequence[TrainingConfig], reference_batch: int, *, has_workers: bool) -> Floats:
+    return np.array([_row(config, reference_batch, has_workers=has_workers) for config in configs], dtype=np.float64)
+
+
+def _row(config: TrainingConfig, reference_batch: int, *, has_workers: bool) -> list[float]:
+    batch = config.micro_batch_size / reference_batch
+    workers = config.num_workers if has_workers else 0
+    held = workers * (config.prefetch_factor or TORCH_PREFETCH_FACTOR) * batch
+    is_half = config.amp_dtype in {"bfloat16", "float16"}
+    return [
+        1.0,
+        batch,
+        batch * is_half,
+        float(workers),
+        held,
+        float(config.channels_last or config.compile),
+        float(config.grad_accum_steps > 1),
+        float(config.process_count > 1 or config.strategy == "dp"),
+    ]

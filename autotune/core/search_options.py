@@ -1,0 +1,26 @@
+"""How a search goes about it: what proposes its trials, and what it starts from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+__all__ = ["Method", "SearchOptions"]
+
+Method = Literal["model", "tpe", "gp", "random", "grid"]
+
+
+class SearchOptions(BaseModel):
+    """What proposes trials, and what the search starts from."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    method: Method = "model"
+    """model: a model of this machine, learned during the search, with Optuna's TPE where it does not explain what is
+    seen; trials that fall behind are stopped early. tpe, gp, random, grid: Optuna's sampler of that name alone, each
+    trial measured to its end; gp needs scipy, and grid takes at most 20,000 combinations."""
+    warm_start: Path | None = None
+    """A run folder, or a recommended.yaml, of the same workload on another machine or of a similar one: what it found
+    best is tried right after the baseline."""

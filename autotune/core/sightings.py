@@ -1,0 +1,91 @@
+"""What a search's looks and trials tell a model of the machine: rates and peaks of memory, each with how sure it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from autotune.core.diagnosis import CurvePoint, Curves
+from autotune.core.machine_model import Sighting
+from autotune.core.racing import seen_rate
+from autotune.core.rules import normalised
+from autotune.core.search_space import ResolvedSpace
+from autotune.core.training_config import TrainingConfig
+from autotune.core.trial import TrialRecord
+
+__all__ = ["Look", "changed", "looks_of", "peaks_seen", "sightings_of"]
+
+_LOOK_SD = {"cpu": 0.08}
+"""How far a side alone differs from what it does in a run, relatively: by chance, and since cores are shared."""
+_OTHER_LOOK_SD = 0.04
+_LEAST_RUN_SD = 0.01
+_STOPPED_SD = 0.05  # a trial that was stopped early: its restarts and its queue were not seen through
+_NORMAL_95 = 1.96
+_UNKNOWN_EXCESS = 0.25  # of an out-of-memory that does not tell how much was missing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """A point of a curve, with the configuration that it stands for."""
+
+    side: Literal["loader", "device"]
+    config: TrainingConfig
+    point: CurvePoint
+
+
+def changed(space: ResolvedSpace, changes: dict[str, object]) -> TrainingConfig:
+    """The baseline on one device with other values of some settings, as a curve's point has it."""
+    alone = {"strategy": "single", "world_size": 1, "ddp": None}
+    settings = {**space.baseline.model_dump(), **alone, **changes}
+    return TrainingConfig.model_validate(normalised(settings, space.facts, space.environment))
+
+
+def looks_of(curves: Curves, space: ResolvedSpace) -> list[Look]:
+    """The points of both curves that were reached or that told a peak."""
+    loader = [Look(side="loader", config=changed(space, one.changes), point=one) for one in curves.loader]
+    return loader + [Look(side="device", config=changed(space, one.changes), point=one) for one in curves.device]
+
+
+def sightings_of(looks: Sequence[Look], records: Sequence[TrialRecord], device_kind: str) -> Iterator[Sighting]:
+    """Every look at one side, and every trial that measured something."""
+    for look in looks:
+        if look.point.ceiling is not None:
+            yield Sighting(
+                kind=look.side,
+                config=look.config,
+                samples_per_s=look.point.ceiling.samples_per_s,
+                relative_sd=_LOOK_SD.get(device_kind, _OTHER_LOOK_SD),
+                cpu_s_per_sample=look.point.cpu_s_per_sample,
+            )
+    for record in records:
+        run = _run_of(record)
+        if run is not None:
+            yield run
+
+
+def peaks_seen(
+    looks: Sequence[Look], records: Sequence[TrialRecord], limit_bytes: int
+) -> list[tuple[TrainingConfig, int]]:
+    """Peak memory of each look and trial, in bytes; of what ran out of it, by how much it passed the limit."""
+    found = [(one.config, one.point.peak_memory_bytes) for one in looks if one.point.peak_memory_bytes is not None]
+    for record in records:
+        if record.measurement is not None:
+            found.append((record.config, record.measurement.peak_memory_bytes))
+        elif record.outcome in {"oom", "host_oom"}:
+            excess = _UNKNOWN_EXCESS if record.result.violation is None else record.result.violation
+            found.append((record.config, int(limit_bytes * (1 + excess))))
+    return found
+
+
+def _run_of(record: TrialRecord) -> Sighting | None:
+    """What a trial has seen; of one that was stopped early, less sure."""
+    if record.measurement is not None:
+        rate, low = record.measurement.samples_per_s, record.measurement.samples_per_s_ci[0]
+        sd = max(_LEAST_RUN_SD, (rate - low) / rate / _NORMAL_95)
+        return Sighting(kind="run", config=record.config, samples_per_s=rate, relative_sd=sd)
+    if record.result.blocks:
+        seen = seen_rate(record.result.blocks)
+        sd = _STOPPED_SD + seen.half_width / seen.samples_per_s / _NORMAL_95
+        return Sighting(kind="run", config=record.config, samples_per_s=seen.samples_per_s, relative_sd=sd)
+    return None

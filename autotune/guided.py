@@ -1,0 +1,224 @@
+"""What guides a search: a model of the machine, learned from one look at either side alone and from every trial.
+
+Takes the study as it grows; proposes the trial that promises most, sets the bar that a trial must come near, and says
+what can still be won. Composition, like tune, from which alone it is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from math import inf, log
+
+import numpy as np
+
+from autotune.core.ceilings import CeilingBook
+from autotune.core.diagnosis import Curves
+from autotune.core.expected_gain import expected_gain, without_matter
+from autotune.core.machine_model import fit_machine
+from autotune.core.memory_forecast import forecast_memory
+from autotune.core.racing import Bar
+from autotune.core.search_space import ResolvedSpace, whole_numbers
+from autotune.core.sightings import Look, changed, looks_of, peaks_seen, sightings_of
+from autotune.core.training_config import TrainingConfig
+from autotune.core.trial import TrialRecord
+from autotune.launch.runner import TrialRunner
+from autotune.protocol import Extras
+from autotune.study.candidates import Candidates, Params
+from autotune.study.study import Study, Trial
+
+__all__ = ["Guide", "Outlook"]
+
+_STRETCH_S = 0.2
+_MOST_VALUES = 6  # of a number that are looked at
+_SURE_TO_FIT = 0.9
+_LIKELY_TO_FIT = 0.5
+_SURPRISE = 3.0  # standard deviations
+_LEAST_SD = 0.01
+_FASTEST = 3  # trials whose neighbours are candidates
+_FEWEST_TRIALS = 3  # before the search may end
+_NEAR_CEILING = 0.97
+_WORTH = 0.01
+_SAME_BATCH_TRIALS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """What can still be expected of a search."""
+
+    params: Params | None
+    """The trial that promises most; None where nothing is left that could tell more."""
+    gain: float
+    """What it is expected to win over the best so far, as a share of it."""
+    same_batch: Params | None
+    """The settings that should be the fastest at the baseline's global batch."""
+    lower_ceiling: float
+    """The rate that nothing should pass that fits: the lower of what the fastest loader and the fastest device reach,
+    each with its standard deviation on top."""
+
+
+@dataclass(slots=True)
+class Guide:
+    """A search's model of the machine."""
+
+    study: Study
+    space: ResolvedSpace
+    limit_bytes: int
+    seed: int
+    looks: list[Look] | None = None
+    """What a look at either side alone has shown; None until it was taken."""
+    _candidates: Candidates | None = None
+    _outlook: tuple[tuple[int, int], Outlook] | None = None
+    """The latest, and the numbers of ended and running trials that it was made at."""
+    _same_batch_trials: int = 0
+    _expected: dict[TrainingConfig, tuple[float, float]] = field(default_factory=dict)
+    """Logarithm of the rate and its standard deviation, of what was proposed."""
+
+    def look(self, runner: TrialRunner, deadline_s: float, book: CeilingBook) -> str | None:
+        """Measure loader and device alone, in one process; why that can't be, or None. Ceilings go into the book."""
+        variations = list(self._variations())
+        extras = Extras(stretch_s=_STRETCH_S)
+        report = runner.curves(self.space.baseline, variations, deadline_s=deadline_s, extras=extras)
+        self.looks = looks_of(report.curves or Curves(), self.space)
+        for look in self.looks:
+            ceiling = look.point.ceiling
+            book.keep(
+                look.config,
+                loader=ceiling if look.side == "loader" else None,
+                device=ceiling if look.side == "device" else None,
+            )
+        if any(look.point.ceiling is not None for look in self.looks):
+            return None
+        return f"Loader and device were not looked at alone: {report.result.reason or report.result.outcome}."
+
+    def propose(self, best: TrialRecord | None) -> None:
+        """Propose the trial that promises most, unless the last one was not what was expected.
+
+        Then the study's own sampler proposes: it explores what the model does not explain.
+        """
+        outlook = self.outlook(best)
+        if outlook is not None and outlook.params is not None and not self._is_surprised(self.study.ended[-1]):
+            self.study.propose(outlook.params)
+
+    def propose_same_batch(self, best: TrialRecord | None) -> None:
+        """Propose what should be the fastest at the baseline's global batch, unless it was tried."""
+        outlook = self.outlook(best)
+        if outlook is None or outlook.same_batch is None or self._same_batch_trials == _SAME_BATCH_TRIALS:
+            return
+        self._same_batch_trials += self.study.propose(outlook.same_batch)
+
+    def bar_of(self, trial: Trial) -> Bar | None:
+        """What a trial has to come near: the fastest so far, at the baseline's batch the fastest of those at that."""
+        wanted = self.space.baseline.global_batch_size
+        keeps_batch = trial.config.global_batch_size == wanted
+        bars = [
+            Bar(number=one.number, low_samples_per_s=one.measurement.samples_per_s_ci[0])
+            for one in self.study.records
+            if one.is_feasible and one.measurement and (not keeps_batch or one.config.global_batch_size == wanted)
+        ]
+        return max(bars, key=lambda bar: bar.low_samples_per_s, default=None)
+
+    def why_enough(self, best: TrialRecord | None) -> str:
+        """Why no further trial is worth its time, in a clause; "" where one may be."""
+        outlook = self.outlook(best) if len(self.study.ended) >= _FEWEST_TRIALS else None
+        if outlook is None or best is None or best.measurement is None:
+            return ""
+        share = best.measurement.samples_per_s / outlook.lower_ceiling
+        if share >= _NEAR_CEILING:
+            return f"the best found reaches {min(share, 1.0):.0%} of the lower ceiling of loader and device"
+        if outlook.params is None:
+            return "no configuration is left that could tell more"
+        if outlook.gain < _WORTH:
+            return f"another trial is expected to bring {outlook.gain:.1%}"
+        return ""
+
+    def can_win(self, best: TrialRecord | None) -> float | None:
+        """What the ceilings leave to be won at the most, as a share of the best; None where nothing tells."""
+        outlook = self.outlook(best)
+        if outlook is None or best is None or best.measurement is None or outlook.lower_ceiling == inf:
+            return None
+        return max(0.0, outlook.lower_ceiling / best.measurement.samples_per_s - 1)
+
+    def outlook(self, best: TrialRecord | None) -> Outlook | None:
+        """What a further trial can win over the best so far; None before the look, and where nothing is feasible."""
+        if not self.looks or best is None or best.measurement is None:
+            return None
+        step = len(self.study.ended), len(self.study.running)
+        if self._outlook is None or self._outlook[0] != step:
+            self._outlook = step, self._foresee(best, best.measurement.samples_per_s)
+        return self._outlook[1]
+
+    def _foresee(self, best: TrialRecord, best_rate: float) -> Outlook:
+        looks, records, environment = self.looks or [], self.study.ended, self.space.environment
+        pairs = self._near(best, records)
+        configs = [config for _, config in pairs]
+        model = fit_machine(list(sightings_of(looks, records, environment.device_kind)), environment)
+        memory = forecast_memory(
+            peaks_seen(looks, records, self.limit_bytes), has_workers_in_ram=environment.device_kind in {"cpu", "mps"}
+        )
+        forecast, fits = model.forecast(configs), memory.chance_to_fit(configs, self.limit_bytes)
+        tried = [one.config for one in records if one.measurement is not None or one.result.blocks]
+        gains = expected_gain(forecast, best_rate) * fits
+        may_try = np.array([self.study.is_open(config) for config in configs]) & (fits >= _SURE_TO_FIT)
+        tells = may_try & ~without_matter(configs, forecast, tried)
+        inside = fits >= _LIKELY_TO_FIT
+        sides = (forecast.loader, forecast.loader_sd), (forecast.device, forecast.device_sd)
+        ceilings = (float((side * np.exp(sd))[inside].max(initial=0.0)) for side, sd in sides)
+        wanted = self.space.baseline.global_batch_size
+        keeps = (fits >= _SURE_TO_FIT) & np.array([config.global_batch_size == wanted for config in configs])
+        same = int(np.argmax(np.where(keeps, forecast.log_rate, -inf)))
+        chosen = int(np.argmax(np.where(tells, gains, -1.0)))
+        if tells.any():
+            self._expected[configs[chosen]] = float(forecast.log_rate[chosen]), float(forecast.sd[chosen])
+        return Outlook(
+            params=pairs[chosen][0] if tells.any() else None,
+            gain=float(gains[chosen]) if tells.any() else 0.0,
+            same_batch=pairs[same][0] if keeps.any() else None,
+            lower_ceiling=min(ceilings) or inf,
+        )
+
+    def _near(self, best: TrialRecord, records: Sequence[TrialRecord]) -> list[tuple[Params, TrainingConfig]]:
+        if self._candidates is None:
+            self._candidates = Candidates(self.space, self.seed)
+        rates = {one.config: one.measurement.samples_per_s for one in records if one.is_feasible and one.measurement}
+        fastest = sorted(rates, key=lambda config: rates[config], reverse=True)[:_FASTEST]
+        return self._candidates.near(list(dict.fromkeys([best.config, *fastest])))
+
+    def _is_surprised(self, record: TrialRecord) -> bool:
+        """Whether a trial's rate is far from what was expected: the model does not explain the machine there."""
+        if record.measurement is None or record.config not in self._expected:
+            return False
+        log_rate, sd = self._expected[record.config]
+        return abs(log(record.measurement.samples_per_s) - log_rate) > _SURPRISE * max(sd, _LEAST_SD)
+
+    def _variations(self) -> Iterator[TrainingConfig]:
+        """The baseline with another value of one setting, batches from the smallest on.
+
+        torch.compile is left out: a trial alone has the time for it.
+        """
+        domains, own = self.space.domains, self.space.baseline
+        for count in _spread(whole_numbers(domains["num_workers"])):
+            yield changed(self.space, {"num_workers": count, **self._lasting(count)})
+        workers = own.num_workers or min(max(whole_numbers(domains["num_workers"])), self.space.environment.cores)
+        for name in ("prefetch_factor", "persistent_workers", "pin_memory") if workers else ():
+            for value in domains[name]:
+                yield changed(self.space, {"num_workers": workers, **self._lasting(workers), name: value})
+        for batch in _spread(whole_numbers(domains["micro_batch_size"])):
+            yield changed(self.space, {"micro_batch_size": batch})
+        for name in ("amp_dtype", "channels_last", "intra_op_threads"):
+            for value in domains[name]:
+                yield changed(self.space, {name: value})
+
+    def _lasting(self, workers: int) -> dict[str, object]:
+        """Workers that stay from epoch to epoch, where the space has that."""
+        return {"persistent_workers": workers > 0 and True in self.space.domains["persistent_workers"]}
+
+
+def _spread(values: Sequence[int]) -> list[int]:
+    """At most six of some numbers, evenly spread over their powers of two, both ends among them."""
+    ordered = sorted(set(values))
+    if len(ordered) <= _MOST_VALUES:
+        return ordered
+    ends = np.log2(1 + ordered[0]), np.log2(1 + ordered[-1])
+    wanted = [2**place - 1 for place in np.linspace(*ends, _MOST_VALUES)]
+    return sorted({min(ordered, key=lambda one: abs(one - value)) for value in wanted})

@@ -1,0 +1,80 @@
+"""Configurations that a model of the machine is asked about: all of a small space, a telling part of a large one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+
+from autotune.core.search_space import ResolvedSpace, SettingValue, compose
+from autotune.core.training_config import TrainingConfig
+from autotune.study.proposals import first_guesses, params_of
+
+__all__ = ["Candidates", "Params"]
+
+Params = dict[str, SettingValue]
+
+_ALL_UP_TO = 4096
+_RANDOM = 1500
+
+
+@dataclass(slots=True)
+class Candidates:
+    """Combinations of a space and what they compose to; each is composed once."""
+
+    space: ResolvedSpace
+    seed: int
+    _common: list[Params] = field(init=False)
+    _composed: dict[tuple[SettingValue, ...], TrainingConfig | str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Take all of a small space; of a large one what an expert would try, and a random part."""
+        if self.space.size <= _ALL_UP_TO:
+            self._common = list(self.space.combinations())
+            return
+        chance = random.Random(self.seed)  # noqa: S311 - a seeded choice, no secret
+        domains = {name: list(domain) for name, domain in self.space.parameters.items()}
+        self._common = [
+            *first_guesses(self.space),
+            *({name: chance.choice(values) for name, values in domains.items()} for _ in range(_RANDOM)),
+        ]
+
+    def near(self, best: Sequence[TrainingConfig]) -> list[tuple[Params, TrainingConfig]]:
+        """Candidates that break no rule; of a large space also the best ones' neighbours, the first one's further out.
+
+        A neighbour has another value of one setting, further out of two.
+        """
+        found: dict[TrainingConfig, Params] = {}
+        for params in (*self._common, *self._neighbours(best)):
+            config = self._compose(params)
+            if isinstance(config, TrainingConfig):
+                found.setdefault(config, params)
+        return [(params, config) for config, params in found.items()]
+
+    def _neighbours(self, best: Sequence[TrainingConfig]) -> Iterator[Params]:
+        if self.space.size <= _ALL_UP_TO:
+            return
+        for place, config in enumerate(best):
+            own = {**{name: next(iter(domain)) for name, domain in self.space.parameters.items()}}
+            own |= params_of(config, self.space)
+            yield from self._varied(own, 2 if place == 0 else 1)
+
+    def _varied(self, own: Params, most: int) -> Iterator[Params]:
+        names = list(self.space.parameters)
+        for count in range(1, most + 1):
+            for chosen in combinations(names, count):
+                yield from self._with_others(own, chosen)
+
+    def _with_others(self, own: Params, names: Iterable[str]) -> Iterator[Params]:
+        name, *others = names
+        for value in self.space.parameters[name]:
+            if value != own[name]:
+                changed = {**own, name: value}
+                yield from self._with_others(changed, others) if others else (changed,)
+
+    def _compose(self, params: Params) -> TrainingConfig | str:
+        key = tuple(params.values())
+        if key not in self._composed:
+            self._composed[key] = compose(params, self.space)
+        return self._composed[key]

@@ -1,0 +1,177 @@
+"""Regret against device seconds on recorded surfaces, by replay: our search, Optuna's samplers and others' ways.
+
+The regret of a recommendation is what its rate lies under the best of the whole grid, both as the mean of all visits of
+a point; what does not fit into memory has a regret of 1. Told are, for each surface and method over all seeds: the
+regret in the end (median, worst), the seconds of the device until it stays within 3 %, and trials that ran out of
+memory. Then how TPE's seconds to a regret compare with ours. A surface whose repeats differ by 10 % has a best point
+that is partly luck: no regret below that can be told apart, which the table says in its first column.
+
+    regret.py                      every surface in surfaces/, 20 seeds
+    regret.py --surfaces FOLDER    others
+    regret.py --seeds 3            fewer
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from math import inf
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import optuna
+from recording import describe_machine, make_parser, print_table, say, start_recording
+from regret_methods import METHODS, Course
+from replay import SURFACES, Surface, read_surface
+
+_SEEDS = 20
+_WITHIN = 0.03
+_TARGETS = (0.02, 0.03, 0.05, 0.1)
+
+
+def main() -> int:
+    arguments = _parse()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    recording = start_recording("regret", arguments, describe_machine())
+    seeds = range(2 if arguments.quick else arguments.seeds)
+    for path in sorted(arguments.surfaces.glob("*.jsonl")):
+        surface = read_surface(path)
+        say(f"{path.stem}: {len(surface.configs)} points")
+        runs = {name: [method(surface, seed) for seed in seeds] for name, method in METHODS.items()}
+        recording.add(path.stem, _figures(surface, runs))
+    _print_tables(recording.results)
+    plot = recording.path.with_suffix(".svg")
+    _plot(recording.results, plot)
+    print(f"\n{recording.path}\n{plot}")
+    return 0
+
+
+def _parse() -> argparse.Namespace:
+    parser = make_parser(__doc__ or "", "two seeds")
+    parser.add_argument("--seeds", type=int, default=_SEEDS, metavar="N", help="seeds of each method (%(default)s)")
+    parser.add_argument(
+        "--surfaces", type=Path, default=SURFACES, metavar="FOLDER", help="where they are (%(default)s)"
+    )
+    return parser.parse_args()
+
+
+def _figures(surface: Surface, runs: Mapping[str, Sequence[Course]]) -> dict[str, Any]:
+    rates = surface.rates()
+    differences = [abs(one / other - 1) for one, other in surface.pairs()]
+    return {
+        "machine": surface.environment.device_name,
+        "points": len(surface.configs),
+        "best_samples_per_s": max(rates.values()),
+        "baseline_samples_per_s": rates.get(surface.baseline),
+        "repeats_differ_by": median(differences) if differences else None,
+        "methods": {
+            name: {
+                "courses": [_regrets(course, rates) for course in courses],
+                "seconds": [course.seconds for course in courses],
+                "trials": [course.trials for course in courses],
+                "out_of_memory": [course.out_of_memory for course in courses],
+                "ended": [course.ended for course in courses],
+            }
+            for name, courses in runs.items()
+        },
+    }
+
+
+def _regrets(course: Course, rates: Mapping[Any, float]) -> list[list[float]]:
+    """[seconds, regret] of each change of what would be recommended."""
+    best, found = max(rates.values()), list[list[float]]()
+    for step in course.steps:
+        regret = 1 - rates.get(step.recommended, 0.0) / best
+        if not found or regret != found[-1][1]:
+            found.append([round(step.seconds, 2), round(regret, 5)])
+    return found
+
+
+def _seconds_to(course: Sequence[Sequence[float]], regret: float) -> float:
+    """Seconds after which the regret stays within a bound."""
+    since = inf
+    for seconds, now in course:
+        since = (seconds if since == inf else since) if now <= regret else inf
+    return since
+
+
+def _print_tables(results: Mapping[str, Any]) -> None:
+    for name, one in results.items():
+        noise = one["repeats_differ_by"]
+        told = "" if noise is None else f", repeats differ by {noise:.1%}"
+        rows = [_row(method, figures) for method, figures in one["methods"].items()]
+        head = ("method", "regret", "worst", f"s to {_WITHIN:.0%}", "reached", "s in all", "trials", "oom")
+        print_table(f"{name}: {one['points']} points{told}", head, rows)
+    comparisons = [_comparison(results, target) for target in _TARGETS]
+    head = ("regret", "TPE", "autotune", "ratio", "surfaces")
+    print_table("Median seconds to a regret, over the surfaces on which both reach it", head, comparisons)
+
+
+def _row(method: str, figures: Mapping[str, Any]) -> tuple[str, ...]:
+    ends = [course[-1][1] for course in figures["courses"]]
+    reached = [_seconds_to(course, _WITHIN) for course in figures["courses"]]
+    typical = median(reached)
+    return (
+        method,
+        f"{median(ends):.1%}",
+        f"{max(ends):.1%}",
+        "-" if typical == inf else f"{typical:.0f}",
+        f"{fmean(one < inf for one in reached):.0%}",
+        f"{median(figures['seconds']):.0f}",
+        f"{median(figures['trials']):.0f}",
+        f"{fmean(figures['out_of_memory']):.1f}",
+    )
+
+
+def _comparison(results: Mapping[str, Any], target: float) -> tuple[str, ...]:
+    pairs = []
+    for one in results.values():
+        theirs, ours = (
+            median(_seconds_to(course, target) for course in one["methods"][name]["courses"])
+            for name in ("TPE", "autotune")
+        )
+        if theirs < inf and ours < inf:
+            pairs.append((theirs, ours))
+    if not pairs:
+        return f"{target:.0%}", "-", "-", "-", "0"
+    ratio = median(theirs / max(ours, 1e-9) for theirs, ours in pairs)
+    theirs, ours = (median(column) for column in zip(*pairs, strict=True))
+    return f"{target:.0%}", f"{theirs:.0f}", f"{ours:.0f}", f"{ratio:.1f}", str(len(pairs))
+
+
+def _plot(results: Mapping[str, Any], path: Path) -> None:
+    """A panel for each surface: the median regret of each method against seconds."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    from matplotlib import pyplot as plt
+
+    columns = min(3, len(results))
+    rows = -(-len(results) // columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(4.2 * columns, 3.2 * rows), squeeze=False)
+    for axis, (name, one) in zip(axes.flat, results.items(), strict=False):
+        for number, (method, figures) in enumerate(one["methods"].items()):
+            times, regrets = _median_curve(figures["courses"])
+            is_ours = method == "autotune"
+            axis.plot(times, regrets, color=f"C{number}", lw=2.5 if is_ours else 1, label=method, zorder=3 - number)
+        axis.set(title=name.partition("-")[0], xscale="log", yscale="symlog", xlabel="seconds", ylabel="regret")
+        axis.set_yscale("symlog", linthresh=0.01)
+    axes.flat[0].legend(fontsize=6)
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def _median_curve(courses: Sequence[Sequence[Sequence[float]]]) -> tuple[list[float], list[float]]:
+    times = sorted({max(1.0, seconds) for course in courses for seconds, _ in course})
+    regrets = [median(_regret_at(course, seconds) for course in courses) for seconds in times]
+    return times, regrets
+
+
+def _regret_at(course: Sequence[Sequence[float]], seconds: float) -> float:
+    return next((regret for since, regret in reversed(course) if since <= seconds), course[0][1])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
