@@ -416,6 +416,7 @@ def _summarise(tuning: Tuning, plan: Plan, recommendation: Recommendation | None
         stopped_because=tuning.stopped_because,
         is_complete=not tuning.is_interrupted,
         wall_s=tuning.clock.elapsed_s,
+        promised_s=tuning.promised_s,
         autotune_version=__version__,
     )
 

@@ -32,7 +32,7 @@ from autotune.guarding import PrecisionGuard, guarded_settings
 from autotune.guided import Guide
 from autotune.launch.runner import TrialRunner
 from autotune.launch.side_by_side import SideBySide
-from autotune.protocol import Extras, WindowRules
+from autotune.protocol import NO_EXTRAS, Extras, WindowRules
 from autotune.study.proposals import first_guesses, largest_batch_variant, same_batch_variant
 from autotune.study.study import Study, Trial
 
@@ -93,6 +93,8 @@ class Tuning:
     """What is tried right after the baseline, whatever proposes the rest."""
     probe_s: float = 1.0
     """What the look before the search took, from which its time is promised."""
+    promised_s: float | None = None
+    """What the search was expected to take before it began; None where it goes on from an earlier sitting."""
     guide: Guide | None = None
     """The model that proposes trials; None where the study's sampler alone does."""
     blame: Blame = field(default_factory=Blame)
@@ -148,6 +150,7 @@ class Tuning:
                 self.study.propose(params)
             if self.study.method in {"tpe", "gp"}:
                 self._guess()
+            self.promised_s = self._remaining_s([])
         self._show(None)
         with SideBySide[_Run](self.budget.max_trials) as under_way:
             while (trial := self._next(under_way)) is not None:
@@ -174,7 +177,7 @@ class Tuning:
     def _run_of(self, trial: Trial) -> Callable[[], _Run]:
         """The trial's run as a call, which may be made in another thread: it touches neither study nor tuning."""
         runner, window, deadline_s = self.runner, self._window(), self._deadline(trial)
-        extras = extras_of(trial.config, self.ceilings, window, is_baseline=trial.number == 0)
+        extras = self._extras_of(trial, window)
         name, bar = f"trial-{trial.number:03d}", None if self.guide is None else self.guide.bar_of(trial)
 
         def run() -> _Run:
@@ -189,6 +192,12 @@ class Tuning:
             return _Run(trial=trial, extras=extras, result=result)
 
         return run
+
+    def _extras_of(self, trial: Trial, window: WindowRules) -> Extras:
+        """A guided search has looked at either side alone: of its trials the baseline alone does so once more."""
+        if self.guide is not None and trial.number != 0:
+            return NO_EXTRAS
+        return extras_of(trial.config, self.ceilings, window, is_baseline=trial.number == 0)
 
     def _guess(self) -> None:
         """Propose what an expert would try."""

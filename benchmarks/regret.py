@@ -105,8 +105,8 @@ def _print_tables(results: Mapping[str, Any]) -> None:
         head = ("method", "regret", "worst", f"s to {_WITHIN:.0%}", "reached", "s in all", "trials", "oom")
         print_table(f"{name}: {one['points']} points{told}", head, rows)
     comparisons = [_comparison(results, target) for target in _TARGETS]
-    head = ("regret", "TPE", "autotune", "ratio", "surfaces")
-    print_table("Median seconds to a regret, over the surfaces on which both reach it", head, comparisons)
+    columns = ("regret", "TPE", "autotune", "ratio", "surfaces")
+    print_table("Median seconds to a regret, over the surfaces on which both reach it", columns, comparisons)
 
 
 def _row(method: str, figures: Mapping[str, Any]) -> tuple[str, ...]:

@@ -224,7 +224,7 @@ def _plateau(surface: Surface, seed: int) -> Course:
 
 
 def _sweeps(surface: Surface, seed: int) -> Course:
-    """The way of loadtune: workers swept at a fixed batch, prefetching, precision, and the batch doubled while it helps."""
+    """The way of loadtune: workers swept at a fixed batch, prefetching, precision; the batch doubled while it helps."""
     bench = _Bench(surface, seed)
     for name in ("num_workers", "prefetch_factor", "amp_dtype"):
         start = bench.best or surface.baseline

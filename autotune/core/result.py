@@ -50,6 +50,8 @@ class RunSummary(BaseModel):
     """The search and its confirmation came to their end."""
     wall_s: float
     """Seconds from the call to the recommendation; of a search that went on after an interruption, its last part."""
+    promised_s: float | None = None
+    """What it was expected to take before its first trial; None where it went on from an earlier sitting."""
     autotune_version: str
 
 

@@ -1,0 +1,171 @@
+"""What we recommend against what loadtune 0.3.0 recommends: the same workloads, one run, judged by a plain loop.
+
+For each workload both tune what is run today, with their own defaults (loadtune with its batch size search), one after
+the other. Then a plain training loop, written apart from both, trains for 15 s with each recommendation, with the best
+of ours that keeps the batch, and with today's settings, in turns, three rounds. Told are medians: seconds of tuning,
+the plain rate of each recommendation against today's, and what each had claimed. Today's settings are run twice in each
+round: what these two differ by is the noise.
+
+    pip install -e '.[versus]'
+    versus.py                      all workloads: some 60 minutes
+    versus.py --workload photos    this one alone
+    versus.py --rounds 1           fewer rounds
+Figures are written after each workload; what is in the file already is kept unless --fresh is given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from fidelity_cases import WORKLOADS
+from plain_loop import run_plain
+from product_run import search
+from recording import describe_machine, git_revision, make_parser, print_table, read_results, say, start_recording
+from versus_loadtune import CASE_VARIABLE, SETTINGS_VARIABLE
+
+_HERE = Path(__file__).resolve().parent
+_ROUNDS = 3
+_PLAIN_S, _SKIP_S = 15.0, 3.0
+_QUICK_S = 1.0
+_LOADTUNE_DEADLINE_S = 1200.0
+
+
+def main() -> int:
+    arguments = _parse()
+    recording = start_recording("versus", arguments, describe_machine())
+    recording.results.update(read_results(recording.path, fresh=arguments.fresh))
+    for name in [arguments.workload] if arguments.workload else WORKLOADS:
+        if name not in recording.results:
+            recording.add(name, _compare(name, arguments))
+    _print_table(recording.results)
+    print(f"\n{recording.path}")
+    return 0
+
+
+def _parse() -> argparse.Namespace:
+    parser = make_parser(__doc__ or "", "plain loops of 1 s, one round, four trials")
+    parser.add_argument("--workload", choices=list(WORKLOADS), help="this one alone")
+    parser.add_argument("--rounds", type=int, default=_ROUNDS, metavar="N", help="of the plain loops (%(default)s)")
+    parser.add_argument("--fresh", action="store_true", help="measure everything anew")
+    return parser.parse_args()
+
+
+def _compare(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    workload = WORKLOADS[name]
+    today = dict(workload.settings[0])
+    say(f"{name}: autotune")
+    ours = _ours(name, today, quick=arguments.quick)
+    say(f"{name}: loadtune")
+    theirs = _theirs(workload.case.__name__, today)
+    contenders = {"today": today, "today again": today, "autotune": ours["settings"], "same batch": ours["same_batch"]}
+    if "settings" in theirs:
+        contenders["loadtune"] = theirs["settings"]
+    rates = _plain_rates(workload.case.__name__, contenders, arguments)
+    return {"revision": git_revision(), "autotune": ours, "loadtune": theirs, "plain_samples_per_s": rates}
+
+
+def _ours(name: str, today: Mapping[str, Any], *, quick: bool) -> dict[str, Any]:
+    case, begun = replace(WORKLOADS[name].case(), settings=today), perf_counter()
+    result = search(case, n_trials=4 if quick else None, timeout_s=30 if quick else None)
+    seconds = perf_counter() - begun
+    chosen = result.summary.recommendation
+    same = result.best_same_batch or result.baseline
+    rate = _confirmed_rate(result)
+    return {
+        "settings": result.best.model_dump(mode="json", exclude_none=True),
+        "same_batch": same.model_dump(mode="json", exclude_none=True),
+        "claimed_samples_per_s": rate,
+        "speedup": result.speedup,
+        "speedup_ci": None if result.speedup_ci is None else list(result.speedup_ci),
+        "verdict": None if chosen is None else chosen.verdict,
+        "trials": len(result.trials),
+        "stopped_because": result.summary.stopped_because,
+        "seconds": seconds,
+    }
+
+
+def _confirmed_rate(result: Any) -> float | None:
+    """The median rate of what is recommended in the confirmation, else in its trial."""
+    chosen = result.summary.recommendation
+    runs = [run.samples_per_s for one in chosen.confirmations if one.number == chosen.number for run in one.runs]
+    trials = [one.measurement.samples_per_s for one in result.trials if one.number == chosen.number and one.measurement]
+    return median(runs or trials) if runs or trials else None
+
+
+def _theirs(function: str, today: Mapping[str, Any]) -> dict[str, Any]:
+    """What loadtune recommends, or how it failed."""
+    environment = {
+        **os.environ,
+        CASE_VARIABLE: f"fidelity_cases:{function}",
+        SETTINGS_VARIABLE: json.dumps(dict(today)),
+    }
+    command = [sys.executable, str(_HERE / "versus_loadtune.py")]
+    begun = perf_counter()
+    done = subprocess.run(
+        command, cwd=_HERE, env=environment, capture_output=True, text=True, timeout=_LOADTUNE_DEADLINE_S, check=False
+    )
+    if done.returncode != 0:
+        return {"error": (done.stdout + done.stderr)[-1000:], "seconds": perf_counter() - begun}
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
+def _plain_rates(
+    function: str, contenders: Mapping[str, Mapping[str, Any]], arguments: argparse.Namespace
+) -> dict[str, list[float]]:
+    """Each contender's plain rates, round after round, every second one in reverse order."""
+    seconds = _QUICK_S if arguments.quick else _PLAIN_S
+    rates: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(1 if arguments.quick else arguments.rounds):
+        for name in list(contenders) if number % 2 == 0 else list(contenders)[::-1]:
+            figures = run_plain(
+                f"fidelity_cases:{function}",
+                contenders[name],
+                seconds=seconds,
+                skip_s=min(seconds, _SKIP_S),
+            )
+            rates[name].append(figures["samples_per_s"])
+    return rates
+
+
+def _print_table(results: Mapping[str, Any]) -> None:
+    rows = []
+    for name, one in results.items():
+        plain = {who: median(rates) for who, rates in one["plain_samples_per_s"].items()}
+        noise = abs(plain["today again"] / plain["today"] - 1)
+        ours, theirs = one["autotune"], one["loadtune"]
+        base = (plain["today"] + plain["today again"]) / 2
+        rows.append(
+            (
+                name,
+                f"{noise:.1%}",
+                f"{plain['autotune'] / base:.2f}",
+                f"{plain['same batch'] / base:.2f}",
+                f"{plain['loadtune'] / base:.2f}" if "loadtune" in plain else "failed",
+                f"{ours['seconds']:.0f}",
+                f"{theirs['seconds']:.0f}",
+                _claim(ours, plain["autotune"]),
+                _claim(theirs, plain.get("loadtune")),
+            )
+        )
+    head = ("workload", "A/A", "ours", "same b.", "loadtune", "s", "s lt", "claim", "claim lt")
+    print_table("Plain rate of what each recommends, against today's; claims against that plain rate", head, rows)
+
+
+def _claim(told: Mapping[str, Any], plain: float | None) -> str:
+    claimed = told.get("claimed_samples_per_s")
+    return "-" if not claimed or not plain else f"{claimed / plain - 1:+.0%}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
