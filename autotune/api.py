@@ -292,8 +292,11 @@ def _run_plan(plan: Plan, *, fresh: bool, progress: ProgressMode, launcher: Laun
             notes=list(space.notes),
             slots=lambda: slots_of(starts),
             probe_s=probe_s,
-            guide=Guide(study, space, limit_bytes, plan.seed) if plan.search.method == "model" else None,
+            guide=_guide_of(plan, study, space, folder, limit_bytes),
         )
+        curves = folder.read_curves() if study.records else None
+        if tuning.guide is not None and curves is not None:
+            tuning.guide.recall(curves, tuning.ceilings)
         if hints is not None:
             tuning.first = seed_params(hints, space)
             tuning.notes.append(say_hints(hints, space))
@@ -304,6 +307,13 @@ def _run_plan(plan: Plan, *, fresh: bool, progress: ProgressMode, launcher: Laun
             raise
     assert summary.recommendation is not None  # noqa: S101 - _tune raises otherwise
     return _result(summary, summary.recommendation, study, folder)
+
+
+def _guide_of(plan: Plan, study: Study, space: ResolvedSpace, folder: RunFolder, limit_bytes: int) -> Guide | None:
+    """The model of the machine, where it is to propose trials."""
+    if plan.search.method != "model":
+        return None
+    return Guide(study, space, limit_bytes, plan.seed, keep=lambda one: folder.write_model(folder.curves, one))
 
 
 def check_plan(plan: Plan, *, launcher: Launcher | None = None) -> CheckResult:

@@ -6,7 +6,7 @@ what can still be won. Composition, like tune, from which alone it is called.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf, log
 
@@ -65,6 +65,8 @@ class Guide:
     space: ResolvedSpace
     limit_bytes: int
     seed: int
+    keep: Callable[[Curves], None] = lambda _: None
+    """Given what a look has shown, so that a search that goes on need not look again."""
     looks: list[Look] | None = None
     """What a look at either side alone has shown; None until it was taken."""
     _candidates: Candidates | None = None
@@ -79,7 +81,16 @@ class Guide:
         variations = list(self._variations())
         extras = Extras(stretch_s=_STRETCH_S)
         report = runner.curves(self.space.baseline, variations, deadline_s=deadline_s, extras=extras)
-        self.looks = looks_of(report.curves or Curves(), self.space)
+        curves = report.curves or Curves()
+        self.recall(curves, book)
+        self.keep(curves)
+        if any(look.point.ceiling is not None for look in self.looks or ()):
+            return None
+        return f"Loader and device were not looked at alone: {report.result.reason or report.result.outcome}."
+
+    def recall(self, curves: Curves, book: CeilingBook) -> None:
+        """Take up what a look has shown; ceilings go into the book."""
+        self.looks = looks_of(curves, self.space)
         for look in self.looks:
             ceiling = look.point.ceiling
             book.keep(
@@ -87,9 +98,6 @@ class Guide:
                 loader=ceiling if look.side == "loader" else None,
                 device=ceiling if look.side == "device" else None,
             )
-        if any(look.point.ceiling is not None for look in self.looks):
-            return None
-        return f"Loader and device were not looked at alone: {report.result.reason or report.result.outcome}."
 
     def propose(self, best: TrialRecord | None) -> None:
         """Propose the trial that promises most, unless the last one was not what was expected.

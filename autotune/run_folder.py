@@ -12,6 +12,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ValidationError
 
+from autotune.core.diagnosis import Curves
 from autotune.core.result import RunSummary
 from autotune.core.trial import TrialRecord
 from autotune.errors import ConfigError, RunFolderError
@@ -62,6 +63,18 @@ class RunFolder:
         return self.path / "summary.json"
 
     @property
+    def curves(self) -> Path:
+        """What a look at loader and device alone has shown, for a search that goes on."""
+        return self.path / "curves.json"
+
+    def read_curves(self) -> Curves | None:
+        """What an earlier sitting has seen of loader and device alone; None where it has not looked."""
+        try:
+            return Curves.model_validate_json(self.curves.read_bytes())
+        except (OSError, ValidationError):  # not there, or of another version: then it is looked at again
+            return None
+
+    @property
     def logs(self) -> Path:
         """What trials have printed."""
         return self.path / "logs"
@@ -104,7 +117,7 @@ class RunFolder:
         for folder in (self.logs, self.payload, self.scratch):
             shutil.rmtree(folder, ignore_errors=True)
         reports = (self.recommended, self.report, self.page)
-        for file in (self.study, self.trials, *reports, self.environment, self.summary):
+        for file in (self.study, self.trials, *reports, self.environment, self.summary, self.curves):
             file.unlink(missing_ok=True)
 
 

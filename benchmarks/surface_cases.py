@@ -127,14 +127,14 @@ GRIDS: Mapping[str, Grid] = {
         case=cliff,
         baseline={"micro_batch_size": 16},
         domains={
-            "micro_batch_size": (8, 16, 32, 64, 128, 256),
+            "micro_batch_size": (16, 32, 64, 128, 256),
             "num_workers": (0, 1, 2, 4),
             "prefetch_factor": (2, 4),
             "persistent_workers": (True,),
             "amp_dtype": ("float32", "bfloat16"),
             "intra_op_threads": (None, 1),
         },
-        memory_limit="640MiB",
+        memory_limit="420MiB",
     ),
 }
 
