@@ -37,24 +37,29 @@ def expected_gain(forecast: Forecast, best_samples_per_s: float) -> Floats:
 def without_matter(
     configs: Sequence[TrainingConfig], forecast: Forecast, tried: Sequence[TrainingConfig]
 ) -> NDArray[np.bool_]:
-    """Which configurations differ from one that was tried only on a side that does not hold the rate.
+    """Which configurations differ from one that was tried only on a side that holds the rate of neither.
 
-    More workers than such a side needs tell nothing, nor does a faster device behind a slow loader.
+    More workers than such a side needs tell nothing, nor does a faster device behind a slow loader. Without workers
+    both sides may count, one after the other. What was tried and is not among the configurations stands for none.
     """
-    device_trials = {device_key(one): one for one in tried}
-    loader_trials = {loader_key(one): one for one in tried}
-    slow_loader = forecast.loader * np.exp(-2 * forecast.loader_sd)
-    fast_loader = forecast.loader * np.exp(2 * forecast.loader_sd)
-    slow_device = forecast.device * np.exp(-2 * forecast.device_sd)
-    fast_device = forecast.device * np.exp(2 * forecast.device_sd)
-    has_ample_loader = slow_loader > AMPLE * fast_device
-    has_ample_device = slow_device > AMPLE * fast_loader
-    found = []
-    for config, loader, device in zip(configs, has_ample_loader, has_ample_device, strict=True):
-        same_device, same_loader = device_trials.get(device_key(config)), loader_trials.get(loader_key(config))
-        by_loader = bool(loader) and same_device is not None and same_device.num_workers > 0
-        found.append(by_loader or (bool(device) and same_loader is not None))
+    slow_loader, fast_loader = _ends(forecast.loader, forecast.loader_sd)
+    slow_device, fast_device = _ends(forecast.device, forecast.device_sd)
+    has_ample_loader, has_ample_device = slow_loader > AMPLE * fast_device, slow_device > AMPLE * fast_loader
+    places = {config: place for place, config in enumerate(configs)}
+    seen = [places[config] for config in tried if config in places and config.num_workers > 0]
+    devices = {device_key(configs[place]) for place in seen if has_ample_loader[place]}
+    loaders = {loader_key(configs[place]) for place in seen if has_ample_device[place]}
+    found = [
+        config.num_workers > 0
+        and bool((loader and device_key(config) in devices) or (device and loader_key(config) in loaders))
+        for config, loader, device in zip(configs, has_ample_loader, has_ample_device, strict=True)
+    ]
     return np.array(found, dtype=np.bool_)
+
+
+def _ends(rate: Floats, sd: Floats) -> tuple[Floats, Floats]:
+    """About the 95 % interval of a log-normal rate."""
+    return rate * np.exp(-2 * sd), rate * np.exp(2 * sd)
 
 
 def _normal_cdf(values: Floats) -> Floats:

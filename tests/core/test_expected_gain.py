@@ -1,0 +1,149 @@
+"""The expected gain is that of many draws, and what cannot tell anything new is told apart."""
+
+from __future__ import annotations
+
+from math import exp, log
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.core.expected_gain import AMPLE, expected_gain, without_matter
+from autotune.core.machine_model import Forecast
+from autotune.core.training_config import TrainingConfig
+
+SLOW, FAST = 1_000.0, 10_000.0
+RATES = st.floats(1.0, 1e6)
+SDS = st.floats(0.0, 2.0)
+
+
+def forecast(
+    *rates: float, sd: float = 0.1, loader: float = FAST, device: float = FAST, side_sd: float = 0.05
+) -> Forecast:
+    ones = np.ones(len(rates))
+    return Forecast(
+        log_rate=np.log(rates),
+        sd=sd * ones,
+        loader=loader * ones,
+        device=device * ones,
+        loader_sd=side_sd * ones,
+        device_sd=side_sd * ones,
+    )
+
+
+@pytest.mark.parametrize(("log_ratio", "sd"), [(-0.5, 0.4), (-0.1, 0.05), (0.0, 0.2), (0.1, 0.6), (0.4, 0.1)])
+def test_the_gain_is_the_mean_of_many_draws(log_ratio: float, sd: float) -> None:
+    draws = np.exp(np.random.default_rng(0).normal(log_ratio, sd, 400_000))
+    gains = np.maximum(draws - 1, 0)
+    (gain,) = expected_gain(forecast(SLOW * exp(log_ratio), sd=sd), SLOW)
+    assert gain == pytest.approx(gains.mean(), abs=5 * gains.std() / np.sqrt(len(gains)) + 1e-9)
+
+
+def test_nothing_is_expected_of_what_is_far_below_the_best() -> None:
+    (gain,) = expected_gain(forecast(SLOW / 10, sd=0.1), SLOW)
+    assert gain == pytest.approx(0.0, abs=1e-12)
+
+
+def test_without_doubt_the_gain_is_the_difference() -> None:
+    assert expected_gain(forecast(1.25 * SLOW, 0.8 * SLOW, sd=0.0), SLOW) == pytest.approx([0.25, 0.0])
+
+
+@given(RATES, RATES, SDS, st.floats(1.0, 3.0))
+def test_a_higher_rate_and_more_doubt_never_lower_the_gain(rate: float, best: float, sd: float, factor: float) -> None:
+    (gain,) = expected_gain(forecast(rate, sd=sd), best)
+    (faster,) = expected_gain(forecast(rate * factor, sd=sd), best)
+    (vaguer,) = expected_gain(forecast(rate, sd=sd * factor), best)
+    assert gain >= max(0.0, rate / best - 1) * (1 - 1e-9)
+    assert min(faster, vaguer) >= gain * (1 - 1e-6) - 1e-9
+
+
+@given(RATES, RATES, SDS, st.floats(0.1, 10.0))
+def test_the_gain_is_a_share_whatever_the_unit(rate: float, best: float, sd: float, factor: float) -> None:
+    gains = [expected_gain(forecast(rate * by, sd=sd), best * by)[0] for by in (1.0, factor)]
+    assert gains[0] == pytest.approx(gains[1], rel=1e-6, abs=1e-9)
+
+
+def test_a_wild_forecast_has_a_finite_gain() -> None:
+    assert np.isfinite(expected_gain(forecast(1e30, sd=20.0), 1.0)).all()
+
+
+def workers(count: int, **settings: object) -> TrainingConfig:
+    return TrainingConfig.model_validate({"num_workers": count, "micro_batch_size": 32, **settings})
+
+
+def are_without_matter(
+    configs: list[TrainingConfig], tried: list[TrainingConfig], *, loader: list[float], device: list[float]
+) -> list[bool]:
+    """Which configurations tell nothing; rates of the sides stand for configurations one by one."""
+    sides = forecast(*np.minimum(loader, device), side_sd=0.02)
+    known = Forecast(
+        log_rate=sides.log_rate,
+        sd=sides.sd,
+        loader=np.array(loader),
+        device=np.array(device),
+        loader_sd=sides.loader_sd,
+        device_sd=sides.device_sd,
+    )
+    return without_matter(configs, known, tried).tolist()
+
+
+def test_more_workers_than_the_device_needs_tell_nothing() -> None:
+    configs = [workers(2), workers(4), workers(8)]
+    assert are_without_matter(configs, configs[:1], loader=[FAST] * 3, device=[SLOW] * 3)[1:] == [True, True]
+
+
+def test_a_faster_device_behind_a_slow_loader_tells_nothing() -> None:
+    configs = [workers(2), workers(2, amp_dtype="bfloat16")]
+    assert are_without_matter(configs, configs[:1], loader=[SLOW] * 2, device=[FAST] * 2)[1]
+
+
+def test_more_workers_tell_something_where_the_one_tried_has_held_the_device_up() -> None:
+    configs = [workers(1), workers(8)]
+    assert not are_without_matter(configs, configs[:1], loader=[SLOW / 4, FAST], device=[SLOW] * 2)[1]
+
+
+def test_a_faster_device_tells_something_where_the_one_tried_has_held_the_loader_up() -> None:
+    configs = [workers(4), workers(4, amp_dtype="bfloat16")]
+    assert not are_without_matter(configs, configs[:1], loader=[SLOW] * 2, device=[SLOW / 4, FAST])[1]
+
+
+def test_a_side_must_be_ample_its_doubt_counted_in() -> None:
+    configs = [workers(2), workers(4)]
+    barely = AMPLE * exp(2 * 0.02 + 2 * 0.02)
+    for factor, is_ample in ((1.01, True), (0.99, False)):
+        ample = [SLOW * barely * factor] * 2
+        assert are_without_matter(configs, configs[:1], loader=ample, device=[SLOW] * 2)[1] is is_ample
+
+
+def test_a_trial_without_workers_stands_for_none_with_workers() -> None:
+    configs = [workers(0), workers(4)]
+    assert not are_without_matter(configs, configs[:1], loader=[FAST] * 2, device=[SLOW] * 2)[1]
+
+
+def test_without_workers_a_faster_device_always_tells_something() -> None:
+    configs = [workers(0), workers(0, amp_dtype="bfloat16")]
+    assert not are_without_matter(configs, configs[:1], loader=[SLOW] * 2, device=[2 * SLOW, FAST])[1]
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_any_trial_of_the_same_device_stands_for_it_in_whatever_order(place: int) -> None:
+    tried = [workers(0)]
+    tried.insert(place, workers(2))
+    configs = [workers(0), workers(2), workers(8)]
+    assert are_without_matter(configs, tried, loader=[SLOW, FAST, FAST], device=[SLOW] * 3)[2]
+
+
+def test_another_batch_tells_something_since_both_sides_change() -> None:
+    configs = [workers(2), workers(4, micro_batch_size=64)]
+    assert not are_without_matter(configs, configs[:1], loader=[FAST] * 2, device=[SLOW] * 2)[1]
+
+
+def test_where_nothing_was_tried_everything_tells_something() -> None:
+    assert not any(are_without_matter([workers(1), workers(2)], [], loader=[FAST] * 2, device=[SLOW] * 2))
+
+
+def test_the_best_so_far_is_no_gain() -> None:
+    (gain,) = expected_gain(forecast(SLOW, sd=1e-6), SLOW)
+    assert gain < 1e-5
+    assert log(SLOW) == pytest.approx(forecast(SLOW).log_rate[0])
