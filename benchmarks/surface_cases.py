@@ -1,7 +1,8 @@
 """The workloads whose whole grids are recorded, each with its grid, the settings of today and a memory limit.
 
-Four are those of configs/, one is bursty, one has a memory limit that its larger batches pass. A grid is small enough
-to be measured point by point, and holds what a search of that workload would vary.
+On the CPU four are those of configs/, one is bursty, one has a memory limit that its larger batches pass; on a GPU they
+are those of gpu.py. A grid is small enough to be measured point by point, and holds what a search of that workload
+would vary.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from typing import Any
 import torch
 from cases import Case
 from fidelity_cases import bursty, digits, photos, sleeping_vectors, tiny_gpt
+from gpu_cases import gpt2, jpeg_cnn, resnet50
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from autotune import TrainingConfig
 
-__all__ = ["GRIDS", "Grid", "cliff"]
+__all__ = ["GRIDS", "Grid", "cliff", "grids_for"]
 
 _CLIFF_SIDE = 32
 _CLIFF_CHANNELS = 48
@@ -137,6 +139,54 @@ GRIDS: Mapping[str, Grid] = {
         memory_limit="420MiB",
     ),
 }
+
+
+_GPU_GRIDS: Mapping[str, Grid] = {
+    "gpt2": Grid(
+        case=gpt2,
+        baseline={"micro_batch_size": 8, "lr": 3e-4},
+        domains={
+            "micro_batch_size": (4, 8, 16, 32, 64),
+            "grad_accum_steps": (1, 2),
+            "num_workers": (0, 2),
+            "prefetch_factor": (2,),
+            "persistent_workers": (True,),
+            "pin_memory": (False, True),
+            "amp_dtype": ("float32", "tf32", "bfloat16", "float16"),
+        },
+    ),
+    "jpeg": Grid(
+        case=jpeg_cnn,
+        baseline={"micro_batch_size": 64, "num_workers": 2, "prefetch_factor": 2, "lr": 0.01},
+        domains={
+            "micro_batch_size": (32, 64, 128, 256),
+            "num_workers": (0, 2, 4, 8, 16),
+            "prefetch_factor": (2, 8),
+            "persistent_workers": (False,),
+            "pin_memory": (False, True),
+            "amp_dtype": ("float32", "bfloat16"),
+        },
+    ),
+    "resnet50": Grid(
+        case=resnet50,
+        baseline={"micro_batch_size": 64, "num_workers": 4, "prefetch_factor": 2, "lr": 0.01},
+        domains={
+            "micro_batch_size": (32, 64, 128, 256, 512),
+            "num_workers": (4, 8, 16),
+            "prefetch_factor": (2,),
+            "persistent_workers": (False,),
+            "pin_memory": (False, True),
+            "amp_dtype": ("float32", "bfloat16", "float16"),
+            "channels_last": (False, True),
+        },
+        memory_limit="24GiB",
+    ),
+}
+
+
+def grids_for(device_kind: str) -> Mapping[str, Grid]:
+    """The grids that suit a device."""
+    return GRIDS if device_kind == "cpu" else _GPU_GRIDS
 
 
 class _Images(Dataset[tuple[Tensor, int]]):

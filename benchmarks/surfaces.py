@@ -33,7 +33,7 @@ from product_run import TRIAL_DEADLINE_S, open_runner
 from quietness import look_at_speeds
 from recording import describe_machine, git_revision, machine_name, print_table, say
 from replay import FORMAT_VERSION, SURFACES, Surface, Visit, read_surface
-from surface_cases import GRIDS, Grid
+from surface_cases import Grid, grids_for
 
 from autotune import TrainingConfig
 from autotune.extras import everything
@@ -72,22 +72,23 @@ class _File:
 
 
 def main() -> int:
-    arguments = _parse()
     machine = describe_machine()
+    grids = grids_for(machine["device_kind"])
+    arguments = _parse(list(grids))
     ends_at = None if arguments.minutes is None else monotonic() + 60 * arguments.minutes
     arguments.surfaces.mkdir(parents=True, exist_ok=True)
-    names = [arguments.workload] if arguments.workload else list(GRIDS)
+    names = [arguments.workload] if arguments.workload else list(grids)
     files = {name: _File(arguments.surfaces / f"{name}-{machine_name(machine)}.jsonl") for name in names}
     if not arguments.summary:
         for name, file in files.items():
-            _record(name, GRIDS[name], file, machine, arguments, ends_at)
+            _record(name, grids[name], file, machine, arguments, ends_at)
     _print_summary({name: file.read() for name, file in files.items()})
     return 0
 
 
-def _parse() -> argparse.Namespace:
+def _parse(names: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workload", choices=list(GRIDS), help="this one alone")
+    parser.add_argument("--workload", choices=names, help="this one alone")
     parser.add_argument("--visits", type=int, default=1, metavar="N", help="visits of every point (%(default)s)")
     parser.add_argument("--minutes", type=float, metavar="M", help="begin nothing after so many minutes")
     parser.add_argument("--points", type=int, metavar="N", help="the first N points alone: tells that it runs")
