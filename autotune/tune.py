@@ -90,7 +90,8 @@ class Tuning:
     """Why a stress run refutes a configuration, by the trial's number."""
     ceilings: CeilingBook = field(default_factory=CeilingBook)
     first: list[dict[str, SettingValue]] = field(default_factory=list)
-    """What is tried right after the baseline, whatever proposes the rest."""
+    """What is tried right after the baseline, whatever proposes the rest; of a search that goes on, what it has not
+    tried yet."""
     probe_s: float = 1.0
     """What the look before the search took, from which its time is promised."""
     promised_s: float | None = None
@@ -145,9 +146,9 @@ class Tuning:
         """
         for record in self.study.ended:
             self.blame.learn(record, self.study, self.notes)
+        for params in self.first:
+            self.study.propose(params)
         if not self.study.records:
-            for params in self.first:
-                self.study.propose(params)
             if self.study.method in {"tpe", "gp"}:
                 self._guess()
             self.promised_s = self._remaining_s([])
@@ -380,6 +381,7 @@ class Tuning:
             slots=self._slots_now,
             probe_s=self.probe_s,
             left_s=self.clock.left_s,
+            is_guided=self.guide is not None,
         )
         return expected_s(pace)
 

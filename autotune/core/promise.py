@@ -13,10 +13,13 @@ __all__ = ["CONFIRMATION_RUNS", "LONGEST_CONFIRMATION_S", "Pace", "expected_s", 
 
 CONFIRMATION_RUNS = 12
 """Runs of a confirmation as a rule: three rounds of three finalists and the baseline."""
+_ROUNDS = 3
 LONGEST_CONFIRMATION_S = 100.0
 """What a confirmation takes at the most where nothing limits the search: its windows shrink to that."""
 _EXPECTED_TRIALS = 12
 """Of a search that may stop by itself. Source: benchmarks/regret.py."""
+_EXPECTED_UNGUIDED_TRIALS = 20
+"""Of one that only patience ends: 16 at the least, and 12 after the last gain."""
 _FIRST_TRIAL_S = 6.0  # beyond the probe: the window, ceilings and the profile of the baseline
 _TRIAL_S = 3.5  # beyond the start, which a probe has shown
 _LOOK_S = 6.0
@@ -36,20 +39,31 @@ class Pace:
     """What one look at the workload took."""
     left_s: float | None = None
     """Seconds left of the time-out; None where there is none."""
+    is_guided: bool = True
+    """A model proposes: it looks at loader and device first, and ends the search sooner."""
 
 
 def expected_s(pace: Pace) -> float:
     """Seconds that a search is expected to go on, its confirmation included; never more than the time-out leaves."""
-    most = pace.budget.max_trials if pace.budget.n_trials else min(_EXPECTED_TRIALS, pace.budget.max_trials)
-    done = len(pace.records)
+    done, further = len(pace.records), _further_trials(pace)
     if done == 0:
-        trial_s, overhead_s, first_s = pace.probe_s + _TRIAL_S, pace.probe_s, pace.probe_s + _FIRST_TRIAL_S + _LOOK_S
-        done = 1
+        trial_s, overhead_s = pace.probe_s + _TRIAL_S, pace.probe_s
+        first_s = pace.probe_s + _FIRST_TRIAL_S + (_LOOK_S if pace.is_guided and further else 0.0)
     else:
         trial_s, overhead_s, first_s = typical_s(pace.records), typical_overhead_s(pace.records), 0.0
-    trials_s = trial_s * rounds_of(max(1, most - done), slots=pace.slots)
-    total = first_s + trials_s + min(LONGEST_CONFIRMATION_S, CONFIRMATION_RUNS * (overhead_s + _RUN_S))
+    total = first_s + trial_s * rounds_of(further, slots=pace.slots)
+    trials = max(1, done) + further
+    if trials > 1:  # a baseline alone has nobody to be compared with
+        total += min(LONGEST_CONFIRMATION_S, min(CONFIRMATION_RUNS, _ROUNDS * trials) * (overhead_s + _RUN_S))
     return total if pace.left_s is None else min(total, pace.left_s)
+
+
+def _further_trials(pace: Pace) -> int:
+    """Trials beyond the baseline that are still to come; of a search that may stop by itself one at the least."""
+    begun, most = max(1, len(pace.records)), pace.budget.max_trials
+    if pace.budget.may_stop_early and begun < most:
+        return max(1, (_EXPECTED_TRIALS if pace.is_guided else _EXPECTED_UNGUIDED_TRIALS) - begun)
+    return max(0, most - begun)
 
 
 def payback_s(search_s: float, speedup: float) -> float | None:

@@ -1,0 +1,110 @@
+"""What a search is said to take before its first trial, and what of it is left while it goes on."""
+
+from __future__ import annotations
+
+from contextlib import redirect_stderr
+from io import StringIO
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+from tunings import make_tuning
+
+import autotune
+from autotune.core.result import Progress
+from autotune.guided import Guide
+from autotune.report.formatting import format_duration
+from autotune.report.progress import make_progress
+from autotune.testing import FakeLauncher
+from autotune.tune import Tuning
+
+
+class Shown(Exception):  # noqa: N818 - it is no error
+    """Ends a search at what it shows first."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+
+
+def before_the_first_trial(tuning: Tuning) -> Progress:
+    """What is shown first by a search whose probe took two seconds."""
+
+    def show(progress: Progress) -> NoReturn:
+        raise Shown(progress)
+
+    tuning.probe_s, tuning.show = 2.0, show
+    with pytest.raises(Shown) as caught:
+        tuning.search()
+    return caught.value.progress
+
+
+def promised_s(
+    folder: Path, *, is_guided: bool = True, n_trials: int | None = None, timeout_s: float | None = None
+) -> float:
+    tuning = make_tuning(folder, FakeLauncher(), n_trials=n_trials, timeout_s=timeout_s)
+    if is_guided:
+        tuning.guide = Guide(tuning.study, tuning.space, tuning.limit_bytes, seed=0)
+    told = before_the_first_trial(tuning).remaining_s
+    assert told is not None
+    assert tuning.promised_s == told
+    return told
+
+
+def test_each_trial_that_is_asked_for_counts(tmp_path: Path) -> None:
+    few, more = (promised_s(tmp_path, n_trials=count) for count in (4, 6))
+    start_and_window_s = 2.0 + 3.5
+    assert more - few == pytest.approx(2 * start_and_window_s)
+
+
+def test_a_baseline_alone_is_neither_looked_at_nor_confirmed(tmp_path: Path) -> None:
+    alone, two = (promised_s(tmp_path, n_trials=count) for count in (1, 2))
+    assert alone < 10
+    assert two > alone + 2.0 + 3.5 + 6 + 6 * 4, "a second trial comes with a look and six runs of a confirmation"
+
+
+def test_an_open_number_of_trials_is_told_as_what_it_usually_comes_to(tmp_path: Path) -> None:
+    assert promised_s(tmp_path, n_trials=8) < promised_s(tmp_path) < promised_s(tmp_path, n_trials=20)
+
+
+def test_a_search_that_only_patience_ends_is_told_to_take_longer(tmp_path: Path) -> None:
+    assert promised_s(tmp_path, is_guided=False) > promised_s(tmp_path)
+
+
+@pytest.mark.parametrize(("n_trials", "timeout_s", "told_s"), [(None, 20.0, 20.0), (30, 20.0, 20.0), (1, 60.0, 8.0)])
+def test_a_time_out_bounds_what_is_told_and_is_not_told_where_less_suffices(
+    tmp_path: Path, n_trials: int | None, timeout_s: float, told_s: float
+) -> None:
+    assert promised_s(tmp_path, n_trials=n_trials, timeout_s=timeout_s) == told_s
+
+
+@pytest.mark.parametrize(
+    ("n_trials", "line"),
+    [(None, "Searching: 40 trials at the most, about "), (1, "Searching: 1 trial at the most, about 8.0 s.")],
+)
+def test_the_line_before_the_search_tells_trials_and_time(tmp_path: Path, n_trials: int | None, line: str) -> None:
+    tuning = make_tuning(tmp_path, FakeLauncher(), n_trials=n_trials)
+    first, stderr = before_the_first_trial(tuning), StringIO()
+    with redirect_stderr(stderr), make_progress(True) as show:
+        show(first)
+    assert stderr.getvalue().startswith(line)
+
+
+def test_once_the_last_trial_has_run_only_the_confirmation_is_left(tmp_path: Path) -> None:
+    tuning = make_tuning(tmp_path, FakeLauncher(), n_trials=4)
+    shown: list[Progress] = []
+    tuning.show = shown.append
+    tuning.search()
+    *_, before, last = (one.remaining_s for one in shown)
+    assert before is not None
+    assert last is not None
+    trial_s = tuning.study.records[-1].result.wall_s
+    assert before - last == pytest.approx(trial_s, rel=0.2)
+
+
+def test_the_result_holds_what_was_told_before_it(tmp_path: Path) -> None:
+    stderr = StringIO()
+    with redirect_stderr(stderr):
+        result = autotune.search(object, list, launcher=FakeLauncher(), n_trials=3, run_dir=tmp_path / "run")
+    told = result.summary.promised_s
+    assert told is not None
+    assert f"Searching: 3 trials at the most, about {format_duration(told)}." in stderr.getvalue()
