@@ -52,6 +52,8 @@ class Outlook:
     """What it is expected to win over the best so far, as a share of it."""
     same_batch: Params | None
     """The settings that should be the fastest at the baseline's global batch."""
+    best_rate: float
+    """What the best trial so far is taken to reach: its own rate, as far as it can be told from chance."""
     lower_ceiling: float
     """The rate that nothing should pass that fits: the lower of what the fastest loader and the fastest device reach,
     each with its standard deviation on top."""
@@ -131,7 +133,7 @@ class Guide:
         outlook = self.outlook(best) if len(self.study.ended) >= _FEWEST_TRIALS else None
         if outlook is None or best is None or best.measurement is None:
             return ""
-        share = best.measurement.samples_per_s / outlook.lower_ceiling
+        share = outlook.best_rate / outlook.lower_ceiling
         if share >= _NEAR_CEILING:
             return f"the best found reaches {min(share, 1.0):.0%} of the lower ceiling of loader and device"
         if outlook.params is None:
@@ -167,6 +169,7 @@ class Guide:
         forecast, fits = model.forecast(configs), memory.chance_to_fit(configs, self.limit_bytes)
         tried = [one.config for one in records if one.measurement is not None or one.result.blocks]
         gains = expected_gain(forecast, best_rate) * fits
+        best_rate = float(np.exp(model.forecast([best.config]).log_rate[0]))
         may_try = np.array([self.study.is_open(config) for config in configs]) & (fits >= _SURE_TO_FIT)
         tells = may_try & ~without_matter(configs, forecast, tried)
         inside = fits >= _LIKELY_TO_FIT
@@ -182,6 +185,7 @@ class Guide:
             params=pairs[chosen][0] if tells.any() else None,
             gain=float(gains[chosen]) if tells.any() else 0.0,
             same_batch=pairs[same][0] if keeps.any() else None,
+            best_rate=best_rate,
             lower_ceiling=min(ceilings) or inf,
         )
 
