@@ -266,6 +266,7 @@ def _search_under_limit(scale: _Scale, seconds: float) -> dict[str, Any]:
         memory_limit=scale.memory_limit,
         n_trials=len(scale.limited_batches),
         timeout_s=seconds,
+        method="grid",
     )
     limit = result.summary.limit_bytes
     times = {launch.name: launch for launch in launches}
@@ -294,7 +295,7 @@ def _survive_out_of_memory(scale: _Scale, seconds: float) -> dict[str, Any]:
     case = _case("gpt2", scale)
     space = only(case.settings, micro_batch_size=list(scale.absurd_batches))
     result, launches, watch = _watched_search(
-        case, scale, space=space, memory_limit=1.0, n_trials=len(scale.absurd_batches), timeout_s=seconds
+        case, scale, space=space, memory_limit=1.0, n_trials=len(scale.absurd_batches), timeout_s=seconds, method="grid"
     )
     outcomes = [record.outcome for record in result.trials]
     first = outcomes.index("oom") if "oom" in outcomes else None

@@ -82,7 +82,7 @@ def check_guard(device: str, seconds: float) -> dict[str, Any]:
 
 def _over_precisions(case: Case, device: str, seconds: float) -> dict[str, Any]:
     space = only(case.settings, amp_dtype=list(_PRECISIONS))
-    result = search(case, space=space, n_trials=len(_PRECISIONS), timeout_s=seconds, device=device)
+    result = search(case, space=space, n_trials=len(_PRECISIONS), timeout_s=seconds, device=device, method="grid")
     return {
         "trials": [
             {

@@ -77,7 +77,9 @@ def measure_trial_start(make_launcher: Callable[[Path], Launcher], *, trials: in
         baseline_batch = case.settings["micro_batch_size"]
         space = only(case.settings, micro_batch_size=[baseline_batch, *_SLOWER_BATCHES])
         try:
-            result = search(case, space=space, n_trials=trials + 1, device=device, launcher=launcher)
+            result = search(
+                case, space=space, n_trials=trials + 1, device=device, launcher=launcher, method="grid"
+            )  # every trial to its end, and nothing else launched
         finally:
             launcher.close()
     return _start_figures(result, launcher.launches)
@@ -217,6 +219,7 @@ def _run_fake_trials(trials: int) -> dict[str, Any]:
             device="cpu",
             run_dir=Path(folder) / "run",
             progress=False,
+            method="tpe",
         )
         wall_s = time.perf_counter() - begun
     settled = min(_SETTLED_AFTER, trials // 2)

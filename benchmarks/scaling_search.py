@@ -139,6 +139,7 @@ def _search(
             run_dir=Path(folder) / "run",
             seed=seed,
             progress=False,
+            method="tpe",
         )
     seen = tuple(_seen_in(result, cluster))
     return Search(best=_setting_of(result.best), seen=seen, runs=len(launcher.jobs))
