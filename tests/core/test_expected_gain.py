@@ -85,7 +85,7 @@ def are_without_matter(
         loader_sd=sides.loader_sd,
         device_sd=sides.device_sd,
     )
-    return without_matter(configs, known, tried).tolist()
+    return [bool(one) for one in without_matter(configs, known, tried)]
 
 
 def test_more_workers_than_the_device_needs_tell_nothing() -> None:
