@@ -1,0 +1,117 @@
+"""What a search is expected to take keeps to its budget and to what trials have taken; when it has paid for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.core.budget import Budget
+from autotune.core.measurement import Measurement
+from autotune.core.promise import LONGEST_CONFIRMATION_S, Pace, expected_s, payback_s
+from autotune.core.trial import TrialRecord, TrialResult
+
+MakeRecords = Callable[..., list[TrialRecord]]
+TEN = Budget(n_trials=10)
+
+
+@pytest.fixture
+def make_records(make_record: Callable[..., TrialRecord], make_measurement: Callable[..., Measurement]) -> MakeRecords:
+    """So many trials, each of a window of 10 s and `overhead_s` around it."""
+
+    def make(count: int, overhead_s: float = 2.0) -> list[TrialRecord]:
+        result = TrialResult(outcome="ok", measurement=make_measurement(), wall_s=10.0 + overhead_s)
+        return [make_record(number, result=result) for number in range(count)]
+
+    return make
+
+
+@given(st.integers(1, 60) | st.none(), st.floats(0.0, 1e3), st.integers(1, 8), st.floats(0.0, 60.0), st.booleans())
+def test_nothing_is_promised_beyond_the_timeout(
+    trials: int | None, left_s: float, slots: int, probe_s: float, is_guided: bool
+) -> None:
+    pace = Pace(budget=Budget(n_trials=trials), slots=slots, probe_s=probe_s, left_s=left_s, is_guided=is_guided)
+    assert 0 <= expected_s(pace) <= left_s
+
+
+@given(st.integers(1, 60), st.booleans())
+def test_more_trials_take_longer_before_any_has_run(trials: int, is_guided: bool) -> None:
+    fewer, more = (
+        expected_s(Pace(budget=Budget(n_trials=count), is_guided=is_guided)) for count in (trials, trials + 1)
+    )
+    assert fewer < more
+
+
+def test_each_further_trial_takes_what_those_before_took(make_records: MakeRecords) -> None:
+    paces = [Pace(budget=Budget(n_trials=count), records=make_records(4)) for count in (10, 11, 20)]
+    ten, eleven, twenty = map(expected_s, paces)
+    assert eleven - ten == pytest.approx(12.0)
+    assert twenty - ten == pytest.approx(120.0)
+
+
+def test_once_every_trial_has_run_the_confirmation_is_left(make_records: MakeRecords) -> None:
+    left = expected_s(Pace(budget=TEN, records=make_records(10)))
+    assert 0 < left <= LONGEST_CONFIRMATION_S
+    assert left < expected_s(Pace(budget=TEN, records=make_records(9)))
+
+
+def test_a_confirmation_takes_no_longer_than_its_windows_can_shrink_to(make_records: MakeRecords) -> None:
+    slow = make_records(10, overhead_s=500.0)
+    assert expected_s(Pace(budget=TEN, records=slow)) == LONGEST_CONFIRMATION_S
+
+
+def test_what_is_left_falls_with_every_trial(make_records: MakeRecords) -> None:
+    left = [expected_s(Pace(budget=TEN, records=make_records(done))) for done in range(1, 11)]
+    assert left == sorted(left, reverse=True)
+    assert left[0] - left[-1] == pytest.approx(9 * 12.0)
+
+
+def test_trials_side_by_side_share_the_time(make_records: MakeRecords) -> None:
+    alone, together = (expected_s(Pace(budget=TEN, records=make_records(2), slots=slots)) for slots in (1, 4))
+    assert alone - together == pytest.approx((8 - 2) * 12.0)
+
+
+@pytest.mark.parametrize("is_guided", [True, False])
+def test_a_search_that_may_stop_by_itself_is_expected_to_before_its_most(
+    make_records: MakeRecords, is_guided: bool
+) -> None:
+    for done in (0, 1, 5):
+        records = make_records(done)
+        open_end, most = (
+            expected_s(Pace(budget=budget, records=records, is_guided=is_guided))
+            for budget in (Budget(), Budget(n_trials=Budget().max_trials))
+        )
+        assert open_end < most
+
+
+def test_a_search_that_goes_on_longer_than_expected_has_a_trial_to_come(make_records: MakeRecords) -> None:
+    late, later, last = (expected_s(Pace(budget=Budget(), records=make_records(done))) for done in (25, 30, 40))
+    assert late == later == pytest.approx(last + 12.0)
+
+
+def test_a_model_takes_a_look_of_its_own_before_it_proposes() -> None:
+    guided, plain = (expected_s(Pace(budget=TEN, is_guided=is_guided)) for is_guided in (True, False))
+    assert guided > plain
+
+
+def test_a_slow_start_seen_by_the_probe_makes_every_trial_longer() -> None:
+    quick, slow = (expected_s(Pace(budget=TEN, probe_s=probe_s)) for probe_s in (1.0, 3.0))
+    assert slow - quick > 10 * (3.0 - 1.0)
+
+
+@given(st.floats(1.0, 1e5), st.floats(1.001, 100.0))
+def test_after_the_payback_training_has_won_what_the_search_took(search_s: float, speedup: float) -> None:
+    before_s = payback_s(search_s, speedup)
+    assert before_s is not None
+    assert before_s - before_s / speedup == pytest.approx(search_s, rel=1e-6)
+
+
+def test_twice_the_speed_pays_after_twice_the_search() -> None:
+    assert payback_s(60.0, 2.0) == 120.0
+
+
+@pytest.mark.parametrize("speedup", [1.0, 0.7])
+def test_what_is_no_faster_never_pays(speedup: float) -> None:
+    assert payback_s(60.0, speedup) is None

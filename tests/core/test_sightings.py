@@ -1,0 +1,142 @@
+"""What counts as a sighting of the machine, and how sure each is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from autotune.core.diagnosis import CurvePoint, Curves
+from autotune.core.environment import Environment
+from autotune.core.machine_model import Sighting
+from autotune.core.measurement import Block, Measurement
+from autotune.core.search_space import ResolvedSpace
+from autotune.core.sightings import Look, changed, looks_of, peaks_seen, sightings_of
+from autotune.core.training_config import TrainingConfig
+from autotune.core.trial import TrialRecord, TrialResult
+from core.evidence import make_point
+
+LIMIT = 1_000
+FOUR = TrainingConfig(num_workers=4, prefetch_factor=2)
+MakeSpace = Callable[..., ResolvedSpace]
+MakeRecord = Callable[..., TrialRecord]
+MakeMeasurement = Callable[..., Measurement]
+
+
+def blocks(*rates: float) -> tuple[Block, ...]:
+    return tuple(Block(samples=round(rate), batches=4, seconds=1.0, data_wait_s=0.0) for rate in rates)
+
+
+def runs_of(*records: TrialRecord) -> list[Sighting]:
+    return list(sightings_of([], records, "cuda"))
+
+
+def test_a_trial_is_as_sure_as_its_interval(make_record: MakeRecord, make_measurement: MakeMeasurement) -> None:
+    result = TrialResult(outcome="ok", measurement=make_measurement(200.0, 0.1))
+    (run,) = runs_of(make_record(config=FOUR, result=result))
+    assert (run.kind, run.config, run.samples_per_s) == ("run", FOUR, 200.0)
+    assert run.relative_sd == pytest.approx(0.1 / 1.96)
+
+
+def test_no_trial_is_surer_than_one_percent(make_record: MakeRecord, make_measurement: MakeMeasurement) -> None:
+    result = TrialResult(outcome="ok", measurement=make_measurement(200.0, 0.0001))
+    assert runs_of(make_record(result=result))[0].relative_sd == 0.01
+
+
+def test_a_trial_that_was_stopped_early_counts_by_its_blocks_and_less_surely(make_record: MakeRecord) -> None:
+    result = TrialResult(outcome="pruned", reason="stopped early", blocks=blocks(90, 100, 110))
+    (run,) = runs_of(make_record(config=FOUR, result=result, score=None))
+    assert (run.config, run.samples_per_s) == (FOUR, 100.0)
+    assert run.relative_sd == pytest.approx(0.05 + 4.303 * 10 / 3**0.5 / 100 / 1.96, rel=1e-3)
+
+
+def test_one_that_was_stopped_early_is_less_sure_than_one_that_ended(
+    make_record: MakeRecord, make_measurement: MakeMeasurement
+) -> None:
+    steady = blocks(*[100] * 10)
+    ended = make_record(result=TrialResult(outcome="ok", measurement=make_measurement(100.0, 0.0)))
+    stopped = make_record(result=TrialResult(outcome="pruned", blocks=steady))
+    assert runs_of(stopped)[0].relative_sd >= 2 * runs_of(ended)[0].relative_sd
+
+
+@pytest.mark.parametrize("outcome", ["crashed", "oom", "host_oom", "timeout", "invalid", "diverged", "pruned"])
+def test_a_trial_that_failed_tells_no_rate(make_record: MakeRecord, outcome: str) -> None:
+    assert runs_of(make_record(result=TrialResult.model_validate({"outcome": outcome}), score=None)) == []
+
+
+def test_a_refused_precision_tells_its_rate_all_the_same(
+    make_record: MakeRecord, make_measurement: MakeMeasurement
+) -> None:
+    result = TrialResult(outcome="diverged", reason="loss", measurement=make_measurement(200.0))
+    assert [run.samples_per_s for run in runs_of(make_record(result=result, score=None))] == [200.0]
+
+
+def test_each_point_of_a_curve_is_a_look_at_its_side(make_space: MakeSpace) -> None:
+    space = make_space()
+    loader = make_point(500.0, 0.002, num_workers=2)
+    device = make_point(900.0, None, micro_batch_size=64)
+    looks = looks_of(Curves(loader=(loader,), device=(device,)), space)
+    seen = list(sightings_of(looks, [], "cuda"))
+    assert [(one.kind, one.samples_per_s, one.cpu_s_per_sample) for one in seen] == [
+        ("loader", 500.0, 0.002),
+        ("device", 900.0, None),
+    ]
+    assert [one.config.num_workers for one in seen] == [2, 0]
+    assert [one.config.micro_batch_size for one in seen] == [32, 64]
+
+
+def test_looks_are_less_sure_where_both_sides_share_the_cores(make_space: MakeSpace) -> None:
+    looks = looks_of(Curves(loader=(make_point(500.0),)), make_space())
+    on_cpu, on_cuda = (next(sightings_of(looks, [], kind)).relative_sd for kind in ("cpu", "cuda"))
+    assert on_cpu > on_cuda
+
+
+def test_a_point_that_was_not_reached_tells_no_rate(make_space: MakeSpace) -> None:
+    looks = looks_of(Curves(device=(make_point(None, micro_batch_size=64),)), make_space())
+    assert list(sightings_of(looks, [], "cuda")) == []
+
+
+def test_a_change_is_made_to_the_baseline_on_one_device(make_space: MakeSpace, four_devices: Environment) -> None:
+    group = TrainingConfig(strategy="ddp", world_size=4, num_workers=2, prefetch_factor=4)
+    space = make_space(baseline=group, environment=four_devices)
+    assert changed(space, {"micro_batch_size": 64}) == TrainingConfig(
+        micro_batch_size=64, num_workers=2, prefetch_factor=4
+    )
+
+
+def test_a_change_leaves_out_what_has_no_effect(make_space: MakeSpace) -> None:
+    space = make_space(baseline=TrainingConfig(num_workers=2, prefetch_factor=4, persistent_workers=True))
+    assert changed(space, {"num_workers": 0}) == TrainingConfig()
+
+
+def peaks(looks: list[Look], *records: TrialRecord) -> list[tuple[int, int]]:
+    """Micro batch and peak of each."""
+    return [(config.micro_batch_size, peak) for config, peak in peaks_seen(looks, records, LIMIT)]
+
+
+def test_peaks_are_those_of_looks_and_of_trials(
+    make_space: MakeSpace, make_record: MakeRecord, make_measurement: MakeMeasurement
+) -> None:
+    point = CurvePoint(changes={"micro_batch_size": 64}, ceiling=None, peak_memory_bytes=300)
+    looks = looks_of(Curves(device=(point,), loader=(make_point(500.0),)), make_space())
+    result = TrialResult(outcome="ok", measurement=make_measurement(peak_memory_bytes=200))
+    assert peaks(looks, make_record(result=result)) == [(64, 300), (32, 200)]
+
+
+@pytest.mark.parametrize("outcome", ["oom", "host_oom"])
+@pytest.mark.parametrize(("violation", "peak"), [(0.5, 1_500), (None, 1_250)])
+def test_out_of_memory_counts_by_how_much_it_passed_the_limit(
+    make_record: MakeRecord, outcome: str, violation: float | None, peak: int
+) -> None:
+    result = TrialResult.model_validate({"outcome": outcome, "violation": violation})
+    record = make_record(config=TrainingConfig(micro_batch_size=256), result=result, score=None)
+    assert peaks([], record) == [(256, peak)]
+
+
+@pytest.mark.parametrize("outcome", ["crashed", "timeout", "invalid"])
+def test_other_failures_tell_no_peak(make_record: MakeRecord, outcome: str) -> None:
+    assert peaks([], make_record(result=TrialResult.model_validate({"outcome": outcome}), score=None)) == []
+
+
+def test_a_trial_that_was_stopped_early_tells_no_peak(make_record: MakeRecord) -> None:
+    assert peaks([], make_record(result=TrialResult(outcome="pruned", blocks=blocks(90, 100)), score=None)) == []
