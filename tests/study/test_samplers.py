@@ -1,0 +1,130 @@
+"""Each method proposes by its own sampler; a grid visits every combination once, and must be small enough to."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
+from itertools import product
+from typing import get_args
+
+import optuna
+import pytest
+
+from autotune.core.objective import Objective
+from autotune.core.search_options import Method
+from autotune.core.search_space import ResolvedSpace, SearchSpace, resolve
+from autotune.core.training_config import TrainingConfig
+from autotune.core.trial import TrialResult
+from autotune.errors import ConfigError
+from autotune.study import samplers
+from autotune.study.samplers import make_sampler
+from autotune.study.study import Study
+from autotune.testing import fake_environment, fake_facts
+
+SAMPLERS = {
+    "model": optuna.samplers.TPESampler,
+    "tpe": optuna.samplers.TPESampler,
+    "gp": optuna.samplers.GPSampler,
+    "random": optuna.samplers.RandomSampler,
+    "grid": optuna.samplers.RandomSampler,
+}
+BATCHES, WORKERS, PREFETCH = [16, 32, 64], [0, 1, 2, 4], [2, 4]
+FIXED = {"grad_accum_steps": 1, "amp_dtype": "float32", "persistent_workers": False, "pin_memory": False}
+CRASH = TrialResult(outcome="crashed", reason="boom")
+
+
+@pytest.fixture(autouse=True)
+def _without_notices() -> Iterator[None]:
+    """Optuna calls several of its samplers' arguments experimental."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        yield
+
+
+def make_space(**given: object) -> ResolvedSpace:
+    return resolve(
+        SearchSpace.model_validate(given),
+        baseline=TrainingConfig(),
+        objective=Objective(),
+        facts=fake_facts(),
+        environment=fake_environment(cores=64),
+    )
+
+
+SMALL = make_space(micro_batch_size=BATCHES, num_workers=WORKERS, prefetch_factor=PREFETCH, **FIXED)
+
+
+def visited(space: ResolvedSpace, method: Method, seed: int = 0, most: int = 1_000) -> list[TrainingConfig]:
+    """What a study asks for until its space is exhausted."""
+    study, found = Study.open(None, space, identity={}, seed=seed, method=method), list[TrainingConfig]()
+    while len(found) < most and (trial := study.ask()) is not None:
+        found.append(trial.config)
+        study.tell(trial, CRASH, None)
+    return found
+
+
+def without_scipy(name: str) -> ModuleSpec | None:
+    return None if name == "scipy" else ModuleSpec(name, None)
+
+
+def test_every_method_is_known() -> None:
+    assert set(SAMPLERS) == set(get_args(Method))
+
+
+@pytest.mark.parametrize("method", get_args(Method))
+def test_each_method_has_its_sampler(method: Method) -> None:
+    if method == "gp":
+        pytest.importorskip("scipy")
+    assert type(make_sampler(method, seed=0)) is SAMPLERS[method]
+
+
+def test_gp_without_scipy_is_told_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samplers, "find_spec", without_scipy)
+    with pytest.raises(ConfigError, match=r"^search\.method gp needs the package scipy; pip install '[^']+\[gp\]'$"):
+        Study.open(None, SMALL, identity={}, seed=0, method="gp")
+
+
+@pytest.mark.parametrize("method", [one for one in get_args(Method) if one != "gp"])
+def test_no_other_method_needs_scipy(monkeypatch: pytest.MonkeyPatch, method: Method) -> None:
+    monkeypatch.setattr(samplers, "find_spec", without_scipy)
+    make_sampler(method, seed=0)
+
+
+@pytest.mark.parametrize("method", ["model", "tpe", "random", "grid"])
+def test_the_seed_decides_what_is_proposed(method: Method) -> None:
+    once, again, other = (visited(SMALL, method, seed=seed, most=8) for seed in (0, 0, 1))
+    assert once == again != other
+
+
+def test_a_grid_visits_every_combination_once_from_the_baseline_on() -> None:
+    found = visited(SMALL, "grid")
+    loaders = {(workers, prefetch if workers else None) for workers, prefetch in product(WORKERS, PREFETCH)}
+    wanted = {(batch, *loader) for batch, loader in product(BATCHES, loaders)}
+    assert found[0] == TrainingConfig()
+    assert len(found) == len(wanted) == 21
+    assert {(one.micro_batch_size, one.num_workers, one.prefetch_factor) for one in found} == wanted
+
+
+def test_a_grid_draws_nothing_in_vain() -> None:
+    study = Study.open(None, SMALL, identity={}, seed=0, method="grid")
+    while (trial := study.ask()) is not None:
+        study.tell(trial, CRASH, None)
+    assert len(study.optuna_study.trials) == len(study.records) == 21
+
+
+def test_a_grid_tries_first_what_is_proposed() -> None:
+    study = Study.open(None, SMALL, identity={}, seed=0, method="grid")
+    assert study.propose({"micro_batch_size": 64, "num_workers": 4, "prefetch_factor": 4})
+    first, second = study.ask(), study.ask()
+    assert first is not None
+    assert second is not None
+    assert (second.config.micro_batch_size, second.config.num_workers) == (64, 4)
+
+
+def test_a_grid_that_is_too_large_is_refused_with_both_numbers() -> None:
+    large = make_space()
+    assert large.size > 20_000
+    with pytest.raises(ConfigError, match=rf"at most 20,000 combinations, but the space has {large.size:,}; list"):
+        Study.open(None, large, identity={}, seed=0, method="grid")
+    Study.open(None, large, identity={}, seed=0, method="random")
