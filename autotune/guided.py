@@ -25,6 +25,7 @@ from autotune.core.trial import TrialRecord
 from autotune.launch.runner import TrialRunner
 from autotune.protocol import Extras
 from autotune.study.candidates import Candidates, Params
+from autotune.study.proposals import params_of
 from autotune.study.study import Study, Trial
 
 __all__ = ["Guide", "Outlook"]
@@ -104,8 +105,11 @@ class Guide:
     def propose(self, best: TrialRecord | None) -> None:
         """Propose the trial that promises most, unless the last one was not what was expected.
 
-        Then the study's own sampler proposes: it explores what the model does not explain.
+        Then the study's own sampler proposes: it explores what the model does not explain. Where nothing has run within
+        the limit yet, what a look has shown to fit is tried.
         """
+        if best is None:
+            self._propose_seen_to_fit()
         outlook = self.outlook(best)
         if outlook is not None and outlook.params is not None and not self._is_surprised(self.study.ended[-1]):
             self.study.propose(outlook.params)
@@ -116,6 +120,12 @@ class Guide:
         if outlook is None or outlook.same_batch is None or self._same_batch_trials == _SAME_BATCH_TRIALS:
             return
         self._same_batch_trials += self.study.propose(outlook.same_batch)
+
+    def _propose_seen_to_fit(self) -> None:
+        fitting = [look for look in self.looks or () if look.side == "device" and look.point.ceiling is not None]
+        for look in sorted(fitting, key=_rate_alone, reverse=True):
+            if self.study.propose(params_of(look.config, self.space)):
+                return
 
     def bar_of(self, trial: Trial) -> Bar | None:
         """What a trial has to come near: the fastest so far, at the baseline's batch the fastest of those at that."""
@@ -224,6 +234,10 @@ class Guide:
     def _lasting(self, workers: int) -> dict[str, object]:
         """Workers that stay from epoch to epoch, where the space has that."""
         return {"persistent_workers": workers > 0 and True in self.space.domains["persistent_workers"]}
+
+
+def _rate_alone(look: Look) -> float:
+    return 0.0 if look.point.ceiling is None else look.point.ceiling.samples_per_s
 
 
 def _spread(values: Sequence[int]) -> list[int]:

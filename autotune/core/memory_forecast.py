@@ -32,6 +32,8 @@ _QUEUE_SD = 0.01  # of a batch that lies ready
 _VARIANT_SD = 0.1  # another layout, compilation, optimizer steps apart
 _GROUP_SD = 0.3
 _NOISE = 0.03
+_HALF_PRECISIONS = frozenset({"bfloat16", "float16"})
+_ASKED = 9  # settings that memory grows with
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class MemoryForecast:
     noise_bytes: float
     reference_batch: int
     has_workers_in_ram: bool
+    seen: tuple[tuple[TrainingConfig, int], ...] = ()
+    """What it was fitted to."""
 
     def expect(self, configs: Sequence[TrainingConfig]) -> tuple[Floats, Floats]:
         """Expected peak memory and its standard deviation, in bytes."""
@@ -51,10 +55,27 @@ class MemoryForecast:
         return rows @ self.mean, np.sqrt(variance)
 
     def chance_to_fit(self, configs: Sequence[TrainingConfig], limit_bytes: int) -> Floats:
-        """The probability that each stays within a limit."""
+        """The probability that each stays within a limit; 1 where something was seen to that asks for no less.
+
+        A batch that fits by little would otherwise stay a matter of chance once it was seen to fit.
+        """
         expected, sd = self.expect(configs)
         normal = NormalDist()
-        return np.array([normal.cdf(float(z)) for z in (limit_bytes - expected) / sd])
+        chances = np.array([normal.cdf(float(z)) for z in (limit_bytes - expected) / sd])
+        return np.where(self._was_seen_to_fit(configs, limit_bytes), 1.0, chances)
+
+    def _was_seen_to_fit(self, configs: Sequence[TrainingConfig], limit_bytes: int) -> NDArray[np.bool_]:
+        asked = self._asks(configs)
+        within = self._asks([config for config, peak in self.seen if peak <= limit_bytes])
+        over = self._asks([config for config, peak in self.seen if peak > limit_bytes])
+        fits = (asked[:, None] <= within).all(axis=2).any(axis=1)
+        fails = (asked[:, None] >= over).all(axis=2).any(axis=1)
+        return np.asarray(np.logical_and(fits, np.logical_not(fails)), dtype=np.bool_)
+
+    def _asks(self, configs: Sequence[TrainingConfig]) -> Floats:
+        """What memory grows with, (configs, kinds): whoever has no more of any kind takes no more."""
+        rows = [_asks_of(config, has_workers=self.has_workers_in_ram) for config in configs]
+        return np.array(rows, dtype=np.float64).reshape(len(configs), _ASKED)
 
 
 def forecast_memory(seen: Sequence[tuple[TrainingConfig, int]], *, has_workers_in_ram: bool) -> MemoryForecast:
@@ -76,6 +97,7 @@ def forecast_memory(seen: Sequence[tuple[TrainingConfig, int]], *, has_workers_i
         noise_bytes=noise,
         reference_batch=reference,
         has_workers_in_ram=has_workers_in_ram,
+        seen=tuple(seen),
     )
 
 
@@ -92,11 +114,26 @@ def _rows(configs: Sequence[TrainingConfig], reference_batch: int, *, has_worker
     return np.array([_row(config, reference_batch, has_workers=has_workers) for config in configs], dtype=np.float64)
 
 
+def _asks_of(config: TrainingConfig, *, has_workers: bool) -> tuple[int, ...]:
+    workers = config.num_workers if has_workers else 0
+    return (
+        config.micro_batch_size,
+        config.amp_dtype not in _HALF_PRECISIONS,
+        workers,
+        workers * (config.prefetch_factor or TORCH_PREFETCH_FACTOR),
+        config.channels_last,
+        config.compile,
+        config.grad_accum_steps > 1,
+        config.process_count > 1,
+        config.strategy == "dp",
+    )
+
+
 def _row(config: TrainingConfig, reference_batch: int, *, has_workers: bool) -> list[float]:
     batch = config.micro_batch_size / reference_batch
     workers = config.num_workers if has_workers else 0
     held = workers * (config.prefetch_factor or TORCH_PREFETCH_FACTOR) * batch
-    is_half = config.amp_dtype in {"bfloat16", "float16"}
+    is_half = config.amp_dtype in _HALF_PRECISIONS
     return [
         1.0,
         batch,
