@@ -18,6 +18,7 @@ from autotune.core.ceilings import Ceiling
 from autotune.core.ddp_config import TORCH_BUCKET_CAP_MB, DdpConfig
 from autotune.core.diagnosis import CurvePoint, Curves
 from autotune.core.environment import Environment
+from autotune.core.expectation import DEVICE_SETTINGS, LOADER_SETTINGS
 from autotune.core.guard import GuardFigures
 from autotune.core.measurement import Block, Ceilings, Measurement, MemorySample, Window, rate_of
 from autotune.core.ranks import Communication, RankFigures
@@ -231,15 +232,29 @@ class FakeLauncher:
         return RankReport(result=TrialResult(outcome="ok", measurement=self._measure(trial, job, place)))
 
     def _curves(self, job: Job) -> Curves:
-        loader, device = [], []
-        for config in job.variations:
-            trial = self.cost(config)
-            changes = {name: after for name, (_, after) in changed_settings(config, job.config).items()}
-            ceilings = _ceilings(trial, loader=True, device=True)
-            loader.append(CurvePoint(changes=changes, ceiling=ceilings.loader))
-            peak = trial.peak_memory_bytes
-            device.append(CurvePoint(changes=changes, ceiling=ceilings.device, peak_memory_bytes=peak))
-        return Curves(loader=tuple(loader), device=tuple(device))
+        """Points of the sides that a variation changes, the job's own configuration first, as a rank has them."""
+        changed = {config: changed_settings(config, job.config).keys() for config in job.variations}
+        loader = [config for config, names in changed.items() if names & LOADER_SETTINGS]
+        device = [config for config, names in changed.items() if names & DEVICE_SETTINGS]
+        return Curves(
+            loader=tuple(self._loader_point(job, config) for config in (job.config, *loader)),
+            device=tuple(self._device_point(job, config) for config in (job.config, *device)),
+        )
+
+    def _loader_point(self, job: Job, config: TrainingConfig) -> CurvePoint:
+        trial, changes = self.cost(config), _changes(config, job, LOADER_SETTINGS)
+        if not _runs(trial):
+            return CurvePoint(changes=changes, ceiling=None, reason=trial.reason or trial.outcome)
+        return CurvePoint(changes=changes, ceiling=_ceilings(trial, loader=True, device=False).loader)
+
+    def _device_point(self, job: Job, config: TrainingConfig) -> CurvePoint:
+        trial, changes = self.cost(config), _changes(config, job, DEVICE_SETTINGS)
+        if not _runs(trial):
+            return CurvePoint(changes=changes, ceiling=None, reason=trial.reason or trial.outcome)
+        if job.limit_bytes is not None and trial.peak_memory_bytes > job.limit_bytes:
+            return CurvePoint(changes=changes, ceiling=None, reason="the device ran out of memory")
+        ceiling = _ceilings(trial, loader=False, device=True).device
+        return CurvePoint(changes=changes, ceiling=ceiling, peak_memory_bytes=trial.peak_memory_bytes)
 
     def _measure(self, trial: FakeTrial, job: Job, place: int) -> Measurement:
         numbers = random.Random(f"{self.seed}/{place}")  # noqa: S311 - made-up noise
@@ -269,6 +284,15 @@ class FakeLauncher:
         )
         ranks = job.config.process_count
         return measurement if ranks == 1 else _as_group(measurement, ranks, self.environment)
+
+
+def _runs(trial: FakeTrial) -> bool:
+    """Whether a side of it can be looked at alone."""
+    return trial.outcome == "ok" and not trial.hangs
+
+
+def _changes(config: TrainingConfig, job: Job, settings: frozenset[str]) -> dict[str, object]:
+    return {name: after for name, (_, after) in changed_settings(config, job.config).items() if name in settings}
 
 
 def _as_group(measurement: Measurement, ranks: int, environment: Environment) -> Measurement:
