@@ -32,8 +32,22 @@ def identify(plan: Plan, environment: Environment) -> dict[str, str]:
         "baseline": plan.baseline.model_dump_json(exclude_defaults=True),
         "objective": plan.objective.model_dump_json(),
         "seed": str(plan.seed),
-        "machine": f"{environment.device_name}, torch {environment.torch} ({environment.fingerprint})",
+        **_machine(environment),
     }
+
+
+def _machine(environment: Environment) -> dict[str, str]:
+    """All that the fingerprint is made from, so that what has changed of a machine is told by its name."""
+    told = {
+        "device": environment.device_name,
+        "kind of device": environment.device_kind,
+        "devices": environment.device_count,
+        "driver": environment.driver,
+        "cores": environment.cores,
+        "torch": environment.torch,
+        "CUDA": environment.cuda,
+    }
+    return {name: "none" if value is None else str(value) for name, value in told.items()}
 
 
 def describe_part(part: Any) -> str:

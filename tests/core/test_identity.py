@@ -6,10 +6,13 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 
-from autotune.core.identity import describe_part
-from autotune.core.workload import Ref
+from autotune.core.identity import describe_part, identify
+from autotune.core.plan import Plan
+from autotune.core.workload import Ref, Workload
+from autotune.testing import fake_environment
 
 
 def build(name: str) -> str:
@@ -52,3 +55,36 @@ def test_a_file_counts_by_its_content(tmp_path: Path) -> None:
     before = describe_part(ref)
     (folder / "net.py").write_text("a = 2")
     assert describe_part(ref) != before
+
+
+PLAN = Plan(name="x", workload=Workload(model=object, dataset=list))
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "name", "told"),
+    [
+        ("device_name", "NVIDIA H200", "device", "NVIDIA H200"),
+        ("device_kind", "rocm", "kind of device", "rocm"),
+        ("device_count", 8, "devices", "8"),
+        ("driver", None, "driver", "none"),
+        ("cores", 16, "cores", "16"),
+        ("torch", "2.13", "torch", "2.13"),
+        ("cuda", "13.0", "CUDA", "13.0"),
+    ],
+)
+def test_each_part_of_the_fingerprint_tells_searches_apart_by_its_own_name(
+    part: str, value: object, name: str, told: str
+) -> None:
+    before = fake_environment()
+    after = before.model_copy(update={part: value})
+    assert after.fingerprint != before.fingerprint
+    here, there = identify(PLAN, after), identify(PLAN, before)
+    assert {key for key in here if here[key] != there[key]} == {name}
+    assert here[name] == told
+
+
+def test_what_the_fingerprint_leaves_out_tells_no_searches_apart() -> None:
+    before = fake_environment()
+    after = before.model_copy(update={"python": "3.14", "hosts": 4, "ram_bytes": 1, "versions": {"numpy": "3"}})
+    assert after.fingerprint == before.fingerprint
+    assert identify(PLAN, after) == identify(PLAN, before)
