@@ -45,7 +45,7 @@ from autotune.run_config import read_recommended, recommended_yaml
 from autotune.run_folder import RunFolder, new_run_dir, open_run_folder, read_summary
 from autotune.study.study import Study
 from autotune.tune import BASELINE_DEADLINE_S, Tuning
-from autotune.warm_start import read_hints, say_hints, seed_params
+from autotune.warm_start import Hints, read_hints, say_hints, say_stale, seed_params
 from autotune.wiring import identity_of, opened_launcher, plan_of, runner_for, temporary_folder
 
 if TYPE_CHECKING:
@@ -107,6 +107,8 @@ class CheckResult:
     environment: Environment
     facts: WorkloadFacts
     space: ResolvedSpace
+    stale: str | None = None
+    """That what run_dir recommends was found on another machine, or on this one as it was, in a sentence."""
 
 
 def search(  # noqa: PLR0913 - the contract's signature
@@ -261,13 +263,13 @@ def run_plan(
 def _run_plan(plan: Plan, *, fresh: bool, progress: ProgressMode, launcher: Launcher | None) -> SearchResult:
     clock = Clock(plan.budget.timeout_s)
     run_dir = plan.run_dir or new_run_dir()
+    hints = _hints_of(plan)  # before `fresh` clears the folder, which they may come from
     with ExitStack() as held:
         folder = held.enter_context(open_run_folder(run_dir, fresh=fresh))
         show = held.enter_context(make_progress(progress))
         starts = held.enter_context(opened_launcher(launcher, folder, plan))
         with unreachable_by_value(plan.workload):
             write_payload(plan.workload, folder.payload)
-        hints = None if plan.search.warm_start is None else read_hints(plan.search.warm_start)
         show(_probing(clock))
         begun = clock.elapsed_s
         runner, space = look(plan, runner_for(plan, folder, starts))
@@ -316,12 +318,18 @@ def _guide_of(plan: Plan, study: Study, space: ResolvedSpace, folder: RunFolder,
     return Guide(study, space, limit_bytes, plan.seed, keep=lambda one: folder.write_model(folder.curves, one))
 
 
+def _hints_of(plan: Plan) -> Hints | None:
+    return None if plan.search.warm_start is None else read_hints(plan.search.warm_start)
+
+
 def check_plan(plan: Plan, *, launcher: Launcher | None = None) -> CheckResult:
     """Look at a plan without searching: one step of the workload, the machine, and the space it would search."""
+    _hints_of(plan)  # raises where a search would
     with temporary_folder() as folder, opened_launcher(launcher, folder, plan) as starts:
         write_payload(plan.workload, folder.payload)
         _, space = look(plan, runner_for(plan, folder, starts))
-    return CheckResult(environment=space.environment, facts=space.facts, space=space)
+    stale = None if plan.run_dir is None else say_stale(RunFolder(plan.run_dir).recommended, space.environment)
+    return CheckResult(environment=space.environment, facts=space.facts, space=space, stale=stale)
 
 
 def environment(device: str = "auto") -> Environment:

@@ -112,7 +112,7 @@ def check(config: Path, overrides: tuple[str, ...], executor: ExecutorKind | Non
 
     found = api.check_plan(plan)
     with _stdout() as console:
-        print_check(found.environment, found.facts, found.space, console)
+        print_check(found.environment, found.facts, found.space, console, stale=found.stale)
 
 
 @cli.command()

@@ -62,8 +62,8 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> None:
     def print_summary(summary: Any, *, run_dir: Path, console: Any) -> None:
         console.print(f"{summary} in {run_dir}")
 
-    def print_check(environment: Any, facts: Any, space: Any, console: Any) -> None:
-        console.print(f"{environment} {facts} {space}")
+    def print_check(environment: Any, facts: Any, space: Any, console: Any, *, stale: str | None) -> None:
+        console.print(f"{environment} {facts} {space} {stale}")
 
     monkeypatch.setattr(report, "summary_json", lambda summary, run_dir: json.dumps([summary, str(run_dir)]))
     monkeypatch.setattr(terminal, "print_summary", print_summary)
@@ -253,7 +253,7 @@ def test_the_executor_reaches_the_plan(
 
     def answer(plan: Plan, **_: Any) -> SimpleNamespace:
         plans.append(plan)
-        return SimpleNamespace(summary="", run_dir="", environment="", facts="", space="", diagnosis="")
+        return SimpleNamespace(summary="", run_dir="", environment="", facts="", space="", stale=None, diagnosis="")
 
     api.run_plan = api.check_plan = api.diagnose_plan = answer
     monkeypatch.setattr(diagnosis, "print_diagnosis", lambda found, console: None)
@@ -301,9 +301,9 @@ def test_init_tells_where_it_can_not_write() -> None:
 
 
 def test_check_shows_what_the_api_found(api: SimpleNamespace, shown: None) -> None:
-    api.check_plan = lambda plan: SimpleNamespace(environment=plan.name, facts="facts", space=plan.seed)
+    api.check_plan = lambda plan: SimpleNamespace(environment=plan.name, facts="facts", space=plan.seed, stale="old")
     result = call("check", "x.yaml", "--set", "seed=5")
-    assert (result.exit_code, result.stdout) == (0, "x facts 5\n")
+    assert (result.exit_code, result.stdout) == (0, "x facts 5 old\n")
 
 
 def test_report_shows_the_summary_of_a_run_folder(api: SimpleNamespace, shown: None) -> None:

@@ -288,3 +288,8 @@ def test_any_change_gives_settings_or_a_config_error(folder: Path, value: Any, k
     except ConfigError:
         return
     assert read_recommended(write(folder, recommended_yaml(summary(config)))) == config
+
+
+def test_a_name_that_no_file_system_takes_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="can't be read"):
+        read_recommended(tmp_path / ("x" * 5000))

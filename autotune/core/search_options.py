@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 __all__ = ["Method", "SearchOptions"]
 
 Method = Literal["model", "tpe", "gp", "random", "grid"]
+
+
+def _check_path(value: object) -> object:
+    is_path = isinstance(value, str | Path) and value != "" and "\0" not in str(value)
+    if value is not None and not is_path:
+        raise ValueError(f"must be the path of a run folder or of a recommended.yaml, but got {value!r}")
+    return value
 
 
 class SearchOptions(BaseModel):
@@ -21,6 +28,6 @@ class SearchOptions(BaseModel):
     """model: a model of this machine, learned during the search, with Optuna's TPE where it does not explain what is
     seen; trials that fall behind are stopped early. tpe, gp, random, grid: Optuna's sampler of that name alone, each
     trial measured to its end; gp needs scipy, and grid takes at most 20,000 combinations."""
-    warm_start: Path | None = None
+    warm_start: Annotated[Path | None, BeforeValidator(_check_path)] = None
     """A run folder, or a recommended.yaml, of the same workload on another machine or of a similar one: what it found
     best is tried right after the baseline."""

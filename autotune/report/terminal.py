@@ -74,8 +74,10 @@ def print_environment(environment: Environment, console: Console) -> None:
     console.print(_facts_grid(describe_environment(environment)))
 
 
-def print_check(environment: Environment, facts: WorkloadFacts, space: ResolvedSpace, console: Console) -> None:
-    """What a search would try: the machine, the workload, and each setting's values."""
+def print_check(
+    environment: Environment, facts: WorkloadFacts, space: ResolvedSpace, console: Console, *, stale: str | None = None
+) -> None:
+    """What a search would try: the machine, the workload, each setting's values; and why a former result is stale."""
     console.print(_facts_grid({**describe_environment(environment), **describe_workload(facts)}))
     console.print()
     console.print(_space_table(space))
@@ -83,6 +85,9 @@ def print_check(environment: Environment, facts: WorkloadFacts, space: ResolvedS
     count = format_count(space.size, "combination")
     console.print(Text(f"{count}, less those that rules exclude or that run alike."))
     _print_list(console, "Notes", space.notes)
+    if stale is not None:
+        console.print()
+        console.print(Text(one_line(stale), style="bold"))
 
 
 def _result_table(columns: Iterable[Column], rows: Iterable[Row]) -> Table:

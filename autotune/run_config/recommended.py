@@ -81,7 +81,7 @@ def read_recommended(path: Path) -> TrainingConfig:
     Raises:
         ConfigError: the file can't be read, is no recommended.yaml, or was changed to what breaks a rule.
     """
-    if path.is_dir():
+    if _is_folder(path):
         raise ConfigError(f"{path}: is a folder; give the file, such as {path / 'recommended.yaml'}")
     document = read_document(path)
     settings = document.data.get("settings")
@@ -104,6 +104,13 @@ def read_recommended_machine(path: Path) -> dict[str, object]:
     """The machine that a recommended.yaml was found on, as it is told there; empty where it is not told."""
     machine = read_document(path).data.get("machine")
     return dict(machine) if isinstance(machine, dict) else {}
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # a name that no file system takes, or one that may not be looked at
+        return False
 
 
 def _ranks(config: TrainingConfig) -> str:
@@ -192,9 +199,11 @@ def describe_machine(environment: Environment) -> dict[str, object]:
     return {
         "device": environment.device,
         "name": environment.device_name,
+        "devices": environment.device_count,
         "driver": environment.driver,
         "cores": environment.cores,
         "torch": environment.torch,
+        "cuda": environment.cuda,
         "python": environment.python,
         "fingerprint": environment.fingerprint,
     }

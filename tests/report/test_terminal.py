@@ -267,6 +267,19 @@ def test_a_check_tells_searched_fixed_and_idle_settings_apart() -> None:
     assert f"{space.size:,} combinations" in text
 
 
+@pytest.mark.parametrize("stale", [None, "runs/[x]/recommended.yaml is stale: driver 550 there, 570\x1b[0m here."])
+def test_a_check_says_why_a_former_result_is_stale_and_else_nothing_of_it(stale: str | None) -> None:
+    space = resolve(
+        SearchSpace(), baseline=BASELINE, objective=Objective(), facts=make_facts(), environment=make_environment()
+    )
+    console = make_console()
+    print_check(make_environment(), make_facts(), space, console, stale=stale)
+    text = text_of(console)
+    assert_fits(text)
+    assert ("stale" in text) == (stale is not None)
+    assert stale is None or "runs/[x]/recommended.yaml is stale: driver 550 there, 570 here." in text
+
+
 def test_a_kept_global_batch_is_said_to_lead_the_accumulation() -> None:
     space = resolve(
         SearchSpace(),

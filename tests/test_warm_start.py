@@ -1,0 +1,493 @@
+"""A warm start: what an earlier search has found is tried first, and told as stale where its machine was another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import autotune
+from autotune.api import check_plan, read_run
+from autotune.core.environment import Environment
+from autotune.core.objective import Objective
+from autotune.core.plan import Plan
+from autotune.core.search_space import ResolvedSpace, SearchSpace, compose, resolve
+from autotune.core.training_config import AMP_DTYPES, DdpConfig, TrainingConfig
+from autotune.core.workload import Workload
+from autotune.errors import ConfigError, StudyMismatchError
+from autotune.run_config import describe_machine
+from autotune.testing import FakeLauncher, fake_environment, fake_facts
+from autotune.warm_start import Hints, read_hints, say_hints, say_stale, seed_params, staleness
+
+HERE = fake_environment()
+FAST = TrainingConfig(
+    micro_batch_size=128, num_workers=4, prefetch_factor=4, persistent_workers=True, amp_dtype="bfloat16"
+)
+CHANGES: list[tuple[str, object, str]] = [
+    ("device_name", "NVIDIA H200", "device Fake GPU there, NVIDIA H200 here"),
+    ("device_count", 2, "devices 1 there, 2 here"),
+    ("driver", "570.86", "driver 0.0 there, 570.86 here"),
+    ("driver", None, "driver 0.0 there, none here"),
+    ("cores", 16, "cores 4 there, 16 here"),
+    ("torch", "2.13", "torch 2 there, 2.13 here"),
+    ("cuda", "13.0", "CUDA 0 there, 13.0 here"),
+]
+"""A part of the fingerprint, its value here, and what is said where it was another."""
+
+
+def search(run_dir: Path, **arguments: Any) -> autotune.SearchResult:
+    arguments = {"launcher": FakeLauncher(), "n_trials": 8, "method": "tpe", **arguments}
+    return autotune.search(object, list, run_dir=run_dir, progress=False, **arguments)
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished search."""
+    return search(tmp_path_factory.mktemp("earlier") / "there").run_dir
+
+
+def make_space(
+    environment: Environment = HERE,
+    *,
+    baseline: TrainingConfig | None = None,
+    objective: Mapping[str, Any] | None = None,
+    **space: Any,
+) -> ResolvedSpace:
+    return resolve(
+        SearchSpace.model_validate(space),
+        baseline=baseline or TrainingConfig(),
+        objective=Objective.model_validate(objective or {}),
+        facts=fake_facts(),
+        environment=environment,
+    )
+
+
+def make_hints(*configs: TrainingConfig, environment: Environment = HERE) -> Hints:
+    return Hints(source=Path("runs/there"), configs=configs, machine=describe_machine(environment))
+
+
+def seed_of(config: TrainingConfig, space: ResolvedSpace) -> TrainingConfig:
+    (params,) = seed_params(make_hints(config), space)
+    found = compose(params, space)
+    assert isinstance(found, TrainingConfig)
+    return found
+
+
+def without_lr(config: TrainingConfig) -> dict[str, object]:
+    """Trials keep the baseline's learning rate."""
+    return config.model_dump(exclude={"lr"})
+
+
+# What is tried first
+
+
+@pytest.mark.parametrize("method", ["model", "tpe", "random", "grid"])
+def test_the_best_of_a_run_folder_is_tried_right_after_the_baseline(there: Path, tmp_path: Path, method: str) -> None:
+    space: dict[str, Any] = {"num_workers": [0, 2, 4], "prefetch_factor": 4, "micro_batch_size": [32, 64, 128]}
+    result = search(tmp_path / "here", warm_start=there, method=method, n_trials=3, space=space)
+    assert result.trials[0].config == TrainingConfig()
+    best = read_run(there).recommendation
+    assert best is not None
+    assert without_lr(result.trials[1].config) == without_lr(seed_of(best.config, make_space(**space)))
+
+
+def test_a_run_folder_seeds_its_recommendation_that_at_the_users_batch_and_its_best_trials(
+    there: Path, tmp_path: Path
+) -> None:
+    earlier = read_run(there)
+    assert earlier.recommendation is not None
+    assert earlier.recommendation.same_batch is not None
+    feasible = sorted((one for one in earlier.trials if one.score), key=lambda one: -one.score.value)  # type: ignore[union-attr]
+    wanted = [earlier.recommendation.config, earlier.recommendation.same_batch, *(one.config for one in feasible[:3])]
+    result = search(tmp_path / "here", warm_start=there)
+    count = len({str(without_lr(one)) for one in wanted})
+    first = [without_lr(trial.config) for trial in result.trials[1 : count + 1]]
+    assert first == [one for n, one in enumerate(map(without_lr, wanted)) if one not in [*map(without_lr, wanted)][:n]]
+    assert f"Warm start: {count} configurations of {there} are tried before others." in result.summary.notes
+
+
+def test_a_recommended_yaml_seeds_its_settings(there: Path, tmp_path: Path) -> None:
+    path = there / "recommended.yaml"
+    result = search(tmp_path / "here", warm_start=str(path), n_trials=2)
+    assert without_lr(result.trials[1].config) == without_lr(autotune.load(path))
+    assert f"Warm start: one configuration of {path} is tried before others." in result.summary.notes
+
+
+def test_without_a_warm_start_nothing_is_said_of_one(there: Path) -> None:
+    assert not any("Warm start" in note for note in read_run(there).notes)
+
+
+def test_a_relative_path_is_looked_for_in_the_working_directory_and_a_tilde_in_the_home_folder(
+    there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(there.parent)
+    monkeypatch.setenv("HOME", str(there.parent))
+    for name in ("there", "~/there"):
+        assert read_hints(Path(name)).configs == read_hints(there).configs
+    for name in ("there/recommended.yaml", "~/there/recommended.yaml"):
+        assert read_hints(Path(name)).configs == (autotune.load(there / "recommended.yaml"),)
+
+
+def test_a_home_folder_that_nobody_knows_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"^warm_start: '~' must stand for a known home folder, but got '~nobody-"):
+        read_hints(Path("~nobody-has-this-name/run"))
+
+
+# In another space
+
+
+def test_a_number_takes_the_nearest_value_of_the_space() -> None:
+    space = make_space(num_workers=[0, 1, 3], micro_batch_size=[32, 100], prefetch_factor=[2, 8])
+    found = seed_of(FAST, space)
+    assert (found.num_workers, found.micro_batch_size, found.prefetch_factor) == (3, 100, 2)
+
+
+@pytest.mark.parametrize("listed", [["float16", "float32"], ["float32", "float16"]])
+def test_a_precision_that_is_not_there_becomes_the_baselines(listed: list[str]) -> None:
+    assert seed_of(FAST, make_space(amp_dtype=listed)).amp_dtype == "float32"
+
+
+def test_a_precision_that_the_machine_lacks_becomes_the_baselines() -> None:
+    environment = HERE.model_copy(update={"native_amp_dtypes": ("float32",)})
+    found = seed_of(FAST, make_space(environment))
+    assert (found.amp_dtype, found.num_workers) == ("float32", 4)
+
+
+@pytest.mark.parametrize(("devices", "ranks"), [(1, 1), (2, 2), (8, 4)])
+def test_more_ranks_than_there_are_devices_become_as_many_as_there_are(devices: int, ranks: int) -> None:
+    group = FAST.model_copy(update={"strategy": "ddp", "world_size": 4, "num_workers": 1, "ddp": DdpConfig()})
+    found = seed_of(group, make_space(fake_environment(device_count=devices)))
+    assert (found.world_size, found.strategy) == (ranks, "ddp" if ranks > 1 else "single")
+    assert found.num_workers == 1
+
+
+def test_what_the_user_has_fixed_stays_fixed() -> None:
+    assert seed_of(FAST, make_space(num_workers=2, micro_batch_size=16)).micro_batch_size == 16
+    assert seed_of(FAST, make_space(num_workers=2)).num_workers == 2
+
+
+def test_a_batch_above_the_limit_shrinks_to_what_the_limit_allows() -> None:
+    hint = FAST.model_copy(update={"micro_batch_size": 512, "grad_accum_steps": 4})
+    found = seed_of(hint, make_space(objective={"max_batch_scale": 4}))
+    assert (found.micro_batch_size, found.grad_accum_steps) == (128, 1)
+
+
+def test_gradients_are_accumulated_less_before_the_batch_shrinks() -> None:
+    hint = FAST.model_copy(update={"micro_batch_size": 64, "grad_accum_steps": 4})
+    found = seed_of(hint, make_space(objective={"max_batch_scale": 4}))
+    assert (found.micro_batch_size, found.grad_accum_steps) == (64, 2)
+
+
+def test_a_batch_that_does_not_divide_a_kept_global_batch_shrinks_to_one_that_does() -> None:
+    space = make_space(baseline=TrainingConfig(micro_batch_size=48), objective={"global_batch": "keep"})
+    found = seed_of(FAST.model_copy(update={"micro_batch_size": 36}), space)
+    assert found.global_batch_size == 48
+    assert found.micro_batch_size <= 36
+
+
+def test_what_runs_as_the_baseline_or_as_another_one_is_left_out() -> None:
+    slow = TrainingConfig(num_workers=0, lr=0.5)
+    space = make_space(num_workers=[0, 4])
+    several = make_hints(slow, FAST, FAST.model_copy(update={"num_workers": 5, "lr": 0.1}))
+    assert len(seed_params(several, space)) == 1
+
+
+def test_where_nothing_is_left_that_is_said_and_the_search_goes_its_way(tmp_path: Path) -> None:
+    hints, space = make_hints(TrainingConfig()), make_space()
+    assert seed_params(hints, space) == []
+    assert say_hints(hints, space) == (
+        "Warm start: runs/there holds nothing that this space allows beside your own settings."
+    )
+    assert seed_params(make_hints(), space) == []
+
+
+@st.composite
+def hints(draw: st.DrawFn) -> TrainingConfig:
+    """Settings of any machine."""
+    workers, strategy = draw(st.integers(0, 64)), draw(st.sampled_from(["single", "dp", "ddp"]))
+    flags = st.booleans()
+    return TrainingConfig(
+        micro_batch_size=draw(st.integers(1, 4096)),
+        grad_accum_steps=draw(st.sampled_from([1, 2, 3, 8])),
+        amp_dtype=draw(st.sampled_from(AMP_DTYPES)),
+        num_workers=workers,
+        prefetch_factor=draw(st.sampled_from([None, 2, 3, 16])) if workers else None,
+        persistent_workers=draw(flags) if workers else False,
+        pin_memory=draw(flags),
+        channels_last=draw(flags),
+        compile=draw(flags),
+        intra_op_threads=draw(st.sampled_from([None, 1, 64])),
+        strategy=strategy,
+        world_size=1 if strategy == "single" else draw(st.sampled_from([2, 3, 8])),
+        ddp=DdpConfig(bucket_cap_mb=draw(st.sampled_from([None, 7.5, 400]))) if strategy == "ddp" else None,
+    )
+
+
+SPACES = [
+    make_space(),
+    make_space(fake_environment(device_count=4)),
+    make_space(fake_environment(device_count=2), ddp={"bucket_cap_mb": {"low": 10, "high": 100}}),
+    make_space(objective={"global_batch": "keep"}, baseline=TrainingConfig(micro_batch_size=24)),
+    make_space(num_workers={"low": 1, "high": 3}, intra_op_threads={"low": 1, "high": 2}, compile=[True, False]),
+    make_space(HERE.model_copy(update={"device_kind": "cpu", "device": "cpu", "native_amp_dtypes": ("float32",)})),
+    make_space(micro_batch_size=8),
+]
+
+
+@settings(deadline=None, max_examples=60)
+@given(config=hints(), space=st.sampled_from(SPACES))
+def test_whatever_was_found_elsewhere_becomes_a_configuration_of_this_space_or_nothing(
+    config: TrainingConfig, space: ResolvedSpace
+) -> None:
+    found = [compose(params, space) for params in seed_params(make_hints(config), space)]
+    assert len(found) <= 1
+    assert all(isinstance(one, TrainingConfig) for one in found)
+
+
+# An earlier search that is not whole
+
+
+class Interrupting(FakeLauncher):
+    """Is interrupted instead of launching a fifth trial."""
+
+    def launch(self, launch: Any) -> Any:
+        if len(self.launched) == 4:
+            raise KeyboardInterrupt
+        return super().launch(launch)
+
+
+def test_an_interrupted_search_seeds_what_it_had_found(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        search(tmp_path / "there", launcher=Interrupting())
+    tried = {str(without_lr(trial.config)) for trial in read_run(tmp_path / "there").trials}
+    result = search(tmp_path / "here", warm_start=tmp_path / "there", n_trials=2)
+    assert str(without_lr(result.trials[1].config)) in tried
+
+
+def broken_copy(there: Path, folder: Path, name: str, content: bytes | None) -> Path:
+    """A run folder with one file changed, or gone."""
+    folder.mkdir()
+    for kept in ("summary.json", "trials.jsonl", "recommended.yaml"):
+        (folder / kept).write_bytes((there / kept).read_bytes())
+    (folder / name).unlink() if content is None else (folder / name).write_bytes(content)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("summary.json", None, "a run folder must hold summary.json, but"),
+        ("trials.jsonl", None, "a run folder must hold trials.jsonl, but"),
+        ("summary.json", b'{"name": 3}', "must be a run folder of this version of autotune, but"),
+        ("summary.json", b"\xff\xfe", "must be a run folder of this version of autotune, but"),
+        ("trials.jsonl", b"{\n", "must be a run folder of this version of autotune, but"),
+    ],
+)
+def test_a_run_folder_that_is_not_whole_is_one_clear_error_which_names_what_may_do(
+    there: Path, tmp_path: Path, name: str, content: bytes | None, said: str
+) -> None:
+    folder = broken_copy(there, tmp_path / "broken", name, content)
+    with pytest.raises(ConfigError) as caught:
+        read_hints(folder)
+    (problem,) = caught.value.problems
+    assert problem.startswith("warm_start: ")
+    assert said in problem
+    assert problem.endswith(f"; {folder / 'recommended.yaml'} may do in its place")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("gone", None, "there is no such file"),
+        ("empty", b"", "is empty"),
+        ("notes.txt", b"just text", "the top level must be a mapping"),
+        ("autotune.yaml", b"workload: {model: 'a:b', dataset: 'a:b'}", "is not a recommended.yaml"),
+        ("study.db", b"SQLite format 3\x00\xff\xfe", "must be UTF-8 text"),
+        ("list.yaml", b"[1, 2", "not valid YAML"),
+        ("x" * 5000, None, "can't be read"),
+    ],
+)
+def test_a_file_that_is_neither_is_one_clear_error_before_anything_is_begun(
+    tmp_path: Path, name: str, content: bytes | None, said: str
+) -> None:
+    path, launcher = tmp_path / name, FakeLauncher()
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=said) as caught:
+        search(tmp_path / "here", warm_start=path, launcher=launcher)
+    assert len(caught.value.problems) == 1
+    assert caught.value.problems[0].startswith("warm_start: ")
+    assert launcher.jobs == []
+    assert not (tmp_path / "here").exists()
+
+
+def test_a_folder_that_is_no_run_folder_is_told_without_a_remedy_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_hints(tmp_path)
+    assert caught.value.problems[0].endswith("name that of a finished search")
+
+
+@pytest.mark.parametrize("value", [3, "", ["runs/a"], "a\0b", True])
+def test_a_value_that_is_no_path_is_told(tmp_path: Path, value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^search\.warm_start: must be the path of a run folder or of a recommended"):
+        search(tmp_path / "here", warm_start=value)
+
+
+def test_an_unknown_method_is_told_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^search\.method: must be one of 'model', .* but got 'bayes'"):
+        search(tmp_path / "here", method="bayes")
+
+
+CALL = "!!python/object/apply:os.mkdir ['made']"
+
+
+def test_a_recommended_yaml_of_somebody_else_is_data_and_nothing_in_it_is_called(
+    there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (there / "recommended.yaml").read_text()
+    content = yaml.safe_load(text)
+    assert f"driver: '{content['machine']['driver']}'" in text
+    path = tmp_path / "recommended.yaml"
+    path.write_text(text.replace(f"driver: '{content['machine']['driver']}'", f"driver: {CALL}"))
+    assert read_hints(path).configs == (autotune.load(there / "recommended.yaml"),)
+    path.write_text(text.replace("pin_memory: ", f"pin_memory: {CALL} #", 1))
+    with pytest.raises(ConfigError, match="pin_memory: must be plain data"):
+        read_hints(path)
+    assert not (tmp_path / "made").exists()
+
+
+# Going on
+
+
+def test_a_search_that_goes_on_tries_nothing_of_a_warm_start_twice(there: Path, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        search(tmp_path / "here", warm_start=there, launcher=Interrupting())
+    begun = [str(without_lr(trial.config)) for trial in read_run(tmp_path / "here").trials]
+    launcher = FakeLauncher()
+    result = search(tmp_path / "here", warm_start=there, launcher=launcher)
+    tried = [str(without_lr(trial.config)) for trial in result.trials]
+    assert tried[: len(begun)] == begun
+    assert len(tried) == len(set(tried)) == 8
+    seeds = seed_params(read_hints(there), make_space())
+    wanted = {
+        str(without_lr(config)) for one in seeds if isinstance(config := compose(one, make_space()), TrainingConfig)
+    }
+    assert wanted <= set(tried[: len(seeds) + 1])
+
+
+def test_a_warm_start_that_is_named_later_is_tried_once_nothing_waits_any_more(there: Path, tmp_path: Path) -> None:
+    best = without_lr(autotune.load(there / "recommended.yaml"))
+    before = search(tmp_path / "here", n_trials=3, method="random")
+    assert best not in [without_lr(trial.config) for trial in before.trials]
+    after = search(tmp_path / "here", n_trials=8, method="random", warm_start=there)
+    assert best in [without_lr(trial.config) for trial in after.trials]
+
+
+def test_a_search_begun_anew_in_its_own_folder_may_start_from_what_was_there(tmp_path: Path) -> None:
+    first = search(tmp_path / "here")
+    second = search(tmp_path / "here", warm_start=tmp_path / "here", fresh=True, n_trials=2)
+    assert without_lr(second.trials[1].config) == without_lr(first.best)
+
+
+# Whether it still holds
+
+
+@pytest.mark.parametrize(("part", "value", "said"), CHANGES)
+def test_a_part_of_the_machine_that_has_changed_is_named(part: str, value: object, said: str) -> None:
+    here = HERE.model_copy(update={part: value})
+    assert staleness(describe_machine(HERE), here) == said
+    note = say_hints(make_hints(FAST), make_space(here))
+    assert note.startswith("Warm start: one configuration of runs/there is tried before others; ")
+    assert note.endswith(f" is stale here ({said}).")
+
+
+def test_several_parts_that_have_changed_are_all_named() -> None:
+    here = HERE.model_copy(update={"driver": "570", "cores": 8})
+    assert staleness(describe_machine(HERE), here) == "driver 0.0 there, 570 here; cores 4 there, 8 here"
+
+
+def test_a_change_that_the_file_does_not_tell_is_stale_all_the_same() -> None:
+    here = HERE.model_copy(update={"device_kind": "rocm"})
+    assert staleness(describe_machine(HERE), here) == "devices or their runtime differ"
+    older = {name: one for name, one in describe_machine(HERE).items() if name not in {"devices", "cuda"}}
+    assert staleness(older, HERE.model_copy(update={"cuda": "13"})) == "devices or their runtime differ"
+
+
+@pytest.mark.parametrize("part", [{"python": "3.14"}, {"versions": {"numpy": "3"}}, {"hosts": 4}, {"ram_bytes": 1}])
+def test_what_the_fingerprint_leaves_out_makes_nothing_stale(part: dict[str, Any]) -> None:
+    here = HERE.model_copy(update=part)
+    assert staleness(describe_machine(HERE), here) is None
+    assert say_hints(make_hints(FAST), make_space(here)).endswith(" is tried before others.")
+
+
+def test_a_machine_that_is_not_told_is_not_called_another() -> None:
+    assert staleness({}, HERE) is None
+    assert staleness({"driver": "570"}, HERE) is None
+
+
+def test_what_a_file_tells_of_its_machine_is_cut_and_printable() -> None:
+    told = staleness({**describe_machine(HERE), "fingerprint": "0", "driver": "\x1b[31m" + "9" * 5000}, HERE)
+    assert told is not None
+    assert told.isprintable()
+    assert len(told) < 120
+
+
+# What a check and a second run say of it
+
+
+def make_plan(run_dir: Path | None, **search: Any) -> Plan:
+    plan = Plan(name="x", workload=Workload(model=object, dataset=list), run_dir=run_dir)
+    return replace(plan, search=plan.search.model_copy(update=search))
+
+
+@pytest.mark.parametrize(("part", "value", "said"), CHANGES)
+def test_a_check_says_that_a_recommendation_was_found_on_another_machine(
+    there: Path, monkeypatch: pytest.MonkeyPatch, part: str, value: object, said: str
+) -> None:
+    monkeypatch.chdir(there.parent)
+    launcher = FakeLauncher(environment=HERE.model_copy(update={part: value}))
+    found = check_plan(make_plan(Path("there")), launcher=launcher)
+    assert found.stale == f"there/recommended.yaml is stale: {said}; run again with --fresh."
+
+
+def test_a_check_says_nothing_of_a_recommendation_that_holds_or_is_not_there(there: Path, tmp_path: Path) -> None:
+    for run_dir in (there, tmp_path / "none", None):
+        assert check_plan(make_plan(run_dir), launcher=FakeLauncher()).stale is None
+
+
+@pytest.mark.parametrize("text", ["", "[", "machine: 3", "machine: {fingerprint: null, driver: 3}", "\0"])
+def test_a_check_leaves_alone_what_it_can_not_read(tmp_path: Path, text: str) -> None:
+    (tmp_path / "recommended.yaml").write_text(text)
+    assert say_stale(tmp_path / "recommended.yaml", HERE) is None
+    assert check_plan(make_plan(tmp_path), launcher=FakeLauncher()).stale is None
+
+
+def test_a_check_refuses_a_warm_start_as_a_run_does(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^warm_start: .*there is no such file"):
+        check_plan(make_plan(None, warm_start=tmp_path / "gone.yaml"), launcher=FakeLauncher())
+
+
+def test_a_check_leaves_the_run_folder_as_it_is(there: Path, tmp_path: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in there.iterdir()}
+    check_plan(make_plan(there, warm_start=there), launcher=FakeLauncher())
+    assert {path: path.stat().st_mtime_ns for path in there.iterdir()} == before
+
+
+@pytest.mark.parametrize(("part", "value", "said"), CHANGES)
+def test_a_run_on_another_machine_is_refused_with_what_differs_and_the_remedy(
+    there: Path, part: str, value: object, said: str
+) -> None:
+    launcher = FakeLauncher(environment=HERE.model_copy(update={part: value}))
+    name, _, values = said.partition(" ")
+    with pytest.raises(StudyMismatchError) as caught:
+        search(there, launcher=launcher)
+    message = str(caught.value)
+    assert f" differs in {name}: {values}. " in message
+    assert "begin anew with --fresh" in message
