@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import ceil, isfinite
 from time import monotonic
 from typing import IO, Literal, TextIO, cast
 
@@ -37,6 +38,8 @@ ShowProgress = Callable[[Progress], None]
 
 _REFRESHES_PER_S = 2
 _NARROWEST_TEXT = 8  # cells; below, a text cut with an ellipsis says nothing
+_LEAST_TOLD = 0.01
+_ROUNDING = 1e-6  # per cent that a share's floating point may add
 _PHASES = {"search": "trial", "confirm": "confirm"}
 _LOOKS = {
     "probe": "looking at model, data and machine",
@@ -199,16 +202,32 @@ def _say_trial(progress: Progress, trial: TrialRecord, width: int) -> str:
 
 
 def _say_state(progress: Progress, passed_s: float, width: int) -> str:
-    """Such as `trial 7/40 | best 2,345 samples/s, 1.90× (batch 64, 4 workers) | 1 min 20 s left`."""  # noqa: RUF002 - a times sign
+    """Such as `trial 7/40 | best 2,345 samples/s, 1.90× (batch 64) | at most 12 % more | 1 min 20 s left`.
+
+    Where it is too wide, settings give way to what can still be won, and that to the rest.
+    """  # noqa: RUF002 - a times sign
     step = _LOOKS.get(progress.phase) or f"{_PHASES[progress.phase]} {progress.done}/{progress.total}"
     clock = _say_clock(progress, passed_s)
     if progress.best is None or progress.best.measurement is None:
         return f"{step} | {clock}"
     gain = _say_gain(progress).removeprefix("best ")
     best = f"best {format_rate(progress.best.measurement.samples_per_s)} samples/s" + (f", {gain}" if gain else "")
-    rest = width - sum(map(cell_len, (step, best, clock))) - len(" | () | ") - 1
+    more = _say_more(progress)
+    rest = width - cell_len(f"{step} | {best} | {clock}{more}")
+    if rest < 0:
+        more, rest = "", rest + cell_len(more)
+    rest -= len(" ()")
     settings = f" ({_cut_settings(_say_settings(progress, progress.best), rest)})" if rest >= _NARROWEST_TEXT else ""
-    return f"{step} | {best}{settings} | {clock}"
+    return f"{step} | {best}{settings}{more} | {clock}"
+
+
+def _say_more(progress: Progress) -> str:
+    """What other settings can still give at the most; "" where that is not known."""
+    if progress.can_win is None or not isfinite(progress.can_win):
+        return ""
+    if progress.can_win < _LEAST_TOLD:
+        return " | less than 1 % more"
+    return f" | at most {ceil(100 * progress.can_win - _ROUNDING):,} % more"
 
 
 def _say_clock(progress: Progress, passed_s: float) -> str:

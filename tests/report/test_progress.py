@@ -14,6 +14,7 @@ from rich.cells import cell_len
 
 from autotune.core.result import Progress
 from autotune.core.trial import TrialRecord
+from autotune.report import progress
 from autotune.report.progress import ProgressMode, make_progress
 
 from .conftest import BASELINE, FAST, make_measurement, make_trial, make_trials
@@ -138,10 +139,13 @@ def test_no_stream_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         step_done(make_step(None))
 
 
+@pytest.mark.parametrize("can_win", [None, 0.12, 99.0])
 @pytest.mark.parametrize("width", [40, 80, 120])
-def test_on_a_terminal_there_is_one_line_that_never_wraps(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+def test_on_a_terminal_there_is_one_line_that_never_wraps(
+    monkeypatch: pytest.MonkeyPatch, width: int, can_win: float | None
+) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    for step in make_steps():
+    for step in [one.model_copy(update={"can_win": can_win}) for one in make_steps()]:
         _, stderr = show("auto", [step], Terminal())
         lines = {line for line in ESCAPES.sub("", stderr).replace("\r", "\n").splitlines() if line.strip()}
         assert len(lines) == 1
@@ -152,6 +156,64 @@ def test_the_live_line_tells_step_best_and_time_left() -> None:
     _, stderr = show("auto", [make_step(make_trials()[1])], Terminal())
     for said in ("trial 7/40", "12,346 samples/s, 2.41×", "(batch 128", "min 20 s left"):  # noqa: RUF001 - a times sign
         assert said in stderr
+
+
+def live_line(step: Progress) -> str:
+    """The line of a terminal whose clock stands still."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(progress, "monotonic", lambda: 0.0)
+        _, stderr = show("auto", [step], Terminal())
+    (line,) = {line for line in ESCAPES.sub("", stderr).replace("\r", "\n").splitlines() if line.strip()}
+    return line.strip()
+
+
+def test_the_live_line_tells_what_can_still_be_won() -> None:
+    line = live_line(make_step(None, can_win=0.12))
+    assert line == "trial 7/40 | best 12,346 samples/s, 2.41× | at most 12 % more | 1 min 20 s left"  # noqa: RUF001 - a times sign
+
+
+def test_what_can_be_won_stands_beside_the_settings_where_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
+    line = live_line(make_step(None, can_win=0.12))
+    assert "(batch 128, 4 workers, bfloat16" in line
+    assert ") | at most 12 % more | 1 min 20 s left" in line
+
+
+def test_what_can_be_won_is_left_out_where_there_is_no_room_for_it() -> None:
+    step = make_step(None, can_win=12.0, remaining_s=7500.0, done=100, total=200)
+    line = live_line(step)
+    assert "more" not in line
+    assert line == live_line(step.model_copy(update={"can_win": None}))
+    assert line.endswith(" | 2 h 5 min left")
+
+
+@pytest.mark.parametrize(
+    ("can_win", "told"),
+    [
+        (0.0, "less than 1 % more"),
+        (0.0099, "less than 1 % more"),
+        (0.01, "at most 1 % more"),
+        (0.07, "at most 7 % more"),
+        (0.124, "at most 13 % more"),
+        (1.0, "at most 100 % more"),
+        (23.456, "at most 2,346 % more"),
+    ],
+)
+def test_what_can_be_won_at_the_most_is_never_rounded_down(
+    monkeypatch: pytest.MonkeyPatch, can_win: float, told: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    assert f" | {told} | " in live_line(make_step(None, can_win=can_win))
+
+
+@pytest.mark.parametrize("parts", [{"can_win": None}, {"can_win": float("inf")}, {"can_win": 0.5, "best": None}])
+def test_what_can_be_won_is_told_only_where_it_and_a_best_are_known(parts: dict[str, Any]) -> None:
+    assert "more" not in live_line(make_step(None, **parts))
+
+
+def test_plain_lines_do_not_tell_what_can_be_won() -> None:
+    steps = [make_step(None, can_win=0.5), *(make_step(trial, can_win=0.5) for trial in make_trials())]
+    assert show("auto", steps) == show("auto", [step.model_copy(update={"can_win": None}) for step in steps])
 
 
 def test_the_callers_stdout_is_left_alone_while_the_line_lives() -> None:
