@@ -18,8 +18,8 @@ from autotune.core.expected_gain import expected_gain, without_matter
 from autotune.core.machine_model import fit_machine
 from autotune.core.memory_forecast import forecast_memory
 from autotune.core.racing import Bar
-from autotune.core.search_space import ResolvedSpace, whole_numbers
-from autotune.core.sightings import Look, changed, looks_of, peaks_seen, sightings_of
+from autotune.core.search_space import ResolvedSpace, spread, whole_numbers
+from autotune.core.sightings import Look, changed, looks_of, peaks_seen, rate_seen, sightings_of
 from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import TrialRecord
 from autotune.launch.runner import TrialRunner
@@ -208,10 +208,11 @@ class Guide:
 
     def _is_surprised(self, record: TrialRecord) -> bool:
         """Whether a trial's rate is far from what was expected: the model does not explain the machine there."""
-        if record.measurement is None or record.config not in self._expected:
+        rate = rate_seen(record)
+        if rate is None or record.config not in self._expected:
             return False
         log_rate, sd = self._expected[record.config]
-        return abs(log(record.measurement.samples_per_s) - log_rate) > _SURPRISE * max(sd, _LEAST_SD)
+        return abs(log(rate) - log_rate) > _SURPRISE * max(sd, _LEAST_SD)
 
     def _variations(self) -> Iterator[TrainingConfig]:
         """The baseline with another value of one setting, batches from the smallest on.
@@ -219,13 +220,13 @@ class Guide:
         torch.compile is left out: a trial alone has the time for it.
         """
         domains, own = self.space.domains, self.space.baseline
-        for count in _spread(whole_numbers(domains["num_workers"])):
+        for count in spread(whole_numbers(domains["num_workers"]), _MOST_VALUES):
             yield changed(self.space, {"num_workers": count, **self._lasting(count)})
         workers = own.num_workers or min(max(whole_numbers(domains["num_workers"])), self.space.environment.cores)
         for name in ("prefetch_factor", "persistent_workers", "pin_memory") if workers else ():
             for value in domains[name]:
                 yield changed(self.space, {"num_workers": workers, **self._lasting(workers), name: value})
-        for batch in _spread(whole_numbers(domains["micro_batch_size"])):
+        for batch in spread(whole_numbers(domains["micro_batch_size"]), _MOST_VALUES):
             yield changed(self.space, {"micro_batch_size": batch})
         for name in ("amp_dtype", "channels_last", "intra_op_threads"):
             for value in domains[name]:
@@ -238,13 +239,3 @@ class Guide:
 
 def _rate_alone(look: Look) -> float:
     return 0.0 if look.point.ceiling is None else look.point.ceiling.samples_per_s
-
-
-def _spread(values: Sequence[int]) -> list[int]:
-    """At most six of some numbers, evenly spread over their powers of two, both ends among them."""
-    ordered = sorted(set(values))
-    if len(ordered) <= _MOST_VALUES:
-        return ordered
-    ends = np.log2(1 + ordered[0]), np.log2(1 + ordered[-1])
-    wanted = [2**place - 1 for place in np.linspace(*ends, _MOST_VALUES)]
-    return sorted({min(ordered, key=lambda one: abs(one - value)) for value in wanted})

@@ -6,12 +6,13 @@ an IntRange whose values that field takes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from math import log2
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-__all__ = ["Choices", "Domain", "IntRange", "SettingValue", "parse_domain", "whole_numbers"]
+__all__ = ["Choices", "Domain", "IntRange", "SettingValue", "parse_domain", "spread", "whole_numbers"]
 
 SettingValue = bool | int | float | str | None
 
@@ -58,6 +59,16 @@ Domain = Choices | IntRange
 def whole_numbers(domain: Domain) -> list[int]:
     """The whole numbers among a domain's values, in its order."""
     return [value for value in domain if isinstance(value, int) and not isinstance(value, bool)]
+
+
+def spread(values: Sequence[int], most: int) -> list[int]:
+    """At most so many (two or more) of some numbers from 0 up, evenly over their powers of two, both ends included."""
+    ordered = sorted(set(values))
+    if len(ordered) <= most:
+        return ordered
+    low, high = log2(1 + ordered[0]), log2(1 + ordered[-1])
+    wanted = [2 ** (low + (high - low) * place / (most - 1)) - 1 for place in range(most)]
+    return sorted({min(ordered, key=lambda one: abs(one - value)) for value in wanted})
 
 
 def parse_domain(model: type[BaseModel], name: str, value: object) -> Domain:

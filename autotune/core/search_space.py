@@ -17,7 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, Va
 from autotune.core import rules
 from autotune.core.ddp_config import DdpConfig
 from autotune.core.default_ranges import DDP_PREFIX, Basis, batch_cap, default_ranges, group_sizes, workers_cap
-from autotune.core.domains import Choices, Domain, IntRange, SettingValue, parse_domain, whole_numbers
+from autotune.core.domains import Choices, Domain, IntRange, SettingValue, parse_domain, spread, whole_numbers
 from autotune.core.environment import Environment
 from autotune.core.objective import Objective
 from autotune.core.space_notes import space_notes
@@ -36,6 +36,7 @@ __all__ = [
     "compose",
     "resolve",
     "setting_of",
+    "spread",
     "whole_numbers",
 ]
 

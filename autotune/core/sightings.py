@@ -14,7 +14,7 @@ from autotune.core.search_space import ResolvedSpace
 from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import TrialRecord
 
-__all__ = ["Look", "changed", "looks_of", "peaks_seen", "sightings_of"]
+__all__ = ["Look", "changed", "looks_of", "peaks_seen", "rate_seen", "sightings_of"]
 
 _LOOK_SD = {"cpu": 0.08}
 """How far a side alone differs from what it does in a run, relatively: by chance, and since cores are shared."""
@@ -76,6 +76,12 @@ def peaks_seen(
             excess = _UNKNOWN_EXCESS if record.result.violation is None else record.result.violation
             found.append((record.config, int(limit_bytes * (1 + excess))))
     return found
+
+
+def rate_seen(record: TrialRecord) -> float | None:
+    """The rate that a trial has shown, stopped early or not, in samples per second; None where it has shown none."""
+    run = _run_of(record)
+    return None if run is None else run.samples_per_s
 
 
 def _run_of(record: TrialRecord) -> Sighting | None:

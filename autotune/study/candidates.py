@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from autotune.core.search_space import ResolvedSpace, SettingValue, compose
+from autotune.core.search_space import IntRange, ResolvedSpace, SettingValue, compose, spread
 from autotune.core.training_config import TrainingConfig
 from autotune.study.proposals import first_guesses, params_of
 
@@ -17,6 +17,9 @@ Params = dict[str, SettingValue]
 
 _ALL_UP_TO = 4096
 _RANDOM = 1500
+_ALL_VALUES_UP_TO = 40
+_SPREAD_VALUES = 24  # of a longer range, beside the nearest ones on each side
+_NEAREST = 2
 
 
 @dataclass(slots=True)
@@ -27,6 +30,8 @@ class Candidates:
     seed: int
     _common: list[Params] = field(init=False)
     _composed: dict[tuple[SettingValue, ...], TrainingConfig | str] = field(default_factory=dict)
+    _spreads: dict[str, list[int]] = field(default_factory=dict)
+    """Of each long range, by its name."""
 
     def __post_init__(self) -> None:
         """Take all of a small space; of a large one what an expert would try, and a random part."""
@@ -43,7 +48,7 @@ class Candidates:
     def near(self, best: Sequence[TrainingConfig]) -> list[tuple[Params, TrainingConfig]]:
         """Candidates that break no rule; of a large space also the best ones' neighbours, the first one's further out.
 
-        A neighbour has another value of one setting, further out of two.
+        A neighbour has another value of one setting, further out of two; of a long range not all values count.
         """
         found: dict[TrainingConfig, Params] = {}
         for params in (*self._common, *self._neighbours(best)):
@@ -68,10 +73,20 @@ class Candidates:
 
     def _with_others(self, own: Params, names: Iterable[str]) -> Iterator[Params]:
         name, *others = names
-        for value in self.space.parameters[name]:
+        for value in self._values(name, own[name]):
             if value != own[name]:
                 changed = {**own, name: value}
                 yield from self._with_others(changed, others) if others else (changed,)
+
+    def _values(self, name: str, own: SettingValue) -> Iterable[SettingValue]:
+        """The values of a setting; of a long range some of all sizes, and those next to its own."""
+        domain = self.space.parameters[name]
+        if not isinstance(domain, IntRange) or len(domain) <= _ALL_VALUES_UP_TO or not isinstance(own, int):
+            return domain
+        if name not in self._spreads:
+            self._spreads[name] = spread(list(domain), _SPREAD_VALUES)
+        nearest = range(max(domain.low, own - _NEAREST), min(domain.high, own + _NEAREST) + 1)
+        return sorted({*self._spreads[name], *nearest})
 
     def _compose(self, params: Params) -> TrainingConfig | str:
         key = tuple(params.values())
