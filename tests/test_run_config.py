@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from autotune.core.budget import Budget
 from autotune.core.executor import Executor, ExecutorKind
 from autotune.core.objective import Objective
+from autotune.core.search_options import Method, SearchOptions
 from autotune.core.search_space import Choices, IntRange, SearchSpace
 from autotune.core.training_config import DdpConfig, TrainingConfig
 from autotune.core.workload import Ref
@@ -56,6 +57,7 @@ def test_a_workload_alone_is_a_plan_with_every_default(tmp_path: Path) -> None:
         Budget(),
     )
     assert (plan.device, plan.run_dir, plan.seed, plan.executor) == ("auto", None, 0, Executor())
+    assert plan.search == SearchOptions(method="model", warm_start=None)
 
 
 def test_every_key_of_the_design_reaches_the_plan(tmp_path: Path) -> None:
@@ -87,6 +89,7 @@ space:
   ddp: {bucket_cap_mb: [null, 50], gradient_as_bucket_view: true}
 objective: {memory_limit: 20GiB, busy_weight: 0.02, global_batch: keep, max_batch_scale: 8, lr_rule: auto}
 budget: {n_trials: 40, timeout_s: 300}
+search: {method: tpe, warm_start: ../runs/last}
 device: cuda:1
 run_dir: runs/quickstart
 seed: 7
@@ -109,6 +112,7 @@ seed: 7
     }
     assert plan.objective.memory_limit == 20 * 2**30
     assert plan.budget == Budget(n_trials=40, timeout_s=300)
+    assert plan.search == SearchOptions(method="tpe", warm_start=Path("../runs/last"))
     assert (plan.device, plan.run_dir, plan.seed) == ("cuda:1", Path("runs/quickstart"), 7)
 
 
@@ -249,7 +253,7 @@ zzz: 1
         "x.yaml:9:1: baseline: is given twice, first in line 4; keep one",
         (
             "x.yaml:10:1: zzz: unknown key; "
-            "allowed are workload, baseline, space, objective, budget, executor, device, run_dir, seed"
+            "allowed are workload, baseline, space, objective, budget, search, executor, device, run_dir, seed"
         ),
         "--set budget.timeout=3: budget.timeout: unknown key; did you mean 'timeout_s'?",
         "--set nonsense: must have the form key.key=value, such as budget.n_trials=10",
@@ -333,7 +337,7 @@ def test_a_key_that_is_no_text_is_told(tmp_path: Path, key: str) -> None:
     assert "x.yaml:2:1: a key must be a text" in only_problem(tmp_path, f"{WORKLOAD}{key}: 1")
 
 
-@pytest.mark.parametrize("section", ["baseline", "space", "objective", "budget", "workload"])
+@pytest.mark.parametrize("section", ["baseline", "space", "objective", "budget", "search", "workload"])
 def test_a_section_that_is_no_mapping_is_told(tmp_path: Path, section: str) -> None:
     text = f"{section}: [1]\n" + ("" if section == "workload" else WORKLOAD)
     assert f"x.yaml:1:{len(section) + 3}: {section}: must be a mapping" in only_problem(tmp_path, text)
@@ -431,6 +435,61 @@ def test_a_wrong_override_is_told_with_itself_as_the_place(tmp_path: Path, overr
     assert only_problem(tmp_path, f"{WORKLOAD}seed: 1", override).startswith(f"--set {override}: {text}")
 
 
+# The search
+
+METHODS = "'model', 'tpe', 'gp', 'random' or 'grid'"
+PATH_RULE = "must be the path of a run folder or of a recommended.yaml"
+
+
+@pytest.mark.parametrize("method", get_args(Method))
+def test_each_method_is_taken_by_its_name(tmp_path: Path, method: Method) -> None:
+    path = write(tmp_path, f"{WORKLOAD}search: {{method: {method}}}")
+    assert read_plan(path).search == SearchOptions(method=method)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "{warm_start: null}", "{warm_start: }"])
+def test_a_search_left_open_is_the_default(tmp_path: Path, text: str) -> None:
+    assert read_plan(write(tmp_path, f"{WORKLOAD}search: {text}")).search == SearchOptions()
+
+
+@pytest.mark.parametrize("written", ["runs/a", "runs/a/recommended.yaml", "../a b", "~/runs/a", "/runs/a"])
+def test_what_a_search_starts_from_is_kept_as_it_is_written_and_looked_for_later(tmp_path: Path, written: str) -> None:
+    plan = read_plan(write(tmp_path, WORKLOAD), [f"search.warm_start={written}"])
+    assert plan.search.warm_start == Path(written)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{method: foo}", f"18: search.method: must be one of {METHODS}, but got 'foo'"),
+        ("{method: grids}", f"18: search.method: must be one of {METHODS}, but got 'grids'; did you mean 'grid'?"),
+        ("{method: TPE}", f"18: search.method: must be one of {METHODS}, but got 'TPE'"),
+        ("{method: [tpe]}", f"18: search.method: must be one of {METHODS}, but got ['tpe']"),
+        ("{method: null}", f"18: search.method: must be one of {METHODS}, but got None"),
+        ("{metod: tpe}", "10: search.metod: unknown key; did you mean 'method'?"),
+        ("{sampler: tpe}", "10: search.sampler: unknown key; it belongs below workload"),
+        ("{trials: 3}", "10: search.trials: unknown key; allowed are method, warm_start"),
+        ("{warm_start: 3}", f"22: search.warm_start: {PATH_RULE}, but got 3"),
+        ("{warm_start: ''}", f"22: search.warm_start: {PATH_RULE}, but got ''"),
+        ("{warm_start: [runs/a]}", f"22: search.warm_start: {PATH_RULE}, but got ['runs/a']"),
+        ('{warm_start: "a\\0"}', f"22: search.warm_start: {PATH_RULE}, but got 'a\\x00'"),
+        ("tpe", "9: search: must be a mapping of settings, but got 'tpe'"),
+    ],
+)
+def test_a_wrong_search_is_told_in_one_sentence_at_its_place(tmp_path: Path, text: str, told: str) -> None:
+    assert only_problem(tmp_path, f"{WORKLOAD}search: {text}") == f"x.yaml:2:{told}"
+
+
+@pytest.mark.parametrize("key", ["method", "warm_start"])
+def test_a_key_of_the_search_is_told_where_it_belongs(tmp_path: Path, key: str) -> None:
+    assert only_problem(tmp_path, f"{WORKLOAD}{key}: tpe").endswith("it belongs below search")
+
+
+def test_every_method_of_the_search_is_told_in_the_starter() -> None:
+    (line,) = [line for line in STARTER_YAML.splitlines() if "method:" in line]
+    assert all(method in line for method in get_args(Method))
+
+
 # The executor
 
 ADDRESS_RULE = 'must be auto, or host and port of the cluster, such as "10.0.0.1:6379"'
@@ -512,7 +571,7 @@ def test_a_kind_of_executor_keeps_what_the_file_says_of_that_kind(
 
 # Whatever is written
 
-_MODELS = (TrainingConfig, Objective, Budget, DdpConfig, Executor)
+_MODELS = (TrainingConfig, Objective, Budget, DdpConfig, Executor, SearchOptions)
 _NAMES = sorted({name for model in _MODELS for name in model.model_fields})
 _MARKS = [": ", "\n", "  ", "- ", "[", "]", "{", "}", "|\n", ">\n", "'", '"', "#", "---\n", "? ", "<<: ", "\t", "\\U"]
 _TAGS = ["&a ", "*a", "!!int ", "!!set ", "!x ", "%YAML 1.1\n"]
@@ -523,6 +582,7 @@ _SECTION_NAMES = [
     "space",
     "objective",
     "budget",
+    "search",
     "device",
     "executor",
     "run_dir",
@@ -602,7 +662,7 @@ def test_any_override_gives_a_plan_or_a_config_error(folder: Path, override: str
 
 
 @settings(deadline=None, max_examples=200)
-@given(value=_VALUES, model=st.sampled_from([TrainingConfig, SearchSpace, Objective, Budget, Executor]))
+@given(value=_VALUES, model=st.sampled_from([SearchSpace, *_MODELS]))
 def test_any_python_value_gives_a_model_or_a_config_error(value: Any, model: Any) -> None:
     assert all(one.startswith("here") for one in told_by(lambda: parse_model(model, value, "here")))
 
@@ -650,9 +710,10 @@ def test_the_starter_holds_with_every_comment_taken_off(tmp_path: Path) -> None:
     assert plan.workload.step is not None
     assert plan.space.given().keys() == {"num_workers", "amp_dtype", "compile"}
     assert (plan.objective.global_batch, plan.budget.n_trials) == ("keep", 40)
+    assert plan.search == SearchOptions(method="model", warm_start=Path("runs/other"))
 
 
 def is_offer(line: str) -> bool:
     word = line.strip().removeprefix("#").strip().partition(":")[0]
-    known = {"space", "device", *_NAMES, "loss", "step", "optimizer", "collate_fn"}
+    known = {"space", "search", "device", *_NAMES, "loss", "step", "optimizer", "collate_fn"}
     return line.strip().startswith("# ") and word in known

@@ -41,6 +41,11 @@ budget:
   timeout_s: 600                     # seconds for the whole search
   # n_trials: 40
 
+# How trials are proposed, and what is tried first.
+# search:
+#   method: model                    # a model of this machine; or of Optuna: tpe, gp, random, grid
+#   warm_start: runs/other           # an earlier search's run folder or recommended.yaml: its best is tried first
+
 # device: auto                       # or cpu, cuda, cuda:1
 # executor: local                    # or ray: trials on the machines of a Ray cluster, several at once
 run_dir: runs/autotune
