@@ -1,55 +1,35 @@
 """The public functions and their result: `search`, `load`, and what the command line calls. The composition root.
 
-Wires the rooms below: a Plan becomes a payload, a probe, a study, a tuned result and the files of the run folder.
+Arguments become a Plan here; `searching` and `diagnosing` do what it asks for.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from autotune import __version__
-from autotune.by_value import unreachable_by_value
-from autotune.clock import Clock
-from autotune.confirm import confirm, recommend
 from autotune.core.environment import Environment
 from autotune.core.executor import Executor
 from autotune.core.objective import Objective
 from autotune.core.plan import Plan
-from autotune.core.recommendation import Recommendation
-from autotune.core.result import Progress, RunSummary
+from autotune.core.result import RunSummary
 from autotune.core.search_options import Method
 from autotune.core.search_space import ResolvedSpace, SearchSpace
 from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import TrialRecord
 from autotune.core.workload import Workload, WorkloadFacts
 from autotune.diagnosing import DiagnosisResult, diagnose_plan
-from autotune.errors import ConfigError, NothingFeasibleError, RunFolderError, WorkloadError
-from autotune.guided import Guide
-from autotune.interrupts import kept_interrupts, without_interrupts
-from autotune.launch.launcher import Launcher, slots_of
-from autotune.probing import cluster_notes, look
-from autotune.protocol import write_atomic, write_payload
-from autotune.random_state import kept_random_state
-from autotune.report.content import say_nothing_feasible
-from autotune.report.formatting import one_line
-from autotune.report.markdown import render_markdown
-from autotune.report.notebook import render_notebook
-from autotune.report.page import render_page
-from autotune.report.progress import make_progress
-from autotune.run_config import read_recommended, recommended_yaml
-from autotune.run_folder import RunFolder, new_run_dir, open_run_folder, read_summary
-from autotune.study.study import Study
-from autotune.tune import BASELINE_DEADLINE_S, Tuning
-from autotune.warm_start import Hints, read_hints, say_hints, say_stale, seed_params
-from autotune.wiring import identity_of, opened_launcher, plan_of, runner_for, temporary_folder
-
-if TYPE_CHECKING:
-    import optuna
+from autotune.errors import ConfigError
+from autotune.launch.launcher import Launcher
+from autotune.probing import look
+from autotune.protocol import write_payload
+from autotune.run_config import read_recommended
+from autotune.run_folder import RunFolder, new_run_dir, read_summary
+from autotune.searching import SearchResult, rebuild_report, run_plan
+from autotune.tune import BASELINE_DEADLINE_S
+from autotune.warm_start import hints_of, say_stale
+from autotune.wiring import opened_launcher, plan_of, runner_for, temporary_folder
 
 __all__ = [
     "CheckResult",
@@ -67,37 +47,7 @@ __all__ = [
     "search",
 ]
 
-_LOG = logging.getLogger(__name__)
-
 ProgressMode = Literal["auto"] | bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchResult:
-    """What a search has found."""
-
-    best: TrainingConfig
-    """The configuration to use; its learning rate is scaled to its global batch."""
-    baseline: TrainingConfig
-    best_same_batch: TrainingConfig | None
-    """The best that keeps the baseline's global batch."""
-    trials: list[TrialRecord]
-    """Every measured trial, in order; the first is the baseline."""
-    speedup: float | None
-    """Confirmed, against the baseline measured in turns; None where that could not be done."""
-    speedup_ci: tuple[float, float] | None
-    study: optuna.Study
-    run_dir: Path
-    summary: RunSummary
-    """Everything that reports are made from."""
-
-    def report(self) -> str:
-        """The report in Markdown."""
-        return render_markdown(self.summary, self.run_dir)
-
-    def _repr_html_(self) -> str:
-        """The result as a table, for notebooks."""
-        return render_notebook(self.summary, self.run_dir)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,10 +81,10 @@ def search(  # noqa: PLR0913 - the contract's signature
     progress: ProgressMode = "auto",
     loader: Mapping[str, Any] | None = None,
     fresh: bool = False,
-    launcher: Launcher | None = None,
-    executor: Executor | Mapping[str, Any] | str = "local",
     method: Method = "model",
     warm_start: str | Path | None = None,
+    launcher: Launcher | None = None,
+    executor: Executor | Mapping[str, Any] | str = "local",
 ) -> SearchResult:
     """Find the training settings that train fastest on this machine within a memory limit, by measured trials.
 
@@ -159,13 +109,13 @@ def search(  # noqa: PLR0913 - the contract's signature
         loader: more about the loader: shuffle, drop_last, sampler, batch_sampler, worker_init_fn,
             multiprocessing_context (see Workload).
         fresh: remove what a former search has left in run_dir.
-        launcher: starts trials, whatever the executor; None: the executor's. For tests, autotune.testing.FakeLauncher.
-        executor: where trials run: "local", this machine; "ray", the machines of a Ray cluster, several trials at once
-            (pip install 'autotune-torch[ray]'); or an Executor or its fields: kind, address, ranks.
         method: what proposes trials: "model", a model of this machine that learns as the search goes on; or one of
             Optuna's samplers: "tpe", "gp", "random", "grid".
         warm_start: a run folder or a recommended.yaml, of the same workload on another machine or of a similar one:
             what it found best is tried first.
+        launcher: starts trials, whatever the executor; None: the executor's. For tests, autotune.testing.FakeLauncher.
+        executor: where trials run: "local", this machine; "ray", the machines of a Ray cluster, several trials at once
+            (pip install 'autotune-torch[ray]'); or an Executor or its fields: kind, address, ranks.
 
     Returns:
         The result; the same is in run_dir.
@@ -252,79 +202,9 @@ def load(path: str | Path) -> TrainingConfig:
     return read_recommended(Path(path))
 
 
-def run_plan(
-    plan: Plan, *, fresh: bool = False, progress: ProgressMode = "auto", launcher: Launcher | None = None
-) -> SearchResult:
-    """Run a search from a plan; see `search`. The caller's random state is as before."""
-    with kept_random_state(), kept_interrupts():
-        return _run_plan(plan, fresh=fresh, progress=progress, launcher=launcher)
-
-
-def _run_plan(plan: Plan, *, fresh: bool, progress: ProgressMode, launcher: Launcher | None) -> SearchResult:
-    clock = Clock(plan.budget.timeout_s)
-    run_dir = plan.run_dir or new_run_dir()
-    hints = _hints_of(plan)  # before `fresh` clears the folder, which they may come from
-    with ExitStack() as held:
-        folder = held.enter_context(open_run_folder(run_dir, fresh=fresh))
-        show = held.enter_context(make_progress(progress))
-        starts = held.enter_context(opened_launcher(launcher, folder, plan))
-        with unreachable_by_value(plan.workload):
-            write_payload(plan.workload, folder.payload)
-        show(_probing(clock))
-        begun = clock.elapsed_s
-        runner, space = look(plan, runner_for(plan, folder, starts))
-        probe_s = clock.elapsed_s - begun
-        study = Study.open(
-            folder.study,
-            space,
-            identity=identity_of(plan, space),
-            seed=plan.seed,
-            method=plan.search.method,
-        )
-        limit_bytes = plan.objective.limit_bytes(space.environment.device_memory_bytes)
-        tuning = Tuning(
-            study=study,
-            runner=runner,
-            space=space,
-            budget=plan.budget,
-            clock=clock,
-            limit_bytes=limit_bytes,
-            show=show,
-            on_record=folder.append_trial,
-            notes=list(space.notes),
-            slots=lambda: slots_of(starts),
-            probe_s=probe_s,
-            guide=_guide_of(plan, study, space, folder, limit_bytes),
-        )
-        curves = folder.read_curves() if study.records else None
-        if tuning.guide is not None and curves is not None:
-            tuning.guide.recall(curves, tuning.ceilings)
-        if hints is not None:
-            tuning.first = seed_params(hints, space)
-            tuning.notes.append(say_hints(hints, space))
-        try:
-            summary = _tune(tuning, plan, folder)
-        except BaseException:
-            study.close()
-            raise
-    assert summary.recommendation is not None  # noqa: S101 - _tune raises otherwise
-    return _result(summary, summary.recommendation, study, folder)
-
-
-def _guide_of(plan: Plan, study: Study, space: ResolvedSpace, folder: RunFolder, limit_bytes: int) -> Guide | None:
-    """The model of the machine, where it is to propose trials."""
-    if plan.search.method != "model":
-        return None
-    return Guide(study, space, limit_bytes, plan.seed, keep=lambda one: folder.write_model(folder.curves, one))
-
-
-def _hints_of(plan: Plan) -> Hints | None:
-    return None if plan.search.warm_start is None else read_hints(plan.search.warm_start)
-
-
 def check_plan(plan: Plan, *, launcher: Launcher | None = None) -> CheckResult:
     """Look at a plan without searching: one step of the workload, the machine, and the space it would search."""
-    _hints_of(plan)  # raises where a search would
+    hints_of(plan)  # raises where a search would
     with temporary_folder() as folder, opened_launcher(launcher, folder, plan) as starts:
         write_payload(plan.workload, folder.payload)
         _, space = look(plan, runner_for(plan, folder, starts))
@@ -345,114 +225,3 @@ def environment(device: str = "auto") -> Environment:
 def read_run(run_dir: Path) -> RunSummary:
     """Everything that reports are made from, read from a run folder alone."""
     return read_summary(run_dir)
-
-
-def rebuild_report(run_dir: Path) -> tuple[RunSummary, str]:
-    """Write report.md and report.html anew from a run folder alone; the summary, and what went wrong with them."""
-    summary = read_run(run_dir)
-    return summary, _write_reports(summary, RunFolder(run_dir))
-
-
-def _tune(tuning: Tuning, plan: Plan, folder: RunFolder) -> RunSummary:
-    """Search and confirm; whatever ends it, the best so far is in the run folder. A finished run is read back."""
-    finished = _finished(tuning, folder)
-    if finished is not None:
-        return finished
-    try:
-        tuning.search()
-        confirm(tuning)
-    except WorkloadError:
-        raise
-    except BaseException as error:
-        tuning.is_interrupted, tuning.stopped_because = True, f"it was ended by {type(error).__name__}"
-        with without_interrupts():
-            _write(_summarise(tuning, plan, recommend(tuning)), folder)
-        raise
-    with without_interrupts():  # the search is done: an interrupt now would only lose what it has found
-        summary = _summarise(tuning, plan, recommend(tuning))
-        _write(summary, folder)
-    if summary.recommendation is None:
-        raise NothingFeasibleError(say_nothing_feasible(summary))
-    return summary
-
-
-def _finished(tuning: Tuning, folder: RunFolder) -> RunSummary | None:
-    """The summary of a search that was confirmed and has no trial left to run; None where there is more to do."""
-    if not tuning.study.records or not folder.summary.exists():
-        return None
-    if not (tuning.is_over() or tuning.study.is_exhausted):
-        return None
-    summary = read_summary(folder.path)
-    # As text: a figure that is no number equals nothing.
-    told, known = ([trial.model_dump_json() for trial in trials] for trials in (summary.trials, tuning.study.records))
-    is_settled = summary.recommendation is not None and summary.recommendation.verdict != "unconfirmed"
-    return summary if told == known and summary.is_complete and is_settled else None
-
-
-def _write(summary: RunSummary, folder: RunFolder) -> None:
-    folder.write_summary(summary)
-    if summary.recommendation is not None:
-        write_atomic(folder.recommended, recommended_yaml(summary).encode())
-    else:
-        folder.recommended.unlink(missing_ok=True)  # of an earlier run of the same search
-    remark = _write_reports(summary, folder)
-    if remark:
-        _LOG.warning("%s", remark)
-
-
-def _write_reports(summary: RunSummary, folder: RunFolder) -> str:
-    """Write report.md and report.html; what went wrong with them, in a sentence, since neither may cost the result."""
-    try:
-        write_atomic(folder.report, render_markdown(summary, folder.path).encode())
-        page = render_page(summary, folder.path)
-        write_atomic(folder.page, page.html.encode())
-    except RunFolderError as error:
-        return f"The reports could not be written: {error}"
-    except Exception as error:  # noqa: BLE001 - no report may cost a finished search its result
-        return f"The reports could not be made: {one_line(f'{type(error).__name__}: {error}')}"
-    return page.remark
-
-
-def _summarise(tuning: Tuning, plan: Plan, recommendation: Recommendation | None) -> RunSummary:
-    records = tuning.study.records
-    measured = next((record.measurement for record in records if record.measurement is not None), None)
-    notes = dict.fromkeys((*tuning.notes, *cluster_notes(tuning.runner.launcher)))  # hosts come and go
-    return RunSummary(
-        name=plan.name,
-        environment=tuning.environment,
-        facts=tuning.space.facts,
-        objective=plan.objective,
-        budget=plan.budget,
-        baseline=plan.baseline,
-        limit_bytes=tuning.limit_bytes,
-        memory_source="not measured" if measured is None else measured.memory.source,
-        seed=plan.seed,
-        trials=tuple(records),
-        recommendation=recommendation,
-        importances=tuning.study.importances(),
-        notes=tuple(notes),
-        stopped_because=tuning.stopped_because,
-        is_complete=not tuning.is_interrupted,
-        wall_s=tuning.clock.elapsed_s,
-        promised_s=tuning.promised_s,
-        autotune_version=__version__,
-    )
-
-
-def _result(summary: RunSummary, chosen: Recommendation, study: Study, folder: RunFolder) -> SearchResult:
-    ratio = chosen.speedup
-    return SearchResult(
-        best=chosen.config,
-        baseline=summary.baseline,
-        best_same_batch=chosen.same_batch,
-        trials=list(summary.trials),
-        speedup=None if ratio is None else ratio.value,
-        speedup_ci=None if ratio is None else (ratio.low, ratio.high),
-        study=study.optuna_study,
-        run_dir=folder.path,
-        summary=summary,
-    )
-
-
-def _probing(clock: Clock) -> Progress:
-    return Progress(phase="probe", done=0, total=1, elapsed_s=clock.elapsed_s, remaining_s=clock.left_s)

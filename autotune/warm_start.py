@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.core.environment import Environment
+from autotune.core.plan import Plan
 from autotune.core.result import RunSummary
 from autotune.core.rules import same_behaviour_key
 from autotune.core.search_space import Domain, ResolvedSpace, SettingValue, compose, setting_of
@@ -22,7 +23,7 @@ from autotune.run_config import describe_machine, read_recommended, read_recomme
 from autotune.run_folder import read_summary
 from autotune.study.proposals import nearest, params_of
 
-__all__ = ["Hints", "read_hints", "say_hints", "say_stale", "seed_params", "staleness"]
+__all__ = ["Hints", "hints_of", "read_hints", "say_hints", "say_stale", "seed_params", "staleness"]
 
 _MOST_SEEDS = 3
 _LONGEST_VALUE = 60  # characters of what a file tells of its machine
@@ -46,6 +47,11 @@ class Hints:
     """The best first."""
     machine: Mapping[str, object]
     """As recommended.yaml tells it: name, driver, cores, torch, fingerprint and more; empty where it does not."""
+
+
+def hints_of(plan: Plan) -> Hints | None:
+    """What a plan is to start from; None where it names nothing."""
+    return None if plan.search.warm_start is None else read_hints(plan.search.warm_start)
 
 
 def read_hints(path: Path) -> Hints:

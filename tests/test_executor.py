@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import autotune
-from autotune import api
+from autotune import api, searching
 from autotune.core.executor import Executor
 from autotune.core.plan import Plan
 from autotune.core.training_config import TrainingConfig
@@ -142,9 +142,10 @@ def test_a_wrong_executor_is_told_before_anything_starts(
 
 
 @pytest.mark.parametrize("function", [autotune.search, autotune.diagnose])
-def test_the_executor_is_the_last_of_the_arguments(function: Callable[..., Any]) -> None:
-    *_, last = inspect.signature(function).parameters.values()
-    assert (last.name, last.default) == ("executor", "local")
+def test_the_executor_comes_after_the_contracts_arguments(function: Callable[..., Any]) -> None:
+    names = list(inspect.signature(function).parameters)
+    assert inspect.signature(function).parameters["executor"].default == "local"
+    assert set(names[names.index("executor") + 1 :]) <= {"method", "warm_start"}
     assert "executor" in (autotune.search.__doc__ or "")
 
 
@@ -200,7 +201,7 @@ def test_as_many_trials_as_there_are_hosts_may_run_at_once(tmp_path: Path, monke
         seen.append(parts["slots"]())
         return Tuning(**parts)
 
-    monkeypatch.setattr(api, "Tuning", make)
+    monkeypatch.setattr(searching, "Tuning", make)
     for slots in (1, 3):
         search(tmp_path / str(slots), FakeLauncher(slots=slots))
     assert seen == [1, 3]

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import autotune
-from autotune import api
+from autotune import searching
 from autotune.api import SearchResult, rebuild_report
 from autotune.errors import RunFolderError
 from autotune.report import page
@@ -56,7 +56,7 @@ def test_a_report_rebuilt_elsewhere_from_the_folder_alone_is_the_same(result: Se
 def test_a_folder_that_can_not_be_written_is_said_and_the_summary_is_there(
     result: SearchResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api, "write_atomic", _refuse)
+    monkeypatch.setattr(searching, "write_atomic", _refuse)
     summary, remark = rebuild_report(result.run_dir)
     assert summary == result.summary
     assert remark == "The reports could not be written: read-only file system"
@@ -85,7 +85,7 @@ def test_a_search_outlives_reports_that_can_not_be_written(
             _refuse(path, data)
         path.write_bytes(data)
 
-    monkeypatch.setattr(api, "write_atomic", write)
+    monkeypatch.setattr(searching, "write_atomic", write)
     with caplog.at_level(logging.WARNING, logger="autotune"):
         result = search(tmp_path / "run")
     assert (result.run_dir / "recommended.yaml").exists()
@@ -95,7 +95,7 @@ def test_a_search_outlives_reports_that_can_not_be_written(
 def test_a_search_outlives_any_fault_in_a_report_and_says_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(api, "render_markdown", _fail)
+    monkeypatch.setattr(searching, "render_markdown", _fail)
     with caplog.at_level(logging.WARNING, logger="autotune"):
         result = search(tmp_path / "run")
     assert (result.run_dir / "recommended.yaml").exists()
@@ -108,8 +108,8 @@ def test_a_fault_in_a_report_does_not_take_the_place_of_what_ended_the_search(
     def interrupt(_tuning: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(api, "render_markdown", _fail)
-    monkeypatch.setattr(api, "confirm", interrupt)
+    monkeypatch.setattr(searching, "render_markdown", _fail)
+    monkeypatch.setattr(searching, "confirm", interrupt)
     with pytest.raises(KeyboardInterrupt):
         search(tmp_path / "run")
 
