@@ -11,6 +11,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from autotune.core.rules import TORCH_PREFETCH_FACTOR
 from autotune.core.training_config import TrainingConfig
 
 __all__ = [
@@ -43,11 +44,11 @@ class Ceiling(BaseModel):
 
 
 def loader_key(config: TrainingConfig) -> tuple[object, ...]:
-    """The settings that a loader's rate depends on."""
+    """The settings that a loader's rate depends on; torch's own value, where a setting is left to it."""
     return (
         config.micro_batch_size,
         config.num_workers,
-        config.prefetch_factor,
+        (config.prefetch_factor or TORCH_PREFETCH_FACTOR) if config.num_workers else None,
         config.persistent_workers,
         config.pin_memory,
         config.world_size,

@@ -68,9 +68,9 @@ class MemoryForecast:
         asked = self._asks(configs)
         within = self._asks([config for config, peak in self.seen if peak <= limit_bytes])
         over = self._asks([config for config, peak in self.seen if peak > limit_bytes])
-        fits = (asked[:, None] <= within).all(axis=2).any(axis=1)
-        fails = (asked[:, None] >= over).all(axis=2).any(axis=1)
-        return np.asarray(np.logical_and(fits, np.logical_not(fails)), dtype=np.bool_)
+        fits = np.any(np.all(asked[:, None] <= within, axis=2), axis=1)
+        fails = np.any(np.all(asked[:, None] >= over, axis=2), axis=1)
+        return np.asarray(fits & ~fails, dtype=np.bool_)
 
     def _asks(self, configs: Sequence[TrainingConfig]) -> Floats:
         """What memory grows with, (configs, kinds): whoever has no more of any kind takes no more."""
