@@ -145,7 +145,7 @@ def test_what_passes_there_wins_over_a_faster_one_that_could_not_be_run(tmp_path
     launcher = Launcher(overflowing(lambda config: config.micro_batch_size >= 256))
     space: dict[str, Any] = {"micro_batch_size": [32, 64, 128, 256], "amp_dtype": "float32", "grad_accum_steps": 1}
     space |= {"num_workers": 0, "pin_memory": False, "channels_last": False}
-    tuning, chosen = finished(tmp_path, launcher, **space)
+    tuning, chosen = finished(tmp_path, launcher, method="tpe", **space)  # a model would have two stopped early
     assert [config.micro_batch_size for config in stressed(launcher)] == [256, 128, 64]
     assert chosen.config.micro_batch_size == 64
     assert chosen.stress is not None
@@ -205,7 +205,7 @@ def test_nothing_is_outrun_where_nothing_faster_was_left_out(tmp_path: Path) -> 
 def test_the_biggest_batch_is_told_after_the_stress_runs_without_what_failed_there(tmp_path: Path) -> None:
     launcher = FakeLauncher(overflowing(lambda config: config.micro_batch_size >= 256))
     space: dict[str, Any] = {"micro_batch_size": [32, 64, 128, 256], "amp_dtype": "float32", "grad_accum_steps": 1}
-    tuning, chosen = finished(tmp_path, launcher, n_trials=20, **space)
+    tuning, chosen = finished(tmp_path, launcher, n_trials=20, method="tpe", **space)
     assert chosen.config.micro_batch_size < 256
     (note,) = (note for note in tuning.notes if note.startswith("The biggest micro batch"))
     assert " is 128 (" in note

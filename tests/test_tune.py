@@ -10,6 +10,7 @@ from core.evidence import make_measurement
 from tunings import GIB, make_tuning
 
 from autotune import stressing
+from autotune.clock import Clock
 from autotune.confirm import _overhead_s, confirm, recommend
 from autotune.core.ceilings import CeilingBook, device_key, loader_key
 from autotune.core.objective import Score
@@ -20,7 +21,6 @@ from autotune.protocol import WindowRules
 from autotune.study.proposals import largest_batch_variant
 from autotune.study.study import Trial
 from autotune.testing import FakeLauncher, FakeTrial
-from autotune.tune import Clock
 
 
 def test_without_a_time_out_no_time_runs_out() -> None:
@@ -40,7 +40,7 @@ def test_the_last_part_of_the_time_belongs_to_the_confirmation() -> None:
 
 def test_each_ceiling_is_measured_once_and_known_to_all_trials(tmp_path: Path) -> None:
     launcher = FakeLauncher()
-    tuning = make_tuning(tmp_path, launcher, n_trials=20)
+    tuning = make_tuning(tmp_path, launcher, n_trials=20, method="tpe")  # without a look
     tuning.search()
     asked = [job for job in launcher.jobs if job.kind == "trial"]
     loaders = [loader_key(job.config) for job in asked if job.extras.loader_ceiling]
@@ -53,6 +53,18 @@ def test_each_ceiling_is_measured_once_and_known_to_all_trials(tmp_path: Path) -
         assert record.measurement.device_ceiling is not None
 
 
+def test_what_a_look_has_measured_no_trial_measures_again(tmp_path: Path) -> None:
+    launcher = FakeLauncher()
+    tuning = make_tuning(tmp_path, launcher, n_trials=20)
+    tuning.search()
+    (look,) = (job for job in launcher.jobs if job.kind == "curves")
+    later = [job for job in launcher.jobs[launcher.jobs.index(look) :] if job.kind == "trial"]
+    loaders, devices = ({key(config) for config in look.variations} for key in (loader_key, device_key))
+    assert {loader_key(job.config) for job in later} & loaders
+    assert not any(job.extras.loader_ceiling and loader_key(job.config) in loaders for job in later)
+    assert not any(job.extras.device_ceiling and device_key(job.config) in devices for job in later)
+
+
 def test_the_baseline_alone_shows_where_its_time_goes(tmp_path: Path) -> None:
     tuning = make_tuning(tmp_path, FakeLauncher())
     tuning.search()
@@ -61,10 +73,10 @@ def test_the_baseline_alone_shows_where_its_time_goes(tmp_path: Path) -> None:
 
 
 def test_ceilings_are_known_after_a_resume(tmp_path: Path) -> None:
-    first = make_tuning(tmp_path, FakeLauncher(), n_trials=8, is_kept=True)
+    first = make_tuning(tmp_path, FakeLauncher(), n_trials=8, is_kept=True, method="tpe")
     first.search()
     first.study.close()
-    again = make_tuning(tmp_path, FakeLauncher(), n_trials=8, is_kept=True)
+    again = make_tuning(tmp_path, FakeLauncher(), n_trials=8, is_kept=True, method="tpe")
     assert again.ceilings == first.ceilings
 
 
@@ -120,7 +132,10 @@ def test_the_biggest_batch_that_fits_by_the_memory_line_is_run(tmp_path: Path) -
         "amp_dtype": "float32",
         "grad_accum_steps": 1,
     }
-    tuning = make_tuning(tmp_path, FakeLauncher(linear_memory), n_trials=14, limit_bytes=14 * GIB + 2**20, **space)
+    limit_bytes = 14 * GIB + 2**20
+    tuning = make_tuning(
+        tmp_path, FakeLauncher(linear_memory), n_trials=14, limit_bytes=limit_bytes, method="tpe", **space
+    )
     tuning.search()
     confirm(tuning)
     run = {record.config.micro_batch_size for record in tuning.study.records if record.measurement is not None}
@@ -135,7 +150,7 @@ def test_the_biggest_batch_that_fits_by_the_memory_line_is_run(tmp_path: Path) -
 @pytest.mark.parametrize(("limit_gib", "largest"), [(14, 512), (40, 2048)])
 def test_a_batch_beyond_the_memory_line_is_not_proposed(tmp_path: Path, limit_gib: int, largest: int) -> None:
     space: dict[str, Any] = {"micro_batch_size": [32, 64, 512, 2048], "amp_dtype": "float32", "grad_accum_steps": 1}
-    tuning = make_tuning(tmp_path, FakeLauncher(linear_memory), n_trials=24, **space)
+    tuning = make_tuning(tmp_path, FakeLauncher(linear_memory), n_trials=24, method="tpe", **space)
     tuning.search()
     known = [record for record in tuning.study.records if record.config.micro_batch_size <= 64]
     assert {record.config.micro_batch_size for record in known} == {32, 64}
@@ -146,11 +161,12 @@ def test_a_batch_beyond_the_memory_line_is_not_proposed(tmp_path: Path, limit_gi
 
 @dataclass(slots=True)
 class Proposals:
-    """Takes the place of a study: holds records, and keeps what is proposed."""
+    """Takes the place of a study: holds records, and keeps what is proposed, of which nothing waits."""
 
     records: list[TrialRecord]
     proposed: list[dict[str, Any]] = field(default_factory=list)
     running: list[Trial] = field(default_factory=list)
+    has_waiting: bool = False
 
     @property
     def ended(self) -> list[TrialRecord]:
@@ -174,7 +190,7 @@ def ran(number: int, score: float, **settings: Any) -> TrialRecord:
 def test_the_best_at_the_users_batch_is_proposed_again_whenever_the_best_changes(
     tmp_path: Path, n_trials: int | None
 ) -> None:
-    tuning = make_tuning(tmp_path, FakeLauncher(), n_trials=n_trials, amp_dtype="float32")
+    tuning = make_tuning(tmp_path, FakeLauncher(), n_trials=n_trials, method="tpe", amp_dtype="float32")
     # An open number of trials is near its end from the 13th on.
     records = [ran(number, 1.0, intra_op_threads=number or None) for number in range(1 if n_trials else 13)]
     study = Proposals(records)
@@ -193,7 +209,7 @@ def test_the_best_at_the_users_batch_is_proposed_again_whenever_the_best_changes
 
 
 def test_trials_that_run_count_when_the_end_is_near(tmp_path: Path) -> None:
-    tuning = make_tuning(tmp_path, FakeLauncher(), n_trials=13, amp_dtype="float32")
+    tuning = make_tuning(tmp_path, FakeLauncher(), n_trials=13, method="tpe", amp_dtype="float32")
     study = Proposals([ran(0, 1.0), ran(1, 2.0, micro_batch_size=64, num_workers=2)])
     tuning.study = study  # type: ignore[assignment] # all that is asked of a study here
     study.running = [Trial(number, TrainingConfig()) for number in range(2, 9)]
@@ -208,7 +224,7 @@ def test_trials_that_run_count_when_the_end_is_near(tmp_path: Path) -> None:
 
 
 def test_a_trial_that_ended_late_is_news_whatever_its_number(tmp_path: Path) -> None:
-    tuning = make_tuning(tmp_path, FakeLauncher(), n_trials=None, amp_dtype="float32")
+    tuning = make_tuning(tmp_path, FakeLauncher(), n_trials=None, method="tpe", amp_dtype="float32")
     others = [ran(number, 1.0, intra_op_threads=number or None) for number in range(20) if number != 1]
     late = ran(1, 2.0, num_workers=2)
     tuning.study = Proposals([*others, late])  # type: ignore[assignment] # all that is asked of a study here
@@ -225,8 +241,9 @@ def test_failures_of_what_was_left_out_meanwhile_are_no_further_news(tmp_path: P
     for number in range(1, 7):
         config = TrainingConfig(amp_dtype="bfloat16", num_workers=number)
         result = TrialResult(outcome="crashed", reason="no kernel", failure=failure)
-        tuning._learn_from(TrialRecord(number=number, config=config, result=result))
+        record = TrialRecord(number=number, config=config, result=result)
+        tuning.blame.learn(record, tuning.study, tuning.notes)
     assert [note for note in tuning.notes if "left out" in note] == [
         "amp_dtype bfloat16 was left out after 3 failures: no kernel"
     ]
-    assert not any(tuning.failures.values())
+    assert not any(tuning.blame.failures.values())

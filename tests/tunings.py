@@ -7,17 +7,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from autotune.clock import Clock
 from autotune.core.budget import Budget
 from autotune.core.objective import Objective
+from autotune.core.search_options import Method
 from autotune.core.search_space import SearchSpace, resolve
 from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import TrialResult
+from autotune.guided import Guide
 from autotune.launch.launcher import Exit, Launch
 from autotune.launch.runner import TrialRunner
 from autotune.protocol import Job, RankReport, read_model, write_model
 from autotune.study.study import Study
 from autotune.testing import FakeLauncher
-from autotune.tune import Clock, Tuning
+from autotune.tune import Tuning
 
 GIB = 2**30
 
@@ -48,6 +51,7 @@ def make_tuning(
     limit_bytes: int = 14 * GIB,
     baseline: TrainingConfig | None = None,
     is_kept: bool = False,
+    method: Method = "model",
     **space: Any,
 ) -> Tuning:
     """A tuning before its search; `is_kept`: its study is a file. Further keywords are settings of the space."""
@@ -68,8 +72,9 @@ def make_tuning(
         seed=0,
         limit_bytes=limit_bytes,
     )
+    study = Study.open(folder / "study.db" if is_kept else None, resolved, identity={}, seed=0, method=method)
     return Tuning(
-        study=Study.open(folder / "study.db" if is_kept else None, resolved, identity={}, seed=0),
+        study=study,
         runner=runner,
         space=resolved,
         budget=Budget(n_trials=n_trials, timeout_s=timeout_s),
@@ -77,4 +82,5 @@ def make_tuning(
         limit_bytes=limit_bytes,
         show=lambda _: None,
         on_record=lambda _: None,
+        guide=Guide(study, resolved, limit_bytes, seed=0) if method == "model" else None,
     )
