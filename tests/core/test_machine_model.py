@@ -125,14 +125,15 @@ def test_with_one_run_all_that_was_not_run_is_wide_open() -> None:
 
 
 @settings(max_examples=50)
-@given(SIGHTINGS, CONFIGS, RATES, st.sampled_from(["loader", "device"]))
+@given(st.lists(CONFIGS, max_size=4), CONFIGS, RATES, st.sampled_from(["loader", "device"]))
 def test_a_look_at_a_side_leaves_less_doubt_of_it_there(
-    sightings: list[Sighting], one: TrainingConfig, rate: float, side: str
+    others: list[TrainingConfig], one: TrainingConfig, rate: float, side: str
 ) -> None:
-    alone = [sight for sight in sightings if sight.kind != "run"]
-    base = [loader(rate, config()), device(rate, config()), *alone]
+    seen = [loader(rate, config()), device(rate, config())]
+    for other in others:
+        seen += [loader(rate, other), device(rate, other)]
     look = (loader if side == "loader" else device)(rate, one)
-    before, after = (forecast(seen, one) for seen in (base, [*base, look]))
+    before, after = (forecast(sightings, one) for sightings in (seen, [*seen, look]))
     doubts = [known.loader_sd[0] if side == "loader" else known.device_sd[0] for known in (before, after)]
     assert doubts[1] < min(doubts[0], look.relative_sd)
 
