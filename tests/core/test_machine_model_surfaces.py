@@ -1,0 +1,128 @@
+"""The model of the machine, from the curves and a few trials of a recorded surface, tells what its other points reach.
+
+Surfaces are recorded by benchmarks/surfaces.py on real machines, whose rates differ from visit to visit: bounds are
+told in that spread.
+"""
+
+from __future__ import annotations
+
+import importlib
+import random
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from statistics import correlation, fmean, median
+from typing import Any
+
+import numpy as np
+import pytest
+
+from autotune.core.machine_model import Forecast, fit_machine
+from autotune.core.objective import Objective
+from autotune.core.search_space import SearchSpace, resolve
+from autotune.core.sightings import Look, looks_of, sightings_of
+from autotune.core.training_config import TrainingConfig
+from autotune.core.trial import TrialRecord
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # scripts that stand beside each other, not a package
+replay = importlib.import_module("replay")
+
+PATHS = sorted(replay.SURFACES.glob("*.jsonl"))
+TRIALS, DRAWS = 12, 5
+LEAST_SPREAD = 0.05
+LEAST_RANK_CORRELATION = 0.8
+MOST_SPREADS = 3.0
+
+Numbers = np.ndarray[tuple[int], np.dtype[np.float64]]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What was forecast of the points that no trial was shown of, and the mean of what was measured there."""
+
+    forecast: Forecast
+    log_rate: Numbers
+    spread: float
+    """How far two visits of a point lie apart as a rule."""
+
+    @property
+    def errors(self) -> Numbers:
+        return self.forecast.log_rate - self.log_rate
+
+    @property
+    def rank_correlation(self) -> float:
+        """Spearman's."""
+        told, true = (np.argsort(np.argsort(values)).tolist() for values in (self.forecast.log_rate, self.log_rate))
+        return correlation(told, true)
+
+
+def looks(surface: Any) -> list[Look]:
+    space = resolve(
+        SearchSpace.model_validate({**fixed(surface), **surface.header["domains"]}),
+        baseline=surface.baseline,
+        objective=Objective(memory_limit=surface.limit_bytes),
+        facts=surface.facts,
+        environment=surface.environment,
+    )
+    return looks_of(surface.curves, space)
+
+
+def fixed(surface: Any) -> Mapping[str, object]:
+    named = surface.header["domains"]
+    settings: Mapping[str, object] = surface.baseline.model_dump(
+        exclude={"lr", "world_size", "strategy", "ddp", *named}
+    )
+    return settings
+
+
+def tell(surface: Any, trials: int, seed: int = 0) -> Told:
+    """Fit the curves, the baseline and so many other trials by chance, one visit of each."""
+    measured = {
+        config: [one.measurement.samples_per_s for one in visits if one.measurement is not None]
+        for config, visits in surface.visits.items()
+    }
+    others = [config for config, found in measured.items() if found and config != surface.baseline]
+    random.Random(seed).shuffle(others)
+    shown: list[TrainingConfig] = [surface.baseline, *islice(others, trials)]
+    records = [
+        TrialRecord(number=number, config=config, result=surface.visits[config][0])
+        for number, config in enumerate(shown)
+    ]
+    environment = surface.environment
+    model = fit_machine(list(sightings_of(looks(surface), records, environment.device_kind)), environment)
+    rest = others[trials:]
+    differences = [abs(np.log(one / other)) for one, other in surface.pairs()]
+    return Told(
+        forecast=model.forecast(rest),
+        log_rate=np.log([fmean(measured[config]) for config in rest]),
+        spread=max(LEAST_SPREAD, median(differences)) if differences else LEAST_SPREAD,
+    )
+
+
+def test_surfaces_were_recorded() -> None:
+    assert PATHS
+
+
+@pytest.fixture(scope="module", params=[path.name for path in PATHS])
+def surface(request: pytest.FixtureRequest) -> Any:
+    return replay.read_surface(replay.SURFACES / request.param)
+
+
+@pytest.fixture(scope="module")
+def draws(surface: Any) -> list[Told]:
+    return [tell(surface, TRIALS, seed) for seed in range(DRAWS)]
+
+
+def test_what_was_not_run_is_ranked(draws: list[Told]) -> None:
+    assert fmean(told.rank_correlation for told in draws) >= LEAST_RANK_CORRELATION
+
+
+def test_the_typical_error_is_that_of_a_few_visits(draws: list[Told]) -> None:
+    assert fmean(float(np.median(np.abs(told.errors))) / told.spread for told in draws) <= MOST_SPREADS
+
+
+def test_trials_leave_less_doubt_than_the_baseline_alone(surface: Any, draws: list[Told]) -> None:
+    start = tell(surface, 0)
+    assert all(told.forecast.sd.mean() < start.forecast.sd.mean() for told in draws)
