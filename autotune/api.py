@@ -169,8 +169,8 @@ def diagnose(  # noqa: PLR0913 - the contract's signature
 
     It takes under a minute, unless your own code takes long to build (two or three times) or to make a step: then as
     long as measuring the baseline does, and other settings stay unmeasured. The arguments are those of `search` but for
-    space, n_trials, timeout_s, run_dir and fresh; `baseline` is what is looked at. No run folder is kept: what trials
-    need lies among the temporary files until the end.
+    space, n_trials, timeout_s, run_dir, method, warm_start and fresh; `baseline` is what is looked at. No run folder is
+    kept: what trials need lies among the temporary files until the end.
 
     Raises:
         ConfigError: an argument breaks a rule, or ray is not installed.

@@ -14,7 +14,7 @@ import numpy as np
 
 from autotune.core.ceilings import CeilingBook
 from autotune.core.diagnosis import Curves
-from autotune.core.expected_gain import expected_gain, without_matter
+from autotune.core.expected_gain import expected_gain, most_gain, without_matter
 from autotune.core.machine_model import fit_machine
 from autotune.core.memory_forecast import forecast_memory
 from autotune.core.racing import Bar
@@ -178,7 +178,7 @@ class Guide:
         )
         forecast, fits = model.forecast(configs), memory.chance_to_fit(configs, self.limit_bytes)
         tried = [one.config for one in records if one.measurement is not None or one.result.blocks]
-        gains = expected_gain(forecast, best_rate) * fits
+        gains = np.minimum(expected_gain(forecast, best_rate), most_gain(forecast, best_rate)) * fits
         best_rate = float(np.exp(model.forecast([best.config]).log_rate[0]))
         may_try = np.array([self.study.is_open(config) for config in configs]) & (fits >= _SURE_TO_FIT)
         tells = may_try & ~without_matter(configs, forecast, tried)

@@ -43,7 +43,8 @@ _DEADLINE_FACTOR = 10.0
 _MIN_DEADLINE_S = 20.0
 _MIN_COMPILE_DEADLINE_S = 120.0
 _PATIENCE = 12
-_PATIENT_FROM = 16
+_GUIDED_PATIENCE = 6  # a model proposes the most promising ones first
+_PATIENT_AFTER = 4
 _WORTH = 1.01
 _LOOK_DEADLINE_S = 60.0
 _LOOK_SHARE = 0.15  # of the time for trials
@@ -284,7 +285,7 @@ class Tuning:
     def _why_enough(self, records: Sequence[TrialRecord]) -> str:
         """Why no further trial is worth its time, in a clause; "" where one may be."""
         if self._has_settled(records):
-            return f"the last {_PATIENCE} trials brought less than 1 %"
+            return f"the last {self._patience} trials brought less than 1 %"
         return "" if self.guide is None else self.guide.why_enough(self.best)
 
     def _has_more(self, records: Sequence[TrialRecord]) -> bool:
@@ -292,10 +293,15 @@ class Tuning:
         self._propose_closing(records)
         return self.study.has_waiting
 
+    @property
+    def _patience(self) -> int:
+        """Trials without a gain that end a search which may stop by itself."""
+        return _PATIENCE if self.guide is None else _GUIDED_PATIENCE
+
     def _has_settled(self, records: Sequence[TrialRecord]) -> bool:
-        if len(records) < max(_PATIENT_FROM, _PATIENCE + 1):
+        if len(records) < self._patience + _PATIENT_AFTER:
             return False
-        before, now = _best(records[:-_PATIENCE]), _best(records)
+        before, now = _best(records[: -self._patience]), _best(records)
         if now is None or before is None:
             return now is None
         return score_value(now) < _WORTH * score_value(before)
@@ -321,7 +327,7 @@ class Tuning:
             self.study.propose(params)
 
     def _is_near_its_end(self, records: Sequence[TrialRecord]) -> bool:
-        most = _PATIENT_FROM if self.budget.may_stop_early else self.budget.max_trials
+        most = self._patience + _PATIENT_AFTER if self.budget.may_stop_early else self.budget.max_trials
         left = self.clock.left_for_trials_s
         rounds = rounds_of(_CLOSING_TRIALS, slots=self._slots_now) + 1
         is_late = left is not None and bool(records) and left < rounds * typical_s(records)

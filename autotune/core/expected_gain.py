@@ -12,7 +12,7 @@ from autotune.core.ceilings import device_key, loader_key
 from autotune.core.machine_model import Forecast
 from autotune.core.training_config import TrainingConfig
 
-__all__ = ["AMPLE", "expected_gain", "without_matter"]
+__all__ = ["AMPLE", "expected_gain", "most_gain", "without_matter"]
 
 Floats = NDArray[np.float64]
 
@@ -32,6 +32,12 @@ def expected_gain(forecast: Forecast, best_samples_per_s: float) -> Floats:
     mean = np.exp(np.minimum(above + sd**2 / 2, 50.0))
     gain: Floats = mean * _normal_cdf(above / sd + sd) - _normal_cdf(above / sd)
     return np.maximum(gain, 0.0)
+
+
+def most_gain(forecast: Forecast, best_samples_per_s: float) -> Floats:
+    """What each can win at the most: its slower side's own rate, with its standard deviation on top."""
+    slower = np.minimum(forecast.loader * np.exp(forecast.loader_sd), forecast.device * np.exp(forecast.device_sd))
+    return np.maximum(slower / best_samples_per_s - 1, 0.0)
 
 
 def without_matter(

@@ -18,7 +18,7 @@ __all__ = ["Look", "changed", "looks_of", "peaks_seen", "rate_seen", "sightings_
 
 _LOOK_SD = {"cpu": 0.08}
 """How far a side alone differs from what it does in a run, relatively: by chance, and since cores are shared."""
-_OTHER_LOOK_SD = 0.04
+_OTHER_LOOK_SD = 0.02
 _LEAST_RUN_SD = 0.01
 _STOPPED_SD = 0.05  # a trial that was stopped early: its restarts and its queue were not seen through
 _NORMAL_95 = 1.96
