@@ -75,6 +75,8 @@ class Study:
         self._records: dict[str, TrialRecord] = {}
         self._running: dict[str, Trial] = {}
         self._asked: dict[int, optuna.Trial] = {}
+        self._waiting: set[str] = set()
+        """Keys of what was proposed and not handed out yet."""
         self._is_drained = False
         for trial in sorted(_measured(study), key=lambda one: one.user_attrs.get(_PLACE, -1)):
             record = _record_of(trial)
@@ -114,6 +116,7 @@ class Study:
             for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
                 study.enqueue_trial(trial.params, user_attrs=_carried(trial.user_attrs))
                 study.tell(trial.number, state=TrialState.FAIL)
+            opened._note_waiting()
         return opened
 
     def close(self) -> None:
@@ -172,12 +175,15 @@ class Study:
         return not self._is_excluded(config) and not self._is_taken(config)
 
     def propose(self, params: Mapping[str, SettingValue]) -> bool:
-        """Have these values tried next; False where they are known, are running or break a rule."""
+        """Have these values tried next; False where they are known, wait already, are running or break a rule."""
         config = compose(params, self._space)
         if isinstance(config, str) or self._is_excluded(config) or self._is_taken(config):
             return False
+        if self._key(config) in self._waiting:
+            return False
         with _quiet(), _disk_errors(None):
             self.optuna_study.enqueue_trial(dict(params))
+        self._waiting.add(self._key(config))
         return True
 
     def exclude(self, setting: str, values: frozenset[SettingValue]) -> None:
@@ -208,11 +214,19 @@ class Study:
         del self._running[key]
         return record
 
+    def _note_waiting(self) -> None:
+        """Know what an earlier sitting has left to be tried."""
+        for trial in self.optuna_study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
+            config = compose(trial.system_attrs.get("fixed_params", {}), self._space)
+            if isinstance(config, TrainingConfig):
+                self._waiting.add(self._key(config))
+
     def _hand_out(self, asked: optuna.Trial, config: TrainingConfig) -> Trial:
         asked.set_user_attr(_CONFIG, config.model_dump_json())
         trial = Trial(asked.number, config)
         self._asked[trial.number] = asked
         self._running[self._key(config)] = trial
+        self._waiting.discard(self._key(config))
         return trial
 
     def _tell(self, asked: optuna.Trial, record: TrialRecord) -> None:

@@ -290,7 +290,6 @@ def test_what_is_running_can_be_proposed_no_more(open_study: Callable[..., Study
     study, params = open_study(make_space(**SMALL)), {"micro_batch_size": 64, "num_workers": 2}
     study.ask()
     assert study.propose(params)
-    assert study.propose(params), "it waits, and does not run yet"
     running, other = study.ask(), study.ask()
     assert running is not None
     assert other is not None
@@ -395,3 +394,40 @@ def test_file_modes_are_kept_from_others(tmp_path: Path) -> None:
     path.touch(mode=0o600)
     Study.open(path, make_space(), identity=IDENTITY, seed=0)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_what_waits_to_be_tried_is_not_proposed_again(open_study: Callable[..., Study]) -> None:
+    study = open_study(make_space(**SMALL))
+    study.ask()
+    params = {"micro_batch_size": 64, "num_workers": 2}
+    assert [study.propose(params), study.propose(params)] == [True, False]
+    assert study.has_waiting
+    trial = study.ask()
+    assert trial is not None
+    assert (trial.config.micro_batch_size, trial.config.num_workers) == (64, 2)
+    assert not study.has_waiting
+
+
+def test_what_an_earlier_sitting_has_left_waiting_is_not_proposed_again(open_study: Callable[..., Study]) -> None:
+    study, params = open_study(make_space(**SMALL)), {"micro_batch_size": 64, "num_workers": 2}
+    asked = study.ask()
+    assert asked is not None
+    study.tell(asked, TIMEOUT, None)
+    study.propose(params)
+    study.close()
+    again = open_study(make_space(**SMALL))
+    assert again.has_waiting
+    assert not again.propose(params)
+    assert again.propose({"micro_batch_size": 64, "num_workers": 0})
+
+
+def test_what_waits_may_still_be_tried_and_what_runs_or_was_left_out_may_not(open_study: Callable[..., Study]) -> None:
+    study = open_study(make_space(**SMALL))
+    study.propose({"micro_batch_size": 64, "num_workers": 2})
+    waiting, other = TrainingConfig(micro_batch_size=64, num_workers=2), TrainingConfig(micro_batch_size=64)
+    study.ask()
+    assert not study.is_open(TrainingConfig())
+    assert study.is_open(waiting)
+    assert study.is_open(other)
+    study.exclude("micro_batch_size", frozenset({64}))
+    assert not study.is_open(other)
