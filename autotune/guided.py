@@ -111,7 +111,11 @@ class Guide:
         if best is None:
             self._propose_seen_to_fit()
         outlook = self.outlook(best)
-        if outlook is not None and outlook.params is not None and not self._is_surprised(self.study.ended[-1]):
+        if outlook is None or outlook.params is None or self._is_surprised(self.study.ended[-1]):
+            return
+        if outlook.gain < _WORTH:  # of little use; what has to be known before the end is of more
+            self.propose_same_batch(best)
+        if not self.study.has_waiting:
             self.study.propose(outlook.params)
 
     def propose_same_batch(self, best: TrialRecord | None) -> None:
@@ -177,16 +181,17 @@ class Guide:
             peaks_seen(looks, records, self.limit_bytes), has_workers_in_ram=environment.device_kind in {"cpu", "mps"}
         )
         forecast, fits = model.forecast(configs), memory.chance_to_fit(configs, self.limit_bytes)
-        tried = [one.config for one in records if one.measurement is not None or one.result.blocks]
+        tried = {one.config: None for one in records if one.measurement is not None or one.result.blocks}
         gains = np.minimum(expected_gain(forecast, best_rate), most_gain(forecast, best_rate)) * fits
         best_rate = float(np.exp(model.forecast([best.config]).log_rate[0]))
         may_try = np.array([self.study.is_open(config) for config in configs]) & (fits >= _SURE_TO_FIT)
-        tells = may_try & ~without_matter(configs, forecast, tried)
+        tells = may_try & ~without_matter(configs, forecast, list(tried))
         inside = fits >= _LIKELY_TO_FIT
         sides = (forecast.loader, forecast.loader_sd), (forecast.device, forecast.device_sd)
         ceilings = (float((side * np.exp(sd))[inside].max(initial=0.0)) for side, sd in sides)
         wanted = self.space.baseline.global_batch_size
-        keeps = (fits >= _SURE_TO_FIT) & np.array([config.global_batch_size == wanted for config in configs])
+        keeps = np.array([config.global_batch_size == wanted for config in configs])
+        keeps &= tells | np.array([config in tried for config in configs])
         same = int(np.argmax(np.where(keeps, forecast.log_rate, -inf)))
         chosen = int(np.argmax(np.where(tells, gains, -1.0)))
         if tells.any():

@@ -1,0 +1,441 @@
+"""Searches that a model of the machine guides, over made-up machines: where they get to, what they leave out, and when
+they end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from tunings import GIB, FailingLauncher, make_tuning
+
+import autotune
+from autotune.core.ceilings import device_key, loader_key
+from autotune.core.racing import seen_rate
+from autotune.core.search_options import Method
+from autotune.core.search_space import compose
+from autotune.core.training_config import TrainingConfig
+from autotune.core.trial import TrialResult
+from autotune.launch.launcher import Exit, Launch
+from autotune.protocol import Job, read_model
+from autotune.study.proposals import first_guesses
+from autotune.study.study import Trial
+from autotune.testing import CostModel, FakeLauncher, FakeTrial, analytic_cost
+from autotune.tune import Tuning
+
+LIMIT = 14 * GIB
+NEAR = 0.97
+SMALL: dict[str, Any] = {
+    "micro_batch_size": [16, 32, 64, 128],
+    "num_workers": [0, 2, 4, 8],
+    "amp_dtype": ["float32", "bfloat16"],
+    "grad_accum_steps": 1,
+    "prefetch_factor": 2,
+    "persistent_workers": True,
+    "pin_memory": False,
+}
+LOADERS: dict[str, Any] = {**SMALL, "amp_dtype": "float32", "micro_batch_size": 32}
+"""A space whose configurations differ in their workers alone."""
+
+
+def joined(config: TrainingConfig, *, loader: float, device: float, peak_bytes: int) -> FakeTrial:
+    """What a loader and a device reach together."""
+    rate = min(loader, device) if config.num_workers else 1 / (1 / loader + 1 / device)
+    return FakeTrial(
+        samples_per_s=rate,
+        peak_memory_bytes=peak_bytes,
+        busy_fraction=rate / device,
+        loader_ceiling=loader,
+        device_ceiling=device,
+    )
+
+
+def sides(config: TrainingConfig) -> tuple[float, float]:
+    trial = analytic_cost(config)
+    assert trial.loader_ceiling is not None
+    assert trial.device_ceiling is not None
+    return trial.loader_ceiling, trial.device_ceiling
+
+
+def slow_loader(config: TrainingConfig) -> FakeTrial:
+    """The device is at least ten times as fast as the loader, however many workers it has."""
+    loader, device = sides(config)
+    return joined(config, loader=loader / 10, device=device, peak_bytes=GIB)
+
+
+def slow_device(config: TrainingConfig) -> FakeTrial:
+    """Two workers are four times as fast as the device ever gets."""
+    loader, device = sides(config)
+    return joined(config, loader=loader, device=device / 100, peak_bytes=GIB)
+
+
+def memory_cliff(config: TrainingConfig) -> FakeTrial:
+    """The larger the batch, the faster, up to where the memory ends: at 176 samples, in half precision at 240."""
+    loader, device = sides(config)
+    sample_mib = 48 if config.amp_dtype in {"bfloat16", "float16"} else 64
+    peak = 3 * GIB + config.micro_batch_size * sample_mib * 2**20
+    return joined(config, loader=loader, device=device / 10 * config.micro_batch_size**0.2, peak_bytes=peak)
+
+
+def fastest_of(tuning: Tuning, cost: CostModel) -> float:
+    """The best rate of the whole space within the limit."""
+    configs = {compose(params, tuning.space) for params in tuning.space.combinations()}
+    trials = [cost(config) for config in configs if isinstance(config, TrainingConfig)]
+    return max(one.samples_per_s for one in trials if one.peak_memory_bytes <= tuning.limit_bytes)
+
+
+def guided(folder: Path, cost: CostModel, *, seed: int = 0, **arguments: Any) -> Tuning:
+    """A guided search that has ended, by itself unless a number of trials is given."""
+    tuning = make_tuning(folder, FakeLauncher(cost, seed=seed), **{"n_trials": None, "limit_bytes": LIMIT, **arguments})
+    assert tuning.guide is not None
+    tuning.guide.seed = seed
+    tuning.search()
+    return tuning
+
+
+def until_near(tuning: Tuning, cost: CostModel) -> int:
+    """How many trials it took to come within 3 % of the best of the space."""
+    best = fastest_of(tuning, cost)
+    rates = [cost(one.config).samples_per_s if one.is_feasible else 0.0 for one in tuning.study.records]
+    assert max(rates) >= NEAR * best
+    return 1 + next(place for place, rate in enumerate(rates) if rate >= NEAR * best)
+
+
+def jobs_of(tuning: Tuning, kind: str) -> list[Job]:
+    launcher = tuning.runner.launcher
+    assert isinstance(launcher, FakeLauncher)
+    return [job for job in launcher.jobs if job.kind == kind]
+
+
+# Where a search gets to
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("space", [{}, SMALL], ids=["default space", "small space"])
+@pytest.mark.parametrize("cost", [analytic_cost, slow_loader, slow_device, memory_cliff])
+def test_a_few_trials_lead_near_the_best_of_the_space(
+    tmp_path: Path, cost: CostModel, space: dict[str, Any], seed: int
+) -> None:
+    tuning = guided(tmp_path, cost, seed=seed, **space)
+    assert until_near(tuning, cost) <= 4
+    assert len(tuning.study.records) < 40
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("batches", [[16, 32, 64, 128, 256], {"low": 8, "high": 512}])
+def test_where_the_memory_ends_within_the_space_no_trial_runs_out_of_it(
+    tmp_path: Path, batches: object, seed: int
+) -> None:
+    tuning = guided(tmp_path, memory_cliff, seed=seed, **{**SMALL, "micro_batch_size": batches})
+    assert any(memory_cliff(one).peak_memory_bytes > LIMIT for one in _composed(tuning))
+    assert {one.outcome for one in tuning.study.records} <= {"ok", "pruned"}
+    assert until_near(tuning, memory_cliff) <= 6
+
+
+def _composed(tuning: Tuning) -> list[TrainingConfig]:
+    configs = [compose(params, tuning.space) for params in tuning.space.combinations()]
+    return [one for one in configs if isinstance(one, TrainingConfig)]
+
+
+def test_a_batch_that_a_look_has_just_fitted_in_is_tried(tmp_path: Path) -> None:
+    def cost(config: TrainingConfig) -> FakeTrial:
+        return FakeTrial(samples_per_s=100.0 * config.micro_batch_size, peak_memory_bytes=config.micro_batch_size * GIB)
+
+    tuning = guided(tmp_path, cost, limit_bytes=64 * GIB, n_trials=6)
+    assert tuning.best is not None
+    assert tuning.best.config.micro_batch_size == 64
+    assert not any(one.config.micro_batch_size > 64 for one in tuning.study.records)
+
+
+def test_where_the_baseline_does_not_fit_the_fastest_that_a_look_could_run_comes_next(tmp_path: Path) -> None:
+    def cost(config: TrainingConfig) -> FakeTrial:
+        return FakeTrial(samples_per_s=100.0 * config.micro_batch_size, peak_memory_bytes=config.micro_batch_size * GIB)
+
+    tuning = guided(tmp_path, cost, limit_bytes=16 * GIB, n_trials=2)
+    baseline, second = tuning.study.records
+    assert (baseline.outcome, second.outcome, second.config.micro_batch_size) == ("over_memory", "ok", 16)
+
+
+# What it leaves out
+
+
+def test_where_the_loader_is_the_limit_by_far_no_loader_is_tried_with_a_second_device(tmp_path: Path) -> None:
+    tuning = guided(tmp_path, slow_loader, **{**SMALL, "micro_batch_size": 32, "amp_dtype": ["float32", "bfloat16"]})
+    tried = [loader_key(one.config) for one in tuning.study.records if one.config.num_workers]
+    assert len(tried) >= 1
+    assert len(tried) == len(set(tried))
+
+
+def test_where_the_device_is_the_limit_by_far_no_device_is_tried_with_a_second_loader(tmp_path: Path) -> None:
+    tuning = guided(tmp_path, slow_device, **SMALL)
+    tried = [device_key(one.config) for one in tuning.study.records if one.config.num_workers]
+    assert len(tried) >= 2
+    assert len(tried) == len(set(tried))
+
+
+# When it ends
+
+
+def with_shortfall(cost: CostModel) -> CostModel:
+    """Together both sides stay a quarter below what either would reach."""
+    return lambda config: replace(cost(config), samples_per_s=0.75 * cost(config).samples_per_s)
+
+
+@pytest.mark.parametrize(
+    ("cost", "space", "reason"),
+    [
+        (slow_device, SMALL, "the best found reaches 100% of the lower ceiling of loader and device"),
+        (analytic_cost, SMALL, "another trial is expected to bring 0."),
+        (with_shortfall(slow_loader), LOADERS | {"num_workers": [0, 4]}, "every configuration of the space was"),
+        (
+            with_shortfall(slow_loader),
+            LOADERS | {"num_workers": [2, 4], "amp_dtype": ["float32", "bfloat16"]},
+            "no configuration is left that could tell more",
+        ),
+    ],
+)
+def test_a_search_ends_by_itself_and_says_by_which_rule(
+    tmp_path: Path, cost: CostModel, space: dict[str, Any], reason: str
+) -> None:
+    tuning = guided(tmp_path, cost, **space)
+    assert tuning.stopped_because.startswith(reason)
+    assert len(tuning.study.records) <= 10
+
+
+@pytest.mark.parametrize("n_trials", [1, 2, 30])
+def test_a_number_of_trials_that_is_given_is_run_however_little_is_left_to_win(tmp_path: Path, n_trials: int) -> None:
+    tuning = guided(tmp_path, slow_device, n_trials=n_trials)
+    assert len(tuning.study.records) == n_trials
+    assert tuning.stopped_because == f"{n_trials} trials were asked for"
+
+
+def test_a_small_space_is_run_to_its_end_where_more_trials_are_asked_for(tmp_path: Path) -> None:
+    tuning = guided(tmp_path, analytic_cost, n_trials=50, **SMALL)
+    assert tuning.study.is_exhausted
+    assert {one.config for one in tuning.study.records} == set(_composed(tuning))
+    assert tuning.stopped_because == "every configuration of the space was measured"
+
+
+def test_the_best_at_the_users_own_batch_is_known_before_it_ends(tmp_path: Path) -> None:
+    tuning = guided(tmp_path, memory_cliff, **SMALL)
+    own = [one for one in tuning.study.records if one.is_feasible and one.config.global_batch_size == 32]
+    assert max(memory_cliff(one.config).samples_per_s for one in own) == pytest.approx(
+        max(memory_cliff(one).samples_per_s for one in _composed(tuning) if one.global_batch_size == 32), rel=0.03
+    )
+
+
+# One look
+
+
+def test_one_look_at_either_side_alone_comes_right_after_the_baseline(tmp_path: Path) -> None:
+    tuning = guided(tmp_path, analytic_cost, **SMALL)
+    launcher = tuning.runner.launcher
+    assert isinstance(launcher, FakeLauncher)
+    assert [job.kind for job in launcher.jobs[:3]] == ["trial", "curves", "trial"]
+    (look,) = jobs_of(tuning, "curves")
+    assert look.config == tuning.space.baseline
+    assert {one.micro_batch_size for one in look.variations} == {16, 32, 64, 128}
+    assert {one.num_workers for one in look.variations} == {0, 2, 4, 8}
+
+
+def test_a_look_that_fails_is_noted_and_an_experts_guesses_are_tried_instead(tmp_path: Path) -> None:
+    launcher = FailingLauncher(failures={"curves": TrialResult(outcome="timeout", reason="it took too long")})
+    tuning = make_tuning(tmp_path, launcher, n_trials=10)
+    tuning.search()
+    assert tuning.notes == ["Loader and device were not looked at alone: it took too long."]
+    guesses = [compose(guess, tuning.space) for guess in first_guesses(tuning.space)]
+    assert [one.config for one in tuning.study.records[1 : 1 + len(guesses)]] == guesses
+    assert len(jobs_of(tuning, "curves")) == 1
+    assert len(tuning.study.records) == 10
+
+
+def test_a_look_takes_no_more_than_its_share_of_the_time(tmp_path: Path) -> None:
+    timed = make_tuning(tmp_path / "timed", FakeLauncher(), timeout_s=100.0)
+    free = make_tuning(tmp_path / "free", FakeLauncher())
+    for tuning in (timed, free):
+        tuning.search()
+    assert [job.deadline_s for job in jobs_of(timed, "curves")] == [pytest.approx(0.15 * 70.0)]
+    assert [job.deadline_s for job in jobs_of(free, "curves")] == [60.0]
+
+
+# What was not expected
+
+
+def trapped(rate: float) -> CostModel:
+    """Eight workers should be the fastest, as either side alone shows, but reach this rate together."""
+
+    def cost(config: TrainingConfig) -> FakeTrial:
+        trial = analytic_cost(config)
+        return replace(trial, samples_per_s=rate) if config.num_workers == 8 else trial
+
+    return cost
+
+
+@pytest.mark.parametrize(("rate", "outcome"), [(300.0, "pruned"), (2000.0, "ok")])
+def test_a_model_that_is_surprised_leaves_the_next_trial_to_the_sampler(
+    tmp_path: Path, rate: float, outcome: str
+) -> None:
+    tuning = guided(tmp_path, trapped(rate), n_trials=2, **SMALL)
+    assert tuning.guide is not None
+    last = tuning.study.ended[-1]
+    assert (last.config.num_workers, last.outcome) == (8, outcome)
+    tuning.guide.propose(tuning.best)
+    assert not tuning.study.has_waiting
+
+
+def test_a_model_that_is_not_surprised_proposes_the_next_trial(tmp_path: Path) -> None:
+    tuning = guided(tmp_path, analytic_cost, n_trials=2, **SMALL)
+    assert tuning.guide is not None
+    tuning.guide.propose(tuning.best)
+    assert tuning.study.has_waiting
+
+
+# Trials that are stopped early
+
+
+def test_a_trial_that_is_stopped_early_is_told_to_optuna_with_the_rate_it_had(tmp_path: Path) -> None:
+    tuning = guided(tmp_path, trapped(300.0), n_trials=4, **SMALL)
+    stopped = [one for one in tuning.study.records if one.outcome == "pruned"]
+    assert stopped
+    baseline = tuning.study.records[0].measurement
+    assert baseline is not None
+    for record in stopped:
+        trial = tuning.study.optuna_study.trials[record.number]
+        blocks, relative = record.result.blocks, seen_rate(record.result.blocks).samples_per_s / baseline.samples_per_s
+        assert trial.state.name == "PRUNED"
+        assert trial.intermediate_values == {len(blocks): pytest.approx(relative)}
+        assert 3 <= len(blocks) < 10
+        assert record.reason.startswith("stopped early: ")
+        assert record.score is None
+
+
+def test_the_baseline_and_the_confirmation_are_measured_to_their_end(tmp_path: Path) -> None:
+    launcher = FakeLauncher(trapped(300.0))
+    result = autotune.search(
+        object, list, progress=False, launcher=launcher, run_dir=tmp_path / "run", n_trials=5, space=SMALL
+    )
+    jobs = [job for job in launcher.jobs if job.kind == "trial"]
+    assert len(jobs) > len(result.trials)
+    assert [job.streams_blocks for job in jobs] == [False, *[True] * 4, *[False] * (len(jobs) - 5)]
+
+
+@pytest.mark.parametrize(("micro_batch_size", "bar"), [(32, 2), (64, 1), (128, 1)])
+def test_at_the_users_own_batch_a_trial_races_against_those_at_it_alone(
+    tmp_path: Path, micro_batch_size: int, bar: int
+) -> None:
+    rates = {(32, 0): 100.0, (64, 2): 900.0, (32, 4): 500.0}
+
+    def cost(config: TrainingConfig) -> FakeTrial:
+        rate = rates.get((config.micro_batch_size, config.num_workers), 1.0)
+        return FakeTrial(samples_per_s=rate, peak_memory_bytes=GIB)
+
+    tuning = make_tuning(tmp_path, FakeLauncher(cost, noise=1e-6), n_trials=3, **{**SMALL, "amp_dtype": "float32"})
+    for micro, workers in [(64, 2), (32, 4)]:
+        tuning.study.propose({"micro_batch_size": micro, "num_workers": workers})
+    tuning.search()
+    assert tuning.guide is not None
+    asked = Trial(9, TrainingConfig(micro_batch_size=micro_batch_size, num_workers=8))
+    found = tuning.guide.bar_of(asked)
+    assert found is not None
+    assert found.number == bar
+    assert found.low_samples_per_s == pytest.approx([900.0, 500.0][bar - 1], rel=0.05)
+
+
+# Several at once, and a search that goes on
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("n_trials", [12, None])
+def test_three_trials_at_once_are_guided_as_one_is(tmp_path: Path, n_trials: int | None, seed: int) -> None:
+    tuning = make_tuning(tmp_path, FakeLauncher(memory_cliff, slots=3, seed=seed), n_trials=n_trials, **SMALL)
+    tuning.slots = lambda: 3
+    tuning.search()
+    records = tuning.study.records
+    assert len({one.config for one in records}) == len(records)
+    assert len(records) == n_trials or (n_trials is None and len(records) < 20)
+    assert {one.outcome for one in records} <= {"ok", "pruned"}
+    assert len(jobs_of(tuning, "curves")) == 1
+    assert until_near(tuning, memory_cliff) <= 8
+
+
+class Interrupting(FakeLauncher):
+    """Is interrupted at the first job for which `at` says so."""
+
+    at: Callable[[Job, int], bool] = staticmethod(lambda job, launched: False)
+
+    def launch(self, launch: Launch) -> Exit:
+        if self.at(read_model(launch.folder.job, Job), len(self.launched)):
+            raise KeyboardInterrupt
+        return FakeLauncher.launch(self, launch)
+
+
+def resumed(folder: Path, at: Callable[[Job, int], bool], **arguments: Any) -> tuple[autotune.SearchResult, list[Job]]:
+    """A search that was interrupted and called again: its result, and the jobs of the second call."""
+    interrupting, launcher = Interrupting(memory_cliff), FakeLauncher(memory_cliff, seed=1)
+    interrupting.at = at
+    arguments = {"progress": False, "run_dir": folder / "run", "space": SMALL, "memory_limit": LIMIT, **arguments}
+    with pytest.raises(KeyboardInterrupt):
+        autotune.search(object, list, launcher=interrupting, **arguments)
+    return autotune.search(object, list, launcher=launcher, **arguments), launcher.jobs
+
+
+@pytest.mark.parametrize("n_trials", [9, None])
+def test_an_interrupted_search_goes_on_with_what_its_look_has_shown(tmp_path: Path, n_trials: int | None) -> None:
+    result, jobs = resumed(tmp_path, lambda job, launched: job.kind == "trial" and launched == 2, n_trials=n_trials)
+    assert "curves" not in {job.kind for job in jobs}
+    assert jobs[0].config == result.trials[2].config, "what was interrupted is run first"
+    assert len({one.config for one in result.trials}) == len(result.trials)
+    assert len(result.trials) == n_trials or n_trials is None
+    assert {one.outcome for one in result.trials} <= {"ok", "pruned"}
+    assert any(job.streams_blocks for job in jobs)
+    assert result.best.micro_batch_size == 128
+
+
+def test_a_look_that_was_interrupted_is_taken_by_the_next_call(tmp_path: Path) -> None:
+    result, jobs = resumed(tmp_path, lambda job, launched: job.kind == "curves", n_trials=4)
+    assert jobs[0].kind == "curves"
+    assert len(result.trials) == 4
+
+
+# The other methods
+
+
+@pytest.mark.parametrize("method", sorted({*get_args(Method)} - {"model"}))
+def test_with_a_sampler_of_optunas_nothing_is_looked_at_or_stopped_early(tmp_path: Path, method: Method) -> None:
+    if method == "gp":
+        pytest.importorskip("scipy")
+    launcher = FakeLauncher()
+    result = autotune.search(
+        object,
+        list,
+        progress=False,
+        launcher=launcher,
+        run_dir=tmp_path / "run",
+        n_trials=12,
+        space=SMALL,
+        method=method,
+    )
+    assert len(result.trials) == 12
+    assert {one.outcome for one in result.trials} == {"ok"}
+    assert not any(job.streams_blocks or job.kind == "curves" for job in launcher.jobs)
+    assert result.speedup is not None
+    assert result.speedup > 3
+
+
+def test_a_grid_is_measured_whole(tmp_path: Path) -> None:
+    space = {**SMALL, "amp_dtype": "float32", "micro_batch_size": [32, 64]}
+    launcher = FakeLauncher()
+    result = autotune.search(
+        object,
+        list,
+        progress=False,
+        launcher=launcher,
+        run_dir=tmp_path / "run",
+        n_trials=40,
+        space=space,
+        method="grid",
+    )
+    assert len(result.trials) == 2 * 4
+    assert result.summary.stopped_because == "every configuration of the space was measured"
