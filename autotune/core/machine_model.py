@@ -6,8 +6,8 @@ forecasts the rate of any configuration with its uncertainty, and what either si
 The rate is the lower of loader, device and cores, softened. The logarithms of both sides are sums of effects of single
 settings (a Gaussian process each: smooth along numbers, free between categories) and of what settings do only together;
 what runs fall short of the joint rate by is a third such sum. Runs see both sides through the softened minimum, which
-is linearised around the estimate, as in an iterated extended Kalman filter. The scales below say how far settings are
-expected to carry a rate before anything was measured: our own conventions, checked by benchmarks/regret.py.
+is taken to be linear around the most likely state. The scales below say how far settings are expected to carry a rate
+before anything was measured: our own conventions, checked by benchmarks/regret.py.
 
 Source: Rasmussen and Williams 2006, "Gaussian Processes for Machine Learning", chapter 2; additive kernels: Duvenaud et
 al. 2011, "Additive Gaussian Processes".
@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from autotune.core.ceilings import overlaps
 from autotune.core.environment import Environment
+from autotune.core.gauss_newton import Problem, Solution, most_likely
 from autotune.core.rules import TORCH_PREFETCH_FACTOR
 from autotune.core.training_config import TrainingConfig
 
@@ -36,7 +37,6 @@ Floats = NDArray[np.float64]
 
 _SOFTNESS = 8.0
 """Of the minimum: two equal sides reach 92 % of either together, as a queue of a few batches between them does."""
-_ROUNDS = 6
 _LEVEL_SD = 1.5
 _STEP = 1e-4
 
@@ -212,17 +212,12 @@ class MachineModel:
 
     def forecast(self, configs: Sequence[TrainingConfig]) -> Forecast:
         """What configurations should reach. Takes milliseconds for thousands of them."""
-        posterior = self._posterior
-        loader, device, shortfall = (self._crossing(configs, process) for process in _PROCESSES)
-        log_loader = self._prior(configs, self.loader_level) + (loader * posterior.loader_weights) @ posterior.alpha
-        log_device = self._prior(configs, self.device_level) + (device * posterior.device_weights) @ posterior.alpha
-        short = (shortfall * posterior.is_run) @ posterior.alpha
+        solution = self._solution
+        crossings = np.stack([self._crossing(configs, process) for process in _PROCESSES])
+        log_loader, log_device, short = self._before(configs) + np.einsum("pij,pj->pi", crossings, solution.weights)
         joint, loader_share, device_share = self._joint(configs, log_loader, log_device)
-        crossing = (
-            loader_share[:, None] * loader * posterior.loader_weights
-            + device_share[:, None] * device * posterior.device_weights
-            + shortfall * posterior.is_run
-        )
+        of_loader, of_device, of_shortfall = crossings * solution.pulls[:, None, :]
+        of_joint = loader_share[:, None] * of_loader + device_share[:, None] * of_device + of_shortfall
         before = (
             loader_share**2 * _LOADER_PROCESS.variance()
             + device_share**2 * _DEVICE_PROCESS.variance()
@@ -230,53 +225,46 @@ class MachineModel:
         )
         return Forecast(
             log_rate=joint + short,
-            sd=_sd(before, crossing, posterior.root),
+            sd=_sd(before, of_joint, solution.root),
             loader=np.exp(log_loader),
             device=np.exp(log_device),
-            loader_sd=_sd(_LOADER_PROCESS.variance(), loader * posterior.loader_weights, posterior.root),
-            device_sd=_sd(_DEVICE_PROCESS.variance(), device * posterior.device_weights, posterior.root),
+            loader_sd=_sd(_LOADER_PROCESS.variance(), of_loader, solution.root),
+            device_sd=_sd(_DEVICE_PROCESS.variance(), of_device, solution.root),
         )
 
     @cached_property
-    def _posterior(self) -> _Posterior:
-        """The estimate: the softened minimum is linearised around the one before, a few times."""
+    def _solution(self) -> Solution:
         configs = [one.config for one in self.sightings]
-        seen = np.array([log(one.samples_per_s) for one in self.sightings])
-        noise = np.diag([one.relative_sd**2 for one in self.sightings])
-        kinds = [one.kind for one in self.sightings]
-        is_run = np.array([kind == "run" for kind in kinds], dtype=np.float64)
-        covariances = [self._crossing(configs, process) for process in _PROCESSES]
-        before_loader, before_device = (self._prior(configs, one) for one in (self.loader_level, self.device_level))
-        log_loader, log_device = before_loader, before_device
-        for _ in range(_ROUNDS):
-            joint, loader_share, device_share = self._joint(configs, log_loader, log_device)
-            loader_weights = np.where(is_run, loader_share, [kind == "loader" for kind in kinds])
-            device_weights = np.where(is_run, device_share, [kind == "device" for kind in kinds])
-            expected = np.where(is_run, joint, np.where(loader_weights, log_loader, log_device))
-            surprise = (
-                seen
-                - expected
-                + loader_weights * (log_loader - before_loader)
-                + device_weights * (log_device - before_device)
+        return most_likely(
+            Problem(
+                seen=np.array([log(one.samples_per_s) for one in self.sightings]),
+                variances=np.array([one.relative_sd**2 for one in self.sightings]),
+                before=self._before(configs),
+                covariances=np.stack([self._crossing(configs, process) for process in _PROCESSES]),
+                observe=lambda state: self._observe(configs, state),
             )
-            weights = (loader_weights, device_weights, is_run)
-            total = sum(
-                np.outer(weight, weight) * covariance for weight, covariance in zip(weights, covariances, strict=True)
-            )
-            root = np.linalg.cholesky(total + noise)
-            alpha = np.linalg.solve(root.T, np.linalg.solve(root, surprise))
-            log_loader = before_loader + (covariances[0] * loader_weights) @ alpha
-            log_device = before_device + (covariances[1] * device_weights) @ alpha
-        return _Posterior(loader_weights, device_weights, is_run, root, alpha)
+        )
+
+    def _observe(self, configs: Sequence[TrainingConfig], state: Floats) -> tuple[Floats, Floats]:
+        """What the sightings should have shown in a state, and its derivatives by loader, device and shortfall."""
+        log_loader, log_device, short = state
+        is_loader, is_device, is_run = (
+            np.array([one.kind == kind for one in self.sightings], dtype=np.float64)
+            for kind in ("loader", "device", "run")
+        )
+        joint, by_loader, by_device = self._joint(configs, log_loader, log_device)
+        expected = is_loader * log_loader + is_device * log_device + is_run * (joint + short)
+        return expected, np.stack([is_loader + is_run * by_loader, is_device + is_run * by_device, is_run])
 
     def _crossing(self, configs: Sequence[TrainingConfig], process: _Process) -> Floats:
         """Prior covariance of a process between configurations and sightings, (configs, sightings)."""
         seen = _Places.of([one.config for one in self.sightings], process)
         return process.covariance(_Places.of(configs, process), seen)
 
-    def _prior(self, configs: Sequence[TrainingConfig], level: float) -> Floats:
-        """A group's rate grows with its ranks, as long as nothing was seen."""
-        return level + np.array([log(config.world_size) for config in configs])
+    def _before(self, configs: Sequence[TrainingConfig]) -> Floats:
+        """Means of loader, device and shortfall: a group's rates grow with its ranks, as long as nothing was seen."""
+        ranks = np.array([log(config.world_size) for config in configs])
+        return np.stack([self.loader_level + ranks, self.device_level + ranks, np.zeros(len(configs))])
 
     def _joint(
         self, configs: Sequence[TrainingConfig], log_loader: Floats, log_device: Floats
@@ -304,18 +292,6 @@ class MachineModel:
 
 
 _PROCESSES = (_LOADER_PROCESS, _DEVICE_PROCESS, _SHORTFALL_PROCESS)
-
-
-@dataclass(frozen=True, slots=True)
-class _Posterior:
-    """Weights by which each sighting sees the three processes, and the solved system."""
-
-    loader_weights: Floats
-    device_weights: Floats
-    is_run: Floats
-    root: Floats
-    """Cholesky root of the sightings' covariance."""
-    alpha: Floats
 
 
 def fit_machine(sightings: Sequence[Sighting], environment: Environment) -> MachineModel:

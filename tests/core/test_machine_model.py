@@ -67,7 +67,7 @@ SIGHTINGS = st.lists(
 """Whatever a machine may show, contradictions among it."""
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(SIGHTINGS, RATES, st.sampled_from([MANY_CORES, FOUR_GPUS]))
 def test_whatever_was_seen_forecasts_are_finite_and_no_vaguer_than_before(
     sightings: list[Sighting], rate: float, environment: Environment
@@ -80,15 +80,15 @@ def test_whatever_was_seen_forecasts_are_finite_and_no_vaguer_than_before(
     assert max(known.loader_sd.max(), known.device_sd.max()) < 2.5
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(SIGHTINGS, RATES, st.integers(0, 6))
 def test_the_order_of_sightings_changes_nothing(sightings: list[Sighting], rate: float, cut: int) -> None:
     seen = [run(rate, config()), *sightings]
     turned = [*seen[cut:], *seen[:cut]]
     asked = config(3, 64)
     one, other = forecast(seen, asked), forecast(turned, asked)
-    assert one.log_rate == pytest.approx(other.log_rate, abs=1e-6)
-    assert one.sd == pytest.approx(other.sd, abs=1e-6)
+    assert one.log_rate == pytest.approx(other.log_rate, abs=1e-3)
+    assert one.sd == pytest.approx(other.sd, abs=1e-3)
 
 
 def test_the_same_sightings_give_the_same_forecast() -> None:
@@ -98,7 +98,7 @@ def test_the_same_sightings_give_the_same_forecast() -> None:
     assert np.array_equal(once.sd, again.sd)
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(RATES, RATES, RATES, st.floats(0.01, 100.0))
 def test_a_machine_that_is_faster_in_all_is_forecast_as_much_faster(
     loads: float, trains: float, runs: float, factor: float
@@ -113,8 +113,8 @@ def test_a_machine_that_is_faster_in_all_is_forecast_as_much_faster(
         ]
 
     slow, fast = forecast(seen(1.0), *asked), forecast(seen(factor), *asked)
-    assert fast.log_rate - slow.log_rate == pytest.approx(np.full(3, np.log(factor)), abs=1e-6)
-    assert fast.sd == pytest.approx(slow.sd, abs=1e-6)
+    assert fast.log_rate - slow.log_rate == pytest.approx(np.full(3, np.log(factor)), abs=1e-3)
+    assert fast.sd == pytest.approx(slow.sd, abs=1e-3)
 
 
 def test_with_one_run_all_that_was_not_run_is_wide_open() -> None:
@@ -124,7 +124,7 @@ def test_with_one_run_all_that_was_not_run_is_wide_open() -> None:
     assert min(known.device_sd) > 0.5
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(CONFIGS, max_size=4), CONFIGS, RATES, st.sampled_from(["loader", "device"]))
 def test_a_look_at_a_side_leaves_less_doubt_of_it_there(
     others: list[TrainingConfig], one: TrainingConfig, rate: float, side: str
@@ -147,6 +147,24 @@ def test_a_run_settles_what_its_settings_reach(one: TrainingConfig, share: float
     after = forecast([*looks, run(reached, one)], one)
     assert after.sd[0] < min(before.sd[0], 0.02)
     assert rates(after)[0] == pytest.approx(reached, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("looks", "runs"),
+    [
+        ([], {config(): 100, config(8): 1_000, config(8, 256): 2_000}),
+        ([loader(1_000, config(1)), device(1_100, config())], {config(): 500, config(8, 256): 4_000}),
+        ([loader(1_000, config(4)), device(1_000, config())], {config(4): 3_000}),
+        ([loader(100, config(2)), device(100, config())], {config(2): 90, config(8): 10_000, config(8, 512): 20_000}),
+        ([loader(10_000, config(2)), device(10_000, config())], {config(2): 100, config(8): 9_000}),
+    ],
+)
+def test_runs_far_from_what_looks_have_told_are_believed(
+    looks: list[Sighting], runs: dict[TrainingConfig, float]
+) -> None:
+    known = forecast([*looks, *(run(rate, one) for one, rate in runs.items())], *runs)
+    assert rates(known) == pytest.approx(list(runs.values()), rel=0.1)
+    assert max(known.sd) < 0.03
 
 
 def test_a_run_tells_more_of_what_is_near_than_of_what_is_far() -> None:
@@ -186,7 +204,7 @@ def test_without_workers_an_accelerator_trains_while_the_next_batch_is_loaded() 
     assert rates(known)[0] == pytest.approx(1_000, rel=0.01)
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(RATES, RATES, st.floats(0.3, 1.0), st.sampled_from([0, 1, 4]))
 def test_nothing_is_forecast_above_the_lower_side(loads: float, trains: float, share: float, workers: int) -> None:
     seen = [loader(loads, config(workers)), device(trains, config())]
