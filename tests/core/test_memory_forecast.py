@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.core.memory_forecast import MemoryForecast, forecast_memory
@@ -40,6 +40,7 @@ def test_a_line_through_two_batches_is_found_again() -> None:
     assert all(abs(one - true) < 2 * doubt for one, true, doubt in zip(mean, [556, 1324, 4396], sd, strict=True))
 
 
+@settings(deadline=None)
 @given(st.integers(1, 64), st.integers(1, 4), st.floats(0.05, 1.0), st.integers(10 * MIB, 2**36), st.integers(2, 1024))
 def test_a_line_stays_within_its_doubt(smallest: int, doublings: int, share: float, highest: int, further: int) -> None:
     """`share`: of the highest peak that grows with the batch; what is fixed takes the rest."""
@@ -64,6 +65,7 @@ def test_before_a_second_batch_the_doubt_is_as_large_as_the_growth() -> None:
     assert expected(two, batch(128))[1][0] < expected(one, batch(128))[1][0] / 3
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from([8, 16, 32, 64, 128]), min_size=1, max_size=6), st.sampled_from([8, 64, 512]))
 def test_what_is_seen_besides_never_adds_doubt(sizes: list[int], asked: int) -> None:
     peaks = [(batch(size), line(size)) for size in sizes]
@@ -148,6 +150,7 @@ def test_running_out_of_memory_makes_larger_batches_unlikely() -> None:
     assert max(fits[1:]) < 0.01
 
 
+@settings(deadline=None)
 @given(
     st.sets(st.sampled_from([4, 8, 16, 32, 64, 128]), min_size=1, max_size=4),
     st.integers(0, 4_000),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.core.measurement import Block
@@ -19,6 +19,7 @@ def blocks(*rates: float, seconds: float = 0.2) -> list[Block]:
     return [Block(samples=round(rate * seconds), batches=4, seconds=seconds, data_wait_s=0.0) for rate in rates]
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(1.0, 1e5), max_size=2))
 def test_nothing_is_stopped_before_its_third_block(rates: list[float]) -> None:
     assert lost_race(blocks(*rates), BAR) is None
@@ -46,6 +47,7 @@ def test_within_three_percent_of_the_bar_a_trial_goes_on() -> None:
     assert lost_race(blocks(*[972] * 10, seconds=1.0), BAR) is None
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(1.0, 5_000.0), min_size=3, max_size=30))
 def test_what_is_at_the_bar_so_far_is_not_stopped(rates: list[float]) -> None:
     seen = blocks(*rates, seconds=1.0)
@@ -53,6 +55,7 @@ def test_what_is_at_the_bar_so_far_is_not_stopped(rates: list[float]) -> None:
     assert not is_at_it or lost_race(seen, BAR) is None
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(1.0, 5_000.0), min_size=3, max_size=30), st.floats(1.0, 4.0))
 def test_a_higher_bar_stops_no_less(rates: list[float], factor: float) -> None:
     higher = Bar(number=4, low_samples_per_s=BAR.low_samples_per_s * factor)
