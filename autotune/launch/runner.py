@@ -208,7 +208,10 @@ class _BlockStream:
         return TrialResult(outcome="pruned", reason=self.reason or "", blocks=tuple(self.blocks))
 
     def _take(self) -> bool:
-        """Read what has been written since; whether there is more."""
+        """Read what has been written since; whether there is more.
+
+        A line that is no block is passed over: a full disk may have cut one off, and the next one goes on in it.
+        """
         try:
             with self.path.open("rb") as file:
                 if file.seek(0, os.SEEK_END) < self._read:  # begun anew on another host
@@ -216,12 +219,14 @@ class _BlockStream:
                     self.blocks.clear()
                 file.seek(self._read)
                 whole, newline, _ = file.read().rpartition(b"\n")
-        except FileNotFoundError:  # the window has not begun
+        except OSError:  # the window has not begun
             return False
         self._read += len(whole) + len(newline)
-        lines = whole.splitlines()
-        self.blocks.extend(self._of_all_ranks(Block.model_validate_json(line)) for line in lines)
-        return bool(lines)
+        known = len(self.blocks)
+        for line in whole.splitlines():
+            with suppress(ValidationError):
+                self.blocks.append(self._of_all_ranks(Block.model_validate_json(line)))
+        return len(self.blocks) > known
 
     def _of_all_ranks(self, block: Block) -> Block:
         return block.model_copy(update={"samples": block.samples * self.ranks})

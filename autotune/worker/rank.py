@@ -154,8 +154,7 @@ def _work(job: Job, place: _Place, started: float) -> RankReport:
     arrived = perf_counter()
     run = Run(feed, trainer, feed.queue_capacity, ends_at, group=place.group)
     times = _StartTimes(startup_s=arrived - started, build_s=arrived - built_from)
-    with _block_stream(job, place) as on_block:
-        measurement = _measure(run, job.window, first, times, on_block)
+    measurement = _measure(run, job.window, first, times, _block_teller(job, place))
     if job.extras != NO_EXTRAS:
         with _ended_when_stuck(_longest_after_s(measurement, job.config), place.report):
             measurement = measure_after(
@@ -184,19 +183,15 @@ def _refuse_repeated(dataset: Any, batch: Any, group: Group) -> None:
         )
 
 
-@contextmanager
-def _block_stream(job: Job, place: _Place) -> Iterator[Callable[[Block], None]]:
+def _block_teller(job: Job, place: _Place) -> Callable[[Block], None]:
     """A function that tells the parent of a block, where it has asked for them and this is the rank to do so."""
-    if not job.streams_blocks or place.rank != 0:
-        yield lambda _: None
-        return
-    with place.folder.blocks.open("a", buffering=1) as file:
 
-        def tell(block: Block) -> None:
-            with suppress(OSError):  # a full disk: nobody stops the trial early, that is all
-                file.write(f"{block.model_dump_json()}\n")
+    def tell(block: Block) -> None:
+        line = f"{block.model_dump_json()}\n".encode()
+        with suppress(OSError), place.folder.blocks.open("ab", buffering=0) as file:
+            file.write(line)  # on a full disk not, or in part: nobody stops the trial early, that is all
 
-        yield tell
+    return tell if job.streams_blocks and place.rank == 0 else lambda _: None
 
 
 def _measure(

@@ -5,14 +5,15 @@ Over the fake launcher: no process is started here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
+from autotune.core.measurement import Block
 from autotune.core.training_config import DdpConfig, TrainingConfig
 from autotune.launch.launcher import Exit, Launch
-from autotune.launch.runner import TrialRunner
+from autotune.launch.runner import TrialRunner, _BlockStream
 from autotune.protocol import NO_EXTRAS, TrialFolder, WindowRules
 from autotune.testing import FakeLauncher
 
@@ -87,3 +88,95 @@ def test_each_rank_has_files_of_its_own(tmp_path: Path) -> None:
     assert len(names) == 6
     assert folder.stack_of(0).name == "stack-0.txt"
     assert folder.report_of(1).name == "report-1.json"
+
+
+# Blocks of a trial under way
+
+
+def block(batches: int) -> Block:
+    return Block(samples=4 * batches, batches=batches, seconds=0.5, data_wait_s=0.0)
+
+
+@pytest.fixture
+def stream(tmp_path: Path) -> _BlockStream:
+    """It ends a trial at its third block."""
+    return _BlockStream(
+        path=tmp_path / "blocks", ranks=1, should_end=lambda blocks: "enough" if len(blocks) >= 3 else None
+    )
+
+
+def test_before_a_window_begins_there_are_no_blocks(stream: _BlockStream) -> None:
+    assert not stream.is_lost()
+    assert stream.blocks == []
+
+
+def test_a_line_that_is_not_whole_yet_is_left_until_it_is(stream: _BlockStream) -> None:
+    first, second = (f"{block(batches).model_dump_json()}\n" for batches in (1, 2))
+    stream.path.write_text(first + second[:20])
+    assert not stream.is_lost()
+    assert stream.blocks == [block(1)]
+    stream.path.write_text(first + second)
+    assert not stream.is_lost()
+    assert stream.blocks == [block(1), block(2)]
+
+
+def test_a_file_that_was_begun_anew_is_read_from_its_start(stream: _BlockStream) -> None:
+    stream.path.write_text("".join(f"{block(batches).model_dump_json()}\n" for batches in (1, 2)))
+    assert not stream.is_lost()
+    stream.path.write_text(f"{block(7).model_dump_json()}\n")
+    assert not stream.is_lost()
+    assert stream.blocks == [block(7)]
+
+
+def test_a_line_that_was_cut_off_is_passed_over_and_what_follows_is_read(stream: _BlockStream) -> None:
+    lines = [f"{block(batches).model_dump_json()}\n" for batches in range(1, 5)]
+    stream.path.write_text(lines[0] + lines[1][:20] + lines[1] + lines[2] + lines[3])
+    assert stream.is_lost()
+    assert stream.blocks == [block(1), block(3), block(4)]
+
+
+def test_once_there_is_a_reason_it_stays_and_nobody_is_asked_again(stream: _BlockStream) -> None:
+    stream.path.write_text("".join(f"{block(batches).model_dump_json()}\n" for batches in (1, 2, 3)))
+    assert stream.is_lost()
+    stream.should_end = lambda blocks: pytest.fail("asked again")
+    stream.path.unlink()
+    assert stream.is_lost()
+    stopped = stream.stopped()
+    assert (stopped.outcome, stopped.reason, stopped.blocks) == ("pruned", "enough", (block(1), block(2), block(3)))
+
+
+def test_nobody_is_asked_without_news(stream: _BlockStream) -> None:
+    stream.path.write_text(f"{block(1).model_dump_json()}\n")
+    assert not stream.is_lost()
+    stream.should_end = lambda blocks: pytest.fail("asked without a new block")
+    assert not stream.is_lost()
+
+
+def test_what_rank_0_has_seen_is_taken_for_all_ranks(stream: _BlockStream) -> None:
+    stream.ranks = 4
+    stream.path.write_text(f"{block(2).model_dump_json()}\n")
+    assert not stream.is_lost()
+    assert stream.blocks == [block(2).model_copy(update={"samples": 4 * 4 * 2})]
+
+
+def test_a_trial_that_is_over_before_its_reason_is_known_keeps_its_measurement(tmp_path: Path) -> None:
+    class Deaf(FakeLauncher):
+        """Its trials end by themselves, whoever wants them to end before."""
+
+        def launch(self, launch: Launch) -> Exit:
+            return FakeLauncher.launch(self, replace(launch, should_end=None))
+
+    runner = TrialRunner(launcher=Deaf(), payload=tmp_path, scratch=tmp_path, logs=tmp_path, device="cuda:0", seed=0)
+    result = runner.run(ALONE, name="trial", deadline_s=60.0, window=WindowRules(), should_end=lambda _: "too slow")
+    assert (result.outcome, result.blocks) == ("ok", ())
+    assert result.measurement is not None
+
+
+def test_a_fake_trial_is_stopped_as_a_real_one_is(runner: TrialRunner, launcher: KeepingLauncher) -> None:
+    def should_end(blocks: tuple[Block, ...]) -> str | None:
+        return "too slow" if len(blocks) == 4 else None
+
+    result = runner.run(GROUP, name="trial", deadline_s=60.0, window=WindowRules(), should_end=should_end)
+    assert (result.outcome, result.reason, len(result.blocks)) == ("pruned", "too slow", 4)
+    rate = sum(one.samples for one in result.blocks) / sum(one.seconds for one in result.blocks)
+    assert rate == pytest.approx(launcher.cost(GROUP).samples_per_s, rel=0.05), "of both ranks"

@@ -1,0 +1,180 @@
+"""The contract of a launcher for trials that may be stopped early: their blocks come while they run, and a reason ends
+them."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.core.measurement import Block
+from autotune.core.training_config import TrainingConfig
+from autotune.core.trial import TrialResult
+from autotune.launch.launcher import Exit, Launch, Launcher
+from autotune.launch.runner import ShouldEnd
+from autotune.protocol import WindowRules
+from launch.conftest import GENEROUS_S, SHORT, TWO_RANKS, AnyLauncher, Rig, in_user_ranks, rig_over
+
+ENDLESS = WindowRules(max_s=600.0, precision=1e-9, block_s=0.02)
+"""A window that only a reason or the deadline ends."""
+LONG = WindowRules(max_s=1.5, precision=1e-9, block_s=0.01)
+"""Dozens of blocks, for someone who looks twenty times a second."""
+REASON = "it can't win"
+ROOM_BYTES = 500
+
+
+@dataclass(slots=True)
+class Judge:
+    """Has a trial ended once it has shown so many blocks; keeps what it was shown."""
+
+    after: int
+    shown: list[tuple[Block, ...]] = field(default_factory=list)
+
+    def __call__(self, blocks: tuple[Block, ...]) -> str | None:
+        self.shown.append(blocks)
+        return REASON if len(blocks) >= self.after else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A trial that a judge has ended, and what was there afterwards."""
+
+    rig: Rig
+    judge: Judge
+    result: TrialResult
+    left_over: list[str]
+    files: list[str]
+
+
+def run(rig: Rig, should_end: ShouldEnd | None, window: WindowRules, **parts: Any) -> TrialResult:
+    """A trial of batches of four; `settings`: of its configuration."""
+    config = TrainingConfig(**({"micro_batch_size": 4} | parts.pop("settings", {})))
+    return rig.runner(**parts).run(config, name="trial", deadline_s=GENEROUS_S, window=window, should_end=should_end)
+
+
+@pytest.fixture(scope="module")
+def ended(any_launcher: AnyLauncher, tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """One for all rules that such a trial can be held against: to start an interpreter takes seconds."""
+    folder = tmp_path_factory.mktemp("trial")
+    rig, judge = rig_over(any_launcher, folder), Judge(after=4)
+    result = run(rig, judge, ENDLESS, settings={"num_workers": 1, "persistent_workers": True})
+    files = sorted(one.name for one in folder.iterdir())
+    return Ended(rig=rig, judge=judge, result=result, left_over=rig.left_over(), files=files)
+
+
+def test_blocks_come_one_after_the_other_while_the_trial_runs(ended: Ended) -> None:
+    shown = ended.judge.shown
+    assert len(shown) > 1
+    for before, after in pairwise(shown):
+        assert len(after) > len(before)
+        assert after[: len(before)] == before
+    assert all(block.samples == 4 * block.batches and block.seconds > 0 for block in shown[-1])
+
+
+def test_a_reason_ends_the_trial_within_its_window_and_is_told_with_the_blocks(ended: Ended) -> None:
+    result = ended.result
+    assert (result.outcome, result.reason) == ("pruned", REASON)
+    assert result.blocks == ended.judge.shown[-1]
+    assert len(result.blocks) >= 4
+    assert result.measurement is None
+    assert result.log == f"{ended.rig.folder.name}/trial.log"
+    assert result.wall_s > 0
+
+
+def test_nobody_is_asked_again_once_there_is_a_reason(ended: Ended) -> None:
+    assert [len(blocks) >= 4 for blocks in ended.judge.shown].count(True) == 1
+
+
+def test_nothing_is_left_of_a_trial_that_was_stopped_and_the_next_one_works(ended: Ended) -> None:
+    assert not ended.left_over
+    assert ended.files == ["payload", "trial.log"]
+    ended.rig.assert_next_trial_works()
+
+
+def test_a_trial_that_nobody_stops_is_measured_as_any_other(any_rig: Rig) -> None:
+    judge = Judge(after=10**6)
+    result = run(any_rig, judge, LONG)
+    assert (result.outcome, result.reason, result.blocks) == ("ok", "", ())
+    assert result.measurement is not None
+    assert judge.shown
+    assert judge.shown[-1] == result.measurement.blocks[: len(judge.shown[-1])]
+    assert not any_rig.left_over()
+
+
+@dataclass(frozen=True, slots=True)
+class Looking:
+    """A launcher that notes what lies in a trial's folder when it is over."""
+
+    launcher: Launcher
+    names: list[str]
+
+    def launch(self, launch: Launch) -> Exit:
+        done = self.launcher.launch(launch)
+        self.names[:] = sorted(one.name for one in launch.folder.path.iterdir())
+        return done
+
+    def close(self) -> None:
+        """It is not this one's."""
+
+
+def test_without_anybody_to_judge_no_block_is_written(rig: Rig) -> None:
+    looking = Looking(rig.launcher, [])
+    watched = Rig(launcher=looking, folder=rig.folder)  # type: ignore[arg-type] # its token and server are not asked for
+    run(watched, None, SHORT)
+    assert looking.names == ["job.json", "report.json"]
+    run(watched, Judge(after=10**6), SHORT)
+    assert looking.names == ["blocks.jsonl", "job.json", "report.json"]
+
+
+def test_of_a_group_the_blocks_of_rank_0_stand_for_all_ranks(rig: Rig) -> None:
+    judge = Judge(after=5)
+    result = run(rig, judge, ENDLESS, settings=TWO_RANKS, model=in_user_ranks("speaking"))
+    assert (result.outcome, result.reason) == ("pruned", REASON)
+    assert result.blocks == judge.shown[-1]
+    assert {block.samples / block.batches for block in result.blocks} == {2 * 4}
+    assert not rig.left_over()
+    rig.assert_next_trial_works()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk with room for a few blocks, and part of another one, in its file of blocks."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "autotune-test", str(place)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"a small disk can't be mounted here: {mounted.stderr.strip()}")
+    try:
+        (place / "ballast").write_bytes(b"x" * (60 * 1024))
+        (place / "blocks").write_bytes(b"\n" * (4096 - ROOM_BYTES))
+        yield place
+    finally:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def test_a_full_disk_costs_the_race_and_not_the_trial(rig: Rig, disk: Path) -> None:
+    judge = Judge(after=20)
+    result = run(rig, judge, LONG, model="with_blocks_on_a_small_disk")
+    assert (result.outcome, result.reason) == ("ok", "")
+    assert result.measurement is not None
+    assert len(result.measurement.blocks) > 20
+    assert 0 < len(judge.shown[-1]) < 20
+    assert judge.shown[-1] == result.measurement.blocks[: len(judge.shown[-1])]
+    assert (disk / "blocks").stat().st_size == 4096
+
+
+def test_blocks_that_cant_be_written_at_all_cost_the_race_and_not_the_trial(rig: Rig) -> None:
+    judge = Judge(after=1)
+    result = run(rig, judge, SHORT, model="with_a_folder_for_blocks")
+    assert (result.outcome, result.reason) == ("ok", "")
+    assert judge.shown == []
