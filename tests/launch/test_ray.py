@@ -24,6 +24,7 @@ from torch.utils.data import TensorDataset
 
 from autotune import search
 from autotune.core.executor import Executor
+from autotune.core.measurement import Block
 from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import TrialResult
 from autotune.core.workload import Ref
@@ -31,6 +32,7 @@ from autotune.errors import ConfigError, LauncherError
 from autotune.launch import ray_hosts, ray_launcher
 from autotune.launch.launcher import Exit, Launch, Launcher, slots_of
 from autotune.launch.ray_launcher import RayLauncher
+from autotune.protocol import WindowRules
 from launch.conftest import GENEROUS_S, SHORT, TWO_RANKS, Rig, in_user_code, in_user_ranks
 from launch.user_hosts import NOTES
 
@@ -268,6 +270,22 @@ def test_a_trial_ends_when_it_is_called_off(rig: Rig, nodes: Nodes, tmp_path: Pa
     assert rig.run().outcome == "ok"
 
 
+@pytest.mark.parametrize("settings", [{}, TWO_RANKS], ids=["one rank", "two ranks on two hosts"])
+def test_a_trial_is_stopped_early_by_the_blocks_that_come_from_its_host(spread: Rig, settings: dict[str, Any]) -> None:
+    shown: list[tuple[Block, ...]] = []
+
+    def should_end(blocks: tuple[Block, ...]) -> str | None:
+        shown.append(blocks)
+        return "it can't win" if len(blocks) >= 4 else None
+
+    config = TrainingConfig(**({"micro_batch_size": 4} | settings))
+    endless = WindowRules(max_s=600.0, precision=1e-9, block_s=0.02)
+    result = spread.runner().run(config, name="trial", deadline_s=GENEROUS_S, window=endless, should_end=should_end)
+    assert (result.outcome, result.reason, result.blocks) == ("pruned", "it can't win", shown[-1])
+    assert {block.samples / block.batches for block in result.blocks} == {config.global_batch_size}
+    assert spread.run(settings=settings).outcome == "ok"
+
+
 def test_a_lost_node_costs_its_trial_nothing_but_time(rig: Rig, nodes: Nodes) -> None:
     with ThreadPoolExecutor(1) as thread:
         result = thread.submit(rig.run, model=in_user_hosts("waiting"))
@@ -307,6 +325,7 @@ def test_a_search_loses_no_trial_with_a_node_and_has_none_twice(rig: Rig, nodes:
             space={"micro_batch_size": [4, 8], "num_workers": [0, 1, 2]},
             n_trials=6,
             timeout_s=30,
+            method="tpe",  # no look before the second trial, none stopped early
             run_dir=rig.folder / "run",
             progress=False,
             launcher=rig.launcher,

@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import ray
+from ray.exceptions import RayActorError
 
 from autotune.core.environment import Environment
 from autotune.launch import ray_host
 from autotune.launch.launcher import Exit
 from autotune.launch.ray_host import Host, trial_environment
-from autotune.launch.ray_hosts import most_of_a_kind
-from autotune.launch.ray_launcher import merged_exit
+from autotune.launch.ray_hosts import OneHost, most_of_a_kind
+from autotune.launch.ray_launcher import _Blocks, _HostLostError, merged_exit
 from autotune.protocol import GroupPart
 
 PARTS = [GroupPart(host=0, first_rank=0, ranks=2), GroupPart(host=1, first_rank=2, ranks=2)]
@@ -121,3 +124,127 @@ def test_a_report_that_is_far_too_large_does_not_travel_whole(tmp_path: Path, mo
     (tmp_path / "report.json").write_bytes(b"x" * 100)
     assert ray_host._read(tmp_path / "report.json") == b"x" * 10
     assert ray_host._read(tmp_path / "missing") is None
+
+
+# The blocks of a trial under way
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    """A host on which a task streams its blocks, without its fork server."""
+    host = Host.__new__(Host)
+    host._streaming = "mine", tmp_path / "blocks.jsonl"
+    return host
+
+
+def test_a_host_tells_of_its_tasks_blocks_what_is_not_known_yet(host: Host, tmp_path: Path) -> None:
+    assert host.blocks("mine", 0) == b"", "the window has not begun"
+    (tmp_path / "blocks.jsonl").write_bytes(b"first\nsecond\n")
+    assert host.blocks("mine", 0) == b"first\nsecond\n"
+    assert host.blocks("mine", 6) == b"second\n"
+    assert host.blocks("mine", 13) == b""
+
+
+def test_of_another_task_a_host_tells_nothing(host: Host, tmp_path: Path) -> None:
+    (tmp_path / "blocks.jsonl").write_bytes(b"first\n")
+    assert host.blocks("another", 0) == b""
+    host._streaming = None
+    assert host.blocks("mine", 0) == b""
+
+
+def test_of_many_blocks_a_host_tells_no_more_than_travels_at_once(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_host, "_FILE_BYTES", 4)
+    (tmp_path / "blocks.jsonl").write_bytes(b"first\nsecond\n")
+    assert host.blocks("mine", 0) == b"firs"
+    assert host.blocks("mine", 4) == b"t\nse"
+
+
+@dataclass(slots=True)
+class Wire:
+    """Takes the place of Ray: requests for blocks, each with its answer once that has come."""
+
+    told: bytes = b""
+    """What the host's task has written."""
+    has_come: bool = True
+    asked: list[tuple[str, int]] = field(default_factory=list)
+    most: int = 1000
+    is_lost: bool = False
+
+    @property
+    def host(self) -> OneHost:
+        """A host whose actor answers through this."""
+        blank: Any = None
+        return OneHost(node="n", name="a host", address="", actor=self, environment=blank, interface=None, bundle={})
+
+    @property
+    def blocks(self) -> Wire:
+        """The actor's method."""
+        return self
+
+    def remote(self, ticket: str, offset: int) -> tuple[str, int]:
+        """Ask for blocks; the reference to the answer."""
+        self.asked.append((ticket, offset))
+        return self.asked[-1]
+
+    def wait(self, references: list[Any], *, timeout: float) -> tuple[list[Any], list[Any]]:
+        """As ray.wait, which must not wait here."""
+        assert timeout == 0
+        return (references, []) if self.has_come else ([], references)
+
+    def get(self, reference: tuple[str, int]) -> bytes:
+        """As ray.get."""
+        if self.is_lost:
+            raise RayActorError
+        return self.told[reference[1] : reference[1] + self.most]
+
+
+@pytest.fixture
+def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
+    wire = Wire()
+    monkeypatch.setattr(ray, "wait", wire.wait)
+    monkeypatch.setattr(ray, "get", wire.get)
+    return wire
+
+
+def test_blocks_come_here_as_they_were_written_there(wire: Wire, tmp_path: Path) -> None:
+    blocks, whole = _Blocks(tmp_path / "blocks"), b"".join(b"block %d\n" % number for number in range(20))
+    wire.most = 25
+    for end in range(0, len(whole) + 1, 7):
+        wire.told = whole[:end]
+        blocks.fetch(wire.host, "mine")
+    wire.told = whole
+    for _ in range(10):
+        blocks.fetch(wire.host, "mine")
+    assert (tmp_path / "blocks").read_bytes() == whole
+    assert {ticket for ticket, _ in wire.asked} == {"mine"}
+
+
+def test_one_request_for_blocks_is_under_way_at_a_time(wire: Wire, tmp_path: Path) -> None:
+    blocks, wire.told, wire.has_come = _Blocks(tmp_path / "blocks"), b"first\n", False
+    for _ in range(3):
+        blocks.fetch(wire.host, "mine")
+    assert wire.asked == [("mine", 0)]
+    assert not (tmp_path / "blocks").exists()
+    wire.has_come = True
+    blocks.fetch(wire.host, "mine")
+    assert wire.asked == [("mine", 0), ("mine", 6)]
+    assert (tmp_path / "blocks").read_bytes() == b"first\n"
+
+
+def test_blocks_that_cant_be_kept_here_do_not_end_the_trial(wire: Wire, tmp_path: Path) -> None:
+    (tmp_path / "blocks").mkdir()
+    blocks, wire.told = _Blocks(tmp_path / "blocks"), b"first\n"
+    for _ in range(3):
+        blocks.fetch(wire.host, "mine")
+    assert wire.asked[-1] == ("mine", 6)
+
+
+def test_a_host_that_is_lost_while_it_is_asked_for_blocks_is_a_lost_host(wire: Wire, tmp_path: Path) -> None:
+    blocks = _Blocks(tmp_path / "blocks")
+    blocks.fetch(wire.host, "mine")
+    wire.is_lost = True
+    with pytest.raises(_HostLostError) as lost:
+        blocks.fetch(wire.host, "mine")
+    assert lost.value.was_running
