@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ import pytest
 from tunings import make_tuning
 
 import autotune
+from autotune.core.diagnosis import Curves
 from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import TrialRecord
 from autotune.launch.launcher import Cluster, slots_of
-from autotune.protocol import WindowRules
-from autotune.testing import FakeLauncher, FakeTrial, analytic_cost, fake_environment
+from autotune.protocol import NO_EXTRAS, WindowRules
+from autotune.testing import CostModel, FakeLauncher, FakeTrial, analytic_cost, fake_environment
 
 BUSY = TrainingConfig(micro_batch_size=256, num_workers=8)
 
@@ -155,3 +157,33 @@ def test_a_search_over_several_machines_is_a_search(tmp_path: Path) -> None:
     lines = (tmp_path / "run" / "trials.jsonl").read_text().splitlines()
     numbers = [TrialRecord.model_validate_json(line).number for line in lines]
     assert numbers == sorted(set(numbers)) == [trial.number for trial in result.trials]
+
+
+def curves_of(tmp_path: Path, cost: CostModel, *variations: TrainingConfig, limit_bytes: int | None = None) -> Curves:
+    """What a made-up look at the default configuration and its variations shows."""
+    runner = replace(make_tuning(tmp_path, FakeLauncher(cost)).runner, limit_bytes=limit_bytes)
+    report = runner.curves(TrainingConfig(), variations, deadline_s=60.0, extras=NO_EXTRAS)
+    assert report.curves is not None
+    return report.curves
+
+
+def test_a_look_has_points_of_the_side_that_a_variation_changes_its_own_first(tmp_path: Path) -> None:
+    found = curves_of(tmp_path, analytic_cost, TrainingConfig(num_workers=4), TrainingConfig(micro_batch_size=64))
+    assert [point.changes for point in found.loader] == [{}, {"num_workers": 4}]
+    assert [point.changes for point in found.device] == [{}, {"micro_batch_size": 64}]
+    assert [point.ceiling and point.ceiling.samples_per_s for point in found.loader] == [1000.0, 4000.0]
+    assert found.device[1].peak_memory_bytes == (512 + 4 * 64) * 2**20
+    assert found.loader[1].peak_memory_bytes is None
+
+
+def test_a_look_has_no_figures_of_what_would_fail_or_does_not_fit(tmp_path: Path) -> None:
+    def cost(config: TrainingConfig) -> FakeTrial:
+        return FakeTrial(outcome="crashed", reason="no") if config.num_workers == 4 else analytic_cost(config)
+
+    variations = [TrainingConfig(num_workers=4), TrainingConfig(micro_batch_size=64)]
+    found = curves_of(tmp_path, cost, *variations, limit_bytes=700 * 2**20)
+    (_, broken), (own, large) = found.loader, found.device
+    assert (broken.ceiling, broken.reason) == (None, "no")
+    assert own.ceiling is not None
+    assert (large.ceiling, large.peak_memory_bytes) == (None, None)
+    assert "memory" in large.reason

@@ -24,6 +24,11 @@ def test_only_without_workers_a_loaders_ceiling_depends_on_the_trials_threads(wo
     assert (len(keys) == 1) == is_shared
 
 
+def test_prefetching_that_is_left_to_torch_is_torchs() -> None:
+    left, spelt, more = (TrainingConfig(num_workers=2, prefetch_factor=factor) for factor in (None, 2, 4))
+    assert loader_key(left) == loader_key(spelt) != loader_key(more)
+
+
 def test_a_side_that_was_tried_in_vain_is_not_tried_again_and_others_are() -> None:
     book, config = CeilingBook(), TrainingConfig(micro_batch_size=8)
     other = config.model_copy(update={"micro_batch_size": 16})

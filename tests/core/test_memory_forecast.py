@@ -175,3 +175,48 @@ def test_the_chance_to_fit_is_one_half_where_the_limit_is_what_is_expected() -> 
     mean, sd = known.expect([batch(128)])
     chances = [known.chance_to_fit([batch(128)], int(mean[0] + z * sd[0]))[0] for z in (-1.96, 0, 1.96)]
     assert chances == pytest.approx([0.025, 0.5, 0.975], abs=1e-3)
+
+
+ROOM = line(128)
+"""What a batch of 128 takes, and not a byte more."""
+SEEN_TO_FIT = [(batch(32), line(32)), (batch(128), line(128))]
+
+
+@pytest.mark.parametrize("asked", [batch(64), batch(128), batch(128, num_workers=8), batch(128, amp_dtype="bfloat16")])
+def test_what_asks_for_no_more_than_something_seen_to_fit_fits(asked: TrainingConfig) -> None:
+    assert forecast(*SEEN_TO_FIT).chance_to_fit([asked], ROOM) == [1.0]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        batch(129),
+        batch(128, channels_last=True),
+        batch(128, compile=True),
+        batch(128, grad_accum_steps=2),
+        batch(128, strategy="dp", world_size=2),
+    ],
+)
+def test_what_asks_for_anything_more_may_not_fit(asked: TrainingConfig) -> None:
+    assert forecast(*SEEN_TO_FIT).chance_to_fit([asked], ROOM)[0] < 0.9
+
+
+def test_where_the_limit_is_on_ram_more_workers_ask_for_more() -> None:
+    known = forecast(*SEEN_TO_FIT, workers_in_ram=True)
+    assert known.chance_to_fit([batch(128), batch(128, num_workers=1)], ROOM).tolist() == [
+        1.0,
+        pytest.approx(0, abs=0.5),
+    ]
+
+
+def test_half_precision_that_fits_says_nothing_of_full_precision() -> None:
+    known = forecast((batch(32), line(32)), (batch(128, amp_dtype="float16"), ROOM))
+    assert known.chance_to_fit([batch(128, amp_dtype="bfloat16")], ROOM) == [1.0]
+    assert known.chance_to_fit([batch(128)], ROOM)[0] < 0.9
+
+
+def test_what_was_seen_to_fit_and_then_ran_out_of_memory_is_not_sure_to_fit() -> None:
+    known = forecast(*SEEN_TO_FIT, (batch(128, num_workers=2), int(1.25 * ROOM)))
+    below, same, above = known.chance_to_fit([batch(64), batch(128), batch(128, amp_dtype="tf32")], ROOM)
+    assert below == 1.0
+    assert max(same, above) < 0.9

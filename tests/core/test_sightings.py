@@ -11,7 +11,7 @@ from autotune.core.environment import Environment
 from autotune.core.machine_model import Sighting
 from autotune.core.measurement import Block, Measurement
 from autotune.core.search_space import ResolvedSpace
-from autotune.core.sightings import Look, changed, looks_of, peaks_seen, sightings_of
+from autotune.core.sightings import Look, changed, looks_of, peaks_seen, rate_seen, sightings_of
 from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import TrialRecord, TrialResult
 from core.evidence import make_point
@@ -36,6 +36,14 @@ def test_a_trial_is_as_sure_as_its_interval(make_record: MakeRecord, make_measur
     (run,) = runs_of(make_record(config=FOUR, result=result))
     assert (run.kind, run.config, run.samples_per_s) == ("run", FOUR, 200.0)
     assert run.relative_sd == pytest.approx(0.1 / 1.96)
+
+
+def test_a_trial_shows_a_rate_whether_it_was_stopped_early_or_not(
+    make_record: MakeRecord, make_measurement: MakeMeasurement
+) -> None:
+    assert rate_seen(make_record(result=TrialResult(outcome="ok", measurement=make_measurement(200.0, 0.1)))) == 200.0
+    assert rate_seen(make_record(result=TrialResult(outcome="pruned", blocks=blocks(90, 110)))) == 100.0
+    assert rate_seen(make_record(result=TrialResult(outcome="timeout"))) is None
 
 
 def test_no_trial_is_surer_than_one_percent(make_record: MakeRecord, make_measurement: MakeMeasurement) -> None:

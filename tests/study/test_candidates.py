@@ -120,6 +120,16 @@ def test_of_a_large_space_the_bests_neighbours_are_candidates_and_the_first_ones
     assert not varied(second, 2) <= found
 
 
+def test_of_a_long_range_some_values_of_all_sizes_and_the_nearest_ones_are_neighbours() -> None:
+    space = make_space(**{**SMALL, "micro_batch_size": {"low": 8, "high": 4096}, "num_workers": {"low": 0, "high": 64}})
+    best = BEST.model_copy(update={"micro_batch_size": 100})
+    common, found = set(configs_near(space)), set(configs_near(space, best))
+    assert 1_000 < len(found) < 6_000
+    near = {one.micro_batch_size for one in found - common}
+    assert {8, 98, 99, 101, 102, 4096} <= near
+    assert len(near) < 40
+
+
 def test_without_a_best_there_are_no_neighbours() -> None:
     assert not varied(BEST, 1) <= set(configs_near(LARGE))
 
