@@ -222,6 +222,8 @@ class Guide:
     def _variations(self) -> Iterator[TrainingConfig]:
         """The baseline with another value of one setting, batches from the smallest on.
 
+        What a batch costs a loader shows where many workers share its items: there the ends of the batch are looked at.
+
         torch.compile is left out: a trial alone has the time for it.
         """
         domains, own = self.space.domains, self.space.baseline
@@ -231,7 +233,10 @@ class Guide:
         for name in ("prefetch_factor", "persistent_workers", "pin_memory") if workers else ():
             for value in domains[name]:
                 yield changed(self.space, {"num_workers": workers, **self._lasting(workers), name: value})
-        for batch in spread(whole_numbers(domains["micro_batch_size"]), _MOST_VALUES):
+        most, batches = max(whole_numbers(domains["num_workers"])), whole_numbers(domains["micro_batch_size"])
+        for batch in {min(batches), max(batches)} - {own.micro_batch_size} if most else ():
+            yield changed(self.space, {"num_workers": most, **self._lasting(most), "micro_batch_size": batch})
+        for batch in spread(batches, _MOST_VALUES):
             yield changed(self.space, {"micro_batch_size": batch})
         for name in ("amp_dtype", "channels_last", "intra_op_threads"):
             for value in domains[name]:

@@ -235,14 +235,16 @@ class FakeLauncher:
         """Points of the sides that a variation changes, the job's own configuration first, as a rank has them."""
         changed = {config: changed_settings(config, job.config).keys() for config in job.variations}
         loader = [config for config, names in changed.items() if names & LOADER_SETTINGS]
-        device = [config for config, names in changed.items() if names & DEVICE_SETTINGS]
+        device = [
+            config for config, names in changed.items() if names & DEVICE_SETTINGS and not names & LOADER_SETTINGS
+        ]
         return Curves(
             loader=tuple(self._loader_point(job, config) for config in (job.config, *loader)),
             device=tuple(self._device_point(job, config) for config in (job.config, *device)),
         )
 
     def _loader_point(self, job: Job, config: TrainingConfig) -> CurvePoint:
-        trial, changes = self.cost(config), _changes(config, job, LOADER_SETTINGS)
+        trial, changes = self.cost(config), _changes(config, job, LOADER_SETTINGS | {"micro_batch_size"})
         if not _runs(trial):
             return CurvePoint(changes=changes, ceiling=None, reason=trial.reason or trial.outcome)
         return CurvePoint(changes=changes, ceiling=_ceilings(trial, loader=True, device=False).loader)

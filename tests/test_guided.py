@@ -112,7 +112,7 @@ def jobs_of(tuning: Tuning, kind: str) -> list[Job]:
 # Where a search gets to
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("space", [{}, SMALL], ids=["default space", "small space"])
 @pytest.mark.parametrize("cost", [analytic_cost, slow_loader, slow_device, memory_cliff])
 def test_a_few_trials_lead_near_the_best_of_the_space(
@@ -123,7 +123,7 @@ def test_a_few_trials_lead_near_the_best_of_the_space(
     assert len(tuning.study.records) < 40
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("batches", [[16, 32, 64, 128, 256], {"low": 8, "high": 512}])
 def test_where_the_memory_ends_within_the_space_no_trial_runs_out_of_it(
     tmp_path: Path, batches: object, seed: int
@@ -187,7 +187,7 @@ def with_shortfall(cost: CostModel) -> CostModel:
     ("cost", "space", "reason"),
     [
         (slow_device, SMALL, "the best found reaches 100% of the lower ceiling of loader and device"),
-        (analytic_cost, SMALL, "another trial is expected to bring 0."),
+        (with_shortfall(analytic_cost), SMALL, "another trial is expected to bring 0."),
         (with_shortfall(slow_loader), LOADERS | {"num_workers": [0, 4]}, "every configuration of the space was"),
         (
             with_shortfall(slow_loader),
@@ -273,7 +273,7 @@ def trapped(rate: float) -> CostModel:
     return cost
 
 
-@pytest.mark.parametrize(("rate", "outcome"), [(300.0, "pruned"), (2000.0, "ok")])
+@pytest.mark.parametrize(("rate", "outcome"), [(300.0, "pruned"), (1200.0, "ok")])
 def test_a_model_that_is_surprised_leaves_the_next_trial_to_the_sampler(
     tmp_path: Path, rate: float, outcome: str
 ) -> None:

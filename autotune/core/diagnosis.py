@@ -35,7 +35,10 @@ fight for cores."""
 
 
 class CurvePoint(BaseModel):
-    """The loader alone, or the device alone, in a configuration that differs from the baseline in a few settings."""
+    """The loader alone, or the device alone, in a configuration that differs from the baseline in a few settings.
+
+    What changes a loader's point beside its own settings is the batch.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 

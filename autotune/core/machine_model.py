@@ -100,7 +100,7 @@ _LOADER = (
     _Effect(_workers, sd=0.8, length=1.5),
     _Effect(lambda one: one.num_workers > 0, sd=0.5),
     _Effect(_prefetch, sd=0.15, length=2.0),
-    _Effect(_batch, sd=0.3, length=3.0),
+    _Effect(_batch, sd=0.6, length=3.0),
     _Effect(_ranks, sd=0.4, length=2.0),
     _Effect(lambda one: one.persistent_workers, sd=0.15),
     _Effect(lambda one: one.pin_memory, sd=0.1),
@@ -133,20 +133,26 @@ class _Process:
     effects: tuple[_Effect, ...]
     level_sd: float
     together_sd: float
+    """Of what all settings do only together."""
+    pair: frozenset[Callable[[TrainingConfig], object]] = frozenset()
+    """Numbers that do more together: what a batch costs a loader counts the more, the more workers share its items."""
+    pair_sd: float = 0.0
 
     def covariance(self, one: _Places, other: _Places) -> Floats:
         """The prior covariance of two lists of places, (len(one), len(other))."""
         total: Floats = np.full((len(one), len(other)), self.level_sd**2)
         together = np.full_like(total, self.together_sd**2)
+        pair = np.full_like(total, self.pair_sd**2)
         for effect, left, right in zip(self.effects, one.columns, other.columns, strict=True):
             alike = _alike(effect, left, right)
             total += effect.sd**2 * alike
             together *= alike
-        return np.asarray(total + together, dtype=np.float64)
+            pair *= alike if effect.value in self.pair else 1.0
+        return np.asarray(total + together + pair, dtype=np.float64)
 
     def variance(self) -> float:
         """The prior variance at any place."""
-        return self.level_sd**2 + sum(effect.sd**2 for effect in self.effects) + self.together_sd**2
+        return self.level_sd**2 + sum(effect.sd**2 for effect in self.effects) + self.together_sd**2 + self.pair_sd**2
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +184,9 @@ def _alike(effect: _Effect, left: NDArray[Any], right: NDArray[Any]) -> Floats:
     return alike
 
 
-_LOADER_PROCESS = _Process(effects=_LOADER, level_sd=_LEVEL_SD, together_sd=0.1)
+_LOADER_PROCESS = _Process(
+    effects=_LOADER, level_sd=_LEVEL_SD, together_sd=0.1, pair=frozenset({_workers, _batch}), pair_sd=0.4
+)
 _DEVICE_PROCESS = _Process(effects=_DEVICE, level_sd=_LEVEL_SD, together_sd=0.08)
 _SHORTFALL_PROCESS = _Process(effects=_SHORTFALL, level_sd=0.1, together_sd=0.04)
 

@@ -180,10 +180,15 @@ def _varying(job: Job, settings: frozenset[str]) -> list[TrainingConfig]:
 
 
 def _varying_device(job: Job) -> list[TrainingConfig]:
-    """Without such as only spell out the threads that torch takes anyway."""
+    """Those that leave the loader as it is, without such as only spell out the threads that torch takes anyway."""
     own, threads = job.config, torch.get_num_threads()
     spelt = own.model_copy(update={"intra_op_threads": threads}) if own.intra_op_threads is None else None
-    return [config for config in _varying(job, DEVICE_SETTINGS) if config != spelt]
+    alone = [config for config in _varying(job, DEVICE_SETTINGS) if not LOADER_SETTINGS & _changed_names(config, job)]
+    return [config for config in alone if config != spelt]
+
+
+def _changed_names(config: TrainingConfig, job: Job) -> set[str]:
+    return set(changed_settings(config, job.config))
 
 
 def _changes(config: TrainingConfig, job: Job, settings: frozenset[str]) -> dict[str, object]:
@@ -213,7 +218,7 @@ def _loader_point(bench: _Bench, config: TrainingConfig) -> CurvePoint:
         finally:
             feed.stop()
 
-    return _guarded(_changes(config, bench.job, LOADER_SETTINGS), measure, bench.ends_at)
+    return _guarded(_changes(config, bench.job, LOADER_SETTINGS | {"micro_batch_size"}), measure, bench.ends_at)
 
 
 def _loader_alone(bench: _Bench, feed: Feed, config: TrainingConfig) -> _Seen:

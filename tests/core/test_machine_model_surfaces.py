@@ -34,6 +34,9 @@ TRIALS, DRAWS = 12, 5
 LEAST_SPREAD = 0.05
 LEAST_RANK_CORRELATION = 0.8
 MOST_SPREADS = 3.0
+LEAST_COVERAGE = 0.6
+VISIT_SD = 1 / (0.6745 * 2**0.5)
+"""Standard deviation of a visit, in median differences between two."""
 
 Numbers = np.ndarray[tuple[int], np.dtype[np.float64]]
 
@@ -121,6 +124,11 @@ def test_what_was_not_run_is_ranked(draws: list[Told]) -> None:
 
 def test_the_typical_error_is_that_of_a_few_visits(draws: list[Told]) -> None:
     assert fmean(float(np.median(np.abs(told.errors))) / told.spread for told in draws) <= MOST_SPREADS
+
+
+def test_the_interval_of_another_visit_holds_most_of_what_it_promises(draws: list[Told]) -> None:
+    within = [told.errors**2 < 1.96**2 * (told.forecast.sd**2 + (VISIT_SD * told.spread) ** 2) for told in draws]
+    assert np.mean(within) >= LEAST_COVERAGE
 
 
 def test_trials_leave_less_doubt_than_the_baseline_alone(surface: Any, draws: list[Told]) -> None:
