@@ -15,6 +15,7 @@ import numpy as np
 from autotune.core.ceilings import CeilingBook
 from autotune.core.diagnosis import Curves
 from autotune.core.expected_gain import expected_gain, most_gain, without_matter
+from autotune.core.failures import chance_to_run, has_failed
 from autotune.core.machine_model import fit_machine
 from autotune.core.memory_forecast import forecast_memory
 from autotune.core.racing import Bar
@@ -89,7 +90,9 @@ class Guide:
         self.keep(curves)
         if any(look.point.ceiling is not None for look in self.looks or ()):
             return None
-        return f"Loader and device were not looked at alone: {report.result.reason or report.result.outcome}."
+        reasons = (report.result.reason, *(point.reason for point in (*curves.loader, *curves.device)))
+        reason = next((one for one in reasons if one), report.result.outcome)
+        return f"Loader and device were not looked at alone: {reason}."
 
     def recall(self, curves: Curves, book: CeilingBook) -> None:
         """Take up what a look has shown; ceilings go into the book."""
@@ -181,8 +184,13 @@ class Guide:
             peaks_seen(looks, records, self.limit_bytes), has_workers_in_ram=environment.device_kind in {"cpu", "mps"}
         )
         forecast, fits = model.forecast(configs), memory.chance_to_fit(configs, self.limit_bytes)
+        runs = chance_to_run(
+            configs,
+            [one.config for one in records if has_failed(one)],
+            [one.config for one in records if one.is_feasible],
+        )
         tried = {one.config: None for one in records if one.measurement is not None or one.result.blocks}
-        gains = np.minimum(expected_gain(forecast, best_rate), most_gain(forecast, best_rate)) * fits
+        gains = np.minimum(expected_gain(forecast, best_rate), most_gain(forecast, best_rate)) * fits * runs
         best_rate = float(np.exp(model.forecast([best.config]).log_rate[0]))
         may_try = np.array([self.study.is_open(config) for config in configs]) & (fits >= _SURE_TO_FIT)
         tells = may_try & ~without_matter(configs, forecast, list(tried))

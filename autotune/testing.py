@@ -39,6 +39,7 @@ _LINK_BYTES_PER_S = 20 * 2**30
 _BUCKET_S = 100e-6
 _BACKWARD_SHARE = 2 / 3
 _REPLICATE_S = 1e-3
+_UNSAID = "the cost model does not say"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +57,9 @@ class FakeTrial:
     hangs: bool = False
     """It never ends: the deadline does."""
     loader_ceiling: float | None = None
-    """Rate of the loader alone; None: twice the rate."""
+    """Rate of the loader alone; None: beside a trial twice its rate, and a look at the loader finds none."""
     device_ceiling: float | None = None
-    """Rate of the device alone; None: the rate over the busy fraction."""
+    """Rate of the device alone; None: the rate over the busy fraction, where that is 1 as with the loader's."""
     passes_guard: bool = True
     """Whether the precision guard lets it win; otherwise its loss becomes `broken_loss`."""
     broken_loss: float = inf
@@ -247,6 +248,8 @@ class FakeLauncher:
         trial, changes = self.cost(config), _changes(config, job, LOADER_SETTINGS | {"micro_batch_size"})
         if not _runs(trial):
             return CurvePoint(changes=changes, ceiling=None, reason=trial.reason or trial.outcome)
+        if trial.loader_ceiling is None:
+            return CurvePoint(changes=changes, ceiling=None, reason=_UNSAID)
         return CurvePoint(changes=changes, ceiling=_ceilings(trial, loader=True, device=False).loader)
 
     def _device_point(self, job: Job, config: TrainingConfig) -> CurvePoint:
@@ -255,8 +258,11 @@ class FakeLauncher:
             return CurvePoint(changes=changes, ceiling=None, reason=trial.reason or trial.outcome)
         if job.limit_bytes is not None and trial.peak_memory_bytes > job.limit_bytes:
             return CurvePoint(changes=changes, ceiling=None, reason="the device ran out of memory")
+        peak = trial.peak_memory_bytes
+        if trial.device_ceiling is None and trial.busy_fraction == 1:
+            return CurvePoint(changes=changes, ceiling=None, reason=_UNSAID, peak_memory_bytes=peak)
         ceiling = _ceilings(trial, loader=False, device=True).device
-        return CurvePoint(changes=changes, ceiling=ceiling, peak_memory_bytes=trial.peak_memory_bytes)
+        return CurvePoint(changes=changes, ceiling=ceiling, peak_memory_bytes=peak)
 
     def _measure(self, trial: FakeTrial, job: Job, place: int) -> Measurement:
         numbers = random.Random(f"{self.seed}/{place}")  # noqa: S311 - made-up noise

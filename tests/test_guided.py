@@ -17,7 +17,7 @@ from autotune.core.racing import seen_rate
 from autotune.core.search_options import Method
 from autotune.core.search_space import compose
 from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import TrialResult
+from autotune.core.trial import Failure, TrialResult
 from autotune.launch.launcher import Exit, Launch
 from autotune.protocol import Job, read_model
 from autotune.study.proposals import first_guesses
@@ -139,21 +139,21 @@ def _composed(tuning: Tuning) -> list[TrainingConfig]:
     return [one for one in configs if isinstance(one, TrainingConfig)]
 
 
-def test_a_batch_that_a_look_has_just_fitted_in_is_tried(tmp_path: Path) -> None:
-    def cost(config: TrainingConfig) -> FakeTrial:
-        return FakeTrial(samples_per_s=100.0 * config.micro_batch_size, peak_memory_bytes=config.micro_batch_size * GIB)
+def a_gibibyte_a_sample(config: TrainingConfig) -> FakeTrial:
+    """The larger the batch, the faster."""
+    rate, peak = 100.0 * config.micro_batch_size, config.micro_batch_size * GIB
+    return joined(config, loader=1e6, device=rate, peak_bytes=peak)
 
-    tuning = guided(tmp_path, cost, limit_bytes=64 * GIB, n_trials=6)
+
+def test_a_batch_that_a_look_has_just_fitted_in_is_tried(tmp_path: Path) -> None:
+    tuning = guided(tmp_path, a_gibibyte_a_sample, limit_bytes=64 * GIB, n_trials=6)
     assert tuning.best is not None
     assert tuning.best.config.micro_batch_size == 64
     assert not any(one.config.micro_batch_size > 64 for one in tuning.study.records)
 
 
 def test_where_the_baseline_does_not_fit_the_fastest_that_a_look_could_run_comes_next(tmp_path: Path) -> None:
-    def cost(config: TrainingConfig) -> FakeTrial:
-        return FakeTrial(samples_per_s=100.0 * config.micro_batch_size, peak_memory_bytes=config.micro_batch_size * GIB)
-
-    tuning = guided(tmp_path, cost, limit_bytes=16 * GIB, n_trials=2)
+    tuning = guided(tmp_path, a_gibibyte_a_sample, limit_bytes=16 * GIB, n_trials=2)
     baseline, second = tuning.study.records
     assert (baseline.outcome, second.outcome, second.config.micro_batch_size) == ("over_memory", "ok", 16)
 
@@ -251,6 +251,17 @@ def test_a_look_that_fails_is_noted_and_an_experts_guesses_are_tried_instead(tmp
     assert len(tuning.study.records) == 10
 
 
+def test_a_look_that_shows_nothing_is_noted_with_what_kept_it(tmp_path: Path) -> None:
+    def cost(config: TrainingConfig) -> FakeTrial:
+        return FakeTrial(samples_per_s=100.0 + config.num_workers, peak_memory_bytes=GIB)
+
+    tuning = make_tuning(tmp_path, FakeLauncher(cost), n_trials=12)
+    tuning.search()
+    assert tuning.notes == ["Loader and device were not looked at alone: the cost model does not say."]
+    assert tuning.best is not None
+    assert tuning.best.config.num_workers == 8
+
+
 def test_a_look_takes_no_more_than_its_share_of_the_time(tmp_path: Path) -> None:
     timed = make_tuning(tmp_path / "timed", FakeLauncher(), timeout_s=100.0)
     free = make_tuning(tmp_path / "free", FakeLauncher())
@@ -290,6 +301,20 @@ def test_a_model_that_is_not_surprised_proposes_the_next_trial(tmp_path: Path) -
     assert tuning.guide is not None
     tuning.guide.propose(tuning.best)
     assert tuning.study.has_waiting
+
+
+def test_what_fails_is_not_tried_again_with_a_setting_that_has_nothing_to_do_with_it(tmp_path: Path) -> None:
+    def cost(config: TrainingConfig) -> FakeTrial:
+        trial = analytic_cost(config)
+        is_bad = config.micro_batch_size > 32 and config.num_workers > 4
+        failure = Failure(signature=f"ValueError at net.py:{config.micro_batch_size}", traceback="ValueError")
+        return FakeTrial(outcome="crashed", reason="ValueError", failure=failure) if is_bad else trial
+
+    tuning = guided(tmp_path, cost, n_trials=8)
+    failed = [one.config for one in tuning.study.records if one.outcome == "crashed"]
+    assert len(failed) >= 1
+    assert len({(one.micro_batch_size, one.num_workers) for one in failed}) == len(failed)
+    assert until_near(tuning, lambda config: replace(cost(config), peak_memory_bytes=GIB)) <= 8
 
 
 # Trials that are stopped early

@@ -375,4 +375,5 @@ def test_a_precision_that_is_refused_while_others_of_it_run_wins_nowhere_and_is_
     tuning.search()
     assert [record.outcome for record in tuning.study.records] == ["ok", *["diverged"] * 3]
     assert [job.kind for job in launcher.jobs].count("guard") == 1
-    assert [note.partition(":")[0] for note in tuning.notes] == ["bfloat16 was left out"]
+    left_out = [note for note in tuning.notes if "left out" in note]
+    assert [note.partition(":")[0] for note in left_out] == ["bfloat16 was left out"]
