@@ -12,7 +12,7 @@ from statistics import fmean
 from autotune.core.lr_scaling import LrAdvice, scale_lr
 from autotune.core.memory_line import say_largest
 from autotune.core.objective import evaluate
-from autotune.core.promise import LONGEST_CONFIRMATION_S
+from autotune.core.promise import UNHURRIED_CONFIRMATION_S
 from autotune.core.recommendation import Confirmation, Ratio, Recommendation, choose, ratio_of
 from autotune.core.result import Progress, changed_settings
 from autotune.core.search_space import whole_numbers
@@ -65,13 +65,10 @@ def confirm(tuning: Tuning) -> None:
 
 def _measure_in_turns(tuning: Tuning, finalists: Sequence[TrialRecord]) -> None:
     entrants = [_Entrant(record) for record in (*feasible_baseline(tuning), *finalists)]
-    begun = tuning.clock.elapsed_s
     rounds, entrants, window_s = _schedule(entrants, _left_s(tuning, finalists[0]))
     for number in range(_MOST_ROUNDS):
         if number >= rounds and not (
-            rounds == _ROUNDS
-            and _is_open(entrants)
-            and _has_time(entrants, window_s, _left_s(tuning, finalists[0], tuning.clock.elapsed_s - begun))
+            rounds == _ROUNDS and _is_open(entrants) and _has_time(entrants, window_s, _left_s(tuning, finalists[0]))
         ):
             return
         for entrant in entrants if number % 2 == 0 else entrants[::-1]:
@@ -191,14 +188,14 @@ def _is_open(entrants: Sequence[_Entrant]) -> bool:
     return ratio is not None and ratio.value > 1 and ratio.low <= 1
 
 
-def _left_s(tuning: Tuning, best: TrialRecord, spent_s: float = 0.0) -> float:
-    """Seconds until the stress run must begin; without a time-out, until a confirmation has taken long enough."""
+def _left_s(tuning: Tuning, best: TrialRecord) -> float | None:
+    """Seconds until the stress run must begin; None where there is no time-out."""
     left = tuning.clock.left_s
-    return LONGEST_CONFIRMATION_S - spent_s if left is None else left - reserve_s(best, left)
+    return None if left is None else left - reserve_s(best, left)
 
 
-def _has_time(entrants: Sequence[_Entrant], window_s: float, left_s: float) -> bool:
-    return left_s > sum(window_s + _overhead_s(entrant.record) for entrant in entrants)
+def _has_time(entrants: Sequence[_Entrant], window_s: float, left_s: float | None) -> bool:
+    return left_s is None or left_s > sum(window_s + _overhead_s(entrant.record) for entrant in entrants)
 
 
 def _finalists(tuning: Tuning) -> list[TrialRecord]:
@@ -222,8 +219,15 @@ def _is_near(record: TrialRecord, best: TrialRecord) -> bool:
     return high >= low or score_value(record) >= _FINALIST_SHARE * score_value(best)
 
 
-def _schedule(entrants: list[_Entrant], left_s: float) -> tuple[int, list[_Entrant], float]:
-    """Rounds, entrants and window length that fit into the time left."""
+def _schedule(entrants: list[_Entrant], left_s: float | None) -> tuple[int, list[_Entrant], float]:
+    """Rounds, entrants and window length that fit into the time left.
+
+    Without a time-out all entrants run in every round; only their windows shrink, to no less than a trial's, to what a
+    whole search is promised to take.
+    """
+    if left_s is None:
+        window_s = UNHURRIED_CONFIRMATION_S / (_ROUNDS * len(entrants))
+        return _ROUNDS, entrants, min(max(window_s, WindowRules().max_s), _WINDOW_S)
     fewest = 2 if entrants[0].record.number == 0 else 1
     for rounds in (_ROUNDS, 2, 1):
         for count in range(len(entrants), fewest - 1, -1):

@@ -35,6 +35,7 @@ _STRETCH_S = 0.2
 _MOST_VALUES = 6  # of a number that are looked at
 _SURE_TO_FIT = 0.9
 _LIKELY_TO_FIT = 0.5
+_FORESEEN_BY_MEMORY = frozenset({"oom", "host_oom", "over_memory"})
 _SURPRISE = 3.0  # standard deviations
 _LEAST_SD = 0.01
 _FASTEST = 3  # trials whose neighbours are candidates
@@ -87,8 +88,8 @@ class Guide:
         report = runner.curves(self.space.baseline, variations, deadline_s=deadline_s, extras=extras)
         curves = report.curves or Curves()
         self.recall(curves, book)
-        self.keep(curves)
         if any(look.point.ceiling is not None for look in self.looks or ()):
+            self.keep(curves)
             return None
         reasons = (report.result.reason, *(point.reason for point in (*curves.loader, *curves.device)))
         reason = next((one for one in reasons if one), report.result.outcome)
@@ -177,11 +178,12 @@ class Guide:
 
     def _foresee(self, best: TrialRecord, best_rate: float) -> Outlook:
         looks, records, environment = self.looks or [], self.study.ended, self.space.environment
+        in_ram = environment.device_kind in {"cpu", "mps"}
         pairs = self._near(best, records)
         configs = [config for _, config in pairs]
         model = fit_machine(list(sightings_of(looks, records, environment.device_kind)), environment)
         memory = forecast_memory(
-            peaks_seen(looks, records, self.limit_bytes), has_workers_in_ram=environment.device_kind in {"cpu", "mps"}
+            peaks_seen(looks, records, self.limit_bytes, limit_is_ram=in_ram), has_workers_in_ram=in_ram
         )
         forecast, fits = model.forecast(configs), memory.chance_to_fit(configs, self.limit_bytes)
         runs = chance_to_run(
@@ -220,10 +222,12 @@ class Guide:
         return self._candidates.near(list(dict.fromkeys([best.config, *fastest])))
 
     def _is_surprised(self, record: TrialRecord) -> bool:
-        """Whether a trial's rate is far from what was expected: the model does not explain the machine there."""
+        """Whether a trial's rate is far from what was expected, or it had none: the model does not explain that."""
         rate = rate_seen(record)
-        if rate is None or record.config not in self._expected:
+        if record.config not in self._expected:
             return False
+        if rate is None:
+            return record.outcome not in _FORESEEN_BY_MEMORY
         log_rate, sd = self._expected[record.config]
         return abs(log(rate) - log_rate) > _SURPRISE * max(sd, _LEAST_SD)
 

@@ -177,9 +177,11 @@ def _finished(tuning: Tuning, folder: RunFolder) -> RunSummary | None:
     """The summary of a search that was confirmed and has no trial left to run; None where there is more to do."""
     if not tuning.study.records or not folder.summary.exists():
         return None
-    if not (tuning.is_over() or tuning.study.is_exhausted):
-        return None
     summary = read_summary(folder.path)
+    is_over = tuning.study.is_exhausted or (not tuning.budget.may_stop_early and tuning.is_over())
+    ended_by_itself = tuning.budget.may_stop_early and tuning.budget.timeout_s is None
+    if not (is_over or (ended_by_itself and summary.budget == tuning.budget)):
+        return None
     # As text: a figure that is no number equals nothing.
     told, known = ([trial.model_dump_json() for trial in trials] for trials in (summary.trials, tuning.study.records))
     is_settled = summary.recommendation is not None and summary.recommendation.verdict != "unconfirmed"

@@ -48,6 +48,7 @@ _PATIENT_AFTER = 4
 _WORTH = 1.01
 _LOOK_DEADLINE_S = 60.0
 _LOOK_SHARE = 0.15  # of the time for trials
+_LOOK_STARTS = 4.0  # of the baseline: a workload that takes long to build gets a look as well
 _CLOSING_TRIALS = 3  # the last ones, of which two may be needed for what the sampler has left open
 
 Show = Callable[[Progress], None]
@@ -154,7 +155,7 @@ class Tuning:
                 self._guess()
             self.promised_s = self._remaining_s([])
         self._show(None)
-        with SideBySide[_Run](self.budget.max_trials) as under_way:
+        with SideBySide[_Run](self._most_trials) as under_way:
             while (trial := self._next(under_way)) is not None:
                 is_alone = len(under_way) == 0 and self._most_at_once == 1
                 under_way.begin(self._run_of(trial), is_alone=is_alone)
@@ -212,13 +213,21 @@ class Tuning:
             return
         if self.guide.looks is None:
             left = self.clock.left_for_trials_s
-            longest_s = _LOOK_DEADLINE_S if left is None else min(_LOOK_DEADLINE_S, _LOOK_SHARE * left)
+            longest_s = max(_LOOK_DEADLINE_S, _LOOK_STARTS * self._start_s())
+            if left is not None:
+                longest_s = min(longest_s, _LOOK_SHARE * left)
             remark = self.guide.look(self.runner, longest_s, self.ceilings)
             if remark is not None:
                 self.notes.append(remark)
+                self.guide = None  # a model that has seen neither side would only guess
                 self._guess()
                 return
         self.guide.propose(self.best)
+
+    def _start_s(self) -> float:
+        """What the baseline took to its first batch."""
+        measurement = None if self.baseline is None else self.baseline.measurement
+        return 0.0 if measurement is None else measurement.startup_s
 
     def _finish(self, run: _Run) -> None:
         trial = run.trial
@@ -251,18 +260,27 @@ class Tuning:
     def is_over(self) -> bool:
         """Whether no further trial is to begin; `stopped_because` says why."""
         records = self.study.ended
-        if self._begun >= self.budget.max_trials:
-            self.stopped_because = (
-                f"{self._begun} trials were asked for" if self.budget.n_trials else "40 trials are the most"
-            )
+        if self._begun >= self._most_trials:
+            asked = f"{self._begun} trials were asked for"
+            self.stopped_because = asked if self.budget.n_trials else f"{self._most_trials} trials are the most"
         elif (left := self.clock.left_for_trials_s) is not None and records and left < shortest_trial_s(records):
             self.stopped_because = f"the time-out of {self.budget.timeout_s:g} s leaves no room for another trial"
-        elif self.budget.may_stop_early and (reason := self._why_enough(records)) and not self._has_more(records):
+        elif self._may_stop_early and (reason := self._why_enough(records)) and not self._has_more(records):
             self.stopped_because = reason
         else:
             self._propose_last(records)
             return False
         return True
+
+    @property
+    def _most_trials(self) -> int:
+        """As many as were asked for; of a grid, left open, every one."""
+        is_whole_grid = self.study.method == "grid" and self.budget.n_trials is None
+        return self.space.size if is_whole_grid else self.budget.max_trials
+
+    @property
+    def _may_stop_early(self) -> bool:
+        return self.budget.may_stop_early and self.study.method != "grid"
 
     @property
     def _begun(self) -> int:
@@ -327,7 +345,7 @@ class Tuning:
             self.study.propose(params)
 
     def _is_near_its_end(self, records: Sequence[TrialRecord]) -> bool:
-        most = self._patience + _PATIENT_AFTER if self.budget.may_stop_early else self.budget.max_trials
+        most = self._patience + _PATIENT_AFTER if self._may_stop_early else self._most_trials
         left = self.clock.left_for_trials_s
         rounds = rounds_of(_CLOSING_TRIALS, slots=self._slots_now) + 1
         is_late = left is not None and bool(records) and left < rounds * typical_s(records)
@@ -369,7 +387,7 @@ class Tuning:
             Progress(
                 phase="search",
                 done=len(records),
-                total=self.budget.max_trials,
+                total=self._most_trials,
                 elapsed_s=self.clock.elapsed_s,
                 remaining_s=self._remaining_s(records),
                 baseline=self.baseline,

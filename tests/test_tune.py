@@ -167,6 +167,7 @@ class Proposals:
     proposed: list[dict[str, Any]] = field(default_factory=list)
     running: list[Trial] = field(default_factory=list)
     has_waiting: bool = False
+    method: str = "model"
 
     @property
     def ended(self) -> list[TrialRecord]:

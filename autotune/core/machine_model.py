@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from autotune.core.ceilings import overlaps
 from autotune.core.environment import Environment
 from autotune.core.gauss_newton import Problem, Solution, most_likely
-from autotune.core.rules import TORCH_PREFETCH_FACTOR
+from autotune.core.rules import TORCH_PREFETCH_FACTOR, hosts_of
 from autotune.core.training_config import TrainingConfig
 
 __all__ = ["Forecast", "MachineModel", "Sighting", "fit_machine"]
@@ -293,7 +293,8 @@ class MachineModel:
         is_overlapped = np.array([overlaps(config, kind) for config in configs])
         busy = np.array([known.in_use(config) * config.process_count for config in configs])
         cpu_s = np.array([known.loader_cpu_s for _ in configs]) + busy * np.exp(-log_device)
-        bounds = np.stack([log_loader, log_device, np.log(known.cores * self.environment.hosts / cpu_s)])
+        hosts = np.array([hosts_of(config, self.environment) for config in configs])
+        bounds = np.stack([log_loader, log_device, np.log(known.cores * hosts / cpu_s)])
         together = -np.logaddexp.reduce(-_SOFTNESS * bounds, axis=0) / _SOFTNESS
         in_turns = -np.logaddexp(-log_loader, -log_device)
         return np.where(is_overlapped, together, in_turns)

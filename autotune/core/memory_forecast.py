@@ -33,7 +33,7 @@ _VARIANT_SD = 0.1  # another layout, compilation, optimizer steps apart
 _GROUP_SD = 0.3
 _NOISE = 0.03
 _HALF_PRECISIONS = frozenset({"bfloat16", "float16"})
-_ASKED = 9  # settings that memory grows with
+_ASKED = 11  # settings that memory grows with
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,9 @@ def _asks_of(config: TrainingConfig, *, has_workers: bool) -> tuple[int, ...]:
         workers,
         workers * (config.prefetch_factor or TORCH_PREFETCH_FACTOR),
         config.channels_last,
+        not config.channels_last,  # of a layout, and of what is compiled, neither is known to take more
         config.compile,
+        not config.compile,
         config.grad_accum_steps > 1,
         config.process_count > 1,
         config.strategy == "dp",

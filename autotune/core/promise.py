@@ -9,13 +9,13 @@ from autotune.core.budget import Budget
 from autotune.core.durations import rounds_of, typical_overhead_s, typical_s
 from autotune.core.trial import TrialRecord
 
-__all__ = ["CONFIRMATION_RUNS", "LONGEST_CONFIRMATION_S", "Pace", "expected_s", "payback_s"]
+__all__ = ["CONFIRMATION_RUNS", "UNHURRIED_CONFIRMATION_S", "Pace", "expected_s", "payback_s"]
 
 CONFIRMATION_RUNS = 12
 """Runs of a confirmation as a rule: three rounds of three finalists and the baseline."""
 _ROUNDS = 3
-LONGEST_CONFIRMATION_S = 100.0
-"""What a confirmation takes at the most where nothing limits the search: its windows shrink to that."""
+UNHURRIED_CONFIRMATION_S = 100.0
+"""What the windows of a confirmation take together where no time-out limits the search; runs' starts come on top."""
 _EXPECTED_TRIALS = 12
 """Of a search that may stop by itself. Source: benchmarks/regret.py."""
 _EXPECTED_UNGUIDED_TRIALS = 20
@@ -54,7 +54,7 @@ def expected_s(pace: Pace) -> float:
     total = first_s + trial_s * rounds_of(further, slots=pace.slots)
     trials = max(1, done) + further
     if trials > 1:  # a baseline alone has nobody to be compared with
-        total += min(LONGEST_CONFIRMATION_S, min(CONFIRMATION_RUNS, _ROUNDS * trials) * (overhead_s + _RUN_S))
+        total += min(UNHURRIED_CONFIRMATION_S, min(CONFIRMATION_RUNS, _ROUNDS * trials) * (overhead_s + _RUN_S))
     return total if pace.left_s is None else min(total, pace.left_s)
 
 

@@ -65,14 +65,24 @@ def sightings_of(looks: Sequence[Look], records: Sequence[TrialRecord], device_k
 
 
 def peaks_seen(
-    looks: Sequence[Look], records: Sequence[TrialRecord], limit_bytes: int
+    looks: Sequence[Look], records: Sequence[TrialRecord], limit_bytes: int, *, limit_is_ram: bool
 ) -> list[tuple[TrainingConfig, int]]:
-    """Peak memory of each look and trial, in bytes; of what ran out of it, by how much it passed the limit."""
-    found = [(one.config, one.point.peak_memory_bytes) for one in looks if one.point.peak_memory_bytes is not None]
+    """Peak memory of each look and trial, in bytes; of what ran out of it, by how much it passed the limit.
+
+    A look at the device has no workers. Of a trial that ran out of something else than what the limit is on (RAM beside
+    a GPU, shared memory, open files), nothing is known.
+    """
+    found = [
+        (_without_workers(one.config), one.point.peak_memory_bytes)
+        for one in looks
+        if one.point.peak_memory_bytes is not None
+    ]
     for record in records:
         if record.measurement is not None:
             found.append((record.config, record.measurement.peak_memory_bytes))
-        elif record.outcome in {"oom", "host_oom"}:
+        elif record.outcome == "oom" or (
+            record.outcome == "host_oom" and limit_is_ram and record.result.violation is not None
+        ):
             excess = _UNKNOWN_EXCESS if record.result.violation is None else record.result.violation
             found.append((record.config, int(limit_bytes * (1 + excess))))
     return found
@@ -82,6 +92,10 @@ def rate_seen(record: TrialRecord) -> float | None:
     """The rate that a trial has shown, stopped early or not, in samples per second; None where it has shown none."""
     run = _run_of(record)
     return None if run is None else run.samples_per_s
+
+
+def _without_workers(config: TrainingConfig) -> TrainingConfig:
+    return config.model_copy(update={"num_workers": 0, "prefetch_factor": None, "persistent_workers": False})
 
 
 def _run_of(record: TrialRecord) -> Sighting | None:

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -31,6 +32,8 @@ ShouldEnd = Callable[[tuple[Block, ...]], str | None]
 
 _FAR_ABOVE = 1.2
 _RAM_SHARE = 0.95
+_PART_BYTES = 64 * 1024
+_MOST_BLOCKS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,20 +216,29 @@ class _BlockStream:
         A line that is no block is passed over: a full disk may have cut one off, and the next one goes on in it.
         """
         try:
-            with self.path.open("rb") as file:
-                if file.seek(0, os.SEEK_END) < self._read:  # begun anew on another host
-                    self._read = 0
-                    self.blocks.clear()
-                file.seek(self._read)
-                whole, newline, _ = file.read().rpartition(b"\n")
+            whole = self._read_lines()
         except OSError:  # the window has not begun
             return False
-        self._read += len(whole) + len(newline)
         known = len(self.blocks)
         for line in whole.splitlines():
             with suppress(ValidationError):
-                self.blocks.append(self._of_all_ranks(Block.model_validate_json(line)))
+                block = Block.model_validate_json(line)
+                if block.samples > 0 and 0 < block.seconds < inf and known < _MOST_BLOCKS:
+                    self.blocks.append(self._of_all_ranks(block))
         return len(self.blocks) > known
+
+    def _read_lines(self) -> bytes:
+        """The whole lines that came since, a part at a time: whatever the user's code writes there is not all taken."""
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe must not hold up whoever waits
+        with open(descriptor, "rb", buffering=0) as file:  # noqa: PTH123 - a descriptor
+            if os.fstat(descriptor).st_size < self._read:  # begun anew on another host
+                self._read = 0
+                self.blocks.clear()
+            file.seek(self._read)
+            data = file.read(_PART_BYTES) or b""
+        whole, newline, rest = data.rpartition(b"\n")
+        self._read += len(rest) if len(rest) == _PART_BYTES else len(whole) + len(newline)
+        return whole
 
     def _of_all_ranks(self, block: Block) -> Block:
         return block.model_copy(update={"samples": block.samples * self.ranks})

@@ -268,7 +268,8 @@ def say_course(summary: RunSummary) -> str:
 def _say_payback(summary: RunSummary) -> str:
     """After how much training the search has paid for itself; "" where nothing is confirmed to be won."""
     found = summary.recommendation
-    speedup = None if found is None or found.verdict != "faster" else found.speedup
+    is_whole = summary.promised_s is not None  # else the time of earlier sittings is not known
+    speedup = found.speedup if found is not None and found.verdict == "faster" and is_whole else None
     paid_s = None if speedup is None else payback_s(summary.wall_s, speedup.value)
     if paid_s is None:
         return ""

@@ -184,14 +184,22 @@ def _refuse_repeated(dataset: Any, batch: Any, group: Group) -> None:
 
 
 def _block_teller(job: Job, place: _Place) -> Callable[[Block], None]:
-    """A function that tells the parent of a block, where it has asked for them and this is the rank to do so."""
+    """A function that tells the parent of a block, where it has asked for them and this is the rank to do so.
+
+    The file stays open: opened and closed for each block, it would hold up the loop where the folder is far away.
+    """
+    if not job.streams_blocks or place.rank != 0:
+        return lambda _: None
+    try:
+        descriptor = os.open(place.folder.blocks, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    except OSError:  # a full disk: nobody stops the trial early, that is all
+        return lambda _: None
 
     def tell(block: Block) -> None:
-        line = f"{block.model_dump_json()}\n".encode()
-        with suppress(OSError), place.folder.blocks.open("ab", buffering=0) as file:
-            file.write(line)  # on a full disk not, or in part: nobody stops the trial early, that is all
+        with suppress(OSError):  # as above; a line may be cut off
+            os.write(descriptor, f"{block.model_dump_json()}\n".encode())
 
-    return tell if job.streams_blocks and place.rank == 0 else lambda _: None
+    return tell
 
 
 def _measure(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from autotune.core.budget import Budget
 from autotune.core.measurement import Measurement
-from autotune.core.promise import LONGEST_CONFIRMATION_S, Pace, expected_s, payback_s
+from autotune.core.promise import UNHURRIED_CONFIRMATION_S, Pace, expected_s, payback_s
 from autotune.core.trial import TrialRecord, TrialResult
 
 MakeRecords = Callable[..., list[TrialRecord]]
@@ -55,13 +55,13 @@ def test_each_further_trial_takes_what_those_before_took(make_records: MakeRecor
 
 def test_once_every_trial_has_run_the_confirmation_is_left(make_records: MakeRecords) -> None:
     left = expected_s(Pace(budget=TEN, records=make_records(10)))
-    assert 0 < left <= LONGEST_CONFIRMATION_S
+    assert 0 < left <= UNHURRIED_CONFIRMATION_S
     assert left < expected_s(Pace(budget=TEN, records=make_records(9)))
 
 
 def test_a_confirmation_takes_no_longer_than_its_windows_can_shrink_to(make_records: MakeRecords) -> None:
     slow = make_records(10, overhead_s=500.0)
-    assert expected_s(Pace(budget=TEN, records=slow)) == LONGEST_CONFIRMATION_S
+    assert expected_s(Pace(budget=TEN, records=slow)) == UNHURRIED_CONFIRMATION_S
 
 
 def test_what_is_left_falls_with_every_trial(make_records: MakeRecords) -> None:

@@ -117,9 +117,10 @@ def test_a_change_leaves_out_what_has_no_effect(make_space: MakeSpace) -> None:
     assert changed(space, {"num_workers": 0}) == TrainingConfig()
 
 
-def peaks(looks: list[Look], *records: TrialRecord) -> list[tuple[int, int]]:
+def peaks(looks: list[Look], *records: TrialRecord, limit_is_ram: bool = False) -> list[tuple[int, int]]:
     """Micro batch and peak of each."""
-    return [(config.micro_batch_size, peak) for config, peak in peaks_seen(looks, records, LIMIT)]
+    seen = peaks_seen(looks, records, LIMIT, limit_is_ram=limit_is_ram)
+    return [(config.micro_batch_size, peak) for config, peak in seen]
 
 
 def test_peaks_are_those_of_looks_and_of_trials(
@@ -131,14 +132,31 @@ def test_peaks_are_those_of_looks_and_of_trials(
     assert peaks(looks, make_record(result=result)) == [(64, 300), (32, 200)]
 
 
-@pytest.mark.parametrize("outcome", ["oom", "host_oom"])
-@pytest.mark.parametrize(("violation", "peak"), [(0.5, 1_500), (None, 1_250)])
+@pytest.mark.parametrize(
+    ("outcome", "limit_is_ram", "violation", "peak"),
+    [("oom", False, 0.5, 1_500), ("oom", False, None, 1_250), ("host_oom", True, 0.5, 1_500)],
+)
 def test_out_of_memory_counts_by_how_much_it_passed_the_limit(
-    make_record: MakeRecord, outcome: str, violation: float | None, peak: int
+    make_record: MakeRecord, outcome: str, limit_is_ram: bool, violation: float | None, peak: int
 ) -> None:
     result = TrialResult.model_validate({"outcome": outcome, "violation": violation})
     record = make_record(config=TrainingConfig(micro_batch_size=256), result=result, score=None)
-    assert peaks([], record) == [(256, peak)]
+    assert peaks([], record, limit_is_ram=limit_is_ram) == [(256, peak)]
+
+
+@pytest.mark.parametrize(("limit_is_ram", "violation"), [(False, 0.5), (False, None), (True, None)])
+def test_what_ran_out_of_something_else_than_the_limit_is_on_tells_no_peak(
+    make_record: MakeRecord, limit_is_ram: bool, violation: float | None
+) -> None:
+    result = TrialResult(outcome="host_oom", violation=violation)
+    assert peaks([], make_record(result=result, score=None), limit_is_ram=limit_is_ram) == []
+
+
+def test_a_look_at_the_device_has_no_workers(make_space: MakeSpace) -> None:
+    baseline = TrainingConfig(num_workers=4, prefetch_factor=2, persistent_workers=True)
+    point = CurvePoint(changes={}, ceiling=None, peak_memory_bytes=300)
+    looks = looks_of(Curves(device=(point,)), make_space(baseline=baseline))
+    assert peaks_seen(looks, [], LIMIT, limit_is_ram=True) == [(TrainingConfig(), 300)]
 
 
 @pytest.mark.parametrize("outcome", ["crashed", "timeout", "invalid"])
