@@ -245,6 +245,8 @@ def test_without_a_feasible_baseline_all_refer_to_the_trial_that_was_first_to_en
     assert first.number > 1
     assert tuning.study.records[1].is_feasible
     for record in tuning.study.records[1:]:
+        if record.outcome == "pruned":
+            continue
         assert record.score is not None
         assert record.score.value == pytest.approx(rate(record.config) / rate(first.config), rel=0.01)
     tuning.study.close()

@@ -14,7 +14,7 @@ __all__ = ["chance_to_run", "has_failed"]
 
 Floats = NDArray[np.float64]
 
-_SURE_OF_BLAME = 0.95
+_SURE_OF_BLAME = 0.99
 """A failure may have been the machine's for once: our own convention."""
 _SETTINGS = tuple(name for name in TrainingConfig.model_fields if name != "lr")
 
