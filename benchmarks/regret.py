@@ -27,7 +27,7 @@ from regret_methods import METHODS, Course
 from replay import SURFACES, Surface, read_surface
 
 _SEEDS = 20
-_FEWER = {"GP": 5}
+_FEWER = {"GP": 1}
 """Seeds of what takes a minute each."""
 _WITHIN = 0.03
 _TARGETS = (0.02, 0.03, 0.05, 0.1)
