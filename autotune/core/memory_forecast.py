@@ -33,7 +33,7 @@ _VARIANT_SD = 0.1  # another layout, compilation, optimizer steps apart
 _GROUP_SD = 0.3
 _NOISE = 0.03
 _HALF_PRECISIONS = frozenset({"bfloat16", "float16"})
-_ASKED = 11  # settings that memory grows with
+_ASKED = 11  # figures of `_asks_of`
 
 
 @dataclass(frozen=True)

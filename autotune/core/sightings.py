@@ -42,7 +42,7 @@ def changed(space: ResolvedSpace, changes: dict[str, object]) -> TrainingConfig:
 
 
 def looks_of(curves: Curves, space: ResolvedSpace) -> list[Look]:
-    """The points of both curves that were reached or that told a peak."""
+    """The points of both curves, those that were not reached among them."""
     loader = [Look(side="loader", config=changed(space, one.changes), point=one) for one in curves.loader]
     return loader + [Look(side="device", config=changed(space, one.changes), point=one) for one in curves.device]
 
