@@ -196,7 +196,7 @@ class Guide:
         best_rate = float(np.exp(model.forecast([best.config]).log_rate[0]))
         may_try = np.array([self.study.is_open(config) for config in configs]) & (fits >= _SURE_TO_FIT)
         tells = may_try & ~without_matter(configs, forecast, list(tried))
-        inside = fits >= _LIKELY_TO_FIT
+        inside = (fits >= _LIKELY_TO_FIT) & ~np.array([self.study.is_left_out(config) for config in configs])
         sides = (forecast.loader, forecast.loader_sd), (forecast.device, forecast.device_sd)
         ceilings = (float((side * np.exp(sd))[inside].max(initial=0.0)) for side, sd in sides)
         wanted = self.space.baseline.global_batch_size

@@ -172,12 +172,12 @@ class Study:
 
     def is_open(self, config: TrainingConfig) -> bool:
         """Whether a configuration may still be tried: neither measured, nor running, nor left out."""
-        return not self._is_excluded(config) and not self._is_taken(config)
+        return not self.is_left_out(config) and not self._is_taken(config)
 
     def propose(self, params: Mapping[str, SettingValue]) -> bool:
         """Have these values tried next; False where they are known, wait already, are running or break a rule."""
         config = compose(params, self._space)
-        if isinstance(config, str) or self._is_excluded(config) or self._is_taken(config):
+        if isinstance(config, str) or self.is_left_out(config) or self._is_taken(config):
             return False
         if self._key(config) in self._waiting:
             return False
@@ -267,11 +267,12 @@ class Study:
     def _config_of(self, trial: optuna.Trial) -> TrainingConfig | str:
         fixed = trial.user_attrs.get(_CONFIG)
         config = TrainingConfig.model_validate_json(fixed) if fixed else compose(trial.params, self._space)
-        if isinstance(config, TrainingConfig) and self._is_excluded(config):
+        if isinstance(config, TrainingConfig) and self.is_left_out(config):
             return "excluded after failures"
         return config
 
-    def _is_excluded(self, config: TrainingConfig) -> bool:
+    def is_left_out(self, config: TrainingConfig) -> bool:
+        """Whether nothing of its kind is proposed any more, after failures or by the precision guard."""
         return any(all(setting_of(config, name) in values for name, values in one.items()) for one in self._excluded)
 
     def _is_taken(self, config: TrainingConfig) -> bool:
@@ -301,7 +302,7 @@ class Study:
             tries = iter(combinations)
         for params in tries:
             config = compose(params, self._space)
-            if not isinstance(config, str) and not self._is_excluded(config) and not self._is_taken(config):
+            if not isinstance(config, str) and not self.is_left_out(config) and not self._is_taken(config):
                 return params
         return None
 
