@@ -5,10 +5,10 @@ each setting: the median of the pairs' ratios less 1, whether the plain rates li
 the plain runs differ among themselves, and what ten steps after three warm-up steps would have said. Beside it: what
 the window's loop costs against a bare one, on steps that are as cheap as they get.
 
-Before, between and after a pair's runs the machine's speed is looked at (quietness.py). A pair in which it changed by
-more than a quarter compares two machines, whatever its outcome: it is put aside and measured again, once; then it
-counts, and the table says how many such there are. (A look takes a second, and on shared cores looks differ by 20 %
-and more where means over 8 s agree within 5 %: a sharper line would put aside pairs that are as good as any.)
+Before, between and after a pair's runs the machine's speed is looked at (quietness.py). A pair in which it changed to
+twice or half compares two machines, whatever its outcome: it is put aside and measured again, once; then it counts, and
+the table says how many such there are. (A look takes a second; on shared cores looks differ by 70 % where runs of 15 s
+agree within 1 %: a sharper line would put aside pairs that are as good as any.)
 
 Some 80 minutes in all on a quiet machine. Figures are written after each pair; a run that was cut off goes on where its
 file ends:
@@ -36,7 +36,7 @@ from fidelity_tables import print_fidelity_tables, summarise
 from instrumentation import measure_instrumentation
 from plain_loop import run_plain
 from product_run import RunTrial, measurement_figures, open_trials
-from quietness import drift, look_at_speeds
+from quietness import drift, keep_freed_memory, look_at_speeds
 from recording import Recording, describe_machine, git_revision, make_parser, read_results, say, start_recording
 
 from autotune import Measurement
@@ -44,7 +44,7 @@ from autotune.protocol import Extras, WindowRules
 from autotune.worker.machine import processor_name, usable_cores
 
 _PAIRS = 3
-_QUIET = 0.25  # own convention: more than looks of a second differ by while nothing lasting changes
+_QUIET = 1.0  # own convention: more than looks of a second differ by while nothing lasting changes
 _ATTEMPTS = 2
 _EXIT_OTHER_REVISION = 2
 _EXIT_NOTHING_MISSING = 3
@@ -245,4 +245,5 @@ def _is_of_other_revision(results: dict[str, Any]) -> bool:
 
 
 if __name__ == "__main__":
+    keep_freed_memory()
     sys.exit(main())

@@ -28,6 +28,7 @@ import ranks_cases
 from cases import Case, nothing_to_do
 from plain_ranks import run_plain_ranks
 from product_run import RunTrial, TimedLauncher, measurement_figures, open_trials
+from quietness import keep_freed_memory
 from ranks_cases import RATE_SETTINGS, Death, dies
 from ranks_ray import measure_ray
 from ranks_tables import print_ranks_tables
@@ -226,4 +227,5 @@ _PARTS: Mapping[str, Callable[[Recording, _Scale], None]] = {
 
 
 if __name__ == "__main__":
+    keep_freed_memory()
     main()

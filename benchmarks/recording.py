@@ -35,6 +35,7 @@ __all__ = [
 _HERE = Path(__file__).resolve().parent
 _WIDTH = 80
 _FORMAT_VERSION = 1
+_OF_MALLOC = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,6 +60,7 @@ class Recording:
             "git_revision": git_revision(),
             "arguments": self.arguments,
             "machine": self.machine,
+            "malloc": {name: value for name, value in os.environ.items() if name.startswith(_OF_MALLOC)},
             "load_average": list(os.getloadavg()),
             "results": self.results,
         }

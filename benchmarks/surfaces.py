@@ -30,7 +30,7 @@ from statistics import median
 from time import monotonic
 
 from product_run import TRIAL_DEADLINE_S, open_runner
-from quietness import look_at_speeds
+from quietness import keep_freed_memory, look_at_speeds
 from recording import describe_machine, git_revision, machine_name, print_table, say
 from replay import FORMAT_VERSION, SURFACES, Surface, Visit, read_surface
 from surface_cases import Grid, grids_for
@@ -210,4 +210,5 @@ def _row(name: str, surface: Surface) -> Sequence[str]:
 
 
 if __name__ == "__main__":
+    keep_freed_memory()
     sys.exit(main())

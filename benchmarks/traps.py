@@ -17,6 +17,7 @@ from typing import Any
 from cases import Case, heavy_tail, queue_trap
 from plain_loop import run_plain
 from product_run import measurement_figures, only, search
+from quietness import keep_freed_memory
 from recording import describe_machine, make_parser, print_table, say, start_recording
 
 _TRAPS: dict[str, Callable[[], Case]] = {"queue_trap": queue_trap, "heavy_tail": heavy_tail}
@@ -91,4 +92,5 @@ def _row(name: str, figures: dict[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
+    keep_freed_memory()
     main()

@@ -30,6 +30,7 @@ from typing import Any
 from fidelity_cases import WORKLOADS
 from plain_loop import run_plain
 from product_run import search
+from quietness import keep_freed_memory
 from recording import describe_machine, git_revision, make_parser, print_table, read_results, say, start_recording
 from versus_loadtune import CASE_VARIABLE, SETTINGS_VARIABLE
 
@@ -168,4 +169,5 @@ def _claim(told: Mapping[str, Any], plain: float | None) -> str:
 
 
 if __name__ == "__main__":
+    keep_freed_memory()
     sys.exit(main())
