@@ -194,12 +194,12 @@ class FakeLauncher:
                 self.launched.append(job.config)
             place = len(self.launched)
         trial = self.cost(job.config)
-        if job.streams_blocks and trial.outcome == "ok" and not trial.hangs:
+        if trial.hangs or trial.startup_s > launch.deadline_s:
+            return Exit(code=None, ended_for="deadline", wall_s=launch.deadline_s)
+        if job.streams_blocks and trial.outcome == "ok":
             lost_after = self._stream(trial, job, launch, place)
             if lost_after is not None:
                 return Exit(code=None, ended_for="called_off", wall_s=trial.startup_s + lost_after * job.window.block_s)
-        if trial.hangs or trial.startup_s > launch.deadline_s:
-            return Exit(code=None, ended_for="deadline", wall_s=launch.deadline_s)
         if trial.outcome == "ok":
             report = self._answer(trial, job, place)
         else:

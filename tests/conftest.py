@@ -8,7 +8,10 @@ meanwhile. Tests marked quiet have the machine to themselves, and all of its thr
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from alembic.config import Config
@@ -32,6 +35,28 @@ def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer
     yield launcher
     launcher.close()
     assert not marked(launcher._token)
+
+
+@pytest.fixture
+def disk_of(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Mounts a real disk of a size ("64k"), where that may be done here."""
+    with ExitStack() as mounted:
+
+        def mount(size: str) -> Path:
+            place = tmp_path / "disk"
+            place.mkdir()
+            done = subprocess.run(
+                ["mount", "-t", "tmpfs", "-o", f"size={size}", "autotune-test", str(place)],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if done.returncode != 0:
+                pytest.skip(f"a small disk can't be mounted here: {done.stderr.strip()}")
+            mounted.callback(subprocess.run, ["umount", "--lazy", str(place)], check=True)
+            return place
+
+        yield mount
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -216,23 +216,11 @@ def test_a_folder_that_cannot_be_made_is_told_with_the_remedy(tmp_path: Path) ->
 
 
 @pytest.fixture
-def full_disk(tmp_path: Path) -> Iterator[Path]:
+def full_disk(disk_of: Callable[[str], Path]) -> Path:
     """A disk of 1 MiB with 64 KiB left."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "autotune-test", str(place)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if mounted.returncode != 0:
-        pytest.skip(f"a small disk can't be mounted here: {mounted.stderr.strip()}")
-    try:
-        (place / "ballast").write_bytes(b"x" * (2**20 - 2**16))
-        yield place
-    finally:
-        subprocess.run(["umount", "--lazy", str(place)], check=True)
+    place = disk_of("1m")
+    (place / "ballast").write_bytes(b"x" * (2**20 - 2**16))
+    return place
 
 
 def test_a_full_disk_leaves_the_old_file_and_nothing_half_written(full_disk: Path) -> None:

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import os
 import stat
-import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -67,19 +65,9 @@ def test_a_summary_that_was_tampered_with_is_told(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def small_disk(disk_of: Callable[[str], Path]) -> Path:
     """A real file system of 300 KiB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mounted = os.geteuid() == 0 and subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(place)], check=False, capture_output=True
-    )
-    if not mounted or mounted.returncode != 0:
-        pytest.skip("mounting a file system needs root")
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", str(place)], check=True)
+    return disk_of("300k")
 
 
 def test_a_full_disk_is_one_sentence_and_nothing_is_half_written(small_disk: Path) -> None:

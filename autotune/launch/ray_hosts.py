@@ -7,27 +7,33 @@ machine: hosts of another kind are named in `notes` and left alone.
 
 from __future__ import annotations
 
-import os
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from threading import Condition, Timer
 from time import monotonic
-from typing import Any
 
 import ray
-from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from autotune import __version__
 from autotune.core.environment import Environment
 from autotune.core.executor import Executor, places
 from autotune.errors import LauncherError
-from autotune.launch.ray_host import Host, HostFacts
+from autotune.launch.ray_host import HostFacts
+from autotune.launch.ray_nodes import (
+    Candidate,
+    OneHost,
+    facts_of,
+    kill_actor,
+    living_nodes,
+    most_of_a_kind,
+    ranks_a_host,
+    say_other,
+    start_actor,
+)
 
-__all__ = ["SEARCH_IS_OVER", "HostPool", "NoRoomError", "OneHost", "most_of_a_kind"]
+__all__ = ["SEARCH_IS_OVER", "HostPool", "NoRoomError"]
 
 SEARCH_IS_OVER = "the search is over: its hosts are given back"
 """What a trial is told that was under way."""
@@ -46,35 +52,6 @@ _NODE_LABEL = "ray.io/node-id"
 
 class NoRoomError(LauncherError):
     """The cluster has hosts, but too few for a trial's ranks."""
-
-
-@dataclass(slots=True, eq=False)
-class OneHost:
-    """A host that trials may run on."""
-
-    node: str
-    name: str
-    address: str
-    actor: Any
-    environment: Environment
-    interface: str | None
-    bundle: dict[str, float]
-    """All of the host's processors and devices, in Ray's terms."""
-    payloads: set[str] = field(default_factory=set)
-    """Keys of the payloads that it holds."""
-    aside_until: float = 0.0
-    """Another job keeps it: others come first until then, by monotonic()."""
-
-
-@dataclass(slots=True)
-class _Candidate:
-    """A node whose actor has been started and has not yet told what machine it is."""
-
-    name: str
-    address: str
-    actor: Any
-    answer: Any
-    bundle: dict[str, float]
 
 
 @dataclass(slots=True, eq=False)
@@ -99,7 +76,7 @@ class HostPool:
         self._executor, self._device = executor, device
         self._state = Condition()
         self._hosts: dict[str, OneHost] = {}
-        self._candidates: dict[str, _Candidate] = {}
+        self._candidates: dict[str, Candidate] = {}
         self._others: dict[str, str] = {}
         """Why a node is not used, by its id."""
         self._busy: set[str] = set()
@@ -161,7 +138,7 @@ class HostPool:
                 raise
             self.release(hosts)
             for host in hosts:
-                if host.node not in _living():
+                if host.node not in living_nodes():
                     self.drop(host)
 
     def release(self, hosts: Collection[OneHost]) -> None:
@@ -185,7 +162,7 @@ class HostPool:
                 return
             self._hosts.pop(host.node, None)
             self._unreserve({host.node})
-            _kill(host.actor)
+            kill_actor(host.actor)
             self._looked = 0.0
             self._state.notify_all()
 
@@ -202,7 +179,7 @@ class HostPool:
             if closing:
                 ray.wait(closing, num_returns=len(closing), timeout=_CLOSED_WITHIN_S)
             for actor in actors:
-                _kill(actor)
+                kill_actor(actor)
             self._unreserve({node for nodes in self._reservations for node in nodes})
             self._hosts.clear()
             self._candidates.clear()
@@ -248,7 +225,7 @@ class HostPool:
             shares = places(
                 ranks,
                 hosts=len(known),
-                per_host=_ranks_a_host(known[0].environment),
+                per_host=ranks_a_host(known[0].environment),
                 spread=self._executor.ranks == "spread",
             )
         except ValueError:
@@ -282,7 +259,7 @@ class HostPool:
         if self._is_closed or monotonic() - self._looked < _LOOK_S:
             return
         self._looked = monotonic()
-        living = _living()
+        living = living_nodes()
         for node in [node for node in self._hosts if node not in living and node not in self._busy]:
             del self._hosts[node]
             self._unreserve({node})
@@ -291,7 +268,7 @@ class HostPool:
                 del known[node]
         for node, found in living.items():
             if node not in self._hosts | self._candidates | self._others and found["Resources"].get("CPU", 0) >= 1:
-                self._candidates[node] = _start(node, found, self._device)
+                self._candidates[node] = start_actor(node, found, self._device)
         self._admit()
 
     def _admit(self, *, is_patient: bool = True) -> None:
@@ -304,10 +281,10 @@ class HostPool:
         facts: dict[str, HostFacts] = {}
         for node, one in answered.items():
             del self._candidates[node]
-            told = _facts_of(one)
+            told = facts_of(one)
             if isinstance(told, str):
                 self._others[node] = told
-                _kill(one.actor)
+                kill_actor(one.actor)
             else:
                 facts[node] = told
         kinds = {node: one.environment for node, one in facts.items() if one.environment is not None}
@@ -316,8 +293,8 @@ class HostPool:
         for node, environment in kinds.items():
             one = answered[node]
             if self._bound is None or environment.fingerprint != self._bound.fingerprint:
-                self._others[node] = _say_other(one.name, environment, self._bound)
-                _kill(one.actor)
+                self._others[node] = say_other(one.name, environment, self._bound)
+                kill_actor(one.actor)
                 continue
             self._hosts[node] = OneHost(
                 node=node,
@@ -336,7 +313,7 @@ class HostPool:
         group = self._group_of(nodes, [host.bundle for host in hosts])
         begun = monotonic()
         while not group.wait(_LOOK_S):
-            if self._is_closed or not set(nodes) <= _living().keys():
+            if self._is_closed or not set(nodes) <= living_nodes().keys():
                 return False
             if monotonic() - begun > _RESERVED_SOON_S and self._set_aside(hosts):
                 return False
@@ -393,74 +370,3 @@ class HostPool:
         with self._state:
             if self._reservations.get(nodes) is held and held.ending is not None and not self._is_closed:
                 self._unreserve(set(nodes))
-
-
-def most_of_a_kind(environments: Collection[Environment]) -> Environment | None:
-    """One of the machines that most are like; accelerators come before processors."""
-    kinds: dict[str, list[Environment]] = {}
-    for one in environments:
-        kinds.setdefault(one.fingerprint, []).append(one)
-
-    def weight(alike: Sequence[Environment]) -> tuple[bool, int, int]:
-        return alike[0].device_kind != "cpu", len(alike) * alike[0].device_count, alike[0].cores
-
-    return max(kinds.values(), key=weight)[0] if kinds else None
-
-
-def _living() -> dict[str, dict[str, Any]]:
-    """What Ray tells of each node that lives, by its id."""
-    return {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}  # type: ignore[no-untyped-call] # Ray's own
-
-
-def _ranks_a_host(environment: Environment) -> int:
-    return environment.cores if environment.device_kind == "cpu" else environment.device_count
-
-
-def _start(node: str, found: Mapping[str, Any], device: str) -> _Candidate:
-    host: Any = ray.remote(Host)
-    actor = host.options(
-        num_cpus=0,
-        max_concurrency=4,
-        max_restarts=0,
-        scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-        runtime_env={"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}},  # it sees all devices of the host
-    ).remote(dict(os.environ))
-    resources = found["Resources"]
-    bundle = {name: float(resources[name]) for name in ("CPU", "GPU") if resources.get(name)}
-    name = f"{found['NodeManagerHostname']} ({found['NodeManagerAddress']}, node {node[:8]})"
-    return _Candidate(
-        name, found["NodeManagerAddress"], actor, actor.describe.remote(device, found["NodeManagerAddress"]), bundle
-    )
-
-
-def _facts_of(candidate: _Candidate) -> HostFacts | str:
-    """What a host has told of itself, or why it can't be used."""
-    try:
-        facts = HostFacts.model_validate_json(ray.get(candidate.answer))
-    except (RayError, ValueError) as error:
-        reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
-        return f"{candidate.name} is not used: autotune can't be started there ({reason})."
-    if facts.version != __version__:
-        return f"{candidate.name} is not used: it has autotune {facts.version}, and here is {__version__}."
-    if facts.environment is None:
-        return f"{candidate.name} is not used: {facts.reason}."
-    return facts
-
-
-def _say_other(name: str, environment: Environment, chosen: Environment | None) -> str:
-    if chosen is None:
-        return f"{name} is not used."
-    return (
-        f"{name} is not used: a study is bound to one kind of machine, here {_say_kind(chosen)}, but it has "
-        f"{_say_kind(environment)}."
-    )
-
-
-def _say_kind(environment: Environment) -> str:
-    count = f"{environment.device_count} × " if environment.device_kind != "cpu" else ""  # noqa: RUF001 - a times sign
-    return f"{count}{environment.device_name}, {environment.cores} cores, torch {environment.torch}"
-
-
-def _kill(actor: Any) -> None:
-    with suppress(RayError):  # it is dead already, and Ray knows it no more
-        ray.kill(actor, no_restart=True)

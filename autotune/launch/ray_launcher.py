@@ -38,7 +38,8 @@ from autotune.core.trial import Outcome, TrialResult
 from autotune.errors import ConfigError, LauncherError
 from autotune.launch.launcher import EndedFor, Exit, Launch
 from autotune.launch.ray_host import HostAnswer, HostTask
-from autotune.launch.ray_hosts import SEARCH_IS_OVER, HostPool, NoRoomError, OneHost
+from autotune.launch.ray_hosts import SEARCH_IS_OVER, HostPool, NoRoomError
+from autotune.launch.ray_nodes import OneHost
 from autotune.protocol import GroupPart, Job, RankReport, read_model, write_atomic, write_model
 
 __all__ = ["RayLauncher", "merged_exit"]
@@ -196,9 +197,13 @@ class _Running:
             ready, _ = ray.wait(left, num_returns=len(left), timeout=_TICK_S, fetch_local=True)
             for one in ready:
                 answers[one] = HostAnswer.model_validate_json(_answer_of(self.hosts[one], one, was_running=True))
+            if len(answers) == len(self.hosts):
+                break
             now = monotonic()
             if ready and first_ended is None:
                 first_ended = now
+            if self.blocks is not None and (first := next(iter(self.hosts))) not in answers:
+                self.blocks.fetch(self.hosts[first], self.ticket)
             if self.called_off_for is None and (reason := self._reason_to_end(first_ended, now)) is not None:
                 self.called_off_for = reason
                 self.call_off()
@@ -207,8 +212,6 @@ class _Running:
         return [(host, answers[one]) for one, host in self.hosts.items()]
 
     def _reason_to_end(self, first_ended: float | None, now: float) -> EndedFor | None:
-        if self.blocks is not None:
-            self.blocks.fetch(next(iter(self.hosts.values())), self.ticket)
         if self.launch.should_end is not None and self.launch.should_end():
             return "called_off"
         return None if first_ended is None or now < first_ended + _FOLLOW_WITHIN_S else "straggling"

@@ -217,7 +217,11 @@ class _BlockStream:
         """
         try:
             whole = self._read_lines()
-        except OSError:  # the window has not begun
+        except FileNotFoundError:  # the window has not begun, or not anew on another host
+            self._read = 0
+            self.blocks.clear()
+            return False
+        except OSError:
             return False
         known = len(self.blocks)
         for line in whole.splitlines():
@@ -231,9 +235,6 @@ class _BlockStream:
         """The whole lines that came since, a part at a time: whatever the user's code writes there is not all taken."""
         descriptor = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe must not hold up whoever waits
         with open(descriptor, "rb", buffering=0) as file:  # noqa: PTH123 - a descriptor
-            if os.fstat(descriptor).st_size < self._read:  # begun anew on another host
-                self._read = 0
-                self.blocks.clear()
             file.seek(self._read)
             data = file.read(_PART_BYTES) or b""
         whole, newline, rest = data.rpartition(b"\n")

@@ -3,8 +3,7 @@ them."""
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -143,24 +142,12 @@ def test_of_a_group_the_blocks_of_rank_0_stand_for_all_ranks(rig: Rig) -> None:
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
+def disk(disk_of: Callable[[str], Path]) -> Path:
     """A disk with a file of blocks, in which there is room for one, and part of a second."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "autotune-test", str(place)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if mounted.returncode != 0:
-        pytest.skip(f"a small disk can't be mounted here: {mounted.stderr.strip()}")
-    try:
-        (place / "ballast").write_bytes(b"x" * (60 * 1024))
-        (place / "blocks").write_bytes(b"\n" * (4096 - ROOM_BYTES))
-        yield place
-    finally:
-        subprocess.run(["umount", "--lazy", str(place)], check=True)
+    place = disk_of("64k")
+    (place / "ballast").write_bytes(b"x" * (60 * 1024))
+    (place / "blocks").write_bytes(b"\n" * (4096 - ROOM_BYTES))
+    return place
 
 
 def test_a_full_disk_costs_the_race_and_not_the_trial(rig: Rig, disk: Path) -> None:
@@ -178,3 +165,38 @@ def test_blocks_that_cant_be_written_at_all_cost_the_race_and_not_the_trial(rig:
     result = run(rig, judge, SHORT, model="with_a_folder_for_blocks")
     assert (result.outcome, result.reason) == ("ok", "")
     assert judge.shown == []
+
+
+@dataclass(frozen=True, slots=True)
+class BeginningAnew:
+    """A launcher whose first host is lost with some blocks written; another one begins the trial anew."""
+
+    lost: tuple[Block, ...]
+    anew: tuple[Block, ...]
+
+    def launch(self, launch: Launch) -> Exit:
+        assert launch.should_end is not None
+        write_blocks(launch, self.lost)
+        assert not launch.should_end()
+        launch.folder.blocks.unlink()
+        assert not launch.should_end()
+        write_blocks(launch, self.anew)
+        assert launch.should_end()
+        return Exit(code=None, ended_for="called_off", wall_s=1.0)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def write_blocks(launch: Launch, blocks: Sequence[Block]) -> None:
+    launch.folder.blocks.write_text("".join(f"{block.model_dump_json()}\n" for block in blocks))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_blocks_of_a_lost_host_do_not_count(tmp_path: Path, count: int) -> None:
+    lost = tuple(Block(samples=4, batches=1, seconds=1.0, data_wait_s=0.0) for _ in range(count))
+    anew = tuple(Block(samples=8, batches=2, seconds=0.123456789, data_wait_s=0.0) for _ in range(4))
+    judge = Judge(after=4)
+    rig = Rig(launcher=BeginningAnew(lost, anew), folder=tmp_path)  # type: ignore[arg-type] # as above
+    result = run(rig, judge, SHORT)
+    assert result.blocks == judge.shown[-1] == anew

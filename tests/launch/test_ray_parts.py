@@ -18,8 +18,8 @@ from autotune.core.environment import Environment
 from autotune.launch import ray_host
 from autotune.launch.launcher import Exit
 from autotune.launch.ray_host import Host, trial_environment
-from autotune.launch.ray_hosts import OneHost, most_of_a_kind
 from autotune.launch.ray_launcher import _Blocks, _HostLostError, merged_exit
+from autotune.launch.ray_nodes import OneHost, most_of_a_kind
 from autotune.protocol import GroupPart
 
 PARTS = [GroupPart(host=0, first_rank=0, ranks=2), GroupPart(host=1, first_rank=2, ranks=2)]

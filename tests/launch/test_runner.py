@@ -123,6 +123,9 @@ def test_a_line_that_is_not_whole_yet_is_left_until_it_is(stream: _BlockStream) 
 def test_a_file_that_was_begun_anew_is_read_from_its_start(stream: _BlockStream) -> None:
     stream.path.write_text("".join(f"{block(batches).model_dump_json()}\n" for batches in (1, 2)))
     assert not stream.is_lost()
+    stream.path.unlink()
+    assert not stream.is_lost()
+    assert stream.blocks == []
     stream.path.write_text(f"{block(7).model_dump_json()}\n")
     assert not stream.is_lost()
     assert stream.blocks == [block(7)]
