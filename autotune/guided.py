@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from math import inf, log
+from math import exp, hypot, inf, log
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from autotune.core.diagnosis import Curves
 from autotune.core.expected_gain import expected_gain, most_gain, without_matter
 from autotune.core.failures import chance_to_run, has_failed
 from autotune.core.machine_model import fit_machine
-from autotune.core.memory_forecast import forecast_memory
+from autotune.core.memory_forecast import MemoryForecast, forecast_memory
 from autotune.core.racing import Bar
 from autotune.core.search_space import ResolvedSpace, spread, whole_numbers
 from autotune.core.sightings import Look, changed, looks_of, peaks_seen, rate_seen, sightings_of
@@ -60,6 +60,8 @@ class Outlook:
     lower_ceiling: float
     """The rate that nothing should pass that fits: the lower of what the fastest loader and the fastest device reach,
     each with its standard deviation on top."""
+    scatter_sd: float
+    """What measuring the same settings anew may differ by on this machine, relatively."""
 
 
 @dataclass(slots=True)
@@ -135,12 +137,22 @@ class Guide:
             if self.study.propose(params_of(look.config, self.space)):
                 return
 
+    def may_fit(self, config: TrainingConfig) -> bool:
+        """Whether a configuration that was sampled is worth a try: it is as likely to fit into memory as not."""
+        if not self._peaks:
+            return True
+        return bool(self._memory().chance_to_fit([config], self.limit_bytes)[0] >= _LIKELY_TO_FIT)
+
     def bar_of(self, trial: Trial) -> Bar | None:
-        """What a trial has to come near: the fastest so far, at the baseline's batch the fastest of those at that."""
+        """What a trial has to come near: the fastest so far, at the baseline's batch the fastest of those at that.
+
+        The more the machine scatters, the lower the bar: the fastest so far may have been lucky.
+        """
+        luck = 1.0 if self._outlook is None else exp(-self._outlook[1].scatter_sd)
         wanted = self.space.baseline.global_batch_size
         keeps_batch = trial.config.global_batch_size == wanted
         bars = [
-            Bar(number=one.number, low_samples_per_s=one.measurement.samples_per_s_ci[0])
+            Bar(number=one.number, low_samples_per_s=luck * one.measurement.samples_per_s_ci[0])
             for one in self.study.records
             if one.is_feasible and one.measurement and (not keeps_batch or one.config.global_batch_size == wanted)
         ]
@@ -178,14 +190,10 @@ class Guide:
 
     def _foresee(self, best: TrialRecord, best_rate: float) -> Outlook:
         looks, records, environment = self.looks or [], self.study.ended, self.space.environment
-        in_ram = environment.device_kind in {"cpu", "mps"}
         pairs = self._near(best, records)
         configs = [config for _, config in pairs]
         model = fit_machine(list(sightings_of(looks, records, environment.device_kind)), environment)
-        memory = forecast_memory(
-            peaks_seen(looks, records, self.limit_bytes, limit_is_ram=in_ram), has_workers_in_ram=in_ram
-        )
-        forecast, fits = model.forecast(configs), memory.chance_to_fit(configs, self.limit_bytes)
+        forecast, fits = model.forecast(configs), self._memory().chance_to_fit(configs, self.limit_bytes)
         runs = chance_to_run(
             configs,
             [one.config for one in records if has_failed(one)],
@@ -205,14 +213,27 @@ class Guide:
         same = int(np.argmax(np.where(keeps, forecast.log_rate, -inf)))
         chosen = int(np.argmax(np.where(tells, gains, -1.0)))
         if tells.any():
-            self._expected[configs[chosen]] = float(forecast.log_rate[chosen]), float(forecast.sd[chosen])
+            sd = hypot(float(forecast.sd[chosen]), forecast.scatter_sd)
+            self._expected[configs[chosen]] = float(forecast.log_rate[chosen]), sd
         return Outlook(
             params=pairs[chosen][0] if tells.any() else None,
             gain=float(gains[chosen]) if tells.any() else 0.0,
             same_batch=pairs[same][0] if keeps.any() else None,
             best_rate=best_rate,
             lower_ceiling=min(ceilings) or inf,
+            scatter_sd=forecast.scatter_sd,
         )
+
+    def _memory(self) -> MemoryForecast:
+        return forecast_memory(self._peaks, has_workers_in_ram=self._limit_is_ram)
+
+    @property
+    def _peaks(self) -> list[tuple[TrainingConfig, int]]:
+        return peaks_seen(self.looks or [], self.study.ended, self.limit_bytes, limit_is_ram=self._limit_is_ram)
+
+    @property
+    def _limit_is_ram(self) -> bool:
+        return self.space.environment.device_kind in {"cpu", "mps"}
 
     def _near(self, best: TrialRecord, records: Sequence[TrialRecord]) -> list[tuple[Params, TrainingConfig]]:
         if self._candidates is None:

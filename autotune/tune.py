@@ -172,7 +172,7 @@ class Tuning:
         if self.is_over():
             return None
         self._propose_promising()
-        trial = self.study.ask()
+        trial = self.study.ask() if self.guide is None else self.study.ask(self.guide.may_fit)
         if trial is None:
             self.stopped_because = "every configuration of the space was measured"
         return trial
@@ -239,8 +239,10 @@ class Tuning:
         if record.is_refused:
             self._leave_out(record)
         self.on_record(record)
-        self._show(record)
-        self.blame.learn(record, self.study, self.notes)
+        try:
+            self.blame.learn(record, self.study, self.notes)
+        finally:
+            self._show(record)  # with an outlook that knows what was left out
 
     def _leave_out(self, record: TrialRecord) -> None:
         """Propose nothing more of a precision that the guard has refused, and say so once."""
@@ -400,7 +402,8 @@ class Tuning:
     def _remaining_s(self, records: Sequence[TrialRecord]) -> float:
         """An estimate from the trials so far and the confirmation to come, within the time-out."""
         pace = Pace(
-            budget=self.budget,
+            most_trials=self._most_trials,
+            may_stop_early=self._may_stop_early,
             records=records,
             slots=self._slots_now,
             probe_s=self.probe_s,

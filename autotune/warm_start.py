@@ -80,7 +80,7 @@ def staleness(there: Mapping[str, object], here: Environment) -> str | None:
     None where it does not, and where nothing is told of it.
     """
     own = describe_machine(here)
-    if there.get("fingerprint") in {None, own["fingerprint"]}:
+    if there.get("fingerprint") in (None, own["fingerprint"]):  # a file may hold anything, a list too
         return None
     differing = [name for name in _FIELDS if name in there and there[name] != own[name]]
     told = "; ".join(f"{_FIELDS[name]} {_say(there[name])} there, {_say(own[name])} here" for name in differing)

@@ -14,6 +14,7 @@ from tunings import GIB, FailingLauncher, make_tuning
 import autotune
 from autotune.core.ceilings import device_key, loader_key
 from autotune.core.racing import seen_rate
+from autotune.core.result import Progress
 from autotune.core.search_options import Method
 from autotune.core.search_space import compose
 from autotune.core.training_config import TrainingConfig
@@ -271,6 +272,23 @@ def test_a_look_takes_no_more_than_its_share_of_the_time(tmp_path: Path) -> None
     assert [job.deadline_s for job in jobs_of(free, "curves")] == [60.0]
 
 
+def test_what_was_left_out_promises_no_gain(tmp_path: Path) -> None:
+    def cost(config: TrainingConfig) -> FakeTrial:
+        is_plain = config.amp_dtype == "float32"
+        device = sides(config)[1] * (1 if is_plain else 100)
+        return replace(joined(config, loader=1e6, device=device, peak_bytes=GIB), passes_guard=is_plain)
+
+    shown: list[Progress] = []
+    tuning = make_tuning(tmp_path, FakeLauncher(cost), n_trials=8, **SMALL)
+    tuning.show = shown.append
+    tuning.search()
+    told = next(one for one in shown if one.last is not None and one.last.outcome == "diverged")
+    plain = max(cost(config).samples_per_s for config in _composed(tuning) if config.amp_dtype == "float32")
+    assert told.can_win is not None
+    assert told.best is not None
+    assert 1 + told.can_win < 2 * plain / cost(told.best.config).samples_per_s
+
+
 # What was not expected
 
 
@@ -301,6 +319,13 @@ def test_a_model_that_is_not_surprised_proposes_the_next_trial(tmp_path: Path) -
     assert tuning.guide is not None
     tuning.guide.propose(tuning.best)
     assert tuning.study.has_waiting
+
+
+def test_what_the_sampler_finds_is_taken_for_too_large_where_the_memory_ends(tmp_path: Path) -> None:
+    tuning = guided(tmp_path, memory_cliff, **{**SMALL, "micro_batch_size": [16, 32, 64, 128, 256]})
+    assert tuning.guide is not None
+    for config in _composed(tuning):
+        assert tuning.guide.may_fit(config) == (memory_cliff(config).peak_memory_bytes <= LIMIT)
 
 
 def test_what_fails_is_not_tried_again_with_a_setting_that_has_nothing_to_do_with_it(tmp_path: Path) -> None:

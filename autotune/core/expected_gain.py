@@ -9,12 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.core.ceilings import device_key, loader_key
+from autotune.core.floats import Floats
 from autotune.core.machine_model import Forecast
 from autotune.core.training_config import TrainingConfig
 
 __all__ = ["AMPLE", "expected_gain", "most_gain", "without_matter"]
-
-Floats = NDArray[np.float64]
 
 AMPLE = 1.25
 """A side that is this many times as fast as the other, uncertainty counted in, does not hold the rate."""

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from autotune.core.floats import Floats
 from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import TrialRecord
 
 __all__ = ["chance_to_run", "has_failed"]
-
-Floats = NDArray[np.float64]
 
 _SURE_OF_BLAME = 0.99
 """A failure may have been the machine's for once: our own convention."""

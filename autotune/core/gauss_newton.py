@@ -14,11 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+
+from autotune.core.floats import Floats
 
 __all__ = ["Problem", "Solution", "most_likely"]
-
-Floats = NDArray[np.float64]
 
 _STEPS = 30
 _HALVINGS = 10
@@ -51,14 +50,17 @@ class Solution:
     """Derivatives of what was seen by the state, (processes, seen)."""
     root: Floats
     """Cholesky root of the covariance of what was seen, (seen, seen)."""
+    log_evidence: float
+    """Logarithm of the probability of what was seen, but for a constant: tells one noise from another."""
 
 
-def most_likely(problem: Problem) -> Solution:
+def most_likely(problem: Problem, start: Solution | None = None) -> Solution:
     """The state that explains best what was seen; close to it where the observation is far from linear.
 
-    Full steps alone may swing to and fro for ever: of a minimum they see one side at a time.
+    Full steps alone may swing to and fro for ever: of a minimum they see one side at a time. `start`: the solution of a
+    like problem, from which fewer steps are needed.
     """
-    weights = np.zeros_like(problem.before)
+    weights = np.zeros_like(problem.before) if start is None else start.weights
     misfit = _misfit(problem, weights)
     for _ in range(_STEPS):
         step, last = _solve(problem, weights).weights - weights, misfit
@@ -70,7 +72,7 @@ def most_likely(problem: Problem) -> Solution:
         if last - misfit <= _SETTLED * last:
             break
     around = _solve(problem, weights)
-    return Solution(weights=weights, pulls=around.pulls, root=around.root)
+    return Solution(weights=weights, pulls=around.pulls, root=around.root, log_evidence=around.log_evidence)
 
 
 def _solve(problem: Problem, weights: Floats) -> Solution:
@@ -81,7 +83,8 @@ def _solve(problem: Problem, weights: Floats) -> Solution:
     covariance = np.einsum("pi,pij,pj->ij", pulls, problem.covariances, pulls)
     root = np.linalg.cholesky(covariance + np.diag(problem.variances))
     alpha = np.linalg.solve(root.T, np.linalg.solve(root, surprise))
-    return Solution(weights=pulls * alpha, pulls=pulls, root=root)
+    log_evidence = -0.5 * float(surprise @ alpha) - float(np.log(np.diag(root)).sum())
+    return Solution(weights=pulls * alpha, pulls=pulls, root=root, log_evidence=log_evidence)
 
 
 def _misfit(problem: Problem, weights: Floats) -> float:

@@ -6,7 +6,8 @@ forecasts the rate of any configuration with its uncertainty, and what either si
 The rate is the lower of loader, device and cores, softened. The logarithms of both sides are sums of effects of single
 settings (a Gaussian process each: smooth along numbers, free between categories) and of what settings do only together;
 what runs fall short of the joint rate by is a third such sum. Runs see both sides through the softened minimum, which
-is taken to be linear around the most likely state. The scales below say how far settings are expected to carry a rate
+is taken to be linear around the most likely state. How far the machine scatters from one measurement to the next is
+learned as well. The scales below say how far settings are expected to carry a rate
 before anything was measured: our own conventions, checked by benchmarks/regret.py.
 
 Source: Rasmussen and Williams 2006, "Gaussian Processes for Machine Learning", chapter 2; additive kernels: Duvenaud et
@@ -16,7 +17,7 @@ al. 2011, "Additive Gaussian Processes".
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import log, log2
 from statistics import fmean, median
@@ -27,18 +28,22 @@ from numpy.typing import NDArray
 
 from autotune.core.ceilings import overlaps
 from autotune.core.environment import Environment
+from autotune.core.floats import Floats
 from autotune.core.gauss_newton import Problem, Solution, most_likely
 from autotune.core.rules import TORCH_PREFETCH_FACTOR, hosts_of
 from autotune.core.training_config import TrainingConfig
 
 __all__ = ["Forecast", "MachineModel", "Sighting", "fit_machine"]
 
-Floats = NDArray[np.float64]
-
 _SOFTNESS = 8.0
 """Of the minimum: two equal sides reach 92 % of either together, as a queue of a few batches between them does."""
 _LEVEL_SD = 1.5
 _STEP = 1e-4
+_SCATTERS = (0.0, 0.02, 0.04, 0.07, 0.11, 0.16)
+"""Standard deviations of the scatter that are considered."""
+_USUAL_SCATTER = 0.02
+"""What is expected of a machine before anything was seen."""
+_FEWEST_RUNS = 5  # fewer that contradict each other tell of settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +73,8 @@ class Forecast:
     loader_sd: Floats
     """Standard deviation of its logarithm."""
     device_sd: Floats
+    scatter_sd: float
+    """What measuring the same settings anew may differ by, beyond `sd` and what the measurement itself can tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +214,34 @@ class _Cores:
         return known if known is not None else min(config.intra_op_threads or self.cores, self.cores)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Joint:
+    """How loader and device go together in some configurations."""
+
+    is_overlapped: NDArray[np.bool_]
+    """They run side by side; else one after the other."""
+    busy: Floats
+    """Cores that training keeps busy."""
+    cores: Floats
+    """Cores that there are."""
+    loader_cpu_s: float
+
+    def log_rate(self, log_loader: Floats, log_device: Floats) -> Floats:
+        """Side by side, the slowest of loader, device and cores, softened; else the times of both together."""
+        cpu_s = self.loader_cpu_s + self.busy * np.exp(-log_device)
+        bounds = np.stack([log_loader, log_device, np.log(self.cores / cpu_s)])
+        together = -np.logaddexp.reduce(-_SOFTNESS * bounds, axis=0) / _SOFTNESS
+        in_turns = -np.logaddexp(-log_loader, -log_device)
+        return np.where(self.is_overlapped, together, in_turns)
+
+    def with_shares(self, log_loader: Floats, log_device: Floats) -> tuple[Floats, Floats, Floats]:
+        """The logarithm of the joint rate, and its derivatives by those of loader and device."""
+        here = self.log_rate(log_loader, log_device)
+        by_loader = (self.log_rate(log_loader + _STEP, log_device) - here) / _STEP
+        by_device = (self.log_rate(log_loader, log_device + _STEP) - here) / _STEP
+        return here, by_loader, by_device
+
+
 @dataclass(frozen=True)
 class MachineModel:
     """What is known of the machine. Made by `fit_machine`."""
@@ -220,10 +255,10 @@ class MachineModel:
 
     def forecast(self, configs: Sequence[TrainingConfig]) -> Forecast:
         """What configurations should reach. Takes milliseconds for thousands of them."""
-        solution = self._solution
+        scatter_sd, solution = self._likeliest
         crossings = np.stack([self._crossing(configs, process) for process in _PROCESSES])
         log_loader, log_device, short = self._before(configs) + np.einsum("pij,pj->pi", crossings, solution.weights)
-        joint, loader_share, device_share = self._joint(configs, log_loader, log_device)
+        joint, loader_share, device_share = self._joint_of(configs).with_shares(log_loader, log_device)
         of_loader, of_device, of_shortfall = crossings * solution.pulls[:, None, :]
         of_joint = loader_share[:, None] * of_loader + device_share[:, None] * of_device + of_shortfall
         before = (
@@ -238,31 +273,46 @@ class MachineModel:
             device=np.exp(log_device),
             loader_sd=_sd(_LOADER_PROCESS.variance(), of_loader, solution.root),
             device_sd=_sd(_DEVICE_PROCESS.variance(), of_device, solution.root),
+            scatter_sd=scatter_sd,
         )
 
     @cached_property
-    def _solution(self) -> Solution:
-        configs = [one.config for one in self.sightings]
-        return most_likely(
-            Problem(
-                seen=np.array([log(one.samples_per_s) for one in self.sightings]),
-                variances=np.array([one.relative_sd**2 for one in self.sightings]),
-                before=self._before(configs),
-                covariances=np.stack([self._crossing(configs, process) for process in _PROCESSES]),
-                observe=lambda state: self._observe(configs, state),
-            )
-        )
+    def _likeliest(self) -> tuple[float, Solution]:
+        """The scatter that explains best what was seen, and the state with it.
 
-    def _observe(self, configs: Sequence[TrainingConfig], state: Floats) -> tuple[Floats, Floats]:
+        A sighting tells how sure it is by itself; that neighbours take turns on the machine, and what no sum of effects
+        can say, shows only in how sightings lie to each other.
+        """
+        configs = [one.config for one in self.sightings]
+        problem = Problem(
+            seen=np.array([log(one.samples_per_s) for one in self.sightings]),
+            variances=np.array([one.relative_sd**2 for one in self.sightings]),
+            before=self._before(configs),
+            covariances=np.stack([self._crossing(configs, process) for process in _PROCESSES]),
+            observe=self._observer(configs),
+        )
+        fits = list[tuple[float, Solution]]()
+        runs = sum(one.kind == "run" for one in self.sightings)
+        for scatter_sd in _SCATTERS if runs >= _FEWEST_RUNS else _SCATTERS[:1]:
+            scattered = replace(problem, variances=problem.variances + scatter_sd**2)
+            fits.append((scatter_sd, most_likely(scattered, start=fits[-1][1] if fits else None)))
+        return max(fits, key=lambda fit: fit[1].log_evidence - 0.5 * (fit[0] / _USUAL_SCATTER) ** 2)
+
+    def _observer(self, configs: Sequence[TrainingConfig]) -> Callable[[Floats], tuple[Floats, Floats]]:
         """What the sightings should have shown in a state, and its derivatives by loader, device and shortfall."""
-        log_loader, log_device, short = state
+        joint = self._joint_of(configs)
         is_loader, is_device, is_run = (
             np.array([one.kind == kind for one in self.sightings], dtype=np.float64)
             for kind in ("loader", "device", "run")
         )
-        joint, by_loader, by_device = self._joint(configs, log_loader, log_device)
-        expected = is_loader * log_loader + is_device * log_device + is_run * (joint + short)
-        return expected, np.stack([is_loader + is_run * by_loader, is_device + is_run * by_device, is_run])
+
+        def observe(state: Floats) -> tuple[Floats, Floats]:
+            log_loader, log_device, short = state
+            together, by_loader, by_device = joint.with_shares(log_loader, log_device)
+            expected = is_loader * log_loader + is_device * log_device + is_run * (together + short)
+            return expected, np.stack([is_loader + is_run * by_loader, is_device + is_run * by_device, is_run])
+
+        return observe
 
     def _crossing(self, configs: Sequence[TrainingConfig], process: _Process) -> Floats:
         """Prior covariance of a process between configurations and sightings, (configs, sightings)."""
@@ -274,30 +324,14 @@ class MachineModel:
         ranks = np.array([log(config.world_size) for config in configs])
         return np.stack([self.loader_level + ranks, self.device_level + ranks, np.zeros(len(configs))])
 
-    def _joint(
-        self, configs: Sequence[TrainingConfig], log_loader: Floats, log_device: Floats
-    ) -> tuple[Floats, Floats, Floats]:
-        """The logarithm of the joint rate, and its derivatives by those of loader and device."""
-
-        def joint(loader: Floats, device: Floats) -> Floats:
-            return self._joined(configs, loader, device)
-
-        here = joint(log_loader, log_device)
-        by_loader = (joint(log_loader + _STEP, log_device) - here) / _STEP
-        by_device = (joint(log_loader, log_device + _STEP) - here) / _STEP
-        return here, by_loader, by_device
-
-    def _joined(self, configs: Sequence[TrainingConfig], log_loader: Floats, log_device: Floats) -> Floats:
-        """Side by side, the slowest of loader, device and cores, softened; else one after the other."""
+    def _joint_of(self, configs: Sequence[TrainingConfig]) -> _Joint:
         kind, known = self.environment.device_kind, self.cores
-        is_overlapped = np.array([overlaps(config, kind) for config in configs])
-        busy = np.array([known.in_use(config) * config.process_count for config in configs])
-        cpu_s = np.array([known.loader_cpu_s for _ in configs]) + busy * np.exp(-log_device)
-        hosts = np.array([hosts_of(config, self.environment) for config in configs])
-        bounds = np.stack([log_loader, log_device, np.log(known.cores * hosts / cpu_s)])
-        together = -np.logaddexp.reduce(-_SOFTNESS * bounds, axis=0) / _SOFTNESS
-        in_turns = -np.logaddexp(-log_loader, -log_device)
-        return np.where(is_overlapped, together, in_turns)
+        return _Joint(
+            is_overlapped=np.array([overlaps(config, kind) for config in configs], dtype=np.bool_),
+            busy=np.array([known.in_use(config) * config.process_count for config in configs]),
+            cores=np.array([known.cores * hosts_of(config, self.environment) for config in configs], dtype=np.float64),
+            loader_cpu_s=known.loader_cpu_s,
+        )
 
 
 _PROCESSES = (_LOADER_PROCESS, _DEVICE_PROCESS, _SHORTFALL_PROCESS)

@@ -17,12 +17,11 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.core.floats import Floats
 from autotune.core.rules import TORCH_PREFETCH_FACTOR
 from autotune.core.training_config import TrainingConfig
 
 __all__ = ["MemoryForecast", "forecast_memory"]
-
-Floats = NDArray[np.float64]
 
 _GROWTH, _GROWTH_SD = 0.5, 0.5
 _BASE_SD = 1.0

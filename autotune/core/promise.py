@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.core.budget import Budget
 from autotune.core.durations import rounds_of, typical_overhead_s, typical_s
 from autotune.core.trial import TrialRecord
 
@@ -30,7 +29,10 @@ _RUN_S = 4.0
 class Pace:
     """What an estimate is made from."""
 
-    budget: Budget
+    most_trials: int
+    """Trials after which the search ends in any case."""
+    may_stop_early: bool
+    """It ends by itself where nothing is to be won any more."""
     records: Sequence[TrialRecord] = ()
     """The trials so far."""
     slots: int = 1
@@ -60,8 +62,8 @@ def expected_s(pace: Pace) -> float:
 
 def _further_trials(pace: Pace) -> int:
     """Trials beyond the baseline that are still to come; of a search that may stop by itself one at the least."""
-    begun, most = max(1, len(pace.records)), pace.budget.max_trials
-    if pace.budget.may_stop_early and begun < most:
+    begun, most = max(1, len(pace.records)), pace.most_trials
+    if pace.may_stop_early and begun < most:
         return max(1, (_EXPECTED_TRIALS if pace.is_guided else _EXPECTED_UNGUIDED_TRIALS) - begun)
     return max(0, most - begun)
 

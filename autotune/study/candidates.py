@@ -29,7 +29,7 @@ class Candidates:
     space: ResolvedSpace
     seed: int
     _common: list[Params] = field(init=False)
-    _composed: dict[tuple[SettingValue, ...], TrainingConfig | str] = field(default_factory=dict)
+    _composed: dict[frozenset[tuple[str, SettingValue]], TrainingConfig | str] = field(default_factory=dict)
     _spreads: dict[str, list[int]] = field(default_factory=dict)
     """Of each long range, by its name."""
 
@@ -89,7 +89,7 @@ class Candidates:
         return sorted({*self._spreads[name], *nearest})
 
     def _compose(self, params: Params) -> TrainingConfig | str:
-        key = tuple(params.values())
+        key = frozenset(params.items())
         if key not in self._composed:
             self._composed[key] = compose(params, self.space)
         return self._composed[key]

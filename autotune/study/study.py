@@ -8,9 +8,7 @@ that a study read back is complete; trials that were running when a sitting ende
 from __future__ import annotations
 
 import random
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +16,6 @@ from typing import Any
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.trial import TrialState
-from sqlalchemy import event
-from sqlalchemy.exc import SQLAlchemyError
 
 from autotune.core import rules
 from autotune.core.objective import Score
@@ -28,16 +24,15 @@ from autotune.core.search_options import Method
 from autotune.core.search_space import Domain, IntRange, ResolvedSpace, SettingValue, compose, setting_of
 from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import TrialRecord, TrialResult
-from autotune.errors import ConfigError, RunFolderError, StudyMismatchError
+from autotune.errors import ConfigError
 from autotune.study.importance import setting_importances
 from autotune.study.proposals import params_of
-from autotune.study.samplers import make_sampler
+from autotune.study.storage import disk_errors, open_optuna, open_storage, quiet
 
 __all__ = ["Study", "Trial", "read_records"]
 
 _RECORD = "autotune_record"
 _CONFIG = "autotune_config"
-_IDENTITY = "autotune_identity"
 _PLACE = "autotune_place"  # of a record in the order in which trials ended
 _REPEATS_IN_A_ROW = 8
 _ENUMERABLE = 20_000
@@ -72,6 +67,7 @@ class Study:
         self._random = random.Random(seed)  # noqa: S311 - a seeded choice, no secret
         self._distributions = {name: _distribution(name, domain, space) for name, domain in space.parameters.items()}
         self._excluded: list[dict[str, frozenset[SettingValue]]] = []
+        self._keys: dict[TrainingConfig, str] = {}
         self._records: dict[str, TrialRecord] = {}
         self._running: dict[str, Trial] = {}
         self._asked: dict[int, optuna.Trial] = {}
@@ -104,12 +100,12 @@ class Study:
                 f"search.method grid takes at most {_ENUMERABLE:,} combinations, but the space has {space.size:,}; "
                 "list fewer values, or choose another method"
             )
-        with _quiet(), _disk_errors(path):
-            storage = optuna.storages.InMemoryStorage() if path is None else _sqlite(path)
-            study = _open_optuna(storage, path, identity, seed, method)
+        with quiet(), disk_errors(path):
+            storage = open_storage(path)
+            study = open_optuna(storage, path, identity, seed, method)
             if _lacks_baseline(study):
                 optuna.delete_study(study_name=study.study_name, storage=storage)
-                study = _open_optuna(storage, path, identity, seed, method)
+                study = open_optuna(storage, path, identity, seed, method)
             opened = cls(study, storage, space, seed, method)
             if not study.trials:
                 opened._enqueue_baseline()
@@ -145,9 +141,12 @@ class Study:
         """Whether every configuration of the space was measured."""
         return not self._running and self._unmeasured() is None
 
-    def ask(self) -> Trial | None:
-        """The next configuration to measure; None when all others of the space were measured or are running."""
-        with _quiet(), _disk_errors(None):
+    def ask(self, fits: Callable[[TrainingConfig], bool] = lambda _: True) -> Trial | None:
+        """The next configuration to measure; None when all others of the space were measured or are running.
+
+        What the sampler finds and does not fit into memory, as far as that is foreseen, is answered so without a run.
+        """
+        with quiet(), disk_errors(None):
             takes_all = self._is_drained or (self.method == "grid" and not self.has_waiting)
             fruitless = _REPEATS_IN_A_ROW if takes_all else 0
             while True:
@@ -158,10 +157,13 @@ class Study:
                         return None
                     self.optuna_study.enqueue_trial(params)
                     fruitless = 0
+                is_sampled = not self.has_waiting
                 trial = self.optuna_study.ask(self._distributions)
                 config = self._config_of(trial)
                 if isinstance(config, TrainingConfig) and not self._is_taken(config):
-                    return self._hand_out(trial, config)
+                    if not is_sampled or fits(config):
+                        return self._hand_out(trial, config)
+                    trial.set_constraint(_MEMORY, _UNKNOWN_MEMORY)
                 self._answer(trial, config)
                 fruitless += 1
 
@@ -181,7 +183,7 @@ class Study:
             return False
         if self._key(config) in self._waiting:
             return False
-        with _quiet(), _disk_errors(None):
+        with quiet(), disk_errors(None):
             self.optuna_study.enqueue_trial(dict(params))
         self._waiting.add(self._key(config))
         return True
@@ -196,14 +198,14 @@ class Study:
 
     def importances(self) -> dict[str, float]:
         """How much each searched setting tells of a trial's score, in shares of 1; empty where too few trials tell."""
-        with _quiet(), _disk_errors(None):
+        with quiet(), disk_errors(None):
             feasible = {record.number for record in self.records if record.is_feasible}
             return setting_importances(self.optuna_study, feasible)
 
     def tell(self, trial: Trial, result: TrialResult, score: Score | None) -> TrialRecord:
         """Record how a trial ended: limits as a violated constraint, time-outs as pruned, crashes as failed."""
         record = TrialRecord(number=trial.number, config=trial.config, result=result, score=score)
-        with _quiet(), _disk_errors(None):
+        with quiet(), disk_errors(None):
             asked = self._asked.pop(trial.number)
             asked.set_user_attr(_RECORD, record.model_dump_json())
             asked.set_user_attr(_PLACE, len(self._records))
@@ -249,7 +251,7 @@ class Study:
         return seen_rate(record.result.blocks).samples_per_s / first.samples_per_s
 
     def _answer(self, trial: optuna.Trial, config: TrainingConfig | str) -> None:
-        """Answer a repeat from what was measured, and what a rule excludes as pruned.
+        """Answer a repeat from what was measured, and what a rule excludes, or would not fit, as pruned.
 
         Of one that is still running nothing is known: its repeat is told as failed, from which samplers learn nothing.
         """
@@ -261,7 +263,7 @@ class Study:
             trial.set_user_attr("outcome", f"repeat of running {running.number}")
             self.optuna_study.tell(trial, state=TrialState.FAIL)
         else:
-            trial.set_user_attr("outcome", "invalid")
+            trial.set_user_attr("outcome", "invalid" if isinstance(config, str) else "would not fit")
             self.optuna_study.tell(trial, state=TrialState.PRUNED)
 
     def _config_of(self, trial: optuna.Trial) -> TrainingConfig | str:
@@ -281,7 +283,9 @@ class Study:
         return key in self._records or key in self._running
 
     def _key(self, config: TrainingConfig) -> str:
-        return rules.same_behaviour_key(config, self._space.facts, self._space.environment)
+        if config not in self._keys:  # thousands are asked about before each trial
+            self._keys[config] = rules.same_behaviour_key(config, self._space.facts, self._space.environment)
+        return self._keys[config]
 
     def _enqueue_baseline(self) -> None:
         baseline = self._space.baseline
@@ -330,56 +334,6 @@ def _lacks_baseline(study: optuna.Study) -> bool:
     return first is None or first.number != 0 or first.outcome in {"crashed", "invalid"}
 
 
-def _open_optuna(
-    storage: optuna.storages.BaseStorage,
-    path: Path | None,
-    identity: Mapping[str, str],
-    seed: int,
-    method: Method,
-) -> optuna.Study:
-    held = storage.get_all_studies()
-    for one in held:
-        _refuse_other(path, storage.get_study_user_attrs(one._study_id).get(_IDENTITY, {}), identity)  # noqa: SLF001 - the storage's own key
-    name = held[0].study_name if held else f"autotune-{identity.get('space', 'study')}"
-    done = storage.get_n_trials(held[0]._study_id) if held else 0  # noqa: SLF001 - as above
-    study = optuna.create_study(
-        storage=storage,
-        study_name=name,
-        sampler=make_sampler(method, seed + done),
-        direction="maximize",
-        load_if_exists=True,
-    )
-    study.set_user_attr(_IDENTITY, dict(identity))
-    return study
-
-
-def _sqlite(path: Path) -> optuna.storages.RDBStorage:
-    """Optuna's storage with a write-ahead log: a trial costs a dozen commits, and each would wait for the disk.
-
-    Source: sqlite.org/wal.html and pragma.html#pragma_synchronous: NORMAL with a WAL can't corrupt the file; a power
-    cut may cost the last commits.
-    """
-    storage = optuna.storages.RDBStorage(f"sqlite:///{path}")
-
-    def configure(connection: Any, _: object) -> None:
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=NORMAL")
-
-    event.listen(storage.engine, "connect", configure)
-    storage.engine.dispose()  # connections from before the listener
-    return storage
-
-
-def _refuse_other(path: Path | None, there: Mapping[str, str], here: Mapping[str, str]) -> None:
-    differing = sorted(key for key in {*there, *here} if there.get(key) != here.get(key))
-    if differing:
-        details = "; ".join(f"{key}: {there.get(key, 'none')} there, {here.get(key, 'none')} here" for key in differing)
-        raise StudyMismatchError(
-            f"the run folder must hold a study of the same search, but {path} differs in {details}. "
-            "Name another run_dir, or begin anew with --fresh (fresh=True)."
-        )
-
-
 def _distribution(name: str, domain: Domain, space: ResolvedSpace) -> BaseDistribution:
     """Optuna's form of a domain, widened to the baseline's own value, which `compose` refuses to others."""
     told = params_of(space.baseline, space)
@@ -395,29 +349,3 @@ def _distribution(name: str, domain: Domain, space: ResolvedSpace) -> BaseDistri
 
 def _carried(attributes: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in attributes.items() if name in {_CONFIG, "role"}}
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Optuna's log lines and notices about its own features kept from the user's terminal; his settings put back."""
-    before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            yield
-    finally:
-        optuna.logging.set_verbosity(before)
-
-
-@contextmanager
-def _disk_errors(path: Path | None) -> Iterator[None]:
-    try:
-        yield
-    except (SQLAlchemyError, optuna.exceptions.StorageInternalError, OSError) as error:
-        cause = getattr(error, "orig", None) or error.__cause__ or error
-        where = f" {path}" if path is not None else ""
-        raise RunFolderError(
-            f"the study{where} must be a SQLite file that can be read and written, but: {cause}. "
-            "Free space there, name another run_dir, or begin anew with --fresh (fresh=True)."
-        ) from error

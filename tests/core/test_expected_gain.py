@@ -29,6 +29,7 @@ def forecast(
         device=device * ones,
         loader_sd=side_sd * ones,
         device_sd=side_sd * ones,
+        scatter_sd=0.0,
     )
 
 
@@ -86,6 +87,7 @@ def are_without_matter(
         device=np.array(device),
         loader_sd=sides.loader_sd,
         device_sd=sides.device_sd,
+        scatter_sd=0.0,
     )
     return [bool(one) for one in without_matter(configs, known, tried)]
 

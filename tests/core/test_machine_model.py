@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from itertools import product
+from math import exp
+from statistics import median
 
 import numpy as np
 import pytest
@@ -115,6 +118,28 @@ def test_a_machine_that_is_faster_in_all_is_forecast_as_much_faster(
     slow, fast = forecast(seen(1.0), *asked), forecast(seen(factor), *asked)
     assert fast.log_rate - slow.log_rate == pytest.approx(np.full(3, np.log(factor)), abs=1e-3)
     assert fast.sd == pytest.approx(slow.sd, abs=1e-3)
+
+
+def scattered(sd: float, seed: int) -> list[Sighting]:
+    """Runs of a machine whose loader scales, each measured with a chance error of this size, told as if with 1 %."""
+    chance = random.Random(seed)
+    configs = [config(workers, batch) for workers in (1, 2, 4, 8) for batch in (16, 32, 64, 128)]
+    looks = [loader(400.0 * one.num_workers, one) for one in configs[::4]] + [device(1e5, one) for one in configs[:4]]
+    return [*looks, *(run(400.0 * one.num_workers * exp(chance.gauss(0, sd)), one, sd=0.01) for one in configs)]
+
+
+def test_how_far_a_machine_scatters_is_learned_from_runs_that_contradict_each_other() -> None:
+    steady, unsteady = (
+        [forecast(scattered(sd, seed), config(4)).scatter_sd for seed in range(10)] for sd in (0.005, 0.12)
+    )
+    assert max(steady) <= 0.02
+    assert median(unsteady) >= 0.07
+    assert min(unsteady) > max(steady)
+
+
+def test_on_a_machine_that_scatters_a_single_run_tells_less() -> None:
+    steady, unsteady = (forecast(scattered(sd, 0), config(4, 32)).sd[0] for sd in (0.005, 0.12))
+    assert unsteady > 2 * steady
 
 
 def test_with_one_run_all_that_was_not_run_is_wide_open() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,12 @@ from autotune.core.promise import UNHURRIED_CONFIRMATION_S, Pace, expected_s, pa
 from autotune.core.trial import TrialRecord, TrialResult
 
 MakeRecords = Callable[..., list[TrialRecord]]
-TEN = Budget(n_trials=10)
+OPEN_END: dict[str, Any] = {"most_trials": Budget().max_trials, "may_stop_early": True}
+
+
+def asked_for(trials: int) -> dict[str, Any]:
+    """A search of so many trials."""
+    return {"most_trials": trials, "may_stop_early": False}
 
 
 @pytest.fixture
@@ -33,45 +39,44 @@ def make_records(make_record: Callable[..., TrialRecord], make_measurement: Call
 def test_nothing_is_promised_beyond_the_timeout(
     trials: int | None, left_s: float, slots: int, probe_s: float, is_guided: bool
 ) -> None:
-    pace = Pace(budget=Budget(n_trials=trials), slots=slots, probe_s=probe_s, left_s=left_s, is_guided=is_guided)
+    budget = OPEN_END if trials is None else asked_for(trials)
+    pace = Pace(**budget, slots=slots, probe_s=probe_s, left_s=left_s, is_guided=is_guided)
     assert 0 <= expected_s(pace) <= left_s
 
 
 @settings(deadline=None)
 @given(st.integers(1, 60), st.booleans())
 def test_more_trials_take_longer_before_any_has_run(trials: int, is_guided: bool) -> None:
-    fewer, more = (
-        expected_s(Pace(budget=Budget(n_trials=count), is_guided=is_guided)) for count in (trials, trials + 1)
-    )
+    fewer, more = (expected_s(Pace(**asked_for(count), is_guided=is_guided)) for count in (trials, trials + 1))
     assert fewer < more
 
 
 def test_each_further_trial_takes_what_those_before_took(make_records: MakeRecords) -> None:
-    paces = [Pace(budget=Budget(n_trials=count), records=make_records(4)) for count in (10, 11, 20)]
+    paces = [Pace(**asked_for(count), records=make_records(4)) for count in (10, 11, 20)]
     ten, eleven, twenty = map(expected_s, paces)
     assert eleven - ten == pytest.approx(12.0)
     assert twenty - ten == pytest.approx(120.0)
 
 
 def test_once_every_trial_has_run_the_confirmation_is_left(make_records: MakeRecords) -> None:
-    left = expected_s(Pace(budget=TEN, records=make_records(10)))
+    left = expected_s(Pace(**asked_for(10), records=make_records(10)))
     assert 0 < left <= UNHURRIED_CONFIRMATION_S
-    assert left < expected_s(Pace(budget=TEN, records=make_records(9)))
+    assert left < expected_s(Pace(**asked_for(10), records=make_records(9)))
 
 
 def test_a_confirmation_takes_no_longer_than_its_windows_can_shrink_to(make_records: MakeRecords) -> None:
     slow = make_records(10, overhead_s=500.0)
-    assert expected_s(Pace(budget=TEN, records=slow)) == UNHURRIED_CONFIRMATION_S
+    assert expected_s(Pace(**asked_for(10), records=slow)) == UNHURRIED_CONFIRMATION_S
 
 
 def test_what_is_left_falls_with_every_trial(make_records: MakeRecords) -> None:
-    left = [expected_s(Pace(budget=TEN, records=make_records(done))) for done in range(1, 11)]
+    left = [expected_s(Pace(**asked_for(10), records=make_records(done))) for done in range(1, 11)]
     assert left == sorted(left, reverse=True)
     assert left[0] - left[-1] == pytest.approx(9 * 12.0)
 
 
 def test_trials_side_by_side_share_the_time(make_records: MakeRecords) -> None:
-    alone, together = (expected_s(Pace(budget=TEN, records=make_records(2), slots=slots)) for slots in (1, 4))
+    alone, together = (expected_s(Pace(**asked_for(10), records=make_records(2), slots=slots)) for slots in (1, 4))
     assert alone - together == pytest.approx((8 - 2) * 12.0)
 
 
@@ -82,24 +87,24 @@ def test_a_search_that_may_stop_by_itself_is_expected_to_before_its_most(
     for done in (0, 1, 5):
         records = make_records(done)
         open_end, most = (
-            expected_s(Pace(budget=budget, records=records, is_guided=is_guided))
-            for budget in (Budget(), Budget(n_trials=Budget().max_trials))
+            expected_s(Pace(**budget, records=records, is_guided=is_guided))
+            for budget in (OPEN_END, asked_for(Budget().max_trials))
         )
         assert open_end < most
 
 
 def test_a_search_that_goes_on_longer_than_expected_has_a_trial_to_come(make_records: MakeRecords) -> None:
-    late, later, last = (expected_s(Pace(budget=Budget(), records=make_records(done))) for done in (25, 30, 40))
+    late, later, last = (expected_s(Pace(**OPEN_END, records=make_records(done))) for done in (25, 30, 40))
     assert late == later == pytest.approx(last + 12.0)
 
 
 def test_a_model_takes_a_look_of_its_own_before_it_proposes() -> None:
-    guided, plain = (expected_s(Pace(budget=TEN, is_guided=is_guided)) for is_guided in (True, False))
+    guided, plain = (expected_s(Pace(**asked_for(10), is_guided=is_guided)) for is_guided in (True, False))
     assert guided > plain
 
 
 def test_a_slow_start_seen_by_the_probe_makes_every_trial_longer() -> None:
-    quick, slow = (expected_s(Pace(budget=TEN, probe_s=probe_s)) for probe_s in (1.0, 3.0))
+    quick, slow = (expected_s(Pace(**asked_for(10), probe_s=probe_s)) for probe_s in (1.0, 3.0))
     assert slow - quick > 10 * (3.0 - 1.0)
 
 

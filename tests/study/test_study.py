@@ -16,6 +16,7 @@ from autotune.core.training_config import DdpConfig, TrainingConfig
 from autotune.core.trial import TrialResult
 from autotune.errors import RunFolderError, StudyMismatchError
 from autotune.study import study as study_module
+from autotune.study.proposals import params_of
 from autotune.study.study import Study, Trial, read_records
 from autotune.testing import fake_environment, fake_facts
 
@@ -88,6 +89,24 @@ def test_repeats_are_told_with_what_is_known_and_do_not_make_records(open_study:
     assert len(study.records) == 4
     assert len(outcomes) > 4
     assert any(outcome.startswith("repeat of") for outcome in outcomes)
+
+
+def test_what_the_sampler_finds_and_would_not_fit_is_told_so_and_not_run(open_study: Callable[..., Study]) -> None:
+    space = make_space(micro_batch_size=[32, 64, 128, 512])
+    study, large = open_study(space), TrainingConfig(micro_batch_size=512)
+    for _ in range(12):
+        trial = study.ask(lambda config: config.micro_batch_size <= 64)
+        assert trial is not None
+        assert trial.config.micro_batch_size <= 64
+        study.tell(trial, TIMEOUT, None)
+    unfit = [trial for trial in study.optuna_study.trials if trial.user_attrs["outcome"] == "would not fit"]
+    assert unfit
+    assert all(trial.state is optuna.trial.TrialState.PRUNED and trial.constraints["memory"] > 0 for trial in unfit)
+    assert study.is_open(large), "it was not measured: whoever proposes it has it tried"
+    assert study.propose(params_of(large, space))
+    asked = study.ask(lambda _: False)
+    assert asked is not None
+    assert asked.config.micro_batch_size == 512
 
 
 def test_oom_is_told_as_a_violated_constraint_with_its_magnitude(open_study: Callable[..., Study]) -> None:

@@ -1,0 +1,108 @@
+"""An Optuna study and where it lies: a SQLite file in the run folder, bound to one search."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import optuna
+from sqlalchemy import event
+from sqlalchemy.exc import SQLAlchemyError
+
+from autotune.core.search_options import Method
+from autotune.errors import RunFolderError, StudyMismatchError
+from autotune.study.samplers import make_sampler
+
+__all__ = ["disk_errors", "open_optuna", "open_storage", "quiet"]
+
+_IDENTITY = "autotune_identity"
+
+
+def open_storage(path: Path | None) -> optuna.storages.BaseStorage:
+    """A SQLite file, or memory where there is no path."""
+    return optuna.storages.InMemoryStorage() if path is None else _sqlite(path)
+
+
+def open_optuna(
+    storage: optuna.storages.BaseStorage,
+    path: Path | None,
+    identity: Mapping[str, str],
+    seed: int,
+    method: Method,
+) -> optuna.Study:
+    """The study in a storage, or a new one.
+
+    Raises:
+        StudyMismatchError: it is of another search; the message names what differs.
+    """
+    held = storage.get_all_studies()
+    for one in held:
+        _refuse_other(path, storage.get_study_user_attrs(one._study_id).get(_IDENTITY, {}), identity)  # noqa: SLF001 - the storage's own key
+    name = held[0].study_name if held else f"autotune-{identity.get('space', 'study')}"
+    done = storage.get_n_trials(held[0]._study_id) if held else 0  # noqa: SLF001 - as above
+    study = optuna.create_study(
+        storage=storage,
+        study_name=name,
+        sampler=make_sampler(method, seed + done),
+        direction="maximize",
+        load_if_exists=True,
+    )
+    study.set_user_attr(_IDENTITY, dict(identity))
+    return study
+
+
+def _sqlite(path: Path) -> optuna.storages.RDBStorage:
+    """Optuna's storage with a write-ahead log: a trial costs a dozen commits, and each would wait for the disk.
+
+    Source: sqlite.org/wal.html and pragma.html#pragma_synchronous: NORMAL with a WAL can't corrupt the file; a power
+    cut may cost the last commits.
+    """
+    storage = optuna.storages.RDBStorage(f"sqlite:///{path}")
+
+    def configure(connection: Any, _: object) -> None:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=NORMAL")
+
+    event.listen(storage.engine, "connect", configure)
+    storage.engine.dispose()  # connections from before the listener
+    return storage
+
+
+def _refuse_other(path: Path | None, there: Mapping[str, str], here: Mapping[str, str]) -> None:
+    differing = sorted(key for key in {*there, *here} if there.get(key) != here.get(key))
+    if differing:
+        details = "; ".join(f"{key}: {there.get(key, 'none')} there, {here.get(key, 'none')} here" for key in differing)
+        raise StudyMismatchError(
+            f"the run folder must hold a study of the same search, but {path} differs in {details}. "
+            "Name another run_dir, or begin anew with --fresh (fresh=True)."
+        )
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Optuna's log lines and notices about its own features kept from the user's terminal; his settings put back."""
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            yield
+    finally:
+        optuna.logging.set_verbosity(before)
+
+
+@contextmanager
+def disk_errors(path: Path | None) -> Iterator[None]:
+    """Tell a storage that can't be used as a RunFolderError with the remedy."""
+    try:
+        yield
+    except (SQLAlchemyError, optuna.exceptions.StorageInternalError, OSError) as error:
+        cause = getattr(error, "orig", None) or error.__cause__ or error
+        where = f" {path}" if path is not None else ""
+        raise RunFolderError(
+            f"the study{where} must be a SQLite file that can be read and written, but: {cause}. "
+            "Free space there, name another run_dir, or begin anew with --fresh (fresh=True)."
+        ) from error
