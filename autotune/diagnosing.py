@@ -214,7 +214,8 @@ def _failure(result: TrialResult) -> NothingFeasibleError | WorkloadError:
 
 
 def _trace(config: TrainingConfig, runner: TrialRunner, space: ResolvedSpace, pace: Pace, deadline_s: float) -> Curves:
-    report = runner.curves(config, variations(space), deadline_s=deadline_s, extras=Extras(stretch_s=pace.stretch_s))
+    extras = Extras(roofline=True, stretch_s=pace.stretch_s)
+    report = runner.curves(config, variations(space), deadline_s=deadline_s, extras=extras)
     if report.curves is not None:
         return report.curves
     return Curves(remarks=(f"Other settings were not measured: {report.result.reason or report.result.outcome}.",))

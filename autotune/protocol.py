@@ -122,6 +122,8 @@ class Extras(BaseModel):
     """The device alone, on batches that it holds."""
     breakdown: bool = False
     """Where the time goes, by extra steps under a profiler, and what an item costs."""
+    roofline: bool = False
+    """Of curves alone: what a batch's operators compute and move, against what the device can do."""
     stretch_s: float = 0.5
     """Length of each of these."""
 

@@ -7,6 +7,7 @@ the curves so far to keep, so that not even the death of the process loses them.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -23,10 +24,11 @@ from autotune.core.ceilings import Ceiling
 from autotune.core.diagnosis import CurvePoint, Curves, Roofline
 from autotune.core.expectation import DEVICE_SETTINGS, LOADER_SETTINGS
 from autotune.core.result import changed_settings
+from autotune.core.rules import TORCH_PREFETCH_FACTOR
 from autotune.core.training_config import TrainingConfig
 from autotune.core.workload import Workload
 from autotune.protocol import Job
-from autotune.worker.alone import collect, device_alone, loader_alone, resident
+from autotune.worker.alone import batch_bytes, collect, device_alone, loader_alone, resident
 from autotune.worker.build import build_dataset, build_loader, build_model, build_optimizer
 from autotune.worker.causes import cause_of
 from autotune.worker.device import Device
@@ -40,6 +42,7 @@ _LOADER_SHARE = 0.5  # of the time, at the most; the device gets the rest
 _BATCHES_HELD = 8
 _HELD_BYTES = 256 * 2**20
 _COLLECTING_S = 1.0
+_AHEAD_SHARE = 0.5  # of what is free: our own convention
 _WORTH = 1.03  # a setting that makes the device so much faster goes into the combined point
 _RISE_MARGIN = 1.25
 _NO_TIME = "no time was left"
@@ -122,7 +125,7 @@ def trace_curves(
     combined = combined_config(job.config, traced.device)
     if combined is not None:
         traced.add(device=_device_point(training, combined))
-    roofline, remarks = _roofline(training)
+    roofline, remarks = _roofline(training) if job.extras.roofline else (None, ())
     return traced.curves(roofline, *remarks)
 
 
@@ -211,6 +214,7 @@ def _load_own(bench: _Bench) -> tuple[CurvePoint, list[Any]]:
 
 def _loader_point(bench: _Bench, config: TrainingConfig) -> CurvePoint:
     def measure() -> _Seen:
+        _refuse_too_much_ahead(bench, config)
         feed = Feed(build_loader(bench.workload, bench.dataset, config, bench.scratch))
         try:
             feed.start()
@@ -219,6 +223,29 @@ def _loader_point(bench: _Bench, config: TrainingConfig) -> CurvePoint:
             feed.stop()
 
     return _guarded(_changes(config, bench.job, LOADER_SETTINGS | {"micro_batch_size"}), measure, bench.ends_at)
+
+
+def _refuse_too_much_ahead(bench: _Bench, config: TrainingConfig) -> None:
+    """Workers hold batches ready in shared memory, and nothing refuses them until that is full.
+
+    Raises:
+        ValueError: the batches seen so far, as large and as many as these, would take too much of what is free.
+    """
+    ahead = config.num_workers * (config.prefetch_factor or TORCH_PREFETCH_FACTOR)
+    growth = config.micro_batch_size / bench.job.config.micro_batch_size
+    expected, free = ahead * growth * max(map(batch_bytes, bench.batches)), _free_for_batches()
+    if expected > _AHEAD_SHARE * free:
+        raise ValueError(
+            f"batches ahead might take {expected / 2**20:,.0f} of the {free / 2**20:,.0f} MiB that are free"
+        )
+
+
+def _free_for_batches() -> int:
+    """Bytes of RAM, and of the shared memory in it, that are free now."""
+    free: int = psutil.virtual_memory().available
+    with suppress(OSError):  # not on Linux
+        free = min(free, shutil.disk_usage("/dev/shm").free)  # noqa: S108 - where torch's workers put batches
+    return free
 
 
 def _loader_alone(bench: _Bench, feed: Feed, config: TrainingConfig) -> _Seen:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import namedtuple
 from pathlib import Path
 from time import perf_counter
@@ -66,7 +67,7 @@ def trace(
     model: Any, cpu: Device, scratch: Path, *variations: dict[str, Any], dataset: Any = None, **job: Any
 ) -> Curves:
     own = TrainingConfig(micro_batch_size=4)
-    left_s = job.pop("left_s", 60.0)
+    left_s, has_roofline = job.pop("left_s", 60.0), job.pop("roofline", True)
     keep = job.pop("keep", lambda known: None)
     task = Job(
         kind="curves",
@@ -75,7 +76,7 @@ def trace(
         device="cpu",
         seed=0,
         deadline_s=60,
-        extras=Extras(stretch_s=0.005),
+        extras=Extras(roofline=has_roofline, stretch_s=0.005),
         variations=tuple(TrainingConfig.model_validate(own.model_dump() | changes) for changes in variations),
         sys_path=(),
         working_directory=scratch,
@@ -98,6 +99,13 @@ def test_a_variation_is_measured_on_the_side_that_it_changes(cpu: Device, tmp_pa
         point.ceiling is not None and point.ceiling.samples_per_s > 0 for point in (*curves.loader, *curves.device)
     )
     assert curves.threads == torch.get_num_threads()
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_operators_are_counted_only_where_that_is_asked_for(cpu: Device, tmp_path: Path, is_asked: bool) -> None:
+    curves = trace(nn.Linear(8, 2), cpu, tmp_path, roofline=is_asked)
+    assert (curves.roofline is not None) == is_asked
+    assert curves.remarks == ()
 
 
 def test_a_point_that_fails_leaves_its_reason_and_spares_the_others(cpu: Device, tmp_path: Path) -> None:
@@ -160,6 +168,18 @@ def test_a_batch_that_may_pass_the_limit_of_ram_is_not_tried(cpu: Device, tmp_pa
     curves = trace(nn.Linear(8, 2), cpu, tmp_path, {"micro_batch_size": 4000}, limit_bytes=2**34)
     assert curves.device[1].ceiling is None
     assert "over the limit of 16,384 MiB" in curves.device[1].reason
+
+
+def test_a_loader_whose_batches_ahead_may_fill_the_memory_is_not_started(cpu: Device, tmp_path: Path) -> None:
+    free = shutil.disk_usage("/dev/shm").free
+    bytes_a_sample = 8 * 4 + 8
+    vast = {"num_workers": 2, "micro_batch_size": free // (2 * 2 * bytes_a_sample)}  # as much as there is
+    fits = {"num_workers": 2, "micro_batch_size": 8}
+    curves = trace(nn.Linear(8, 2), cpu, tmp_path, vast, fits)
+    _, refused, taken = curves.loader
+    assert refused.ceiling is None
+    assert "batches ahead might take" in refused.reason
+    assert taken.ceiling is not None
 
 
 def test_without_time_only_todays_loader_is_started(cpu: Device, tmp_path: Path) -> None:
