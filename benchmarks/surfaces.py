@@ -170,13 +170,19 @@ def _visit(runner: TrialRunner, file: _File, config: TrainingConfig, visit: Visi
 
 
 def _record_curves(grid: Grid, runner: TrialRunner, file: _File) -> None:
-    """All device settings of the grid in one process, and all loader settings, at the baseline's batch."""
+    """All device settings of the grid in one process, and all loader settings, at the baseline's batch.
+
+    Of the loader with the most workers also the ends of the batch, as a search looks at it.
+    """
     own = TrainingConfig.model_validate(dict(grid.baseline))
     loader = {"num_workers", "prefetch_factor", "persistent_workers"}
+    most, batches = max(grid.domains["num_workers"]), grid.domains["micro_batch_size"]
     variations = []
     for config in sorted(grid.configs(), key=lambda one: one.micro_batch_size):
         changed = {name for name, _ in set(config) if getattr(config, name) != getattr(own, name)}
-        if changed and (changed <= loader or not changed & loader):
+        is_end = config.num_workers == most and config.micro_batch_size in {min(batches), max(batches)}
+        is_of_loader = changed <= loader or (is_end and changed <= loader | {"micro_batch_size"})
+        if changed and (is_of_loader or not changed & loader):
             variations.append(config)
     report = runner.curves(own, variations, deadline_s=_CURVES_DEADLINE_S, extras=Extras(stretch_s=_STRETCH_S))
     if report.curves is None:
