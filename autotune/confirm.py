@@ -13,7 +13,6 @@ from autotune.core.lr_scaling import LrAdvice, scale_lr
 from autotune.core.memory_line import say_largest
 from autotune.core.objective import evaluate
 from autotune.core.promise import UNHURRIED_CONFIRMATION_S
-from autotune.core.racing import seen_rate
 from autotune.core.recommendation import Confirmation, Ratio, Recommendation, choose, ratio_of
 from autotune.core.result import Progress, changed_settings
 from autotune.core.search_space import whole_numbers
@@ -45,8 +44,7 @@ class _Entrant:
     """A configuration in the confirmation, with its runs so far."""
 
     record: TrialRecord
-    runs: list[TrialRecord | None] = field(default_factory=list)
-    """One for each round; None where it was not there yet."""
+    runs: list[TrialRecord] = field(default_factory=list)
 
 
 def confirm(tuning: Tuning) -> None:
@@ -59,39 +57,32 @@ def confirm(tuning: Tuning) -> None:
     """
     finalists = _finalists(tuning)
     if finalists:
-        entrants = [_Entrant(record) for record in (*feasible_baseline(tuning), *finalists)]
-        _measure_in_turns(tuning, entrants, best=finalists[0])
+        _measure_in_turns(tuning, finalists)
         tuning.is_confirmed = True
-        _stress_winner(tuning, entrants)
+        _stress_winner(tuning)
     _note_memory(tuning)
 
 
-def _measure_in_turns(
-    tuning: Tuning, entrants: list[_Entrant], *, best: TrialRecord, others: Sequence[_Entrant] = ()
-) -> None:
-    """Measure entrants in turns; `others` were measured before, and sit these rounds out."""
-    rounds, entrants, window_s = _schedule(entrants, _left_s(tuning, best))
-    done = 0
+def _measure_in_turns(tuning: Tuning, finalists: Sequence[TrialRecord]) -> None:
+    entrants = [_Entrant(record) for record in (*feasible_baseline(tuning), *finalists)]
+    rounds, entrants, window_s = _schedule(entrants, _left_s(tuning, finalists[0]))
     for number in range(_MOST_ROUNDS):
         if number >= rounds and not (
-            rounds == _ROUNDS and _is_open(entrants, tuning) and _has_time(entrants, window_s, _left_s(tuning, best))
+            rounds == _ROUNDS and _is_open(entrants) and _has_time(entrants, window_s, _left_s(tuning, finalists[0]))
         ):
             return
         for entrant in entrants if number % 2 == 0 else entrants[::-1]:
             if number > 0 and tuning.clock.left_s == 0:
                 return
-            run = _run_again(tuning, entrant, window_s)
-            entrant.runs.append(run)
-            done += 1
-            tuning.confirmations[:] = [_confirmation(one, tuning) for one in (*entrants, *others) if one.runs]
-            _show(tuning, run, done, max(rounds, number + 1) * len(entrants))
+            entrant.runs.append(_run_again(tuning, entrant.record, number, window_s))
+            tuning.confirmations[:] = [_confirmation(one) for one in entrants if one.runs]
+            _show(tuning, entrant, sum(len(one.runs) for one in entrants), max(rounds, number + 1) * len(entrants))
 
 
-def _stress_winner(tuning: Tuning, entrants: list[_Entrant]) -> None:
+def _stress_winner(tuning: Tuning) -> None:
     """Run the winner on the largest samples; where that refutes it, the next one, a few times.
 
-    Once one was refuted, a run that could not be made is no pass: the next one is tried as well. Among the next ones
-    may be a trial that was stopped early because of one that is refuted now: it is measured in full first.
+    Once one was refuted, a run that could not be made is no pass: the next one is tried as well.
     """
     tried: set[int] = set()
     for _ in range(MOST_STRESSED):
@@ -103,47 +94,7 @@ def _stress_winner(tuning: Tuning, entrants: list[_Entrant]) -> None:
             return
         tried.add(chosen.number)
         tuning.confirmations[:] = [_unless_overloaded(one, tuning) for one in tuning.confirmations]
-        rival = _stopped_rival(tuning, entrants, Race.of(tuning).only(lambda number: number not in tried))
-        if rival is not None:
-            entrants.append(_take_in(tuning, rival, entrants))
     _note_unproven(tuning)
-
-
-def _stopped_rival(tuning: Tuning, entrants: Sequence[_Entrant], race: Race) -> TrialRecord | None:
-    """The fastest trial that was stopped early, where it seems faster than what is left and needs less memory.
-
-    What needs less is a smaller micro batch than any that failed on the largest samples. One whose precision was never
-    compared may not win.
-    """
-    known = {entrant.record.number for entrant in entrants}
-    failed = min(_record(tuning, number).config.micro_batch_size for number in tuning.overloaded)
-    left = race.chosen(tuning)
-    rates = {
-        record.number: seen_rate(record.result.blocks).samples_per_s
-        for record in tuning.study.records
-        if record.result.blocks
-        and record.number not in known
-        and record.config.micro_batch_size < failed
-        and tuning.guard.has_passed(record.config)
-    }
-    fastest = max(rates, key=lambda number: rates[number], default=None)
-    if fastest is None or (left is not None and rates[fastest] <= left.samples_per_s):
-        return None
-    return _record(tuning, fastest)
-
-
-def _take_in(tuning: Tuning, rival: TrialRecord, entrants: Sequence[_Entrant]) -> _Entrant:
-    """Measure one that was stopped early in turns with the baseline, after the rounds that it has missed."""
-    baseline = [one for one in entrants if one.record.number == 0]
-    missed: list[TrialRecord | None] = [None for _ in baseline[0].runs] if baseline else []
-    late = _Entrant(rival, missed)
-    others = [one for one in entrants if one.record.number != 0]
-    tuning.notes.append(
-        f"Trial {rival.number} was stopped early at first; it was measured in full once others had failed on the "
-        "largest samples."
-    )
-    _measure_in_turns(tuning, [*baseline, late], best=rival, others=others)
-    return late
 
 
 def _note_unproven(tuning: Tuning) -> None:
@@ -225,9 +176,9 @@ def _same_batch(
     return reference, _speedup(reference, reference, is_confirmed=True)
 
 
-def _is_open(entrants: Sequence[_Entrant], tuning: Tuning) -> bool:
+def _is_open(entrants: Sequence[_Entrant]) -> bool:
     """Whether the interval of the fastest against the baseline still holds 1."""
-    confirmations = [_confirmation(entrant, tuning) for entrant in entrants]
+    confirmations = [_confirmation(entrant) for entrant in entrants]
     alive = [one for one in confirmations if one.is_feasible and one.runs]
     reference = number_0(alive)
     if reference is None or len(alive) < 2:
@@ -289,19 +240,19 @@ def _schedule(entrants: list[_Entrant], left_s: float | None) -> tuple[int, list
 
 def _overhead_s(record: TrialRecord) -> float:
     """What a run of this configuration takes beyond its window."""
-    blocks = record.result.blocks if record.measurement is None else record.measurement.blocks
-    return max(0.0, record.result.own_s - sum(block.seconds for block in blocks))
+    assert record.measurement is not None  # noqa: S101 - only feasible records come here
+    window = sum(block.seconds for block in record.measurement.blocks)
+    return max(0.0, record.result.own_s - window)
 
 
-def _run_again(tuning: Tuning, entrant: _Entrant, window_s: float) -> TrialRecord:
-    record, left = entrant.record, tuning.clock.left_s
+def _run_again(tuning: Tuning, record: TrialRecord, number: int, window_s: float) -> TrialRecord:
+    left = tuning.clock.left_s
     deadline = max(_DEADLINE_FACTOR * record.result.wall_s, _MIN_DEADLINE_S) + 2 * window_s
     window = WindowRules(max_s=window_s, precision=_PRECISION)
-    is_first = not any(entrant.runs)
-    extras = everything(window) if is_first and window_s > _SHORTEST_WINDOW_S else NO_EXTRAS
+    extras = everything(window) if number == 0 and window_s > _SHORTEST_WINDOW_S else NO_EXTRAS
     result = tuning.runner.run(
         record.config,
-        name=f"confirmation-{record.number:03d}-{len(entrant.runs) + 1}",
+        name=f"confirmation-{record.number:03d}-{number + 1}",
         deadline_s=deadline if left is None else min(deadline, left + _GRACE_S),
         window=window,
         extras=extras,
@@ -314,13 +265,12 @@ def _run_again(tuning: Tuning, entrant: _Entrant, window_s: float) -> TrialRecor
     return again.model_copy(update={"score": score})
 
 
-def _confirmation(entrant: _Entrant, tuning: Tuning) -> Confirmation:
-    is_feasible = all(run is None or run.is_feasible or run.outcome == "timeout" for run in entrant.runs)
+def _confirmation(entrant: _Entrant) -> Confirmation:
     return Confirmation(
         number=entrant.record.number,
         config=entrant.record.config,
-        rounds=tuple(None if run is None else run.measurement for run in entrant.runs),
-        is_feasible=is_feasible and entrant.record.number not in tuning.overloaded,
+        rounds=tuple(run.measurement for run in entrant.runs),
+        is_feasible=all(run.is_feasible or run.outcome == "timeout" for run in entrant.runs),
     )
 
 
@@ -383,7 +333,7 @@ def _why_this(chosen: Confirmation, race: Race, tuning: Tuning) -> str:
     return f"Fastest of {'those that may be used, of ' if is_outrun else ''}the {measured} configurations measured."
 
 
-def _show(tuning: Tuning, last: TrialRecord, done: int, total: int) -> None:
+def _show(tuning: Tuning, entrant: _Entrant, done: int, total: int) -> None:
     tuning.show(
         Progress(
             phase="confirm",
@@ -393,6 +343,6 @@ def _show(tuning: Tuning, last: TrialRecord, done: int, total: int) -> None:
             remaining_s=tuning.clock.left_s,
             baseline=tuning.baseline,
             best=tuning.best,
-            last=last,
+            last=entrant.runs[-1],
         )
     )

@@ -35,10 +35,6 @@ class PrecisionGuard:
         elif record.result.guard is not None:
             self.passed.add(guard_key(record.config))
 
-    def has_passed(self, config: TrainingConfig) -> bool:
-        """Whether a configuration's precision may win without a further comparison."""
-        return not needs_guard(config, self.baseline) or guard_key(config) in self.passed
-
     def judge(self, config: TrainingConfig, result: TrialResult, *, deadline_s: float) -> TrialResult:
         """A trial's result after the guard; the comparison runs at the first trial of a precision alone."""
         if result.outcome != "ok" or not needs_guard(config, self.baseline):

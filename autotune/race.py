@@ -46,7 +46,7 @@ class Race:
         if not tuning.overloaded:
             return race
         left = race.only(lambda number: number == 0 or number in tuning.stresses)
-        return left if left.candidates else race
+        return left if left.trials else race
 
     def only(self, may_win: Callable[[int], bool]) -> Race:
         """The race among some, by their numbers."""
@@ -70,9 +70,8 @@ class Race:
         records = tuning.study.records
         rates = {one.number: one.measurement.samples_per_s for one in records if one.measurement is not None}
         slow = {one.number for one in records if one.is_feasible} - {one.number for one in challengers(tuning)}
-        own = rates.get(chosen.number, chosen.samples_per_s)  # one that was stopped early has no rate of its own
         usable = slow | {one.number for one in self.trials}
-        return any(rate > own for number, rate in rates.items() if number not in usable)
+        return any(rate > rates[chosen.number] for number, rate in rates.items() if number not in usable)
 
 
 def feasible_baseline(tuning: Tuning) -> list[TrialRecord]:

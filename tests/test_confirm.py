@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -153,47 +152,6 @@ def test_what_passes_there_wins_over_a_faster_one_that_could_not_be_run(tmp_path
     assert chosen.is_outrun
     assert chosen.reasons[0] == "Fastest of those that may be used, of the 4 configurations measured."
     assert any("could not be run on the largest samples: AssertionError" in note for note in tuning.notes)
-
-
-def faster_with_the_batch(config: TrainingConfig) -> FakeTrial:
-    """Samples of which the largest take 20 GiB from a batch of 256 on."""
-    rate = 10.0 * config.micro_batch_size
-    return FakeTrial(
-        samples_per_s=rate,
-        peak_memory_bytes=GIB,
-        loader_ceiling=1e5,
-        device_ceiling=rate,
-        stress_peak_bytes=20 * GIB if config.micro_batch_size >= 256 else None,
-    )
-
-
-def test_a_trial_that_was_stopped_early_is_measured_in_full_once_the_winner_failed_there(tmp_path: Path) -> None:
-    launcher = FakeLauncher(faster_with_the_batch)
-    space: dict[str, Any] = {"micro_batch_size": [32, 128, 256], "amp_dtype": "float32", "grad_accum_steps": 1}
-    space |= {"num_workers": 0, "pin_memory": False, "channels_last": False}
-    tuning, chosen = finished(tmp_path, launcher, **space)
-    stopped = next(record for record in tuning.study.records if record.config.micro_batch_size == 128)
-    assert stopped.outcome == "pruned"
-    assert [config.micro_batch_size for config in stressed(launcher)] == [256, 128]
-    assert (chosen.number, chosen.verdict) == (stopped.number, "faster")
-    assert chosen.speedup is not None
-    late = next(one for one in chosen.confirmations if one.number == stopped.number)
-    baseline = next(one for one in chosen.confirmations if one.number == 0)
-    assert len(late.rounds) == len(baseline.rounds) == 2 * len(late.runs), "in turns with rounds of its own"
-    assert any(f"Trial {stopped.number} was stopped early at first" in note for note in tuning.notes)
-
-
-def test_what_was_stopped_early_and_is_as_big_is_not_measured_again(tmp_path: Path) -> None:
-    def cost(config: TrainingConfig) -> FakeTrial:
-        trial = faster_with_the_batch(config)
-        return replace(trial, samples_per_s=trial.samples_per_s / 2) if config.pin_memory else trial
-
-    space: dict[str, Any] = {"micro_batch_size": [32, 256], "amp_dtype": "float32", "grad_accum_steps": 1}
-    space |= {"num_workers": 0, "pin_memory": [False, True], "channels_last": False}
-    tuning, chosen = finished(tmp_path, FakeLauncher(cost), **space)
-    assert any(record.outcome == "pruned" and record.config.micro_batch_size == 256 for record in tuning.study.records)
-    assert not any("was stopped early at first" in note for note in tuning.notes)
-    assert chosen.number == 0
 
 
 @pytest.mark.parametrize("outcome", ["oom", "host_oom"])

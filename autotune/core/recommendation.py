@@ -26,7 +26,7 @@ _ROUNDS_FOR_BETWEEN_RUN_SPREAD = 3
 
 
 class Confirmation(BaseModel):
-    """A configuration measured again, once in each round; None where a round's run failed, or was made without it."""
+    """A configuration measured again, once in each round; None where a round's run failed."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
