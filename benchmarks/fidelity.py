@@ -7,8 +7,8 @@ the window's loop costs against a bare one, on steps that are as cheap as they g
 
 Before, between and after a pair's runs the machine's speed is looked at (quietness.py). A pair in which it changed to
 twice or half compares two machines, whatever its outcome: it is put aside and measured again, once; then it counts, and
-the table says how many such there are. (A look takes a second; on shared cores looks differ by 70 % where runs of 15 s
-agree within 1 %: a sharper line would put aside pairs that are as good as any.)
+the table says how many such there are. (A look takes a second, and on shared cores looks differ by far more than runs
+of 15 s: a sharper line would put aside pairs that are as good as any.)
 
 Some 80 minutes in all on a quiet machine. Figures are written after each pair; a run that was cut off goes on where its
 file ends:

@@ -21,7 +21,7 @@ _FLOATS = 16 * 2**20
 _SIZE = 384
 _ROUNDS = 20_000
 _KEEPING = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(16 * 2**30)}
-"""The largest that glibc takes, and more than a trial has."""
+"""The largest that glibc takes (larger tensors are given back all the same), and more than a trial holds otherwise."""
 
 
 def keep_freed_memory() -> None:

@@ -16,6 +16,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import lru_cache
+from itertools import repeat
 from math import inf
 from pathlib import Path
 from statistics import fmean, median
@@ -26,6 +29,8 @@ from recording import describe_machine, make_parser, print_table, say, start_rec
 from regret_methods import METHODS, Course
 from replay import SURFACES, Surface, read_surface
 
+from autotune.worker.machine import usable_cores
+
 _SEEDS = 20
 _FEWER = {"GP": 1}
 """Seeds of what takes a minute each."""
@@ -35,14 +40,17 @@ _TARGETS = (0.02, 0.03, 0.05, 0.1)
 
 def main() -> int:
     arguments = _parse()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
     recording = start_recording("regret", arguments, describe_machine())
     seeds = range(2 if arguments.quick else arguments.seeds)
-    for path in sorted(arguments.surfaces.glob("*.jsonl")):
-        surface = read_surface(path)
-        say(f"{path.stem}: {len(surface.configs)} points")
-        runs = {name: [method(surface, seed) for seed in seeds[: _FEWER.get(name)]] for name, method in METHODS.items()}
-        recording.add(path.stem, _figures(surface, runs))
+    tasks = [(name, seed) for name in METHODS for seed in seeds[: _FEWER.get(name)]]
+    with ProcessPoolExecutor(usable_cores()) as processes:
+        for path in sorted(arguments.surfaces.glob("*.jsonl")):
+            surface = _surface(path)
+            say(f"{path.stem}: {len(surface.configs)} points")
+            runs: dict[str, list[Course]] = {name: [] for name in METHODS}
+            for (name, _), course in zip(tasks, processes.map(_run, repeat(path), tasks), strict=True):
+                runs[name].append(course)
+            recording.add(path.stem, _figures(surface, runs))
     _print_tables(recording.results)
     plot = recording.path.with_suffix(".svg")
     _plot(recording.results, plot)
@@ -57,6 +65,16 @@ def _parse() -> argparse.Namespace:
         "--surfaces", type=Path, default=SURFACES, metavar="FOLDER", help="where they are (%(default)s)"
     )
     return parser.parse_args()
+
+
+_surface = lru_cache(maxsize=1)(read_surface)
+
+
+def _run(path: Path, task: tuple[str, int]) -> Course:
+    """A method's course on a surface, by its name and seed; its clock is the recording's, whoever else computes."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    name, seed = task
+    return METHODS[name](_surface(path), seed)
 
 
 def _figures(surface: Surface, runs: Mapping[str, Sequence[Course]]) -> dict[str, Any]:

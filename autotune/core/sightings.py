@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from autotune.core.ceilings import Ceiling
 from autotune.core.diagnosis import CurvePoint, Curves
 from autotune.core.machine_model import Sighting
 from autotune.core.racing import seen_rate
@@ -48,20 +49,25 @@ def looks_of(curves: Curves, space: ResolvedSpace) -> list[Look]:
 
 
 def sightings_of(looks: Sequence[Look], records: Sequence[TrialRecord], device_kind: str) -> Iterator[Sighting]:
-    """Every look at one side, and every trial that measured something."""
+    """Every look at one side, and every trial that measured something.
+
+    A trial that looked at its own sides too, as the baseline does, is another process: it tells how far they differ.
+    """
+    look_sd = _LOOK_SD.get(device_kind, _OTHER_LOOK_SD)
     for look in looks:
         if look.point.ceiling is not None:
             yield Sighting(
                 kind=look.side,
                 config=look.config,
                 samples_per_s=look.point.ceiling.samples_per_s,
-                relative_sd=_LOOK_SD.get(device_kind, _OTHER_LOOK_SD),
+                relative_sd=look_sd,
                 cpu_s_per_sample=look.point.cpu_s_per_sample,
             )
     for record in records:
         run = _run_of(record)
         if run is not None:
             yield run
+        yield from _own_sides(record, look_sd)
 
 
 def peaks_seen(
@@ -92,6 +98,17 @@ def rate_seen(record: TrialRecord) -> float | None:
     """The rate that a trial has shown, stopped early or not, in samples per second; None where it has shown none."""
     run = _run_of(record)
     return None if run is None else run.samples_per_s
+
+
+def _own_sides(record: TrialRecord, relative_sd: float) -> Iterator[Sighting]:
+    own = None if record.measurement is None else record.measurement.ceilings
+    sides: dict[Literal["loader", "device"], Ceiling | None] = (
+        {} if own is None else {"loader": own.loader, "device": own.device}
+    )
+    for side, ceiling in sides.items():
+        if ceiling is not None:
+            rate = ceiling.samples_per_s
+            yield Sighting(kind=side, config=record.config, samples_per_s=rate, relative_sd=relative_sd)
 
 
 def _without_workers(config: TrainingConfig) -> TrainingConfig:

@@ -144,14 +144,15 @@ class Study:
     def ask(self, fits: Callable[[TrainingConfig], bool] = lambda _: True) -> Trial | None:
         """The next configuration to measure; None when all others of the space were measured or are running.
 
-        What the sampler finds and does not fit into memory, as far as that is foreseen, is answered so without a run.
+        What the sampler finds and does not fit into memory, as far as that is foreseen, is answered so without a run;
+        what does not fit comes only where nothing else is found.
         """
         with quiet(), disk_errors(None):
             takes_all = self._is_drained or (self.method == "grid" and not self.has_waiting)
             fruitless = _REPEATS_IN_A_ROW if takes_all else 0
             while True:
                 if fruitless >= _REPEATS_IN_A_ROW:
-                    params = self._unmeasured()
+                    params = self._unmeasured(fits)
                     self._is_drained = params is None
                     if params is None:
                         return None
@@ -292,8 +293,8 @@ class Study:
         attributes = {_CONFIG: baseline.model_dump_json(), "role": "baseline"}
         self.optuna_study.enqueue_trial(params_of(baseline, self._space), user_attrs=attributes)
 
-    def _unmeasured(self) -> dict[str, SettingValue] | None:
-        """A random combination that has not been measured and is not running; None when there is none."""
+    def _unmeasured(self, fits: Callable[[TrainingConfig], bool] = lambda _: True) -> dict[str, SettingValue] | None:
+        """A random combination that was not measured and is not running, one that fits first; None: there is none."""
         domains = self._space.parameters
         if self._space.size > _ENUMERABLE:
             tries: Iterator[dict[str, SettingValue]] = (
@@ -304,11 +305,15 @@ class Study:
             combinations = list(self._space.combinations())
             self._random.shuffle(combinations)
             tries = iter(combinations)
+        unfit: list[dict[str, SettingValue]] = []
         for params in tries:
             config = compose(params, self._space)
-            if not isinstance(config, str) and not self.is_left_out(config) and not self._is_taken(config):
+            if isinstance(config, str) or not self.is_open(config):
+                continue
+            if len(unfit) == _RANDOM_TRIES or fits(config):
                 return params
-        return None
+            unfit.append(params)
+        return unfit[0] if unfit else None
 
 
 def read_records(study: optuna.Study) -> list[TrialRecord]:

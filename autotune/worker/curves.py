@@ -33,6 +33,7 @@ from autotune.worker.build import build_dataset, build_loader, build_model, buil
 from autotune.worker.causes import cause_of
 from autotune.worker.device import Device
 from autotune.worker.feed import Feed
+from autotune.worker.machine import usable_ram_bytes
 from autotune.worker.roofline import trace_roofline
 from autotune.worker.step import Step, Trainer, count_samples, infer_step, make_trainer
 
@@ -233,16 +234,18 @@ def _refuse_too_much_ahead(bench: _Bench, config: TrainingConfig) -> None:
     """
     ahead = config.num_workers * (config.prefetch_factor or TORCH_PREFETCH_FACTOR)
     growth = config.micro_batch_size / bench.job.config.micro_batch_size
-    expected, free = ahead * growth * max(map(batch_bytes, bench.batches)), _free_for_batches()
+    expected, free = ahead * growth * max(map(batch_bytes, bench.batches)), _free_for_batches(bench)
     if expected > _AHEAD_SHARE * free:
         raise ValueError(
             f"batches ahead might take {expected / 2**20:,.0f} of the {free / 2**20:,.0f} MiB that are free"
         )
 
 
-def _free_for_batches() -> int:
-    """Bytes of RAM, and of the shared memory in it, that are free now."""
-    free: int = psutil.virtual_memory().available
+def _free_for_batches(bench: _Bench) -> int:
+    """Bytes of RAM, and of the shared memory in it, that are free now, and no more than may be used at all."""
+    free = min(psutil.virtual_memory().available, usable_ram_bytes())
+    if not bench.device.has_own_memory and bench.job.limit_bytes is not None:
+        free = min(free, bench.job.limit_bytes)
     with suppress(OSError):  # not on Linux
         free = min(free, shutil.disk_usage("/dev/shm").free)  # noqa: S108 - where torch's workers put batches
     return free

@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
+from autotune.core.ceilings import Ceiling
 from autotune.core.diagnosis import CurvePoint, Curves
 from autotune.core.environment import Environment
 from autotune.core.machine_model import Sighting
-from autotune.core.measurement import Block, Measurement
+from autotune.core.measurement import Block, Ceilings, Measurement
 from autotune.core.search_space import ResolvedSpace
 from autotune.core.sightings import Look, changed, looks_of, peaks_seen, rate_seen, sightings_of
 from autotune.core.training_config import TrainingConfig
@@ -49,6 +50,18 @@ def test_a_trial_shows_a_rate_whether_it_was_stopped_early_or_not(
 def test_no_trial_is_surer_than_one_percent(make_record: MakeRecord, make_measurement: MakeMeasurement) -> None:
     result = TrialResult(outcome="ok", measurement=make_measurement(200.0, 0.0001))
     assert runs_of(make_record(result=result))[0].relative_sd == 0.01
+
+
+def test_a_trial_that_looked_at_its_own_sides_is_a_sighting_of_each(
+    make_record: MakeRecord, make_measurement: MakeMeasurement
+) -> None:
+    loader, device = (Ceiling(samples_per_s=rate, samples=100, seconds=1.0, batches=4) for rate in (300.0, 500.0))
+    measured = make_measurement(200.0, 0.1).model_copy(update={"ceilings": Ceilings(loader=loader, device=device)})
+    seen = runs_of(make_record(config=FOUR, result=TrialResult(outcome="ok", measurement=measured)))
+    assert [(one.kind, one.samples_per_s) for one in seen] == [("run", 200.0), ("loader", 300.0), ("device", 500.0)]
+    assert {one.config for one in seen} == {FOUR}
+    only = measured.model_copy(update={"ceilings": Ceilings(loader=loader)})
+    assert len(runs_of(make_record(config=FOUR, result=TrialResult(outcome="ok", measurement=only)))) == 2
 
 
 def test_a_trial_that_was_stopped_early_counts_by_its_blocks_and_less_surely(make_record: MakeRecord) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import namedtuple
 from pathlib import Path
 from time import perf_counter
@@ -171,11 +170,10 @@ def test_a_batch_that_may_pass_the_limit_of_ram_is_not_tried(cpu: Device, tmp_pa
 
 
 def test_a_loader_whose_batches_ahead_may_fill_the_memory_is_not_started(cpu: Device, tmp_path: Path) -> None:
-    free = shutil.disk_usage("/dev/shm").free
-    bytes_a_sample = 8 * 4 + 8
-    vast = {"num_workers": 2, "micro_batch_size": free // (2 * 2 * bytes_a_sample)}  # as much as there is
+    limit_bytes, bytes_a_sample = 2**30, 8 * 4 + 8
+    vast = {"num_workers": 2, "micro_batch_size": limit_bytes // (2 * 2 * bytes_a_sample)}  # as much as there may be
     fits = {"num_workers": 2, "micro_batch_size": 8}
-    curves = trace(nn.Linear(8, 2), cpu, tmp_path, vast, fits)
+    curves = trace(nn.Linear(8, 2), cpu, tmp_path, vast, fits, limit_bytes=limit_bytes)
     _, refused, taken = curves.loader
     assert refused.ceiling is None
     assert "batches ahead might take" in refused.reason
