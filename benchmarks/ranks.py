@@ -63,7 +63,7 @@ class _Scale:
     window: WindowRules
 
 
-_LARGE = _Scale(starts=12, pairs=3, deaths=5, plain_s=15.0, skip_s=3.0, window=WindowRules())
+_LARGE = _Scale(starts=12, pairs=5, deaths=5, plain_s=8.0, skip_s=2.0, window=WindowRules())
 _QUICK = _Scale(starts=2, pairs=1, deaths=1, plain_s=1.0, skip_s=0.5, window=WindowRules(max_s=1.0))
 
 

@@ -3,13 +3,15 @@
 A surface is recorded over several sittings: each begins where the file ends. First comes one look at the workload, then
 the curves (loader and device alone, as a search's probe measures them), then every point once in random order, the
 baseline again after every tenth, so that drift can be seen; then a fifth of the points once more, and what `--visits`
-asks for. Nothing is smoothed: a line holds what a trial has answered, the blocks of its window included, and how fast
-the machine was right before it.
+asks for; then what may be the best point is visited until it has `--contender-visits`, since the best of many points
+seen once is the luckiest one as well. Nothing is smoothed: a line holds what a trial has answered, the blocks of its
+window included, and how fast the machine was right before it.
 
     surfaces.py                    all that is missing, workload after workload
     surfaces.py --minutes 10       as much as begins within ten minutes
     surfaces.py --workload cliff   this one alone
     surfaces.py --visits 2         each point twice
+    surfaces.py --contender-visits 6  what lies close to the best six times
     surfaces.py --summary          what there is, and how far repeats differ
 
 replay.py serves the files through the product's own launcher seam; regret.py compares ways of searching on them.
@@ -21,10 +23,9 @@ import argparse
 import json
 import random
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import islice
 from pathlib import Path
 from statistics import median
 from time import monotonic
@@ -45,6 +46,9 @@ _STRETCH_S = 0.2  # of a ceiling, as a search's probe takes
 _LOOK_S = 0.1  # of each kind of work, before each trial
 _REFERENCE_EVERY = 10
 _REPEATED_SHARE = 0.2
+_CONTENDS_FROM = 0.85
+"""Of the best rate: a point that was seen there once may be the best one."""
+_CONTENDER_VISITS = 4
 _CURVES_DEADLINE_S = 300.0
 
 
@@ -90,6 +94,13 @@ def _parse(names: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", choices=names, help="this one alone")
     parser.add_argument("--visits", type=int, default=1, metavar="N", help="visits of every point (%(default)s)")
+    parser.add_argument(
+        "--contender-visits",
+        type=int,
+        default=_CONTENDER_VISITS,
+        metavar="N",
+        help="visits of every point close to the best (%(default)s)",
+    )
     parser.add_argument("--minutes", type=float, metavar="M", help="begin nothing after so many minutes")
     parser.add_argument("--points", type=int, metavar="N", help="the first N points alone: tells that it runs")
     parser.add_argument("--summary", action="store_true", help="record nothing")
@@ -108,10 +119,8 @@ def _record(
     ends_at: float | None,
 ) -> None:
     surface = file.read()
-    left = list(_missing(grid, surface, arguments.visits, arguments.points))
-    if not left or (ends_at is not None and monotonic() >= ends_at):
+    if not _missing(grid, surface, arguments) or _is_up(ends_at):
         return
-    say(f"{name}: {len(left)} of {len(grid.configs())} points and repeats are missing")
     case = replace(grid.case(), settings=grid.baseline)
     with open_runner(case, device="auto", space=grid.space, memory_limit=grid.memory_limit) as (runner, space):
         if surface is None:
@@ -131,29 +140,49 @@ def _record(
             )
         if surface is None or surface.curves is None:
             _record_curves(grid, runner, file)
-        for number, (config, visit) in enumerate(left):
-            if ends_at is not None and monotonic() >= ends_at:
-                return
-            if number % _REFERENCE_EVERY == 0:
-                _visit(runner, file, TrainingConfig.model_validate(dict(grid.baseline)), "reference")
-            _visit(runner, file, config, visit)
-            if number % _REFERENCE_EVERY == 0:
-                say(f"{name}: {number}/{len(left)}")
+        while (left := _missing(grid, file.read(), arguments)) and not _is_up(ends_at):
+            say(f"{name}: {len(left)} visits of {len(grid.configs())} points are missing")
+            for number, (config, visit) in enumerate(left):
+                if _is_up(ends_at):
+                    break
+                if number % _REFERENCE_EVERY == 0:
+                    _visit(runner, file, TrainingConfig.model_validate(dict(grid.baseline)), "reference")
+                _visit(runner, file, config, visit)
+                if number % _REFERENCE_EVERY == 0:
+                    say(f"{name}: {number}/{len(left)}")
 
 
-def _missing(
-    grid: Grid, surface: Surface | None, visits: int, points: int | None
-) -> Iterator[tuple[TrainingConfig, Visit]]:
-    """What is still to be visited, in an order that is the same in each sitting."""
+def _is_up(ends_at: float | None) -> bool:
+    return ends_at is not None and monotonic() >= ends_at
+
+
+def _missing(grid: Grid, surface: Surface | None, arguments: argparse.Namespace) -> list[tuple[TrainingConfig, Visit]]:
+    """What is still to be visited, in an order that is the same in each sitting; the contenders once all else is there.
+
+    What contends changes with its visits: whoever has made these looks again.
+    """
     ordered = grid.configs()
     random.Random(0).shuffle(ordered)
     done = set() if surface is None else {(trial.config, trial.visit) for trial in surface.trials}
     repeated = ordered[: round(_REPEATED_SHARE * len(ordered))]
-    rounds = [(ordered, number) for number in range(visits)] + [(repeated, visits)]
-    for configs, number in rounds:
-        for config in islice(configs, points):
-            if (config, number) not in done:
-                yield config, number
+    rounds = [(ordered, number) for number in range(arguments.visits)] + [(repeated, arguments.visits)]
+    left = _not_done(rounds, done, arguments.points)
+    if left or surface is None:
+        return left
+    rates = surface.rates()
+    best = max(rates.values(), default=0.0)
+    contenders = [config for config in ordered if rates.get(config, 0.0) >= _CONTENDS_FROM * best > 0]
+    return _not_done([(contenders, number) for number in range(arguments.contender_visits)], done, arguments.points)
+
+
+def _not_done(
+    rounds: Sequence[tuple[Sequence[TrainingConfig], int]],
+    done: Container[tuple[TrainingConfig, Visit]],
+    most: int | None,
+) -> list[tuple[TrainingConfig, Visit]]:
+    """Visits of rounds of points, of which the first ones alone count, that were not made yet."""
+    visits = ((config, number) for configs, number in rounds for config in configs[:most])
+    return [visit for visit in visits if visit not in done]
 
 
 def _visit(runner: TrialRunner, file: _File, config: TrainingConfig, visit: Visit) -> None:

@@ -2,9 +2,9 @@
 
 For each workload both tune what is run today, with their own defaults (loadtune with its batch size search), one after
 the other. Then a plain training loop, written apart from both, trains for 15 s with each recommendation, with the best
-of ours that keeps the batch, and with today's settings, in turns, three rounds. Told are medians: seconds of tuning,
-the plain rate of each recommendation against today's, and what each had claimed. Today's settings are run twice in each
-round: what these two differ by is the noise.
+of ours that keeps the batch (once where two of these are the same), and with today's settings, in turns, three rounds.
+Told are medians: seconds of tuning, the plain rate of each recommendation against today's, and what each had claimed.
+Today's settings are run twice in each round: what these two differ by is the noise.
 
     pip install -e '.[versus]'
     versus.py                      all workloads: some 60 minutes
@@ -124,11 +124,18 @@ def _theirs(function: str, today: Mapping[str, Any]) -> dict[str, Any]:
 def _plain_rates(
     function: str, contenders: Mapping[str, Mapping[str, Any]], arguments: argparse.Namespace
 ) -> dict[str, list[float]]:
-    """Each contender's plain rates, round after round, every second one in reverse order."""
+    """Each contender's plain rates, round after round, every second one in reverse order.
+
+    Recommendations with the same settings share their runs. Today's settings are run twice, for the noise.
+    """
     seconds = _QUICK_S if arguments.quick else _PLAIN_S
-    rates: dict[str, list[float]] = {name: [] for name in contenders}
+    first_with = {json.dumps(settings, sort_keys=True): name for name, settings in reversed(list(contenders.items()))}
+    shared = {name: first_with[json.dumps(settings, sort_keys=True)] for name, settings in contenders.items()}
+    shared["today again"] = "today again"
+    apart = [name for name, first in shared.items() if name == first]
+    rates: dict[str, list[float]] = {name: [] for name in apart}
     for number in range(1 if arguments.quick else arguments.rounds):
-        for name in list(contenders) if number % 2 == 0 else list(contenders)[::-1]:
+        for name in apart if number % 2 == 0 else apart[::-1]:
             figures = run_plain(
                 f"fidelity_cases:{function}",
                 contenders[name],
@@ -136,7 +143,7 @@ def _plain_rates(
                 skip_s=min(seconds, _SKIP_S),
             )
             rates[name].append(figures["samples_per_s"])
-    return rates
+    return {name: rates[first] for name, first in shared.items()}
 
 
 def _print_table(results: Mapping[str, Any]) -> None:
