@@ -1,10 +1,11 @@
 """Regret against device seconds on recorded surfaces, by replay: our search, Optuna's samplers and others' ways.
 
-The regret of a recommendation is what its rate lies under the best of the whole grid, both as the mean of all visits of
-a point; what does not fit into memory has a regret of 1. Told are, for each surface and method over all seeds: the
-regret in the end (median, worst), the seconds of the device until it stays within 3 %, and trials that ran out of
-memory. Then how TPE's seconds to a regret compare with ours. A surface whose repeats differ by 10 % has a best point
-that is partly luck: no regret below that can be told apart, which the table says in its first column.
+The regret of a recommendation is what its rate lies under the best of the whole grid, both as the median of all visits
+of a point; what does not fit into memory has a regret of 1. Told are, for each surface and method over all seeds: the
+regret in the end (median, worst), of the product also after its confirmation, the seconds of the device until it stays
+within 3 %, and trials that ran out of memory. Then how TPE's seconds to a regret compare with ours. Where visits of a
+point differ by 10 % regrets of some per cent can't be told apart, though what is close to the best was visited four
+times.
 
     regret.py                      every surface in surfaces/, 20 seeds
     regret.py --surfaces FOLDER    others
@@ -29,6 +30,7 @@ from recording import describe_machine, make_parser, print_table, say, start_rec
 from regret_methods import METHODS, Course
 from replay import SURFACES, Surface, read_surface
 
+from autotune import TrainingConfig
 from autotune.worker.machine import usable_cores
 
 _SEEDS = 20
@@ -93,20 +95,25 @@ def _figures(surface: Surface, runs: Mapping[str, Sequence[Course]]) -> dict[str
                 "trials": [course.trials for course in courses],
                 "out_of_memory": [course.out_of_memory for course in courses],
                 "ended": [course.ended for course in courses],
+                "confirmed": [_regret(course.confirmed, rates) for course in courses if course.confirmed is not None],
             }
             for name, courses in runs.items()
         },
     }
 
 
-def _regrets(course: Course, rates: Mapping[Any, float]) -> list[list[float]]:
+def _regrets(course: Course, rates: Mapping[TrainingConfig, float]) -> list[list[float]]:
     """[seconds, regret] of each change of what would be recommended."""
-    best, found = max(rates.values()), list[list[float]]()
+    found = list[list[float]]()
     for step in course.steps:
-        regret = 1 - rates.get(step.recommended, 0.0) / best
+        regret = _regret(step.recommended, rates)
         if not found or regret != found[-1][1]:
-            found.append([round(step.seconds, 2), round(regret, 5)])
+            found.append([round(step.seconds, 2), regret])
     return found
+
+
+def _regret(recommended: TrainingConfig, rates: Mapping[TrainingConfig, float]) -> float:
+    return round(1 - rates.get(recommended, 0.0) / max(rates.values()), 5)
 
 
 def _seconds_to(course: Sequence[Sequence[float]], regret: float) -> float:
@@ -122,7 +129,18 @@ def _print_tables(results: Mapping[str, Any]) -> None:
         noise = one["repeats_differ_by"]
         told = "" if noise is None else f", repeats differ by {noise:.1%}"
         rows = [_row(method, figures) for method, figures in one["methods"].items()]
-        head = ("method", "regret", "worst", f"s to {_WITHIN:.0%}", "reached", "s in all", "trials", "oom")
+        head = (
+            "method",
+            "regret",
+            "worst",
+            "confirmed",
+            "worst",
+            f"s to {_WITHIN:.0%}",
+            "reached",
+            "s in all",
+            "trials",
+            "oom",
+        )
         print_table(f"{name}: {one['points']} points{told}", head, rows)
     comparisons = [_comparison(results, target) for target in _TARGETS]
     columns = ("regret", "TPE", "autotune", "ratio", "surfaces")
@@ -137,6 +155,8 @@ def _row(method: str, figures: Mapping[str, Any]) -> tuple[str, ...]:
         method,
         f"{median(ends):.1%}",
         f"{max(ends):.1%}",
+        f"{median(figures['confirmed']):.1%}" if figures["confirmed"] else "",
+        f"{max(figures['confirmed']):.1%}" if figures["confirmed"] else "",
         "-" if typical == inf else f"{typical:.0f}",
         f"{fmean(one < inf for one in reached):.0%}",
         f"{median(figures['seconds']):.0f}",

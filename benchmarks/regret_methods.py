@@ -1,7 +1,8 @@
 """Ways to search a recorded surface: the product's, Optuna's samplers with trials of fixed length, and others' ways.
 
 Each is a function of a surface and a seed that hands on a Course: what it would recommend after so many seconds of the
-device. Of the product it is the search alone, without the confirmation; the baseline's trial is counted for nobody.
+device. Of the product these are those of the search alone; what its confirmation makes of it is told apart. The
+baseline's trial is counted for nobody.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from replay import ReplayLauncher, Surface
 
 from autotune import TrainingConfig, TrialRecord
 from autotune.clock import Clock
+from autotune.confirm import confirm, recommend
 from autotune.core.budget import Budget
 from autotune.core.objective import Objective
 from autotune.core.plan import Plan
@@ -62,6 +64,8 @@ class Course:
     trials: int
     out_of_memory: int
     ended: str = ""
+    confirmed: TrainingConfig | None = None
+    """What the product recommends after its confirmation, whose seconds are not among these."""
 
 
 @dataclass(slots=True)
@@ -154,8 +158,14 @@ def _search(surface: Surface, seed: int, method: Method) -> Course:
             guide=Guide(study, space, surface.limit_bytes, seed) if method == "model" else None,
         )
         tuning.search()
-    seconds = launcher.now_s - baseline_s
-    return Course(steps, seconds, launcher.trials - 1, launcher.out_of_memory, tuning.stopped_because)
+        course = Course(
+            steps, launcher.now_s - baseline_s, launcher.trials - 1, launcher.out_of_memory, tuning.stopped_because
+        )
+        confirm(tuning)
+        recommended = recommend(tuning)
+        assert recommended is not None
+        course.confirmed = recommended.config.model_copy(update={"lr": surface.baseline.lr})
+    return course
 
 
 def _sampled(make_sampler: Callable[[int], optuna.samplers.BaseSampler]) -> Callable[[Surface, int], Course]:
