@@ -219,8 +219,9 @@ def train_block(run: Run, batches: int, first: Delivery | None = None) -> Stretc
     """Train on so many batches, then synchronise. What belongs to a restart is taken out where it is split off."""
     feed, trainer, expected = run.feed, run.trainer, run.trainer.config.micro_batch_size
     samples, taken, wait_s, waits_in_a_row, apart_s = 0, 0, 0.0, 0, 0.0
+    may_end_at = min(run.ends_at, run.pause_at)
     begun = perf_counter()
-    while taken < batches and not (taken and _must_end(run)):
+    while taken < batches and not (taken and perf_counter() > may_end_at and _must_end(run)):
         if run.splits_restarts and feed.is_at_end():
             trainer.device.synchronize()  # what was asked of the device belongs to the block, not to the restart
         if first is None:

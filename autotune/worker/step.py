@@ -135,9 +135,10 @@ def make_trainer(
 
 def count_samples(batch: Any, expected: int) -> int:
     """Samples in a batch: the first dimension of its first tensor; `expected` where that has none."""
-    first = batch[0] if type(batch) in {tuple, list} and batch else None
-    if type(first) is Tensor and first.ndim > 0:  # the usual form, told at once: every batch of a window is counted
-        return int(first.shape[0])
+    kind = type(batch)
+    first = batch[0] if (kind is list or kind is tuple) and batch else None
+    if type(first) is Tensor and (shape := first.shape):  # the usual form, at once: every batch of a window is counted
+        return shape[0]
     tensors = tensors_of(batch)
     return int(tensors[0].shape[0]) if tensors and tensors[0].ndim > 0 else expected
 
