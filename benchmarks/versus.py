@@ -1,13 +1,14 @@
 """What we recommend against what loadtune 0.3.0 recommends: the same workloads, one run, judged by a plain loop.
 
-For each workload both tune what is run today, with their own defaults (loadtune with its batch size search), one after
-the other. Then a plain training loop, written apart from both, trains for 15 s with each recommendation, with the best
-of ours that keeps the batch (once where two of these are the same), and with today's settings, in turns, three rounds.
-Told are medians: seconds of tuning, the plain rate of each recommendation against today's, and what each had claimed.
-Today's settings are run twice in each round: what these two differ by is the noise.
+For each workload both tune what is run today: loadtune first, with its own defaults and its batch size search, then the
+product with a time-out of as many seconds as that took, of 20 s at the least. Then a plain training loop, written apart
+from both, trains for 15 s with each recommendation, with the best of ours that keeps the batch (once where two of these
+are the same), and with today's settings, in turns, three rounds. Told are medians: seconds of tuning, the plain rate of
+each recommendation against today's, and what each had claimed. Today's settings are run twice in each round: what these
+two differ by is the noise.
 
     pip install -e '.[versus]'
-    versus.py                      all workloads: some 60 minutes
+    versus.py                      all workloads: some 45 minutes
     versus.py --workload photos    this one alone
     versus.py --rounds 1           fewer rounds
 Figures are written after each workload; what is in the file already is kept unless --fresh is given.
@@ -39,6 +40,7 @@ _ROUNDS = 3
 _PLAIN_S, _SKIP_S = 15.0, 3.0
 _QUICK_S = 1.0
 _LOADTUNE_DEADLINE_S = 1200.0
+_LEAST_TIMEOUT_S = 20.0
 
 
 def main() -> int:
@@ -54,7 +56,7 @@ def main() -> int:
 
 
 def _parse() -> argparse.Namespace:
-    parser = make_parser(__doc__ or "", "plain loops of 1 s, one round, four trials")
+    parser = make_parser(__doc__ or "", "plain loops of 1 s, one round")
     parser.add_argument("--workload", choices=list(WORKLOADS), help="this one alone")
     parser.add_argument("--rounds", type=int, default=_ROUNDS, metavar="N", help="of the plain loops (%(default)s)")
     parser.add_argument("--fresh", action="store_true", help="measure everything anew")
@@ -64,10 +66,12 @@ def _parse() -> argparse.Namespace:
 def _compare(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     workload = WORKLOADS[name]
     today = dict(workload.settings[0])
-    say(f"{name}: autotune")
-    ours = _ours(name, today, quick=arguments.quick)
     say(f"{name}: loadtune")
     theirs = _theirs(workload.case.__name__, today)
+    timeout_s = max(_LEAST_TIMEOUT_S, theirs["seconds"])
+    say(f"{name}: autotune, {timeout_s:.0f} s")
+    ours = _ours(name, today, timeout_s)
+    say(f"{name}: plain loops")
     contenders = {"today": today, "today again": today, "autotune": ours["settings"], "same batch": ours["same_batch"]}
     if "settings" in theirs:
         contenders["loadtune"] = theirs["settings"]
@@ -75,9 +79,9 @@ def _compare(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     return {"revision": git_revision(), "autotune": ours, "loadtune": theirs, "plain_samples_per_s": rates}
 
 
-def _ours(name: str, today: Mapping[str, Any], *, quick: bool) -> dict[str, Any]:
+def _ours(name: str, today: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
     case, begun = replace(WORKLOADS[name].case(), settings=today), perf_counter()
-    result = search(case, n_trials=4 if quick else None, timeout_s=30 if quick else None)
+    result = search(case, timeout_s=timeout_s)
     seconds = perf_counter() - begun
     chosen = result.summary.recommendation
     same = result.best_same_batch or result.baseline
