@@ -27,7 +27,7 @@ demo: $(READY)
 	$(BIN)/autotune run configs/quickstart.yaml --fresh
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not quiet and not cluster' --reruns 1
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not quiet and not cluster' --reruns 1 --durations 15
 	$(BIN)/python -m pytest -m 'quiet or cluster' --reruns 2
 
 lint: $(READY)

@@ -16,9 +16,11 @@ from autotune.core.ceilings import CeilingBook
 from autotune.core.diagnosis import Curves
 from autotune.core.expected_gain import expected_gain, most_gain, without_matter
 from autotune.core.failures import chance_to_run, has_failed
-from autotune.core.machine_model import fit_machine
+from autotune.core.floats import Floats
+from autotune.core.machine_model import Forecast, fit_machine
 from autotune.core.memory_forecast import MemoryForecast, forecast_memory
 from autotune.core.racing import Bar
+from autotune.core.rules import TORCH_PREFETCH_FACTOR
 from autotune.core.search_space import ResolvedSpace, spread, whole_numbers
 from autotune.core.sightings import Look, changed, looks_of, peaks_seen, rate_seen, sightings_of
 from autotune.core.training_config import TrainingConfig
@@ -43,6 +45,7 @@ _FEWEST_TRIALS = 3  # before the search may end
 _NEAR_CEILING = 0.97
 _WORTH = 0.01
 _SAME_BATCH_TRIALS = 2
+_QUEUES_OF_A_TRIAL = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +77,8 @@ class Guide:
     seed: int
     keep: Callable[[Curves], None] = lambda _: None
     """Given what a look has shown, so that a search that goes on need not look again."""
+    longest_s: float = inf
+    """What would take longer to measure is proposed only where nothing else is left."""
     looks: list[Look] | None = None
     """What a look at either side alone has shown; None until it was taken."""
     _candidates: Candidates | None = None
@@ -204,6 +209,8 @@ class Guide:
         best_rate = float(np.exp(model.forecast([best.config]).log_rate[0]))
         may_try = np.array([self.study.is_open(config) for config in configs]) & (fits >= _SURE_TO_FIT)
         tells = may_try & ~without_matter(configs, forecast, list(tried))
+        soon = tells & (_queue_s(configs, forecast) <= self.longest_s)
+        tells = soon if soon.any() else tells
         inside = (fits >= _LIKELY_TO_FIT) & ~np.array([self.study.is_left_out(config) for config in configs])
         sides = (forecast.loader, forecast.loader_sd), (forecast.device, forecast.device_sd)
         ceilings = (float((side * np.exp(sd))[inside].max(initial=0.0)) for side, sd in sides)
@@ -278,6 +285,17 @@ class Guide:
     def _lasting(self, workers: int) -> dict[str, object]:
         """Workers that stay from epoch to epoch, where the space has that."""
         return {"persistent_workers": workers > 0 and True in self.space.domains["persistent_workers"]}
+
+
+def _queue_s(configs: Sequence[TrainingConfig], forecast: Forecast) -> Floats:
+    """Seconds in which the loop takes the queues that a trial has to see.
+
+    One is drained in the warm-up, and the window sees it through twice.
+    """
+    queues = [
+        one.micro_batch_size * one.num_workers * (one.prefetch_factor or TORCH_PREFETCH_FACTOR) for one in configs
+    ]
+    return _QUEUES_OF_A_TRIAL * np.array(queues) / np.exp(forecast.log_rate)
 
 
 def _rate_alone(look: Look) -> float:

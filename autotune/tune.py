@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from autotune.blaming import Blame
 from autotune.clock import Clock
@@ -18,7 +19,7 @@ from autotune.core.durations import SHORTEST_WINDOW_S, rounds_of, shortest_trial
 from autotune.core.environment import Environment
 from autotune.core.guard import guard_key
 from autotune.core.objective import Objective, Score, evaluate
-from autotune.core.promise import Pace, expected_s
+from autotune.core.promise import Pace, expected_s, further_trials
 from autotune.core.racing import lost_race
 from autotune.core.recommendation import Confirmation
 from autotune.core.result import Progress
@@ -49,6 +50,8 @@ _WORTH = 1.01
 _LOOK_DEADLINE_S = 60.0
 _LOOK_SHARE = 0.15  # of the time for trials
 _LOOK_STARTS = 4.0  # of the baseline: a workload that takes long to build gets a look as well
+_LONGEST_SHARE = 0.3  # of the time for trials: what one that is proposed may need
+_FEWEST_CONFIRMATION_RUNS = 2  # of the best and the baseline
 _CLOSING_TRIALS = 3  # the last ones, of which two may be needed for what the sampler has left open
 
 Show = Callable[[Progress], None]
@@ -222,6 +225,8 @@ class Tuning:
                 self.guide = None  # a model that has seen neither side would only guess
                 self._guess()
                 return
+        left = self._left_for_trials_s
+        self.guide.longest_s = inf if left is None else _LONGEST_SHARE * left
         self.guide.propose(self.best)
 
     def _start_s(self) -> float:
@@ -265,7 +270,7 @@ class Tuning:
         if self._begun >= self._most_trials:
             asked = f"{self._begun} trials were asked for"
             self.stopped_because = asked if self.budget.n_trials else f"{self._most_trials} trials are the most"
-        elif (left := self.clock.left_for_trials_s) is not None and records and left < shortest_trial_s(records):
+        elif (left := self._left_for_trials_s) is not None and records and left < shortest_trial_s(records):
             self.stopped_because = f"the time-out of {self.budget.timeout_s:g} s leaves no room for another trial"
         elif self._may_stop_early and (reason := self._why_enough(records)) and not self._has_more(records):
             self.stopped_because = reason
@@ -288,6 +293,14 @@ class Tuning:
     def _begun(self) -> int:
         """Trials so far, those that run included."""
         return len(self.study.records) + len(self.study.running)
+
+    @property
+    def _left_for_trials_s(self) -> float | None:
+        """Seconds until the confirmation must begin, which needs the less as long as nobody has beaten the baseline."""
+        left, total, best = self.clock.left_for_trials_s, self.clock.left_s, self.best
+        if left is None or total is None or best is None or best.number != 0:
+            return left
+        return max(left, total - _FEWEST_CONFIRMATION_RUNS * shortest_trial_s(self.study.ended))
 
     @property
     def _slots_now(self) -> int:
@@ -348,13 +361,13 @@ class Tuning:
 
     def _is_near_its_end(self, records: Sequence[TrialRecord]) -> bool:
         most = self._patience + _PATIENT_AFTER if self._may_stop_early else self._most_trials
-        left = self.clock.left_for_trials_s
+        left = self._left_for_trials_s
         rounds = rounds_of(_CLOSING_TRIALS, slots=self._slots_now) + 1
         is_late = left is not None and bool(records) and left < rounds * typical_s(records)
         return self._begun >= most - _CLOSING_TRIALS or is_late
 
     def _deadline(self, trial: Trial) -> float:
-        left = self.clock.left_for_trials_s
+        left = self._left_for_trials_s
         if trial.number == 0:
             return BASELINE_DEADLINE_S if left is None else min(BASELINE_DEADLINE_S, max(left, _MIN_DEADLINE_S))
         wanted = self._usual_deadline(trial.config)
@@ -362,7 +375,7 @@ class Tuning:
 
     def _guard_deadline(self, config: TrainingConfig) -> float:
         """As a trial's; what time the confirmation has may be used up to a half, since nothing unguarded gets there."""
-        wanted, left, total = self._usual_deadline(config), self.clock.left_for_trials_s, self.clock.left_s
+        wanted, left, total = self._usual_deadline(config), self._left_for_trials_s, self.clock.left_s
         return wanted if left is None or total is None else max(1.0, min(wanted, max(left, total / 2)))
 
     def _usual_deadline(self, config: TrainingConfig) -> float:
@@ -372,12 +385,16 @@ class Tuning:
         return BASELINE_DEADLINE_S if reference is None else max(_DEADLINE_FACTOR * reference.result.own_s, least)
 
     def _window(self) -> WindowRules:
-        """The window of the trial that begins: shorter than usual where the time-out would not leave each its 8 s."""
-        rules, left = WindowRules(), self.clock.left_for_trials_s
-        if left is None or self.budget.n_trials is None:
+        """The window of the trial that begins: shorter than usual where the time-out would not leave each its 8 s.
+
+        An open number of trials counts as what a search usually comes to.
+        """
+        rules, left = WindowRules(), self._left_for_trials_s
+        if left is None:
             return rules
         records = self.study.ended
-        to_begin = max(1, self.budget.max_trials - self._begun + 1)
+        wanted = self.budget.n_trials - self._begun if self.budget.n_trials else further_trials(self._pace(records))
+        to_begin = max(1, wanted + 1)
         share_s = left / rounds_of(to_begin, slots=self._slots_now, is_first_alone=not records)
         return rules.model_copy(
             update={"max_s": min(rules.max_s, max(SHORTEST_WINDOW_S, share_s - typical_overhead_s(records)))}
@@ -401,7 +418,10 @@ class Tuning:
 
     def _remaining_s(self, records: Sequence[TrialRecord]) -> float:
         """An estimate from the trials so far and the confirmation to come, within the time-out."""
-        pace = Pace(
+        return expected_s(self._pace(records))
+
+    def _pace(self, records: Sequence[TrialRecord]) -> Pace:
+        return Pace(
             most_trials=self._most_trials,
             may_stop_early=self._may_stop_early,
             records=records,
@@ -410,7 +430,6 @@ class Tuning:
             left_s=self.clock.left_s,
             is_guided=self.guide is not None,
         )
-        return expected_s(pace)
 
 
 def _reference(records: Sequence[TrialRecord]) -> TrialRecord | None:

@@ -17,13 +17,13 @@ _FIRST_OVERHEAD_S = 1.5
 
 def typical_s(records: Sequence[TrialRecord]) -> float:
     """Seconds that a trial takes; there must be one."""
-    return median(record.result.wall_s for record in records)
+    return median(_taken_s(record) for record in records)
 
 
 def typical_overhead_s(records: Sequence[TrialRecord]) -> float:
     """Seconds that a trial takes outside its window: build, loader's start, warm-up."""
     beyond = [
-        record.result.wall_s - sum(block.seconds for block in record.measurement.blocks)
+        _taken_s(record) - sum(block.seconds for block in record.measurement.blocks)
         for record in records
         if record.measurement is not None
     ]
@@ -39,3 +39,8 @@ def rounds_of(trials: int, *, slots: int, is_first_alone: bool = False) -> int:
     """How often so many slots are filled until as many trials have run; the first may have to run alone."""
     alone = 1 if is_first_alone else 0
     return alone + ceil((trials - alone) / slots)
+
+
+def _taken_s(record: TrialRecord) -> float:
+    """Seconds of a trial; of the baseline without what is measured after its window, which no other trial repeats."""
+    return record.result.own_s if record.number == 0 else record.result.wall_s

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from autotune.core.durations import rounds_of, typical_overhead_s, typical_s
 from autotune.core.trial import TrialRecord
 
-__all__ = ["CONFIRMATION_RUNS", "UNHURRIED_CONFIRMATION_S", "Pace", "expected_s", "payback_s"]
+__all__ = ["CONFIRMATION_RUNS", "UNHURRIED_CONFIRMATION_S", "Pace", "expected_s", "further_trials", "payback_s"]
 
 CONFIRMATION_RUNS = 12
 """Runs of a confirmation as a rule: three rounds of three finalists and the baseline."""
@@ -47,7 +47,7 @@ class Pace:
 
 def expected_s(pace: Pace) -> float:
     """Seconds that a search is expected to go on, its confirmation included; never more than the time-out leaves."""
-    done, further = len(pace.records), _further_trials(pace)
+    done, further = len(pace.records), further_trials(pace)
     if done == 0:
         trial_s, overhead_s = pace.probe_s + _TRIAL_S, pace.probe_s
         first_s = pace.probe_s + _FIRST_TRIAL_S + (_LOOK_S if pace.is_guided and further else 0.0)
@@ -60,7 +60,7 @@ def expected_s(pace: Pace) -> float:
     return total if pace.left_s is None else min(total, pace.left_s)
 
 
-def _further_trials(pace: Pace) -> int:
+def further_trials(pace: Pace) -> int:
     """Trials beyond the baseline that are still to come; of a search that may stop by itself one at the least."""
     begun, most = max(1, len(pace.records)), pace.most_trials
     if pace.may_stop_early and begun < most:

@@ -10,10 +10,10 @@ from autotune.core.trial import TrialRecord, TrialResult
 from core.evidence import make_measurement
 
 
-def record(wall_s: float, *, is_measured: bool = True) -> TrialRecord:
-    measurement = make_measurement(100.0) if is_measured else None
+def record(wall_s: float, *, number: int = 1, after_s: float = 0.0, is_measured: bool = True) -> TrialRecord:
+    measurement = make_measurement(100.0, after_s=after_s) if is_measured else None
     result = TrialResult(outcome="ok" if is_measured else "crashed", measurement=measurement, wall_s=wall_s)
-    return TrialRecord(number=0, config=TrainingConfig(), result=result)
+    return TrialRecord(number=number, config=TrainingConfig(), result=result)
 
 
 def test_a_trial_takes_what_half_of_them_take() -> None:
@@ -22,6 +22,12 @@ def test_a_trial_takes_what_half_of_them_take() -> None:
     assert typical_s(records) == 11.0
     assert typical_overhead_s(records) == pytest.approx(max(0.0, 11.0 - window_s))
     assert shortest_trial_s(records) == typical_overhead_s(records) + SHORTEST_WINDOW_S
+
+
+def test_what_the_baseline_alone_is_looked_at_for_is_no_part_of_a_trial() -> None:
+    assert typical_s([record(17.0, number=0, after_s=6.0)]) == 11.0
+    assert typical_overhead_s([record(17.0, number=0, after_s=6.0)]) == typical_overhead_s([record(11.0)])
+    assert typical_s([record(17.0, after_s=6.0)]) == 17.0, "another trial with ceilings of its own may come again"
 
 
 def test_what_was_not_measured_tells_nothing_of_the_overhead() -> None:

@@ -1,0 +1,88 @@
+"""Searches with little time: many short trials instead of few long ones, and nothing of the time is left unused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from tunings import GIB, make_tuning
+
+from autotune.core.durations import SHORTEST_WINDOW_S
+from autotune.core.training_config import TrainingConfig
+from autotune.launch.launcher import Exit, Launch
+from autotune.protocol import WindowRules
+from autotune.testing import FakeLauncher, FakeTrial, analytic_cost
+from autotune.tune import Tuning
+
+
+@dataclass(slots=True)
+class TickingLauncher(FakeLauncher):
+    """Moves a clock on by what its trials take."""
+
+    now_s: float = 0.0
+
+    def launch(self, launch: Launch) -> Exit:
+        """Answer, and let the time pass."""
+        exit_ = FakeLauncher.launch(self, launch)
+        self.now_s += exit_.wall_s
+        return exit_
+
+
+def windows_of(tuning: Tuning) -> list[float]:
+    launcher = tuning.runner.launcher
+    assert isinstance(launcher, FakeLauncher)
+    return [job.window.max_s for job in launcher.jobs if job.kind == "trial"]
+
+
+@pytest.mark.parametrize(("timeout_s", "first_s"), [(None, 8.0), (20.0, SHORTEST_WINDOW_S), (600.0, 8.0)])
+def test_windows_of_an_open_search_are_as_long_as_its_time_allows(
+    tmp_path: Path, timeout_s: float | None, first_s: float
+) -> None:
+    assert WindowRules().max_s == 8.0
+    tuning = make_tuning(tmp_path, FakeLauncher(), n_trials=None, timeout_s=timeout_s)
+    tuning.search()
+    assert windows_of(tuning)[0] == first_s
+    assert all(SHORTEST_WINDOW_S <= window_s <= 8.0 for window_s in windows_of(tuning))
+
+
+@pytest.mark.parametrize("best_is_found", [False, True])
+def test_the_confirmations_time_is_for_trials_while_there_is_nobody_to_confirm(
+    tmp_path: Path, best_is_found: bool
+) -> None:
+    def cost(config: TrainingConfig) -> FakeTrial:
+        rate = 100.0 if config == TrainingConfig() else 200.0 if best_is_found else 50.0
+        return FakeTrial(samples_per_s=rate, peak_memory_bytes=GIB, startup_s=3.0)
+
+    launcher = TickingLauncher(cost)
+    tuning = make_tuning(tmp_path, launcher, n_trials=None, timeout_s=60.0, now=lambda: launcher.now_s, method="random")
+    tuning.search()
+    assert tuning.stopped_because == "the time-out of 60 s leaves no room for another trial"
+    (trial_s,) = {round(record.result.wall_s, 6) for record in tuning.study.records}
+    for_trials_s = 0.7 * 60.0 if best_is_found else 60.0 - 2 * trial_s
+    assert for_trials_s - trial_s <= launcher.now_s <= for_trials_s
+
+
+def test_what_takes_long_to_measure_is_not_proposed_where_time_is_short(tmp_path: Path) -> None:
+    """Eight workers with deep queues are the fastest, but their queues alone hold more than the time-out has."""
+
+    def slow(config: TrainingConfig) -> FakeTrial:
+        trial = analytic_cost(config)
+        sides = {
+            name: side / 50.0
+            for name in ("samples_per_s", "loader_ceiling", "device_ceiling")
+            if (side := getattr(trial, name)) is not None
+        }
+        return replace(trial, **sides)
+
+    def longest_queue_s(timeout_s: float | None) -> float:
+        tuning = make_tuning(tmp_path / str(timeout_s), FakeLauncher(slow), n_trials=4, timeout_s=timeout_s)
+        tuning.search()
+        queues = {
+            one: 3 * one.micro_batch_size * one.num_workers * (one.prefetch_factor or 2) / slow(one).samples_per_s
+            for one in (record.config for record in tuning.study.records[1:2])
+        }
+        return max(queues.values())
+
+    assert longest_queue_s(None) > 12.0
+    assert longest_queue_s(30.0) < 12.0, "of the 21 s for trials one may need 0.3, as far as the model tells"
