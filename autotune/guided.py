@@ -55,7 +55,7 @@ class Outlook:
     params: Params | None
     """The trial that promises most; None where nothing is left that could tell more."""
     gain: float
-    """What it is expected to win over the best so far, as a share of it."""
+    """What a trial is expected to win at the most over the best so far, as a share of it, however long it takes."""
     same_batch: Params | None
     """The settings that should be the fastest at the baseline's global batch."""
     best_rate: float
@@ -77,8 +77,8 @@ class Guide:
     seed: int
     keep: Callable[[Curves], None] = lambda _: None
     """Given what a look has shown, so that a search that goes on need not look again."""
-    longest_s: float = inf
-    """What would take longer to measure is proposed only where nothing else is left."""
+    longest_s: Callable[[], float] = lambda: inf
+    """What takes longer to measure is proposed only where nothing else is left."""
     looks: list[Look] | None = None
     """What a look at either side alone has shown; None until it was taken."""
     _candidates: Candidates | None = None
@@ -209,8 +209,6 @@ class Guide:
         best_rate = float(np.exp(model.forecast([best.config]).log_rate[0]))
         may_try = np.array([self.study.is_open(config) for config in configs]) & (fits >= _SURE_TO_FIT)
         tells = may_try & ~without_matter(configs, forecast, list(tried))
-        soon = tells & (_queue_s(configs, forecast) <= self.longest_s)
-        tells = soon if soon.any() else tells
         inside = (fits >= _LIKELY_TO_FIT) & ~np.array([self.study.is_left_out(config) for config in configs])
         sides = (forecast.loader, forecast.loader_sd), (forecast.device, forecast.device_sd)
         ceilings = (float((side * np.exp(sd))[inside].max(initial=0.0)) for side, sd in sides)
@@ -218,13 +216,14 @@ class Guide:
         keeps = np.array([config.global_batch_size == wanted for config in configs])
         keeps &= tells | np.array([config in tried for config in configs])
         same = int(np.argmax(np.where(keeps, forecast.log_rate, -inf)))
-        chosen = int(np.argmax(np.where(tells, gains, -1.0)))
+        soon = tells & (_queue_s(configs, forecast) <= self.longest_s())
+        chosen = int(np.argmax(np.where(soon if soon.any() else tells, gains, -1.0)))
         if tells.any():
             sd = hypot(float(forecast.sd[chosen]), forecast.scatter_sd)
             self._expected[configs[chosen]] = float(forecast.log_rate[chosen]), sd
         return Outlook(
             params=pairs[chosen][0] if tells.any() else None,
-            gain=float(gains[chosen]) if tells.any() else 0.0,
+            gain=float(gains[tells].max(initial=0.0)),
             same_batch=pairs[same][0] if keeps.any() else None,
             best_rate=best_rate,
             lower_ceiling=min(ceilings) or inf,
@@ -290,10 +289,12 @@ class Guide:
 def _queue_s(configs: Sequence[TrainingConfig], forecast: Forecast) -> Floats:
     """Seconds in which the loop takes the queues that a trial has to see.
 
-    One is drained in the warm-up, and the window sees it through twice.
+    One is drained in the warm-up, and the window sees it through twice; a trial that ends before that has measured how
+    a queue is used up.
     """
     queues = [
-        one.micro_batch_size * one.num_workers * (one.prefetch_factor or TORCH_PREFETCH_FACTOR) for one in configs
+        one.micro_batch_size * one.process_count * one.num_workers * (one.prefetch_factor or TORCH_PREFETCH_FACTOR)
+        for one in configs
     ]
     return _QUEUES_OF_A_TRIAL * np.array(queues) / np.exp(forecast.log_rate)
 

@@ -51,7 +51,7 @@ _LOOK_DEADLINE_S = 60.0
 _LOOK_SHARE = 0.15  # of the time for trials
 _LOOK_STARTS = 4.0  # of the baseline: a workload that takes long to build gets a look as well
 _LONGEST_SHARE = 0.3  # of the time for trials: what one that is proposed may need
-_FEWEST_CONFIRMATION_RUNS = 2  # of the best and the baseline
+_FEWEST_LAST_RUNS = 3  # the best and the baseline in turns, and the best on the largest samples
 _CLOSING_TRIALS = 3  # the last ones, of which two may be needed for what the sampler has left open
 
 Show = Callable[[Progress], None]
@@ -111,6 +111,8 @@ class Tuning:
     def __post_init__(self) -> None:
         """Take up what the records of an earlier sitting hold."""
         self.guard = PrecisionGuard(self.runner, self.space.baseline)
+        if self.guide is not None:
+            self.guide.longest_s = self._longest_s
         for record in self.study.ended:
             self.guard.recall(record)
             with_ceilings(record.result, record.config, self.ceilings)
@@ -225,8 +227,6 @@ class Tuning:
                 self.guide = None  # a model that has seen neither side would only guess
                 self._guess()
                 return
-        left = self._left_for_trials_s
-        self.guide.longest_s = inf if left is None else _LONGEST_SHARE * left
         self.guide.propose(self.best)
 
     def _start_s(self) -> float:
@@ -296,11 +296,17 @@ class Tuning:
 
     @property
     def _left_for_trials_s(self) -> float | None:
-        """Seconds until the confirmation must begin, which needs the less as long as nobody has beaten the baseline."""
-        left, total, best = self.clock.left_for_trials_s, self.clock.left_s, self.best
-        if left is None or total is None or best is None or best.number != 0:
+        """Seconds until the confirmation must begin; it needs less where trials come one by one and none has won."""
+        left, total, best, ended = self.clock.left_for_trials_s, self.clock.left_s, self.best, self.study.ended
+        has_winner = best is not None and best.number != 0
+        if left is None or total is None or not ended or has_winner or self._slots_now > 1:
             return left
-        return max(left, total - _FEWEST_CONFIRMATION_RUNS * shortest_trial_s(self.study.ended))
+        return max(left, total - _FEWEST_LAST_RUNS * shortest_trial_s(ended))
+
+    def _longest_s(self) -> float:
+        """What a trial that is proposed may take."""
+        left = self._left_for_trials_s
+        return inf if left is None else _LONGEST_SHARE * left
 
     @property
     def _slots_now(self) -> int:
@@ -375,7 +381,7 @@ class Tuning:
 
     def _guard_deadline(self, config: TrainingConfig) -> float:
         """As a trial's; what time the confirmation has may be used up to a half, since nothing unguarded gets there."""
-        wanted, left, total = self._usual_deadline(config), self._left_for_trials_s, self.clock.left_s
+        wanted, left, total = self._usual_deadline(config), self.clock.left_for_trials_s, self.clock.left_s
         return wanted if left is None or total is None else max(1.0, min(wanted, max(left, total / 2)))
 
     def _usual_deadline(self, config: TrainingConfig) -> float:
@@ -393,8 +399,8 @@ class Tuning:
         if left is None:
             return rules
         records = self.study.ended
-        wanted = self.budget.n_trials - self._begun if self.budget.n_trials else further_trials(self._pace(records))
-        to_begin = max(1, wanted + 1)
+        expected = max(1, len(records)) + further_trials(self._pace(records))
+        to_begin = max(1, (self.budget.n_trials or expected) - self._begun + 1)
         share_s = left / rounds_of(to_begin, slots=self._slots_now, is_first_alone=not records)
         return rules.model_copy(
             update={"max_s": min(rules.max_s, max(SHORTEST_WINDOW_S, share_s - typical_overhead_s(records)))}

@@ -163,8 +163,8 @@ def _search(surface: Surface, seed: int, method: Method) -> Course:
         )
         confirm(tuning)
         recommended = recommend(tuning)
-        assert recommended is not None
-        course.confirmed = recommended.config.model_copy(update={"lr": surface.baseline.lr})
+        if recommended is not None:
+            course.confirmed = recommended.config.model_copy(update={"lr": surface.baseline.lr})
     return course
 
 

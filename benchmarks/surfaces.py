@@ -171,8 +171,9 @@ def _missing(grid: Grid, surface: Surface | None, arguments: argparse.Namespace)
         return left
     rates = surface.rates()
     best = max(rates.values(), default=0.0)
-    contenders = [config for config in ordered if rates.get(config, 0.0) >= _CONTENDS_FROM * best > 0]
-    return _not_done([(contenders, number) for number in range(arguments.contender_visits)], done, arguments.points)
+    known = ordered[: arguments.points]
+    contenders = [config for config in known if rates.get(config, 0.0) >= _CONTENDS_FROM * best > 0]
+    return _not_done([(contenders, number) for number in range(arguments.contender_visits)], done, None)
 
 
 def _not_done(

@@ -35,6 +35,8 @@ from quietness import keep_freed_memory
 from recording import describe_machine, git_revision, make_parser, print_table, read_results, say, start_recording
 from versus_loadtune import CASE_VARIABLE, SETTINGS_VARIABLE
 
+from autotune import TrainingConfig
+
 _HERE = Path(__file__).resolve().parent
 _ROUNDS = 3
 _PLAIN_S, _SKIP_S = 15.0, 3.0
@@ -68,7 +70,7 @@ def _compare(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     today = dict(workload.settings[0])
     say(f"{name}: loadtune")
     theirs = _theirs(workload.case.__name__, today)
-    timeout_s = max(_LEAST_TIMEOUT_S, theirs["seconds"])
+    timeout_s = max(_LEAST_TIMEOUT_S, theirs["seconds"] if "settings" in theirs else 0.0)
     say(f"{name}: autotune, {timeout_s:.0f} s")
     ours = _ours(name, today, timeout_s)
     say(f"{name}: plain loops")
@@ -122,7 +124,7 @@ def _theirs(function: str, today: Mapping[str, Any]) -> dict[str, Any]:
     if done.returncode != 0:
         return {"error": (done.stdout + done.stderr)[-1000:], "seconds": perf_counter() - begun}
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return told
+    return {**told, "seconds": perf_counter() - begun}
 
 
 def _plain_rates(
@@ -133,8 +135,8 @@ def _plain_rates(
     Recommendations with the same settings share their runs. Today's settings are run twice, for the noise.
     """
     seconds = _QUICK_S if arguments.quick else _PLAIN_S
-    first_with = {json.dumps(settings, sort_keys=True): name for name, settings in reversed(list(contenders.items()))}
-    shared = {name: first_with[json.dumps(settings, sort_keys=True)] for name, settings in contenders.items()}
+    configs = {name: _config_of(settings) for name, settings in contenders.items()}
+    shared = {name: next(one for one in configs if configs[one] == config) for name, config in configs.items()}
     shared["today again"] = "today again"
     apart = [name for name, first in shared.items() if name == first]
     rates: dict[str, list[float]] = {name: [] for name in apart}
@@ -148,6 +150,11 @@ def _plain_rates(
             )
             rates[name].append(figures["samples_per_s"])
     return {name: rates[first] for name, first in shared.items()}
+
+
+def _config_of(settings: Mapping[str, Any]) -> TrainingConfig:
+    """All settings, but for the learning rate: the product scales it, and it has no part in the speed."""
+    return TrainingConfig.model_validate({**settings, "lr": 1.0})
 
 
 def _print_table(results: Mapping[str, Any]) -> None:

@@ -13,7 +13,6 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -47,7 +46,7 @@ def main() -> None:
     from loadtune.knobs import Knobs
     from loadtune.profiler import ProfileResult
 
-    here, begun = str(Path(__file__).resolve()), perf_counter()
+    here = str(Path(__file__).resolve())
     own = Knobs(num_workers=int(_case().settings.get("num_workers", 0)))
     told = run_trial(here, own, _STEPS, _WARM_UP)
     if told.get("error"):
@@ -66,7 +65,6 @@ def main() -> None:
                 "claimed_samples_per_s": claimed,
                 "baseline_samples_per_s": baseline.throughput,
                 "trials": 1 + len(trials),
-                "seconds": perf_counter() - begun,
             }
         )
     )

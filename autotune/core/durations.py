@@ -42,5 +42,5 @@ def rounds_of(trials: int, *, slots: int, is_first_alone: bool = False) -> int:
 
 
 def _taken_s(record: TrialRecord) -> float:
-    """Seconds of a trial; of the baseline without what is measured after its window, which no other trial repeats."""
+    """Seconds of a trial; of the baseline without what came after its window: no other is looked at like that."""
     return record.result.own_s if record.number == 0 else record.result.wall_s
