@@ -13,14 +13,14 @@ from autotune.core.lr_scaling import LrAdvice, scale_lr
 from autotune.core.memory_line import say_largest
 from autotune.core.objective import evaluate
 from autotune.core.promise import UNHURRIED_CONFIRMATION_S
-from autotune.core.recommendation import Confirmation, Ratio, Recommendation, choose, ratio_of
+from autotune.core.recommendation import Confirmation, Ratio, Recommendation, choose, rate_against, ratio_of
 from autotune.core.result import Progress, changed_settings
 from autotune.core.search_space import whole_numbers
 from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import TrialRecord
 from autotune.extras import everything, with_ceilings
 from autotune.protocol import NO_EXTRAS, WindowRules
-from autotune.race import Race, challengers, feasible_baseline, number_0, scores_of
+from autotune.race import Race, challengers, feasible_baseline, number_0, rates_of, scores_of
 from autotune.stressing import MOST_STRESSED, reserve_s, say_stressed, stress
 from autotune.tune import Tuning, score_value
 
@@ -32,7 +32,9 @@ _ROUNDS = 3
 _MOST_ROUNDS = 6
 _WINDOW_S = 20.0
 _SHORTEST_WINDOW_S = 1.0
+_UNHURRIED_WINDOW_S, _SHORTEST_UNHURRIED_WINDOW_S = 8.0, 4.0
 _PRECISION = 0.015
+_WORTH = 1.01  # a gain that is looked into further
 _MIN_DEADLINE_S = 30.0
 _DEADLINE_FACTOR = 10.0
 _EXTRAS_S = 1.5  # ceilings and breakdown of one run, once for each entrant
@@ -51,9 +53,9 @@ def confirm(tuning: Tuning) -> None:
     """Measure finalists and baseline again in turns, in alternating order, into `tuning.confirmations`.
 
     Nothing is measured where nobody challenges the baseline. Rounds and windows shrink to the time that is left, down
-    to one round of the best and the baseline. Where three rounds do not tell the fastest from the baseline, further
-    ones follow as long as there is time. In the end the winner is run on the largest samples, and the biggest micro
-    batch that stays within the limit is noted.
+    to one round of the best and the baseline. Where three rounds do not tell the fastest from the baseline, these two
+    run again as long as there is time, and a gain to be told. In the end the winner is run on the largest samples, and
+    the biggest micro batch that stays within the limit is noted.
     """
     finalists = _finalists(tuning)
     if finalists:
@@ -64,19 +66,22 @@ def confirm(tuning: Tuning) -> None:
 
 
 def _measure_in_turns(tuning: Tuning, finalists: Sequence[TrialRecord]) -> None:
-    entrants = [_Entrant(record) for record in (*feasible_baseline(tuning), *finalists)]
-    rounds, entrants, window_s = _schedule(entrants, _left_s(tuning, finalists[0]))
-    for number in range(_MOST_ROUNDS):
-        if number >= rounds and not (
-            rounds == _ROUNDS and _is_open(entrants) and _has_time(entrants, window_s, _left_s(tuning, finalists[0]))
-        ):
-            return
+    everyone = [_Entrant(record) for record in (*feasible_baseline(tuning), *finalists)]
+    rounds, entrants, window_s = _schedule(everyone, _left_s(tuning, finalists[0]))
+    done, total = 0, rounds * len(entrants)
+    for number in range(rounds if rounds < _ROUNDS else _MOST_ROUNDS):
+        if number >= rounds:
+            entrants = _undecided(entrants)
+            if not entrants or not _has_time(entrants, window_s, _left_s(tuning, finalists[0])):
+                return
+            total += len(entrants)
         for entrant in entrants if number % 2 == 0 else entrants[::-1]:
             if number > 0 and tuning.clock.left_s == 0:
                 return
             entrant.runs.append(_run_again(tuning, entrant.record, number, window_s))
-            tuning.confirmations[:] = [_confirmation(one) for one in entrants if one.runs]
-            _show(tuning, entrant, sum(len(one.runs) for one in entrants), max(rounds, number + 1) * len(entrants))
+            tuning.confirmations[:] = [_confirmation(one) for one in everyone if one.runs]
+            done += 1
+            _show(tuning, entrant, done, total)
 
 
 def _stress_winner(tuning: Tuning) -> None:
@@ -176,16 +181,17 @@ def _same_batch(
     return reference, _speedup(reference, reference, is_confirmed=True)
 
 
-def _is_open(entrants: Sequence[_Entrant]) -> bool:
-    """Whether the interval of the fastest against the baseline still holds 1."""
-    confirmations = [_confirmation(entrant) for entrant in entrants]
-    alive = [one for one in confirmations if one.is_feasible and one.runs]
-    reference = number_0(alive)
-    if reference is None or len(alive) < 2:
-        return False
-    fastest = max((one for one in alive if one.number != 0), key=lambda one: one.samples_per_s)
-    ratio = ratio_of(fastest, reference)
-    return ratio is not None and ratio.value > 1 and ratio.low <= 1
+def _undecided(entrants: Sequence[_Entrant]) -> list[_Entrant]:
+    """The baseline and the fastest of the others, where it seems to win 1 % or more but noise may be all there is."""
+    alive = {one.number: one for one in map(_confirmation, entrants) if one.is_feasible and one.runs}
+    reference = alive.pop(0, None)
+    if reference is None or not alive:
+        return []
+    rates = {number: rate_against(one, reference) for number, one in alive.items()}
+    fastest = max(rates, key=lambda number: rates[number])
+    ratio = ratio_of(alive[fastest], reference)
+    is_open = ratio is not None and ratio.value >= _WORTH and ratio.low <= 1
+    return [one for one in entrants if is_open and one.record.number in {0, fastest}]
 
 
 def _left_s(tuning: Tuning, best: TrialRecord) -> float | None:
@@ -220,15 +226,10 @@ def _is_near(record: TrialRecord, best: TrialRecord) -> bool:
 
 
 def _schedule(entrants: list[_Entrant], left_s: float | None) -> tuple[int, list[_Entrant], float]:
-    """Rounds, entrants and window length that fit into the time left.
-
-    Without a time-out all entrants run in every round; only their windows shrink, to no less than a trial's, to what a
-    whole search is promised to take.
-    """
-    if left_s is None:
-        window_s = UNHURRIED_CONFIRMATION_S / (_ROUNDS * len(entrants))
-        return _ROUNDS, entrants, min(max(window_s, WindowRules().max_s), _WINDOW_S)
+    """Rounds, entrants and window length that fit into the time left; without a time-out three rounds in any case."""
     fewest = 2 if entrants[0].record.number == 0 else 1
+    if left_s is None:
+        return _unhurried(entrants, fewest)
     for rounds in (_ROUNDS, 2, 1):
         for count in range(len(entrants), fewest - 1, -1):
             overhead = sum(_overhead_s(entrant.record) for entrant in entrants[:count])
@@ -236,6 +237,16 @@ def _schedule(entrants: list[_Entrant], left_s: float | None) -> tuple[int, list
             if window_s >= 2 * _SHORTEST_WINDOW_S:
                 return rounds, entrants[:count], min(window_s, _WINDOW_S)
     return (1, entrants[:fewest], _SHORTEST_WINDOW_S) if left_s > 0 else (0, entrants, 0.0)
+
+
+def _unhurried(entrants: list[_Entrant], fewest: int) -> tuple[int, list[_Entrant], float]:
+    """Three rounds within what a confirmation may take; where starts are slow, of fewer entrants."""
+    for count in range(len(entrants), fewest - 1, -1):
+        starts_s = _ROUNDS * sum(_overhead_s(entrant.record) for entrant in entrants[:count])
+        window_s = (UNHURRIED_CONFIRMATION_S - count * _EXTRAS_S - starts_s) / (_ROUNDS * count)
+        if window_s >= _SHORTEST_UNHURRIED_WINDOW_S:
+            return _ROUNDS, entrants[:count], min(window_s, _UNHURRIED_WINDOW_S)
+    return _ROUNDS, entrants[:fewest], _SHORTEST_UNHURRIED_WINDOW_S
 
 
 def _overhead_s(record: TrialRecord) -> float:
@@ -301,9 +312,10 @@ def _reasons(chosen: Confirmation, race: Race, tuning: Tuning) -> tuple[str, ...
         reasons.append("The baseline is no reference: it does not run within the limits. The first feasible trial is.")
     reasons.append(_why_this(chosen, race, tuning))
     if race.confirmed:
-        rounds = max(len(one.rounds) for one in candidates)
+        fewest, most = (pick(len(one.rounds) for one in candidates) for pick in (min, max))
         names = f"{len(candidates)} configurations" if len(candidates) > 1 else "one configuration"
-        reasons.append(f"Confirmed in {rounds} round{'s'[: rounds > 1]} of {names} measured in turns.")
+        rounds = f"{most} round{'s'[: most > 1]}" if fewest == most else f"{fewest} to {most} rounds"
+        reasons.append(f"Confirmed in {rounds} of {names} measured in turns.")
     elif chosen.number != 0:
         reasons.append("Not confirmed: it was not measured again in turns with the baseline.")
     if chosen.number in tuning.stresses:
@@ -319,7 +331,8 @@ def _reasons(chosen: Confirmation, race: Race, tuning: Tuning) -> tuple[str, ...
 
 def _why_this(chosen: Confirmation, race: Race, tuning: Tuning) -> str:
     measured, is_outrun = len(tuning.study.records), race.is_outrun(chosen, tuning)
-    fastest = max(race.candidates, key=lambda one: one.samples_per_s)
+    rates = rates_of(race.candidates)
+    fastest = max(race.candidates, key=lambda one: rates[one.number])
     if chosen.number == 0 and tuning.overloaded:
         would = Race.of(tuning).chosen(tuning)
         others = "" if would is None or would.number == 0 else ", or was not run on them"
@@ -328,7 +341,7 @@ def _why_this(chosen: Confirmation, race: Race, tuning: Tuning) -> str:
         which = "those that may be used" if is_outrun else f"the {measured} configurations measured"
         return f"None of {which} beats yours beyond the noise."
     if chosen.number != fastest.number:
-        share = chosen.samples_per_s / fastest.samples_per_s
+        share = rates[chosen.number] / rates[fastest.number]
         return f"Simplest of those as fast as the fastest (trial {fastest.number}; {share:.1%} of its rate)."
     return f"Fastest of {'those that may be used, of ' if is_outrun else ''}the {measured} configurations measured."
 

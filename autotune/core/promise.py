@@ -13,8 +13,9 @@ __all__ = ["CONFIRMATION_RUNS", "UNHURRIED_CONFIRMATION_S", "Pace", "expected_s"
 CONFIRMATION_RUNS = 12
 """Runs of a confirmation as a rule: three rounds of three finalists and the baseline."""
 _ROUNDS = 3
-UNHURRIED_CONFIRMATION_S = 100.0
-"""What the windows of a confirmation take together where no time-out limits the search; runs' starts come on top."""
+UNHURRIED_CONFIRMATION_S = 80.0
+"""What three rounds may take where no time-out limits the search; more where two configurations start too slowly."""
+_FEWEST_RUNS = 6
 _EXPECTED_TRIALS = 12
 """Of a search that may stop by itself. Source: benchmarks/regret.py."""
 _EXPECTED_UNGUIDED_TRIALS = 20
@@ -56,8 +57,13 @@ def expected_s(pace: Pace) -> float:
     total = first_s + trial_s * rounds_of(further, slots=pace.slots)
     trials = max(1, done) + further
     if trials > 1:  # a baseline alone has nobody to be compared with
-        total += min(UNHURRIED_CONFIRMATION_S, min(CONFIRMATION_RUNS, _ROUNDS * trials) * (overhead_s + _RUN_S))
+        total += _confirmation_s(_ROUNDS * trials, overhead_s + _RUN_S)
     return total if pace.left_s is None else min(total, pace.left_s)
+
+
+def _confirmation_s(most_runs: int, run_s: float) -> float:
+    within = min(UNHURRIED_CONFIRMATION_S, min(CONFIRMATION_RUNS, most_runs) * run_s)
+    return max(within, min(_FEWEST_RUNS, most_runs) * run_s)
 
 
 def further_trials(pace: Pace) -> int:

@@ -64,9 +64,14 @@ def test_once_every_trial_has_run_the_confirmation_is_left(make_records: MakeRec
     assert left < expected_s(Pace(**asked_for(10), records=make_records(9)))
 
 
-def test_a_confirmation_takes_no_longer_than_its_windows_can_shrink_to(make_records: MakeRecords) -> None:
-    slow = make_records(10, overhead_s=500.0)
-    assert expected_s(Pace(**asked_for(10), records=slow)) == UNHURRIED_CONFIRMATION_S
+@pytest.mark.parametrize(
+    ("overhead_s", "seconds"), [(0.5, 12 * 4.5), (8.0, UNHURRIED_CONFIRMATION_S), (500.0, 6 * 504)]
+)
+def test_a_confirmation_runs_two_three_times_however_slowly_they_start(
+    make_records: MakeRecords, overhead_s: float, seconds: float
+) -> None:
+    records = make_records(10, overhead_s=overhead_s)
+    assert expected_s(Pace(**asked_for(10), records=records)) == pytest.approx(seconds)
 
 
 def test_what_is_left_falls_with_every_trial(make_records: MakeRecords) -> None:
