@@ -27,7 +27,7 @@ from autotune.protocol import write_payload
 from autotune.run_config import read_recommended
 from autotune.run_folder import RunFolder, new_run_dir, read_summary
 from autotune.searching import SearchResult, rebuild_report, run_plan
-from autotune.tune import BASELINE_DEADLINE_S
+from autotune.timing import BASELINE_DEADLINE_S
 from autotune.warm_start import hints_of, say_stale
 from autotune.wiring import opened_launcher, plan_of, runner_for, temporary_folder
 

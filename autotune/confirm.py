@@ -17,12 +17,12 @@ from autotune.core.recommendation import Confirmation, Ratio, Recommendation, ch
 from autotune.core.result import Progress, changed_settings
 from autotune.core.search_space import whole_numbers
 from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import TrialRecord
+from autotune.core.trial import TrialRecord, score_value
 from autotune.extras import everything, with_ceilings
 from autotune.protocol import NO_EXTRAS, WindowRules
 from autotune.race import Race, challengers, feasible_baseline, number_0, rates_of, scores_of
 from autotune.stressing import MOST_STRESSED, reserve_s, say_stressed, stress
-from autotune.tune import Tuning, score_value
+from autotune.tune import Tuning
 
 __all__ = ["confirm", "recommend"]
 
@@ -76,7 +76,7 @@ def _measure_in_turns(tuning: Tuning, finalists: Sequence[TrialRecord]) -> None:
                 return
             total += len(entrants)
         for entrant in entrants if number % 2 == 0 else entrants[::-1]:
-            if number > 0 and tuning.clock.left_s == 0:
+            if number > 0 and tuning.timing.clock.left_s == 0:
                 return
             entrant.runs.append(_run_again(tuning, entrant.record, number, window_s))
             tuning.confirmations[:] = [_confirmation(one) for one in everyone if one.runs]
@@ -196,7 +196,7 @@ def _undecided(entrants: Sequence[_Entrant]) -> list[_Entrant]:
 
 def _left_s(tuning: Tuning, best: TrialRecord) -> float | None:
     """Seconds until the stress run must begin; None where there is no time-out."""
-    left = tuning.clock.left_s
+    left = tuning.timing.clock.left_s
     return None if left is None else left - reserve_s(best, left)
 
 
@@ -257,7 +257,7 @@ def _overhead_s(record: TrialRecord) -> float:
 
 
 def _run_again(tuning: Tuning, record: TrialRecord, number: int, window_s: float) -> TrialRecord:
-    left = tuning.clock.left_s
+    left = tuning.timing.clock.left_s
     deadline = max(_DEADLINE_FACTOR * record.result.wall_s, _MIN_DEADLINE_S) + 2 * window_s
     window = WindowRules(max_s=window_s, precision=_PRECISION)
     extras = everything(window) if number == 0 and window_s > _SHORTEST_WINDOW_S else NO_EXTRAS
@@ -352,8 +352,8 @@ def _show(tuning: Tuning, entrant: _Entrant, done: int, total: int) -> None:
             phase="confirm",
             done=done,
             total=total,
-            elapsed_s=tuning.clock.elapsed_s,
-            remaining_s=tuning.clock.left_s,
+            elapsed_s=tuning.timing.clock.elapsed_s,
+            remaining_s=tuning.timing.clock.left_s,
             baseline=tuning.baseline,
             best=tuning.best,
             last=entrant.runs[-1],

@@ -39,7 +39,7 @@ from autotune.random_state import kept_random_state
 from autotune.report.diagnosis import render_diagnosis
 from autotune.report.notebook import render_diagnosis_notebook
 from autotune.report.progress import ProgressMode, make_progress
-from autotune.tune import BASELINE_DEADLINE_S
+from autotune.timing import BASELINE_DEADLINE_S
 from autotune.wiring import opened_launcher, runner_for, temporary_folder
 
 __all__ = ["DiagnosisResult", "Pace", "diagnose_plan", "examine", "variations"]

@@ -15,7 +15,7 @@ from autotune.errors import ConfigError, WorkloadError
 from autotune.launch.launcher import Cluster, Launcher, slots_of
 from autotune.launch.runner import TrialRunner
 from autotune.protocol import RankReport
-from autotune.tune import BASELINE_DEADLINE_S
+from autotune.timing import BASELINE_DEADLINE_S
 
 __all__ = ["cluster_notes", "look"]
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from autotune.core.recommendation import Confirmation, choose, rate_against
-from autotune.core.trial import TrialRecord
-from autotune.tune import Tuning, score_value
+from autotune.core.trial import TrialRecord, score_value
+from autotune.tune import Tuning
 
 __all__ = ["Race", "challengers", "feasible_baseline", "number_0", "rates_of", "scores_of"]
 

@@ -19,7 +19,6 @@ from autotune.confirm import confirm, recommend
 from autotune.core.plan import Plan
 from autotune.core.recommendation import Recommendation
 from autotune.core.result import Progress, RunSummary
-from autotune.core.search_space import ResolvedSpace
 from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import TrialRecord
 from autotune.errors import NothingFeasibleError, RunFolderError, WorkloadError
@@ -38,6 +37,7 @@ from autotune.report.progress import ProgressMode, make_progress
 from autotune.run_config import recommended_yaml
 from autotune.run_folder import RunFolder, new_run_dir, open_run_folder, read_summary
 from autotune.study.study import Study
+from autotune.timing import Timing
 from autotune.tune import Tuning
 from autotune.warm_start import hints_of, say_hints, seed_params
 from autotune.wiring import identity_of, opened_launcher, runner_for
@@ -107,20 +107,25 @@ def _run_plan(plan: Plan, *, fresh: bool, progress: ProgressMode, launcher: Laun
             seed=plan.seed,
             method=plan.search.method,
         )
+        timing = Timing(
+            study=study,
+            space=space,
+            budget=plan.budget,
+            clock=clock,
+            slots=lambda: slots_of(starts),
+            probe_s=probe_s,
+        )
         limit_bytes = plan.objective.limit_bytes(space.environment.device_memory_bytes)
         tuning = Tuning(
             study=study,
             runner=runner,
             space=space,
-            budget=plan.budget,
-            clock=clock,
+            timing=timing,
             limit_bytes=limit_bytes,
             show=show,
             on_record=folder.append_trial,
             notes=list(space.notes),
-            slots=lambda: slots_of(starts),
-            probe_s=probe_s,
-            guide=_guide_of(plan, study, space, folder, limit_bytes),
+            guide=_guide_of(plan, timing, folder, limit_bytes),
         )
         curves = folder.read_curves() if study.records else None
         if tuning.guide is not None and curves is not None:
@@ -137,11 +142,18 @@ def _run_plan(plan: Plan, *, fresh: bool, progress: ProgressMode, launcher: Laun
     return _result(summary, summary.recommendation, study, folder)
 
 
-def _guide_of(plan: Plan, study: Study, space: ResolvedSpace, folder: RunFolder, limit_bytes: int) -> Guide | None:
+def _guide_of(plan: Plan, timing: Timing, folder: RunFolder, limit_bytes: int) -> Guide | None:
     """The model of the machine, where it is to propose trials."""
     if plan.search.method != "model":
         return None
-    return Guide(study, space, limit_bytes, plan.seed, keep=lambda one: folder.write_model(folder.curves, one))
+    return Guide(
+        timing.study,
+        timing.space,
+        limit_bytes,
+        plan.seed,
+        keep=lambda one: folder.write_model(folder.curves, one),
+        longest_s=timing.longest_s,
+    )
 
 
 def rebuild_report(run_dir: Path) -> tuple[RunSummary, str]:
@@ -178,9 +190,9 @@ def _finished(tuning: Tuning, folder: RunFolder) -> RunSummary | None:
     if not tuning.study.records or not folder.summary.exists():
         return None
     summary = read_summary(folder.path)
-    is_over = tuning.study.is_exhausted or (not tuning.budget.may_stop_early and tuning.is_over())
-    ended_by_itself = tuning.budget.may_stop_early and tuning.budget.timeout_s is None
-    if not (is_over or (ended_by_itself and summary.budget == tuning.budget)):
+    is_over = tuning.study.is_exhausted or (not tuning.timing.budget.may_stop_early and tuning.is_over())
+    ended_by_itself = tuning.timing.budget.may_stop_early and tuning.timing.budget.timeout_s is None
+    if not (is_over or (ended_by_itself and summary.budget == tuning.timing.budget)):
         return None
     # As text: a figure that is no number equals nothing.
     told, known = ([trial.model_dump_json() for trial in trials] for trials in (summary.trials, tuning.study.records))
@@ -232,7 +244,7 @@ def _summarise(tuning: Tuning, plan: Plan, recommendation: Recommendation | None
         notes=tuple(notes),
         stopped_because=tuning.stopped_because,
         is_complete=not tuning.is_interrupted,
-        wall_s=tuning.clock.elapsed_s,
+        wall_s=tuning.timing.clock.elapsed_s,
         promised_s=tuning.promised_s,
         autotune_version=__version__,
     )

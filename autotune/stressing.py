@@ -33,7 +33,7 @@ def reserve_s(record: TrialRecord, left_s: float) -> float:
 
 def stress(tuning: Tuning, record: TrialRecord) -> None:
     """Run a trial's configuration on the largest samples; a note says what speaks against it, or why it was not run."""
-    left = tuning.clock.left_s
+    left = tuning.timing.clock.left_s
     window_s = _STRESS_S if left is None else min(_STRESS_S, left - _overhead_s(record))
     name = f"Trial {record.number}"
     if window_s < _SHORTEST_STRESS_S:

@@ -9,25 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import inf
 
 from autotune.blaming import Blame
-from autotune.clock import Clock
-from autotune.core.budget import Budget
 from autotune.core.ceilings import CeilingBook
-from autotune.core.durations import SHORTEST_WINDOW_S, rounds_of, shortest_trial_s, typical_overhead_s, typical_s
 from autotune.core.environment import Environment
 from autotune.core.guard import guard_key
 from autotune.core.objective import Objective, Score, evaluate
-from autotune.core.promise import Pace, expected_s, further_trials
 from autotune.core.racing import lost_race
 from autotune.core.recommendation import Confirmation
 from autotune.core.result import Progress
 from autotune.core.rules import hosts_of
 from autotune.core.search_space import ResolvedSpace, SettingValue
 from autotune.core.stress import StressFigures
-from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import TrialRecord, TrialResult
+from autotune.core.trial import TrialRecord, TrialResult, best_of, reference_of, score_value
 from autotune.extras import extras_of, with_ceilings
 from autotune.guarding import PrecisionGuard, guarded_settings
 from autotune.guided import Guide
@@ -36,22 +30,14 @@ from autotune.launch.side_by_side import SideBySide
 from autotune.protocol import NO_EXTRAS, Extras, WindowRules
 from autotune.study.proposals import first_guesses, largest_batch_variant, same_batch_variant
 from autotune.study.study import Study, Trial
+from autotune.timing import Timing
 
-__all__ = ["Show", "Tuning", "score_value"]
+__all__ = ["Show", "Tuning"]
 
-BASELINE_DEADLINE_S = 600.0
-_DEADLINE_FACTOR = 10.0
-_MIN_DEADLINE_S = 20.0
-_MIN_COMPILE_DEADLINE_S = 120.0
 _PATIENCE = 12
 _GUIDED_PATIENCE = 6  # a model proposes the most promising ones first
 _PATIENT_AFTER = 4
 _WORTH = 1.01
-_LOOK_DEADLINE_S = 60.0
-_LOOK_SHARE = 0.15  # of the time for trials
-_LOOK_STARTS = 4.0  # of the baseline: a workload that takes long to build gets a look as well
-_LONGEST_SHARE = 0.3  # of the time for trials: what one that is proposed may need
-_FEWEST_LAST_RUNS = 3  # the best and the baseline in turns, and the best on the largest samples
 _CLOSING_TRIALS = 3  # the last ones, of which two may be needed for what the sampler has left open
 
 Show = Callable[[Progress], None]
@@ -73,14 +59,11 @@ class Tuning:
     study: Study
     runner: TrialRunner
     space: ResolvedSpace
-    budget: Budget
-    clock: Clock
+    timing: Timing
     limit_bytes: int
     show: Show
     on_record: Callable[[TrialRecord], None]
     """Called after each trial, to keep its record."""
-    slots: Callable[[], int] = lambda: 1
-    """Trials that may run at once; asked again before each, since machines come and go."""
     notes: list[str] = field(default_factory=list)
     stopped_because: str = ""
     is_interrupted: bool = False
@@ -97,8 +80,6 @@ class Tuning:
     first: list[dict[str, SettingValue]] = field(default_factory=list)
     """What is tried right after the baseline, whatever proposes the rest; of a search that goes on, what it has not
     tried yet."""
-    probe_s: float = 1.0
-    """What the look before the search took, from which its time is promised."""
     promised_s: float | None = None
     """What the search was expected to take before it began; None where it goes on from an earlier sitting."""
     guide: Guide | None = None
@@ -111,8 +92,6 @@ class Tuning:
     def __post_init__(self) -> None:
         """Take up what the records of an earlier sitting hold."""
         self.guard = PrecisionGuard(self.runner, self.space.baseline)
-        if self.guide is not None:
-            self.guide.longest_s = self._longest_s
         for record in self.study.ended:
             self.guard.recall(record)
             with_ceilings(record.result, record.config, self.ceilings)
@@ -137,7 +116,7 @@ class Tuning:
     @property
     def best(self) -> TrialRecord | None:
         """The feasible trial with the best score so far."""
-        return _best(self.study.records)
+        return best_of(self.study.records)
 
     def search(self) -> None:
         """Run trials until the budget, the space or the hope of more is used up.
@@ -158,9 +137,9 @@ class Tuning:
         if not self.study.records:
             if self.study.method in {"tpe", "gp"}:
                 self._guess()
-            self.promised_s = self._remaining_s([])
+            self.promised_s = self._remaining_s
         self._show(None)
-        with SideBySide[_Run](self._most_trials) as under_way:
+        with SideBySide[_Run](self.timing.most_trials) as under_way:
             while (trial := self._next(under_way)) is not None:
                 is_alone = len(under_way) == 0 and self._most_at_once == 1
                 under_way.begin(self._run_of(trial), is_alone=is_alone)
@@ -184,7 +163,7 @@ class Tuning:
 
     def _run_of(self, trial: Trial) -> Callable[[], _Run]:
         """The trial's run as a call, which may be made in another thread: it touches neither study nor tuning."""
-        runner, window, deadline_s = self.runner, self._window(), self._deadline(trial)
+        runner, window, deadline_s = self.runner, self._window, self.timing.deadline_s(trial)
         extras = self._extras_of(trial, window)
         name, bar = f"trial-{trial.number:03d}", None if self.guide is None else self.guide.bar_of(trial)
 
@@ -217,11 +196,7 @@ class Tuning:
         if self.guide is None or self.baseline is None or self.study.has_waiting:
             return
         if self.guide.looks is None:
-            left = self.clock.left_for_trials_s
-            longest_s = max(_LOOK_DEADLINE_S, _LOOK_STARTS * self._start_s())
-            if left is not None:
-                longest_s = min(longest_s, _LOOK_SHARE * left)
-            remark = self.guide.look(self.runner, longest_s, self.ceilings)
+            remark = self.guide.look(self.runner, self.timing.look_s(), self.ceilings)
             if remark is not None:
                 self.notes.append(remark)
                 self.guide = None  # a model that has seen neither side would only guess
@@ -229,17 +204,12 @@ class Tuning:
                 return
         self.guide.propose(self.best)
 
-    def _start_s(self) -> float:
-        """What the baseline took to its first batch."""
-        measurement = None if self.baseline is None else self.baseline.measurement
-        return 0.0 if measurement is None else measurement.startup_s
-
     def _finish(self, run: _Run) -> None:
         trial = run.trial
         result = with_ceilings(run.result, trial.config, self.ceilings, asked=run.extras)
         score = self._evaluate(TrialRecord(number=trial.number, config=trial.config, result=result))
         if score is not None and score.feasible:
-            result = self.guard.judge(trial.config, result, deadline_s=self._guard_deadline(trial.config))
+            result = self.guard.judge(trial.config, result, deadline_s=self.timing.guard_deadline_s(trial.config))
         record = self.study.tell(trial, result, score if result.outcome == "ok" else None)
         if record.is_refused:
             self._leave_out(record)
@@ -260,57 +230,24 @@ class Tuning:
     def _evaluate(self, record: TrialRecord) -> Score | None:
         if record.measurement is None:
             return None
-        reference = _reference(self.study.ended) or record
+        reference = reference_of(self.study.ended) or record
         assert reference.measurement is not None  # noqa: S101 - a reference has one by its definition
         return evaluate(record.measurement, reference.measurement, self.objective, self.limit_bytes)
 
     def is_over(self) -> bool:
         """Whether no further trial is to begin; `stopped_because` says why."""
-        records = self.study.ended
-        if self._begun >= self._most_trials:
-            asked = f"{self._begun} trials were asked for"
-            self.stopped_because = asked if self.budget.n_trials else f"{self._most_trials} trials are the most"
-        elif (left := self._left_for_trials_s) is not None and records and left < shortest_trial_s(records):
-            self.stopped_because = f"the time-out of {self.budget.timeout_s:g} s leaves no room for another trial"
-        elif self._may_stop_early and (reason := self._why_enough(records)) and not self._has_more(records):
+        records, timing = self.study.ended, self.timing
+        if timing.begun >= timing.most_trials:
+            asked = f"{timing.begun} trials were asked for"
+            self.stopped_because = asked if timing.budget.n_trials else f"{timing.most_trials} trials are the most"
+        elif not timing.has_room:
+            self.stopped_because = f"the time-out of {timing.budget.timeout_s:g} s leaves no room for another trial"
+        elif timing.may_stop_early and (reason := self._why_enough(records)) and not self._has_more(records):
             self.stopped_because = reason
         else:
             self._propose_last(records)
             return False
         return True
-
-    @property
-    def _most_trials(self) -> int:
-        """As many as were asked for; of a grid, left open, every one."""
-        is_whole_grid = self.study.method == "grid" and self.budget.n_trials is None
-        return self.space.size if is_whole_grid else self.budget.max_trials
-
-    @property
-    def _may_stop_early(self) -> bool:
-        return self.budget.may_stop_early and self.study.method != "grid"
-
-    @property
-    def _begun(self) -> int:
-        """Trials so far, those that run included."""
-        return len(self.study.records) + len(self.study.running)
-
-    @property
-    def _left_for_trials_s(self) -> float | None:
-        """Seconds until the confirmation must begin; it needs less where trials come one by one and none has won."""
-        left, total, best, ended = self.clock.left_for_trials_s, self.clock.left_s, self.best, self.study.ended
-        has_winner = best is not None and best.number != 0
-        if left is None or total is None or not ended or has_winner or self._slots_now > 1:
-            return left
-        return max(left, total - _FEWEST_LAST_RUNS * shortest_trial_s(ended))
-
-    def _longest_s(self) -> float:
-        """What a trial that is proposed may take."""
-        left = self._left_for_trials_s
-        return inf if left is None else _LONGEST_SHARE * left
-
-    @property
-    def _slots_now(self) -> int:
-        return max(1, self.slots())
 
     @property
     def _hosts_taken(self) -> int:
@@ -319,7 +256,7 @@ class Tuning:
 
     @property
     def _most_at_once(self) -> int:
-        return self._slots_now if self.study.records else 1
+        return self.timing.slots_now if self.study.records else 1
 
     def _why_enough(self, records: Sequence[TrialRecord]) -> str:
         """Why no further trial is worth its time, in a clause; "" where one may be."""
@@ -340,13 +277,15 @@ class Tuning:
     def _has_settled(self, records: Sequence[TrialRecord]) -> bool:
         if len(records) < self._patience + _PATIENT_AFTER:
             return False
-        before, now = _best(records[: -self._patience]), _best(records)
+        before, now = best_of(records[: -self._patience]), best_of(records)
         if now is None or before is None:
             return now is None
         return score_value(now) < _WORTH * score_value(before)
 
     def _propose_last(self, records: Sequence[TrialRecord]) -> None:
-        if self._is_near_its_end(records):
+        timing = self.timing
+        most = self._patience + _PATIENT_AFTER if timing.may_stop_early else timing.most_trials
+        if timing.is_near_its_end(most, _CLOSING_TRIALS):
             self._propose_closing(records)
 
     def _propose_closing(self, records: Sequence[TrialRecord]) -> None:
@@ -365,56 +304,15 @@ class Tuning:
             self.proposed_largest = dict(params)
             self.study.propose(params)
 
-    def _is_near_its_end(self, records: Sequence[TrialRecord]) -> bool:
-        most = self._patience + _PATIENT_AFTER if self._may_stop_early else self._most_trials
-        left = self._left_for_trials_s
-        rounds = rounds_of(_CLOSING_TRIALS, slots=self._slots_now) + 1
-        is_late = left is not None and bool(records) and left < rounds * typical_s(records)
-        return self._begun >= most - _CLOSING_TRIALS or is_late
-
-    def _deadline(self, trial: Trial) -> float:
-        left = self._left_for_trials_s
-        if trial.number == 0:
-            return BASELINE_DEADLINE_S if left is None else min(BASELINE_DEADLINE_S, max(left, _MIN_DEADLINE_S))
-        wanted = self._usual_deadline(trial.config)
-        return wanted if left is None else max(1.0, min(wanted, left))
-
-    def _guard_deadline(self, config: TrainingConfig) -> float:
-        """As a trial's; what time the confirmation has may be used up to a half, since nothing unguarded gets there."""
-        wanted, left, total = self._usual_deadline(config), self.clock.left_for_trials_s, self.clock.left_s
-        return wanted if left is None or total is None else max(1.0, min(wanted, max(left, total / 2)))
-
-    def _usual_deadline(self, config: TrainingConfig) -> float:
-        """Without a time-out: ten times what the reference took."""
-        reference = _reference(self.study.ended)
-        least = _MIN_COMPILE_DEADLINE_S if config.compile else _MIN_DEADLINE_S
-        return BASELINE_DEADLINE_S if reference is None else max(_DEADLINE_FACTOR * reference.result.own_s, least)
-
-    def _window(self) -> WindowRules:
-        """The window of the trial that begins: shorter than usual where the time-out would not leave each its 8 s.
-
-        An open number of trials counts as what a search usually comes to.
-        """
-        rules, left = WindowRules(), self._left_for_trials_s
-        if left is None:
-            return rules
-        records = self.study.ended
-        expected = max(1, len(records)) + further_trials(self._pace(records))
-        to_begin = max(1, (self.budget.n_trials or expected) - self._begun + 1)
-        share_s = left / rounds_of(to_begin, slots=self._slots_now, is_first_alone=not records)
-        return rules.model_copy(
-            update={"max_s": min(rules.max_s, max(SHORTEST_WINDOW_S, share_s - typical_overhead_s(records)))}
-        )
-
     def _show(self, last: TrialRecord | None) -> None:
         records = self.study.records
         self.show(
             Progress(
                 phase="search",
                 done=len(records),
-                total=self._most_trials,
-                elapsed_s=self.clock.elapsed_s,
-                remaining_s=self._remaining_s(records),
+                total=self.timing.most_trials,
+                elapsed_s=self.timing.clock.elapsed_s,
+                remaining_s=self._remaining_s,
                 baseline=self.baseline,
                 best=self.best,
                 last=last,
@@ -422,32 +320,10 @@ class Tuning:
             )
         )
 
-    def _remaining_s(self, records: Sequence[TrialRecord]) -> float:
-        """An estimate from the trials so far and the confirmation to come, within the time-out."""
-        return expected_s(self._pace(records))
+    @property
+    def _remaining_s(self) -> float:
+        return self.timing.remaining_s(is_guided=self.guide is not None)
 
-    def _pace(self, records: Sequence[TrialRecord]) -> Pace:
-        return Pace(
-            most_trials=self._most_trials,
-            may_stop_early=self._may_stop_early,
-            records=records,
-            slots=self._slots_now,
-            probe_s=self.probe_s,
-            left_s=self.clock.left_s,
-            is_guided=self.guide is not None,
-        )
-
-
-def _reference(records: Sequence[TrialRecord]) -> TrialRecord | None:
-    """The trial that scores refer to: the baseline where it ran well, else the feasible trial that was first to end."""
-    measured = [record for record in records if record.measurement is not None]
-    return next((record for record in measured if record.is_feasible), None)
-
-
-def _best(records: Sequence[TrialRecord]) -> TrialRecord | None:
-    return max((record for record in records if record.is_feasible), key=score_value, default=None)
-
-
-def score_value(record: TrialRecord) -> float:
-    """The score of a feasible record."""
-    return record.score.value if record.score is not None else 0.0
+    @property
+    def _window(self) -> WindowRules:
+        return self.timing.window(is_guided=self.guide is not None)

@@ -35,6 +35,7 @@ from autotune.guided import Guide
 from autotune.probing import look
 from autotune.run_folder import open_run_folder
 from autotune.study.study import Study
+from autotune.timing import Timing
 from autotune.tune import Tuning
 from autotune.wiring import runner_for
 
@@ -150,8 +151,7 @@ def _search(surface: Surface, seed: int, method: Method) -> Course:
             study=study,
             runner=runner,
             space=space,
-            budget=Budget(),
-            clock=Clock(None, started=0.0, now=launcher.now),
+            timing=Timing(study=study, space=space, budget=Budget(), clock=Clock(None, started=0.0, now=launcher.now)),
             limit_bytes=surface.limit_bytes,
             show=lambda _: None,
             on_record=note,

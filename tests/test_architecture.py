@@ -24,19 +24,31 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__init__": {"api", "random_state", "core", "errors"},
     "__main__": {"cli"},
     "cli": {"api", "run_config", "report", "core", "errors"},
-    "api": {"searching", "diagnosing", "probing", "wiring", "tune", "warm_start", "run_config", "run_folder"}
+    "api": {"searching", "diagnosing", "probing", "wiring", "timing", "warm_start", "run_config", "run_folder"}
     | {"launch", "report", "protocol", "core", "errors"},
-    "searching": {"confirm", "tune", "guided", "clock", "warm_start", "probing", "wiring", "run_config", "study"}
+    "searching": {
+        "confirm",
+        "tune",
+        "timing",
+        "guided",
+        "clock",
+        "warm_start",
+        "probing",
+        "wiring",
+        "run_config",
+        "study",
+    }
     | {"launch", "report", "run_folder", "protocol", "core", "errors", "by_value", "random_state", "interrupts"},
     "by_value": {"core"},
-    "probing": {"tune", "launch", "protocol", "core", "errors"},
+    "probing": {"timing", "launch", "protocol", "core", "errors"},
     "wiring": {"run_config", "run_folder", "launch", "core", "errors"},
-    "diagnosing": {"probing", "wiring", "tune", "launch", "report", "protocol", "core", "errors"}
+    "diagnosing": {"probing", "wiring", "timing", "launch", "report", "protocol", "core", "errors"}
     | {"by_value", "random_state", "interrupts"},
     "confirm": {"race", "stressing", "extras", "tune", "study", "launch", "protocol", "core", "errors"},
     "race": {"tune", "core", "errors"},
     "stressing": {"tune", "launch", "protocol", "core", "errors"},
-    "tune": {"guided", "blaming", "clock", "guarding", "extras", "study", "launch", "protocol", "core", "errors"},
+    "timing": {"clock", "study", "protocol", "core", "errors"},
+    "tune": {"guided", "blaming", "timing", "guarding", "extras", "study", "launch", "protocol", "core", "errors"},
     "guided": {"study", "launch", "protocol", "core", "errors"},
     "blaming": {"study", "core", "errors"},
     "clock": set(),

@@ -198,7 +198,7 @@ def test_as_many_trials_as_there_are_hosts_may_run_at_once(tmp_path: Path, monke
     seen: list[int] = []
 
     def make(**parts: Any) -> Any:
-        seen.append(parts["slots"]())
+        seen.append(parts["timing"].slots())
         return Tuning(**parts)
 
     monkeypatch.setattr(searching, "Tuning", make)

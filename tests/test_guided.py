@@ -400,7 +400,7 @@ def test_at_the_users_own_batch_a_trial_races_against_those_at_it_alone(
 @pytest.mark.parametrize("n_trials", [12, None])
 def test_three_trials_at_once_are_guided_as_one_is(tmp_path: Path, n_trials: int | None, seed: int) -> None:
     tuning = make_tuning(tmp_path, FakeLauncher(memory_cliff, slots=3, seed=seed), n_trials=n_trials, **SMALL)
-    tuning.slots = lambda: 3
+    tuning.timing.slots = lambda: 3
     tuning.search()
     records = tuning.study.records
     assert len({one.config for one in records}) == len(records)

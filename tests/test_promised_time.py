@@ -32,7 +32,7 @@ def before_the_first_trial(tuning: Tuning) -> Progress:
     def show(progress: Progress) -> NoReturn:
         raise Shown(progress)
 
-    tuning.probe_s, tuning.show = 2.0, show
+    tuning.timing.probe_s, tuning.show = 2.0, show
     with pytest.raises(Shown) as caught:
         tuning.search()
     return caught.value.progress

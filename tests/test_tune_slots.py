@@ -16,13 +16,13 @@ from tunings import GIB, make_tuning
 from autotune.core import rules
 from autotune.core.result import Progress
 from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import Failure, TrialRecord
+from autotune.core.trial import Failure, TrialRecord, reference_of
 from autotune.errors import LauncherError, RepeatedFailureError, RunFolderError
 from autotune.interrupts import kept_interrupts
 from autotune.launch.launcher import Exit, Launch
 from autotune.protocol import Job, read_model
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost
-from autotune.tune import Tuning, _reference
+from autotune.tune import Tuning
 
 AT_LAST_S = 60.0  # no test takes this long: a search that does not do what it must ends so
 TINY: dict[str, Any] = {
@@ -75,7 +75,7 @@ class Watched(FakeLauncher):
 def make_parallel(folder: Path, launcher: FakeLauncher, **more: Any) -> Tuning:
     """A tuning with as many slots as its launcher has."""
     tuning = make_tuning(folder, launcher, **more)
-    tuning.slots = lambda: launcher.slots
+    tuning.timing.slots = lambda: launcher.slots
     return tuning
 
 
@@ -185,7 +185,7 @@ def test_hosts_that_come_and_go_change_how_many_trials_run(tmp_path: Path) -> No
 
     launcher.before = lambda _: barrier.wait(AT_LAST_S) if has_three() else None
     tuning = make_tuning(tmp_path, launcher, n_trials=10)
-    tuning.slots = lambda: 3 if has_three() else 1
+    tuning.timing.slots = lambda: 3 if has_three() else 1
     tuning.search()
     assert launcher.most == 3
     assert len(tuning.study.records) == 10
@@ -251,7 +251,7 @@ def test_without_a_feasible_baseline_all_refer_to_the_trial_that_was_first_to_en
         assert record.score.value == pytest.approx(rate(record.config) / rate(first.config), rel=0.01)
     tuning.study.close()
     again = make_parallel(tmp_path, launcher, n_trials=6, is_kept=True, **TINY)
-    assert _reference(again.study.ended) == first
+    assert reference_of(again.study.ended) == first
 
 
 def test_an_interrupt_is_raised_while_two_run_and_both_are_run_again_later(tmp_path: Path) -> None:

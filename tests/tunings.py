@@ -20,6 +20,7 @@ from autotune.launch.runner import TrialRunner
 from autotune.protocol import Job, RankReport, read_model, write_model
 from autotune.study.study import Study
 from autotune.testing import FakeLauncher
+from autotune.timing import Timing
 from autotune.tune import Tuning
 
 GIB = 2**30
@@ -73,14 +74,20 @@ def make_tuning(
         limit_bytes=limit_bytes,
     )
     study = Study.open(folder / "study.db" if is_kept else None, resolved, identity={}, seed=0, method=method)
+    timing = Timing(
+        study=study,
+        space=resolved,
+        budget=Budget(n_trials=n_trials, timeout_s=timeout_s),
+        clock=Clock(timeout_s, started=0.0, now=now),
+    )
+    has_guide = method == "model"
     return Tuning(
         study=study,
         runner=runner,
         space=resolved,
-        budget=Budget(n_trials=n_trials, timeout_s=timeout_s),
-        clock=Clock(timeout_s, started=0.0, now=now),
+        timing=timing,
         limit_bytes=limit_bytes,
         show=lambda _: None,
         on_record=lambda _: None,
-        guide=Guide(study, resolved, limit_bytes, seed=0) if method == "model" else None,
+        guide=Guide(study, resolved, limit_bytes, seed=0, longest_s=timing.longest_s) if has_guide else None,
     )

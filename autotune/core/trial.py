@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -11,7 +12,7 @@ from autotune.core.measurement import Block, Measurement
 from autotune.core.objective import Score
 from autotune.core.training_config import TrainingConfig
 
-__all__ = ["Failure", "Outcome", "TrialRecord", "TrialResult"]
+__all__ = ["Failure", "Outcome", "TrialRecord", "TrialResult", "best_of", "reference_of", "score_value"]
 
 Outcome = Literal["ok", "over_memory", "oom", "host_oom", "timeout", "crashed", "diverged", "pruned", "invalid"]
 
@@ -94,3 +95,19 @@ class TrialRecord(BaseModel):
     def is_refused(self) -> bool:
         """Whether the trial ran well, and the precision guard would not let it win."""
         return self.result.outcome != "ok" and self.measurement is not None  # else a failed trial has no measurement
+
+
+def score_value(record: TrialRecord) -> float:
+    """The score of a feasible record."""
+    return record.score.value if record.score is not None else 0.0
+
+
+def best_of(records: Sequence[TrialRecord]) -> TrialRecord | None:
+    """The feasible trial with the best score."""
+    return max((record for record in records if record.is_feasible), key=score_value, default=None)
+
+
+def reference_of(records: Sequence[TrialRecord]) -> TrialRecord | None:
+    """The trial that scores refer to: the baseline where it ran well, else the feasible trial that was first to end."""
+    measured = [record for record in records if record.measurement is not None]
+    return next((record for record in measured if record.is_feasible), None)
