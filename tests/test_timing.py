@@ -1,0 +1,144 @@
+"""What a search lets its parts take: with a time-out and without, one by one and side by side, begun and resumed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import pytest
+from core.evidence import make_measurement
+from tunings import make_tuning
+
+from autotune.core.objective import Score
+from autotune.core.training_config import TrainingConfig
+from autotune.core.trial import TrialRecord, TrialResult
+from autotune.study.study import Trial
+from autotune.testing import FakeLauncher
+from autotune.timing import BASELINE_DEADLINE_S, Timing
+
+WINDOW_S, OVERHEAD_S = 10.0, 3.0
+SHORTEST_TRIAL_S = OVERHEAD_S + 2.0
+
+
+@dataclass(slots=True)
+class Held:
+    """Takes the place of a study: what has run, and what runs."""
+
+    records: list[TrialRecord]
+    running: list[Trial] = field(default_factory=list)
+    method: str = "model"
+
+    @property
+    def ended(self) -> list[TrialRecord]:
+        """They ended in the order in which they are held."""
+        return self.records
+
+
+def ran(number: int, score: float = 1.0, *, feasible: bool = True, startup_s: float = 1.0) -> TrialRecord:
+    measurement = make_measurement(100 * score, startup_s=startup_s)
+    result = TrialResult(outcome="ok", measurement=measurement, wall_s=WINDOW_S + OVERHEAD_S)
+    score_ = Score(value=score, feasible=feasible)
+    return TrialRecord(number=number, config=TrainingConfig(num_workers=number), result=result, score=score_)
+
+
+@pytest.fixture
+def make_timing(tmp_path: Path) -> Any:
+    def make(
+        records: list[TrialRecord],
+        *,
+        timeout_s: float | None = None,
+        elapsed_s: float = 0.0,
+        n_trials: int | None = None,
+        slots: int = 1,
+    ) -> Timing:
+        tuning = make_tuning(
+            tmp_path, FakeLauncher(), timeout_s=timeout_s, now=lambda: elapsed_s, n_trials=n_trials, method="random"
+        )
+        timing = tuning.timing
+        running = [Trial(len(records), TrainingConfig())]  # the one that a window is asked for
+        timing.study = Held(records, running)  # type: ignore[assignment] # all that is asked of a study here
+        timing.slots = lambda: slots
+        return timing
+
+    return make
+
+
+def test_without_a_time_out_nothing_is_short(make_timing: Any) -> None:
+    timing = make_timing([ran(0)])
+    assert timing.left_for_trials_s is None
+    assert timing.has_room
+    assert timing.window(is_guided=True).max_s == 8.0
+    assert timing.longest_s() == inf
+    assert timing.look_s() == 60.0
+    assert timing.deadline_s(Trial(1, TrainingConfig())) == 10 * (WINDOW_S + OVERHEAD_S)
+    assert timing.deadline_s(Trial(0, TrainingConfig())) == BASELINE_DEADLINE_S
+    assert timing.guard_deadline_s(TrainingConfig(compile=True)) == 10 * (WINDOW_S + OVERHEAD_S)
+
+
+def test_a_workload_that_starts_slowly_gets_a_longer_look(make_timing: Any) -> None:
+    slow = ran(0, startup_s=40.0)
+    assert make_timing([slow]).look_s() == 160.0
+    assert make_timing([slow], timeout_s=100.0, elapsed_s=10.0).look_s() == pytest.approx(0.15 * 60.0)
+
+
+@pytest.mark.parametrize(("slots", "left_s", "window_s"), [(1, 32.0, 2.0), (2, 29.0, 29.0 / 5 - 3.0), (5, 29.0, 8.0)])
+def test_trials_side_by_side_share_the_time_but_not_the_confirmations(
+    make_timing: Any, slots: int, left_s: float, window_s: float
+) -> None:
+    """One by one, trials may go on until three short runs are left: 60 - 13 - 3 * 5 s instead of 0.7 * 60 - 13 s."""
+    timing = make_timing([ran(0)], timeout_s=60.0, elapsed_s=13.0, n_trials=11, slots=slots)
+    assert timing.left_for_trials_s == pytest.approx(left_s)
+    assert timing.window(is_guided=True).max_s == pytest.approx(window_s)
+
+
+@pytest.mark.parametrize(
+    ("records", "has_somebody_to_confirm"),
+    [
+        ([ran(0)], False),
+        ([ran(0), ran(1, 0.5)], False),
+        ([ran(0), ran(1, 2.0)], True),
+        ([ran(0, feasible=False)], False),
+        ([ran(0, feasible=False), ran(1, 2.0, feasible=False)], False),
+        ([ran(0, feasible=False), ran(1, 0.5)], True),
+    ],
+)
+def test_the_confirmations_time_is_kept_for_whoever_is_to_be_confirmed(
+    make_timing: Any, records: list[TrialRecord], has_somebody_to_confirm: bool
+) -> None:
+    timing = make_timing(records, timeout_s=60.0, elapsed_s=13.0)
+    left_s = 0.7 * 60.0 - 13.0 if has_somebody_to_confirm else 60.0 - 13.0 - 3 * SHORTEST_TRIAL_S
+    assert timing.left_for_trials_s == pytest.approx(left_s)
+
+
+def test_trials_of_an_earlier_sitting_take_no_time_of_this_one(make_timing: Any) -> None:
+    """Of the twelve that a search usually comes to, seven are left, in 60 s less three short runs."""
+    timing = make_timing([ran(number) for number in range(5)], timeout_s=60.0)
+    assert timing.window(is_guided=True).max_s == pytest.approx(45.0 / 7 - OVERHEAD_S)
+
+
+@pytest.mark.parametrize(
+    ("elapsed_s", "deadline_s"),
+    [(4.0, 24.0), (24.0, 8.0), (36.0, 2.0), (39.5, 1.0), (50.0, 1.0)],
+)
+def test_the_guard_may_use_half_of_what_is_left_in_all(make_timing: Any, elapsed_s: float, deadline_s: float) -> None:
+    timing = make_timing([ran(0), ran(1, 2.0)], timeout_s=40.0, elapsed_s=elapsed_s)
+    assert timing.guard_deadline_s(TrainingConfig(amp_dtype="bfloat16")) == pytest.approx(deadline_s)
+
+
+@pytest.mark.parametrize(
+    ("elapsed_s", "has_room", "deadline_s"), [(20.0, True, 8.0), (23.5, False, 4.5), (27.5, False, 1.0)]
+)
+def test_a_trial_ends_where_the_confirmation_begins(
+    make_timing: Any, elapsed_s: float, has_room: bool, deadline_s: float
+) -> None:
+    timing = make_timing([ran(0), ran(1, 2.0)], timeout_s=40.0, elapsed_s=elapsed_s)
+    assert timing.has_room == has_room
+    assert timing.deadline_s(Trial(2, TrainingConfig())) == pytest.approx(deadline_s)
+
+
+@pytest.mark.parametrize(("timeout_s", "deadline_s"), [(10.0, 20.0), (100.0, 70.0), (2000.0, BASELINE_DEADLINE_S)])
+def test_the_baseline_always_gets_its_chance(make_timing: Any, timeout_s: float, deadline_s: float) -> None:
+    timing = make_timing([], timeout_s=timeout_s)
+    assert timing.deadline_s(Trial(0, TrainingConfig())) == pytest.approx(deadline_s)
