@@ -50,6 +50,17 @@ def test_a_naive_interval_would_not_cover_it() -> None:
     assert covered / runs < 0.85
 
 
+def test_the_interval_of_a_loader_that_pauses_covers_its_rate_and_tells_something() -> None:
+    """One block in five holds a pause that is twenty times as long as what a block takes: batches' rates say little."""
+    random, truth, halves, covered = np.random.default_rng(0), 1 / (0.2 * 21 + 0.8), list[float](), 0
+    for _ in range(500):
+        seconds = np.where(random.random(40) < 0.2, 21.0, 1.0)
+        halves.append(batch_means_half_width([1.0] * 40, seconds.tolist()))
+        covered += abs(40 / seconds.sum() - truth) <= halves[-1]
+    assert covered / 500 >= 0.88
+    assert np.median(halves) < truth
+
+
 def test_batch_means_need_two_blocks() -> None:
     assert isinf(batch_means_half_width([], []))
     assert isinf(batch_means_half_width([10.0], [1.0]))
