@@ -13,14 +13,14 @@ from autotune.core.lr_scaling import LrAdvice, scale_lr
 from autotune.core.memory_line import say_largest
 from autotune.core.objective import evaluate
 from autotune.core.promise import UNHURRIED_CONFIRMATION_S
-from autotune.core.recommendation import Confirmation, Ratio, Recommendation, choose, rate_against, ratio_of
+from autotune.core.recommendation import Confirmation, Ratio, Recommendation, choose, gains_of, ratio_of
 from autotune.core.result import Progress, changed_settings
 from autotune.core.search_space import whole_numbers
 from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import TrialRecord, score_value
 from autotune.extras import everything, with_ceilings
 from autotune.protocol import NO_EXTRAS, WindowRules
-from autotune.race import Race, challengers, feasible_baseline, number_0, rates_of, scores_of
+from autotune.race import Race, challengers, feasible_baseline, number_0, scores_of
 from autotune.stressing import MOST_STRESSED, reserve_s, say_stressed, stress
 from autotune.tune import Tuning
 
@@ -52,36 +52,45 @@ class _Entrant:
 def confirm(tuning: Tuning) -> None:
     """Measure finalists and baseline again in turns, in alternating order, into `tuning.confirmations`.
 
-    Nothing is measured where nobody challenges the baseline. Rounds and windows shrink to the time that is left, down
-    to one round of the best and the baseline. Where three rounds do not tell the fastest from the baseline, these two
-    run again as long as there is time, and a gain to be told. In the end the winner is run on the largest samples, and
-    the biggest micro batch that stays within the limit is noted.
+    Nothing is measured where nobody challenges the baseline. Without a time-out three rounds are planned to take 80 s,
+    starts included; where starts are slow fewer finalists run, and where two configurations need more they get it. With
+    one, rounds and windows shrink to the time that is left, down to one round of the best and the baseline. Where three
+    rounds leave open whether 1 % or more is won, up to three further ones follow as long as there is time. In the end
+    the winner is run on the largest samples, and the biggest micro batch that stays within the limit is noted.
     """
     finalists = _finalists(tuning)
     if finalists:
         _measure_in_turns(tuning, finalists)
-        tuning.is_confirmed = True
         _stress_winner(tuning)
     _note_memory(tuning)
 
 
 def _measure_in_turns(tuning: Tuning, finalists: Sequence[TrialRecord]) -> None:
-    everyone = [_Entrant(record) for record in (*feasible_baseline(tuning), *finalists)]
-    rounds, entrants, window_s = _schedule(everyone, _left_s(tuning, finalists[0]))
-    done, total = 0, rounds * len(entrants)
-    for number in range(rounds if rounds < _ROUNDS else _MOST_ROUNDS):
-        if number >= rounds:
-            entrants = _undecided(entrants)
-            if not entrants or not _has_time(entrants, window_s, _left_s(tuning, finalists[0])):
-                return
-            total += len(entrants)
+    """Run the rounds; once those that were planned are done all is confirmed, and further ones count as a whole."""
+    wanted = [_Entrant(record) for record in (*feasible_baseline(tuning), *finalists)]
+    rounds, entrants, window_s = _schedule(wanted, _left_s(tuning, finalists[0]))
+    tuning.notes.extend(_say_left_out(wanted[len(entrants) :]))
+    for number in range(_MOST_ROUNDS):
+        if number >= rounds and not (
+            rounds == _ROUNDS and _is_open(entrants) and _has_time(entrants, window_s, _left_s(tuning, finalists[0]))
+        ):
+            break
         for entrant in entrants if number % 2 == 0 else entrants[::-1]:
             if number > 0 and tuning.timing.clock.left_s == 0:
+                tuning.is_confirmed = True
                 return
             entrant.runs.append(_run_again(tuning, entrant.record, number, window_s))
-            tuning.confirmations[:] = [_confirmation(one) for one in everyone if one.runs]
-            done += 1
-            _show(tuning, entrant, done, total)
+            if number < rounds:
+                tuning.confirmations[:] = [_confirmation(one) for one in entrants if one.runs]
+            _show(tuning, entrant, sum(len(one.runs) for one in entrants), max(rounds, number + 1) * len(entrants))
+        tuning.confirmations[:] = [_confirmation(one) for one in entrants if one.runs]
+        tuning.is_confirmed = number + 1 >= rounds
+    tuning.is_confirmed = True
+
+
+def _say_left_out(entrants: Sequence[_Entrant]) -> list[str]:
+    """Which finalists there is no time for."""
+    return [f"Trial {one.record.number} was not measured again: that would have taken too long." for one in entrants]
 
 
 def _stress_winner(tuning: Tuning) -> None:
@@ -181,17 +190,16 @@ def _same_batch(
     return reference, _speedup(reference, reference, is_confirmed=True)
 
 
-def _undecided(entrants: Sequence[_Entrant]) -> list[_Entrant]:
-    """The baseline and the fastest of the others, where it seems to win 1 % or more but noise may be all there is."""
-    alive = {one.number: one for one in map(_confirmation, entrants) if one.is_feasible and one.runs}
-    reference = alive.pop(0, None)
-    if reference is None or not alive:
-        return []
-    rates = {number: rate_against(one, reference) for number, one in alive.items()}
-    fastest = max(rates, key=lambda number: rates[number])
-    ratio = ratio_of(alive[fastest], reference)
-    is_open = ratio is not None and ratio.value >= _WORTH and ratio.low <= 1
-    return [one for one in entrants if is_open and one.record.number in {0, fastest}]
+def _is_open(entrants: Sequence[_Entrant]) -> bool:
+    """Whether the fastest seems to win 1 % or more over the baseline, but noise may be all there is."""
+    confirmations = [_confirmation(entrant) for entrant in entrants]
+    alive = [one for one in confirmations if one.is_feasible and one.runs]
+    reference = number_0(alive)
+    if reference is None or len(alive) < 2:
+        return False
+    fastest = max((one for one in alive if one.number != 0), key=lambda one: one.samples_per_s)
+    ratio = ratio_of(fastest, reference)
+    return ratio is not None and ratio.value >= _WORTH and ratio.low <= 1
 
 
 def _left_s(tuning: Tuning, best: TrialRecord) -> float | None:
@@ -227,9 +235,9 @@ def _is_near(record: TrialRecord, best: TrialRecord) -> bool:
 
 def _schedule(entrants: list[_Entrant], left_s: float | None) -> tuple[int, list[_Entrant], float]:
     """Rounds, entrants and window length that fit into the time left; without a time-out three rounds in any case."""
-    fewest = 2 if entrants[0].record.number == 0 else 1
     if left_s is None:
-        return _unhurried(entrants, fewest)
+        return _unhurried(entrants)
+    fewest = 2 if entrants[0].record.number == 0 else 1
     for rounds in (_ROUNDS, 2, 1):
         for count in range(len(entrants), fewest - 1, -1):
             overhead = sum(_overhead_s(entrant.record) for entrant in entrants[:count])
@@ -239,8 +247,9 @@ def _schedule(entrants: list[_Entrant], left_s: float | None) -> tuple[int, list
     return (1, entrants[:fewest], _SHORTEST_WINDOW_S) if left_s > 0 else (0, entrants, 0.0)
 
 
-def _unhurried(entrants: list[_Entrant], fewest: int) -> tuple[int, list[_Entrant], float]:
-    """Three rounds within what a confirmation may take; where starts are slow, of fewer entrants."""
+def _unhurried(entrants: list[_Entrant]) -> tuple[int, list[_Entrant], float]:
+    """Three rounds within what a confirmation may take; where starts are slow, of fewer entrants, but of two."""
+    fewest = min(2, len(entrants))
     for count in range(len(entrants), fewest - 1, -1):
         starts_s = _ROUNDS * sum(_overhead_s(entrant.record) for entrant in entrants[:count])
         window_s = (UNHURRIED_CONFIRMATION_S - count * _EXTRAS_S - starts_s) / (_ROUNDS * count)
@@ -312,10 +321,9 @@ def _reasons(chosen: Confirmation, race: Race, tuning: Tuning) -> tuple[str, ...
         reasons.append("The baseline is no reference: it does not run within the limits. The first feasible trial is.")
     reasons.append(_why_this(chosen, race, tuning))
     if race.confirmed:
-        fewest, most = (pick(len(one.rounds) for one in candidates) for pick in (min, max))
+        rounds = max(len(one.rounds) for one in candidates)
         names = f"{len(candidates)} configurations" if len(candidates) > 1 else "one configuration"
-        rounds = f"{most} round{'s'[: most > 1]}" if fewest == most else f"{fewest} to {most} rounds"
-        reasons.append(f"Confirmed in {rounds} of {names} measured in turns.")
+        reasons.append(f"Confirmed in {rounds} round{'s'[: rounds > 1]} of {names} measured in turns.")
     elif chosen.number != 0:
         reasons.append("Not confirmed: it was not measured again in turns with the baseline.")
     if chosen.number in tuning.stresses:
@@ -331,8 +339,8 @@ def _reasons(chosen: Confirmation, race: Race, tuning: Tuning) -> tuple[str, ...
 
 def _why_this(chosen: Confirmation, race: Race, tuning: Tuning) -> str:
     measured, is_outrun = len(tuning.study.records), race.is_outrun(chosen, tuning)
-    rates = rates_of(race.candidates)
-    fastest = max(race.candidates, key=lambda one: rates[one.number])
+    gains = gains_of(race.candidates, number_0(race.candidates))
+    fastest = max(gains, key=lambda one: one.samples_per_s, default=chosen)
     if chosen.number == 0 and tuning.overloaded:
         would = Race.of(tuning).chosen(tuning)
         others = "" if would is None or would.number == 0 else ", or was not run on them"
@@ -341,8 +349,11 @@ def _why_this(chosen: Confirmation, race: Race, tuning: Tuning) -> str:
         which = "those that may be used" if is_outrun else f"the {measured} configurations measured"
         return f"None of {which} beats yours beyond the noise."
     if chosen.number != fastest.number:
-        share = rates[chosen.number] / rates[fastest.number]
+        share = chosen.samples_per_s / fastest.samples_per_s
         return f"Simplest of those as fast as the fastest (trial {fastest.number}; {share:.1%} of its rate)."
+    fastest_of_all = max(race.candidates, key=lambda one: one.samples_per_s)
+    if fastest_of_all.number != chosen.number:
+        return f"Fastest of those that beat yours beyond the noise; trial {fastest_of_all.number} may be faster still."
     return f"Fastest of {'those that may be used, of ' if is_outrun else ''}the {measured} configurations measured."
 
 

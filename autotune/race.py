@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from autotune.core.recommendation import Confirmation, choose, rate_against
+from autotune.core.recommendation import Confirmation, choose
 from autotune.core.trial import TrialRecord, score_value
 from autotune.tune import Tuning
 
-__all__ = ["Race", "challengers", "feasible_baseline", "number_0", "rates_of", "scores_of"]
+__all__ = ["Race", "challengers", "feasible_baseline", "number_0", "scores_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,20 +92,15 @@ def number_0(candidates: Sequence[Confirmation]) -> Confirmation | None:
     return next((one for one in candidates if one.number == 0), None)
 
 
-def rates_of(candidates: Sequence[Confirmation]) -> dict[int, float]:
-    """The rate of each candidate over the baseline's, or over the first one's where there is none."""
-    reference = number_0(candidates) or candidates[0]
-    return {one.number: rate_against(one, reference) for one in candidates}
-
-
 def scores_of(candidates: Sequence[Confirmation], tuning: Tuning) -> dict[int, float]:
     """The score of each candidate from its own runs, where all busy fractions have one source."""
-    rates, sources = rates_of(candidates), {run.busy_source for one in candidates for run in one.runs}
+    reference = number_0(candidates) or candidates[0]
+    sources = {run.busy_source for one in candidates for run in one.runs}
     scores = {}
     for one in candidates:
         busy = [run.busy_fraction for run in one.runs if run.busy_fraction is not None]
         idle = 1 - fmean(busy) if busy and len(sources) == 1 else 0.0
-        scores[one.number] = rates[one.number] * (1 - tuning.objective.busy_weight * idle)
+        scores[one.number] = one.samples_per_s / reference.samples_per_s * (1 - tuning.objective.busy_weight * idle)
     return scores
 
 

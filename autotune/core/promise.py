@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from autotune.core.durations import rounds_of, typical_overhead_s, typical_s
 from autotune.core.trial import TrialRecord
 
-__all__ = ["CONFIRMATION_RUNS", "UNHURRIED_CONFIRMATION_S", "Pace", "expected_s", "further_trials", "payback_s"]
+__all__ = ["UNHURRIED_CONFIRMATION_S", "Pace", "expected_s", "further_trials", "payback_s"]
 
-CONFIRMATION_RUNS = 12
-"""Runs of a confirmation as a rule: three rounds of three finalists and the baseline."""
 _ROUNDS = 3
 UNHURRIED_CONFIRMATION_S = 80.0
 """What three rounds may take where no time-out limits the search; more where two configurations start too slowly."""
-_FEWEST_RUNS = 6
+_MOST_RUNS, _FEWEST_RUNS = 12, 6  # three rounds of the baseline with three finalists, or with one
 _EXPECTED_TRIALS = 12
 """Of a search that may stop by itself. Source: benchmarks/regret.py."""
 _EXPECTED_UNGUIDED_TRIALS = 20
@@ -62,7 +60,7 @@ def expected_s(pace: Pace) -> float:
 
 
 def _confirmation_s(most_runs: int, run_s: float) -> float:
-    within = min(UNHURRIED_CONFIRMATION_S, min(CONFIRMATION_RUNS, most_runs) * run_s)
+    within = min(UNHURRIED_CONFIRMATION_S, min(_MOST_RUNS, most_runs) * run_s)
     return max(within, min(_FEWEST_RUNS, most_runs) * run_s)
 
 

@@ -18,16 +18,7 @@ from autotune.core.statistics import mean_interval, ratio_interval
 from autotune.core.stress import StressFigures
 from autotune.core.training_config import AMP_DTYPES, TrainingConfig
 
-__all__ = [
-    "Confirmation",
-    "Ratio",
-    "Recommendation",
-    "choose",
-    "rate_against",
-    "rate_of_runs",
-    "ratio_of",
-    "simplicity",
-]
+__all__ = ["Confirmation", "Ratio", "Recommendation", "choose", "gains_of", "rate_of_runs", "ratio_of", "simplicity"]
 
 SAME_RATE_SHARE = 0.02
 """Rates this close to the fastest count as fast enough for the score to decide (DESIGN: Score)."""
@@ -140,28 +131,25 @@ def ratio_of(one: Confirmation, other: Confirmation) -> Ratio | None:
     return Ratio(value=value, low=low, high=high)
 
 
-def rate_against(one: Confirmation, other: Confirmation) -> float:
-    """The rate of one over another's in the rounds that both ran; over all of theirs where they share none."""
-    ratio = ratio_of(one, other)
-    return one.samples_per_s / other.samples_per_s if ratio is None else ratio.value
+def gains_of(candidates: Sequence[Confirmation], baseline: Confirmation | None) -> list[Confirmation]:
+    """Those that beat the baseline beyond noise; all where there is none."""
+    if baseline is None:
+        return list(candidates)
+    return [one for one in candidates if (ratio := ratio_of(one, baseline)) is not None and ratio.low > 1]
 
 
 def choose(candidates: Sequence[Confirmation], scores: dict[int, float], baseline: Confirmation | None) -> Confirmation:
     """The candidate to recommend, from feasible ones (the baseline among them where it is feasible).
 
     Only what beats the baseline beyond noise is a gain; without one the baseline stays. Of the gains within 2 % of the
-    fastest the best score wins, and among those whose rate can't be told from the winner's the simplest does. All are
-    held against the baseline in the rounds that both ran, or against the first of them where there is none: a round in
-    which the machine was fast must not count for those alone that ran in it.
+    fastest the best score wins, and among those whose rate can't be told from the winner's the simplest does.
     """
-    gains = list(candidates)
-    if baseline is not None:
-        gains = [one for one in candidates if (ratio := ratio_of(one, baseline)) is not None and ratio.low > 1]
+    gains = gains_of(candidates, baseline)
     if not gains:
         assert baseline is not None, "candidates must not be empty"  # noqa: S101 - our own bug
         return baseline
-    rates = {one.number: rate_against(one, baseline or gains[0]) for one in gains}
-    near = [one for one in gains if rates[one.number] >= (1 - SAME_RATE_SHARE) * max(rates.values())]
+    fastest = max(one.samples_per_s for one in gains)
+    near = [one for one in gains if one.samples_per_s >= (1 - SAME_RATE_SHARE) * fastest]
     near.sort(key=lambda one: (simplicity(one.config), one.number))
     best = max(near, key=lambda one: scores[one.number])
     return next(one for one in near if _is_around_one(ratio_of(one, best)))

@@ -153,7 +153,7 @@ def _evidence(summary: RunSummary, recommendation: Recommendation) -> dict[str, 
     ours, theirs = _runs(summary, recommendation.number), _runs(summary, 0)
     source = next((run.busy_source for run in (*ours, *theirs) if run.busy_source is not None), None)
     peak = max((run.peak_memory_bytes for run in ours), default=None)
-    rounds = next((len(one.rounds) for one in recommendation.confirmations if one.number == recommendation.number), 0)
+    rounds = max((len(one.rounds) for one in recommendation.confirmations), default=0)
     return {
         "verdict": recommendation.verdict,
         "speedup": _ratio(recommendation.speedup),
