@@ -117,10 +117,8 @@ def _run_plan(plan: Plan, *, fresh: bool, progress: ProgressMode, launcher: Laun
         )
         limit_bytes = plan.objective.limit_bytes(space.environment.device_memory_bytes)
         tuning = Tuning(
-            study=study,
-            runner=runner,
-            space=space,
             timing=timing,
+            runner=runner,
             limit_bytes=limit_bytes,
             show=show,
             on_record=folder.append_trial,

@@ -26,7 +26,8 @@ _DEADLINE_FACTOR = 10.0
 _MIN_DEADLINE_S = 20.0
 _MIN_COMPILE_DEADLINE_S = 120.0
 _LOOK_DEADLINE_S = 60.0
-_LOOK_SHARE = 0.15  # of the time for trials
+_LOOK_SHARE, _MOST_LOOK_SHARE = 0.15, 0.3  # of the time for trials; the larger one where the other is under 4 s
+_TELLING_LOOK_S = 4.0
 _LOOK_STARTS = 4.0  # of the baseline: a workload that takes long to build gets a look as well
 _LONGEST_SHARE = 0.3  # of the time for trials: what one that is proposed may need
 _FEWEST_LAST_RUNS = 3  # the best and the baseline in turns, and the best on the largest samples
@@ -94,12 +95,15 @@ class Timing:
         left = self.left_for_trials_s
         return inf if left is None else _LONGEST_SHARE * left
 
+    @property
     def look_s(self) -> float:
         """What a look at loader and device alone may take."""
         first = next((record.measurement for record in self.study.records if record.number == 0), None)
         start_s = 0.0 if first is None else first.startup_s
         longest_s, left = max(_LOOK_DEADLINE_S, _LOOK_STARTS * start_s), self.clock.left_for_trials_s
-        return longest_s if left is None else min(longest_s, _LOOK_SHARE * left)
+        if left is None:
+            return longest_s
+        return min(longest_s, max(_LOOK_SHARE * left, min(_TELLING_LOOK_S, _MOST_LOOK_SHARE * left)))
 
     def deadline_s(self, trial: Trial) -> float:
         """After so many seconds a trial is ended."""

@@ -1,6 +1,6 @@
 """The search itself: ask, run, evaluate, tell, until the budget, the space or the hope of more is used up.
 
-Takes a study, a runner and the budget's clock; leaves the finished records in the study. Only the runs of trials may be
+Takes a runner, and a study with its timing; leaves the finished records in the study. Only the runs of trials may be
 side by side in threads; all else is done by the calling thread, trial by trial as they end. Composition, like api, from
 which alone it is called.
 """
@@ -56,10 +56,8 @@ class _Run:
 class Tuning:
     """A search under way."""
 
-    study: Study
-    runner: TrialRunner
-    space: ResolvedSpace
     timing: Timing
+    runner: TrialRunner
     limit_bytes: int
     show: Show
     on_record: Callable[[TrialRecord], None]
@@ -97,6 +95,16 @@ class Tuning:
             with_ceilings(record.result, record.config, self.ceilings)
             if record.is_refused and record.outcome == "diverged":
                 self._leave_out(record)
+
+    @property
+    def study(self) -> Study:
+        """The study that is told of every trial."""
+        return self.timing.study
+
+    @property
+    def space(self) -> ResolvedSpace:
+        """What is searched."""
+        return self.timing.space
 
     @property
     def objective(self) -> Objective:
@@ -196,7 +204,7 @@ class Tuning:
         if self.guide is None or self.baseline is None or self.study.has_waiting:
             return
         if self.guide.looks is None:
-            remark = self.guide.look(self.runner, self.timing.look_s(), self.ceilings)
+            remark = self.guide.look(self.runner, self.timing.look_s, self.ceilings)
             if remark is not None:
                 self.notes.append(remark)
                 self.guide = None  # a model that has seen neither side would only guess

@@ -147,11 +147,10 @@ def _search(surface: Surface, seed: int, method: Method) -> Course:
             best = tuning.best
             steps.append(Step(launcher.now_s - baseline_s, surface.baseline if best is None else best.config))
 
+        clock = Clock(None, started=0.0, now=launcher.now)
         tuning = Tuning(
-            study=study,
+            timing=Timing(study=study, space=space, budget=Budget(), clock=clock),
             runner=runner,
-            space=space,
-            timing=Timing(study=study, space=space, budget=Budget(), clock=Clock(None, started=0.0, now=launcher.now)),
             limit_bytes=surface.limit_bytes,
             show=lambda _: None,
             on_record=note,

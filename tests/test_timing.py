@@ -71,7 +71,7 @@ def test_without_a_time_out_nothing_is_short(make_timing: Any) -> None:
     assert timing.has_room
     assert timing.window(is_guided=True).max_s == 8.0
     assert timing.longest_s() == inf
-    assert timing.look_s() == 60.0
+    assert timing.look_s == 60.0
     assert timing.deadline_s(Trial(1, TrainingConfig())) == 10 * (WINDOW_S + OVERHEAD_S)
     assert timing.deadline_s(Trial(0, TrainingConfig())) == BASELINE_DEADLINE_S
     assert timing.guard_deadline_s(TrainingConfig(compile=True)) == 10 * (WINDOW_S + OVERHEAD_S)
@@ -79,8 +79,8 @@ def test_without_a_time_out_nothing_is_short(make_timing: Any) -> None:
 
 def test_a_workload_that_starts_slowly_gets_a_longer_look(make_timing: Any) -> None:
     slow = ran(0, startup_s=40.0)
-    assert make_timing([slow]).look_s() == 160.0
-    assert make_timing([slow], timeout_s=100.0, elapsed_s=10.0).look_s() == pytest.approx(0.15 * 60.0)
+    assert make_timing([slow]).look_s == 160.0
+    assert make_timing([slow], timeout_s=100.0, elapsed_s=10.0).look_s == pytest.approx(0.15 * 60.0)
 
 
 @pytest.mark.parametrize(("slots", "left_s", "window_s"), [(1, 32.0, 2.0), (2, 29.0, 29.0 / 5 - 3.0), (5, 29.0, 8.0)])

@@ -195,7 +195,7 @@ def test_the_best_at_the_users_batch_is_proposed_again_whenever_the_best_changes
     # An open number of trials is near its end from the 13th on.
     records = [ran(number, 1.0, intra_op_threads=number or None) for number in range(1 if n_trials else 13)]
     study = Proposals(records)
-    tuning.study = tuning.timing.study = study  # type: ignore[assignment] # all that is asked of a study here
+    tuning.timing.study = study  # type: ignore[assignment] # all that is asked of a study here
 
     def proposed() -> list[tuple[int, int]]:
         assert not tuning.is_over()
@@ -212,7 +212,7 @@ def test_the_best_at_the_users_batch_is_proposed_again_whenever_the_best_changes
 def test_trials_that_run_count_when_the_end_is_near(tmp_path: Path) -> None:
     tuning = make_tuning(tmp_path, FakeLauncher(), n_trials=13, method="tpe", amp_dtype="float32")
     study = Proposals([ran(0, 1.0), ran(1, 2.0, micro_batch_size=64, num_workers=2)])
-    tuning.study = tuning.timing.study = study  # type: ignore[assignment] # all that is asked of a study here
+    tuning.timing.study = study  # type: ignore[assignment] # all that is asked of a study here
     study.running = [Trial(number, TrainingConfig()) for number in range(2, 9)]
     assert not tuning.is_over()
     assert study.proposed == []
@@ -228,9 +228,9 @@ def test_a_trial_that_ended_late_is_news_whatever_its_number(tmp_path: Path) -> 
     tuning = make_tuning(tmp_path, FakeLauncher(), n_trials=None, method="tpe", amp_dtype="float32")
     others = [ran(number, 1.0, intra_op_threads=number or None) for number in range(20) if number != 1]
     late = ran(1, 2.0, num_workers=2)
-    tuning.study = tuning.timing.study = Proposals([*others, late])  # type: ignore[assignment] # as above
+    tuning.timing.study = Proposals([*others, late])  # type: ignore[assignment] # as above
     assert not tuning.is_over()
-    tuning.study = tuning.timing.study = Proposals([late, *others])  # type: ignore[assignment] # as above
+    tuning.timing.study = Proposals([late, *others])  # type: ignore[assignment] # as above
     assert tuning.is_over()
     assert tuning.stopped_because == "the last 12 trials brought less than 1 %"
 

@@ -82,10 +82,8 @@ def make_tuning(
     )
     has_guide = method == "model"
     return Tuning(
-        study=study,
-        runner=runner,
-        space=resolved,
         timing=timing,
+        runner=runner,
         limit_bytes=limit_bytes,
         show=lambda _: None,
         on_record=lambda _: None,
