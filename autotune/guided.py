@@ -12,9 +12,9 @@ from math import exp, hypot, inf, log
 
 import numpy as np
 
-from autotune.core.ceilings import CeilingBook
+from autotune.core.ceilings import CeilingBook, device_key, loader_key
 from autotune.core.diagnosis import Curves
-from autotune.core.expected_gain import expected_gain, most_gain, without_matter
+from autotune.core.expected_gain import AMPLE, expected_gain, most_gain, without_matter
 from autotune.core.failures import chance_to_run, has_failed
 from autotune.core.floats import Floats
 from autotune.core.machine_model import Forecast, fit_machine
@@ -46,6 +46,7 @@ _NEAR_CEILING = 0.97
 _WORTH = 0.01
 _SAME_BATCH_TRIALS = 2
 _QUEUES_OF_A_TRIAL = 3
+_FASTEST_PRECISION = 8.0  # times float32's rate, where tensor cores are: our own convention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +91,7 @@ class Guide:
 
     def look(self, runner: TrialRunner, deadline_s: float, book: CeilingBook) -> str | None:
         """Measure loader and device alone, in one process; why that can't be, or None. Ceilings go into the book."""
-        variations = list(self._variations())
+        variations = [*self._loader_variations(book), *self._device_variations()]
         extras = Extras(stretch_s=_STRETCH_S)
         report = runner.curves(self.space.baseline, variations, deadline_s=deadline_s, extras=extras)
         curves = report.curves or Curves()
@@ -216,7 +217,8 @@ class Guide:
         keeps = np.array([config.global_batch_size == wanted for config in configs])
         keeps &= tells | np.array([config in tried for config in configs])
         same = int(np.argmax(np.where(keeps, forecast.log_rate, -inf)))
-        soon = tells & (_queue_s(configs, forecast) <= self.longest_s())
+        queue_s = _queue_s(configs, forecast, self.space.facts.dataset_length)
+        soon = tells & (queue_s <= self.longest_s())
         chosen = int(np.argmax(np.where(soon if soon.any() else tells, gains, -1.0)))
         if tells.any():
             sd = hypot(float(forecast.sd[chosen]), forecast.scatter_sd)
@@ -258,14 +260,14 @@ class Guide:
         log_rate, sd = self._expected[record.config]
         return abs(log(rate) - log_rate) > _SURPRISE * max(sd, _LEAST_SD)
 
-    def _variations(self) -> Iterator[TrainingConfig]:
-        """The baseline with another value of one setting, batches from the smallest on.
+    def _loader_variations(self, book: CeilingBook) -> Iterator[TrainingConfig]:
+        """The baseline with another value of one of the loader's settings; none where no step could keep up with it.
 
         What a batch costs a loader shows where many workers share its items: there the ends of the batch are looked at.
-
-        torch.compile is left out: a trial alone has the time for it.
         """
         domains, own = self.space.domains, self.space.baseline
+        if self._is_loader_out_of_reach(book):
+            return
         for count in spread(whole_numbers(domains["num_workers"]), _MOST_VALUES):
             yield changed(self.space, {"num_workers": count, **self._lasting(count)})
         workers = own.num_workers or min(max(whole_numbers(domains["num_workers"])), self.space.environment.cores)
@@ -275,19 +277,37 @@ class Guide:
         most, batches = max(whole_numbers(domains["num_workers"])), whole_numbers(domains["micro_batch_size"])
         for batch in {min(batches), max(batches)} - {own.micro_batch_size} if most else ():
             yield changed(self.space, {"num_workers": most, **self._lasting(most), "micro_batch_size": batch})
-        for batch in spread(batches, _MOST_VALUES):
-            yield changed(self.space, {"micro_batch_size": batch})
+
+    def _device_variations(self) -> Iterator[TrainingConfig]:
+        """The baseline with another value of one of the step's settings.
+
+        Those that cost no more than the baseline's own batch come first, then larger batches and last smaller ones: the
+        time may end before all were seen. torch.compile is left out: a trial alone has the time for it.
+        """
+        domains, own = self.space.domains, self.space.baseline.micro_batch_size
         for name in ("amp_dtype", "channels_last", "intra_op_threads"):
             for value in domains[name]:
                 yield changed(self.space, {name: value})
+        batches = spread(whole_numbers(domains["micro_batch_size"]), _MOST_VALUES)
+        for batch in sorted(batches, key=lambda one: (one < own, abs(one - own))):
+            yield changed(self.space, {"micro_batch_size": batch})
+
+    def _is_loader_out_of_reach(self, book: CeilingBook) -> bool:
+        """Whether even the largest batch, and the fastest precision on top, would leave the device the slower side."""
+        own, batches = self.space.baseline, whole_numbers(self.space.domains["micro_batch_size"])
+        loader, device = book.loader.get(loader_key(own)), book.device.get(device_key(own))
+        if loader is None or device is None:
+            return False
+        growth = max(1.0, max(batches) / own.micro_batch_size) * _FASTEST_PRECISION
+        return loader.samples_per_s > AMPLE * growth * device.samples_per_s
 
     def _lasting(self, workers: int) -> dict[str, object]:
         """Workers that stay from epoch to epoch, where the space has that."""
         return {"persistent_workers": workers > 0 and True in self.space.domains["persistent_workers"]}
 
 
-def _queue_s(configs: Sequence[TrainingConfig], forecast: Forecast) -> Floats:
-    """Seconds in which the loop takes the queues that a trial has to see.
+def _queue_s(configs: Sequence[TrainingConfig], forecast: Forecast, epoch_samples: int | None) -> Floats:
+    """Seconds in which the loop takes the queues that a trial has to see; none holds more than an epoch.
 
     One is drained in the warm-up, and the window sees it through twice; a trial that ends before that has measured how
     a queue is used up.
@@ -296,7 +316,9 @@ def _queue_s(configs: Sequence[TrainingConfig], forecast: Forecast) -> Floats:
         one.micro_batch_size * one.process_count * one.num_workers * (one.prefetch_factor or TORCH_PREFETCH_FACTOR)
         for one in configs
     ]
-    return _QUEUES_OF_A_TRIAL * np.array(queues) / np.exp(forecast.log_rate)
+    samples = np.minimum(queues, inf if epoch_samples is None else epoch_samples)
+    seconds: Floats = _QUEUES_OF_A_TRIAL * samples / np.exp(forecast.log_rate)
+    return seconds
 
 
 def _rate_alone(look: Look) -> float:

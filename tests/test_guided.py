@@ -241,6 +241,26 @@ def test_one_look_at_either_side_alone_comes_right_after_the_baseline(tmp_path: 
     assert {one.num_workers for one in look.variations} == {0, 2, 4, 8}
 
 
+@pytest.mark.parametrize(("device", "is_looked_at"), [(100.0, True), (1.0, False)])
+def test_a_loader_that_no_step_could_keep_up_with_is_not_looked_at(
+    tmp_path: Path, device: float, is_looked_at: bool
+) -> None:
+    """Batches may grow four times, and precision give eight times: 32 times the device's rate is within reach."""
+
+    def cost(config: TrainingConfig) -> FakeTrial:
+        return FakeTrial(samples_per_s=device, peak_memory_bytes=GIB, loader_ceiling=1000.0, device_ceiling=device)
+
+    (look,) = jobs_of(guided(tmp_path, cost, **SMALL), "curves")
+    assert ({one.num_workers for one in look.variations} != {0}) == is_looked_at
+    assert {one.micro_batch_size for one in look.variations} == {16, 32, 64, 128}
+
+
+def test_a_look_begins_with_what_costs_no_more_than_the_own_batch(tmp_path: Path) -> None:
+    (look,) = jobs_of(guided(tmp_path, analytic_cost, **SMALL), "curves")
+    own = [one.micro_batch_size for one in look.variations if one.num_workers == 0]
+    assert own == sorted(own, key=lambda batch: (batch < 32, abs(batch - 32)))
+
+
 def test_a_look_that_fails_is_noted_and_an_experts_guesses_are_tried_instead(tmp_path: Path) -> None:
     launcher = FailingLauncher(failures={"curves": TrialResult(outcome="timeout", reason="it took too long")})
     tuning = make_tuning(tmp_path, launcher, n_trials=10)

@@ -75,9 +75,10 @@ def test_what_takes_long_to_measure_is_not_proposed_where_time_is_short(tmp_path
         }
         return replace(trial, **sides)
 
-    def longest_queue_s(timeout_s: float | None) -> float:
+    def longest_queue_s(timeout_s: float | None, dataset_length: int = 1_000_000) -> float:
         launcher = TickingLauncher(slow)
-        folder = tmp_path / str(timeout_s)
+        launcher.facts = launcher.facts.model_copy(update={"dataset_length": dataset_length})
+        folder = tmp_path / f"{timeout_s}-{dataset_length}"
         tuning = make_tuning(folder, launcher, n_trials=12, timeout_s=timeout_s, now=lambda: launcher.now_s)
         tuning.search()
         proposed = [record.config for record in tuning.study.records[1:3]]  # the last ones are no longer the model's
@@ -89,3 +90,4 @@ def test_what_takes_long_to_measure_is_not_proposed_where_time_is_short(tmp_path
 
     assert longest_queue_s(None) > 12.0
     assert longest_queue_s(30.0) < 12.0, "of the 21 s for trials one may need 0.3, as far as the model tells"
+    assert longest_queue_s(30.0, dataset_length=200) > 12.0, "a queue holds no more than an epoch"
