@@ -61,6 +61,7 @@ def confirm(tuning: Tuning) -> None:
     finalists = _finalists(tuning)
     if finalists:
         _measure_in_turns(tuning, finalists)
+        tuning.is_confirmed = True
         _stress_winner(tuning)
     _note_memory(tuning)
 
@@ -74,10 +75,9 @@ def _measure_in_turns(tuning: Tuning, finalists: Sequence[TrialRecord]) -> None:
         if number >= rounds and not (
             rounds == _ROUNDS and _is_open(entrants) and _has_time(entrants, window_s, _left_s(tuning, finalists[0]))
         ):
-            break
+            return
         for entrant in entrants if number % 2 == 0 else entrants[::-1]:
             if number > 0 and tuning.timing.clock.left_s == 0:
-                tuning.is_confirmed = True
                 return
             entrant.runs.append(_run_again(tuning, entrant.record, number, window_s))
             if number < rounds:
@@ -85,7 +85,6 @@ def _measure_in_turns(tuning: Tuning, finalists: Sequence[TrialRecord]) -> None:
             _show(tuning, entrant, sum(len(one.runs) for one in entrants), max(rounds, number + 1) * len(entrants))
         tuning.confirmations[:] = [_confirmation(one) for one in entrants if one.runs]
         tuning.is_confirmed = number + 1 >= rounds
-    tuning.is_confirmed = True
 
 
 def _say_left_out(entrants: Sequence[_Entrant]) -> list[str]:
