@@ -125,7 +125,8 @@ def _theirs(function: str, today: Mapping[str, Any]) -> dict[str, Any]:
         command, cwd=_HERE, env=environment, capture_output=True, text=True, timeout=_LOADTUNE_DEADLINE_S, check=False
     )
     if done.returncode != 0:
-        return {"error": (done.stdout + done.stderr)[-1000:], "seconds": perf_counter() - begun}
+        told_last = (done.stdout + done.stderr).strip().splitlines()[-1:]  # what is above names folders of this machine
+        return {"error": "".join(told_last), "seconds": perf_counter() - begun}
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return {**told, "seconds": perf_counter() - begun}
 
