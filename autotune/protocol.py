@@ -94,8 +94,14 @@ class TrialFolder:
         return self.report if rank == 0 else self.path / f"report-{rank}.json"
 
     def stack_of(self, rank: int) -> Path:
-        """Where a rank of a group stood shortly before the deadline, as faulthandler writes it."""
+        """Where a rank of a group stood shortly before its end, as faulthandler writes it."""
         return self.path / f"stack-{rank}.txt"
+
+    def has_stacks(self) -> bool:
+        """Whether a rank of a group has written down where it stands."""
+        with suppress(OSError):  # the user's code may remove it
+            return any(path.stat().st_size > 0 for path in self.path.glob("stack-*.txt"))
+        return False
 
 
 class WindowRules(BaseModel):

@@ -81,7 +81,10 @@ OWNERS: dict[str, dict[str, tuple[Kind, ...]]] = {
     "rich": {"report": EVERYWHERE, "cli": ("function", "typing")},
     "click": {"cli": EVERYWHERE},
     "jinja2": {"report": EVERYWHERE},
-    "ray": {f"launch/{name}.py": EVERYWHERE for name in ("ray_launcher", "ray_hosts", "ray_host", "ray_nodes")},
+    "ray": {
+        f"launch/{name}.py": EVERYWHERE
+        for name in ("ray_launcher", "ray_cluster", "ray_hosts", "ray_host", "ray_nodes")
+    },
     "matplotlib": {"report/drawing.py": ("function", "typing")},
 }
 """Each heavy or border package, the rooms or files that may import it, and where in them."""

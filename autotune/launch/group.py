@@ -1,6 +1,6 @@
 """One report of a group of ranks: the group's measurement, or the one outcome that explains the others.
 
-Receives what each rank has answered, how the processes ended, and where the ranks stood shortly before the deadline.
+Receives what each rank has answered, how the processes ended, and where the ranks stood shortly before that.
 When a rank fails, the others fail with it: their connections close, their collectives time out. What such ranks answer
 is collateral; here the rank that began it is found and named. Pure.
 """
@@ -22,7 +22,7 @@ __all__ = ["one_report"]
 
 _GRAVITY = {"oom": 0, "host_oom": 0, "crashed": 1}
 _LEAST_GRAVITY = 2
-_SUSPICION: dict[Whereabouts, int] = {"elsewhere": 0, "unknown": 1, "ours": 2, "waiting": 3}
+_SUSPICION: dict[Whereabouts, int] = {"elsewhere": 0, "unknown": 1, "ours": 2, "calling": 3, "waiting": 4}
 
 
 def one_report(
@@ -89,14 +89,19 @@ def _sudden_end(reports: Sequence[RankReport | None], exit_: Exit) -> RankReport
 def _time_out(
     reports: Sequence[RankReport | None], exit_: Exit, stacks: Sequence[tuple[Frame, ...]], deadline_s: float
 ) -> RankReport | None:
-    """Ranks that we have ended before they answered; named is the one that the others waited for."""
-    silent = [rank for rank, one in enumerate(reports) if one is None]
+    """Ranks that we have ended before they answered; named is the one that the others waited for.
+
+    One that has told where it stood, and then saw others end before it, has no answer of its own.
+    """
+    silent = [rank for rank, one in enumerate(reports) if one is None or (one.is_collateral and stacks[rank])]
     if not silent:
         return None
     stuck = _awaited(silent, stacks)
     what = f"the trial did not end within {deadline_s:.0f} s"
     if exit_.ended_for == "straggling":
         what = f"the trial did not end after rank {exit_.first} had"
+    if exit_.ended_for == "standstill":
+        what = "the ranks stood still for ten times as long as their longest block had taken"
     held = "" if stuck is None else ", the others waited for this rank"
     reason = f"{what}{held}; no answer came from {_say_ranks(silent)}"
     seen = [rank for rank in silent if stacks[rank]] if stuck is None else [stuck]
@@ -120,7 +125,7 @@ def _failure_at(rank: int, stack: tuple[Frame, ...]) -> Failure | None:
         return None
     frames = users_part(stack)
     place = f"{PurePath(frames[-1].file).name}:{frames[-1].line}"
-    lines = (f"Where rank {rank} stood shortly before the deadline (most recent call last):", *map(str, frames))
+    lines = (f"Where rank {rank} stood shortly before its end (most recent call last):", *map(str, frames))
     return Failure(signature=f"time-out at {place}", traceback="\n".join(lines))
 
 

@@ -14,8 +14,9 @@ from autotune.protocol import TrialFolder
 __all__ = ["Cluster", "EndedFor", "Exit", "Launch", "Launcher", "slots_of", "worker_command", "worker_environment"]
 
 
-EndedFor = Literal["deadline", "memory", "straggling", "called_off"]
-"""straggling: it went on after another rank's end; called_off: `Launch.should_end` said so."""
+EndedFor = Literal["deadline", "memory", "straggling", "standstill", "called_off"]
+"""straggling: it went on after another rank's end; standstill: none of its ranks went on; called_off:
+`Launch.should_end` said so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,23 +6,16 @@ is measured again on others: it costs time, and nothing else.
 
 from __future__ import annotations
 
-import logging
-import os
-import signal
-import socket
 import uuid
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import current_thread, main_thread
 from time import monotonic
 from typing import Any
 
 import ray
-from ray._private import worker as rays_worker
-from ray._private.services import get_ray_address_from_environment
 from ray.exceptions import (
     ActorUnavailableError,
     NodeDiedError,
@@ -34,9 +27,11 @@ from ray.exceptions import (
 )
 
 from autotune.core.executor import Executor
+from autotune.core.phrasing import first_line
 from autotune.core.trial import Outcome, TrialResult
-from autotune.errors import ConfigError, LauncherError
+from autotune.errors import LauncherError
 from autotune.launch.launcher import EndedFor, Exit, Launch
+from autotune.launch.ray_cluster import join, refuse_another, unheard_messages
 from autotune.launch.ray_host import HostAnswer, HostTask
 from autotune.launch.ray_hosts import SEARCH_IS_OVER, HostPool, NoRoomError
 from autotune.launch.ray_nodes import OneHost
@@ -44,14 +39,12 @@ from autotune.protocol import GroupPart, Job, RankReport, read_model, write_atom
 
 __all__ = ["RayLauncher", "merged_exit"]
 
-_LOG = logging.getLogger(__name__)
 _LOST = (RayActorError, ActorUnavailableError, NodeDiedError, ObjectLostError, WorkerCrashedError)
 _MOST_LOSSES = 3
 _MOST_TRIES = 20  # losses before a trial has begun are none of its own
-_BY_WEIGHT: tuple[EndedFor, ...] = ("memory", "deadline", "called_off", "straggling")
+_BY_WEIGHT: tuple[EndedFor, ...] = ("memory", "deadline", "called_off", "standstill", "straggling")
 _TICK_S = 0.1
 _FOLLOW_WITHIN_S = 5.0  # as on one machine: the others of a group end soon after one has, or are ended
-_ANSWERS_WITHIN_S = 5.0
 _SILENT_S = 60.0  # past its deadline: the host itself ends a trial then
 _PART_BYTES = 32 * 1024 * 1024
 _NO_WORKLOAD = frozenset({"describe"})
@@ -73,11 +66,11 @@ class RayLauncher:
         """
         with ExitStack() as undo:
             if ray.is_initialized():
-                _refuse_another(executor.address)
+                refuse_another(executor.address)
             else:
-                _join(executor.address)
+                join(executor.address)
                 undo.callback(ray.shutdown)
-                undo.enter_context(_unheard_messages())
+                undo.enter_context(unheard_messages())
             pool = HostPool(executor, device)
             undo.callback(pool.close)
             pool.require_hosts()
@@ -257,76 +250,12 @@ def _answer_of(host: OneHost, reference: Any, *, was_running: bool = False) -> A
     try:
         return ray.get(reference)
     except OutOfMemoryError as error:
-        for_memory = f"Ray ended the trial for the memory of its host, {host.name}: {_first_line(error)}"
+        for_memory = f"Ray ended the trial for the memory of its host, {host.name}: {first_line(error)}"
         raise _HostLostError(host, was_running=was_running, for_memory=for_memory if was_running else "") from error
     except _LOST as error:
         raise _HostLostError(host, was_running=was_running) from error
     except RayError as error:
         raise LauncherError(f"{host.name} can't run trials: {error}") from error
-
-
-def _join(address: str | None) -> None:
-    """Connect to the cluster. Ray's own handler of SIGTERM is taken out again: a search saves what it has."""
-    where = address or os.environ.get("RAY_ADDRESS") or "auto"
-    try:
-        _knock(get_ray_address_from_environment("auto", None) if where == "auto" else where)
-    except (OSError, ValueError) as error:
-        raise _unreachable(where, error) from error
-    signals = (signal.SIGTERM, signal.SIGINT) if current_thread() is main_thread() else ()
-    before = {number: signal.getsignal(number) for number in signals}
-    try:
-        ray.init(address=where, log_to_driver=False, logging_level=logging.ERROR, namespace="autotune")
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise _unreachable(where, error) from error
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _refuse_another(address: str | None) -> None:
-    """Refuse an address that is not that of the cluster which the caller has joined already."""
-    joined = ray.get_runtime_context().gcs_address
-    if address not in {None, "auto", joined}:
-        raise ConfigError(
-            f"one process can use one Ray cluster, and this one has joined that at {joined}, but executor.address is "
-            f"{address}; leave it out, or call ray.shutdown() before"
-        )
-
-
-def _knock(address: str) -> None:
-    """Raise where nobody listens: Ray itself would try it for minutes, printing."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    socket.create_connection((host.strip("[]"), int(port)), _ANSWERS_WITHIN_S).close()
-
-
-def _unreachable(where: str, error: Exception) -> ConfigError:
-    place = f"at {where}" if where != "auto" else "on this machine, and RAY_ADDRESS is not set"
-    return ConfigError(
-        f"executor ray needs a running Ray cluster, but none answers {place} ({_first_line(error)}); start one "
-        "(ray start --head) or name its address (executor: {kind: ray, address: HOST:6379})"
-    )
-
-
-@contextmanager
-def _unheard_messages() -> Iterator[None]:
-    """Keep off the caller's stdout what Ray prints of a node that died: 25 lines of its log, and results belong there.
-
-    Ray has no setting for it. Source: ray/_private/worker.py, listen_error_messages, also with log_to_driver=False.
-    """
-    name = "print_to_stdstream"
-    before = getattr(rays_worker, name, None)
-    if before is None:
-        yield
-        return
-
-    def keep(data: Mapping[str, Any], *_: Any, **__: Any) -> None:
-        _LOG.debug("%s", data.get("lines"))
-
-    setattr(rays_worker, name, keep)
-    try:
-        yield
-    finally:
-        setattr(rays_worker, name, before)
 
 
 def _key_of(payload: Path) -> str:
@@ -422,7 +351,3 @@ def _told(launch: Launch, outcome: Outcome, reason: str, wall_s: float) -> Exit:
     write_model(launch.folder.report, RankReport(result=TrialResult(outcome=outcome, reason=reason)))
     write_atomic(launch.log, f"{reason}\n".encode())
     return Exit(code=None, codes=(None,) * launch.ranks, wall_s=wall_s)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -14,6 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from autotune import __version__
 from autotune.core.environment import Environment
+from autotune.core.phrasing import first_line
 from autotune.launch.ray_host import Host, HostFacts
 
 __all__ = [
@@ -103,7 +104,7 @@ def facts_of(candidate: Candidate) -> HostFacts | str:
     try:
         facts = HostFacts.model_validate_json(ray.get(candidate.answer))
     except (RayError, ValueError) as error:
-        reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+        reason = f"{type(error).__name__}: {first_line(error)}"
         return f"{candidate.name} is not used: autotune can't be started there ({reason})."
     if facts.version != __version__:
         return f"{candidate.name} is not used: it has autotune {facts.version}, and here is {__version__}."

@@ -1,4 +1,4 @@
-"""Where a rank stood shortly before its deadline: what faulthandler has written of it, read back.
+"""Where a rank stood shortly before it was ended: what faulthandler has written of it, read back.
 
 Receives the text; hands on the main thread's frames, whether they wait for other ranks, and which are the user's.
 Source: Python/traceback.c of CPython (_Py_DumpTracebackThreads): threads stand from the newest to the oldest, the main
@@ -15,15 +15,18 @@ from typing import Literal
 
 __all__ = ["Frame", "Whereabouts", "read_stack", "users_part", "whereabouts"]
 
-Whereabouts = Literal["elsewhere", "unknown", "ours", "waiting"]
-"""Of the innermost frame: in user code or in what that calls, not told, in autotune, in a wait for other ranks."""
+Whereabouts = Literal["elsewhere", "unknown", "ours", "calling", "waiting"]
+"""Of the innermost frame: in user code or in what that calls, not told, in autotune, in a wait for other ranks that the
+user's code asked for, or in one that all ranks come to."""
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x.*\(most recent call first\):$", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
-_WAITS_IN = ("/torch/distributed/", "/torch/nn/parallel/distributed.py")
+_OUR_PACKAGE = str(Path(__file__).resolve().parents[1]) + "/"
+_COLLECTIVES = "/torch/distributed/"
+_WAITS_IN = (_COLLECTIVES, "/torch/nn/parallel/distributed.py")
+_NOBODYS = ("/torch/", _OUR_PACKAGE)
 _BACKWARD = "_engine_run_backward"  # torch/autograd/graph.py; DDP's all-reduce is awaited in it, without a frame
 _DEVICE_WAIT = (("/torch/cuda/", "/torch/accelerator/"), "synchronize")  # for kernels, those of NCCL among them
 _NOT_THE_USERS = ("/site-packages/", "/dist-packages/")
-_OUR_PACKAGE = str(Path(__file__).resolve().parents[1]) + "/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +54,11 @@ def whereabouts(stack: tuple[Frame, ...]) -> Whereabouts:
         return "unknown"
     innermost = stack[-1]
     folders, name = _DEVICE_WAIT
-    if innermost.name == _BACKWARD or any(place in innermost.file for place in _WAITS_IN):
+    if innermost.name == _BACKWARD:
         return "waiting"
+    if any(place in innermost.file for place in _WAITS_IN):
+        caller = next((one.file for one in reversed(stack) if _COLLECTIVES not in one.file), innermost.file)
+        return "waiting" if any(place in caller for place in _NOBODYS) else "calling"
     if innermost.name == name and any(folder in innermost.file for folder in folders):
         return "waiting"
     return "ours" if innermost.file.startswith(_OUR_PACKAGE) else "elsewhere"

@@ -1,6 +1,7 @@
 """Waiting for a trial: takes its output, keeps its deadline, watches the RAM, and sweeps up when it is over.
 
-The ranks of a group end together: once one has ended, the others soon do so by themselves or are ended.
+The ranks of a group end together: once one has ended, the others soon do so by themselves or are ended. Once one has
+written down that the group stands still, all are ended.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _RAM_LOOK_S = 0.5
 _WORTH_A_LOOK = 0.5  # of the ceiling gone from the machine's free RAM: to walk the processes' tree takes from the trial
 _LOOKS_ANYWAY = 10  # one in so many is made in any case: others may have freed RAM meanwhile
 _LAST_EXIT_WITHIN_S = 5.0
+_STACKS_WITHIN_S = 2.0  # all ranks tell at about the same time; before the deadline they do so too, but later than this
 _FOLLOW_WITHIN_S = 5.0  # gloo's ranks see a closed connection at once and report it; NCCL's would wait for minutes
 
 
@@ -84,13 +86,15 @@ def watch(started: Started, launch: Launch, log: LogFile, token: str) -> Exit:
 def _wait(started: Started, launch: Launch, log: LogFile, begun: float) -> _End:
     codes: dict[int, int] = {}
     ram = _RamWatch(launch.ram_ceiling_bytes, begun + _RAM_LOOK_S, psutil.virtual_memory().available)
-    straggling_from, first_s = inf, None
+    straggling_from, standing_from, first_s = inf, inf, None
     while True:
         is_flooded = log.pump()
         ended = started.poll(_FLOODED_TICK_S if is_flooded else _TICK_S)
         now = monotonic()
         if ended and not codes:
             straggling_from, first_s = now + _FOLLOW_WITHIN_S, now - begun
+        if standing_from == inf and launch.folder.has_stacks():
+            standing_from = now + _STACKS_WITHIN_S
         codes.update(ended)
         if len(codes) == launch.ranks:
             return _End(codes, None, first_s)
@@ -98,6 +102,8 @@ def _wait(started: Started, launch: Launch, log: LogFile, begun: float) -> _End:
             return _End(codes, "deadline", first_s)
         if now >= straggling_from:
             return _End(codes, "straggling", first_s)
+        if now >= standing_from:
+            return _End(codes, "standstill", first_s)
         if launch.should_end is not None and launch.should_end():
             return _End(codes, "called_off", first_s)
         held = ram.held_above([pid for rank, pid in enumerate(started.pids) if rank not in codes], now)

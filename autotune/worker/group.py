@@ -42,6 +42,8 @@ class Group:
     size: int = 1
     control: Any = None
     """A gloo group for agreeing; None for one alone."""
+    local_size: int = 1
+    """Ranks on this host."""
 
     def any(self, flag: bool) -> bool:
         """Whether it holds for any rank. Every rank must ask."""
@@ -104,7 +106,8 @@ def open_group(job: Job, rank: int, device: Device) -> Group:
     )
     if size == 1:
         return Group(rank, size)
-    return Group(rank, size, distributed.new_group(backend="gloo"))  # never that of the gradients: no order would hold
+    control = distributed.new_group(backend="gloo")  # never that of the gradients: no order would hold
+    return Group(rank, size, control, here)
 
 
 def _meeting_place(rendezvous: str, size: int, interface: str | None) -> dict[str, Any]:
@@ -112,6 +115,8 @@ def _meeting_place(rendezvous: str, size: int, interface: str | None) -> dict[st
 
     A file is opened here: torch does not take a path apart that holds a question mark. Ranks on several hosts are told
     the interface: gloo would take the one that the host's name leads to, which is the loopback one on many machines.
+    NCCL leaves that one out by itself; told a name, it would use neither several interfaces nor the faster ones that it
+    favours, and pass over what nccl.conf says. Source: NCCL_SOCKET_IFNAME in NCCL's user guide.
     """
     if not rendezvous.startswith(_FILE):
         if interface is not None:

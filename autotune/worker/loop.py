@@ -85,6 +85,8 @@ class Run:
     """Restarts seen so far; where `splits_restarts` holds, they are taken out of the blocks."""
     group: Group = ALONE
     """The ranks that train in step: they take the same batches, and end together."""
+    longest_s: float = 0.0
+    """Seconds of the longest block so far, restarts included."""
 
     def is_late(self) -> bool:
         """Whether the deadline is near, for any rank; every rank must ask."""
@@ -238,7 +240,8 @@ def train_block(run: Run, batches: int, first: Delivery | None = None) -> Stretc
         else:
             samples, taken, wait_s = samples + came, taken + 1, wait_s + waited_s
     trainer.device.synchronize()
-    seconds = max(perf_counter() - begun - apart_s, 1e-9)
+    spent_s = perf_counter() - begun
+    run.longest_s, seconds = max(run.longest_s, spent_s), max(spent_s - apart_s, 1e-9)
     _check_loss(run)
     block = Block(samples=samples, batches=taken, seconds=seconds, data_wait_s=min(wait_s, seconds))
     return Stretch(block, waits_in_a_row)
@@ -289,15 +292,12 @@ def window_of(
     epoch_batches = run.feed.epoch_batches
     is_uneven = not whole_epochs and not run.splits_restarts  # ranks whose epochs differ: restarts fall where they do
     samples_per_batch = sum(block.samples for block in blocks) / batches
-    config = run.trainer.config
-    filling_s = max(1, config.num_workers) * _batch_s(stretches)  # each worker's first batch comes while the loop waits
-    start_s = 0.0 if config.persistent_workers else run.feed.start_s
     return Window(
         blocks=blocks,
         restarts=tuple(run.restarts) if run.splits_restarts else (),
         whole_epochs=whole_epochs,
         epoch_samples=None if epoch_batches is None or is_uneven else round(epoch_batches * samples_per_batch),
-        expected_restart_s=start_s + max(0.0, run.feed.first_wait_s - filling_s),
+        expected_restart_s=_expected_restart_s(run, stretches),
         queue_capacity=run.queue_capacity,
         queue_at_start=queue_at_start,
         queue_at_end=run.feed.ready(),
@@ -307,6 +307,20 @@ def window_of(
         is_steady=warmth.is_steady,
         stopped_by="time",
     )
+
+
+def _expected_restart_s(run: Run, stretches: list[Stretch]) -> float:
+    """What a restart should cost where none was seen, from the loader's first start.
+
+    Its first wait holds what workers do first (imports, worker_init_fn). Persistent ones don't do it again; an iterable
+    is begun anew in them as well, and may take long over that.
+    """
+    config, feed = run.trainer.config, run.feed
+    if config.persistent_workers and not feed.is_iterable:
+        return 0.0
+    filling_s = max(1, config.num_workers) * _batch_s(stretches)  # each worker's first batch comes while the loop waits
+    start_s = 0.0 if config.persistent_workers else feed.start_s
+    return start_s + max(0.0, feed.first_wait_s - filling_s)
 
 
 def _block_batches(run: Run, rules: WindowRules, batch_s: float, *, whole: bool) -> int:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import re
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,7 +20,7 @@ from autotune.core.diagnosis import Curves
 from autotune.core.measurement import Block, Measurement, between_runs, rate_of
 from autotune.core.ranks import RankFigures
 from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import Failure, TrialResult
+from autotune.core.trial import TrialResult
 from autotune.core.workload import Workload
 from autotune.errors import RunFolderError
 from autotune.protocol import (
@@ -47,14 +45,15 @@ from autotune.worker.build import (
     seed_all,
 )
 from autotune.worker.busy import BusyProbe
-from autotune.worker.causes import cause_of
 from autotune.worker.curves import trace_curves
-from autotune.worker.device import Device, DeviceError, describe, open_device
+from autotune.worker.device import Device, describe, open_device
 from autotune.worker.feed import Delivery, Feed
-from autotune.worker.group import ALONE, Group, is_collateral, open_group
+from autotune.worker.group import ALONE, Group, open_group
 from autotune.worker.guard import compare_to_float32
-from autotune.worker.loop import Diverged, Run, measure_window, warm_up
+from autotune.worker.last_words import LastWords
+from autotune.worker.loop import Run, measure_window, warm_up
 from autotune.worker.machine import usable_cores
+from autotune.worker.outcome import outcome_of
 from autotune.worker.parallel import without_effect_here
 from autotune.worker.probe import probe
 from autotune.worker.step import Trainer, batch_fingerprint, infer_step, make_trainer
@@ -62,12 +61,9 @@ from autotune.worker.stress import train_on_largest
 
 __all__ = ["run_rank"]
 
-_LAST_WORDS_S = 0.5  # before the deadline, the log gets the place where the trial hangs
 _LONGEST_AFTER_S = 60.0  # what follows the window takes a few seconds beside its steps, unless the user's code hangs
 _STEPS_AFTER = 40  # optimizer steps that it takes at the most, the profiled ones slower than others
 _DEADLINE_SHARE = 0.85  # of the deadline: a window that is late is ended, not lost
-_OUR_PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
-_PLACE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
 @dataclass(slots=True)
@@ -104,13 +100,13 @@ def run_rank(folder: TrialFolder, started: float, local_rank: int = 0) -> int:
     job = read_model(folder.job, Job)
     _enter_callers_world(job)
     faulthandler.enable()
-    left_s = job.deadline_s - (perf_counter() - started)
-    place = _Place(folder, local_rank, local_rank)
-    if job.part is not None:
-        place = _Place(folder, job.part.first_rank + local_rank, local_rank, job.part.host)
-    stack = folder.stack_of(place.rank).open("w") if job.config.process_count > 1 else sys.stderr
-    faulthandler.dump_traceback_later(max(left_s - _LAST_WORDS_S, 0.1), exit=False, file=stack)
-    report = _outcome_of(lambda: _work(job, place, started))
+    first, host = (0, 0) if job.part is None else (job.part.first_rank, job.part.host)
+    rank = first + local_rank
+    stack = folder.stack_of(rank).open("w") if job.config.process_count > 1 else sys.stderr
+    words = LastWords(file=stack, ends_at=started + job.deadline_s)
+    words.before_deadline()
+    place = _Place(folder, rank, local_rank, host)
+    report = outcome_of(lambda: _work(job, place, words, started))
     write_model(place.report, report.model_copy(update={"rank": place.rank}))
     if report.result.outcome == "ok":
         with suppress(RuntimeError):  # another rank has failed meanwhile, and says so itself
@@ -118,7 +114,7 @@ def run_rank(folder: TrialFolder, started: float, local_rank: int = 0) -> int:
     return 0
 
 
-def _work(job: Job, place: _Place, started: float) -> RankReport:
+def _work(job: Job, place: _Place, words: LastWords, started: float) -> RankReport:
     folder, ranks = place.folder, job.config.process_count if job.kind == "trial" else 1
     device = open_device(job.device, place.local_rank if ranks > 1 else 0)
     if job.kind == "describe":
@@ -153,8 +149,10 @@ def _work(job: Job, place: _Place, started: float) -> RankReport:
     trainer, feed, first = _build(workload, job.config, device, place)
     arrived = perf_counter()
     run = Run(feed, trainer, feed.queue_capacity, ends_at, group=place.group)
+    run.longest_s = feed.start_s + feed.first_wait_s  # an epoch's restart may take as long
     times = _StartTimes(startup_s=arrived - started, build_s=arrived - built_from)
-    measurement = _measure(run, job.window, first, times, _block_teller(job, place))
+    measurement = _measure(run, job.window, first, times, _after_block(job, place, words, run))
+    words.before_deadline()  # what follows has no blocks
     if job.extras != NO_EXTRAS:
         with _ended_when_stuck(_longest_after_s(measurement, job.config), place.report):
             measurement = measure_after(
@@ -181,6 +179,17 @@ def _refuse_repeated(dataset: Any, batch: Any, group: Group) -> None:
             f"an iterable dataset must share its items out among ranks, but all {group.size} got the same first batch; "
             "shard it by the environment's RANK and WORLD_SIZE, which are set in groups alone, or set strategy: single"
         )
+
+
+def _after_block(job: Job, place: _Place, words: LastWords, run: Run) -> Callable[[Block], None]:
+    """What is done after each block of the window: the parent is told, and a group's next one is waited for."""
+    tell = _block_teller(job, place)
+
+    def after_block(block: Block) -> None:
+        tell(block)
+        words.unless_a_block_ends(run.group.most(run.longest_s))
+
+    return tell if run.group.size == 1 else after_block
 
 
 def _block_teller(job: Job, place: _Place) -> Callable[[Block], None]:
@@ -301,91 +310,6 @@ def _ended_when_stuck(longest_s: float, report: Path) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-
-
-def _outcome_of(work: Callable[[], RankReport]) -> RankReport:
-    """Run the work; every exception becomes an outcome with a reason."""
-    try:
-        return work()
-    except (WorkloadFault, DeviceError) as fault:
-        return _report("invalid", str(fault), is_workload_fault=True)
-    except Diverged as divergence:
-        return _report("diverged", str(divergence))
-    except MemoryError:
-        return _report("host_oom", "the machine ran out of memory (MemoryError)")
-    except BaseException as error:  # noqa: BLE001 - user code may raise anything, SystemExit among it
-        return _crash(error)
-
-
-def _crash(error: BaseException) -> RankReport:
-    text = _users_traceback(error)
-    with suppress(OSError, ValueError):  # the user's code may have closed it
-        print(text, file=sys.stderr, flush=True)  # noqa: T201 - into the trial's log
-    if _is_device_oom(error):
-        return _report("oom", f"the device ran out of memory: {_first_line(error)}")
-    message = str(error)
-    for pattern, explanation in _RESOURCES:
-        if re.search(pattern, message):
-            return _report("host_oom", f"{explanation}: {_first_line(error)}")
-    failure = Failure(signature=f"{type(error).__name__} at {_place(text)}", traceback=text)
-    report = _report("crashed", cause_of(error), failure=failure)
-    return report.model_copy(update={"is_collateral": is_collateral(error)})
-
-
-def _is_device_oom(error: BaseException | None) -> bool:
-    """Whether an exception, or one that it stems from, says that the device's memory is used up.
-
-    torch raises OutOfMemoryError for its allocator alone; contexts, pinned memory and cuBLAS say it in words.
-    """
-    seen = set()
-    while error is not None and id(error) not in seen:
-        if isinstance(error, torch.OutOfMemoryError) or _DEVICE_OOM.search(str(error)):
-            return True
-        seen.add(id(error))
-        error = error.__cause__ or error.__context__
-    return False
-
-
-_DEVICE_OOM = re.compile(r"(CUDA|Cuda|HIP|XPU|MPS).*out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED")
-_RESOURCES = (
-    (r"can't allocate memory|Cannot allocate memory|not enough memory", "the machine ran out of memory"),
-    (
-        r"Bus error|No space left on device.*shm|unable to (write|resize|mmap|open shared memory)",
-        "the shared memory of loader workers (/dev/shm) is full",
-    ),
-    (r"Too many open files|received 0 items of ancdata", "the limit of open files (ulimit -n) was reached"),
-    (r"DataLoader worker .* is killed by signal: Killed", "a loader worker was killed, most likely for its memory"),
-)
-
-
-def _users_traceback(error: BaseException) -> str:
-    """The traceback without our own frames."""
-    formatted = traceback.TracebackException.from_exception(error)
-    seen: set[int] = set()
-    current: traceback.TracebackException | None = formatted
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
-        own = [frame for frame in current.stack if not frame.filename.startswith(_OUR_PACKAGE)]
-        current.stack = traceback.StackSummary.from_list(own or list(current.stack))
-        current = current.__cause__ or current.__context__
-    return "".join(formatted.format()).rstrip()
-
-
-def _place(text: str) -> str:
-    """The innermost place in the user's code, also where a loader worker's traceback is quoted in the message."""
-    places = [(match["file"], match["line"]) for match in _PLACE.finditer(text)]
-    own = [place for place in places if "site-packages" not in place[0] and not place[0].startswith(_OUR_PACKAGE)]
-    file, line = (own or places or [("unknown", "0")])[-1]
-    return f"{Path(file).name}:{line}"
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def _report(outcome: str, reason: str, *, is_workload_fault: bool = False, **result: object) -> RankReport:
-    fields = {"outcome": outcome, "reason": reason, **result}
-    return RankReport(result=TrialResult.model_validate(fields), is_workload_fault=is_workload_fault)
 
 
 def _enter_callers_world(job: Job) -> None:

@@ -14,8 +14,8 @@ from autotune.core.trial import TrialResult
 from autotune.core.workload import Ref, Workload
 from autotune.launch.fork_server import ForkServerLauncher
 from autotune.launch.fresh import FreshInterpreterLauncher
-from autotune.launch.runner import TrialRunner
-from autotune.protocol import WindowRules, write_payload
+from autotune.launch.runner import ShouldEnd, TrialRunner
+from autotune.protocol import NO_EXTRAS, Extras, WindowRules, write_payload
 
 USER_CODE = Path(__file__).with_name("user_code.py")
 USER_RANKS = Path(__file__).with_name("user_ranks.py")
@@ -64,9 +64,27 @@ class Rig:
         config = TrainingConfig(**({"micro_batch_size": 4} | (settings or {})))
         return runner.run(config, name="trial", deadline_s=GENEROUS_S, window=SHORT)
 
-    def run_group(self, model: str, *, deadline_s: float = GENEROUS_S, **settings: Any) -> TrialResult:
-        """One trial of two ranks that train a model of user_ranks.py."""
-        return self.run(deadline_s=deadline_s, settings=TWO_RANKS | settings, model=in_user_ranks(model))
+    def run_group(
+        self,
+        model: str,
+        *,
+        dataset: str | None = None,
+        deadline_s: float = GENEROUS_S,
+        window: WindowRules = SHORT,
+        extras: Extras = NO_EXTRAS,
+        should_end: ShouldEnd | None = None,
+        **settings: Any,
+    ) -> TrialResult:
+        """One trial of two ranks that train a model of user_ranks.py, on pairs or on a dataset from there."""
+        parts = {"model": in_user_ranks(model)} | ({} if dataset is None else {"dataset": in_user_ranks(dataset)})
+        return self.runner(**parts).run(
+            TrainingConfig(**({"micro_batch_size": 4} | TWO_RANKS | settings)),
+            name="trial",
+            deadline_s=deadline_s,
+            window=window,
+            extras=extras,
+            should_end=should_end,
+        )
 
     @property
     def log(self) -> bytes:

@@ -20,6 +20,9 @@ from autotune.protocol import RankReport
 MAIN = "Thread 0x01 (most recent call first):\n"
 BACKWARD = f'{MAIN}  File "/x/torch/autograd/graph.py", line 9 in _engine_run_backward\n'
 HANGING = f'{MAIN}  File "/home/me/net.py", line 12 in forward\n'
+COLLECTIVE = '  File "/x/site-packages/torch/distributed/distributed_c10d.py", line 7 in all_reduce\n'
+CALLING = f"{MAIN}{COLLECTIVE}{HANGING.removeprefix(MAIN)}"
+STOOD = "the ranks stood still for ten times as long as their longest block had taken"
 
 
 def measured(rank: int, blocks: int = 10) -> RankReport:
@@ -178,10 +181,25 @@ def test_where_no_rank_answers_the_one_outside_of_a_collective_is_named(stuck: i
     assert report.result.failure == Failure(
         signature="time-out at net.py:12",
         traceback=(
-            f"Where rank {stuck} stood shortly before the deadline (most recent call last):\n"
+            f"Where rank {stuck} stood shortly before its end (most recent call last):\n"
             '  File "/home/me/net.py", line 12, in forward'
         ),
     )
+
+
+@pytest.mark.parametrize("stack", [HANGING, CALLING])
+def test_of_a_group_that_stands_still_the_rank_is_named_that_hangs_or_calls_the_others_alone(stack: str) -> None:
+    report = joined(None, None, ended_for="standstill", stacks=[BACKWARD, stack])
+    reason = f"rank 1: {STOOD}, the others waited for this rank; no answer came from ranks 0 and 1"
+    assert told(report) == ("timeout", reason)
+    assert report.result.failure is not None
+    assert report.result.failure.signature == "time-out at net.py:12"
+
+
+def test_a_rank_that_sees_the_end_of_others_after_it_has_told_where_it_stood_is_still_named() -> None:
+    report = joined(None, CLOSED, codes=(None, 0), ended_for="standstill", stacks=[BACKWARD, CALLING])
+    assert told(report)[1].startswith(f"rank 1: {STOOD}, ")
+    assert told(joined(CLOSED, CLOSED, ended_for="standstill", stacks=[BACKWARD, HANGING]))[0] == "timeout"
 
 
 def test_a_rank_that_wrote_no_stack_goes_before_those_that_wait() -> None:

@@ -5,25 +5,52 @@ Two gloo ranks on the CPU throughout.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from processes import marked
 
+from autotune.core.measurement import Block
+from autotune.core.ranks import uneven_ranks
 from autotune.core.trial import TrialResult
 from autotune.launch import watch
 from autotune.launch.fork_server import ForkServerLauncher
+from autotune.protocol import Extras, WindowRules
+from autotune.worker.machine import usable_cores
 from launch.conftest import GENEROUS_S, TWO_RANKS, Rig, in_user_ranks, rig_over
+from launch.user_ranks import PAUSE_S, STANDSTILL_S
 
 HANG_S = 7.0
 """A deadline that two forked ranks have long begun to train by."""
+ENDLESS = WindowRules(max_s=600.0, precision=1e-9, block_s=0.02)
+LONG = WindowRules(max_s=1.5, precision=1e-9, block_s=0.02)
+FAR_OFF_S = 120.0
+"""A deadline that is not to be met, for the ranks are seen to stand still."""
 
 
 @pytest.fixture
 def _ends_stragglers_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a group that fails, whoever goes on is ended after moments: what the group's outcome is depends on neither."""
     monkeypatch.setattr(watch, "_FOLLOW_WITHIN_S", 0.5)
+
+
+@pytest.fixture
+def _no_time_for_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group is ended as soon as one of its ranks says that it stands still."""
+    monkeypatch.setattr(watch, "_STACKS_WITHIN_S", 0.0)
+
+
+def says_go(after: int) -> Callable[[tuple[Block, ...]], None]:
+    """Lets the ranks' model act once so many blocks of the window have come."""
+
+    def see(blocks: tuple[Block, ...]) -> None:
+        if len(blocks) >= after and not Path("went").exists():
+            Path("went").touch()
+            Path("go").touch()
+
+    return see
 
 
 def assert_over(rig: Rig) -> None:
@@ -104,6 +131,94 @@ def test_of_a_group_that_hangs_the_rank_is_told_that_the_others_wait_for(rig: Ri
     assert "user_ranks.py" in result.failure.signature
     assert "site-packages" not in result.failure.traceback, "the user's frames alone"
     assert_over(rig)
+
+
+@pytest.mark.parametrize(
+    ("model", "place"), [("hanging_in_1_at_last", "in hang"), ("calling_the_others_alone_in_1", "in <lambda>")]
+)
+def test_a_group_that_stands_still_in_its_window_is_ended_long_before_its_deadline(
+    rig: Rig, model: str, place: str
+) -> None:
+    result = rig.run_group(model, deadline_s=FAR_OFF_S, window=ENDLESS, should_end=says_go(after=3))
+    assert result.outcome == "timeout"
+    assert result.reason.startswith("rank 1: the ranks stood still for ten times as long as"), result.reason
+    assert "the others waited for this rank" in result.reason
+    assert result.failure is not None
+    assert place in result.failure.traceback
+    assert "user_ranks.py" in result.failure.signature
+    assert_over(rig)
+
+
+@pytest.mark.usefixtures("_no_time_for_stacks")
+def test_a_pause_as_long_as_one_before_is_no_standstill(rig: Rig) -> None:
+    result = rig.run_group("pausing_in_1", window=LONG, should_end=says_go(after=3))
+    assert (result.outcome, result.reason) == ("ok", "")
+    assert result.measurement is not None
+    assert max(block.seconds for block in result.measurement.blocks) > PAUSE_S
+    assert_over(rig)
+
+
+@pytest.mark.usefixtures("_no_time_for_stacks")
+def test_what_follows_the_window_is_no_standstill(rig: Rig) -> None:
+    result = rig.run_group("impatient", extras=Extras(loader_ceiling=True, device_ceiling=True, stretch_s=0.7))
+    assert (result.outcome, result.reason) == ("ok", "")
+    assert result.measurement is not None
+    assert result.measurement.after_s > STANDSTILL_S
+    assert result.measurement.remarks == ()
+    assert_over(rig)
+
+
+def test_what_follows_the_window_is_measured_of_each_rank_and_of_all(rig: Rig) -> None:
+    extras = Extras(loader_ceiling=True, device_ceiling=True, stretch_s=0.1)
+    result = rig.run_group("speaking", num_workers=1, extras=extras)
+    assert (result.outcome, result.reason) == ("ok", "")
+    measured = result.measurement
+    assert measured is not None
+    assert measured.remarks == ()
+    talk = measured.communication
+    assert talk is not None
+    assert (talk.bytes_exchanged, talk.exchange_s > 0, talk.step_s > 0) == (4 * 10, True, True), "of 4 * 2 + 2 weights"
+    for what in ("loader_ceiling", "device_ceiling"):
+        own = [getattr(one, what) for one in measured.ranks]
+        assert None not in own, "each rank's"
+        assert own[0] != own[1]
+        assert getattr(measured, what) == pytest.approx(2 * min(own)), "all at the pace of the slowest"
+    assert_over(rig)
+
+
+def test_a_rank_whose_loader_is_slower_is_named(rig: Rig) -> None:
+    result = rig.run_group("impatient", dataset="SlowInRank1", extras=Extras(loader_ceiling=True, stretch_s=0.1))
+    assert (result.outcome, result.reason) == ("ok", "")
+    assert result.measurement is not None
+    (named,) = uneven_ranks(result.measurement.ranks).items()
+    assert named[0] == 1
+    assert named[1].startswith("its loader alone gives ")
+
+
+def test_an_iterable_dataset_that_repeats_itself_in_each_rank_is_refused(rig: Rig) -> None:
+    result = rig.run_group("speaking", dataset="Repeating")
+    assert result.outcome == "invalid"
+    assert "an iterable dataset must share its items out among ranks, but all 2 got the same" in result.reason
+    assert_over(rig)
+
+
+def test_an_iterable_dataset_that_shares_its_items_out_is_measured(rig: Rig) -> None:
+    result = rig.run_group("speaking", dataset="Sharing")
+    assert (result.outcome, result.reason) == ("ok", "")
+    assert result.measurement is not None
+    assert result.measurement.samples_per_s > 0
+
+
+def test_ranks_hold_equal_weights_and_exchange_gradients_in_a_steps_last_batch_alone(rig: Rig) -> None:
+    result = rig.run_group("Comparing", grad_accum_steps=2)
+    assert (result.outcome, result.reason) == ("ok", "")
+
+
+@pytest.mark.quiet  # where tests run side by side, torch has one thread anyway
+def test_the_cores_are_divided_among_the_ranks(rig: Rig) -> None:
+    assert rig.run_group("telling_its_threads").outcome == "ok"
+    threads = [int(rig.note(f"threads-{rank}")) for rank in range(2)]
+    assert threads == [max(1, usable_cores() // 2)] * 2
 
 
 def test_what_the_ranks_of_a_group_hold_together_is_held_against_the_limit(rig: Rig) -> None:

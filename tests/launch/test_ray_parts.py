@@ -94,6 +94,14 @@ def test_what_did_not_follow_the_others_end_was_not_called_off_by_the_search() -
     assert merged_exit(exits, PARTS, "straggling").first == 2
 
 
+def test_a_standstill_that_one_host_has_seen_is_the_groups() -> None:
+    exits = [
+        Exit(code=0, codes=(0, 0), first=0, first_s=4.1, ended_for="straggling", wall_s=9.0),
+        Exit(code=None, codes=(None, None), ended_for="standstill", wall_s=4.0),
+    ]
+    assert merged_exit(exits, PARTS).ended_for == "standstill"
+
+
 def test_memory_is_told_before_time() -> None:
     exits = [
         Exit(code=None, codes=(None, None), ended_for="deadline", wall_s=9.0),

@@ -73,7 +73,7 @@ def test_what_faulthandler_writes_is_understood(tmp_path: Path) -> None:
         (frame(LIBRARY, "wait"), "elsewhere"),
         (frame(OURS), "ours"),
         (frame(f"{TORCH}/autograd/graph.py", "_engine_run_backward"), "waiting"),
-        (frame(f"{TORCH}/distributed/distributed_c10d.py", "all_reduce"), "waiting"),
+        (frame(f"{TORCH}/distributed/distributed_c10d.py", "all_reduce"), "calling"),
         (frame(f"{TORCH}/nn/parallel/distributed.py", "_pre_forward"), "waiting"),
         (frame(f"{TORCH}/cuda/__init__.py", "synchronize"), "waiting"),
         (frame(f"{TORCH}/accelerator/__init__.py", "synchronize"), "waiting"),
@@ -83,6 +83,25 @@ def test_what_faulthandler_writes_is_understood(tmp_path: Path) -> None:
 )
 def test_a_rank_is_judged_by_its_innermost_frame(innermost: Frame, expected: Whereabouts) -> None:
     assert whereabouts((frame("/home/me/train.py"), innermost)) == expected
+
+
+@pytest.mark.parametrize(
+    ("caller", "expected"),
+    [
+        (frame("/home/me/net.py", "forward"), "calling"),
+        (frame("/venv/lib/python3.11/site-packages/lib/metrics.py"), "calling"),
+        (frame(OURS, "most"), "waiting"),
+        (frame(f"{TORCH}/nn/modules/batchnorm.py", "forward"), "waiting"),
+        (frame(f"{TORCH}/nn/parallel/distributed.py", "_sync_buffers"), "waiting"),
+    ],
+    ids=str,
+)
+def test_a_wait_that_the_users_code_asked_for_is_told_from_those_that_all_ranks_come_to(
+    caller: Frame, expected: Whereabouts
+) -> None:
+    place = f"{TORCH}/distributed/distributed_c10d.py"
+    stack = (frame("/home/me/train.py"), caller, frame(f"{TORCH}/distributed/c10d_logger.py"), frame(place))
+    assert whereabouts(stack) == expected
 
 
 def test_of_a_rank_without_frames_nothing_is_known() -> None:

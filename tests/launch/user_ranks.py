@@ -6,14 +6,19 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
-from typing import NoReturn
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.utils.data import Dataset, IterableDataset
+
+from autotune.worker import last_words
 
 FEATURES = 4
 HELD_BYTES = 800 * 2**20
+STANDSTILL_S, PAUSE_S = 1.0, 1.5
 
 
 class Acting(nn.Module):
@@ -54,6 +59,77 @@ def meeting_its_own_alone() -> nn.Module:
             raise ValueError("a rank of another search is in this group")
 
     return Acting({0: act, 1: act})
+
+
+def telling_its_threads() -> nn.Module:
+    def act() -> None:
+        Path(f"threads-{distributed.get_rank()}").write_text(str(torch.get_num_threads()))
+
+    return Acting({0: act, 1: act})
+
+
+class Comparing(nn.Module):
+    """A linear layer that holds the ranks' weights and gradients against each other in the third optimizer step of two
+    batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.passes = nn.Linear(FEATURES, 2), 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        weight = self.layer.weight
+        if self.passes == 0:
+            self.first = weight.detach().clone()
+        if self.passes == 4:
+            if torch.equal(weight, self.first):
+                raise ValueError("two steps have changed nothing")
+            if not _is_the_same_everywhere(weight):
+                raise ValueError("the weights differ between ranks")
+        if self.passes == 5:
+            if weight.grad is None:
+                raise ValueError("a step's first batch has left no gradient")
+            if _is_the_same_everywhere(weight.grad):
+                raise ValueError("gradients were exchanged before a step's last batch")
+        self.passes += 1
+        outputs: Tensor = self.layer(inputs)
+        return outputs
+
+
+def _is_the_same_everywhere(tensor: Tensor) -> bool:
+    all_of_them = [torch.empty_like(tensor) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(all_of_them, tensor.detach().contiguous())
+    return torch.equal(*all_of_them)
+
+
+# Data
+
+
+class Sharing(IterableDataset[Any]):
+    """Of the numbers from 0 on, each rank has its own share."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in range(int(os.environ["RANK"]), 128, int(os.environ["WORLD_SIZE"])):
+            yield torch.full((FEATURES,), float(number)), number % 2
+
+
+class Repeating(IterableDataset[Any]):
+    """Each rank has all of the numbers."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in range(64):
+            yield torch.full((FEATURES,), float(number)), number % 2
+
+
+class SlowInRank1(Dataset[Any]):
+    """Items that are made at once, but in rank 1."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        if distributed.get_rank() == 1:
+            time.sleep(0.01)
+        return torch.full((FEATURES,), float(index)), index % 2
 
 
 # Ends of rank 1
@@ -110,6 +186,53 @@ def hang() -> NoReturn:
 
 def hanging_in_1() -> nn.Module:
     return Acting({1: hang})
+
+
+class Stopping(nn.Module):
+    """A linear layer in which rank 1 does what is given once there is a file `go`. A standstill is seen soon."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        super().__init__()
+        last_words._LEAST_S = STANDSTILL_S
+        self.layer, self.act = nn.Linear(FEATURES, 2), act
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if distributed.get_rank() == 1 and Path("go").exists():
+            self.act()
+        outputs: Tensor = self.layer(inputs)
+        return outputs
+
+
+def hanging_in_1_at_last() -> nn.Module:
+    return Stopping(hang)
+
+
+def calling_the_others_alone_in_1() -> nn.Module:
+    """In a group of the user's own: in that of the gradients the call would be taken for an exchange of them."""
+    own = distributed.new_group(backend="gloo")
+    return Stopping(lambda: distributed.all_reduce(torch.ones(1), group=own))
+
+
+def pausing_in_1() -> nn.Module:
+    """Rank 1 pauses before its second batch, and once again as long, late in the window: longer than a standstill may
+    be where no batch has ever taken long."""
+    pauses_s = [0.0, PAUSE_S]
+
+    class Pausing(Stopping):
+        def forward(self, inputs: Tensor) -> Tensor:
+            if pauses_s and distributed.get_rank() == 1:
+                time.sleep(pauses_s.pop(0))
+            return super().forward(inputs)
+
+    def act() -> None:
+        Path("go").unlink()
+        time.sleep(PAUSE_S)
+
+    return Pausing(act)
+
+
+def impatient() -> nn.Module:
+    return Stopping(lambda: None)
 
 
 def raising_in_0_while_1_hangs() -> nn.Module:

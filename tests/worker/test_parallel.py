@@ -6,6 +6,7 @@ import gc
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from autotune.core.training_config import DdpConfig, TrainingConfig
 from autotune.core.workload import Workload
 from autotune.protocol import Job
+from autotune.worker import loop
 from autotune.worker.build import build_model
 from autotune.worker.device import open_device
 from autotune.worker.group import ALONE, is_collateral, open_group
@@ -23,6 +25,7 @@ from autotune.worker.parallel import ddp_arguments, without_effect_here
 from autotune.worker.step import infer_step, make_trainer
 
 BATCH = (torch.randn(4, 8), torch.randint(0, 2, (4,)))
+WIDE_BATCH = (torch.randn(4, 64), torch.randint(0, 64, (4,)))
 
 
 @pytest.fixture
@@ -93,6 +96,21 @@ def test_a_group_of_one_trains_with_each_hook_and_with_accumulation(job: Job, ho
         trainer.train(BATCH)
     assert not torch.equal(before, model.module.weight)
     assert trainer.accumulated == 0
+
+
+def test_powersgd_compresses_before_the_window_begins(job: Job) -> None:
+    device = open_device("cpu")
+    config = job.config.model_copy(update={"ddp": DdpConfig(comm_hook="powersgd")})
+    open_group(job, 0, device)
+    model: Any = build_model(Workload(model=nn.Linear(64, 64), dataset=None), config, device)
+    ((_, state),) = model._comm_hooks
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = infer_step(Workload(model=None, dataset=None), WIDE_BATCH)
+    trainer = make_trainer(model, optimizer, step, config, device)
+    for _ in range(loop._WARM_UP_STEPS):  # fewer never come before a window
+        trainer.train(WIDE_BATCH)
+    assert state.iter > state.start_powerSGD_iter
+    assert state.p_memory_dict, "what is left of a gradient of low rank"
 
 
 def test_a_static_graph_can_not_hold_the_exchange_back(job: Job) -> None:

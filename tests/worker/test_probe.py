@@ -107,6 +107,25 @@ def test_a_batch_sampler_of_a_size_of_its_own_fixes_it() -> None:
     assert facts_of(data, batch_sampler=lambda _, size: [list(range(size))]).fixed_batch_size is None
 
 
+class TwoBranches(nn.Module):
+    """Takes one of its two branches, and looks at frozen weights."""
+
+    def __init__(self, *, takes_both: bool) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList([nn.Linear(4, 2), nn.Linear(4, 2)])
+        self.frozen, self.takes_both = nn.Linear(4, 4).requires_grad_(False), takes_both
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        first: Tensor = self.branches[0](inputs)
+        return first + self.branches[1](inputs) if self.takes_both else first
+
+
+@pytest.mark.parametrize("takes_both", [False, True])
+def test_parameters_that_no_gradient_reaches_are_found_in_one_step(takes_both: bool) -> None:
+    data = TensorDataset(torch.randn(8, 4), torch.randint(0, 2, (8,)))
+    assert facts_of(data, model=TwoBranches(takes_both=takes_both)).has_unused_parameters is not takes_both
+
+
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])
 def test_a_baseline_that_is_out_of_memory_is_left_to_its_trial_to_tell(error: type[BaseException]) -> None:
     def exhausting(_: object, __: object) -> Tensor:

@@ -1,0 +1,50 @@
+"""When a rank writes down where it stands, before it is ended: faulthandler's timer needs no interpreter for it.
+
+Owns two times: shortly before the deadline, and, between the blocks of a group's window, when for ten times the longest
+block no other one has ended. The ranks train their blocks in step: one of them hangs then, and the others wait for it.
+Whoever watches a group ends it once there are words.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+from contextlib import suppress
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TextIO
+
+__all__ = ["LastWords"]
+
+_BEFORE_DEADLINE_S = 0.5
+_PATIENCE = 10.0  # own convention: a loader that pauses, or a second compilation, takes about as long as before
+_LEAST_S = 10.0
+_SOONEST_S = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastWords:
+    """A rank's words, of which those that are asked for last are the only ones to come."""
+
+    file: TextIO
+    """Where they go."""
+    ends_at: float
+    """Time of perf_counter of the trial's deadline."""
+
+    def before_deadline(self) -> None:
+        """Let them come shortly before the deadline."""
+        self._after(self._left_s())
+
+    def unless_a_block_ends(self, longest_s: float) -> None:
+        """Let them come when a group stands still, or before the deadline; to be asked for again after each block.
+
+        Args:
+            longest_s: Seconds of the longest block so far, of any rank: all come to the same time.
+        """
+        self._after(min(self._left_s(), max(_LEAST_S, _PATIENCE * longest_s)))
+
+    def _left_s(self) -> float:
+        return self.ends_at - _BEFORE_DEADLINE_S - perf_counter()
+
+    def _after(self, seconds: float) -> None:
+        with suppress(OSError, ValueError):  # the user's code may have closed it
+            faulthandler.dump_traceback_later(max(seconds, _SOONEST_S), exit=False, file=self.file)

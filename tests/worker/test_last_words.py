@@ -1,0 +1,44 @@
+"""When a rank is to write down where it stands: its timer is set, and looked at instead of waited for."""
+
+from __future__ import annotations
+
+import faulthandler
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from autotune.worker import last_words
+from autotune.worker.last_words import LastWords
+
+NOW = 1000.0
+
+
+@pytest.fixture
+def timers(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds of the timers that were set one after the other, each in place of the one before."""
+    found: list[float] = []
+
+    def note(seconds: float, **rest: Any) -> None:
+        assert rest == {"exit": False, "file": sys.stderr}
+        found.append(seconds)
+
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", note)
+    monkeypatch.setattr(last_words, "perf_counter", lambda: NOW)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("left_s", "ask", "expected_s"),
+    [
+        pytest.param(60.0, LastWords.before_deadline, 59.5, id="shortly before the deadline"),
+        pytest.param(-3.0, LastWords.before_deadline, 0.1, id="at once where that is over"),
+        pytest.param(60.0, lambda words: words.unless_a_block_ends(0.2), 10.0, id="no standstill is shorter"),
+        pytest.param(60.0, lambda words: words.unless_a_block_ends(2.0), 20.0, id="ten times the longest block"),
+        pytest.param(60.0, lambda words: words.unless_a_block_ends(9.0), 59.5, id="never after the deadline"),
+    ],
+)
+def test_words_are_due(timers: list[float], left_s: float, ask: Callable[[LastWords], None], expected_s: float) -> None:
+    ask(LastWords(file=sys.stderr, ends_at=NOW + left_s))
+    assert timers == [pytest.approx(expected_s)]

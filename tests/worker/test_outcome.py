@@ -1,0 +1,89 @@
+"""What each end of a worker means, told by the exception alone."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import pytest
+import torch
+
+from autotune.protocol import RankReport
+from autotune.worker.build import WorkloadFault
+from autotune.worker.device import DeviceError
+from autotune.worker.loop import Diverged
+from autotune.worker.outcome import outcome_of
+
+
+KILLED = "DataLoader worker (pid 7) is killed by signal: Killed."
+
+
+def ended_by(error: BaseException) -> RankReport:
+    def work() -> NoReturn:
+        raise error
+
+    return outcome_of(work)
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "reason"),
+    [
+        (WorkloadFault("model() returned a list"), "invalid", "model() returned a list"),
+        (DeviceError("no such device"), "invalid", "no such device"),
+        (Diverged("the loss is nan"), "diverged", "the loss is nan"),
+        (MemoryError(), "host_oom", "the machine ran out of memory (MemoryError)"),
+        (torch.OutOfMemoryError("CUDA: 2 GiB\nmore"), "oom", "the device ran out of memory: CUDA: 2 GiB"),
+        (RuntimeError("CUDA error: out of memory"), "oom", "the device ran out of memory: CUDA error: out of memory"),
+        (
+            RuntimeError("not enough memory: 3 GiB"),
+            "host_oom",
+            "the machine ran out of memory: not enough memory: 3 GiB",
+        ),
+        (
+            RuntimeError("unable to open shared memory object"),
+            "host_oom",
+            "the shared memory of loader workers (/dev/shm) is full: unable to open shared memory object",
+        ),
+        (
+            OSError(24, "Too many open files"),
+            "host_oom",
+            "the limit of open files (ulimit -n) was reached: [Errno 24] Too many open files",
+        ),
+        (
+            RuntimeError(KILLED),
+            "host_oom",
+            f"a loader worker was killed, most likely for its memory: {KILLED}",
+        ),
+        (ValueError("first\nsecond"), "crashed", "ValueError: first"),
+        (SystemExit(3), "crashed", "SystemExit: 3"),
+        (KeyError(), "crashed", "KeyError: no message"),
+    ],
+)
+def test_an_exception_becomes_an_outcome_with_a_reason(error: BaseException, outcome: str, reason: str) -> None:
+    result = ended_by(error).result
+    assert (result.outcome, result.reason) == (outcome, reason)
+    assert (result.failure is not None) == (outcome == "crashed")
+
+
+def test_out_of_memory_is_seen_behind_another_exception() -> None:
+    outer = ValueError("the step failed")
+    outer.__cause__ = torch.OutOfMemoryError("CUDA out of memory")
+    assert ended_by(outer).result.outcome == "oom"
+
+
+def test_exceptions_that_name_each_other_come_to_an_end() -> None:
+    one, other = ValueError("one"), ValueError("other")
+    one.__cause__, other.__cause__ = other, one
+    assert ended_by(one).result.outcome == "crashed"
+
+
+def test_a_crash_is_told_by_the_users_place_and_without_our_frames() -> None:
+    failure = ended_by(ValueError("broken")).result.failure
+    assert failure is not None
+    assert failure.signature.startswith("ValueError at test_outcome.py:")
+    assert "autotune/worker/outcome.py" not in failure.traceback
+    assert failure.traceback.endswith("ValueError: broken")
+
+
+def test_a_fault_of_the_workload_is_marked_as_one() -> None:
+    assert ended_by(WorkloadFault("no loss")).is_workload_fault
+    assert not ended_by(ValueError("no loss")).is_workload_fault
