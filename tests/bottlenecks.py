@@ -74,6 +74,47 @@ class SlowTail(Dataset[Pair]):
         return torch.zeros(16), index % 2
 
 
+class BurstyReader(Dataset[Pair]):
+    """Items of 20 us; at each 2,000th the reader waits for what it reads next."""
+
+    def __init__(self) -> None:
+        self.read = 0
+
+    def __len__(self) -> int:
+        return 64_000
+
+    def __getitem__(self, index: int) -> Pair:
+        until = time.perf_counter() + 20e-6
+        while time.perf_counter() < until:
+            pass
+        self.read += 1
+        if self.read % 2000 == 0:
+            time.sleep(0.2)
+        return torch.zeros(16), index % 2
+
+
+class Products(Dataset[Pair]):
+    """A large matrix product of NumPy's for each item, in as many threads as its library takes."""
+
+    def __init__(self) -> None:
+        self.factor = np.random.default_rng(0).random((512, 512), dtype=np.float32)
+
+    def __len__(self) -> int:
+        return 2000
+
+    def __getitem__(self, index: int) -> Pair:
+        product = self.factor @ self.factor
+        return torch.from_numpy(product[0, :16] / 512), index % 2
+
+    def cores_busy(self) -> float:
+        """Cores that an item keeps busy by itself."""
+        self[0]
+        begun, begun_cpu_s = time.perf_counter(), time.process_time()
+        for index in range(10):
+            self[index]
+        return (time.process_time() - begun_cpu_s) / (time.perf_counter() - begun)
+
+
 class ThousandsOfOperations(nn.Module):
     """Multiplies eight numbers, over and over."""
 
@@ -144,6 +185,22 @@ def numbers(count: int = 4096, width: int = 16) -> TensorDataset:
 
 def few_numbers() -> TensorDataset:
     return numbers(count=320)
+
+
+class Waiting(Dataset[Pair]):
+    """An epoch of 640 items, which wait for a millisecond each."""
+
+    def __len__(self) -> int:
+        return 640
+
+    def __getitem__(self, index: int) -> Pair:
+        time.sleep(0.001)
+        return torch.zeros(16), index % 2
+
+
+def open_slowly(_: int) -> None:
+    """What a worker does first: opens files, reads an index."""
+    time.sleep(0.4)
 
 
 def wide_numbers() -> TensorDataset:

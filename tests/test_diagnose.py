@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -59,7 +60,9 @@ def held_by_device(_: TrainingConfig) -> FakeTrial:
 
 def test_what_runs_at_the_devices_ceiling_is_healthy() -> None:
     found = diagnose(FakeLauncher(held_by_device, noise=0.001))
-    assert (found.verdict, found.is_healthy, found.advice) == ("compute", True, ())
+    assert (found.verdict, found.is_healthy) == ("compute", True)
+    (cheaper,) = found.advice
+    assert (cheaper.settings, cheaper.expected_gain) == ({}, None)
 
 
 def test_the_report_names_the_verdict_and_the_advice() -> None:
@@ -215,11 +218,13 @@ def test_what_the_workload_forbids_is_not_varied() -> None:
 def look(fork_server: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch) -> Callable[..., autotune.DiagnosisResult]:
     """A short look at (model, dataset) with a baseline's settings; `varied` are the only other settings measured."""
 
-    def run(model: Any, dataset: Any, *varied: dict[str, Any], **baseline: Any) -> autotune.DiagnosisResult:
+    def run(
+        model: Any, dataset: Any, *varied: dict[str, Any], worker_init_fn: Any = None, **baseline: Any
+    ) -> autotune.DiagnosisResult:
         config = TrainingConfig(**baseline)
         configs = [TrainingConfig.model_validate(config.model_dump() | one) for one in varied]
         monkeypatch.setattr(diagnosing, "variations", lambda _: configs)
-        workload = Workload(model=model, dataset=dataset)
+        workload = Workload(model=model, dataset=dataset, worker_init_fn=worker_init_fn)
         plan = Plan(name="case", workload=workload, baseline=config, device="cpu")
         return diagnose_plan(plan, progress=False, launcher=fork_server, pace=Pace(window_s=0.8, stretch_s=0.2))
 
@@ -237,6 +242,7 @@ BATCHES = ({"micro_batch_size": 16}, {"micro_batch_size": 64}, {"micro_batch_siz
         (cases.TextTables, "data_cpu"),
         (cases.Photos, "data_cpu"),
         (cases.SlowTail, "data_tail"),
+        (cases.BurstyReader, "data_tail"),
     ],
 )
 def test_a_slow_dataset_is_data_bound_by_what_makes_it_slow(
@@ -275,6 +281,36 @@ def test_epochs_of_ten_batches_with_workers_are_restart_bound(look: Callable[...
     found = look(cases.small_net, cases.few_numbers, *varied, **one_thread)
     assert found.verdict == "restart"
     assert found.advice[0].settings in varied
+
+
+@pytest.mark.quiet
+def test_epochs_of_a_second_with_workers_that_start_slowly_are_restart_bound(
+    look: Callable[..., autotune.DiagnosisResult],
+) -> None:
+    found = look(
+        cases.small_net,
+        cases.Waiting,
+        {"persistent_workers": True},
+        worker_init_fn=cases.open_slowly,
+        num_workers=2,
+        intra_op_threads=1,
+    )
+    run = found.diagnosis.evidence.measurement
+    assert run.window.epoch_samples is not None
+    assert 0.5 < run.window.epoch_samples / run.samples_per_s < 2
+    assert found.verdict == "restart"
+    assert found.advice[0].settings == {"persistent_workers": True}
+
+
+@pytest.mark.quiet
+def test_items_in_several_threads_fight_for_the_cores(look: Callable[..., autotune.DiagnosisResult]) -> None:
+    if cases.Products().cores_busy() < 1.7:
+        pytest.skip("NumPy's library of matrix products takes one thread here")
+    workers = os.cpu_count() or 1
+    found = look(cases.small_net, cases.Products, num_workers=workers, persistent_workers=True, intra_op_threads=1)
+    assert found.verdict == "threads"
+    assert "library's own" in found.findings[0].evidence
+    assert any("cv2.setNumThreads(0)" in one.text for one in found.advice)
 
 
 @pytest.mark.quiet

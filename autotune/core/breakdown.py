@@ -84,16 +84,22 @@ class LoaderCosts(BaseModel):
     """Bytes that came from the disk, not from the page cache, per item."""
     item_bytes: float
     """Mean size of an item's tensors as they stand in the batch."""
+    float32_fraction: _Fraction | None = None
+    """Share of float32 in a batch's bytes; None where nobody looked, or it has no tensor."""
     collate_s: float
     """One batch through collate_fn."""
     transfer_s: float | None = None
     """One batch from a worker to the training process through shared memory; None without workers."""
     pin_s: float | None = None
     """One batch into page-locked memory; None where it is not pinned."""
+    copy_s: float | None = None
+    """One batch from pageable memory to the device, waited for; None without an accelerator that pinning helps."""
+    pinned_copy_s: float | None = None
+    """The same from page-locked memory."""
     batches_per_worker_per_s: float | None = None
     """The loader alone, per worker (the training process itself counts as one where there are none)."""
     batches_per_core_per_s: float | None = None
-    """The loader alone, per core that this process may use."""
+    """The loader alone, per core that this process may use; of a rank, per core of its share."""
 
     @property
     def cpu_fraction(self) -> float:
@@ -136,7 +142,7 @@ def breakdown_on_device(
         ),
         device_copy=_share(copy / total, source),
         compute=_share(compute / total, source),
-        synchronise=_share((talk + synchronising) / total, f"{source}: communication, gaps after the host's waits"),
+        synchronise=_share((talk + synchronising) / total, _source_of_waits(source, device, exchange_s)),
         idle=_share((unexplained - waiting - synchronising) / total, "what is left of the step"),
         restart_fraction=_clamped(restart_s / total),
     )
@@ -172,13 +178,23 @@ def breakdown_on_cpu(  # noqa: PLR0913 - the parts of a step, each by its name
         ),
         synchronise=_share(
             talking / total,
-            "a step with the exchange of gradients less one without, on batches at hand"
-            if exchange_s > 0
-            else "the CPU is its own device: nothing to wait for",
+            _EXCHANGE_SOURCE if exchange_s > 0 else "the CPU is its own device: nothing to wait for",
         ),
         idle=_share(idle / total, f"gaps between operators ({source})"),
         restart_fraction=_clamped(restart_s / total),
     )
+
+
+_EXCHANGE_SOURCE = "a step with the exchange of gradients less one without, on batches at hand"
+
+
+def _source_of_waits(profiler: str, device: DeviceTime, exchange_s: float) -> str:
+    """Steps with and without the exchange tell of communication, unless the profiler has seen it itself."""
+    gaps = "gaps after the host's waits"
+    if exchange_s <= 0:
+        return f"{profiler}: communication, {gaps}"
+    seen = f"communication, {gaps}" if device.communication_s > 0 else gaps
+    return f"{_EXCHANGE_SOURCE}; {profiler}: {seen}"
 
 
 def _share(fraction: float, source: str) -> Share:

@@ -1,7 +1,7 @@
 """What rate other settings should give, from ceilings that were measured one by one. Pure.
 
 Takes an Evidence; `options` hands on the points of its curves that can be advised, `expected_rate` what a pair of them
-(one of the loader's, one of the device's) should reach in a run.
+(one of the loader's, one of the device's) should reach in a run, `rate_without` what a run should that loses less time.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from math import inf
 from autotune.core import rules
 from autotune.core.ceilings import joint_rate, overlaps
 from autotune.core.diagnosis import CurvePoint, Evidence
+from autotune.core.environment import DeviceKind
 from autotune.core.training_config import TrainingConfig
 
 __all__ = [
     "DEVICE_SETTINGS",
     "LOADER_SETTINGS",
+    "PINNING_KINDS",
     "apply_changes",
     "device_ceiling",
     "device_options",
@@ -25,14 +27,22 @@ __all__ = [
     "loader_ceiling",
     "loader_cpu_s",
     "loader_options",
+    "rate_without",
     "runs_too_many_threads",
     "threads_of",
+    "workers_run_too_many_threads",
 ]
 
 LOADER_SETTINGS = frozenset({"num_workers", "prefetch_factor", "persistent_workers", "pin_memory"})
 """Settings that a loader's curve varies."""
 DEVICE_SETTINGS = frozenset({"micro_batch_size", "amp_dtype", "channels_last", "intra_op_threads"})
 """Settings that a device's curve varies."""
+PINNING_KINDS: frozenset[DeviceKind] = frozenset({"cuda", "rocm", "xpu"})
+"""Devices whose copies are faster from page-locked memory."""
+_MOST_SAVED = 0.95
+"""Of the wall time, beyond which nothing is promised: our own convention."""
+_SEVERAL_THREADS = 1.5
+"""Cores that an item keeps busy, from which on it is taken to run in several threads: our own convention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +113,15 @@ def expected_rate(evidence: Evidence, loader: CurvePoint | None, device: CurvePo
     return min(joint, evidence.measurement.samples_per_s * joint / _modelled_rate(evidence, today))
 
 
+def rate_without(evidence: Evidence, share: float) -> float:
+    """The rate at best, were this share of the time gone: at most the loader's where it works beside the device."""
+    present = evidence.measurement.samples_per_s
+    freed = present / (1.0 - min(share, _MOST_SAVED))
+    if not overlaps(evidence.config, evidence.environment.device_kind):
+        return freed
+    return max(present, min(freed, loader_ceiling(evidence)))
+
+
 def threads_of(evidence: Evidence, config: TrainingConfig) -> int:
     """Threads of one operation on the CPU; where torch chooses, what it chose in the curves, else every core."""
     return config.intra_op_threads or evidence.curves.threads or evidence.environment.cores
@@ -113,6 +132,14 @@ def runs_too_many_threads(evidence: Evidence, config: TrainingConfig) -> bool:
     if evidence.environment.device_kind != "cpu":
         return False
     return threads_of(evidence, config) + config.num_workers > evidence.environment.cores
+
+
+def workers_run_too_many_threads(evidence: Evidence) -> bool:
+    """Whether items run in several threads each (OpenCV's, NumPy's), in all more than there are cores."""
+    costs, config = evidence.measurement.loader_costs, evidence.config
+    if costs is None or costs.cpu_fraction <= _SEVERAL_THREADS:
+        return False
+    return costs.cpu_fraction * max(1, config.num_workers) * config.process_count > evidence.environment.cores
 
 
 def _usable(evidence: Evidence, points: Sequence[CurvePoint], settings: frozenset[str]) -> list[CurvePoint]:

@@ -18,14 +18,18 @@ from autotune.core.expectation import (
     loader_ceiling,
     loader_cpu_s,
     loader_options,
+    rate_without,
     threads_of,
+    workers_run_too_many_threads,
 )
 from autotune.core.phrasing import say_bytes, say_gain, say_rate, say_seconds, say_share
 
 __all__ = ["list_remedies"]
 
 _NEAR = 0.97
-"""Of the device's ceiling, from which on nothing about data is worth doing (rule 6 of measuring)."""
+"""Of a ceiling, from which on nothing is worth doing about the other side (rule 6 of measuring)."""
+_MOSTLY = 0.5
+"""Of a batch's bytes, from which on they are taken to be of one type."""
 
 
 def list_remedies(evidence: Evidence, findings: Sequence[Finding], *, best_samples_per_s: float) -> list[Advice]:
@@ -40,7 +44,7 @@ def list_remedies(evidence: Evidence, findings: Sequence[Finding], *, best_sampl
                 found += _FOR_DATA[kind](evidence, costs)
         elif kind in _FOR_DEVICE:
             found += _FOR_DEVICE[kind](evidence, finding)
-    return found
+    return found + (_computing(evidence, findings[0]) if findings[0].bottleneck == "compute" else [])
 
 
 def _cpu_work(evidence: Evidence, costs: LoaderCosts) -> list[Advice]:
@@ -118,6 +122,32 @@ def _slow_tail(evidence: Evidence, costs: LoaderCosts) -> list[Advice]:
     return [_expecting(evidence, text, expected, basis), *_cache(evidence, costs)]
 
 
+def _worker_threads(evidence: Evidence, costs: LoaderCosts) -> list[Advice]:
+    """One thread for each worker: what an item's CPU time then allows on the cores.
+
+    Source: pytorch.org, torch.utils.data: workers limit torch's own threads alone.
+    """
+    if not workers_run_too_many_threads(evidence):
+        return []
+    cores, loaders = evidence.environment.cores, max(1, evidence.config.num_workers) * evidence.config.process_count
+    today, device_s = loader_ceiling(evidence), 1.0 / device_ceiling(evidence)
+    allowed = min(loaders, cores) / loader_cpu_s(evidence)
+    shared = cores / (loader_cpu_s(evidence) + _device_cores(evidence) * device_s)
+    is_overlapped = overlaps(evidence.config, evidence.environment.device_kind)
+    expected = min(shared, joint_rate(max(allowed, today), 1.0 / device_s, is_overlapped=is_overlapped))
+    text = (
+        "Give each loader worker one thread, in worker_init_fn: cv2.setNumThreads(0) for OpenCV, "
+        "threadpoolctl.threadpool_limits(1) for NumPy, torch.set_num_threads(1) where the dataset has set more; or set "
+        "OMP_NUM_THREADS=1 before the start"
+    )
+    basis = f"an item's CPU time of {say_seconds(costs.item_cpu_s)} allows {say_rate(allowed)} on {cores} cores"
+    if allowed * _NEAR <= today:  # what several threads burn while they wait for each other is in the CPU time
+        fights = _without_figure(text, f"{basis}, and the loader alone reaches {say_rate(today)} today")
+    else:
+        fights = _expecting(evidence, text, expected, f"{basis}, and the device's ceiling")
+    return [fights, *_cpu_work(evidence, costs)]
+
+
 def _cache(evidence: Evidence, costs: LoaderCosts) -> list[Advice]:
     """Items kept in RAM: what is left is collating them."""
     length, free = evidence.facts.dataset_length, evidence.free_ram_bytes
@@ -137,15 +167,14 @@ def _cache(evidence: Evidence, costs: LoaderCosts) -> list[Advice]:
 
 
 def _small_operations(evidence: Evidence, finding: Finding) -> list[Advice]:
-    most = 1.0 / (1.0 - min(finding.share, 0.99)) - 1.0
     roofline = evidence.curves.roofline
     count = "" if roofline is None else f" the {roofline.operators:,} operators of a batch by"
     graphs = ", CUDA graphs" if evidence.environment.device_kind in {"cuda", "rocm"} else ""
     text = (
         f"Replace{count or ' many small operations by'} fewer and larger ones: torch.compile{graphs}, batched instead "
-        f"of looped tensor code, a fused optimizer; at most {say_gain(most)}"
+        "of looped tensor code, a fused optimizer"
     )
-    return [_without_figure(text, f"{finding.evidence}")]
+    return [_saving(evidence, text, finding.share, f"at best, nothing is left of it: {finding.evidence}")]
 
 
 def _host_waits(evidence: Evidence, finding: Finding) -> list[Advice]:
@@ -159,27 +188,56 @@ def _host_waits(evidence: Evidence, finding: Finding) -> list[Advice]:
         "Let the host run ahead of the device: read the loss every so many steps instead of after each (.item(), "
         f".cpu(), print), and copy {copies}"
     )
-    expected = evidence.measurement.samples_per_s / (1.0 - min(finding.share, 0.95))
     basis = f"at best, the {say_share(finding.share)} of the time after the host's waits is gone"
-    return [_expecting(evidence, text, expected, basis)]
+    return [_saving(evidence, text, finding.share, basis)]
 
 
 def _bandwidth(evidence: Evidence, finding: Finding) -> list[Advice]:
     best_dtype = [point for point in device_options(evidence) if "amp_dtype" in point.changes]
     narrower = "" if best_dtype else ", a narrower precision"
-    text = (
-        f"Move fewer bytes: let element-wise operations be fused (torch.compile), work in place{narrower}; half the "
-        f"bytes would give at most {say_gain(1.0 / (1.0 - finding.share / 2) - 1.0)}"
-    )
-    return [_without_figure(text, finding.evidence)]
+    text = f"Move fewer bytes: let element-wise operations be fused (torch.compile), work in place{narrower}"
+    return [_saving(evidence, text, finding.share / 2, f"at best, half of the bytes are left: {finding.evidence}")]
 
 
 def _copies(evidence: Evidence, finding: Finding) -> list[Advice]:
-    if not evidence.config.pin_memory:
-        return []
+    """Fewer bytes. On the CPU, which needs no copies, what moving a batch does is to lay it out anew."""
+    share, said = finding.share, say_share(finding.share)
+    if evidence.environment.device_kind == "cpu":
+        text = (
+            "Lay batches out as training wants them (channels_last) in collate_fn, so that nothing is converted later"
+        )
+        return [_saving(evidence, text, share, f"at best, the {said} of the time that moving batches takes is gone")]
     costs = evidence.measurement.loader_costs
     size = "" if costs is None else f" (an item has {say_bytes(costs.item_bytes)} now)"
+    wide = None if costs is None else costs.float32_fraction
+    if wide is not None and wide < _MOSTLY:
+        text = f"Send fewer bytes{size}: narrower types, smaller items; make on the device what it can make itself"
+        return [_saving(evidence, text, share / 2, f"at best, half of the bytes that take {said} of the time are left")]
     text = f"Send fewer bytes{size}: uint8 images instead of float32, converted and normalised on the device"
+    basis = f"at best, a quarter is left of float32, and copies take {said} of the time"
+    told = "at most, were all of it float32" if wide is None else f"{say_share(wide)} of the bytes are float32"
+    return [_saving(evidence, text, 0.75 * share * (1.0 if wide is None else wide), f"{basis}; {told}")]
+
+
+def _computing(evidence: Evidence, finding: Finding) -> list[Advice]:
+    """What would help where the device computes, beside a large matrix product, which does little else.
+
+    Without an expected gain, since nobody reaches that rate with small and element-wise operations between.
+    Source: Williams et al. 2009.
+    """
+    if evidence.measurement.breakdown is None:  # nobody knows whether it computes
+        return []
+    text = "Make a step cheaper: fused operations (torch.compile), fewer operations per sample, or a faster device"
+    roofline, present = evidence.curves.roofline, evidence.measurement.samples_per_s
+    if roofline is None or roofline.flops <= 0:
+        basis = f"{finding.evidence}; how far that is from a large matrix product's rate was not measured"
+        return [_without_figure(text, basis)]
+    product_s = roofline.flops / roofline.peak_flops_per_s / evidence.config.micro_batch_size
+    most = 1.0 / max(1.0 - finding.share + present * product_s, 1e-3) - 1.0
+    text += (
+        f"; on this device the same arithmetic at the rate of a large matrix product would give at most "
+        f"{say_gain(max(0.0, most))}"
+    )
     return [_without_figure(text, finding.evidence)]
 
 
@@ -203,6 +261,7 @@ _FOR_DATA: dict[Bottleneck, Callable[[Evidence, LoaderCosts], list[Advice]]] = {
     "data_cpu": _cpu_work,
     "data_io": _waiting,
     "data_tail": _slow_tail,
+    "threads": _worker_threads,
 }
 _FOR_DEVICE: dict[Bottleneck, Callable[[Evidence, Finding], list[Advice]]] = {
     "launch": _small_operations,
@@ -241,6 +300,17 @@ def _up_to_the_device(evidence: Evidence, text: str, basis: str) -> Advice:
 def _expecting(evidence: Evidence, text: str, expected: float, basis: str) -> Advice:
     gain = expected / evidence.measurement.samples_per_s - 1.0
     return Advice(text=text, settings={}, expected_samples_per_s=expected, expected_gain=gain, basis=basis)
+
+
+def _saving(evidence: Evidence, text: str, share: float, basis: str) -> Advice:
+    """Advice that takes a share of the wall time away; without a figure where the loader has to become faster first."""
+    expected, loader = rate_without(evidence, share), loader_ceiling(evidence)
+    if expected < loader:
+        return _expecting(evidence, text, expected, basis)
+    basis += f"; the loader alone reaches {say_rate(loader)}"
+    if evidence.measurement.samples_per_s >= _NEAR * loader:
+        return _without_figure(text, f"{basis}, which has to become more first")
+    return _expecting(evidence, text, expected, basis)
 
 
 def _without_figure(text: str, basis: str) -> Advice:

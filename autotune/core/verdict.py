@@ -17,6 +17,7 @@ from autotune.core.expectation import (
     loader_ceiling,
     runs_too_many_threads,
     threads_of,
+    workers_run_too_many_threads,
 )
 from autotune.core.phrasing import say_bytes, say_gain, say_rate, say_seconds, say_settings, say_share
 
@@ -86,9 +87,24 @@ def find_bottlenecks(evidence: Evidence) -> tuple[Finding, ...]:
     launch = _launch(evidence, work)
     rest = _device_work(evidence, max(0.0, work.total - launch.share))
     found = [_data(evidence, parts), _restart(evidence, parts), _copy(parts), _synchronise(parts), launch, rest]
-    found += [] if threads is None else [threads]
+    found = _joined([*found, *([] if threads is None else [threads])])
     heavy = [one for one in found if one.share >= _LEAST_SHARE] or [max(found, key=lambda one: one.share)]
     return tuple(sorted(heavy, key=lambda one: -one.share))
+
+
+def _joined(found: Sequence[Finding]) -> list[Finding]:
+    """One finding for each bottleneck: workers' threads and those of computing may fight both."""
+    joined: dict[Bottleneck, Finding] = {}
+    for one in sorted(found, key=lambda one: -one.share):
+        first = joined.get(one.bottleneck)
+        joined[one.bottleneck] = one if first is None else _both(first, one)
+    return list(joined.values())
+
+
+def _both(first: Finding, second: Finding) -> Finding:
+    """Two findings as one; the second's evidence counts where it would be a finding by itself."""
+    said = f"{first.evidence}; {second.evidence}" if second.share >= _LEAST_SHARE else first.evidence
+    return first.model_copy(update={"share": first.share + second.share, "evidence": said})
 
 
 def is_healthy(evidence: Evidence, findings: Sequence[Finding], advice: Sequence[Advice]) -> bool:
@@ -190,17 +206,33 @@ def _batch_times(evidence: Evidence) -> list[tuple[int, float]]:
 
 def _data(evidence: Evidence, parts: TimeBreakdown) -> Finding:
     share = max(0.0, parts.data_wait.fraction - parts.restart_fraction)
-    costs, wait = evidence.measurement.loader_costs, f"{say_share(share)} of the time is spent waiting for data"
+    kind, why = _what_loading_does(evidence)
+    said = f"{say_share(share)} of the time is spent waiting for data{why}"
+    return Finding(bottleneck=kind, share=share, evidence=said)
+
+
+def _what_loading_does(evidence: Evidence) -> tuple[Bottleneck, str]:
+    costs = evidence.measurement.loader_costs
     if costs is None:
-        return Finding(bottleneck="data_cpu", share=share, evidence=f"{wait}; what an item costs was not measured")
+        return "data_cpu", "; what an item costs was not measured"
     if costs.slow_tail_fraction >= _TAIL_FRACTION:
-        return Finding(bottleneck="data_tail", share=share, evidence=f"{wait}: {_say_tail(costs)}")
+        return "data_tail", f": {_say_tail(costs)}"
+    if workers_run_too_many_threads(evidence):
+        return "threads", f": {_say_worker_threads(evidence, costs)}"
     working = f"an item takes {say_seconds(costs.item_s)}, {say_share(min(1.0, costs.cpu_fraction))} of it CPU time"
     if costs.cpu_fraction < _WAITING_CPU_FRACTION:
         disk = f", and reads {say_bytes(costs.disk_bytes_per_item)} from the disk" if costs.disk_bytes_per_item else ""
-        return Finding(bottleneck="data_io", share=share, evidence=f"{wait}: {working}{disk}")
-    collate = f"; collating a batch takes {say_seconds(costs.collate_s)}"
-    return Finding(bottleneck="data_cpu", share=share, evidence=f"{wait}: {working}{collate}")
+        return "data_io", f": {working}{disk}"
+    return "data_cpu", f": {working}; collating a batch takes {say_seconds(costs.collate_s)}"
+
+
+def _say_worker_threads(evidence: Evidence, costs: LoaderCosts) -> str:
+    loaders = max(1, evidence.config.num_workers) * evidence.config.process_count
+    return (
+        f"an item by itself keeps {costs.cpu_fraction:.1f} cores busy for {say_seconds(costs.item_s)}, in threads of a "
+        f"library's own (OpenCV's, NumPy's); {loaders} loader processes at once would keep "
+        f"{loaders * costs.cpu_fraction:.1f} busy, but there are {evidence.environment.cores}"
+    )
 
 
 def _say_tail(costs: LoaderCosts) -> str:

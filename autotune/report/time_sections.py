@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autotune.core.breakdown import PARTS, LoaderCosts
-from autotune.core.busy import Fullness, disagreement
+from autotune.core.busy import Fullness
 from autotune.core.result import RunSummary
 from autotune.report.blocks import Block, Bullets, Section, Table, TimeBar, TimeBars
 from autotune.report.figures import PART_NAMES, Column, Figures, make_columns
@@ -32,7 +32,7 @@ _TEXTS = frozenset({"", "measured by", "source"})
 def time_section(summary: RunSummary) -> Section:
     """Where the wall time goes, before and after, and how busy the device was by each source."""
     measured = _measured(summary)
-    remarks = Bullets(sentences=(*_exchange_remarks(measured), *_busy_remarks(measured)))
+    remarks = Bullets(sentences=tuple(_exchange_remarks(measured)))
     blocks = (_time_bars(measured), _time_table(measured), _busy_table(measured), remarks)
     return Section(title="Where the time goes", blocks=tuple(block for block in blocks if block is not None))
 
@@ -98,6 +98,8 @@ _COSTS = (
     "collate a batch",
     "batch from worker to trainer",
     "pin a batch",
+    "copy a batch to the device",
+    "the same from pinned memory",
     "batches per worker and second",
     "batches per core and second",
 )
@@ -115,8 +117,8 @@ def _cost_cells(costs: LoaderCosts) -> tuple[str, ...]:
         format_bytes(round(costs.disk_bytes_per_item)),
         format_bytes(round(costs.item_bytes)),
         format_short_time(costs.collate_s),
-        NO_VALUE if costs.transfer_s is None else format_short_time(costs.transfer_s),
-        NO_VALUE if costs.pin_s is None else format_short_time(costs.pin_s),
+        _time_or_none(costs.transfer_s),
+        *(_time_or_none(one) for one in (costs.pin_s, costs.copy_s, costs.pinned_copy_s)),
         _rate_or_none(costs.batches_per_worker_per_s),
         _rate_or_none(costs.batches_per_core_per_s),
     )
@@ -191,26 +193,12 @@ def _exchange_remarks(measured: Sequence[tuple[Column, Figures]]) -> list[str]:
     return remarks
 
 
-def _busy_remarks(measured: Sequence[tuple[Column, Figures]]) -> list[str]:
-    remarks = []
-    for column, figures in measured:
-        pair = disagreement(figures.busy_readings)
-        if pair is not None:
-            low, high = pair
-            remarks.append(
-                f"{column.title}: two sources disagree by {_points(high.fraction - low.fraction)}: "
-                f"{one_line(high.source)} says {format_fraction(high.fraction)}, "
-                f"{one_line(low.source)} {format_fraction(low.fraction)}."
-            )
-    return remarks
-
-
-def _points(difference: float) -> str:
-    return f"{100 * difference:.0f} points"
-
-
 def _fraction(fraction: float | None) -> str:
     return NO_VALUE if fraction is None else format_fraction(fraction)
+
+
+def _time_or_none(seconds: float | None) -> str:
+    return NO_VALUE if seconds is None else format_short_time(seconds)
 
 
 def _rate_or_none(rate: float | None) -> str:

@@ -15,14 +15,16 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
+from autotune.core.expectation import PINNING_KINDS
 from autotune.core.measurement import Ceilings, Measurement
 from autotune.protocol import Extras
 from autotune.worker.alone import collect, device_alone, loader_alone, resident
 from autotune.worker.causes import cause_of
 from autotune.worker.communication import measure_communication
-from autotune.worker.item_costs import measure_items
+from autotune.worker.item_costs import Surroundings, measure_items
 from autotune.worker.loop import Run
 from autotune.worker.profile import break_down
+from autotune.worker.reuse import unpacked
 from autotune.worker.step import Trainer
 
 __all__ = ["measure_after"]
@@ -193,8 +195,21 @@ def _measure_items(after: _After) -> None:
         ceiling=None if ceilings is None else ceilings.loader,
         ends_at=after.run.ends_at,
         tell=after.remark,
+        surroundings=Surroundings(local_ranks=after.run.group.local_size, to_device=_copier(after.trainer)),
     )
     after.add(loader_costs=costs)
+
+
+def _copier(trainer: Trainer) -> Callable[[Any], object] | None:
+    """Copies a batch as a step does, and waits until it is there; None for devices that pinning does not help."""
+    if trainer.device.kind not in PINNING_KINDS:
+        return None
+
+    def copy(batch: Any) -> None:
+        trainer.to_device(unpacked(batch))
+        trainer.device.synchronize()
+
+    return copy
 
 
 def _need_batches(after: _After) -> None:

@@ -1,4 +1,4 @@
-"""What data costs inside the loader: one item, one batch through collate_fn, its way from a worker, pinning.
+"""What data costs inside the loader: one item, one batch through collate_fn, its way from a worker, pinning, copying.
 
 Takes a trial's loader after its workers have ended; hands on LoaderCosts. Items are made in this process, one after the
 other, with one thread for torch's operations, as in a loader worker: the figures are those of one worker that has a
@@ -31,10 +31,13 @@ from autotune.worker import machine
 from autotune.worker.alone import batch_bytes, loader_alone
 from autotune.worker.causes import cause_of
 from autotune.worker.feed import Feed
+from autotune.worker.step import tensors_of
 
-__all__ = ["measure_items"]
+__all__ = ["Surroundings", "measure_items"]
 
-_MOST_ITEMS = 256
+_ENOUGH_ITEMS = 256
+_LEAST_S = 0.25  # cheap items go on so long: a reader that pauses now and then would be timed between two pauses
+_MOST_ITEMS = 50_000
 _FEWEST_ITEMS = 5
 _ITEMS_S = 1.0
 _TAIL_FACTOR = 8.0  # an item of so many medians is slow; core.breakdown.LoaderCosts.slow_tail_fraction
@@ -45,12 +48,26 @@ _WORKER_TIMEOUT_S = 10.0
 _ENDLESS = 2**40
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What a rank's loader works beside."""
+
+    local_ranks: int = 1
+    """Ranks on this host, which share its cores; each loads its own batches."""
+    to_device: Callable[[Any], object] | None = None
+    """Copies a batch to the accelerator that is trained on, and waits for it; None where pinning has no effect."""
+
+
+_ALONE = Surroundings()
+
+
 def measure_items(
     loader: DataLoader[Any],
     config: TrainingConfig,
     *,
     ceiling: Ceiling | None,
     tell: Callable[[str], None],
+    surroundings: Surroundings = _ALONE,
     ends_at: float = inf,
 ) -> LoaderCosts:
     """Time what the loader's parts cost, for about two seconds.
@@ -63,6 +80,7 @@ def measure_items(
         config: What the loader was built for.
         ceiling: The rate of the loader alone, where it was measured.
         tell: Called with a remark for each part that fails beside the items, and is left out.
+        surroundings: The ranks beside this one, and the device that its batches go to.
         ends_at: Time of perf_counter at which the deadline is near; no further item is begun then.
     """
     with _one_thread():
@@ -80,6 +98,7 @@ def measure_items(
         )
     if config.pin_memory and torch.accelerator.is_available():
         pin_s = _tried("pinning a batch", lambda: _pin_s(batch), tell)
+    copy_s, pinned_copy_s = _copies_s(batch, surroundings.to_device, tell)
     batches_per_s = ceiling.batches / ceiling.seconds if ceiling is not None else None
     return LoaderCosts(
         items=len(items.seconds),
@@ -91,12 +110,20 @@ def measure_items(
         slow_tail_fraction=_slow_tail(items.seconds),
         disk_bytes_per_item=items.disk_bytes / len(items.seconds),
         item_bytes=batch_bytes(batch) / config.micro_batch_size,
+        float32_fraction=_float32_fraction(batch),
         collate_s=collate_s,
         transfer_s=transfer_s,
         pin_s=pin_s,
+        copy_s=copy_s,
+        pinned_copy_s=pinned_copy_s,
         batches_per_worker_per_s=None if batches_per_s is None else batches_per_s / max(1, config.num_workers),
-        batches_per_core_per_s=None if batches_per_s is None else batches_per_s / machine.usable_cores(),
+        batches_per_core_per_s=None if batches_per_s is None else batches_per_s / _own_cores(surroundings),
     )
+
+
+def _own_cores(surroundings: Surroundings) -> int:
+    """This rank's share of the cores."""
+    return max(1, machine.usable_cores() // surroundings.local_ranks)
 
 
 def _tried(what: str, measure: Callable[[], float], tell: Callable[[str], None]) -> float | None:
@@ -141,14 +168,19 @@ def _time_items(draws: Iterator[Callable[[], list[Any]]], most_kept: int, ends_a
         now, now_cpu_s = perf_counter(), process_time()
         items.cpu_s += now_cpu_s - asked_cpu_s
         items.seconds += [(now - asked) / len(came)] * len(came)
-        items.kept += came[: most_kept - len(items.kept)]
-        done, spent_s = len(items.seconds), now - begun
-        is_long = spent_s > _ITEMS_S and (done >= _FEWEST_ITEMS or spent_s > _FEWEST_ITEMS * _ITEMS_S)
-        if done >= _MOST_ITEMS or is_long or now > ends_at:
+        items.kept += came[: max(0, most_kept - len(items.kept))]
+        if _is_enough(len(items.seconds), now - begun) or now > ends_at:
             break
     items.cpu_s += _children_cpu_s() - began_children_s
     items.disk_bytes = _disk_bytes() - began_disk
     return items
+
+
+def _is_enough(done: int, spent_s: float) -> bool:
+    """Whether so many items in so many seconds tell what one costs, rare pauses among them."""
+    if done >= _MOST_ITEMS or (done >= _ENOUGH_ITEMS and spent_s >= _LEAST_S):
+        return True
+    return spent_s > _ITEMS_S and (done >= _FEWEST_ITEMS or spent_s > _FEWEST_ITEMS * _ITEMS_S)
 
 
 def _draws(loader: DataLoader[Any]) -> Iterator[Callable[[], list[Any]]]:
@@ -227,9 +259,39 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def _pin_s(batch: Any) -> float:
+    return _warm_mean_s(lambda: _pinned(batch))
+
+
+def _copies_s(
+    batch: Any, to_device: Callable[[Any], object] | None, tell: Callable[[str], None]
+) -> tuple[float | None, float | None]:
+    """Seconds of a batch's copy to the device, from the memory that collating gives and from page-locked memory."""
+    if to_device is None:
+        return None, None
+    copy_s = _tried("copying a batch", lambda: _warm_mean_s(lambda: to_device(batch)), tell)
+    return copy_s, _tried("copying a pinned batch", lambda: _pinned_copy_s(batch, to_device), tell)
+
+
+def _pinned_copy_s(batch: Any, to_device: Callable[[Any], object]) -> float:
+    pinned = _pinned(batch)
+    return _warm_mean_s(lambda: to_device(pinned))
+
+
+def _pinned(batch: Any) -> Any:
     pin: Callable[[Any], Any] = pin_memory  # torch has not typed it
-    pin(batch)  # the first one allocates; torch's host allocator keeps the pages
-    return _mean_s(lambda: pin(batch))
+    return pin(batch)
+
+
+def _float32_fraction(batch: Any) -> float | None:
+    """Share of float32 in the batch's bytes; None where it has none."""
+    size = batch_bytes(batch)
+    return sum(one.nbytes for one in tensors_of(batch) if one.dtype == torch.float32) / size if size else None
+
+
+def _warm_mean_s(work: Callable[[], Any]) -> float:
+    """Mean seconds of a few runs after a first one, which allocates what torch's allocators then keep."""
+    work()
+    return _mean_s(work)
 
 
 def _mean_s(work: Callable[[], Any]) -> float:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from autotune.core.advice import LEAST_GAIN, rank_advice
 from autotune.core.diagnosis import Advice, Curves, Evidence
-from autotune.core.environment import Environment
+from autotune.core.environment import DeviceKind, Environment
 from autotune.core.expectation import device_ceiling, expected_rate
 from autotune.core.training_config import TrainingConfig
 from autotune.core.verdict import find_bottlenecks
@@ -139,12 +139,39 @@ def test_a_batch_larger_than_the_dataset_is_not_advised() -> None:
     assert on_settings(make_evidence(facts=facts, curves=curves)) == []
 
 
-def test_pinning_wins_back_the_copies_that_nothing_hides() -> None:
-    evidence = make_evidence(1000.0, breakdown=make_breakdown(copy=0.5))
-    assert on_settings(evidence) == [({"pin_memory": True}, 1.0)]
-    pinned = make_evidence(1000.0, config=TrainingConfig(pin_memory=True), breakdown=make_breakdown(copy=0.5))
-    (remedy,) = remedies(pinned)
-    assert "fewer bytes" in remedy.text
+@pytest.mark.parametrize(
+    ("copies", "gain", "basis"),
+    [
+        ({}, 1.0, "at most, since copies from page-locked memory were not measured"),
+        ({"copy_s": 4e-3}, 1.0, "at most, since copies from page-locked memory were not measured"),
+        ({"copy_s": 4e-3, "pinned_copy_s": 1e-3}, 1 / (1 - 0.5 * 0.75) - 1, "takes 1.0 ms from it instead of 4.0 ms"),
+    ],
+)
+def test_pinning_saves_of_the_copies_what_pinned_ones_do_without(
+    copies: dict[str, float], gain: float, basis: str
+) -> None:
+    evidence = make_evidence(1000.0, breakdown=make_breakdown(copy=0.5), loader_costs=make_costs(**copies))
+    assert on_settings(evidence) == [({"pin_memory": True}, pytest.approx(gain, abs=1e-3))]
+    (pin,) = [one for one in ranked(evidence) if one.settings]
+    assert basis in pin.basis
+    assert "while the device computes" not in pin.text
+
+
+def test_pinned_copies_that_are_no_faster_are_not_advised() -> None:
+    costs = make_costs(copy_s=1e-3, pinned_copy_s=1.1e-3)
+    evidence = make_evidence(1000.0, breakdown=make_breakdown(copy=0.5), loader_costs=costs)
+    assert on_settings(evidence) == []
+    assert "fewer bytes" in remedies(evidence)[0].text
+
+
+@pytest.mark.parametrize("kind", ["cuda", "mps", "cpu"])
+@pytest.mark.parametrize("is_pinned", [False, True])
+def test_a_copy_bound_job_always_gets_advice(kind: DeviceKind, is_pinned: bool) -> None:
+    environment = GPU.model_copy(update={"device_kind": kind})
+    config, breakdown = TrainingConfig(pin_memory=is_pinned), make_breakdown(copy=0.6)
+    found = ranked(make_evidence(config=config, environment=environment, breakdown=breakdown))
+    assert [bool(one.settings) for one in found] == [True] * (kind == "cuda" and not is_pinned) + [False]
+    assert all(one.expected_gain is not None for one in found)
 
 
 def test_cpu_work_beyond_every_setting_gets_its_own_figures() -> None:
@@ -239,7 +266,7 @@ def test_a_slow_tail_is_told_with_the_rate_without_it(environment: Environment, 
 
 def test_small_operations_and_short_epochs_get_advice_of_their_own() -> None:
     (launch,) = remedies(make_evidence(breakdown=make_breakdown(idle=0.5)))
-    assert "at most 2.0 times" in launch.text
+    assert launch.expected_gain == pytest.approx(1.0)
     config = TrainingConfig(num_workers=2, persistent_workers=True)
     (restart,) = remedies(make_evidence(config=config, breakdown=make_breakdown(wait=0.5, restart=0.5)))
     assert "200,000 samples instead of 10,000" in restart.text
@@ -248,7 +275,7 @@ def test_small_operations_and_short_epochs_get_advice_of_their_own() -> None:
 @pytest.mark.parametrize(("is_pinned", "copies"), [(False, "pin_memory=True"), (True, "non_blocking=True")])
 def test_a_host_that_waits_is_to_run_ahead_which_gives_its_share_at_best(is_pinned: bool, copies: str) -> None:
     config, breakdown = TrainingConfig(pin_memory=is_pinned), make_breakdown(synchronise=0.4)
-    (remedy,) = remedies(make_evidence(1000.0, config=config, breakdown=breakdown))
+    remedy = remedies(make_evidence(1000.0, config=config, breakdown=breakdown))[0]
     assert remedy.expected_gain == pytest.approx(1 / 0.6 - 1)
     assert "instead of after each (.item()" in remedy.text
     assert copies in remedy.text

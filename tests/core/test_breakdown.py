@@ -127,6 +127,26 @@ def test_every_source_is_told_in_plain_words() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("exchange_s", "communication_s", "source"),
+    [
+        (0.0, 0.1, "P: communication, gaps after the host's waits"),
+        (0.1, 0.0, "a step with the exchange of gradients less one without, on batches at hand; P: gaps after the"),
+        (0.1, 0.1, "less one without, on batches at hand; P: communication, gaps after the host's waits"),
+    ],
+)
+def test_communication_is_told_with_what_has_measured_it(
+    exchange_s: float, communication_s: float, source: str
+) -> None:
+    worked = device_time(1.0, communication_s=communication_s)
+    told = breakdown_on_device(
+        worked, profiled_steps=5, step_s=1.0, data_wait_s=0.0, restart_s=0.0, exchange_s=exchange_s
+    )
+    profiled = "profiler in 5 extra steps, as a share of a step without it"
+    assert source in told.synchronise.source.replace(profiled, "P")
+    assert ("exchange" in told.synchronise.source) == (exchange_s > 0)
+
+
 def test_fractions_that_do_not_add_up_are_refused() -> None:
     half, nothing = Share(fraction=0.5, source="made up"), Share(fraction=0, source="made up")
     with pytest.raises(ValidationError, match=r"must add up to 1, but add up to 0\.5"):

@@ -126,6 +126,47 @@ def test_a_gpu_has_no_threads_that_fight() -> None:
     assert shares(make_evidence(1000.0, config=config, device_ceiling=4000.0)) == {"compute": 1.0}
 
 
+@pytest.mark.parametrize(
+    ("cores_busy", "workers", "kind"), [(2.5, 4, "threads"), (2.5, 3, "data_cpu"), (1.4, 8, "data_cpu")]
+)
+def test_items_in_several_threads_fight_where_the_workers_have_not_enough_cores(
+    cores_busy: float, workers: int, kind: Bottleneck
+) -> None:
+    costs = make_costs(1e-3, item_cpu_s=cores_busy * 1e-3)
+    evidence = make_evidence(
+        config=TrainingConfig(num_workers=workers), loader_costs=costs, breakdown=make_breakdown(wait=0.7)
+    )
+    assert shares(evidence) == {kind: 0.7, "compute": 0.3}
+
+
+def test_threads_of_items_are_told_in_figures() -> None:
+    costs = make_costs(2e-3, item_cpu_s=5e-3)
+    evidence = make_evidence(
+        config=TrainingConfig(num_workers=4), loader_costs=costs, breakdown=make_breakdown(wait=0.7)
+    )
+    assert find_bottlenecks(evidence)[0].evidence == (
+        "70 % of the time is spent waiting for data: an item by itself keeps 2.5 cores busy for 2.0 ms, in threads of "
+        "a library's own (OpenCV's, NumPy's); 4 loader processes at once would keep 10.0 busy, but there are 8"
+    )
+
+
+@pytest.mark.parametrize(("wait", "is_told"), [(0.4, True), (0.02, False)])
+def test_threads_that_fight_on_both_sides_are_one_finding(wait: float, is_told: bool) -> None:
+    # computing takes four times as long as alone: three quarters of what is left beside the waits
+    evidence = make_evidence(
+        1000.0 * (1 - wait),
+        config=TrainingConfig(num_workers=4),
+        environment=CPU,
+        device_ceiling=4000.0,
+        loader_costs=make_costs(item_cpu_s=2e-3),
+        breakdown=make_breakdown(wait=wait),
+    )
+    assert shares(evidence) == {"threads": wait + 0.75 * (1 - wait), "compute": 0.25 * (1 - wait)}
+    said = find_bottlenecks(evidence)[0].evidence
+    assert "computing is 4.0 times slower in the loop" in said
+    assert ("loader processes at once would keep 8.0 busy" in said) == is_told
+
+
 def test_without_a_breakdown_the_clock_of_the_window_tells() -> None:
     evidence = make_evidence(breakdown=None, data_wait_fraction=0.6)
     assert shares(evidence) == {"data_cpu": 0.6, "compute": 0.4}

@@ -21,8 +21,9 @@ from autotune.protocol import NO_EXTRAS, Extras, RankReport, TrialFolder, Window
 from autotune.worker import after, item_costs, loop, rank
 from autotune.worker.after import measure_after
 from autotune.worker.build import build_loader, build_model, build_optimizer
-from autotune.worker.device import open_device
+from autotune.worker.device import Device, open_device
 from autotune.worker.feed import Feed
+from autotune.worker.group import Group
 from autotune.worker.loop import Run
 from autotune.worker.rank import _ended_when_stuck, _measure, _StartTimes
 from autotune.worker.step import Trainer, infer_step, make_trainer
@@ -38,6 +39,7 @@ def _short_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the window has measured does not matter here."""
     monkeypatch.setattr(loop, "_WARM_UP_MIN_S", 0.0)
     monkeypatch.setattr(item_costs, "_TRANSFER_S", 0.01)
+    monkeypatch.setattr(item_costs, "_LEAST_S", 0.0)
 
 
 class Scene:
@@ -141,6 +143,23 @@ def test_a_stage_that_fails_leaves_a_remark_and_the_others_their_figures(
     fields = ["loader_ceiling", "device_ceiling", "breakdown", "loader_costs"]
     assert [name for name in fields if getattr(found, name) is None] == [field]
     assert found.window == scene.measured.window
+
+
+@pytest.mark.parametrize(("kind", "copies"), [("cpu", False), ("mps", False), ("cuda", True)])
+def test_items_are_measured_beside_the_ranks_and_the_device_that_are_there(
+    kind: Any, copies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene, told, waited = Scene(), list[Any](), list[Any]()
+    monkeypatch.setattr(after, "measure_items", lambda *_, surroundings, **__: told.append(surroundings))
+    monkeypatch.setattr(torch.accelerator, "synchronize", waited.append)
+    scene.run.group = Group(local_size=3)
+    scene.trainer.device = Device(torch.device("cpu"), kind)
+    after._measure_items(after._After(run=scene.run, trainer=scene.trainer, extras=ALL, measurement=scene.measured))
+    assert told[0].local_ranks == 3
+    assert (told[0].to_device is not None) == copies
+    if copies:
+        told[0].to_device([torch.zeros(2)])
+        assert waited == [torch.device("cpu")], "the clock stops when the copy is there"
 
 
 def test_a_loader_that_fails_after_the_window_leaves_its_items_cost(capfd: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,15 @@ from autotune.core.training_config import TrainingConfig
 from autotune.core.workload import Workload
 from autotune.worker import item_costs, machine
 from autotune.worker.build import build_loader
-from autotune.worker.item_costs import measure_items
+from autotune.worker.item_costs import Surroundings, measure_items
+
+LEAST_S = item_costs._LEAST_S
+
+
+@pytest.fixture(autouse=True)
+def _no_longer_than_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fixed number of items for those tests that are not about it."""
+    monkeypatch.setattr(item_costs, "_LEAST_S", 0.0)
 
 
 class Recorder(Dataset[Tensor]):
@@ -57,6 +66,16 @@ class Stream(IterableDataset[Tensor]):
         return iter(torch.zeros(self.length, 4))
 
 
+class Pausing(Recorder):
+    """Waits at each so-manieth item."""
+
+    def __getitem__(self, index: int) -> Tensor:
+        item = super().__getitem__(index)
+        if len(self.asked) % 400 == 0:
+            time.sleep(0.02)
+        return item
+
+
 class Forking(Recorder):
     """Has a process of its own work for each item."""
 
@@ -74,12 +93,18 @@ TOLD: list[str] = []
 """What the last `costs_of` has remarked."""
 
 
-def costs_of(dataset: Any, ceiling: Ceiling | None = None, parts: Any = None, **settings: Any) -> LoaderCosts:
+def costs_of(
+    dataset: Any,
+    ceiling: Ceiling | None = None,
+    parts: Any = None,
+    surroundings: Surroundings = item_costs._ALONE,
+    **settings: Any,
+) -> LoaderCosts:
     workload = Workload(model=None, dataset=dataset, **(parts or {}))
     config = TrainingConfig(**({"micro_batch_size": 8} | settings))
     remarks: list[str] = []
     loader = build_loader(workload, dataset, config, Path("/nowhere"))
-    costs = measure_items(loader, config, ceiling=ceiling, tell=remarks.append)
+    costs = measure_items(loader, config, ceiling=ceiling, tell=remarks.append, surroundings=surroundings)
     TOLD[:] = remarks
     return costs
 
@@ -165,6 +190,22 @@ def test_slow_datasets_give_a_handful_of_items(monkeypatch: pytest.MonkeyPatch) 
     assert 1 <= costs_of(Recorder()).items <= 5
 
 
+def test_cheap_items_are_timed_until_rare_pauses_are_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(item_costs, "_LEAST_S", LEAST_S)
+    costs = costs_of(Pausing())
+    assert costs.items > 256
+    assert costs.item_slowest_s >= 0.02
+    assert costs.slow_tail_fraction > 0.4
+
+
+def test_cheapest_items_end_at_a_number_and_only_a_batch_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(item_costs, "_LEAST_S", 10.0)
+    monkeypatch.setattr(item_costs, "_MOST_ITEMS", 700)
+    assert costs_of(Recorder()).items == 700
+    loader = build_loader(Workload(model=None, dataset=Batched()), Batched(), TrainingConfig(), Path("/nowhere"))
+    assert len(item_costs._time_items(item_costs._draws(loader), 3, float("inf")).kept) <= 32
+
+
 def test_near_the_deadline_one_item_is_enough() -> None:
     dataset = Recorder()
     config = TrainingConfig(micro_batch_size=8)
@@ -187,6 +228,13 @@ def test_batches_are_told_per_worker_and_core(monkeypatch: pytest.MonkeyPatch) -
     assert costs.batches_per_worker_per_s == 5
     assert costs.batches_per_core_per_s == 2
     assert costs.transfer_s == 0.25
+
+
+@pytest.mark.parametrize(("ranks", "batches"), [(2, 5.0), (5, 10.0), (7, 10.0)])
+def test_ranks_share_the_cores_in_batches_per_core(ranks: int, batches: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "usable_cores", lambda: 5)
+    ceiling = Ceiling(samples_per_s=80.0, samples=80, seconds=1.0, batches=10)
+    assert costs_of(Recorder(), ceiling, surroundings=Surroundings(local_ranks=ranks)).batches_per_core_per_s == batches
 
 
 def test_a_batch_that_can_not_be_sent_leaves_the_other_costs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,6 +271,110 @@ def test_a_batch_is_sent_through_a_worker(monkeypatch: pytest.MonkeyPatch) -> No
     costs = costs_of(TensorDataset(torch.zeros(100, 4), torch.zeros(100)), num_workers=1)
     assert costs.transfer_s is not None
     assert costs.transfer_s >= 0
+
+
+class SilentFeed:
+    """Starts no worker."""
+
+    ended = 0
+
+    def __init__(self, loader: Any) -> None:
+        assert loader.num_workers == 1
+
+    def start(self) -> None:
+        pass
+
+    def stop(self) -> None:
+        SilentFeed.ended += 1
+
+
+@pytest.mark.parametrize(("collate_s", "transfer_s"), [(0.04, 0.06), (0.2, 0.0)])
+def test_a_batchs_way_is_what_it_takes_less_collating(
+    collate_s: float, transfer_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[TrainingConfig] = []
+
+    def loader_alone(_: Any, config: TrainingConfig, **__: Any) -> Ceiling:
+        asked.append(config)
+        return Ceiling(samples_per_s=80.0, samples=80, seconds=1.0, batches=10)
+
+    monkeypatch.setattr(item_costs, "Feed", SilentFeed)
+    monkeypatch.setattr(item_costs, "loader_alone", loader_alone)
+    monkeypatch.setattr(item_costs, "_mean_s", lambda _: collate_s)
+    before = SilentFeed.ended
+    costs = costs_of(Recorder(), num_workers=2, prefetch_factor=4)
+    assert costs.collate_s == collate_s
+    assert costs.transfer_s == pytest.approx(transfer_s)
+    assert [(one.num_workers, one.prefetch_factor) for one in asked] == [(1, None)]
+    assert SilentFeed.ended == before + 1
+
+
+@pytest.fixture
+def pinned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The batches that were pinned, on a machine that seems to have an accelerator."""
+    batches: list[Any] = []
+
+    def pin(batch: Any) -> Any:
+        batches.append(batch)
+        return ("pinned", batch)
+
+    monkeypatch.setattr(item_costs, "pin_memory", pin)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    return batches
+
+
+def test_pinning_is_timed_after_a_first_one(pinned: list[Any]) -> None:
+    costs = costs_of(Recorder(), pin_memory=True)
+    assert costs.pin_s is not None
+    assert costs.pin_s > 0
+    assert len(pinned) == 1 + item_costs._REPEATS
+    assert {tuple(one.shape) for one in pinned} == {(8, 4)}
+
+
+def test_nothing_is_pinned_where_nothing_comes_of_it(pinned: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert costs_of(Recorder(), pin_memory=False).pin_s is None
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    assert costs_of(Recorder(), pin_memory=True).pin_s is None
+    assert pinned == []
+
+
+def test_copies_to_a_device_are_timed_from_both_kinds_of_memory(pinned: list[Any]) -> None:
+    copied: list[Any] = []
+    costs = costs_of(Recorder(), surroundings=Surroundings(to_device=copied.append))
+    assert costs.copy_s is not None
+    assert costs.pinned_copy_s is not None
+    assert [isinstance(one, tuple) for one in copied] == [False] * 4 + [True] * 4, "the first of each is not timed"
+    assert len(pinned) == 1, "pinned once, outside the clock"
+    assert costs.pin_s is None, "the trial itself does not pin"
+
+
+def test_a_copy_that_fails_leaves_the_other_costs(pinned: list[Any]) -> None:
+    def to_device(batch: Any) -> None:
+        if batch[0] == "pinned":
+            raise RuntimeError("no page-locked memory left")
+
+    costs = costs_of(Recorder(), surroundings=Surroundings(to_device=to_device))
+    assert (costs.items, costs.copy_s is not None, costs.pinned_copy_s) == (256, True, None)
+    assert TOLD == ["copying a pinned batch could not be measured (RuntimeError: no page-locked memory left)"]
+    assert pinned
+
+
+def test_without_an_accelerator_nothing_is_copied() -> None:
+    costs = costs_of(Recorder())
+    assert (costs.copy_s, costs.pinned_copy_s) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "fraction"),
+    [
+        ([torch.zeros(9, 4)], 1.0),
+        ([torch.zeros(9, 3, dtype=torch.uint8), torch.zeros(9, dtype=torch.uint8)], 0.0),
+        ([torch.zeros(9, 4), torch.zeros(9, 2, dtype=torch.long)], 0.5),
+        ([torch.zeros(9, 0)], None),
+    ],
+)
+def test_float32_is_counted_by_its_bytes(tensors: list[Tensor], fraction: float | None) -> None:
+    assert costs_of(TensorDataset(*tensors)).float32_fraction == fraction
 
 
 @pytest.mark.parametrize(

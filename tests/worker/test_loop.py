@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from autotune.core.measurement import Window
+from autotune.core.measurement import Block, Window
 from autotune.core.training_config import TrainingConfig
 from autotune.core.workload import Workload
 from autotune.protocol import WindowRules
@@ -113,6 +113,22 @@ def test_restarts_are_noted_also_where_the_blocks_hold_them() -> None:
     batches = sum(block.batches for block in window.blocks)
     assert len(run.restarts) in {batches // 6, batches // 6 + 1}
     assert all(restart.samples == 8 for restart in run.restarts), "without a queue the first batch alone"
+
+
+@pytest.mark.parametrize(
+    ("is_persistent", "is_iterable", "restart_s"),
+    [(False, False, 3.3), (False, True, 3.3), (True, False, 0.0), (True, True, 2.8)],
+)
+def test_persistent_workers_are_not_expected_to_start_anew(
+    is_persistent: bool, is_iterable: bool, restart_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, run = measured(length=8 * 6)
+    changed = {"num_workers": 2, "persistent_workers": is_persistent}
+    run.trainer.config = run.trainer.config.model_copy(update=changed)
+    run.feed.start_s, run.feed.first_wait_s = 0.5, 3.0
+    monkeypatch.setattr(Feed, "is_iterable", is_iterable)
+    stretch = loop.Stretch(Block(samples=80, batches=10, seconds=1.0, data_wait_s=0.0), 0)
+    assert loop._expected_restart_s(run, [stretch]) == pytest.approx(restart_s)
 
 
 def test_an_endless_wish_for_precision_ends_with_the_time() -> None:
