@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
+from autotune.core.confirmation_plan import ROUNDS, ConfirmationPlan, plan_confirmation
+from autotune.core.durations import overhead_s
 from autotune.core.lr_scaling import LrAdvice, scale_lr
 from autotune.core.memory_line import say_largest
 from autotune.core.objective import evaluate
-from autotune.core.promise import UNHURRIED_CONFIRMATION_S
+from autotune.core.phrasing import say_share
 from autotune.core.recommendation import Confirmation, Ratio, Recommendation, choose, gains_of, ratio_of
 from autotune.core.result import Progress, changed_settings
 from autotune.core.search_space import whole_numbers
@@ -28,16 +30,11 @@ __all__ = ["confirm", "recommend"]
 
 _FINALISTS = 3
 _FINALIST_SHARE = 0.93
-_ROUNDS = 3
 _MOST_ROUNDS = 6
-_WINDOW_S = 20.0
-_SHORTEST_WINDOW_S = 1.0
-_UNHURRIED_WINDOW_S, _SHORTEST_UNHURRIED_WINDOW_S = 8.0, 4.0
 _PRECISION = 0.015
 _WORTH = 1.01  # a gain that is looked into further
 _MIN_DEADLINE_S = 30.0
 _DEADLINE_FACTOR = 10.0
-_EXTRAS_S = 1.5  # ceilings and breakdown of one run, once for each entrant
 _GRACE_S = 5.0  # past the time-out, so that the last run is not lost for a moment
 
 
@@ -47,6 +44,11 @@ class _Entrant:
 
     record: TrialRecord
     runs: list[TrialRecord] = field(default_factory=list)
+
+    @property
+    def is_feasible(self) -> bool:
+        """Whether it still may win; one that ran into a deadline may."""
+        return all(run.is_feasible or run.outcome == "timeout" for run in self.runs)
 
 
 def confirm(tuning: Tuning) -> None:
@@ -67,19 +69,28 @@ def confirm(tuning: Tuning) -> None:
 
 
 def _measure_in_turns(tuning: Tuning, finalists: Sequence[TrialRecord]) -> None:
-    """Run the rounds; once those that were planned are done all is confirmed, and further ones count as a whole."""
+    """Run the rounds; once those that were planned are done all is confirmed, and further ones count as a whole.
+
+    What has failed is not run again, nor is what then has nothing left to be compared with.
+    """
     wanted = [_Entrant(record) for record in (*feasible_baseline(tuning), *finalists)]
-    rounds, entrants, window_s = _schedule(wanted, _left_s(tuning, finalists[0]))
-    tuning.notes.extend(_say_left_out(wanted[len(entrants) :]))
+    overheads_s, has_baseline = [overhead_s(one.record) for one in wanted], wanted[0].record.number == 0
+    plan = plan_confirmation(overheads_s, _left_s(tuning, finalists[0]), has_baseline=has_baseline)
+    entrants, rounds = wanted[: plan.entrants], plan.rounds
+    round_s = sum(plan.window_s + one_s for one_s in overheads_s[: plan.entrants])
+    tuning.notes.extend(_say_left_out(wanted[plan.entrants :]))
     for number in range(_MOST_ROUNDS):
         if number >= rounds and not (
-            rounds == _ROUNDS and _is_open(entrants) and _has_time(entrants, window_s, _left_s(tuning, finalists[0]))
+            rounds == ROUNDS and _is_open(entrants) and _has_time(round_s, _left_s(tuning, finalists[0]))
         ):
             return
-        for entrant in entrants if number % 2 == 0 else entrants[::-1]:
+        alive = [one for one in entrants if one.is_feasible]
+        if len(alive) < min(2, len(entrants)):
+            return
+        for entrant in alive if number % 2 == 0 else alive[::-1]:
             if number > 0 and tuning.timing.clock.left_s == 0:
                 return
-            entrant.runs.append(_run_again(tuning, entrant.record, number, window_s))
+            entrant.runs.append(_run_again(tuning, entrant.record, number, plan))
             if number < rounds:
                 tuning.confirmations[:] = [_confirmation(one) for one in entrants if one.runs]
             _show(tuning, entrant, sum(len(one.runs) for one in entrants), max(rounds, number + 1) * len(entrants))
@@ -125,9 +136,10 @@ def _note_memory(tuning: Tuning) -> None:
         return
     note = say_largest(
         tuning.study.records,
-        chosen.config.amp_dtype,
+        chosen.config,
         tuning.limit_bytes,
         batches=whole_numbers(tuning.space.domains["micro_batch_size"]),
+        counts_workers=tuning.space.environment.has_only_ram,
         overloaded=tuning.overloaded,
     )
     if note is not None:
@@ -207,8 +219,8 @@ def _left_s(tuning: Tuning, best: TrialRecord) -> float | None:
     return None if left is None else left - reserve_s(best, left)
 
 
-def _has_time(entrants: Sequence[_Entrant], window_s: float, left_s: float | None) -> bool:
-    return left_s is None or left_s > sum(window_s + _overhead_s(entrant.record) for entrant in entrants)
+def _has_time(round_s: float, left_s: float | None) -> bool:
+    return left_s is None or left_s > round_s
 
 
 def _finalists(tuning: Tuning) -> list[TrialRecord]:
@@ -232,43 +244,11 @@ def _is_near(record: TrialRecord, best: TrialRecord) -> bool:
     return high >= low or score_value(record) >= _FINALIST_SHARE * score_value(best)
 
 
-def _schedule(entrants: list[_Entrant], left_s: float | None) -> tuple[int, list[_Entrant], float]:
-    """Rounds, entrants and window length that fit into the time left; without a time-out three rounds in any case."""
-    if left_s is None:
-        return _unhurried(entrants)
-    fewest = 2 if entrants[0].record.number == 0 else 1
-    for rounds in (_ROUNDS, 2, 1):
-        for count in range(len(entrants), fewest - 1, -1):
-            overhead = sum(_overhead_s(entrant.record) for entrant in entrants[:count])
-            window_s = ((left_s - count * _EXTRAS_S) / rounds - overhead) / count
-            if window_s >= 2 * _SHORTEST_WINDOW_S:
-                return rounds, entrants[:count], min(window_s, _WINDOW_S)
-    return (1, entrants[:fewest], _SHORTEST_WINDOW_S) if left_s > 0 else (0, entrants, 0.0)
-
-
-def _unhurried(entrants: list[_Entrant]) -> tuple[int, list[_Entrant], float]:
-    """Three rounds within what a confirmation may take; where starts are slow, of fewer entrants, but of two."""
-    fewest = min(2, len(entrants))
-    for count in range(len(entrants), fewest - 1, -1):
-        starts_s = _ROUNDS * sum(_overhead_s(entrant.record) for entrant in entrants[:count])
-        window_s = (UNHURRIED_CONFIRMATION_S - count * _EXTRAS_S - starts_s) / (_ROUNDS * count)
-        if window_s >= _SHORTEST_UNHURRIED_WINDOW_S:
-            return _ROUNDS, entrants[:count], min(window_s, _UNHURRIED_WINDOW_S)
-    return _ROUNDS, entrants[:fewest], _SHORTEST_UNHURRIED_WINDOW_S
-
-
-def _overhead_s(record: TrialRecord) -> float:
-    """What a run of this configuration takes beyond its window."""
-    assert record.measurement is not None  # noqa: S101 - only feasible records come here
-    window = sum(block.seconds for block in record.measurement.blocks)
-    return max(0.0, record.result.own_s - window)
-
-
-def _run_again(tuning: Tuning, record: TrialRecord, number: int, window_s: float) -> TrialRecord:
+def _run_again(tuning: Tuning, record: TrialRecord, number: int, plan: ConfirmationPlan) -> TrialRecord:
     left = tuning.timing.clock.left_s
-    deadline = max(_DEADLINE_FACTOR * record.result.wall_s, _MIN_DEADLINE_S) + 2 * window_s
-    window = WindowRules(max_s=window_s, precision=_PRECISION)
-    extras = everything(window) if number == 0 and window_s > _SHORTEST_WINDOW_S else NO_EXTRAS
+    deadline = max(_DEADLINE_FACTOR * record.result.wall_s, _MIN_DEADLINE_S) + 2 * plan.window_s
+    window = WindowRules(max_s=plan.window_s, precision=_PRECISION)
+    extras = everything(window) if number == 0 and plan.has_extras else NO_EXTRAS
     result = tuning.runner.run(
         record.config,
         name=f"confirmation-{record.number:03d}-{number + 1}",
@@ -289,7 +269,7 @@ def _confirmation(entrant: _Entrant) -> Confirmation:
         number=entrant.record.number,
         config=entrant.record.config,
         rounds=tuple(run.measurement for run in entrant.runs),
-        is_feasible=all(run.is_feasible or run.outcome == "timeout" for run in entrant.runs),
+        is_feasible=entrant.is_feasible,
     )
 
 
@@ -326,11 +306,13 @@ def _reasons(chosen: Confirmation, race: Race, tuning: Tuning) -> tuple[str, ...
     elif chosen.number != 0:
         reasons.append("Not confirmed: it was not measured again in turns with the baseline.")
     if chosen.number in tuning.stresses:
-        reasons.append(say_stressed(tuning.stresses[chosen.number], tuning.limit_bytes))
+        reasons.append(say_stressed(tuning, chosen.config, tuning.stresses[chosen.number]))
     waits = [run.data_wait_fraction for run in chosen.runs]
     if reference is not None and chosen.number != 0:
         before = fmean(run.data_wait_fraction for run in reference.runs)
-        reasons.append(f"The loop waits for data {fmean(waits):.0%} of the time, instead of {before:.0%}.")
+        reasons.append(
+            f"The loop waits for data {say_share(fmean(waits))} of the time, instead of {say_share(before)}."
+        )
         changed = ", ".join(changed_settings(chosen.config, reference.config))
         reasons.append(f"Changed: {changed}.")
     return tuple(reasons)

@@ -6,35 +6,34 @@ what can still be won. Composition, like tune, from which alone it is called.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import exp, hypot, inf, log
 
 import numpy as np
 
-from autotune.core.ceilings import CeilingBook, device_key, loader_key
+from autotune.core.ceilings import CeilingBook
 from autotune.core.diagnosis import Curves
-from autotune.core.expected_gain import AMPLE, expected_gain, most_gain, without_matter
+from autotune.core.durations import queue_s
+from autotune.core.expected_gain import expected_gain, most_gain, without_matter
 from autotune.core.failures import chance_to_run, has_failed
-from autotune.core.floats import Floats
-from autotune.core.machine_model import Forecast, fit_machine
+from autotune.core.machine_model import MachineModel, fit_machine
 from autotune.core.memory_forecast import MemoryForecast, forecast_memory
 from autotune.core.racing import Bar
-from autotune.core.rules import TORCH_PREFETCH_FACTOR
-from autotune.core.search_space import ResolvedSpace, spread, whole_numbers
-from autotune.core.sightings import Look, changed, looks_of, peaks_seen, rate_seen, sightings_of
+from autotune.core.search_space import ResolvedSpace
+from autotune.core.sightings import Look, looks_of, peaks_seen, rate_seen, sightings_of
 from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import TrialRecord
+from autotune.core.variations import device_variations, loader_variations
 from autotune.launch.runner import TrialRunner
 from autotune.protocol import Extras
 from autotune.study.candidates import Candidates, Params
 from autotune.study.proposals import params_of
-from autotune.study.study import Study, Trial
+from autotune.study.study import Doubt, Study, Trial
 
 __all__ = ["Guide", "Outlook"]
 
 _STRETCH_S = 0.2
-_MOST_VALUES = 6  # of a number that are looked at
 _SURE_TO_FIT = 0.9
 _LIKELY_TO_FIT = 0.5
 _FORESEEN_BY_MEMORY = frozenset({"oom", "host_oom", "over_memory"})
@@ -45,8 +44,6 @@ _FEWEST_TRIALS = 3  # before the search may end
 _NEAR_CEILING = 0.97
 _WORTH = 0.01
 _SAME_BATCH_TRIALS = 2
-_QUEUES_OF_A_TRIAL = 3
-_FASTEST_PRECISION = 8.0  # times float32's rate, where tensor cores are: our own convention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +79,8 @@ class Guide:
     """What takes longer to measure is proposed only where nothing else is left."""
     looks: list[Look] | None = None
     """What a look at either side alone has shown; None until it was taken."""
+    _model: MachineModel | None = None
+    """The latest."""
     _candidates: Candidates | None = None
     _outlook: tuple[tuple[int, int], Outlook] | None = None
     """The latest, and the numbers of ended and running trials that it was made at."""
@@ -91,7 +90,7 @@ class Guide:
 
     def look(self, runner: TrialRunner, deadline_s: float, book: CeilingBook) -> str | None:
         """Measure loader and device alone, in one process; why that can't be, or None. Ceilings go into the book."""
-        variations = [*self._loader_variations(book), *self._device_variations()]
+        variations = [*loader_variations(self.space, book), *device_variations(self.space)]
         extras = Extras(stretch_s=_STRETCH_S)
         report = runner.curves(self.space.baseline, variations, deadline_s=deadline_s, extras=extras)
         curves = report.curves or Curves()
@@ -143,17 +142,25 @@ class Guide:
             if self.study.propose(params_of(look.config, self.space)):
                 return
 
-    def may_fit(self, config: TrainingConfig) -> bool:
-        """Whether a configuration that was sampled is worth a try: it is as likely to fit into memory as not."""
-        if not self._peaks:
-            return True
-        return bool(self._memory().chance_to_fit([config], self.limit_bytes)[0] >= _LIKELY_TO_FIT)
+    def doubt(self, config: TrainingConfig) -> Doubt:
+        """Why a configuration that was sampled is not worth a try: it is not likely to fit, or to tell anything new."""
+        if self._peaks and self._memory().chance_to_fit([config], self.limit_bytes)[0] < _LIKELY_TO_FIT:
+            return "would not fit"
+        if self._model is None:
+            return ""
+        tried = self._tried
+        configs = list(dict.fromkeys([config, *tried]))
+        tells_nothing = without_matter(configs, self._model.forecast(configs), tried)[0]
+        return "would tell nothing" if tells_nothing else ""
 
     def bar_of(self, trial: Trial) -> Bar | None:
         """What a trial has to come near: the fastest so far, at the baseline's batch the fastest of those at that.
 
-        The more the machine scatters, the lower the bar: the fastest so far may have been lucky.
+        The more the machine scatters, the lower the bar: the fastest so far may have been lucky. None for the first
+        group of its kind: that is seen through, so that it shows what holds it.
         """
+        if self._is_first_group(trial.config):
+            return None
         luck = 1.0 if self._outlook is None else exp(-self._outlook[1].scatter_sd)
         wanted = self.space.baseline.global_batch_size
         keeps_batch = trial.config.global_batch_size == wanted
@@ -163,6 +170,11 @@ class Guide:
             if one.is_feasible and one.measurement and (not keeps_batch or one.config.global_batch_size == wanted)
         ]
         return max(bars, key=lambda bar: bar.low_samples_per_s, default=None)
+
+    def _is_first_group(self, config: TrainingConfig) -> bool:
+        kind = (config.strategy, config.world_size)
+        measured = [one.config for one in self.study.ended if one.measurement is not None]
+        return config.world_size > 1 and kind not in {(one.strategy, one.world_size) for one in measured}
 
     def why_enough(self, best: TrialRecord | None) -> str:
         """Why no further trial is worth its time, in a clause; "" where one may be."""
@@ -198,27 +210,28 @@ class Guide:
         looks, records, environment = self.looks or [], self.study.ended, self.space.environment
         pairs = self._near(best, records)
         configs = [config for _, config in pairs]
-        model = fit_machine(list(sightings_of(looks, records, environment.device_kind)), environment)
+        self._model = model = fit_machine(list(sightings_of(looks, records, environment.device_kind)), environment)
         forecast, fits = model.forecast(configs), self._memory().chance_to_fit(configs, self.limit_bytes)
         runs = chance_to_run(
             configs,
             [one.config for one in records if has_failed(one)],
             [one.config for one in records if one.is_feasible],
         )
-        tried = {one.config: None for one in records if one.measurement is not None or one.result.blocks}
+        tried = self._tried
         gains = np.minimum(expected_gain(forecast, best_rate), most_gain(forecast, best_rate)) * fits * runs
         best_rate = float(np.exp(model.forecast([best.config]).log_rate[0]))
         may_try = np.array([self.study.is_open(config) for config in configs]) & (fits >= _SURE_TO_FIT)
-        tells = may_try & ~without_matter(configs, forecast, list(tried))
+        tells = may_try & ~without_matter(configs, forecast, tried)
         inside = (fits >= _LIKELY_TO_FIT) & ~np.array([self.study.is_left_out(config) for config in configs])
         sides = (forecast.loader, forecast.loader_sd), (forecast.device, forecast.device_sd)
         ceilings = (float((side * np.exp(sd))[inside].max(initial=0.0)) for side, sd in sides)
-        wanted = self.space.baseline.global_batch_size
+        wanted, has_run = self.space.baseline.global_batch_size, set(tried)
         keeps = np.array([config.global_batch_size == wanted for config in configs])
-        keeps &= tells | np.array([config in tried for config in configs])
+        keeps &= tells | np.array([config in has_run for config in configs])
         same = int(np.argmax(np.where(keeps, forecast.log_rate, -inf)))
-        queue_s = _queue_s(configs, forecast, self.space.facts.dataset_length)
-        soon = tells & (queue_s <= self.longest_s())
+        rates, epoch_samples = np.exp(forecast.log_rate), self.space.facts.dataset_length
+        queues_s = [queue_s(one, rate, epoch_samples) for one, rate in zip(configs, rates, strict=True)]
+        soon = tells & (np.array(queues_s) <= self.longest_s())
         chosen = int(np.argmax(np.where(soon if soon.any() else tells, gains, -1.0)))
         if tells.any():
             sd = hypot(float(forecast.sd[chosen]), forecast.scatter_sd)
@@ -232,6 +245,11 @@ class Guide:
             scatter_sd=forecast.scatter_sd,
         )
 
+    @property
+    def _tried(self) -> list[TrainingConfig]:
+        """What has shown a rate."""
+        return [one.config for one in self.study.ended if one.measurement is not None or one.result.blocks]
+
     def _memory(self) -> MemoryForecast:
         return forecast_memory(self._peaks, has_workers_in_ram=self._limit_is_ram)
 
@@ -241,7 +259,7 @@ class Guide:
 
     @property
     def _limit_is_ram(self) -> bool:
-        return self.space.environment.device_kind in {"cpu", "mps"}
+        return self.space.environment.has_only_ram
 
     def _near(self, best: TrialRecord, records: Sequence[TrialRecord]) -> list[tuple[Params, TrainingConfig]]:
         if self._candidates is None:
@@ -259,66 +277,6 @@ class Guide:
             return record.outcome not in _FORESEEN_BY_MEMORY
         log_rate, sd = self._expected[record.config]
         return abs(log(rate) - log_rate) > _SURPRISE * max(sd, _LEAST_SD)
-
-    def _loader_variations(self, book: CeilingBook) -> Iterator[TrainingConfig]:
-        """The baseline with another value of one of the loader's settings; none where no step could keep up with it.
-
-        What a batch costs a loader shows where many workers share its items: there the ends of the batch are looked at.
-        """
-        domains, own = self.space.domains, self.space.baseline
-        if self._is_loader_out_of_reach(book):
-            return
-        for count in spread(whole_numbers(domains["num_workers"]), _MOST_VALUES):
-            yield changed(self.space, {"num_workers": count, **self._lasting(count)})
-        workers = own.num_workers or min(max(whole_numbers(domains["num_workers"])), self.space.environment.cores)
-        for name in ("prefetch_factor", "persistent_workers", "pin_memory") if workers else ():
-            for value in domains[name]:
-                yield changed(self.space, {"num_workers": workers, **self._lasting(workers), name: value})
-        most, batches = max(whole_numbers(domains["num_workers"])), whole_numbers(domains["micro_batch_size"])
-        for batch in {min(batches), max(batches)} - {own.micro_batch_size} if most else ():
-            yield changed(self.space, {"num_workers": most, **self._lasting(most), "micro_batch_size": batch})
-
-    def _device_variations(self) -> Iterator[TrainingConfig]:
-        """The baseline with another value of one of the step's settings.
-
-        Those that cost no more than the baseline's own batch come first, then larger batches and last smaller ones: the
-        time may end before all were seen. torch.compile is left out: a trial alone has the time for it.
-        """
-        domains, own = self.space.domains, self.space.baseline.micro_batch_size
-        for name in ("amp_dtype", "channels_last", "intra_op_threads"):
-            for value in domains[name]:
-                yield changed(self.space, {name: value})
-        batches = spread(whole_numbers(domains["micro_batch_size"]), _MOST_VALUES)
-        for batch in sorted(batches, key=lambda one: (one < own, abs(one - own))):
-            yield changed(self.space, {"micro_batch_size": batch})
-
-    def _is_loader_out_of_reach(self, book: CeilingBook) -> bool:
-        """Whether even the largest batch, and the fastest precision on top, would leave the device the slower side."""
-        own, batches = self.space.baseline, whole_numbers(self.space.domains["micro_batch_size"])
-        loader, device = book.loader.get(loader_key(own)), book.device.get(device_key(own))
-        if loader is None or device is None:
-            return False
-        growth = max(1.0, max(batches) / own.micro_batch_size) * _FASTEST_PRECISION
-        return loader.samples_per_s > AMPLE * growth * device.samples_per_s
-
-    def _lasting(self, workers: int) -> dict[str, object]:
-        """Workers that stay from epoch to epoch, where the space has that."""
-        return {"persistent_workers": workers > 0 and True in self.space.domains["persistent_workers"]}
-
-
-def _queue_s(configs: Sequence[TrainingConfig], forecast: Forecast, epoch_samples: int | None) -> Floats:
-    """Seconds in which the loop takes the queues that a trial has to see; none holds more than an epoch.
-
-    One is drained in the warm-up, and the window sees it through twice; a trial that ends before that has measured how
-    a queue is used up.
-    """
-    queues = [
-        one.micro_batch_size * one.process_count * one.num_workers * (one.prefetch_factor or TORCH_PREFETCH_FACTOR)
-        for one in configs
-    ]
-    samples = np.minimum(queues, inf if epoch_samples is None else epoch_samples)
-    seconds: Floats = _QUEUES_OF_A_TRIAL * samples / np.exp(forecast.log_rate)
-    return seconds
 
 
 def _rate_alone(look: Look) -> float:

@@ -47,7 +47,7 @@ def look(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, ResolvedSpace]:
     ready = runner.limited(
         limit_bytes=plan.objective.limit_bytes(seen.device_memory_bytes),
         ram_bytes=seen.ram_bytes,
-        limit_is_ram=seen.device_kind in {"cpu", "mps"},
+        limit_is_ram=seen.has_only_ram,
     )
     return ready, replace(space, notes=(*space.notes, *cluster_notes(runner.launcher)))
 

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from tunings import GIB, make_tuning
 
-from autotune.confirm import _overhead_s, confirm, recommend
-from autotune.core.promise import UNHURRIED_CONFIRMATION_S
+from autotune.confirm import confirm, recommend
+from autotune.core.confirmation_plan import UNHURRIED_CONFIRMATION_S
+from autotune.core.durations import overhead_s
 from autotune.core.training_config import TrainingConfig
 from autotune.launch.launcher import Exit, Launch
 from autotune.testing import FakeLauncher, FakeTrial
@@ -23,7 +24,10 @@ _BATCHES = (32, 64, 128)
 
 
 class Scripted(FakeLauncher):
-    """Rates by micro batch: 100, 200 and 195 in the search, and in the confirmation what a script says."""
+    """Rates by micro batch: 100, 200 and 195 in the search, and in the confirmation what a script says.
+
+    A rate below 0 does not fit into memory.
+    """
 
     script: Mapping[int, Iterator[float]] = MappingProxyType({})
     startup_s = 0.1
@@ -32,8 +36,9 @@ class Scripted(FakeLauncher):
     def cost_of(self, config: TrainingConfig) -> FakeTrial:
         """The next of the script's rates."""
         rate = next(self.script[config.micro_batch_size])
-        peak = GIB if self.baseline_fits or config.micro_batch_size > min(_BATCHES) else 99 * GIB
-        return FakeTrial(samples_per_s=rate, peak_memory_bytes=peak, startup_s=self.startup_s)
+        fits = rate > 0 and (self.baseline_fits or config.micro_batch_size > min(_BATCHES))
+        peak = GIB if fits else 99 * GIB
+        return FakeTrial(samples_per_s=abs(rate), peak_memory_bytes=peak, startup_s=self.startup_s)
 
     def launch(self, launch: Launch) -> Exit:
         """As scripted."""
@@ -94,6 +99,23 @@ def test_what_a_fourth_round_decides_takes_no_fifth(tmp_path: Path) -> None:
     assert "Confirmed in 4 rounds of 3 configurations measured in turns." in chosen.reasons
 
 
+def test_what_has_failed_is_not_run_again(tmp_path: Path) -> None:
+    fails_later = chain([195.0], repeat(-195.0))
+    launcher, tuning = confirmed(tmp_path, {32: repeat(100.0), 64: repeat(200.0), 128: fails_later})
+    assert rounds_of(launcher) == {32: 3, 64: 3, 128: 2}
+    chosen = recommend(tuning)
+    assert chosen is not None
+    assert (chosen.config.micro_batch_size, chosen.verdict) == (64, "faster")
+
+
+def test_a_baseline_that_nothing_challenges_any_more_is_not_run_again(tmp_path: Path) -> None:
+    launcher, tuning = confirmed(tmp_path, {32: repeat(100.0), 64: repeat(-200.0), 128: repeat(-195.0)})
+    assert rounds_of(launcher) == {32: 1, 64: 1, 128: 1}
+    chosen = recommend(tuning)
+    assert chosen is not None
+    assert (chosen.number, chosen.verdict) == (0, "already_best")
+
+
 def test_a_gain_under_one_percent_is_not_looked_into(tmp_path: Path) -> None:
     launcher, _ = confirmed(tmp_path, {32: repeat(100.0), 64: cycle([100.2, 101.9, 99.6]), 128: repeat(90.0)})
     assert rounds_of(launcher) == {32: 3, 64: 3, 128: 3}
@@ -146,7 +168,7 @@ def test_three_rounds_take_what_is_planned_or_are_two_configurations_in_short_wi
     rates = {batch: repeat(rate) for batch, rate in zip(_BATCHES, (100.0, 200.0, 195.0), strict=True)}
     launcher, tuning = confirmed(tmp_path, rates, startup_s=startup_s, baseline_fits=fits)
     jobs = [job for job in launcher.jobs if job.kind == "trial"]
-    starts_s = {one.config.micro_batch_size: _overhead_s(one) for one in tuning.study.records if one.is_feasible}
+    starts_s = {one.config.micro_batch_size: overhead_s(one) for one in tuning.study.records if one.is_feasible}
     (window_s,) = {job.window.max_s for job in jobs}
     assert 4.0 <= window_s <= 8.0
     assert fits == (32 in rounds_of(launcher))

@@ -345,7 +345,19 @@ def test_what_the_sampler_finds_is_taken_for_too_large_where_the_memory_ends(tmp
     tuning = guided(tmp_path, memory_cliff, **{**SMALL, "micro_batch_size": [16, 32, 64, 128, 256]})
     assert tuning.guide is not None
     for config in _composed(tuning):
-        assert tuning.guide.may_fit(config) == (memory_cliff(config).peak_memory_bytes <= LIMIT)
+        fits = memory_cliff(config).peak_memory_bytes <= LIMIT
+        assert (tuning.guide.doubt(config) == "would not fit") == (not fits)
+
+
+def test_what_the_sampler_finds_and_differs_only_on_a_side_that_holds_nothing_is_not_tried(tmp_path: Path) -> None:
+    tuning = guided(tmp_path, slow_device, n_trials=6, **SMALL)
+    assert tuning.guide is not None
+    assert tuning.guide.outlook(tuning.best) is not None
+    tried = {one.config for one in tuning.study.ended if one.measurement is not None and one.config.num_workers}
+    seen = {device_key(config) for config in tried}
+    open_ones = [one for one in _composed(tuning) if one.num_workers and tuning.study.is_open(one)]
+    doubts = {device_key(one) in seen: tuning.guide.doubt(one) for one in open_ones}
+    assert doubts == {True: "would tell nothing", False: ""}
 
 
 def test_what_fails_is_not_tried_again_with_a_setting_that_has_nothing_to_do_with_it(tmp_path: Path) -> None:

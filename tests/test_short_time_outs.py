@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tunings import GIB, make_tuning
 
-from autotune.core.durations import SHORTEST_WINDOW_S
+from autotune.core.durations import SHORTEST_WINDOW_S, queue_s
 from autotune.core.training_config import TrainingConfig
 from autotune.launch.launcher import Exit, Launch
 from autotune.protocol import WindowRules
@@ -83,10 +83,7 @@ def test_what_takes_long_to_measure_is_not_proposed_where_time_is_short(tmp_path
         tuning.search()
         proposed = [record.config for record in tuning.study.records[1:3]]  # the last ones are no longer the model's
         assert proposed
-        return max(
-            3 * one.micro_batch_size * one.num_workers * (one.prefetch_factor or 2) / slow(one).samples_per_s
-            for one in proposed
-        )
+        return max(queue_s(one, slow(one).samples_per_s, epoch_samples=None) for one in proposed)
 
     assert longest_queue_s(None) > 12.0
     assert longest_queue_s(30.0) < 12.0, "of the 21 s for trials one may need 0.3, as far as the model tells"

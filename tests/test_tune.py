@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from tunings import GIB, make_tuning
 
 from autotune import stressing
 from autotune.clock import Clock
-from autotune.confirm import _overhead_s, confirm, recommend
+from autotune.confirm import confirm, recommend
 from autotune.core.ceilings import CeilingBook, device_key, loader_key
+from autotune.core.durations import overhead_s
 from autotune.core.objective import Score
 from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import Failure, TrialRecord, TrialResult
@@ -107,8 +109,8 @@ def test_what_came_after_a_window_is_no_part_of_what_a_run_takes(tmp_path: Path)
         return record.model_copy(update={"result": result})
 
     bare, longer = with_after(0.0), with_after(500.0)
-    assert _overhead_s(longer) == _overhead_s(bare)
-    assert stressing._overhead_s(longer) == stressing._overhead_s(bare)
+    assert overhead_s(longer) == overhead_s(bare)
+    assert stressing.reserve_s(longer, inf) == stressing.reserve_s(bare, inf)
 
 
 def test_what_a_ceiling_takes_is_a_tenth_of_the_window_within_bounds() -> None:

@@ -1,18 +1,32 @@
-"""What trials take, told by those that have run: the whole, what lies outside the window, and the least. Pure."""
+"""What trials take, told by those that have run: the whole, what lies outside the window, the queue, and the least.
+
+Pure.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil
+from math import ceil, inf
 from statistics import median
 
+from autotune.core.rules import TORCH_PREFETCH_FACTOR
+from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import TrialRecord
 
-__all__ = ["SHORTEST_WINDOW_S", "rounds_of", "shortest_trial_s", "typical_overhead_s", "typical_s"]
+__all__ = [
+    "SHORTEST_WINDOW_S",
+    "overhead_s",
+    "queue_s",
+    "rounds_of",
+    "shortest_trial_s",
+    "typical_overhead_s",
+    "typical_s",
+]
 
 SHORTEST_WINDOW_S = 2.0
 """A trial's window is not made shorter than this, however little time is left."""
 _FIRST_OVERHEAD_S = 1.5
+_QUEUES_OF_A_TRIAL = 3  # one is drained in the warm-up, and the window sees it through twice
 
 
 def typical_s(records: Sequence[TrialRecord]) -> float:
@@ -28,6 +42,22 @@ def typical_overhead_s(records: Sequence[TrialRecord]) -> float:
         if record.measurement is not None
     ]
     return max(0.0, median(beyond)) if beyond else _FIRST_OVERHEAD_S
+
+
+def overhead_s(record: TrialRecord) -> float:
+    """Seconds that a run of a trial's settings takes outside its window, without what came after it."""
+    window_s = 0.0 if record.measurement is None else sum(block.seconds for block in record.measurement.blocks)
+    return max(0.0, record.result.own_s - window_s)
+
+
+def queue_s(config: TrainingConfig, samples_per_s: float, epoch_samples: int | None) -> float:
+    """Seconds in which the loop takes, at a rate, the queues that a trial has to see; none holds more than an epoch.
+
+    A trial that ends before that has measured how a queue is used up.
+    """
+    prefetch = config.prefetch_factor or TORCH_PREFETCH_FACTOR
+    queue = config.micro_batch_size * config.process_count * config.num_workers * prefetch
+    return _QUEUES_OF_A_TRIAL * min(queue, inf if epoch_samples is None else epoch_samples) / samples_per_s
 
 
 def shortest_trial_s(records: Sequence[TrialRecord]) -> float:

@@ -47,6 +47,11 @@ class Environment(BaseModel):
     """Versions of the packages that results depend on."""
 
     @property
+    def has_only_ram(self) -> bool:
+        """The device has no memory of its own: a limit is on the host's RAM, of which loader workers take a part."""
+        return self.device_kind in {"cpu", "mps"}
+
+    @property
     def fingerprint(self) -> str:
         """Twelve hex digits that change when a host's hardware, driver or torch does; hosts may come and go."""
         parts = (self.device_kind, self.device_name, self.device_count, self.driver, self.cores, self.torch, self.cuda)

@@ -5,7 +5,8 @@ can tell from the first sighting on, with the uncertainty that is due. Pure.
 
 Source: Bishop 2006, "Pattern Recognition and Machine Learning", section 3.3. The scales of the prior, in shares of the
 highest peak seen, are our own conventions: before a second micro batch was seen, memory is expected to grow by half
-with a batch twice as large, give or take as much.
+with a batch twice as large, give or take as much. Each half precision has a line of its own; until both were seen, one
+is expected to be much like the other.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ __all__ = ["MemoryForecast", "forecast_memory"]
 
 _GROWTH, _GROWTH_SD = 0.5, 0.5
 _BASE_SD = 1.0
-_HALF_PRECISION_SD = 0.3
+_HALF_BASE_SD, _HALF_GROWTH_SD = 0.1, 0.3
+_HALVES_ALIKE = 0.97  # correlation of what the half precisions change
 _WORKER, _WORKER_SD = 0.03, 0.06
 _QUEUE_SD = 0.01  # of a batch that lies ready
 _VARIANT_SD = 0.1  # another layout, compilation, optimizer steps apart
 _GROUP_SD = 0.3
 _NOISE = 0.03
-_HALF_PRECISIONS = frozenset({"bfloat16", "float16"})
+_HALF_PRECISIONS = ("bfloat16", "float16")
 _ASKED = 11  # figures of `_asks_of`
 
 
@@ -83,13 +85,13 @@ def forecast_memory(seen: Sequence[tuple[TrainingConfig, int]], *, has_workers_i
     Where the limit is on RAM, loader workers and the batches that they hold ready take their part of it.
     """
     scale, reference = float(max(peak for _, peak in seen)), min(config.micro_batch_size for config, _ in seen)
-    before, sds = _prior(scale)
+    before, before_precision = _prior(scale)
     rows = _rows([config for config, _ in seen], reference, has_workers=has_workers_in_ram)
     peaks = np.array([peak for _, peak in seen], dtype=np.float64)
     noise = _NOISE * scale
-    precision = np.diag(1 / sds**2) + rows.T @ rows / noise**2
+    precision = before_precision + rows.T @ rows / noise**2
     covariance = np.asarray(np.linalg.inv(precision), dtype=np.float64)
-    mean = covariance @ (before / sds**2 + rows.T @ peaks / noise**2)
+    mean = covariance @ (before_precision @ before + rows.T @ peaks / noise**2)
     return MemoryForecast(
         mean=mean,
         covariance=covariance,
@@ -101,12 +103,16 @@ def forecast_memory(seen: Sequence[tuple[TrainingConfig, int]], *, has_workers_i
 
 
 def _prior(scale: float) -> tuple[Floats, Floats]:
-    """Means and standard deviations of the coefficients, in the order of `_rows`."""
-    means = np.array([1 - _GROWTH, _GROWTH, 0.0, _WORKER, 0.0, 0.0, 0.0, 0.0])
-    sds = np.array(
-        [_BASE_SD, _GROWTH_SD, _HALF_PRECISION_SD, _WORKER_SD, _QUEUE_SD, _VARIANT_SD, _VARIANT_SD, _GROUP_SD]
-    )
-    return scale * means, scale * sds
+    """Means of the coefficients, in the order of `_row`, and the inverse of their covariance."""
+    means = np.array([1 - _GROWTH, _GROWTH, 0.0, 0.0, 0.0, 0.0, _WORKER, 0.0, 0.0, 0.0, 0.0])
+    halves = [_HALF_BASE_SD] * 2 + [_HALF_GROWTH_SD] * 2
+    others = [_WORKER_SD, _QUEUE_SD, _VARIANT_SD, _VARIANT_SD, _GROUP_SD]
+    sds = np.array([_BASE_SD, _GROWTH_SD, *halves, *others])
+    alike = np.eye(len(sds))
+    for one, other in ((2, 3), (4, 5)):  # base and growth of bfloat16 and of float16
+        alike[one, other] = alike[other, one] = _HALVES_ALIKE
+    covariance = scale**2 * np.outer(sds, sds) * alike
+    return scale * means, np.asarray(np.linalg.inv(covariance), dtype=np.float64)
 
 
 def _rows(configs: Sequence[TrainingConfig], reference_batch: int, *, has_workers: bool) -> Floats:
@@ -134,11 +140,12 @@ def _row(config: TrainingConfig, reference_batch: int, *, has_workers: bool) -> 
     batch = config.micro_batch_size / reference_batch
     workers = config.num_workers if has_workers else 0
     held = workers * (config.prefetch_factor or TORCH_PREFETCH_FACTOR) * batch
-    is_half = config.amp_dtype in _HALF_PRECISIONS
+    halves = [float(config.amp_dtype == half) for half in _HALF_PRECISIONS]
     return [
         1.0,
         batch,
-        batch * is_half,
+        *halves,
+        *(batch * is_half for is_half in halves),
         float(workers),
         held,
         float(config.channels_last or config.compile),

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
+from autotune.core.confirmation_plan import ROUNDS, UNHURRIED_CONFIRMATION_S
 from autotune.core.durations import rounds_of, typical_overhead_s, typical_s
+from autotune.core.stress import STRESS_S, look_s
 from autotune.core.trial import TrialRecord
 
-__all__ = ["UNHURRIED_CONFIRMATION_S", "Pace", "expected_s", "further_trials", "payback_s"]
+__all__ = ["Pace", "expected_s", "further_trials", "payback_s"]
 
-_ROUNDS = 3
-UNHURRIED_CONFIRMATION_S = 80.0
-"""What three rounds may take where no time-out limits the search; more where two configurations start too slowly."""
-_MOST_RUNS, _FEWEST_RUNS = 12, 6  # three rounds of the baseline with three finalists, or with one
+_MOST_RUNS, _FEWEST_RUNS = 4 * ROUNDS, 2 * ROUNDS  # of the baseline with three finalists, or with one
 _EXPECTED_TRIALS = 12
 """Of a search that may stop by itself. Source: benchmarks/regret.py."""
 _EXPECTED_UNGUIDED_TRIALS = 20
@@ -45,7 +45,7 @@ class Pace:
 
 
 def expected_s(pace: Pace) -> float:
-    """Seconds that a search is expected to go on, its confirmation included; never more than the time-out leaves."""
+    """Seconds that a search is expected to go on, confirmation and stress run included; at most what is left."""
     done, further = len(pace.records), further_trials(pace)
     if done == 0:
         trial_s, overhead_s = pace.probe_s + _TRIAL_S, pace.probe_s
@@ -55,7 +55,7 @@ def expected_s(pace: Pace) -> float:
     total = first_s + trial_s * rounds_of(further, slots=pace.slots)
     trials = max(1, done) + further
     if trials > 1:  # a baseline alone has nobody to be compared with
-        total += _confirmation_s(_ROUNDS * trials, overhead_s + _RUN_S)
+        total += _confirmation_s(ROUNDS * trials, overhead_s + _RUN_S) + overhead_s + STRESS_S + look_s(inf)
     return total if pace.left_s is None else min(total, pace.left_s)
 
 

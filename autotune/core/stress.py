@@ -1,12 +1,29 @@
-"""The stress run: the winner trained for longer on the largest samples that the dataset has shown."""
+"""The stress run: the winner trained for longer on the largest samples that the dataset has shown. Pure.
+
+It runs in one process. What it has seen is held against the limit as a Load: that of all whose memory counts together.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from pydantic import BaseModel, ConfigDict
 
+from autotune.core.ddp_config import DdpConfig
+from autotune.core.environment import Environment
 from autotune.core.measurement import MemorySample
+from autotune.core.phrasing import say_mib
+from autotune.core.rules import ranks_on_host
+from autotune.core.training_config import TrainingConfig
+from autotune.core.workload import WorkloadFacts
 
-__all__ = ["StressFigures"]
+__all__ = ["STRESS_S", "Load", "StressFigures", "load_of", "look_s"]
+
+STRESS_S = 12.0
+"""How long it trains where there is time: longer than a trial's window."""
+_LOOK_S = 4.0
+_LOOK_SHARE = 0.2
+_WHERE = {"ddp": "in one process", "dp": "on one device"}
 
 
 class StressFigures(BaseModel):
@@ -27,3 +44,56 @@ class StressFigures(BaseModel):
     remark: str = ""
     """Why no batch of the largest samples was trained on, in a sentence; "" where one was."""
     memory: MemorySample
+    """Of the one process that it ran in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What a stress run's peak comes to where its settings train on several ranks."""
+
+    own_bytes: int
+    """Peak of the one process that ran."""
+    bucket_bytes: int = 0
+    """DistributedDataParallel's buckets of a rank, which that process has not."""
+    where: str = ""
+    """How that process differs from what its settings say: "in one process", "on one device"; "" where it does not."""
+    ranks: int = 1
+    """Those whose memory counts together: on the CPU all of a host."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """What is held against the limit."""
+        return self.ranks * (self.own_bytes + self.bucket_bytes)
+
+    @property
+    def is_more(self) -> bool:
+        """Whether that is more than what the process took."""
+        return self.peak_bytes > self.own_bytes
+
+    @property
+    def bearer(self) -> str:
+        """Who takes that: "2 ranks with 64 MiB of gradient buckets each"."""
+        who, each = ("a rank", "") if self.ranks == 1 else (f"{self.ranks} ranks", " each")
+        return f"{who} with {say_mib(self.bucket_bytes)} of gradient buckets{each}" if self.bucket_bytes else who
+
+
+def look_s(left_s: float) -> float:
+    """Seconds for which samples are looked at before the stress run, of so many until its deadline."""
+    return min(_LOOK_S, _LOOK_SHARE * max(0.0, left_s))
+
+
+def load_of(figures: StressFigures, config: TrainingConfig, environment: Environment, facts: WorkloadFacts) -> Load:
+    """What a stress run's peak comes to for all ranks of the settings whose memory counts together.
+
+    It errs upwards: what ranks share (libraries, a mapped dataset) is counted for each. With gradient_as_bucket_view
+    the gradients lie in the buckets and take no more.
+    Source: torch.nn.parallel.DistributedDataParallel, on gradient_as_bucket_view: the memory that it saves equals the
+    total size of the gradients.
+    """
+    has_buckets = config.strategy == "ddp" and not (config.ddp or DdpConfig()).gradient_as_bucket_view
+    return Load(
+        own_bytes=figures.memory.peak_bytes,
+        bucket_bytes=facts.gradient_bytes if has_buckets else 0,
+        where=_WHERE.get(config.strategy, ""),
+        ranks=ranks_on_host(config.process_count, environment) if environment.has_only_ram else 1,
+    )

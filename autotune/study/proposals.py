@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from autotune.core import rules
-from autotune.core.memory_line import is_too_big, memory_lines
+from autotune.core.memory_line import is_too_big, memory_kind, memory_lines
 from autotune.core.search_space import (
     DDP_PREFIX,
     Domain,
@@ -150,9 +150,9 @@ def largest_batch_variant(
     above one that was too big is not tried again. Where the global batch would grow beyond its cap, gradients are
     accumulated less.
     """
-    dtype = best.config.amp_dtype
-    own = [record for record in records if _memory_kind(record.config) == _memory_kind(best.config)]
-    line = next((line for line in memory_lines(own) if line.amp_dtype == dtype), None)
+    own = [record for record in records if memory_kind(record.config) == memory_kind(best.config)]
+    workers = best.config.num_workers if space.environment.has_only_ram else None
+    line = next(iter(memory_lines(own, num_workers=workers)), None)
     if line is None or "micro_batch_size" not in space.parameters:
         return None
     was_run = {record.config.micro_batch_size for record in own if record.measurement is not None}
@@ -217,11 +217,6 @@ def _splits(space: ResolvedSpace, ranks: int) -> Iterator[tuple[int, int]]:
     for steps in sorted(listed, key=lambda one: (abs(one - own), one)):
         if rest == 0 and share % steps == 0:
             yield share // steps, steps
-
-
-def _memory_kind(config: TrainingConfig) -> tuple[str, str, int]:
-    """What has a line of memory to itself: a group's buckets, and what DataParallel gathers, come on top."""
-    return config.amp_dtype, config.strategy, config.world_size
 
 
 def _fast_dtype(domain: Domain) -> SettingValue:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from autotune.core.stress import StressFigures
+from autotune.core.stress import StressFigures, look_s
 from autotune.core.workload import Workload
 from autotune.protocol import Job
 from autotune.worker.build import build_dataset, build_loader, build_model, build_optimizer, dataset_length
@@ -36,9 +36,7 @@ from autotune.worker.step import Trainer, infer_step, make_trainer, tensors_of
 
 __all__ = ["LargestBatch", "bytes_of", "largest_batch", "train_on_largest"]
 
-_LOOK_S = 2.0
-_LOOK_ITEMS = 2000
-_LOOK_SHARE = 0.2  # of the time until the deadline
+_LOOK_ITEMS = 10_000
 _ITEMS_A_LOOK = 8
 _MIN_STEPS = 3  # peaks of memory cover at least three optimizer steps (DESIGN: Rules of measuring, 5)
 _NUMBER_BYTES = 8
@@ -64,7 +62,8 @@ def train_on_largest(workload: Workload, job: Job, device: Device, scratch: Path
     """
     dataset = build_dataset(workload)
     loader = build_loader(workload, dataset, job.config, scratch)
-    stop_at = perf_counter() + min(_LOOK_S, _LOOK_SHARE * max(0.0, ends_at - perf_counter()))
+    now = perf_counter()
+    stop_at = now + look_s(ends_at - now)
     largest = largest_batch(workload, dataset, loader, job.config.micro_batch_size, stop_at)
     model = build_model(workload, job.config, device)
     optimizer = build_optimizer(workload, model, job.config.lr)
@@ -149,16 +148,27 @@ def _chosen(
 ) -> list[Any]:
     """Indices of the samples of the largest batch."""
     if workload.batch_sampler is not None:
-        batches = list(islice(loader.batch_sampler or (), _LOOK_ITEMS))
+        batches = _batches(loader)
         sizes = _sizes(found, dataset, loader, batches, stop_at)
         at = max(range(len(sizes)), key=lambda at: len(sizes[at]) * max(sizes[at], default=0))
-        return list(batches[at])
+        return batches[at]
     indices = _indices(workload, dataset, loader, max(_LOOK_ITEMS, batch_size))
     groups = [indices[at : at + _ITEMS_A_LOOK] for at in range(0, len(indices), _ITEMS_A_LOOK)]
     seen = [size for group in _sizes(found, dataset, loader, groups, stop_at) for size in group]
     largest = heapq.nlargest(batch_size, range(len(seen)), key=lambda at: seen[at])
     in_turns = cycle(indices[at] for at in largest)
     return list(islice(in_turns, min(batch_size, len(indices))))  # no more than training puts into a batch
+
+
+def _batches(loader: DataLoader[Any]) -> list[list[Any]]:
+    """The first batches of a user's batch sampler, as many as hold the samples to be looked at."""
+    batches, samples = list[list[Any]](), 0
+    for batch in islice(loader.batch_sampler or (), _LOOK_ITEMS):
+        batches.append(list(batch))
+        samples += len(batches[-1])
+        if samples >= _LOOK_ITEMS:
+            break
+    return batches
 
 
 def _sizes(

@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.core.durations import SHORTEST_WINDOW_S, rounds_of, shortest_trial_s, typical_overhead_s, typical_s
+from autotune.core.durations import (
+    SHORTEST_WINDOW_S,
+    queue_s,
+    rounds_of,
+    shortest_trial_s,
+    typical_overhead_s,
+    typical_s,
+)
 from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import TrialRecord, TrialResult
 from core.evidence import make_measurement
@@ -41,3 +48,20 @@ def test_rounds_hold_all_trials_and_none_is_empty(trials: int, slots: int) -> No
     after_one = rounds_of(trials, slots=slots, is_first_alone=True) - 1
     assert (after_one - 1) * slots < trials - 1 <= after_one * slots
     assert rounds_of(trials, slots=1) == rounds_of(trials, slots=1, is_first_alone=True) == trials
+
+
+@pytest.mark.parametrize(
+    ("changes", "epoch_samples", "seconds"),
+    [
+        ({"num_workers": 4, "prefetch_factor": 2}, None, 3 * 4 * 2 * 32 / 100.0),
+        ({"num_workers": 4}, None, 3 * 4 * 2 * 32 / 100.0),
+        ({"num_workers": 4, "prefetch_factor": 8}, 500, 3 * 500 / 100.0),
+        ({"num_workers": 4, "strategy": "ddp", "world_size": 2}, None, 3 * 2 * 4 * 2 * 32 / 100.0),
+        ({}, None, 0.0),
+    ],
+)
+def test_the_queues_that_a_trial_has_to_see(
+    changes: dict[str, object], epoch_samples: int | None, seconds: float
+) -> None:
+    config = TrainingConfig.model_validate({"micro_batch_size": 32, **changes})
+    assert queue_s(config, 100.0, epoch_samples) == pytest.approx(seconds)

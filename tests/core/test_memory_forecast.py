@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -91,6 +91,34 @@ def test_half_precision_is_learned_for_every_batch_from_one() -> None:
     assert unknown == pytest.approx(plain, rel=0.01)
     assert learned == pytest.approx(plain - 400, rel=0.05)
     assert learned_sd < unknown_sd / 3
+
+
+HALVES: dict[str, Callable[[int], int]] = {
+    "float32": line,
+    "bfloat16": lambda size: (340 + 2 * size) * MIB,
+    "float16": lambda size: (380 + 3 * size) * MIB,
+}
+
+
+def test_two_half_precisions_that_differ_are_told_apart() -> None:
+    """Each adds to what is fixed; a sample takes half as much in the one, three quarters in the other."""
+    seen = [(batch(size, amp_dtype=dtype), peak(size)) for dtype, peak in HALVES.items() for size in (32, 64, 256)]
+    mean, sd = expected(forecast(*seen), *(batch(512, amp_dtype=dtype) for dtype in HALVES))
+    true = [peak(512) / MIB for peak in HALVES.values()]
+    assert mean == pytest.approx(true, rel=0.05)
+    assert all(abs(one - peak) < 2 * doubt for one, peak, doubt in zip(mean, true, sd, strict=True))
+    assert mean[2] - mean[1] > 4 * max(sd[1:])
+
+
+def test_what_half_precision_adds_at_every_batch_is_no_growth() -> None:
+    """Copies of the weights: the same at every batch."""
+    full = [(batch(size), line(size)) for size in (32, 64, 128)]
+    half = [(batch(size, amp_dtype="float16"), line(size) + 120 * MIB) for size in (32, 64, 128)]
+    known = forecast(*full, *half)
+    (plain, in_half), _ = expected(known, batch(32), batch(32, amp_dtype="float16"))
+    assert in_half - plain == pytest.approx(120, rel=0.35)
+    (plain, in_half), _ = expected(known, batch(512), batch(512, amp_dtype="float16"))
+    assert abs(in_half - plain - 120) < 0.15 * plain
 
 
 def test_tf32_takes_the_memory_of_float32() -> None:

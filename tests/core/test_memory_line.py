@@ -1,15 +1,25 @@
-"""The line of memory against the micro batch, its error, and what is said of the biggest batch: only what was run."""
+"""Lines of memory against the micro batch, one a kind of settings, and the biggest batch: only what was run is told."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.core.measurement import Measurement
-from autotune.core.memory_line import MemoryLine, fit_memory, memory_lines, say_largest
+from autotune.core.memory_line import (
+    MemoryKind,
+    MemoryLine,
+    MemoryPoint,
+    fit_memory,
+    memory_kind,
+    memory_lines,
+    say_largest,
+)
 from autotune.core.objective import Score
 from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import TrialRecord, TrialResult
@@ -36,8 +46,10 @@ def trial(make_measurement: Callable[..., Measurement]) -> MakeTrial:
     return make
 
 
-def fitted(points: list[tuple[int, int]]) -> MemoryLine:
-    line = fit_memory("float32", points)
+def fitted(points: Sequence[tuple[int, ...]], num_workers: int = 0) -> MemoryLine:
+    line = fit_memory(
+        MemoryKind(amp_dtype="float32"), [MemoryPoint(*point) for point in points], num_workers=num_workers
+    )
     assert line is not None
     return line
 
@@ -77,7 +89,8 @@ def test_the_error_grows_away_from_the_points(batches: list[int], peaks: list[in
 
 
 def test_one_batch_makes_no_line_and_two_points_a_vague_one() -> None:
-    assert fit_memory("float32", [(32, 100), (32, 110)]) is None
+    same = [MemoryPoint(32, 100), MemoryPoint(32, 110)]
+    assert fit_memory(MemoryKind(amp_dtype="float32"), same) is None
     assert fitted([(32, 100), (64, 200)]).error_bytes == pytest.approx(20)
 
 
@@ -89,20 +102,111 @@ def test_memory_that_falls_with_the_batch_is_noise() -> None:
 
 def test_each_precision_has_its_own_line(trial: MakeTrial) -> None:
     records = [trial(0, 32, 100), trial(1, 64, 200), trial(2, 32, 60, amp_dtype="bfloat16"), trial(3, 64, None)]
-    assert [(line.amp_dtype, len(line.points)) for line in memory_lines(records)] == [("float32", 2)]
+    (line,) = memory_lines(records, num_workers=None)
+    assert (line.kind.amp_dtype, len(line.points)) == ("float32", 2)
+
+
+def test_trials_on_other_devices_have_lines_of_their_own(trial: MakeTrial) -> None:
+    """One rank takes 100 MiB and 1 MiB a sample, the two of a group twice that: one line would be off by far."""
+    groups: list[dict[str, Any]] = [{}, {"strategy": "ddp", "world_size": 2}, {"strategy": "dp", "world_size": 2}]
+    records = [
+        trial(number, batch, settings.get("world_size", 1) * (100 + batch), **settings)
+        for number, (batch, settings) in enumerate((batch, one) for batch in (32, 64, 128) for one in groups)
+    ]
+    lines = memory_lines(records, num_workers=None)
+    assert [(line.kind.strategy, line.kind.world_size) for line in lines] == [("single", 1), ("ddp", 2), ("dp", 2)]
+    assert [line.kind for line in lines] == [memory_kind(record.config) for record in records[:3]]
+    assert [line.predict_bytes(64) for line in lines] == pytest.approx([164 * MIB, 328 * MIB, 328 * MIB])
+    assert max(line.error_bytes for line in lines) < MIB
+    of_two = records[-2].config
+    said = say_largest(records, of_two, 1000 * MIB, batches=[32, 64, 128], counts_workers=False)
+    assert said is not None
+    assert "128, stays within 1,000 MiB (run, it took 456 MiB; predicted from other batches: 456 MiB" in said
+
+
+# Loader workers
+
+
+PLANE = st.tuples(st.integers(0, 10**10), st.integers(1, 10**8), st.integers(1, 10**9))
+WORKERS = [0, 2, 4, 8, 1, 0, 8, 4, 2, 1, 3, 6]
+
+
+@given(BATCHES.filter(lambda batches: len(set(batches)) > 4), PLANE, st.integers(0, 16))
+def test_what_a_worker_takes_is_found_beside_the_batch(
+    batches: list[int], plane: tuple[int, int, int], workers: int
+) -> None:
+    base, sample, worker = plane
+    points = [(batch, base + sample * batch + worker * own, own) for batch, own in zip(batches, WORKERS, strict=False)]
+    correlation = statistics.correlation(batches, WORKERS[: len(batches)])
+    line, most = fitted(points, workers), base + sample * 4096 + worker * 16
+    if abs(correlation) < 0.9:
+        assert line.bytes_per_worker == pytest.approx(worker, abs=1e-6 * most)
+        assert line.predict_bytes(100) == pytest.approx(base + sample * 100 + worker * workers, abs=1e-5 * most)
+        assert line.error_bytes == pytest.approx(0, abs=1e-5 * most)
+
+
+def test_a_line_is_less_sure_for_workers_that_were_not_tried(trial: MakeTrial) -> None:
+    peaks = [(32, 132, 0), (32, 191, 2), (64, 166, 0), (64, 224, 2), (128, 226, 0), (128, 291, 2)]
+    records = [trial(number, batch, peak, num_workers=own) for number, (batch, peak, own) in enumerate(peaks)]
+    (seen,), (between,), (beyond,) = (memory_lines(records, num_workers=count) for count in (0, 1, 8))
+    assert seen.bytes_per_worker == pytest.approx(30 * MIB, rel=0.1)
+    assert [line.predict_bytes(64) / MIB for line in (seen, between, beyond)] == pytest.approx([164, 194, 404], rel=0.1)
+    assert between.error_bytes < seen.error_bytes < beyond.error_bytes
+    assert seen.error_at(64) < 20 * MIB
+    (mixed,) = memory_lines(records, num_workers=None)
+    assert (mixed.bytes_per_worker, mixed.num_workers) == (0.0, 0)
+    assert mixed.error_at(64) > 4 * seen.error_at(64)
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        [(32, 132, 0), (64, 224, 2), (128, 228, 0), (256, 416, 2)],
+        [(32, 132, 2), (64, 224, 4), (128, 268, 8), (256, 416, 16), (512, 700, 32)],
+        [(32, 132, 2), (64, 164, 2), (128, 228, 2), (256, 356, 2), (512, 612, 2)],
+    ],
+    ids=["few trials", "they grow with the batch", "always as many"],
+)
+def test_what_does_not_tell_what_a_worker_takes_is_a_line_in_the_batch_alone(points: list[tuple[int, ...]]) -> None:
+    line, plain = fitted(points, 8), fitted([(batch, peak) for batch, peak, _ in points])
+    assert line.bytes_per_worker == 0
+    assert line.predict_bytes(1024) == pytest.approx(plain.predict_bytes(1024))
+    assert line.error_at(1024) == pytest.approx(plain.error_at(1024))
+
+
+def test_workers_do_not_shrink_memory() -> None:
+    points = [(32, 140, 0), (64, 160, 2), (128, 228, 0), (256, 350, 2), (512, 612, 0)]
+    line = fitted(points, 2)
+    assert line.bytes_per_worker == 0
+    assert line.bytes_per_sample > 0
+
+
+def test_the_biggest_batch_is_predicted_for_its_own_workers(trial: MakeTrial) -> None:
+    """It ran with 8 workers of 30 MiB, the others with none to four."""
+    workers = {32: (0, 4), 64: (0, 2), 128: (0, 4), 512: (8,)}
+    ran = [(batch, own) for batch, counts in workers.items() for own in counts]
+    records = [trial(number, batch, 100 + batch + 30 * own, num_workers=own) for number, (batch, own) in enumerate(ran)]
+    said, mixed = (
+        say_largest(records, records[-1].config, 1000 * MIB, batches=[32, 64, 128, 512], counts_workers=counts)
+        for counts in (True, False)
+    )
+    assert "it took 852 MiB; predicted from other batches: 852 MiB ± 0 MiB" in (said or "")
+    assert "predicted from other batches: 852 MiB" not in (mixed or "")
 
 
 def test_the_biggest_batch_is_one_that_was_run_with_what_was_predicted_of_it(trial: MakeTrial) -> None:
     records = [trial(0, 32, 132), trial(1, 64, 164), trial(2, 128, 228), trial(3, 512, 700), trial(4, 1024, 1124)]
-    said = say_largest(records, "float32", 1000 * MIB, batches=[32, 64, 128, 256, 512, 1024])
-    assert said is not None
+    said = said_of(records, 32, 64, 128, 256, 512, 1024)
     assert "limit of 1,000 MiB allows is 512" in said
     assert "it took 700 MiB" in said
     assert "predicted from other batches: 612 MiB" in said
 
 
 def said_of(records: list[TrialRecord], *batches: int, overloaded: tuple[int, ...] = ()) -> str:
-    return say_largest(records, "float32", 1000 * MIB, batches=batches, overloaded=overloaded) or ""
+    said = say_largest(
+        records, TrainingConfig(), 1000 * MIB, batches=batches, counts_workers=False, overloaded=overloaded
+    )
+    return said or ""
 
 
 def test_running_out_of_memory_tells_a_biggest_batch_too(trial: MakeTrial) -> None:

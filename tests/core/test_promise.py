@@ -10,11 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.core.budget import Budget
+from autotune.core.confirmation_plan import UNHURRIED_CONFIRMATION_S
 from autotune.core.measurement import Measurement
-from autotune.core.promise import UNHURRIED_CONFIRMATION_S, Pace, expected_s, payback_s
+from autotune.core.promise import Pace, expected_s, payback_s
 from autotune.core.trial import TrialRecord, TrialResult
 
 MakeRecords = Callable[..., list[TrialRecord]]
+STRESSED_S = 4.0 + 12.0
+"""A look at the samples, and training on the largest."""
 OPEN_END: dict[str, Any] = {"most_trials": Budget().max_trials, "may_stop_early": True}
 
 
@@ -60,7 +63,7 @@ def test_each_further_trial_takes_what_those_before_took(make_records: MakeRecor
 
 def test_once_every_trial_has_run_the_confirmation_is_left(make_records: MakeRecords) -> None:
     left = expected_s(Pace(**asked_for(10), records=make_records(10)))
-    assert 0 < left <= UNHURRIED_CONFIRMATION_S
+    assert STRESSED_S < left <= UNHURRIED_CONFIRMATION_S + STRESSED_S + 2.0
     assert left < expected_s(Pace(**asked_for(10), records=make_records(9)))
 
 
@@ -71,7 +74,7 @@ def test_a_confirmation_runs_two_three_times_however_slowly_they_start(
     make_records: MakeRecords, overhead_s: float, seconds: float
 ) -> None:
     records = make_records(10, overhead_s=overhead_s)
-    assert expected_s(Pace(**asked_for(10), records=records)) == pytest.approx(seconds)
+    assert expected_s(Pace(**asked_for(10), records=records)) == pytest.approx(seconds + overhead_s + STRESSED_S)
 
 
 def test_what_is_left_falls_with_every_trial(make_records: MakeRecords) -> None:

@@ -13,7 +13,6 @@ from autotune.worker.device import DeviceError
 from autotune.worker.loop import Diverged
 from autotune.worker.outcome import outcome_of
 
-
 KILLED = "DataLoader worker (pid 7) is killed by signal: Killed."
 
 

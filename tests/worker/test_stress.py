@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import cycle
 from math import inf
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -137,6 +139,37 @@ def test_of_a_batch_samplers_batches_the_largest_as_padded_is_taken(find: Callab
     assert found.batch.count_nonzero(1).tolist() == [LENGTHS[at] for at in heaviest]
     made = find(batch_sampler=lambda data, size: BatchSampler(SequentialSampler(data), size, drop_last=True))
     assert len(made.batch) == 4
+
+
+def test_of_a_batch_sampler_no_more_batches_are_taken_than_hold_a_look(
+    find: Callable[..., LargestBatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stress, "_LOOK_ITEMS", 10)
+    taken: list[int] = []
+
+    def endless() -> Iterator[list[int]]:
+        for batch in cycle([[0, 1, 2], [3], [4, 5, 6, 7]]):
+            taken.append(len(batch))
+            yield batch
+
+    found = find(batch_sampler=endless())
+    assert taken == [3, 1, 4, 3]
+    assert sorted(found.batch.count_nonzero(1).tolist()) == sorted(LENGTHS[at] for at in (4, 5, 6, 7))
+
+
+def test_a_stress_run_looks_for_a_share_of_its_deadline(
+    train: Callable[..., StressFigures], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: list[float] = []
+
+    def look(*arguments: Any) -> LargestBatch:
+        ends.append(arguments[-1] - perf_counter())
+        return LargestBatch(sizes=[], remark="Nothing was looked at.")
+
+    monkeypatch.setattr(stress, "largest_batch", look)
+    for left_s in (1000.0, 10.0):
+        train(ends_at=perf_counter() + left_s)
+    assert ends == pytest.approx([4.0, 2.0], abs=0.2)
 
 
 def test_a_look_ends_when_its_time_is_over(find: Callable[..., LargestBatch]) -> None:
