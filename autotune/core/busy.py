@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["NVML_SOURCE", "PROFILER_SOURCE", "WAIT_SOURCE", "BusyReading", "Fullness", "disagreement"]
+__all__ = [
+    "NVML_SOURCE",
+    "PROFILER_SOURCE",
+    "WAIT_SOURCE",
+    "BusyReading",
+    "Fullness",
+    "best_common_source",
+    "disagreement",
+    "source_rank",
+]
 
 PROFILER_SOURCE = "profiler: kernels and copies"
 NVML_SOURCE = "NVML utilization"
 WAIT_SOURCE = "1 - data wait"
+_RANKS = {PROFILER_SOURCE: 0, NVML_SOURCE: 1, WAIT_SOURCE: 3}
+_RANK_OF_OTHERS = 2
 _AGREE_WITHIN = 0.10
 
 _Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -42,6 +53,20 @@ class Fullness(BaseModel):
     """Cycles in which a tensor pipe worked."""
     dram_fraction: _Fraction | None
     """Of the memory's bandwidth."""
+
+
+def source_rank(source: str) -> int:
+    """How much a source is worth, 0 for the best.
+
+    The profiler sees every kernel and copy, NVML samples whether there is one; the loop's waits tell of the loader.
+    """
+    return _RANKS.get(source, _RANK_OF_OTHERS)
+
+
+def best_common_source(told: Sequence[Collection[str]]) -> str | None:
+    """The best source that told of every configuration, each an entry with its sources; None where there is none."""
+    common = [source for source in (told[0] if told else ()) if all(source in sources for sources in told)]
+    return min(common, key=source_rank, default=None)
 
 
 def disagreement(readings: Sequence[BusyReading]) -> tuple[BusyReading, BusyReading] | None:

@@ -73,7 +73,7 @@ class TimeBar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeBars:
-    """Bars to compare at a glance; a table beside them holds the figures."""
+    """Bars to compare at a glance; a table beside them holds the figures and their sources."""
 
     bars: tuple[TimeBar, ...]
 
@@ -82,13 +82,15 @@ class TimeBars:
 class Shares:
     """Fractions of a whole, by name."""
 
+    title: str
     head: str
+    """What they are shares of, in a sentence without its end."""
     shares: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A place for the plot of this name; its data stand in tables as well."""
+    """A place for the plot of this name: a page draws it, a text tells it as a table."""
 
     name: str
 

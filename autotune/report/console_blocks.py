@@ -17,9 +17,9 @@ from rich.text import Text
 from autotune.report.blocks import Block, Bullets, Facts, Paragraph, Section, Table
 from autotune.report.formatting import one_line
 
-__all__ = ["BAR_CELLS", "MEASURED_BY", "print_section"]
+__all__ = ["MEASURED_BY", "print_section", "text_bar"]
 
-BAR_CELLS = 30
+_BAR_CELLS = 30
 """Of a bar of blocks that stands for the whole."""
 MEASURED_BY = "measured by"
 """A column that is told below its table."""
@@ -31,6 +31,11 @@ def print_section(section: Section, console: Console) -> None:
     console.print(Text(section.title, style="bold"))
     for block in section.blocks:
         console.print(Padding.indent(_grid(block), 2))
+
+
+def text_bar(fraction: float) -> str:
+    """A share as a bar of full blocks."""
+    return "█" * round(_BAR_CELLS * fraction)
 
 
 def _grid(block: Block) -> RenderableType:
@@ -66,7 +71,7 @@ def _table_grid(block: Table) -> Grid:
             justify="left" if is_text else "right",
             overflow="fold",
             no_wrap=not (is_text or is_interval),  # an interval that finds no room may break at its "to"
-            max_width=BAR_CELLS if narrow else None,
+            max_width=_BAR_CELLS if narrow else None,
         )
     for row in block.rows:
         grid.add_row(*(Text(one_line(row[place])) for place in shown))

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.core.busy import disagreement
 from autotune.core.environment import Environment
-from autotune.core.memory_line import memory_lines
 from autotune.core.promise import payback_s
 from autotune.core.recommendation import Recommendation
 from autotune.core.result import RunSummary, changed_settings
 from autotune.core.trial import Outcome, TrialRecord
 from autotune.core.workload import WorkloadFacts
-from autotune.report.figures import Column, find_trial, summarise
+from autotune.report.figures import Column, Figures, find_trial, list_busy, summarise
 from autotune.report.formatting import (
     NO_VALUE,
     cut_middle,
@@ -26,12 +26,14 @@ from autotune.report.formatting import (
     format_bytes,
     format_count,
     format_duration,
+    format_fraction,
     format_interval,
     format_setting,
     format_times,
     name_outcome,
     one_line,
 )
+from autotune.report.memory_lines import say_memory_line
 
 __all__ = [
     "FailureGroup",
@@ -54,7 +56,7 @@ __all__ = [
 _FILES = {
     "recommended.yaml": "the settings to use: autotune.load() reads them",
     "report.html": "the report with its plots, for a browser",
-    "report.md": "the same in Markdown, without the plots",
+    "report.md": "the same in Markdown, its plots as tables",
     "trials.jsonl": "every trial, raw",
     "study.db": "the Optuna study",
     "environment.json": "the machine and its versions",
@@ -170,28 +172,38 @@ def list_remarks(summary: RunSummary, columns: Sequence[Column]) -> tuple[str, .
     measured = [(column.title, column.figures) for column in columns if column.figures is not None]
     if not measured:
         return ()
-    remarks = []
-    sources = {title: figures.busy_source for title, figures in measured if figures.busy_source is not None}
+    return (
+        *_say_busy_sources(columns),
+        *_say_disagreements(measured),
+        f"Memory: {one_line(summary.memory_source)}.",
+        *say_memory_line(summary),
+        _say_runs([(title, figures.runs, figures.is_confirmed) for title, figures in measured]),
+    )
+
+
+def _say_busy_sources(columns: Sequence[Column]) -> tuple[str, ...]:
+    """Where the table's busy fractions come from."""
+    shown = zip(columns, list_busy(columns), strict=True)
+    sources = {column.title: one_line(reading.source) for column, reading in shown if reading is not None}
     if len(set(sources.values())) == 1:
-        remarks.append(f"Busy: {one_line(next(iter(sources.values())))}.")
-    elif sources:
-        each = "; ".join(f"{title}: {one_line(source)}" for title, source in sources.items())
-        remarks.append(f"Busy fractions of different sources don't compare ({each}).")
-    remarks.append(f"Memory: {one_line(summary.memory_source)}.")
-    remarks += _say_memory_line(summary)
-    remarks.append(_say_runs([(title, figures.runs, figures.is_confirmed) for title, figures in measured]))
+        return (f"Busy: {next(iter(sources.values()))}.",)
+    each = "; ".join(f"{title}: {source}" for title, source in sources.items())
+    return (f"Busy fractions of different sources don't compare ({each}).",) if sources else ()
+
+
+def _say_disagreements(measured: Sequence[tuple[str, Figures]]) -> tuple[str, ...]:
+    """Where two sources of one configuration's busy fraction lie far apart, with what each says."""
+    remarks = []
+    for title, figures in measured:
+        pair = disagreement(figures.busy_readings)
+        if pair is not None:
+            low, high = pair
+            remarks.append(
+                f"{title}: two sources disagree by {100 * (high.fraction - low.fraction):.0f} points: "
+                f"{one_line(high.source)} says {format_fraction(high.fraction)}, "
+                f"{one_line(low.source)} {format_fraction(low.fraction)}."
+            )
     return tuple(remarks)
-
-
-def _say_memory_line(summary: RunSummary) -> tuple[str, ...]:
-    """The fitted line of the recommended settings' precision."""
-    config = summary.baseline if summary.recommendation is None else summary.recommendation.config
-    line = next((line for line in memory_lines(summary.trials) if line.amp_dtype == config.amp_dtype), None)
-    if line is None:
-        return ()
-    base, slope, error = line.intercept_bytes, line.bytes_per_sample, line.error_bytes
-    figures = f"{format_bytes(round(base))} + {format_bytes(round(slope))} a sample, ± {format_bytes(round(error))}"
-    return (f"Memory line of {line.amp_dtype}: {figures}.",)
 
 
 def _say_runs(measured: Sequence[tuple[str, int, bool]]) -> str:

@@ -16,7 +16,7 @@ from autotune.core.diagnosis import CurvePoint, Diagnosis
 from autotune.core.phrasing import say_gain, say_settings
 from autotune.core.verdict import BOTTLENECKS, breakdown_of
 from autotune.report.blocks import Block, Bullets, Facts, Section, Table
-from autotune.report.console_blocks import BAR_CELLS, MEASURED_BY, print_section
+from autotune.report.console_blocks import MEASURED_BY, print_section, text_bar
 from autotune.report.content import describe_environment
 from autotune.report.figures import PART_NAMES
 from autotune.report.formatting import (
@@ -109,16 +109,12 @@ def _time(diagnosis: Diagnosis) -> Block:
         named = {PART_NAMES["data_wait"]: breakdown.data_wait, "all else": breakdown.compute}
     else:
         named = {PART_NAMES[part]: breakdown.shares()[part] for part in PARTS}
-    rows = [(name, _bar(one.fraction), format_fraction(one.fraction), one.source) for name, one in named.items()]
+    rows = [(name, text_bar(one.fraction), format_fraction(one.fraction), one.source) for name, one in named.items()]
     restart = breakdown.restart_fraction
     if restart >= 0.001:
         source = breakdown.data_wait.source
-        rows.insert(1, ("of it at epochs' ends", _bar(restart), format_fraction(restart), source))
+        rows.insert(1, ("of it at epochs' ends", text_bar(restart), format_fraction(restart), source))
     return Table(heads=("", "what", "share", MEASURED_BY), rows=tuple(rows), texts=_TEXTS)
-
-
-def _bar(fraction: float) -> str:
-    return "█" * round(BAR_CELLS * fraction)
 
 
 def _findings(diagnosis: Diagnosis) -> Block:

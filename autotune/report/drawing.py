@@ -183,7 +183,7 @@ def _label(axes: Axes, plot: Plot) -> None:
     else:
         axes.xaxis.set_major_locator(MaxNLocator(nbins=_MOST_TICKS, integer=True, min_n_ticks=1))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    if plot.name.startswith("rate"):
+    if plot.quantity == "rate":
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_rate(value)))
     axes.set_ylim(0.0, _top(plot))
     axes.margins(x=0.06)

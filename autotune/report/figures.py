@@ -13,7 +13,7 @@ from statistics import fmean
 from pydantic import BaseModel, ConfigDict
 
 from autotune.core.breakdown import PARTS, LoaderCosts, Part, TimeBreakdown
-from autotune.core.busy import BusyReading, Fullness
+from autotune.core.busy import BusyReading, Fullness, best_common_source, source_rank
 from autotune.core.ceilings import CeilingBook, device_key, loader_key
 from autotune.core.measurement import Measurement, Rate
 from autotune.core.ranks import Communication, RankFigures
@@ -39,6 +39,7 @@ __all__ = [
     "Row",
     "best_of_same_batch",
     "find_trial",
+    "list_busy",
     "make_columns",
     "make_rows",
     "measurements_of",
@@ -67,6 +68,7 @@ class Figures(BaseModel):
     samples_per_s: Rate
     """Geometric mean over the runs, with its 95 % interval."""
     busy_fraction: float | None
+    """By the source that scores are made from, the mean over the runs that it told of."""
     busy_source: str | None
     data_wait_fraction: float
     peak_memory_bytes: int
@@ -78,7 +80,7 @@ class Figures(BaseModel):
     breakdown: TimeBreakdown | None = None
     """Where the time goes."""
     busy_readings: tuple[BusyReading, ...] = ()
-    """Every source that could tell."""
+    """Every source that could tell, of the first run that the best of them told of."""
     fullness: Fullness | None = None
     loader_costs: LoaderCosts | None = None
     ranks: tuple[RankFigures, ...] = ()
@@ -140,12 +142,17 @@ def summarise(summary: RunSummary, number: int | None) -> Figures | None:
 def _beside_the_rate(runs: Sequence[Measurement]) -> dict[str, object]:
     return {
         "breakdown": next((run.breakdown for run in runs if run.breakdown is not None), None),
-        "busy_readings": next((run.busy_readings for run in runs if run.busy_readings), ()),
+        "busy_readings": _best_readings(runs),
         "fullness": next((run.fullness for run in runs if run.fullness is not None), None),
         "loader_costs": next((run.loader_costs for run in runs if run.loader_costs is not None), None),
         "ranks": best_known_ranks(runs),
         "communication": next((run.communication for run in runs if run.communication is not None), None),
     }
+
+
+def _best_readings(runs: Sequence[Measurement]) -> tuple[BusyReading, ...]:
+    known = [run.busy_readings for run in runs if run.busy_readings]
+    return min(known, key=lambda readings: min(source_rank(one.source) for one in readings), default=())
 
 
 def _ceilings(summary: RunSummary, number: int | None, runs: Sequence[Measurement]) -> dict[str, float | None]:
@@ -195,6 +202,21 @@ def make_columns(summary: RunSummary) -> tuple[Column, ...]:
     return tuple(columns)
 
 
+def list_busy(columns: Sequence[Column]) -> tuple[BusyReading | None, ...]:
+    """How busy each column's device was: by the best source that told of all of them, else by each one's own."""
+    told = [{} if column.figures is None else _busy_of(column.figures) for column in columns]
+    source = best_common_source([readings for readings in told if readings])
+    return tuple(next(iter(one.values()), None) if source is None else one.get(source) for one in told)
+
+
+def _busy_of(figures: Figures) -> dict[str, BusyReading]:
+    """What each source told, the scores' own first: that is a mean over runs."""
+    readings = [one for one in figures.busy_readings if one.source != figures.busy_source]
+    if figures.busy_fraction is not None and figures.busy_source is not None:
+        readings.insert(0, BusyReading(fraction=figures.busy_fraction, source=figures.busy_source))
+    return {one.source: one for one in readings}
+
+
 def make_rows(columns: Sequence[Column], limit_bytes: int) -> tuple[Row, ...]:
     """What was measured, then each setting in which a column differs from the first, the baseline."""
     limit = f"  of {format_bytes(limit_bytes)}"
@@ -202,7 +224,7 @@ def make_rows(columns: Sequence[Column], limit_bytes: int) -> tuple[Row, ...]:
         _row("samples/s", columns, lambda one: format_rate(one.samples_per_s.value)),
         _row("  95 % interval", columns, lambda one: _interval_of(one.samples_per_s)),
         *_speedup_rows(columns),
-        _row("busy", columns, lambda one: _fraction_or_none(one.busy_fraction)),
+        Row(label="busy", cells=tuple(_fraction_of(one) for one in list_busy(columns))),
         *_time_rows(columns),
         _row("peak memory", columns, lambda one: format_bytes(one.peak_memory_bytes)),
         _row(limit, columns, lambda one: format_fraction(one.peak_memory_bytes / limit_bytes)),
@@ -272,18 +294,19 @@ def _interval_of(rate: Rate) -> str:
     return format_interval(format_rate(rate.low), format_rate(rate.high))
 
 
-def _fraction_or_none(fraction: float | None) -> str:
-    return NO_VALUE if fraction is None else format_fraction(fraction)
+def _fraction_of(reading: BusyReading | None) -> str:
+    return NO_VALUE if reading is None else format_fraction(reading.fraction)
 
 
 def _join(runs: Sequence[Measurement], *, is_confirmed: bool) -> Figures:
-    busy = [run.busy_fraction for run in runs if run.busy_fraction is not None]
+    source = min((run.busy_source for run in runs if run.busy_source is not None), key=source_rank, default=None)
+    busy = [run.busy_fraction for run in runs if run.busy_source == source and run.busy_fraction is not None]
     return Figures(
         is_confirmed=is_confirmed,
         runs=len(runs),
         samples_per_s=rate_of_runs(runs),
         busy_fraction=fmean(busy) if busy else None,
-        busy_source=next((run.busy_source for run in runs if run.busy_source is not None), None),
+        busy_source=source,
         data_wait_fraction=fmean(run.data_wait_fraction for run in runs),
         peak_memory_bytes=max(run.peak_memory_bytes for run in runs),
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from autotune.core.diagnosis import Diagnosis
 from autotune.core.result import RunSummary
 from autotune.report.blocks import Block, Facts, Section, Table
-from autotune.report.content import say_course, say_headline, show_path
+from autotune.report.content import list_remarks, say_course, say_headline, show_path
 from autotune.report.diagnosis import diagnosis_sections, say_present
 from autotune.report.figures import make_columns, make_rows
 from autotune.report.sections import result_table
@@ -31,6 +31,7 @@ def render_notebook(summary: RunSummary, run_dir: Path) -> str:
         "headline": say_headline(summary),
         "standing": " ".join(say_standing(summary)),
         "result": result_table(columns, make_rows(columns, summary.limit_bytes)),
+        "remarks": list_remarks(summary, columns),
         "course": say_course(summary),
         "trials": trial_table(summary),
         "page": show_path(run_dir / "report.html"),

@@ -1,7 +1,7 @@
 """What the report's plots show, as plain numbers: throughput by batch and by workers, memory by batch, the history.
 
-Comes in: a RunSummary. Goes out: Plots, which `drawing` draws. A trial that measured nothing is a mark without a
-height; it stands on the axis, so that where trials fail is seen.
+Comes in: a RunSummary. Goes out: Plots, which `drawing` draws and `plot_tables` tells row by row. A trial that measured
+nothing is a mark without a height; a drawing has it on the axis, so that where trials fail is seen.
 """
 
 from __future__ import annotations
@@ -10,21 +10,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from autotune.core.memory_line import MemoryLine, memory_lines
+from autotune.core.memory_line import MemoryLine, memory_kind
 from autotune.core.result import RunSummary
 from autotune.core.training_config import AmpDtype
 from autotune.core.trial import TrialRecord
 from autotune.report.figures import summarise
 from autotune.report.formatting import format_bytes, format_count, format_rate
+from autotune.report.memory_lines import lines_of_group, say_group
 
-__all__ = ["Fate", "Level", "Mark", "Plot", "Role", "Trend", "list_plots"]
+__all__ = ["BYTES_PER_GIB", "Fate", "Level", "Mark", "Plot", "Quantity", "Role", "Trend", "list_plots"]
 
 Fate = Literal["feasible", "over_memory", "failed"]
 Role = Literal["", "baseline", "recommended"]
+Quantity = Literal["rate", "memory", "score"]
+"""What stands on a y axis: samples/s, GiB of the highest memory, the score."""
 
 _LEVEL_IN_SIGHT = 1.6
 """A ceiling higher than this many times the fastest trial is said below the plot: drawn, it would flatten the marks."""
-_GIB = 2**30
+BYTES_PER_GIB = 2**30
 _TREND_STEPS = 24
 
 
@@ -67,13 +70,14 @@ class Plot:
     title: str
     x_label: str
     y_label: str
+    quantity: Quantity
     caption: str
-    """What there is to see, in a sentence or two; also for those who can't see it."""
+    """What there is to know, in a sentence or two that hold for a drawing and for a table; "" for nothing."""
     marks: tuple[Mark, ...]
     levels: tuple[Level, ...] = ()
     trends: tuple[Trend, ...] = ()
     best_so_far: tuple[tuple[float, float], ...] = ()
-    """(trial, best score up to it), drawn as steps."""
+    """(trial that counts, best score up to it), drawn as steps."""
     is_log: bool = False
     """Powers of two on the x axis."""
 
@@ -97,16 +101,22 @@ def _rate_by_workers(summary: RunSummary) -> Plot:
 def _rate_against(summary: RunSummary, setting: str, title: str, x_label: str) -> Plot:
     marks = tuple(_mark(one, summary, x=getattr(one.config, setting), y=_rate(one)) for one in summary.trials)
     levels, said = _ceilings(summary, marks)
-    caption = f"Each mark is a trial. {said}"
     return Plot(
-        name=setting, title=title, x_label=x_label, y_label="samples/s", caption=caption, marks=marks, levels=levels
+        name=setting,
+        title=title,
+        x_label=x_label,
+        y_label="samples/s",
+        quantity="rate",
+        caption=f"The rates are those of the search's trials, one run each.{said}",
+        marks=marks,
+        levels=levels,
     )
 
 
 def _memory(summary: RunSummary) -> Plot:
     marks = tuple(_mark(one, summary, x=one.config.micro_batch_size, y=_memory_gib(one)) for one in summary.trials)
-    lines = memory_lines(summary.trials)
-    limit = summary.limit_bytes / _GIB
+    lines = lines_of_group(summary)
+    limit = summary.limit_bytes / BYTES_PER_GIB
     highest = max((mark.y for mark in marks if mark.y is not None), default=0.0)
     is_near = limit <= _LEVEL_IN_SIGHT * highest
     far = "" if is_near else f" The limit of {format_bytes(summary.limit_bytes)} lies far above."
@@ -115,7 +125,8 @@ def _memory(summary: RunSummary) -> Plot:
         title="Memory against batch size",
         x_label="micro batch",
         y_label="peak memory, GiB",
-        caption=f"Bands: the fitted lines' error.{far}" if lines else far.strip(),
+        quantity="memory",
+        caption=f"The fitted lines are shown with their error.{say_group(summary)}{far}" if lines else far.strip(),
         marks=marks,
         levels=(Level(label="limit", y=limit, is_limit=True),) if is_near else (),
         trends=tuple(_trend(line, summary) for line in lines),
@@ -129,13 +140,14 @@ def _history(summary: RunSummary) -> Plot:
         if mark.y is not None and mark.fate == "feasible":
             best.append((mark.x, max(mark.y, best[-1][1]) if best else mark.y))
     failed = sum(mark.y is None for mark in marks)
-    line = "The line is the best score so far." if best else "No trial counts."
-    without = f" {format_count(failed, 'trial')} without a score on the axis." if failed else ""
+    line = "The best so far is of the trials that ran well within the limit." if best else "No trial counts."
+    without = f" Without a score: {format_count(failed, 'trial')}." if failed else ""
     return Plot(
         name="history",
         title="Score of each trial",
         x_label="trial",
         y_label="score (baseline: about 1)",
+        quantity="score",
         caption=line + without,
         marks=marks,
         best_so_far=tuple(best),
@@ -154,7 +166,7 @@ def _role(trial: TrialRecord, summary: RunSummary) -> Role:
 
 
 def _ceilings(summary: RunSummary, marks: Sequence[Mark]) -> tuple[tuple[Level, ...], str]:
-    """The recommended settings' ceilings: those in sight as lines, the others in words."""
+    """The recommended settings' ceilings: those in sight as lines; whose they are, and the others, in words."""
     found = summary.recommendation
     figures = None if found is None else summarise(summary, found.number)
     if figures is None:
@@ -163,19 +175,26 @@ def _ceilings(summary: RunSummary, marks: Sequence[Mark]) -> tuple[tuple[Level, 
     known = {"loader alone": figures.loader_ceiling, "device alone": figures.device_ceiling}
     levels = [Level(label=name, y=rate) for name, rate in known.items() if rate is not None]
     near = tuple(level for level in levels if level.y <= _LEVEL_IN_SIGHT * highest)
-    far = (f"{level.label} {format_rate(level.y)}" for level in levels if level not in near)
-    words = "Lines: ceilings of the recommended settings. " if near else ""
-    above = ", ".join(far)
-    return near, words + (f"Above the plot: {above} samples/s." if above else "")
+    above = ", ".join(f"{level.label} {format_rate(level.y)}" for level in levels if level not in near)
+    words = " The ceilings are those of the recommended settings." if levels else ""
+    return near, words + (f" Far above: {above} samples/s." if above else "")
 
 
 def _trend(line: MemoryLine, summary: RunSummary) -> Trend:
-    """From the smallest batch measured to the largest tried in this precision, failed ones included."""
-    tried = [trial.config.micro_batch_size for trial in summary.trials if trial.config.amp_dtype == line.amp_dtype]
-    first, last = line.points[0][0], max(tried)
-    batches = sorted({round(first + (last - first) * step / _TREND_STEPS) for step in range(_TREND_STEPS + 1)})
-    points = ((batch, line.predict_bytes(batch) / _GIB, line.error_at(batch) / _GIB) for batch in batches)
-    return Trend(amp_dtype=line.amp_dtype, points=tuple(points))
+    """From the smallest batch measured to the largest tried of its kind, failed ones included.
+
+    Every batch that was tried in between has a point, whatever its precision.
+    """
+    tried = [trial.config for trial in summary.trials]
+    first = line.points[0][0]
+    last = max(config.micro_batch_size for config in tried if memory_kind(config) == line.kind)
+    batches = {round(first + (last - first) * step / _TREND_STEPS) for step in range(_TREND_STEPS + 1)}
+    batches |= {config.micro_batch_size for config in tried if first <= config.micro_batch_size <= last}
+    points = (
+        (batch, line.predict_bytes(batch) / BYTES_PER_GIB, line.error_at(batch) / BYTES_PER_GIB)
+        for batch in sorted(batches)
+    )
+    return Trend(amp_dtype=line.kind.amp_dtype, points=tuple(points))
 
 
 def _rate(trial: TrialRecord) -> float | None:
@@ -183,7 +202,7 @@ def _rate(trial: TrialRecord) -> float | None:
 
 
 def _memory_gib(trial: TrialRecord) -> float | None:
-    return None if trial.measurement is None else trial.measurement.peak_memory_bytes / _GIB
+    return None if trial.measurement is None else trial.measurement.peak_memory_bytes / BYTES_PER_GIB
 
 
 def _score(trial: TrialRecord) -> float | None:

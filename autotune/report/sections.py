@@ -1,4 +1,4 @@
-"""The report's sections, in order: the same content for report.html and report.md.
+"""The report's sections, in order: the same content for report.html and report.md, their plots included.
 
 Comes in: a RunSummary and its run folder. Goes out: Sections of blocks without markup. Where the time goes is in
 `time_sections`; what several devices bring in `rank_sections`; what was run, and what was checked, in `trial_sections`.
@@ -67,7 +67,7 @@ def list_sections(
         summary: what is told.
         run_dir: the run folder.
         own_file: the report's own name, which may not be there yet.
-        drawn: names of the plots that can be shown.
+        drawn: names of the plots that can be shown, drawn or as tables.
     """
     sections = (
         *scaling_sections(summary),
@@ -99,7 +99,8 @@ def list_sections(
 
 def _importances(summary: RunSummary) -> Shares:
     ordered = sorted(summary.importances.items(), key=lambda item: -item[1])
-    return Shares(head="how much each setting tells whether a trial is among the best quarter", shares=dict(ordered))
+    head = "how much each setting tells whether a trial is among the best quarter"
+    return Shares(title="Settings by importance", head=head, shares=dict(ordered))
 
 
 def _describe_run(summary: RunSummary) -> dict[str, str]:

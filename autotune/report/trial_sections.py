@@ -5,12 +5,15 @@ Comes in: a RunSummary. Goes out: Sections whose blocks are empty where there is
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from autotune.core.guard import GuardFigures, objection, shortfall
 from autotune.core.measurement import Measurement
-from autotune.core.memory_line import MemoryLine, memory_lines
+from autotune.core.memory_line import MemoryLine
 from autotune.core.recommendation import Confirmation
 from autotune.core.result import RunSummary
-from autotune.core.stress import StressFigures
+from autotune.core.stress import StressFigures, load_of
+from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import TrialRecord
 from autotune.report.blocks import Bullets, Figure, Paragraph, Section, Table, Trace
 from autotune.report.content import FailureGroup, group_failures, say_course
@@ -25,9 +28,11 @@ from autotune.report.formatting import (
     format_interval,
     format_rate,
     name_outcome,
+    one_line,
     shorten,
     without_controls,
 )
+from autotune.report.memory_lines import format_base, list_memory_lines, name_line, say_workers
 
 __all__ = [
     "confirmation_section",
@@ -52,7 +57,8 @@ _TEXTS = frozenset({"settings", "outcome", "reason", "precision", "answer", ""})
 
 def trial_section(summary: RunSummary) -> Section:
     """How the search went, and every trial."""
-    return Section(title="Trials", blocks=(Paragraph(text=say_course(summary)), trial_table(summary)))
+    sources = _say_busy_sources((trial.number, trial.measurement) for trial in summary.trials)
+    return Section(title="Trials", blocks=(Paragraph(text=say_course(summary)), trial_table(summary), sources))
 
 
 def trial_table(summary: RunSummary) -> Table:
@@ -67,7 +73,8 @@ def confirmation_section(summary: RunSummary) -> Section:
     confirmations = summary.recommendation.confirmations if summary.recommendation is not None else ()
     count = max((len(one.rounds) for one in confirmations), default=0)
     rows = [_round(index, one) for index in range(count) for one in confirmations if index < len(one.rounds)]
-    return Section(title="Confirmation", blocks=(Table(heads=_ROUND_HEADS, rows=tuple(rows), texts=_TEXTS),))
+    sources = _say_busy_sources((one.number, run) for one in confirmations for run in one.rounds)
+    return Section(title="Confirmation", blocks=(Table(heads=_ROUND_HEADS, rows=tuple(rows), texts=_TEXTS), sources))
 
 
 def failure_section(summary: RunSummary) -> Section:
@@ -77,13 +84,14 @@ def failure_section(summary: RunSummary) -> Section:
 
 def memory_section(summary: RunSummary) -> Section:
     """Memory against the micro batch: the trials, the fitted lines, the limit."""
-    lines = memory_lines(summary.trials)
-    table = Table(heads=_MEMORY_HEADS, rows=tuple(_line(line, summary) for line in lines), texts=_TEXTS)
+    lines = list_memory_lines(summary)
+    table = Table(heads=_MEMORY_HEADS, rows=tuple(_line(line, lines, summary) for line in lines), texts=_TEXTS)
     remark = (
         "Lines fitted to the trials' peak memory; the error is half of the 95 % prediction interval. "
         "The last column is what the line expects within the limit; only batches that were run are recommended."
     )
-    return Section(title="Memory", blocks=(Figure(name="memory"), table, Bullets(sentences=(remark,) if lines else ())))
+    remarks = tuple(filter(None, (remark, say_workers(lines)))) if lines else ()
+    return Section(title="Memory", blocks=(Figure(name="memory"), table, Bullets(sentences=remarks)))
 
 
 def guard_section(summary: RunSummary) -> Section:
@@ -99,8 +107,8 @@ def guard_section(summary: RunSummary) -> Section:
 
 def stress_section(summary: RunSummary) -> Section:
     """The recommended configuration on the largest samples."""
-    stress = None if summary.recommendation is None else summary.recommendation.stress
-    sentences = () if stress is None else _say_stress(stress, summary.limit_bytes)
+    found = summary.recommendation
+    sentences = () if found is None or found.stress is None else _say_stress(found.stress, found.config, summary)
     return Section(title="Stress run", blocks=(Bullets(sentences=sentences),))
 
 
@@ -140,6 +148,17 @@ def _measured(run: Measurement | None) -> tuple[str, str, str, str, str]:
     )
 
 
+def _say_busy_sources(told: Iterable[tuple[int, Measurement | None]]) -> Bullets:
+    """What the column "busy" comes from: the source that scores are made from, and the trials where another served."""
+    numbers: dict[str, dict[int, None]] = {}
+    for number, run in told:
+        if run is not None and run.busy_source is not None:
+            numbers.setdefault(one_line(run.busy_source), {})[number] = None
+    source, *others = sorted(numbers, key=lambda one: -len(numbers[one])) or [""]
+    but = "".join(f"; of # {', '.join(map(str, numbers[one]))}: {one}" for one in others)
+    return Bullets(sentences=(f"Busy, as scores take it: {source}{but}.",) if source else ())
+
+
 def _failure(group: FailureGroup) -> Trace:
     failure = group.trials[0].result.failure
     traceback = "" if failure is None else cut_middle(failure.traceback, _LONGEST_TRACEBACK)
@@ -150,12 +169,12 @@ def _failure(group: FailureGroup) -> Trace:
     )
 
 
-def _line(line: MemoryLine, summary: RunSummary) -> tuple[str, ...]:
+def _line(line: MemoryLine, lines: Sequence[MemoryLine], summary: RunSummary) -> tuple[str, ...]:
     largest, farthest = line.largest_batch(summary.limit_bytes), _FARTHEST * line.points[-1][0]
     return (
-        line.amp_dtype,
+        name_line(line, lines),
         str(len(line.points)),
-        format_bytes(round(line.intercept_bytes)),
+        format_base(line),
         format_bytes(round(line.bytes_per_sample)),
         format_bytes(round(line.error_bytes)),
         NO_VALUE if largest is None else f"over {farthest:,}" if largest > farthest else f"{largest:,}",
@@ -177,17 +196,20 @@ def _guard(trial: TrialRecord, figures: GuardFigures) -> tuple[str, ...]:
     )
 
 
-def _say_stress(stress: StressFigures, limit_bytes: int) -> tuple[str, ...]:
-    peak = stress.memory.peak_bytes
+def _say_stress(stress: StressFigures, config: TrainingConfig, summary: RunSummary) -> tuple[str, ...]:
+    load = load_of(stress, config, summary.environment, summary.facts)
+    own, whole, limit = map(format_bytes, (load.own_bytes, load.peak_bytes, summary.limit_bytes))
+    peak = f"{own}, that is up to {whole} for {load.bearer}" if load.is_more else own
     steps, seconds = format_count(stress.steps, "step"), format_duration(stress.seconds)
-    kept = f"{'within' if peak <= limit_bytes else 'above'} the limit of {format_bytes(limit_bytes)}"
+    ran = " ".join(filter(None, (f"The recommended settings trained for {steps} ({seconds})", load.where)))
+    kept = f"{'within' if load.peak_bytes <= summary.limit_bytes else 'above'} the limit of {limit}"
     largest, median = format_bytes(stress.largest_item_bytes), format_bytes(round(stress.median_item_bytes))
     sizes = f"all have {largest}" if largest == median else f"the largest has {largest}, the median {median}"
     seen = format_count(stress.items_seen, "item")
     largest_too = "" if stress.remark else ", ordinary batches and the largest samples in turns"
     return (
-        f"The recommended settings trained for {steps} ({seconds}){largest_too}.",
+        f"{ran}{largest_too}.",
         *((stress.remark,) if stress.remark else ()),
-        f"Peak memory: {format_bytes(peak)}, {kept} ({stress.memory.source}).",
+        f"Peak memory: {peak}, {kept} ({stress.memory.source}).",
         f"Sizes of {seen} were looked at: {sizes}.",
     )

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.core.busy import NVML_SOURCE, PROFILER_SOURCE, WAIT_SOURCE, BusyReading, disagreement
+from autotune.core.busy import (
+    NVML_SOURCE,
+    PROFILER_SOURCE,
+    WAIT_SOURCE,
+    BusyReading,
+    best_common_source,
+    disagreement,
+)
 
 
 def readings(*given: tuple[str, float]) -> list[BusyReading]:
@@ -21,3 +28,19 @@ def test_sources_over_ten_points_apart_disagree(nvml: float, differs: bool) -> N
 
 def test_the_loops_waits_are_no_rival_to_what_a_device_tells() -> None:
     assert disagreement(readings((NVML_SOURCE, 0.9), (WAIT_SOURCE, 0.2))) is None
+
+
+@pytest.mark.parametrize(
+    ("told", "best"),
+    [
+        ([{WAIT_SOURCE, NVML_SOURCE, PROFILER_SOURCE}, {PROFILER_SOURCE, NVML_SOURCE}], PROFILER_SOURCE),
+        ([{WAIT_SOURCE, NVML_SOURCE, PROFILER_SOURCE}, {WAIT_SOURCE, NVML_SOURCE}], NVML_SOURCE),
+        ([{WAIT_SOURCE, NVML_SOURCE}, {WAIT_SOURCE}], WAIT_SOURCE),
+        ([{WAIT_SOURCE, "a counter of its own"}], "a counter of its own"),
+        ([{NVML_SOURCE, "a counter of its own"}], NVML_SOURCE),
+        ([{NVML_SOURCE}, {PROFILER_SOURCE}], None),
+        ([], None),
+    ],
+)
+def test_the_best_source_is_one_that_told_of_all(told: list[set[str]], best: str | None) -> None:
+    assert best_common_source(told) == best

@@ -64,5 +64,7 @@ def test_a_users_own_style_neither_shows_nor_changes(drawn: dict[str, str]) -> N
 @pytest.mark.parametrize("y", [0.0, 1e-12, 1e15, None])
 def test_extreme_and_single_marks_can_be_drawn(y: float | None) -> None:
     marks = (Mark(x=1, y=y, amp_dtype="float32", fate="feasible", role="baseline"),)
-    plot = Plot(name="one", title="One", x_label="x", y_label="y", caption="", marks=marks, is_log=True)
+    plot = Plot(
+        name="one", title="One", x_label="x", y_label="y", quantity="rate", caption="", marks=marks, is_log=True
+    )
     assert draw(plot).startswith("<svg")

@@ -7,22 +7,105 @@ from pathlib import Path
 
 from autotune.core.memory_line import memory_lines
 from autotune.core.result import RunSummary
+from autotune.core.trial import Failure
+from autotune.report.blocks import Figure, Shares
 from autotune.report.markdown import render_markdown
+from autotune.report.plots import list_plots
+from autotune.report.sections import list_sections
 
-from .conftest import LIMIT, TRACEBACK, make_confirmation, make_measurement, make_recommendation, make_summary
+from .conftest import (
+    FAST,
+    LIMIT,
+    TRACEBACK,
+    make_confirmation,
+    make_environment,
+    make_facts,
+    make_measurement,
+    make_recommendation,
+    make_rich_summary,
+    make_summary,
+    make_trial,
+)
+
+ATTACK = (
+    '"><script>alert(1)</script> | [x](javascript:alert(2)) `code` **b** \x1b[31mred\x1b[0m </td>\n# title\n| a | b |'
+)
 
 
-def table_after(text: str, heading: str) -> list[str]:
-    lines = text.partition(f"\n## {heading}\n")[2].splitlines()
-    start = next(index for index, line in enumerate(lines) if line.startswith("|"))
+def table_after(text: str, heading: str, *, level: int = 2, head: str = "") -> list[str]:
+    """The first table below a heading, or the first with such a head."""
+    lines = text.partition(f"\n{'#' * level} {heading}\n")[2].splitlines()
+    start = next(index for index, line in enumerate(lines) if line.startswith(f"| {head}".rstrip()))
     stop = next(index for index, line in enumerate(lines[start:], start) if not line.startswith("|"))
     return lines[start:stop]
+
+
+def cells_of(row: str) -> list[str]:
+    return [cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]]
 
 
 def test_every_verdict_renders(any_summary: RunSummary, tmp_path: Path) -> None:
     text = render_markdown(any_summary, tmp_path)
     assert text.startswith("# autotune: resnet \\| \\[quick\\]\n")
     assert text.endswith("\n")
+
+
+def test_every_title_of_the_page_is_in_the_markdown(any_summary: RunSummary, tmp_path: Path) -> None:
+    lines = render_markdown(any_summary, tmp_path).splitlines()
+    plots = {plot.name: plot for plot in list_plots(any_summary)}
+    sections = list_sections(any_summary, tmp_path, own_file="report.md", drawn=plots)
+    assert [line[3:] for line in lines if line.startswith("## ")] == [section.title for section in sections]
+    blocks = [block for section in sections for block in section.blocks if isinstance(block, Figure | Shares)]
+    titles = [plots[block.name].title if isinstance(block, Figure) else block.title for block in blocks]
+    assert {"Throughput against batch size", "Memory against batch size", "Score of each trial"} <= set(titles)
+    assert [line[4:] for line in lines if line.startswith("### ")] == titles
+
+
+def test_bars_compare_where_the_time_goes_before_and_after(tmp_path: Path) -> None:
+    rows = [cells_of(row) for row in table_after(render_markdown(make_rich_summary(), tmp_path), "Where the time goes")]
+    assert rows[0] == ["", "baseline", "recommended"]
+    whole, wait, copying, computing = rows[2:6]
+    shorter = round(30 * 5100 / 12300)
+    assert whole == ["in all", f"{'█' * 30} 196 ms for 1,000 samples", f"{'█' * shorter} 81.3 ms for 1,000 samples"]
+    assert wait == ["waiting for data", f"{'█' * 18} 60 %", "2.0 %"]
+    assert copying == ["copying", "█ 2.0 %", "2.0 %"]
+    assert computing == ["computing", f"{'█' * 10} 33 %", f"{'█' * round(0.91 * 30 * 5100 / 12300)} 91 %"]
+
+
+def test_what_each_plot_shows_stands_in_a_table(tmp_path: Path) -> None:
+    text = render_markdown(make_summary(), tmp_path)
+    rows = [cells_of(row) for row in table_after(text, "Throughput against batch size", level=3)]
+    assert ["32", "5,123", "9,876", "5", "0", "3"] in rows
+    assert ["256", "–", "12,501 (over the limit)", "3", "2", "1"] in rows  # noqa: RUF001 - NO_VALUE
+    rows = [cells_of(row) for row in table_after(text, "Throughput against loader workers", level=3)]
+    assert ["0", "5,123"] in [row[:2] for row in rows]
+    rows = [cells_of(row) for row in table_after(text, "Memory against batch size", level=3)]
+    assert ["32", "3.00 GiB", "2.10 GiB"] in [row[:3] for row in rows]
+    assert "Limit: 16.0 GiB." in text
+    rows = [cells_of(row) for row in table_after(text, "Score of each trial", level=3)]
+    assert [row[0] for row in rows[2:]] == [str(trial.number) for trial in make_summary().trials]
+    assert "Without a score: 5 trials." in text
+
+
+def test_settings_by_importance_have_their_shares(tmp_path: Path) -> None:
+    rows = table_after(render_markdown(make_rich_summary(), tmp_path), "Settings by importance", level=3)
+    assert [cells_of(row) for row in rows[2:]] == [["num\\_workers", "70 %"], ["micro\\_batch\\_size", "30 %"]]
+
+
+def test_no_text_of_a_user_is_obeyed_anywhere(tmp_path: Path) -> None:
+    rich = make_rich_summary()
+    crash = {"reason": ATTACK, "failure": Failure(signature=ATTACK, traceback="")}
+    environment = make_environment().model_copy(update={"device_name": ATTACK, "versions": {ATTACK: ATTACK}})
+    hostile = {"name": ATTACK, "notes": (ATTACK,), "memory_source": ATTACK, "stopped_because": ATTACK}
+    more = {"environment": environment, "importances": {ATTACK: 0.5}, "facts": make_facts(step_source=ATTACK)}
+    trials = (*rich.trials, make_trial(11, FAST, "crashed", **crash))
+    text = render_markdown(rich.model_copy(update={**hostile, **more, "trials": trials}), tmp_path)
+    assert text.count("alert(1)") >= 10
+    plain = re.sub(r"^(`{3,})text\n.*?\n\1$", "", text, flags=re.MULTILINE | re.DOTALL)  # tracebacks stand in fences
+    assert not re.findall(r"(?<!\\)[<>`\[]", plain)
+    assert re.findall(r"^#+ \S+", text, flags=re.MULTILINE) == re.findall(
+        r"^#+ \S+", render_markdown(rich.model_copy(update={"importances": {"x": 0.5}}), tmp_path), flags=re.MULTILINE
+    )
 
 
 def test_every_trial_has_a_row(tmp_path: Path) -> None:
@@ -68,8 +151,8 @@ def test_machine_versions_and_seed_are_told(tmp_path: Path) -> None:
 
 
 def test_a_memory_line_is_not_followed_far_beyond_what_was_measured(tmp_path: Path) -> None:
-    (row,) = table_after(render_markdown(make_summary(), tmp_path), "Memory")[2:]
-    (line,) = memory_lines(make_summary().trials)
+    (row,) = table_after(render_markdown(make_summary(), tmp_path), "Memory", head="precision")[2:]
+    (line,) = memory_lines(make_summary().trials, num_workers=None)
     assert row.split(" | ")[-1] == f"{line.largest_batch(LIMIT)} |"
-    (row,) = table_after(render_markdown(make_summary(limit_bytes=10**15), tmp_path), "Memory")[2:]
+    (row,) = table_after(render_markdown(make_summary(limit_bytes=10**15), tmp_path), "Memory", head="precision")[2:]
     assert row.split(" | ")[-1] == "over 1,024 |"

@@ -24,6 +24,7 @@ def test_it_tells_headline_standing_and_every_trial(tmp_path: Path) -> None:
     assert "2.41 times as fast as your configuration" in text
     assert "the loader is what holds it" in text
     assert "out of memory" in text
+    assert "Busy: share of time with a kernel running (NVML). baseline: two sources disagree by 19 points" in text
 
 
 def test_a_diagnosis_shows_its_answer_its_advice_and_where_the_time_goes() -> None:

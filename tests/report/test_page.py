@@ -15,7 +15,7 @@ from autotune.core.trial import Failure
 from autotune.report import page
 from autotune.report.markdown import render_markdown
 from autotune.report.page import Page, render_page
-from autotune.report.plots import Plot
+from autotune.report.plots import Plot, list_plots
 
 from .conftest import FAST, SAME_BATCH, make_environment, make_facts, make_rich_summary, make_summary, make_trial
 
@@ -104,13 +104,18 @@ def test_ids_are_unique_and_every_plot_is_there(rich: Page) -> None:
 def test_the_page_says_what_the_markdown_says(any_summary: RunSummary, tmp_path: Path) -> None:
     text = read(any_summary, tmp_path).text
     plain = re.sub(r"\\(.)", r"\1", render_markdown(any_summary, tmp_path))
-    headings = re.findall(r"^## (.+)$", plain, flags=re.MULTILINE)
+    headings = re.findall(r"^###? (.+)$", plain, flags=re.MULTILINE)
     assert headings
     for heading in headings:
         assert heading in text
+    for plot in list_plots(any_summary):  # drawn here, tables there
+        assert plot.caption in plain
+        assert plot.caption in text
+        plain = re.sub(rf"^### {plot.title}\n\n(\|.*\n)+", "", plain, flags=re.MULTILINE)
     cells = {cell.strip() for line in plain.splitlines() if line.startswith("| ") for cell in line.split(" | ")[1:-1]}
     assert len(cells) > 20
-    assert [cell for cell in cells - {"---", "report.md"} if " ".join(cell.split()) not in text] == []
+    cells = {cell for cell in cells if "█" not in cell} - {"---", "report.md", "in all"}
+    assert [cell for cell in cells if " ".join(cell.split()) not in text] == []
 
 
 @pytest.mark.usefixtures("_undrawn")

@@ -31,7 +31,9 @@ def test_baseline_and_recommended_are_told_apart() -> None:
 def test_ceilings_in_sight_are_lines_and_others_are_said() -> None:
     plot = plots_of(make_rich_summary())["rate-by-batch"]
     assert [(level.label, level.y) for level in plot.levels] == [("device alone", 12_800.0)]
-    assert "Above the plot: loader alone 30,000 samples/s." in plot.caption
+    assert plot.caption.endswith(
+        "The ceilings are those of the recommended settings. Far above: loader alone 30,000 samples/s."
+    )
 
 
 def test_a_limit_in_sight_is_a_line_and_another_is_said() -> None:
@@ -54,6 +56,14 @@ def test_memory_lines_run_through_their_trials_with_their_error() -> None:
     assert [round(value, 6) for value in trend.points[-1]] == [128, 3.0, 0]
 
 
+def test_a_memory_line_has_a_point_at_every_batch_that_was_tried_in_its_range() -> None:
+    (trend,) = plots_of(make_summary())["memory"].trends
+    assert {32, 128, 256} <= {batch for batch, _, _ in trend.points}
+    odd = make_trial(9, BASELINE.model_copy(update={"micro_batch_size": 77}), measurement=make_measurement(1000.0))
+    (trend,) = plots_of(make_summary(trials=(*make_summary().trials, odd)))["memory"].trends[-1:]
+    assert (trend.amp_dtype, 77 in {batch for batch, _, _ in trend.points}) == ("bfloat16", True)
+
+
 def test_the_best_so_far_never_falls_and_leaves_out_what_is_over_the_limit() -> None:
     summary = make_summary()
     scored = [
@@ -63,7 +73,7 @@ def test_the_best_so_far_never_falls_and_leaves_out_what_is_over_the_limit() -> 
     ]
     plot = plots_of(make_summary(trials=(*scored, *summary.trials[4:])))["history"]
     assert plot.best_so_far == ((0.0, 1.0), (1.0, 3.0), (2.0, 3.0))
-    assert "5 trials without a score on the axis" in plot.caption
+    assert "Without a score: 5 trials." in plot.caption
 
 
 def test_nothing_measured_is_nothing_to_plot() -> None:

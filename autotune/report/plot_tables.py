@@ -1,0 +1,141 @@
+"""What a page draws, as tables for a text that can't: bars of time, and each plot row by row.
+
+Comes in: TimeBars, and Plots. Goes out: blocks without markup. A bar is a run of full blocks. A row of a plot's table
+holds the trials at one place of its x axis; what is a line in the drawing is a column or a sentence here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from autotune.core.breakdown import Part
+from autotune.core.training_config import AMP_DTYPES
+from autotune.report.blocks import Block, Paragraph, Table, TimeBar, TimeBars
+from autotune.report.console_blocks import text_bar
+from autotune.report.figures import PART_NAMES
+from autotune.report.formatting import NO_VALUE, format_bytes, format_fraction, format_rate
+from autotune.report.plots import BYTES_PER_GIB, Fate, Mark, Plot, Quantity, Trend
+
+__all__ = ["bar_table", "plot_blocks"]
+
+_Places = dict[float, list[Mark]]
+"""The trials at each place of the x axis, from left to right."""
+
+_MOST_ROWS = 30
+_HEADS: dict[Quantity, str] = {"rate": "best samples/s", "memory": "largest peak memory", "score": "score"}
+_UNITS: dict[Quantity, str] = {"rate": " samples/s", "memory": "", "score": ""}
+"""What a figure of a quantity lacks where no head says it."""
+_FATES: dict[Fate, str] = {"failed": " (failed)", "over_memory": " (over the limit)", "feasible": ""}
+"""What is said beside a figure; those that count stand last."""
+
+
+def bar_table(bars: TimeBars) -> Table:
+    """Bars beside one another: the whole, then each part; a bar's length is its time, the share is of its own whole."""
+    whole = ("in all", *(f"{text_bar(bar.length)} {bar.caption}" for bar in bars.bars))
+    rows = [(name, *(_part(bar, part) for bar in bars.bars)) for part, name in PART_NAMES.items()]
+    return Table(heads=("", *(bar.title for bar in bars.bars)), rows=(whole, *rows))
+
+
+def plot_blocks(plot: Plot) -> tuple[Block, ...]:
+    """A plot's table, and in words what is no row of it."""
+    places = _places(plot)
+    shown = _thinned(plot, places)
+    columns = _columns(plot, shown)
+    left_out = f"{len(shown)} of {len(places)} rows are shown." if len(shown) < len(places) else ""
+    sentences = (*_say_roles(plot), *_say_levels(plot), plot.caption, left_out)
+    table = Table(heads=tuple(columns), rows=tuple(zip(*columns.values(), strict=True)))
+    return table, Paragraph(text=" ".join(filter(None, sentences)))
+
+
+def _part(bar: TimeBar, part: Part) -> str:
+    fraction = dict(bar.parts)[part]
+    return f"{text_bar(bar.length * fraction)} {format_fraction(fraction)}".strip()
+
+
+def _places(plot: Plot) -> _Places:
+    places: _Places = {}
+    for mark in sorted(plot.marks, key=lambda mark: mark.x):
+        places.setdefault(mark.x, []).append(mark)
+    return places
+
+
+def _thinned(plot: Plot, places: _Places) -> _Places:
+    """Some of many places: evenly among them, both ends included, and those of note."""
+    if len(places) <= _MOST_ROWS:
+        return places
+    every, gaps = list(places), _MOST_ROWS - 1
+    kept = {every[round(index * (len(every) - 1) / gaps)] for index in range(_MOST_ROWS)}
+    kept |= {mark.x for mark in plot.marks if mark.role}
+    kept |= {x for (_, before), (x, best) in pairwise(plot.best_so_far) if best > before}
+    return {x: marks for x, marks in places.items() if x in kept}
+
+
+def _columns(plot: Plot, places: _Places) -> dict[str, list[str]]:
+    """The table's columns by their heads, a cell for each place."""
+    columns = {plot.x_label: [f"{x:,.0f}" for x in places]}
+    if plot.quantity == "score":
+        columns[_HEADS["score"]] = [_say_highest(marks, plot.quantity) for marks in places.values()]
+        columns["best so far"] = [_say_best(plot, x) for x in places]
+        return columns
+    columns |= _figures_by_precision(plot, places)
+    columns["trials"] = [f"{len(marks):,}" for marks in places.values()]
+    columns["over the limit"] = [f"{sum(mark.fate == 'over_memory' for mark in marks):,}" for marks in places.values()]
+    columns["failed, cut short"] = [f"{sum(mark.y is None for mark in marks):,}" for marks in places.values()]
+    return columns
+
+
+def _figures_by_precision(plot: Plot, places: _Places) -> dict[str, list[str]]:
+    """What was measured in each precision, and what its fitted line says."""
+    measured = {mark.amp_dtype for mark in plot.marks if mark.y is not None}
+    trends = {trend.amp_dtype: trend for trend in plot.trends}
+    columns: dict[str, list[str]] = {}
+    for dtype in (one for one in AMP_DTYPES if one in measured):
+        own = ([mark for mark in marks if mark.amp_dtype == dtype] for marks in places.values())
+        columns[f"{_HEADS[plot.quantity]}, {dtype}"] = [_say_highest(marks, plot.quantity) for marks in own]
+        if dtype in trends:
+            columns[f"fitted line, {dtype}"] = [_say_trend(trends[dtype], x, plot.quantity) for x in places]
+    return columns
+
+
+def _say(y: float, quantity: Quantity) -> str:
+    """A height on the y axis as the rest of the report says it."""
+    if quantity == "rate":
+        return format_rate(y)
+    return format_bytes(round(y * BYTES_PER_GIB)) if quantity == "memory" else f"{y:.3f}"
+
+
+def _say_highest(marks: Sequence[Mark], quantity: Quantity) -> str:
+    """The best of what counts, and of other trials where nothing does; of memory the highest of all."""
+    order = list(_FATES)
+    known = [(order.index(mark.fate), mark.y) for mark in marks if mark.y is not None]
+    if not known:
+        return NO_VALUE
+    worth, y = max(known, key=lambda one: one[1]) if quantity == "memory" else max(known)
+    return f"{_say(y, quantity)}{_FATES[order[worth]]}"
+
+
+def _say_trend(trend: Trend, x: float, quantity: Quantity) -> str:
+    found = next(((y, error) for at, y, error in trend.points if at == x), None)
+    return NO_VALUE if found is None else " ± ".join(_say(value, quantity) for value in found)
+
+
+def _say_best(plot: Plot, x: float) -> str:
+    reached = [best for at, best in plot.best_so_far if at <= x]
+    return _say(reached[-1], plot.quantity) if reached else NO_VALUE
+
+
+def _say_roles(plot: Plot) -> list[str]:
+    """Where the baseline and the recommended settings stand."""
+    unit = _UNITS[plot.quantity]
+    return [
+        f"{mark.role.capitalize()}: {_say(mark.y, plot.quantity)}{unit} at {plot.x_label} {mark.x:,.0f}."
+        for mark in plot.marks
+        if mark.role and mark.y is not None
+    ]
+
+
+def _say_levels(plot: Plot) -> list[str]:
+    """The horizontal lines."""
+    unit = _UNITS[plot.quantity]
+    return [f"{level.label.capitalize()}: {_say(level.y, plot.quantity)}{unit}." for level in plot.levels]

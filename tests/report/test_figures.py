@@ -1,0 +1,126 @@
+"""How busy the device was, as a report's tables show it: one source for all columns, and it is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autotune.core.busy import NVML_SOURCE, PROFILER_SOURCE, WAIT_SOURCE, BusyReading
+from autotune.core.measurement import Measurement
+from autotune.core.recommendation import Confirmation
+from autotune.core.result import RunSummary
+from autotune.core.training_config import TrainingConfig
+from autotune.report.content import list_remarks
+from autotune.report.figures import list_busy, make_columns, make_rows, summarise
+from autotune.report.formatting import NO_VALUE
+from autotune.report.markdown import render_markdown
+
+from .conftest import BASELINE, FAST, make_measurement, make_recommendation, make_summary, make_trial
+
+NVML = {NVML_SOURCE: 0.6}
+
+
+def make_run(told: dict[str, float], *, rate: float = 1000.0) -> Measurement:
+    """A run whose score is made from the first source."""
+    source, fraction = next(iter(told.items()), (None, None))
+    readings = tuple(BusyReading(source=name, fraction=share) for name, share in told.items())
+    run = make_measurement(rate, busy=fraction, busy_readings=readings)
+    return run.model_copy(update={"busy_source": source})
+
+
+def make_pair(before: list[Measurement], after: list[Measurement], **parts: object) -> RunSummary:
+    """A baseline and a recommendation with these runs in their confirmation."""
+    confirmations = (confirm(0, BASELINE, before), confirm(1, FAST, after))
+    found = make_recommendation(same_batch=None, same_batch_number=None, confirmations=confirmations)
+    trials = (make_trial(0, BASELINE, measurement=before[0]), make_trial(1, FAST, measurement=after[0]))
+    return make_summary(**{"trials": trials, "recommendation": found, **parts})
+
+
+def confirm(number: int, config: TrainingConfig, runs: list[Measurement]) -> Confirmation:
+    return Confirmation(number=number, config=config, rounds=tuple(runs))
+
+
+def busy_row(summary: RunSummary) -> tuple[str, ...]:
+    columns = make_columns(summary)
+    return next(row.cells for row in make_rows(columns, summary.limit_bytes) if row.label == "busy")
+
+
+def remarks_of(summary: RunSummary) -> tuple[str, ...]:
+    return list_remarks(summary, make_columns(summary))
+
+
+def test_the_profilers_reading_is_shown_where_all_columns_have_it() -> None:
+    before, after = (
+        make_run({NVML_SOURCE: 0.6, PROFILER_SOURCE: 0.55}),
+        make_run({NVML_SOURCE: 0.9, PROFILER_SOURCE: 0.8}),
+    )
+    summary = make_pair([before, make_run(NVML)], [after, make_run(NVML)])
+    assert busy_row(summary) == ("55 %", "80 %")
+    assert f"Busy: {PROFILER_SOURCE}." in remarks_of(summary)
+
+
+def test_one_column_without_the_profilers_reading_has_all_shown_by_the_next_best() -> None:
+    summary = make_pair([make_run({NVML_SOURCE: 0.6, PROFILER_SOURCE: 0.55})], [make_run({NVML_SOURCE: 0.9})])
+    assert busy_row(summary) == ("60 %", "90 %")
+    assert f"Busy: {NVML_SOURCE}." in remarks_of(summary)
+
+
+def test_a_column_that_fell_back_to_the_waits_has_all_shown_by_them() -> None:
+    summary = make_pair([make_run({WAIT_SOURCE: 0.7})], [make_run({NVML_SOURCE: 0.8, WAIT_SOURCE: 0.95})])
+    assert busy_row(summary) == ("70 %", "95 %")
+    assert f"Busy: {WAIT_SOURCE}." in remarks_of(summary)
+
+
+def test_sources_that_share_nothing_are_shown_as_they_are_and_said_not_to_compare() -> None:
+    summary = make_pair([make_run({"its own": 0.5})], [make_run({NVML_SOURCE: 0.9})])
+    assert busy_row(summary) == ("50 %", "90 %")
+    assert remarks_of(summary)[0] == (
+        f"Busy fractions of different sources don't compare (baseline: its own; recommended: {NVML_SOURCE})."
+    )
+
+
+def test_a_configuration_that_told_nothing_does_not_choose_the_source() -> None:
+    summary = make_pair([make_run({})], [make_run({NVML_SOURCE: 0.9, PROFILER_SOURCE: 0.8})])
+    assert busy_row(summary) == (NO_VALUE, "80 %")
+    assert list_busy(make_columns(summary))[0] is None
+
+
+def test_the_profilers_reading_is_found_in_whichever_run_holds_it() -> None:
+    """The confirmation's runs measure their windows alone; the trial of the search was profiled."""
+    profiled = make_run({PROFILER_SOURCE: 0.3, NVML_SOURCE: 0.5})
+    summary = make_pair([make_run(NVML)], [make_run(NVML)])
+    first, second = (
+        trial.model_copy(update={"result": trial.result.model_copy(update={"measurement": profiled})})
+        for trial in summary.trials
+    )
+    assert busy_row(summary.model_copy(update={"trials": (first, second)})) == ("30 %", "30 %")
+
+
+def test_the_figures_keep_the_scores_own_source() -> None:
+    figures = summarise(make_pair([make_run({NVML_SOURCE: 0.6, PROFILER_SOURCE: 0.55})], [make_run(NVML)]), 0)
+    assert figures is not None
+    assert (figures.busy_fraction, figures.busy_source) == (0.6, NVML_SOURCE)
+
+
+def test_a_mean_over_runs_is_of_one_source() -> None:
+    runs = [make_run({WAIT_SOURCE: 1.0}), make_run({NVML_SOURCE: 0.5}), make_run({NVML_SOURCE: 0.7})]
+    figures = summarise(make_pair(runs, [make_run(NVML)]), 0)
+    assert figures is not None
+    assert figures.busy_fraction == pytest.approx(0.6)
+    assert figures.busy_source == NVML_SOURCE
+
+
+def test_two_sources_that_disagree_are_both_said_beside_the_result() -> None:
+    summary = make_pair([make_run({NVML_SOURCE: 0.9, PROFILER_SOURCE: 0.7})], [make_run({NVML_SOURCE: 0.8})])
+    said = f"baseline: two sources disagree by 20 points: {NVML_SOURCE} says 90 %, {PROFILER_SOURCE} 70 %."
+    assert said in remarks_of(summary)
+
+
+def test_trials_and_rounds_name_the_source_that_their_scores_take(tmp_path: Path) -> None:
+    profiled = {NVML_SOURCE: 0.6, PROFILER_SOURCE: 0.55}
+    summary = make_pair([make_run(profiled), make_run({WAIT_SOURCE: 0.9})], [make_run(profiled), make_run(profiled)])
+    text = render_markdown(summary, tmp_path)
+    trials, _, rounds = text.partition("## Trials")[2].partition("## Confirmation")
+    assert f"- Busy, as scores take it: {NVML_SOURCE}.\n" in trials
+    assert f"- Busy, as scores take it: {NVML_SOURCE}; of \\# 0: {WAIT_SOURCE}.\n" in rounds

@@ -1,0 +1,102 @@
+"""The report's lines of memory: of the recommended settings' kind, named where there are others, for its workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from autotune.core.result import RunSummary
+from autotune.core.training_config import TrainingConfig
+from autotune.report.formatting import name_group
+from autotune.report.markdown import render_markdown
+from autotune.report.memory_lines import lines_of_group, say_group, say_memory_line
+from autotune.report.plots import list_plots
+
+from .conftest import (
+    BASELINE,
+    make_environment,
+    make_measurement,
+    make_recommendation,
+    make_rich_summary,
+    make_summary,
+    make_trial,
+)
+
+GROUP = TrainingConfig(strategy="ddp", world_size=2)
+TWO = name_group("ddp", 2)
+
+
+def made(peaks: Mapping[TrainingConfig, float], *, kind: str = "cuda", chosen: TrainingConfig = BASELINE) -> RunSummary:
+    """A search that recommends some settings; what each trial took, in GiB."""
+    trials = [
+        make_trial(number, config, measurement=make_measurement(1000.0, gib=gib))
+        for number, (config, gib) in enumerate(peaks.items())
+    ]
+    recommendation = make_recommendation(config=chosen)
+    environment = make_environment().model_copy(update={"device_kind": kind})
+    return make_summary(trials=tuple(trials), recommendation=recommendation, environment=environment)
+
+
+def batch(size: int, config: TrainingConfig = BASELINE, workers: int = 0) -> TrainingConfig:
+    return config.model_copy(update={"micro_batch_size": size, "num_workers": workers})
+
+
+BOTH = {batch(size): 1 + size / 64 for size in (32, 64, 128)} | {
+    batch(size, GROUP): 3 + size / 32 for size in (32, 64, 128)
+}
+"""On one device, and on the two of a group."""
+WORKERS = {batch(size, workers=own): 1 + size / 64 + own / 8 for size in (32, 64, 128) for own in (0, 2, 4)}
+
+
+def test_the_line_of_the_recommended_devices_is_told_by_name() -> None:
+    summary = made(BOTH, chosen=GROUP)
+    assert say_memory_line(summary) == (f"Memory line of float32, {TWO}: 3.00 GiB + 32.0 MiB a sample, ± 0 MiB.",)
+    alone = {config: gib for config, gib in BOTH.items() if config.world_size == 1}
+    assert say_memory_line(made(alone)) == ("Memory line of float32: 1.00 GiB + 16.0 MiB a sample, ± 0 MiB.",)
+    assert say_memory_line(made(alone, chosen=GROUP)) == ()
+
+
+def test_lines_of_the_recommended_devices_alone_are_drawn() -> None:
+    for chosen, name in ((BASELINE, "one device"), (GROUP, TWO)):
+        summary = made(BOTH, chosen=chosen)
+        (line,) = lines_of_group(summary)
+        (plot,) = (plot for plot in list_plots(summary) if plot.name == "memory")
+        (trend,) = plot.trends
+        assert trend.points[0][1] == line.predict_bytes(32) / 2**30
+        assert f"They are of {name} alone." in plot.caption
+    alone = {config: gib for config, gib in BOTH.items() if config.world_size == 1}
+    assert say_group(made(alone)) == ""
+
+
+def test_every_line_stands_in_the_table(tmp_path: Path) -> None:
+    text = render_markdown(made(BOTH), tmp_path)
+    assert "| float32, one device | 3 | 1.00 GiB | 16.0 MiB |" in text
+    assert f"| float32, {TWO} | 3 | 3.00 GiB | 32.0 MiB |" in text
+
+
+def test_where_workers_are_part_of_the_peak_the_line_tells_what_each_takes(tmp_path: Path) -> None:
+    summary = made(WORKERS, kind="cpu", chosen=batch(32, workers=2))
+    assert say_memory_line(summary) == (
+        "Memory line of float32: 1.00 GiB + 128 MiB a worker + 16.0 MiB a sample, ± 0 MiB.",
+    )
+    assert say_group(summary) == " The lines hold for 2 loader workers."
+    (line,) = lines_of_group(summary)
+    assert round(line.predict_bytes(64) / 2**30, 6) == 2.25
+    text = render_markdown(summary, tmp_path)
+    assert "| float32 | 9 | 1.00 GiB + 128 MiB a worker | 16.0 MiB |" in text
+    assert "The lines hold for 2 loader workers." in text
+    assert " a worker" not in "".join(say_memory_line(made(WORKERS)))
+
+
+def test_a_stress_run_in_one_process_is_told_with_what_it_comes_to_for_the_group(tmp_path: Path) -> None:
+    rich = make_rich_summary()
+    assert rich.recommendation is not None
+    facts = rich.facts.model_copy(update={"gradient_bytes": 2 * 2**30})
+    found = rich.recommendation.model_copy(update={"config": GROUP})
+    text = render_markdown(rich.model_copy(update={"recommendation": found, "facts": facts}), tmp_path)
+    assert "trained for 60 steps (12 s) in one process, ordinary batches" in text
+    bearer = "a rank with 2,048 MiB of gradient buckets"
+    assert f"Peak memory: 10.0 GiB, that is up to 12.0 GiB for {bearer}, within the limit of 16.0 GiB" in text
+    alone = render_markdown(rich, tmp_path)
+    assert "Peak memory: 10.0 GiB, within the limit of 16.0 GiB" in alone
+    assert "trained for 60 steps (12 s), ordinary batches" in alone
