@@ -164,7 +164,7 @@ class Tuning:
         if self.is_over():
             return None
         self._propose_promising()
-        trial = self.study.ask() if self.guide is None else self.study.ask(self.guide.may_fit)
+        trial = self.study.ask() if self.guide is None else self.study.ask(self.guide.doubt)
         if trial is None:
             self.stopped_because = "every configuration of the space was measured"
         return trial
@@ -189,8 +189,11 @@ class Tuning:
         return run
 
     def _extras_of(self, trial: Trial, window: WindowRules) -> Extras:
-        """A guided search has looked at either side alone: of its trials the baseline alone does so once more."""
-        if self.guide is not None and trial.number != 0:
+        """A guided search has looked at either side alone: beside the baseline only groups of devices do so again.
+
+        What holds a group no look has shown, and where it loses, no confirmation will.
+        """
+        if self.guide is not None and trial.number != 0 and trial.config.world_size == 1:
             return NO_EXTRAS
         return extras_of(trial.config, self.ceilings, window, is_baseline=trial.number == 0)
 

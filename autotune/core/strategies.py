@@ -46,7 +46,8 @@ class StrategyBest(BaseModel):
     """The devices alone, likewise; under ddp without exchanging gradients."""
     ranks: tuple[RankFigures, ...]
     communication: Communication | None
-    """Of this trial, or of one with the same settings of the step."""
+    """Of this trial, or of one with the same settings of the step; with `static_graph`, under which nothing can be
+    measured, of one that differs in that and in how gradients are kept alone."""
 
     @property
     def efficiency(self) -> Ratio | None:
@@ -133,8 +134,7 @@ def _best(
     own, again = _measured(record), confirmed.get(record.number)
     runs = () if again is None else again.runs
     known = (*runs, own)
-    key = device_key(record.config)
-    alike = [one.measurement for one in records if one.measurement is not None and device_key(one.config) == key]
+    alike = [one.measurement for one in _like(record, records) if one.measurement is not None]
     return StrategyBest(
         number=record.number,
         config=record.config,
@@ -147,6 +147,20 @@ def _best(
         ranks=best_known_ranks(known),
         communication=next((run.communication for run in (*known, *alike) if run.communication is not None), None),
     )
+
+
+def _like(record: TrialRecord, records: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """Those whose exchange is the same: first of the same step, then of one without what changes no exchange."""
+    key, alike = device_key(record.config), _exchange_key(record.config)
+    same = [one for one in records if device_key(one.config) == key]
+    return same + [one for one in records if _exchange_key(one.config) == alike]
+
+
+def _exchange_key(config: TrainingConfig) -> tuple[object, ...]:
+    if config.ddp is None:
+        return device_key(config)
+    plain = config.ddp.model_copy(update={"static_graph": False, "gradient_as_bucket_view": False})
+    return device_key(config.model_copy(update={"ddp": plain}))
 
 
 def _speedup(record: TrialRecord, reference: TrialRecord | None, confirmed: dict[int, Confirmation]) -> Ratio | None:

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
@@ -29,7 +29,10 @@ from autotune.study.importance import setting_importances
 from autotune.study.proposals import params_of
 from autotune.study.storage import disk_errors, open_optuna, open_storage, quiet
 
-__all__ = ["Study", "Trial", "read_records"]
+__all__ = ["Doubt", "Study", "Trial", "read_records"]
+
+Doubt = Literal["", "would not fit", "would tell nothing"]
+"""Why a configuration is not worth a run, as far as that is foreseen; "" where it is."""
 
 _RECORD = "autotune_record"
 _CONFIG = "autotune_config"
@@ -38,6 +41,7 @@ _REPEATS_IN_A_ROW = 8
 _ENUMERABLE = 20_000
 _RANDOM_TRIES = 500
 _MEMORY = "memory"
+_NO_DOUBT: Doubt = ""
 _UNKNOWN_MEMORY = 0.25  # an out-of-memory that does not tell how much was missing
 
 
@@ -141,18 +145,18 @@ class Study:
         """Whether every configuration of the space was measured."""
         return not self._running and self._unmeasured() is None
 
-    def ask(self, fits: Callable[[TrainingConfig], bool] = lambda _: True) -> Trial | None:
+    def ask(self, doubt: Callable[[TrainingConfig], Doubt] = lambda _: _NO_DOUBT) -> Trial | None:
         """The next configuration to measure; None when all others of the space were measured or are running.
 
-        What the sampler finds and does not fit into memory, as far as that is foreseen, is answered so without a run;
-        what does not fit comes only where nothing else is found.
+        What the sampler finds and is in doubt is answered without a run: what would not fit as beyond the memory limit,
+        what would tell nothing as failed, from which samplers learn nothing. It comes only where nothing else is found.
         """
         with quiet(), disk_errors(None):
             takes_all = self._is_drained or (self.method == "grid" and not self.has_waiting)
             fruitless = _REPEATS_IN_A_ROW if takes_all else 0
             while True:
                 if fruitless >= _REPEATS_IN_A_ROW:
-                    params = self._unmeasured(fits)
+                    params = self._unmeasured(doubt)
                     self._is_drained = params is None
                     if params is None:
                         return None
@@ -160,12 +164,12 @@ class Study:
                     fruitless = 0
                 is_sampled = not self.has_waiting
                 trial = self.optuna_study.ask(self._distributions)
-                config = self._config_of(trial)
+                config, why_not = self._config_of(trial), _NO_DOUBT
                 if isinstance(config, TrainingConfig) and not self._is_taken(config):
-                    if not is_sampled or fits(config):
+                    why_not = doubt(config) if is_sampled else _NO_DOUBT
+                    if why_not == _NO_DOUBT:
                         return self._hand_out(trial, config)
-                    trial.set_constraint(_MEMORY, _UNKNOWN_MEMORY)
-                self._answer(trial, config)
+                self._answer(trial, config, why_not)
                 fruitless += 1
 
     @property
@@ -251,10 +255,11 @@ class Study:
         first = next(one.measurement for one in self.ended if one.measurement is not None)
         return seen_rate(record.result.blocks).samples_per_s / first.samples_per_s
 
-    def _answer(self, trial: optuna.Trial, config: TrainingConfig | str) -> None:
+    def _answer(self, trial: optuna.Trial, config: TrainingConfig | str, doubt: Doubt) -> None:
         """Answer a repeat from what was measured, and what a rule excludes, or would not fit, as pruned.
 
-        Of one that is still running nothing is known: its repeat is told as failed, from which samplers learn nothing.
+        Of one that is still running nothing is known: its repeat is told as failed, from which samplers learn nothing,
+        and so is what would tell nothing.
         """
         key = "" if isinstance(config, str) else self._key(config)
         if (known := self._records.get(key)) is not None:
@@ -264,8 +269,10 @@ class Study:
             trial.set_user_attr("outcome", f"repeat of running {running.number}")
             self.optuna_study.tell(trial, state=TrialState.FAIL)
         else:
-            trial.set_user_attr("outcome", "invalid" if isinstance(config, str) else "would not fit")
-            self.optuna_study.tell(trial, state=TrialState.PRUNED)
+            trial.set_user_attr("outcome", doubt or "invalid")
+            if doubt == "would not fit":
+                trial.set_constraint(_MEMORY, _UNKNOWN_MEMORY)
+            self.optuna_study.tell(trial, state=TrialState.FAIL if doubt == "would tell nothing" else TrialState.PRUNED)
 
     def _config_of(self, trial: optuna.Trial) -> TrainingConfig | str:
         fixed = trial.user_attrs.get(_CONFIG)
@@ -293,8 +300,10 @@ class Study:
         attributes = {_CONFIG: baseline.model_dump_json(), "role": "baseline"}
         self.optuna_study.enqueue_trial(params_of(baseline, self._space), user_attrs=attributes)
 
-    def _unmeasured(self, fits: Callable[[TrainingConfig], bool] = lambda _: True) -> dict[str, SettingValue] | None:
-        """A random combination that was not measured and is not running, one that fits first; None: there is none."""
+    def _unmeasured(
+        self, doubt: Callable[[TrainingConfig], Doubt] = lambda _: _NO_DOUBT
+    ) -> dict[str, SettingValue] | None:
+        """A random combination not measured and not running, one without a doubt first; None: there is none."""
         domains = self._space.parameters
         if self._space.size > _ENUMERABLE:
             tries: Iterator[dict[str, SettingValue]] = (
@@ -305,15 +314,15 @@ class Study:
             combinations = list(self._space.combinations())
             self._random.shuffle(combinations)
             tries = iter(combinations)
-        unfit: list[dict[str, SettingValue]] = []
+        doubted: list[dict[str, SettingValue]] = []
         for params in tries:
             config = compose(params, self._space)
             if isinstance(config, str) or not self.is_open(config):
                 continue
-            if len(unfit) == _RANDOM_TRIES or fits(config):
+            if len(doubted) == _RANDOM_TRIES or not doubt(config):
                 return params
-            unfit.append(params)
-        return unfit[0] if unfit else None
+            doubted.append(params)
+        return doubted[0] if doubted else None
 
 
 def read_records(study: optuna.Study) -> list[TrialRecord]:

@@ -95,7 +95,7 @@ def test_what_the_sampler_finds_and_would_not_fit_is_told_so_and_not_run(open_st
     space = make_space(micro_batch_size=[32, 64, 128, 512])
     study, large = open_study(space), TrainingConfig(micro_batch_size=512)
     for _ in range(12):
-        trial = study.ask(lambda config: config.micro_batch_size <= 64)
+        trial = study.ask(lambda config: "" if config.micro_batch_size <= 64 else "would not fit")
         assert trial is not None
         assert trial.config.micro_batch_size <= 64
         study.tell(trial, TIMEOUT, None)
@@ -104,9 +104,25 @@ def test_what_the_sampler_finds_and_would_not_fit_is_told_so_and_not_run(open_st
     assert all(trial.state is optuna.trial.TrialState.PRUNED and trial.constraints["memory"] > 0 for trial in unfit)
     assert study.is_open(large), "it was not measured: whoever proposes it has it tried"
     assert study.propose(params_of(large, space))
-    asked = study.ask(lambda _: False)
+    asked = study.ask(lambda _: "would not fit")
     assert asked is not None
     assert asked.config.micro_batch_size == 512
+
+
+def test_what_the_sampler_finds_and_would_tell_nothing_is_not_run_and_teaches_it_nothing(
+    open_study: Callable[..., Study],
+) -> None:
+    study = open_study(make_space(micro_batch_size=[32, 64, 128, 512]))
+    for _ in range(12):
+        trial = study.ask(lambda config: "" if config.micro_batch_size <= 64 else "would tell nothing")
+        assert trial is not None
+        assert trial.config.micro_batch_size <= 64
+        study.tell(trial, TIMEOUT, None)
+    idle = [trial for trial in study.optuna_study.trials if trial.user_attrs["outcome"] == "would tell nothing"]
+    assert idle
+    assert all(trial.state is optuna.trial.TrialState.FAIL and not trial.constraints for trial in idle)
+    asked = study.ask(lambda _: "would tell nothing")
+    assert asked is not None, "where nothing else is left it is tried after all"
 
 
 def test_oom_is_told_as_a_violated_constraint_with_its_magnitude(open_study: Callable[..., Study]) -> None:

@@ -1,0 +1,93 @@
+"""What a search measures of a group of devices that loses: why it does, though it is never confirmed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from core.evidence import GPU, make_measurement
+from tunings import make_tuning
+
+from autotune.confirm import confirm
+from autotune.core.ceilings import device_key
+from autotune.core.objective import Score
+from autotune.core.ranks import Communication
+from autotune.core.scaling import compare_strategies
+from autotune.core.training_config import DdpConfig, TrainingConfig
+from autotune.core.trial import TrialRecord, TrialResult
+from autotune.testing import FakeLauncher, FakeTrial, analytic_cost, fake_environment
+from autotune.tune import Tuning
+
+SPACE: dict[str, Any] = {
+    "strategy": ["single", "ddp"],
+    "world_size": [1, 2],
+    "micro_batch_size": [16, 32, 64],
+    "num_workers": [2, 4],
+    "amp_dtype": "float32",
+    "grad_accum_steps": 1,
+    "pin_memory": False,
+}
+
+
+def losing(config: TrainingConfig) -> FakeTrial:
+    """A group of devices is slower than one device ever is."""
+    trial = analytic_cost(config)
+    return trial if config.world_size == 1 else replace(trial, samples_per_s=100.0 + config.num_workers)
+
+
+def searched(folder: Path, **space: Any) -> Tuning:
+    launcher = FakeLauncher(losing)
+    launcher.environment = fake_environment(device_count=2)
+    tuning = make_tuning(folder, launcher, n_trials=10, **{**SPACE, **space})
+    tuning.search()
+    confirm(tuning)
+    return tuning
+
+
+def group_trials(tuning: Tuning) -> list[TrialRecord]:
+    return [record for record in tuning.study.records if record.config.world_size > 1]
+
+
+def test_a_group_that_loses_is_told_why(tmp_path: Path) -> None:
+    tuning = searched(tmp_path)
+    assert group_trials(tuning)
+    assert all(one.config.world_size == 1 for one in tuning.confirmations)
+    comparison = compare_strategies(tuning.study.records, tuning.environment, tuning.confirmations)
+    assert comparison is not None
+    assert comparison.fastest is not None
+    assert comparison.fastest.communication is not None
+    assert comparison.fastest.device_ceiling is not None
+
+
+def test_every_group_is_looked_into_and_its_first_is_seen_through(tmp_path: Path) -> None:
+    tuning = searched(tmp_path)
+    launcher = tuning.runner.launcher
+    assert isinstance(launcher, FakeLauncher)
+    trials = [job for job in launcher.jobs if job.kind == "trial" and job.config.world_size == 2]
+    newcomers = {device_key(job.config): job for job in reversed(trials)}.values()
+    assert all(job.extras.device_ceiling for job in newcomers)
+    first, *others = group_trials(tuning)
+    assert first.measurement is not None
+    assert {one.outcome for one in others} <= {"pruned"}, "they are stopped early"
+
+
+@pytest.mark.parametrize("static_graph", [True, False])
+def test_what_a_static_graph_can_not_show_is_told_of_the_same_group_without_one(static_graph: bool) -> None:
+    talk = Communication(step_s=0.04, step_alone_s=0.032, exchange_s=0.012, bytes_exchanged=2**25)
+    told = measured(1, 150.0, DdpConfig(gradient_as_bucket_view=True), communication=talk)
+    silent = measured(2, 160.0, DdpConfig(static_graph=static_graph, comm_hook=None if static_graph else "fp16"))
+    comparison = compare_strategies([measured(0, 100.0, None), told, silent], GPU)
+    assert comparison is not None
+    assert comparison.fastest is not None
+    assert comparison.fastest.number == 2
+    assert comparison.fastest.communication == (talk if static_graph else None), "another hook sends other bytes"
+
+
+def measured(number: int, rate: float, ddp: DdpConfig | None, **more: Any) -> TrialRecord:
+    """A trial that ran: of two devices, or of one where no DDP is given."""
+    group = {} if ddp is None else {"strategy": "ddp", "world_size": 2, "ddp": ddp}
+    result = TrialResult(outcome="ok", measurement=make_measurement(rate, **more))
+    score = Score(value=1.0, feasible=True, violation=-0.5)
+    return TrialRecord(number=number, config=TrainingConfig.model_validate(group), result=result, score=score)
