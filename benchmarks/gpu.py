@@ -5,6 +5,7 @@ ranks                 DDP with one rank, over NCCL: each communication hook, and
 resnet50, gpt2, jpeg  a search each: baseline against recommended, peak memory of every configuration; of both, all
                       sources of the busy fraction side by side, where the time goes, and the ceilings; then 20 s of the
                       recommended configuration in a plain loop, against the short trial
+diagnosis             what holds the JPEG workload's own settings, and what to do about it
 memory_limit          a search under a limit that its larger batches exceed: what is feasible is under it by torch's own
                       peak and by NVML's view from outside
 out_of_memory         a search whose choices hold an absurd batch: the study goes on
@@ -36,7 +37,7 @@ from typing import Any
 import gpu_cases
 import torch
 from cases import Case
-from gpu_checks import PROMISES, check_guard, check_memory_line, check_stress, sides_of
+from gpu_checks import PROMISES, check_diagnosis, check_guard, check_memory_line, check_stress, sides_of
 from gpu_ranks import RANK_PROMISES, check_ranks, print_rank_rates
 from gpu_tables import print_gpu_tables
 from gpu_watch import GpuWatch
@@ -77,9 +78,10 @@ class _Scale:
         default_factory=lambda: {
             "trial_start": 0.05,
             "ranks": 0.10,
-            "resnet50": 0.16,
-            "gpt2": 0.16,
-            "jpeg": 0.15,
+            "resnet50": 0.14,
+            "gpt2": 0.14,
+            "jpeg": 0.13,
+            "diagnosis": 0.06,
             "memory_limit": 0.07,
             "out_of_memory": 0.07,
             "precision_guard": 0.10,
@@ -133,6 +135,7 @@ def main() -> int:
         "trial_start": partial(_measure_start, scale),
         "ranks": partial(check_ranks, scale.device, is_small=scale.is_small),
         **{name: partial(_tune_and_check, name, scale) for name in _WORKLOADS},
+        "diagnosis": partial(_diagnose, scale),
         "memory_limit": partial(_search_under_limit, scale),
         "out_of_memory": partial(_survive_out_of_memory, scale),
         "precision_guard": partial(check_guard, scale.device),
@@ -253,6 +256,14 @@ def _short_against_long(result: SearchResult, plain: dict[str, Any]) -> dict[str
         "trial_relative_error": None if trial is None else trial.samples_per_s / truth - 1,
         "confirmed_relative_error": None if confirmed is None else confirmed / truth - 1,
     }
+
+
+def _diagnose(scale: _Scale, seconds: float) -> dict[str, Any]:
+    try:
+        case = _case("jpeg", scale)
+    except ImportError as error:
+        return {"skipped": f"Pillow is not installed ({error})"}
+    return check_diagnosis(case, scale.device, seconds)
 
 
 def _search_under_limit(scale: _Scale, seconds: float) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Parts of benchmarks/gpu.py that look at what a trial measures beside its rate.
 
-The precision guard, the memory line and the stress run are each held against what happens; `sides_of` lays the busy
-sources, the breakdowns and the ceilings of a search's baseline and winner side by side.
+The precision guard, the memory line and the stress run are each held against what happens; a diagnosis is made;
+`sides_of` lays the busy sources, the breakdowns and the ceilings of a search's baseline and winner side by side.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ import gpu_check_cases
 from cases import Case
 from product_run import RunTrial, only, open_trials, search, search_figures
 
+import autotune
 from autotune import Measurement, SearchResult
-from autotune.core.busy import disagreement
+from autotune.core.busy import PROFILER_SOURCE, disagreement
 from autotune.core.ceilings import standing_of
-from autotune.core.memory_line import MemoryLine, fit_memory
+from autotune.core.memory_line import MemoryKind, MemoryLine, MemoryPoint, fit_memory
 from autotune.protocol import NO_EXTRAS, WindowRules
 
-__all__ = ["PROMISES", "check_guard", "check_memory_line", "check_stress", "sides_of"]
+__all__ = ["PROMISES", "check_diagnosis", "check_guard", "check_memory_line", "check_stress", "sides_of"]
 
-PROMISES = ("healthy_model_passed", "broken_float16_diverged", "stress_is_under_limit")
+PROMISES = ("healthy_model_passed", "broken_float16_diverged", "stress_is_under_limit", "profiler_was_read")
 """Figures that are false where a promise was not kept; the memory line is told by its errors, without a promise."""
 _PRECISIONS = ("float32", "bfloat16", "float16")
 _PREDICTED_SHARES = (0.7, 0.9)  # of the limit, by the line
@@ -66,6 +67,29 @@ def _side(measurement: Measurement | None) -> dict[str, Any]:
     }
 
 
+def check_diagnosis(case: Case, device: str, _seconds: float) -> dict[str, Any]:
+    """What a diagnosis says of a case's own settings, and whether the kernels' times were read for it."""
+    found = autotune.diagnose(
+        case.model,
+        case.dataset,
+        step=case.step,
+        optimizer=case.optimizer,
+        collate_fn=case.collate_fn,
+        loader={"shuffle": case.shuffle},
+        baseline=case.settings,
+        device=device,
+        progress=False,
+    )
+    readings = found.diagnosis.evidence.measurement.busy_readings
+    return {
+        "headline": found.headline,
+        "verdict": found.verdict,
+        "is_healthy": found.is_healthy,
+        "profiler_was_read": PROFILER_SOURCE in {one.source for one in readings},
+        "diagnosis": found.diagnosis.model_dump(mode="json"),
+    }
+
+
 def check_guard(device: str, seconds: float) -> dict[str, Any]:
     """A healthy model passes in every precision that it is tried in; one that overflows in float16 is refused it."""
     healthy = _over_precisions(gpu_check_cases.healthy(), device, seconds / 2)
@@ -106,7 +130,7 @@ def check_memory_line(
     with open_trials(case, device=device, window=_LINE_WINDOW, extras=NO_EXTRAS) as run_trial:
         fitted = [(batch, peak) for batch in batches if (peak := _peak_bytes(run_trial, case, batch)) is not None]
         below = [(batch, peak) for batch, peak in fitted if peak <= limit_bytes / 2]
-        line = fit_memory("float32", below)
+        line = fit_memory(MemoryKind(amp_dtype="float32"), [MemoryPoint(*one) for one in below])
         if line is None or line.bytes_per_sample <= 0:
             return {"fitted": fitted, "predictions": [], "skipped": f"no line through {below}"}
         predictions: list[dict[str, Any]] = []
@@ -134,7 +158,7 @@ def _prediction(line: MemoryLine, batch: int, seen: int | None) -> dict[str, Any
     return {
         "micro_batch_size": batch,
         "predicted_bytes": predicted,
-        "error_bytes": line.error_bytes,
+        "error_bytes": line.error_at(batch),
         "seen_bytes": seen,
         "relative_error": None if seen is None else predicted / seen - 1,
     }
