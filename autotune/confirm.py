@@ -93,7 +93,9 @@ def _measure_in_turns(tuning: Tuning, finalists: Sequence[TrialRecord]) -> None:
             entrant.runs.append(_run_again(tuning, entrant.record, number, plan))
             if number < rounds:
                 tuning.confirmations[:] = [_confirmation(one) for one in entrants if one.runs]
-            _show(tuning, entrant, sum(len(one.runs) for one in entrants), max(rounds, number + 1) * len(entrants))
+            done = sum(len(one.runs) for one in entrants)
+            left = sum(max(rounds, number + 1) - len(one.runs) for one in entrants if one.is_feasible)
+            _show(tuning, entrant, done, done + left)
         tuning.confirmations[:] = [_confirmation(one) for one in entrants if one.runs]
         tuning.is_confirmed = number + 1 >= rounds
 

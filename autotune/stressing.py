@@ -56,6 +56,12 @@ def stress(tuning: Tuning, record: TrialRecord) -> None:
         tuning.stresses[record.number] = report.stress
         if report.stress.remark:
             tuning.notes.append(f"{name}, run once more: {report.stress.remark}")
+        load = load_of(report.stress, record.config, tuning.space.environment, tuning.space.facts)
+        if load.peak_bytes > tuning.limit_bytes:
+            tuning.notes.append(
+                f"{name} may take up to {say_mib(load.peak_bytes)} of {say_mib(tuning.limit_bytes)} on the largest "
+                f"samples, less where its {load.ranks} ranks share memory: watch it in its first epoch."
+            )
     else:
         tuning.notes.append(f"{name} could not be run on the largest samples: {report.result.reason}")
 
@@ -78,7 +84,7 @@ def _against(tuning: Tuning, config: TrainingConfig, report: RankReport) -> str 
     if figures is None:
         return None
     load = load_of(figures, config, tuning.space.environment, tuning.space.facts)
-    if load.peak_bytes <= tuning.limit_bytes:
+    if load.least_bytes <= tuning.limit_bytes:
         return None
     whole = f" {load.where}, that is up to {say_mib(load.peak_bytes)} for {load.bearer}," if load.is_more else ""
     return (

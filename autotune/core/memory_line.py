@@ -170,11 +170,18 @@ def fit_memory(kind: MemoryKind, points: Sequence[MemoryPoint], *, num_workers: 
 
 
 def _tell_workers(points: Sequence[MemoryPoint]) -> bool:
-    """Whether the trials tell what a loader worker takes: there are enough, and it is not the batch that goes along."""
+    """Whether the trials tell what a loader worker takes.
+
+    There must be enough of them, it must not be the batch that goes along, and workers must not seem to give back any.
+    """
     if len(points) < _FEWEST_WITH_WORKERS or len({point.num_workers for point in points}) < 2:
         return False
     batches, workers = [point.micro_batch_size for point in points], [point.num_workers for point in points]
-    return bool(1 - np.corrcoef(batches, workers)[0, 1] ** 2 > _TOLD_APART)
+    if 1 - np.corrcoef(batches, workers)[0, 1] ** 2 <= _TOLD_APART:
+        return False
+    seen = np.column_stack([np.ones(len(points)), batches, workers])
+    (_, _, per_worker), *_ = np.linalg.lstsq(seen, np.array([point.peak_bytes for point in points], dtype=np.float64))
+    return bool(per_worker >= 0)
 
 
 def say_largest(

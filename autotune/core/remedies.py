@@ -232,7 +232,8 @@ def _computing(evidence: Evidence, finding: Finding) -> list[Advice]:
     if roofline is None or roofline.flops <= 0:
         basis = f"{finding.evidence}; how far that is from a large matrix product's rate was not measured"
         return [_without_figure(text, basis)]
-    product_s = roofline.flops / roofline.peak_flops_per_s / evidence.config.micro_batch_size
+    batch = evidence.config.micro_batch_size * evidence.config.world_size  # the rate is that of all devices
+    product_s = roofline.flops / roofline.peak_flops_per_s / batch
     most = 1.0 / max(1.0 - finding.share + present * product_s, 1e-3) - 1.0
     text += (
         f"; on this device the same arithmetic at the rate of a large matrix product would give at most "

@@ -61,9 +61,14 @@ class Load:
     """Those whose memory counts together: on the CPU all of a host."""
 
     @property
+    def least_bytes(self) -> int:
+        """What a rank takes by itself: held against the limit."""
+        return self.own_bytes + self.bucket_bytes
+
+    @property
     def peak_bytes(self) -> int:
-        """What is held against the limit."""
-        return self.ranks * (self.own_bytes + self.bucket_bytes)
+        """What all may take together; less where they share memory."""
+        return self.ranks * self.least_bytes
 
     @property
     def is_more(self) -> bool:

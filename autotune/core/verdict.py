@@ -230,8 +230,8 @@ def _say_worker_threads(evidence: Evidence, costs: LoaderCosts) -> str:
     loaders = max(1, evidence.config.num_workers) * evidence.config.process_count
     return (
         f"an item by itself keeps {costs.cpu_fraction:.1f} cores busy for {say_seconds(costs.item_s)}, in threads of a "
-        f"library's own (OpenCV's, NumPy's); {loaders} loader processes at once would keep "
-        f"{loaders * costs.cpu_fraction:.1f} busy, but there are {evidence.environment.cores}"
+        f"library's own (OpenCV's, NumPy's) or in processes that it starts; {loaders} loader processes at once would "
+        f"keep {loaders * costs.cpu_fraction:.1f} busy, but there are {evidence.environment.cores}"
     )
 
 
@@ -316,7 +316,8 @@ def _device_work(evidence: Evidence, share: float) -> Finding:
     if evidence.measurement.breakdown is None:
         said = f"{say_share(share)} of the time is not spent waiting for data; what it goes into was not measured"
     if roofline is not None and roofline.flops > 0:
-        achieved = roofline.flops * device_ceiling(evidence) / evidence.config.micro_batch_size
+        batches_per_s = device_ceiling(evidence) / evidence.config.micro_batch_size / evidence.config.world_size
+        achieved = roofline.flops * batches_per_s
         peak = say_share(achieved / roofline.peak_flops_per_s)
         said += f", at {peak} of the rate of a large matrix product in the same precision"
     return Finding(bottleneck="compute", share=share, evidence=said)

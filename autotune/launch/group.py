@@ -97,11 +97,13 @@ def _time_out(
     if not silent:
         return None
     stuck = _awaited(silent, stacks)
-    what = f"the trial did not end within {deadline_s:.0f} s"
+    what = "the ranks stopped answering"
+    if exit_.ended_for == "deadline":
+        what = f"the trial did not end within {deadline_s:.0f} s"
     if exit_.ended_for == "straggling":
         what = f"the trial did not end after rank {exit_.first} had"
     if exit_.ended_for == "standstill":
-        what = "the ranks stood still for ten times as long as their longest block had taken"
+        what = "no block ended within ten times the longest one's time (at least 30 s)"
     held = "" if stuck is None else ", the others waited for this rank"
     reason = f"{what}{held}; no answer came from {_say_ranks(silent)}"
     seen = [rank for rank in silent if stacks[rank]] if stuck is None else [stuck]

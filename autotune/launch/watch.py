@@ -1,7 +1,7 @@
 """Waiting for a trial: takes its output, keeps its deadline, watches the RAM, and sweeps up when it is over.
 
 The ranks of a group end together: once one has ended, the others soon do so by themselves or are ended. Once one has
-written down that the group stands still, all are ended.
+written down that the group stands still, and does not take it back, all are ended.
 """
 
 from __future__ import annotations
@@ -93,8 +93,7 @@ def _wait(started: Started, launch: Launch, log: LogFile, begun: float) -> _End:
         now = monotonic()
         if ended and not codes:
             straggling_from, first_s = now + _FOLLOW_WITHIN_S, now - begun
-        if standing_from == inf and launch.folder.has_stacks():
-            standing_from = now + _STACKS_WITHIN_S
+        standing_from = min(standing_from, now + _STACKS_WITHIN_S) if launch.folder.has_stacks() else inf
         codes.update(ended)
         if len(codes) == launch.ranks:
             return _End(codes, None, first_s)

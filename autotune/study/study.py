@@ -303,7 +303,10 @@ class Study:
     def _unmeasured(
         self, doubt: Callable[[TrainingConfig], Doubt] = lambda _: _NO_DOUBT
     ) -> dict[str, SettingValue] | None:
-        """A random combination not measured and not running, one without a doubt first; None: there is none."""
+        """A random combination that was not measured and is not running; None: there is none.
+
+        One without a doubt comes first, then what would tell nothing.
+        """
         domains = self._space.parameters
         if self._space.size > _ENUMERABLE:
             tries: Iterator[dict[str, SettingValue]] = (
@@ -314,15 +317,20 @@ class Study:
             combinations = list(self._space.combinations())
             self._random.shuffle(combinations)
             tries = iter(combinations)
-        doubted: list[dict[str, SettingValue]] = []
+        doubted: dict[Doubt, dict[str, SettingValue]] = {}
+        asked = 0
         for params in tries:
             config = compose(params, self._space)
             if isinstance(config, str) or not self.is_open(config):
                 continue
-            if len(doubted) == _RANDOM_TRIES or not doubt(config):
+            why_not = doubt(config)
+            if why_not == _NO_DOUBT:
                 return params
-            doubted.append(params)
-        return doubted[0] if doubted else None
+            doubted.setdefault(why_not, params)
+            asked += 1
+            if asked == _RANDOM_TRIES:
+                break
+        return doubted.get("would tell nothing", doubted.get("would not fit"))
 
 
 def read_records(study: optuna.Study) -> list[TrialRecord]:

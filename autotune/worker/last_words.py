@@ -8,6 +8,7 @@ Whoever watches a group ends it once there are words.
 from __future__ import annotations
 
 import faulthandler
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
@@ -17,7 +18,7 @@ __all__ = ["LastWords"]
 
 _BEFORE_DEADLINE_S = 0.5
 _PATIENCE = 10.0  # own convention: a loader that pauses, or a second compilation, takes about as long as before
-_LEAST_S = 10.0
+_LEAST_S = 30.0  # own convention: longer than most checkpoints and evaluations inside a step
 _SOONEST_S = 0.1
 
 
@@ -37,6 +38,8 @@ class LastWords:
     def unless_a_block_ends(self, longest_s: float) -> None:
         """Let them come when a group stands still, or before the deadline; to be asked for again after each block.
 
+        Words that have come meanwhile are taken back: a block has ended after all.
+
         Args:
             longest_s: Seconds of the longest block so far, of any rank: all come to the same time.
         """
@@ -47,4 +50,7 @@ class LastWords:
 
     def _after(self, seconds: float) -> None:
         with suppress(OSError, ValueError):  # the user's code may have closed it
+            if self.file is not sys.stderr:
+                self.file.seek(0)
+                self.file.truncate()
             faulthandler.dump_traceback_later(max(seconds, _SOONEST_S), exit=False, file=self.file)

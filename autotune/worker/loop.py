@@ -313,7 +313,7 @@ def _expected_restart_s(run: Run, stretches: list[Stretch]) -> float:
     """What a restart should cost where none was seen, from the loader's first start.
 
     Its first wait holds what workers do first (imports, worker_init_fn). Persistent ones don't do it again; an iterable
-    is begun anew in them as well, and may take long over that.
+    is begun anew in them as well, and may take long over that: there it is what a restart costs at the most.
     """
     config, feed = run.trainer.config, run.feed
     if config.persistent_workers and not feed.is_iterable:

@@ -102,6 +102,13 @@ def test_what_computes_is_told_how_far_it_is_from_a_large_matrix_product() -> No
     assert "at most +54 %" in partly.text, "0.4 of the time stays, and 8 ms of the rest"
 
 
+def test_the_rate_of_a_group_is_held_against_all_its_devices() -> None:
+    roofline, group = make_roofline(flops=0.25e12 * 0.032), TrainingConfig(strategy="ddp", world_size=2)
+    found = computing(roofline, config=group)
+    assert "at most 8.0 times" in found.text, "each of the two computes half of the samples"
+    assert "at 12 % of the rate of a large matrix product" in found.basis
+
+
 @pytest.mark.parametrize("roofline", [None, make_roofline(flops=0.0)])
 def test_what_computes_without_a_matrix_product_is_told_so_without_a_figure(roofline: Any) -> None:
     found = computing(roofline)

@@ -146,7 +146,8 @@ def test_threads_of_items_are_told_in_figures() -> None:
     )
     assert find_bottlenecks(evidence)[0].evidence == (
         "70 % of the time is spent waiting for data: an item by itself keeps 2.5 cores busy for 2.0 ms, in threads of "
-        "a library's own (OpenCV's, NumPy's); 4 loader processes at once would keep 10.0 busy, but there are 8"
+        "a library's own (OpenCV's, NumPy's) or in processes that it starts; 4 loader processes at once would keep "
+        "10.0 busy, but there are 8"
     )
 
 

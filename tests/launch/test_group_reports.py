@@ -22,7 +22,7 @@ BACKWARD = f'{MAIN}  File "/x/torch/autograd/graph.py", line 9 in _engine_run_ba
 HANGING = f'{MAIN}  File "/home/me/net.py", line 12 in forward\n'
 COLLECTIVE = '  File "/x/site-packages/torch/distributed/distributed_c10d.py", line 7 in all_reduce\n'
 CALLING = f"{MAIN}{COLLECTIVE}{HANGING.removeprefix(MAIN)}"
-STOOD = "the ranks stood still for ten times as long as their longest block had taken"
+STOOD = "no block ended within ten times the longest one's time (at least 30 s)"
 
 
 def measured(rank: int, blocks: int = 10) -> RankReport:

@@ -121,8 +121,9 @@ def test_what_the_sampler_finds_and_would_tell_nothing_is_not_run_and_teaches_it
     idle = [trial for trial in study.optuna_study.trials if trial.user_attrs["outcome"] == "would tell nothing"]
     assert idle
     assert all(trial.state is optuna.trial.TrialState.FAIL and not trial.constraints for trial in idle)
-    asked = study.ask(lambda _: "would tell nothing")
+    asked = study.ask(lambda config: "would not fit" if config.micro_batch_size == 512 else "would tell nothing")
     assert asked is not None, "where nothing else is left it is tried after all"
+    assert asked.config.micro_batch_size != 512, "and before what would not fit"
 
 
 def test_oom_is_told_as_a_violated_constraint_with_its_magnitude(open_study: Callable[..., Study]) -> None:

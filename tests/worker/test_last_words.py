@@ -5,6 +5,8 @@ from __future__ import annotations
 import faulthandler
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -34,11 +36,27 @@ def timers(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     [
         pytest.param(60.0, LastWords.before_deadline, 59.5, id="shortly before the deadline"),
         pytest.param(-3.0, LastWords.before_deadline, 0.1, id="at once where that is over"),
-        pytest.param(60.0, lambda words: words.unless_a_block_ends(0.2), 10.0, id="no standstill is shorter"),
-        pytest.param(60.0, lambda words: words.unless_a_block_ends(2.0), 20.0, id="ten times the longest block"),
+        pytest.param(60.0, lambda words: words.unless_a_block_ends(0.2), 30.0, id="no standstill is shorter"),
+        pytest.param(60.0, lambda words: words.unless_a_block_ends(4.0), 40.0, id="ten times the longest block"),
         pytest.param(60.0, lambda words: words.unless_a_block_ends(9.0), 59.5, id="never after the deadline"),
     ],
 )
 def test_words_are_due(timers: list[float], left_s: float, ask: Callable[[LastWords], None], expected_s: float) -> None:
     ask(LastWords(file=sys.stderr, ends_at=NOW + left_s))
     assert timers == [pytest.approx(expected_s)]
+
+
+def test_words_are_taken_back_once_a_block_has_ended(tmp_path: Path) -> None:
+    path = tmp_path / "stack-1.txt"
+    with path.open("w") as file:
+        words = LastWords(file=file, ends_at=perf_counter() + 1000.0)
+        try:
+            words.unless_a_block_ends(0.2)
+            faulthandler.dump_traceback(file=file)
+            assert path.stat().st_size > 0
+            words.unless_a_block_ends(0.2)
+            assert path.stat().st_size == 0
+            faulthandler.dump_traceback(file=file)
+            assert path.read_text().startswith(("Current thread", "Thread")), "at the file's start, not behind a hole"
+        finally:
+            faulthandler.cancel_dump_traceback_later()
