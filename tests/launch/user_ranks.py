@@ -231,6 +231,13 @@ def pausing_in_1() -> nn.Module:
     return Pausing(act)
 
 
+def pausing_once_in_1() -> nn.Module:
+    """Rank 1 pauses late in the window, where no batch has ever taken long."""
+    acts = [lambda: time.sleep(PAUSE_S)]
+
+    return Stopping(lambda: acts.pop()() if acts else None)
+
+
 def impatient() -> nn.Module:
     return Stopping(lambda: None)
 
