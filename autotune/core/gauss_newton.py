@@ -4,8 +4,8 @@ Comes in: a Problem, with the processes' covariances at the places of what was s
 the state anywhere follows, and what is known of it.
 
 Source: Rasmussen and Williams 2006, "Gaussian Processes for Machine Learning", chapter 3.4 (Laplace's approximation);
-steps by Gauss and Newton, halved until they better the fit: Nocedal and Wright 2006, "Numerical Optimization", 3.1 and
-10.3.
+steps by Gauss and Newton, damped until they better the fit: Levenberg and Marquardt's method, Nocedal and Wright 2006,
+"Numerical Optimization", 10.3, with the processes' own prior as the metric.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ from autotune.core.floats import Floats
 
 __all__ = ["Problem", "Solution", "most_likely"]
 
-_STEPS = 30
-_HALVINGS = 10
-_SETTLED = 1e-8
-"""A step that betters the misfit by a smaller share of it is the last."""
+_STEPS = 60
+_TRIES = 12
+_DAMPING = 4.0
+"""Factor by which a step is damped more where it worsens the fit, and less where it betters it."""
+_LEAST_DAMPING = 0.05
+_SETTLED = 1e-4
+"""A step that betters the misfit by less is the last: the state is hardly more probable for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +39,10 @@ class Problem:
     """Means of the processes at the places of what was seen, (processes, seen)."""
     covariances: Floats
     """Of the processes there, (processes, seen, seen)."""
-    observe: Callable[[Floats], tuple[Floats, Floats]]
-    """From a state, (processes, seen): what should be seen, and its derivatives by the state."""
+    expect: Callable[[Floats], Floats]
+    """From a state, (processes, seen): what should be seen, (seen,)."""
+    pulls: Callable[[Floats], Floats]
+    """From a state: derivatives of what should be seen by it, (processes, seen)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,36 +66,64 @@ def most_likely(problem: Problem, start: Solution | None = None) -> Solution:
     like problem, from which fewer steps are needed.
     """
     weights = np.zeros_like(problem.before) if start is None else start.weights
-    misfit = _misfit(problem, weights)
+    misfit, damping = _misfit(problem, weights), 0.0
     for _ in range(_STEPS):
-        step, last = _solve(problem, weights).weights - weights, misfit
-        for halving in range(_HALVINGS):
-            tried = weights + step / 2**halving
+        around, last = _linearize(problem, weights), misfit
+        for _ in range(_TRIES):
+            tried = around.step(damping)
             if (now := _misfit(problem, tried)) < misfit:
-                weights, misfit = tried, now
+                weights, misfit, damping = tried, now, damping / _DAMPING
                 break
-        if last - misfit <= _SETTLED * last:
+            damping = max(damping, _LEAST_DAMPING) * _DAMPING
+        if last - misfit <= _SETTLED:
             break
-    around = _solve(problem, weights)
-    return Solution(weights=weights, pulls=around.pulls, root=around.root, log_evidence=around.log_evidence)
+    around = _linearize(problem, weights)
+    root: Floats = np.linalg.cholesky(around.covariance + np.diag(problem.variances))
+    log_evidence = -0.5 * misfit - float(np.log(np.diag(root)).sum())
+    return Solution(weights=weights, pulls=around.pulls, root=root, log_evidence=log_evidence)
 
 
-def _solve(problem: Problem, weights: Floats) -> Solution:
-    """What the state would be, were the observation linear everywhere as it is around this one."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Linear:
+    """A problem as it is around a state."""
+
+    problem: Problem
+    weights: Floats
+    pulls: Floats
+    covariance: Floats
+    """Of what is seen, without its noise, (seen, seen)."""
+    surprise: Floats
+    """What was seen beyond what should be."""
+    moved: Floats
+    """What the state's distance from the means does to what should be seen, (seen,)."""
+
+    def step(self, damping: float) -> Floats:
+        """The weights of the state that a step leads to; with much damping it stays where it was."""
+        share = 1.0 / (1.0 + damping)
+        noisy = share * self.covariance + np.diag(self.problem.variances)
+        alpha = np.linalg.solve(noisy, self.surprise + share * self.moved)
+        stepped: Floats = (1 - share) * self.weights + share * self.pulls * alpha
+        return stepped
+
+
+def _linearize(problem: Problem, weights: Floats) -> _Linear:
     moved = _moved(problem, weights)
-    expected, pulls = problem.observe(problem.before + moved)
-    surprise = problem.seen - expected + (pulls * moved).sum(axis=0)
-    covariance = np.einsum("pi,pij,pj->ij", pulls, problem.covariances, pulls)
-    root = np.linalg.cholesky(covariance + np.diag(problem.variances))
-    alpha = np.linalg.solve(root.T, np.linalg.solve(root, surprise))
-    log_evidence = -0.5 * float(surprise @ alpha) - float(np.log(np.diag(root)).sum())
-    return Solution(weights=pulls * alpha, pulls=pulls, root=root, log_evidence=log_evidence)
+    state = problem.before + moved
+    pulls = problem.pulls(state)
+    return _Linear(
+        problem=problem,
+        weights=weights,
+        pulls=pulls,
+        covariance=np.einsum("pi,pij,pj->ij", pulls, problem.covariances, pulls),
+        surprise=problem.seen - problem.expect(state),
+        moved=(pulls * moved).sum(axis=0),
+    )
 
 
 def _misfit(problem: Problem, weights: Floats) -> float:
     """Twice the negative logarithm of a state's probability, but for a constant."""
     moved = _moved(problem, weights)
-    expected, _ = problem.observe(problem.before + moved)
+    expected = problem.expect(problem.before + moved)
     return float(((problem.seen - expected) ** 2 / problem.variances).sum() + (weights * moved).sum())
 
 

@@ -18,10 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import log, log2
 from statistics import fmean, median
-from typing import Any, Literal
+from typing import Literal
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,9 +39,8 @@ __all__ = ["Forecast", "MachineModel", "Sighting", "fit_machine"]
 _SOFTNESS = 8.0
 """Of the minimum: two equal sides reach 92 % of either together, as a queue of a few batches between them does."""
 _LEVEL_SD = 1.5
-_STEP = 1e-4
-_SCATTERS = (0.0, 0.02, 0.04, 0.07, 0.11, 0.16)
-"""Standard deviations of the scatter that are considered."""
+_SCATTERS = (0.16, 0.11, 0.07, 0.04, 0.02, 0.0)
+"""Standard deviations of the scatter that are considered. The more, the easier to fit: each is a start for the next."""
 _USUAL_SCATTER = 0.02
 """What is expected of a machine before anything was seen."""
 _FEWEST_RUNS = 5  # fewer that contradict each other tell of settings
@@ -145,12 +145,12 @@ class _Process:
     """Numbers that do more together: what a batch costs a loader counts the more, the more workers share its items."""
     pair_sd: float = 0.0
 
-    def covariance(self, one: _Places, other: _Places) -> Floats:
-        """The prior covariance of two lists of places, (len(one), len(other))."""
-        total: Floats = np.full((len(one), len(other)), self.level_sd**2)
+    def covariance(self, one: Floats, other: Floats) -> Floats:
+        """The prior covariance of two lists of places, (effects, places) each: (places of one, places of other)."""
+        total: Floats = np.full((one.shape[1], other.shape[1]), self.level_sd**2)
         together = np.full_like(total, self.together_sd**2)
         pair = np.full_like(total, self.pair_sd**2)
-        for effect, left, right in zip(self.effects, one.columns, other.columns, strict=True):
+        for effect, left, right in zip(self.effects, one, other, strict=True):
             alike = _alike(effect, left, right)
             total += effect.sd**2 * alike
             together *= alike
@@ -162,29 +162,7 @@ class _Process:
         return self.level_sd**2 + sum(effect.sd**2 for effect in self.effects) + self.together_sd**2 + self.pair_sd**2
 
 
-@dataclass(frozen=True, slots=True)
-class _Places:
-    """Configurations as a process sees them: the values of each of its effects."""
-
-    columns: tuple[NDArray[Any], ...]
-
-    def __len__(self) -> int:
-        return len(self.columns[0])
-
-    @classmethod
-    def of(cls, configs: Sequence[TrainingConfig], process: _Process) -> _Places:
-        """The places of some configurations."""
-        return cls(tuple(_column(effect, configs) for effect in process.effects))
-
-
-def _column(effect: _Effect, configs: Sequence[TrainingConfig]) -> NDArray[Any]:
-    values = [effect.value(config) for config in configs]
-    if effect.length is not None:
-        return np.array(values, dtype=np.float64)
-    return np.array([hash(repr(value)) for value in values], dtype=np.int64)
-
-
-def _alike(effect: _Effect, left: NDArray[Any], right: NDArray[Any]) -> Floats:
+def _alike(effect: _Effect, left: Floats, right: Floats) -> Floats:
     if effect.length is None:
         return np.asarray(left[:, None] == right[None, :], dtype=np.float64)
     alike: Floats = np.exp(-0.5 * ((left[:, None] - right[None, :]) / effect.length) ** 2)
@@ -196,6 +174,26 @@ _LOADER_PROCESS = _Process(
 )
 _DEVICE_PROCESS = _Process(effects=_DEVICE, level_sd=_LEVEL_SD, together_sd=0.08)
 _SHORTFALL_PROCESS = _Process(effects=_SHORTFALL, level_sd=0.1, together_sd=0.04)
+_PROCESSES = (_LOADER_PROCESS, _DEVICE_PROCESS, _SHORTFALL_PROCESS)
+
+
+def _places(configs: Sequence[TrainingConfig]) -> list[Floats]:
+    """Configurations as each process sees them: the values of its effects, (effects, configs)."""
+    table = np.array([_values(config) for config in configs], dtype=np.float64).T
+    starts = np.cumsum([len(process.effects) for process in _PROCESSES])
+    return np.split(table, starts[:-1])
+
+
+@lru_cache(maxsize=16_384)
+def _values(config: TrainingConfig) -> tuple[float, ...]:
+    """The values of all processes' effects; thousands are asked for before each trial, of much the same settings."""
+    return tuple(_value(effect, config) for process in _PROCESSES for effect in process.effects)
+
+
+def _value(effect: _Effect, config: TrainingConfig) -> float:
+    """A number as it is, a category as a number that no other has."""
+    value = effect.value(config)
+    return value if isinstance(value, float) else float(crc32(repr(value).encode()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,18 +226,22 @@ class _Joint:
 
     def log_rate(self, log_loader: Floats, log_device: Floats) -> Floats:
         """Side by side, the slowest of loader, device and cores, softened; else the times of both together."""
-        cpu_s = self.loader_cpu_s + self.busy * np.exp(-log_device)
-        bounds = np.stack([log_loader, log_device, np.log(self.cores / cpu_s)])
+        bounds = np.stack([log_loader, log_device, np.log(self.cores / self._cpu_s(log_device))])
         together = -np.logaddexp.reduce(-_SOFTNESS * bounds, axis=0) / _SOFTNESS
         in_turns = -np.logaddexp(-log_loader, -log_device)
         return np.where(self.is_overlapped, together, in_turns)
 
-    def with_shares(self, log_loader: Floats, log_device: Floats) -> tuple[Floats, Floats, Floats]:
-        """The logarithm of the joint rate, and its derivatives by those of loader and device."""
-        here = self.log_rate(log_loader, log_device)
-        by_loader = (self.log_rate(log_loader + _STEP, log_device) - here) / _STEP
-        by_device = (self.log_rate(log_loader, log_device + _STEP) - here) / _STEP
-        return here, by_loader, by_device
+    def shares(self, log_loader: Floats, log_device: Floats) -> tuple[Floats, Floats]:
+        """Derivatives of the logarithm of the joint rate by those of loader and device."""
+        here, cpu_s = self.log_rate(log_loader, log_device), self._cpu_s(log_device)
+        softness = np.where(self.is_overlapped, _SOFTNESS, 1.0)
+        by_loader, by_device = (np.exp(softness * (here - side)) for side in (log_loader, log_device))
+        by_cores = np.exp(softness * (here - np.log(self.cores / cpu_s))) * (1 - self.loader_cpu_s / cpu_s)
+        return by_loader, by_device + np.where(self.is_overlapped, by_cores, 0.0)
+
+    def _cpu_s(self, log_device: Floats) -> Floats:
+        """CPU seconds that a sample takes in all."""
+        return self.loader_cpu_s + self.busy * np.exp(-log_device)
 
 
 @dataclass(frozen=True)
@@ -256,9 +258,10 @@ class MachineModel:
     def forecast(self, configs: Sequence[TrainingConfig]) -> Forecast:
         """What configurations should reach. Takes milliseconds for thousands of them."""
         scatter_sd, solution = self._likeliest
-        crossings = np.stack([self._crossing(configs, process) for process in _PROCESSES])
+        crossings = self._crossings(configs)
         log_loader, log_device, short = self._before(configs) + np.einsum("pij,pj->pi", crossings, solution.weights)
-        joint, loader_share, device_share = self._joint_of(configs).with_shares(log_loader, log_device)
+        joint = self._joint_of(configs)
+        loader_share, device_share = joint.shares(log_loader, log_device)
         of_loader, of_device, of_shortfall = crossings * solution.pulls[:, None, :]
         of_joint = loader_share[:, None] * of_loader + device_share[:, None] * of_device + of_shortfall
         before = (
@@ -267,7 +270,7 @@ class MachineModel:
             + _SHORTFALL_PROCESS.variance()
         )
         return Forecast(
-            log_rate=joint + short,
+            log_rate=joint.log_rate(log_loader, log_device) + short,
             sd=_sd(before, of_joint, solution.root),
             loader=np.exp(log_loader),
             device=np.exp(log_device),
@@ -284,21 +287,26 @@ class MachineModel:
         can say, shows only in how sightings lie to each other.
         """
         configs = [one.config for one in self.sightings]
+        expect, pulls = self._observers(configs)
         problem = Problem(
             seen=np.array([log(one.samples_per_s) for one in self.sightings]),
             variances=np.array([one.relative_sd**2 for one in self.sightings]),
             before=self._before(configs),
-            covariances=np.stack([self._crossing(configs, process) for process in _PROCESSES]),
-            observe=self._observer(configs),
+            covariances=self._crossings(configs),
+            expect=expect,
+            pulls=pulls,
         )
         fits = list[tuple[float, Solution]]()
         runs = sum(one.kind == "run" for one in self.sightings)
-        for scatter_sd in _SCATTERS if runs >= _FEWEST_RUNS else _SCATTERS[:1]:
+        for scatter_sd in _SCATTERS:
             scattered = replace(problem, variances=problem.variances + scatter_sd**2)
             fits.append((scatter_sd, most_likely(scattered, start=fits[-1][1] if fits else None)))
-        return max(fits, key=lambda fit: fit[1].log_evidence - 0.5 * (fit[0] / _USUAL_SCATTER) ** 2)
+        return max(
+            fits if runs >= _FEWEST_RUNS else fits[-1:],
+            key=lambda fit: fit[1].log_evidence - 0.5 * (fit[0] / _USUAL_SCATTER) ** 2,
+        )
 
-    def _observer(self, configs: Sequence[TrainingConfig]) -> Callable[[Floats], tuple[Floats, Floats]]:
+    def _observers(self, configs: Sequence[TrainingConfig]) -> tuple[Callable[[Floats], Floats], ...]:
         """What the sightings should have shown in a state, and its derivatives by loader, device and shortfall."""
         joint = self._joint_of(configs)
         is_loader, is_device, is_run = (
@@ -306,18 +314,26 @@ class MachineModel:
             for kind in ("loader", "device", "run")
         )
 
-        def observe(state: Floats) -> tuple[Floats, Floats]:
+        def expect(state: Floats) -> Floats:
             log_loader, log_device, short = state
-            together, by_loader, by_device = joint.with_shares(log_loader, log_device)
-            expected = is_loader * log_loader + is_device * log_device + is_run * (together + short)
-            return expected, np.stack([is_loader + is_run * by_loader, is_device + is_run * by_device, is_run])
+            together = joint.log_rate(log_loader, log_device)
+            seen: Floats = is_loader * log_loader + is_device * log_device + is_run * (together + short)
+            return seen
 
-        return observe
+        def pulls(state: Floats) -> Floats:
+            by_loader, by_device = joint.shares(state[0], state[1])
+            return np.stack([is_loader + is_run * by_loader, is_device + is_run * by_device, is_run])
 
-    def _crossing(self, configs: Sequence[TrainingConfig], process: _Process) -> Floats:
-        """Prior covariance of a process between configurations and sightings, (configs, sightings)."""
-        seen = _Places.of([one.config for one in self.sightings], process)
-        return process.covariance(_Places.of(configs, process), seen)
+        return expect, pulls
+
+    def _crossings(self, configs: Sequence[TrainingConfig]) -> Floats:
+        """Prior covariances between configurations and sightings, (processes, configs, sightings)."""
+        both = zip(_PROCESSES, _places(configs), self._places_seen, strict=True)
+        return np.stack([process.covariance(asked, seen) for process, asked, seen in both])
+
+    @cached_property
+    def _places_seen(self) -> list[Floats]:
+        return _places([one.config for one in self.sightings])
 
     def _before(self, configs: Sequence[TrainingConfig]) -> Floats:
         """Means of loader, device and shortfall: a group's rates grow with its ranks, as long as nothing was seen."""
@@ -332,9 +348,6 @@ class MachineModel:
             cores=np.array([known.cores * hosts_of(config, self.environment) for config in configs], dtype=np.float64),
             loader_cpu_s=known.loader_cpu_s,
         )
-
-
-_PROCESSES = (_LOADER_PROCESS, _DEVICE_PROCESS, _SHORTFALL_PROCESS)
 
 
 def fit_machine(sightings: Sequence[Sighting], environment: Environment) -> MachineModel:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
@@ -33,8 +34,7 @@ _QUEUE_SD = 0.01  # of a batch that lies ready
 _VARIANT_SD = 0.1  # another layout, compilation, optimizer steps apart
 _GROUP_SD = 0.3
 _NOISE = 0.03
-_HALF_PRECISIONS = ("bfloat16", "float16")
-_ASKED = 11  # figures of `_asks_of`
+_VALUES = 10  # of `_values`
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class MemoryForecast:
     def expect(self, configs: Sequence[TrainingConfig]) -> tuple[Floats, Floats]:
         """Expected peak memory and its standard deviation, in bytes."""
         rows = _rows(configs, self.reference_batch, has_workers=self.has_workers_in_ram)
-        variance = np.einsum("ij,jk,ik->i", rows, self.covariance, rows) + self.noise_bytes**2
+        variance = (rows @ self.covariance * rows).sum(axis=1) + self.noise_bytes**2
         return rows @ self.mean, np.sqrt(variance)
 
     def chance_to_fit(self, configs: Sequence[TrainingConfig], limit_bytes: int) -> Floats:
@@ -69,14 +69,35 @@ class MemoryForecast:
         asked = self._asks(configs)
         within = self._asks([config for config, peak in self.seen if peak <= limit_bytes])
         over = self._asks([config for config, peak in self.seen if peak > limit_bytes])
-        fits = np.any(np.all(asked[:, None] <= within, axis=2), axis=1)
-        fails = np.any(np.all(asked[:, None] >= over, axis=2), axis=1)
-        return np.asarray(fits & ~fails, dtype=np.bool_)
+        return _is_below_any(asked, within) & ~_is_below_any(-asked, -over)
 
     def _asks(self, configs: Sequence[TrainingConfig]) -> Floats:
-        """What memory grows with, (configs, kinds): whoever has no more of any kind takes no more."""
-        rows = [_asks_of(config, has_workers=self.has_workers_in_ram) for config in configs]
-        return np.array(rows, dtype=np.float64).reshape(len(configs), _ASKED)
+        """What memory grows with, (kinds, configs): whoever has no more of any kind takes no more."""
+        table, has_workers = _table(configs), float(self.has_workers_in_ram)
+        batch, queue, workers, bfloat16, float16, channels_last, compiled, accumulates, is_group, is_dp = table
+        return np.stack(
+            [
+                batch,
+                1 - bfloat16 - float16,
+                has_workers * workers,
+                has_workers * queue,
+                channels_last,
+                1 - channels_last,  # of a layout, and of what is compiled, neither is known to take more
+                compiled,
+                1 - compiled,
+                accumulates,
+                is_group,
+                is_dp,
+            ]
+        )
+
+
+def _is_below_any(these: Floats, those: Floats) -> NDArray[np.bool_]:
+    """Which of these are not above one of those in any kind; both are (kinds, configs)."""
+    is_below = np.ones((these.shape[1], those.shape[1]), dtype=np.bool_)
+    for this, that in zip(these, those, strict=True):
+        is_below &= this[:, None] <= that
+    return np.asarray(is_below.any(axis=1), dtype=np.bool_)
 
 
 def forecast_memory(seen: Sequence[tuple[TrainingConfig, int]], *, has_workers_in_ram: bool) -> MemoryForecast:
@@ -103,7 +124,7 @@ def forecast_memory(seen: Sequence[tuple[TrainingConfig, int]], *, has_workers_i
 
 
 def _prior(scale: float) -> tuple[Floats, Floats]:
-    """Means of the coefficients, in the order of `_row`, and the inverse of their covariance."""
+    """Means of the coefficients, in the order of `_rows`, and the inverse of their covariance."""
     means = np.array([1 - _GROWTH, _GROWTH, 0.0, 0.0, 0.0, 0.0, _WORKER, 0.0, 0.0, 0.0, 0.0])
     halves = [_HALF_BASE_SD] * 2 + [_HALF_GROWTH_SD] * 2
     others = [_WORKER_SD, _QUEUE_SD, _VARIANT_SD, _VARIANT_SD, _GROUP_SD]
@@ -116,39 +137,43 @@ def _prior(scale: float) -> tuple[Floats, Floats]:
 
 
 def _rows(configs: Sequence[TrainingConfig], reference_batch: int, *, has_workers: bool) -> Floats:
-    return np.array([_row(config, reference_batch, has_workers=has_workers) for config in configs], dtype=np.float64)
+    """What the coefficients are multiplied by, (configs, coefficients)."""
+    batch, queue, workers, bfloat16, float16, channels_last, compiled, accumulates, is_group, is_dp = _table(configs)
+    relative, counted = batch / reference_batch, float(has_workers)
+    return np.column_stack(
+        [
+            np.ones(len(configs)),
+            relative,
+            bfloat16,
+            float16,
+            relative * bfloat16,
+            relative * float16,
+            counted * workers,
+            counted * queue * relative,
+            np.maximum(channels_last, compiled),
+            accumulates,
+            np.maximum(is_group, is_dp),
+        ]
+    )
 
 
-def _asks_of(config: TrainingConfig, *, has_workers: bool) -> tuple[int, ...]:
-    workers = config.num_workers if has_workers else 0
+def _table(configs: Sequence[TrainingConfig]) -> Floats:
+    """What memory depends on, (kinds, configs), in the order of `_values`."""
+    return np.array([_values(config) for config in configs], dtype=np.float64).reshape(len(configs), _VALUES).T
+
+
+@lru_cache(maxsize=16_384)
+def _values(config: TrainingConfig) -> tuple[float, ...]:
+    """Thousands are asked for before each trial, of much the same settings."""
     return (
         config.micro_batch_size,
-        config.amp_dtype not in _HALF_PRECISIONS,
-        workers,
-        workers * (config.prefetch_factor or TORCH_PREFETCH_FACTOR),
+        config.num_workers * (config.prefetch_factor or TORCH_PREFETCH_FACTOR),
+        config.num_workers,
+        config.amp_dtype == "bfloat16",
+        config.amp_dtype == "float16",
         config.channels_last,
-        not config.channels_last,  # of a layout, and of what is compiled, neither is known to take more
         config.compile,
-        not config.compile,
         config.grad_accum_steps > 1,
         config.process_count > 1,
         config.strategy == "dp",
     )
-
-
-def _row(config: TrainingConfig, reference_batch: int, *, has_workers: bool) -> list[float]:
-    batch = config.micro_batch_size / reference_batch
-    workers = config.num_workers if has_workers else 0
-    held = workers * (config.prefetch_factor or TORCH_PREFETCH_FACTOR) * batch
-    halves = [float(config.amp_dtype == half) for half in _HALF_PRECISIONS]
-    return [
-        1.0,
-        batch,
-        *halves,
-        *(batch * is_half for is_half in halves),
-        float(workers),
-        held,
-        float(config.channels_last or config.compile),
-        float(config.grad_accum_steps > 1),
-        float(config.process_count > 1 or config.strategy == "dp"),
-    ]

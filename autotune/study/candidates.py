@@ -28,42 +28,41 @@ class Candidates:
 
     space: ResolvedSpace
     seed: int
-    _common: list[Params] = field(init=False)
-    _composed: dict[frozenset[tuple[str, SettingValue]], TrainingConfig | str] = field(default_factory=dict)
+    _common: dict[TrainingConfig, Params] = field(init=False)
+    """Candidates however the search goes."""
+    _around: dict[tuple[TrainingConfig, int], dict[TrainingConfig, Params]] = field(default_factory=dict)
+    """Neighbours of what was among the best, by how many settings are varied."""
     _spreads: dict[str, list[int]] = field(default_factory=dict)
     """Of each long range, by its name."""
 
     def __post_init__(self) -> None:
         """Take all of a small space; of a large one what an expert would try, and a random part."""
         if self.space.size <= _ALL_UP_TO:
-            self._common = list(self.space.combinations())
+            self._common = self._composed(self.space.combinations())
             return
         chance = random.Random(self.seed)  # noqa: S311 - a seeded choice, no secret
         domains = {name: list(domain) for name, domain in self.space.parameters.items()}
-        self._common = [
-            *first_guesses(self.space),
-            *({name: chance.choice(values) for name, values in domains.items()} for _ in range(_RANDOM)),
-        ]
+        drawn = ({name: chance.choice(values) for name, values in domains.items()} for _ in range(_RANDOM))
+        self._common = self._composed((*first_guesses(self.space), *drawn))
 
     def near(self, best: Sequence[TrainingConfig]) -> list[tuple[Params, TrainingConfig]]:
         """Candidates that break no rule; of a large space also the best ones' neighbours, the first one's further out.
 
         A neighbour has another value of one setting, further out of two; of a long range not all values count.
         """
-        found: dict[TrainingConfig, Params] = {}
-        for params in (*self._common, *self._neighbours(best)):
-            config = self._compose(params)
-            if isinstance(config, TrainingConfig):
-                found.setdefault(config, params)
+        found = dict(self._common)
+        if self.space.size > _ALL_UP_TO:
+            for place, config in enumerate(best):
+                for neighbour, params in self._neighbours(config, 2 if place == 0 else 1).items():
+                    found.setdefault(neighbour, params)
         return [(params, config) for config, params in found.items()]
 
-    def _neighbours(self, best: Sequence[TrainingConfig]) -> Iterator[Params]:
-        if self.space.size <= _ALL_UP_TO:
-            return
-        for place, config in enumerate(best):
+    def _neighbours(self, config: TrainingConfig, most: int) -> dict[TrainingConfig, Params]:
+        if (config, most) not in self._around:
             own = {**{name: next(iter(domain)) for name, domain in self.space.parameters.items()}}
             own |= params_of(config, self.space)
-            yield from self._varied(own, 2 if place == 0 else 1)
+            self._around[config, most] = self._composed(self._varied(own, most))
+        return self._around[config, most]
 
     def _varied(self, own: Params, most: int) -> Iterator[Params]:
         names = list(self.space.parameters)
@@ -88,8 +87,11 @@ class Candidates:
         nearest = range(max(domain.low, own - _NEAREST), min(domain.high, own + _NEAREST) + 1)
         return sorted({*self._spreads[name], *nearest})
 
-    def _compose(self, params: Params) -> TrainingConfig | str:
-        key = frozenset(params.items())
-        if key not in self._composed:
-            self._composed[key] = compose(params, self.space)
-        return self._composed[key]
+    def _composed(self, candidates: Iterable[Params]) -> dict[TrainingConfig, Params]:
+        """What candidates compose to, without those that break a rule; of several that compose alike the first."""
+        found: dict[TrainingConfig, Params] = {}
+        for params in candidates:
+            config = compose(params, self.space)
+            if isinstance(config, TrainingConfig):
+                found.setdefault(config, params)
+        return found
