@@ -8,7 +8,6 @@ from math import isfinite
 
 import numpy as np
 import optuna
-from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 from optuna.trial import TrialState
 
 __all__ = ["setting_importances"]
@@ -24,6 +23,11 @@ def setting_importances(study: optuna.Study, numbers: Collection[int]) -> dict[s
     Of the trials with these numbers alone. Empty for fewer than four of different scores, or where Optuna can't tell.
     Source: PED-ANOVA, Watanabe et al. 2023, arXiv 2304.10255; it needs no further package.
     """
+    from optuna.importance import (  # takes more than a second where scikit-learn is there, and is asked for at the end
+        PedAnovaImportanceEvaluator,
+        get_param_importances,
+    )
+
     trials = [
         one for one in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)) if one.number in set(numbers)
     ]

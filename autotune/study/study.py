@@ -77,6 +77,8 @@ class Study:
         self._asked: dict[int, optuna.Trial] = {}
         self._waiting: set[str] = set()
         """Keys of what was proposed and not handed out yet."""
+        self._queued = 0
+        """Trials in Optuna's queue, which it hands out before it samples; counted here, since to read it takes long."""
         self._is_drained = False
         for trial in sorted(_measured(study), key=lambda one: one.user_attrs.get(_PLACE, -1)):
             record = _record_of(trial)
@@ -161,9 +163,11 @@ class Study:
                     if params is None:
                         return None
                     self.optuna_study.enqueue_trial(params)
+                    self._queued += 1
                     fruitless = 0
                 is_sampled = not self.has_waiting
                 trial = self.optuna_study.ask(self._distributions)
+                self._queued = max(0, self._queued - 1)
                 config, why_not = self._config_of(trial), _NO_DOUBT
                 if isinstance(config, TrainingConfig) and not self._is_taken(config):
                     why_not = doubt(config) if is_sampled else _NO_DOUBT
@@ -175,7 +179,7 @@ class Study:
     @property
     def has_waiting(self) -> bool:
         """Whether a proposal waits to be asked for."""
-        return bool(self.optuna_study.get_trials(deepcopy=False, states=(TrialState.WAITING,)))
+        return self._queued > 0
 
     def is_open(self, config: TrainingConfig) -> bool:
         """Whether a configuration may still be tried: neither measured, nor running, nor left out."""
@@ -190,6 +194,7 @@ class Study:
             return False
         with quiet(), disk_errors(None):
             self.optuna_study.enqueue_trial(dict(params))
+        self._queued += 1
         self._waiting.add(self._key(config))
         return True
 
@@ -223,7 +228,9 @@ class Study:
 
     def _note_waiting(self) -> None:
         """Know what an earlier sitting has left to be tried."""
-        for trial in self.optuna_study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
+        waiting = self.optuna_study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+        self._queued = len(waiting)
+        for trial in waiting:
             config = compose(trial.system_attrs.get("fixed_params", {}), self._space)
             if isinstance(config, TrainingConfig):
                 self._waiting.add(self._key(config))
