@@ -78,7 +78,7 @@ def most_likely(problem: Problem, start: Solution | None = None) -> Solution:
         if last - misfit <= _SETTLED:
             break
     around = _linearize(problem, weights)
-    root: Floats = np.linalg.cholesky(around.covariance + np.diag(problem.variances))
+    root = np.asarray(np.linalg.cholesky(around.covariance + np.diag(problem.variances)), dtype=np.float64)
     log_evidence = -0.5 * misfit - float(np.log(np.diag(root)).sum())
     return Solution(weights=weights, pulls=around.pulls, root=root, log_evidence=log_evidence)
 
