@@ -46,6 +46,11 @@ class _Entrant:
     runs: list[TrialRecord] = field(default_factory=list)
 
     @property
+    def overhead_s(self) -> float:
+        """Seconds that a run of it takes outside its window: the most that one took here, else as its trial did."""
+        return max((overhead_s(run) for run in self.runs), default=overhead_s(self.record))
+
+    @property
     def is_feasible(self) -> bool:
         """Whether it still may win; one that ran into a deadline may."""
         return all(run.is_feasible or run.outcome == "timeout" for run in self.runs)
@@ -71,22 +76,27 @@ def confirm(tuning: Tuning) -> None:
 def _measure_in_turns(tuning: Tuning, finalists: Sequence[TrialRecord]) -> None:
     """Run the rounds; once those that were planned are done all is confirmed, and further ones count as a whole.
 
-    What has failed is not run again, nor is what then has nothing left to be compared with.
+    What has failed is not run again, nor is what then has nothing left to be compared with. Where runs take longer than
+    planned, later windows are shorter: the stress run keeps its time.
     """
     wanted = [_Entrant(record) for record in (*feasible_baseline(tuning), *finalists)]
-    overheads_s, has_baseline = [overhead_s(one.record) for one in wanted], wanted[0].record.number == 0
-    plan = plan_confirmation(overheads_s, _left_s(tuning, finalists[0]), has_baseline=has_baseline)
+    has_baseline = wanted[0].record.number == 0
+    reserved_s = reserve_s(finalists[0], tuning.timing.clock.left_s or 0.0)
+    plan = plan_confirmation([one.overhead_s for one in wanted], _left_s(tuning, reserved_s), has_baseline=has_baseline)
     entrants, rounds = wanted[: plan.entrants], plan.rounds
-    round_s = sum(plan.window_s + one_s for one_s in overheads_s[: plan.entrants])
     tuning.notes.extend(_say_left_out(wanted[plan.entrants :]))
     for number in range(_MOST_ROUNDS):
-        if number >= rounds and not (
-            rounds == ROUNDS and _is_open(entrants) and _has_time(round_s, _left_s(tuning, finalists[0]))
-        ):
+        if number >= rounds and not (rounds == ROUNDS and _is_open(entrants)):
             return
         alive = [one for one in entrants if one.is_feasible]
         if len(alive) < min(2, len(entrants)):
             return
+        if number > 0:
+            left_s, is_further = _left_s(tuning, reserved_s), number >= rounds
+            in_time = plan.for_round([one.overhead_s for one in alive], left_s, 1 if is_further else rounds - number)
+            if in_time is None or (is_further and in_time != plan):
+                return
+            plan = in_time
         for entrant in alive if number % 2 == 0 else alive[::-1]:
             if number > 0 and tuning.timing.clock.left_s == 0:
                 return
@@ -215,14 +225,10 @@ def _is_open(entrants: Sequence[_Entrant]) -> bool:
     return ratio is not None and ratio.value >= _WORTH and ratio.low <= 1
 
 
-def _left_s(tuning: Tuning, best: TrialRecord) -> float | None:
+def _left_s(tuning: Tuning, reserved_s: float) -> float | None:
     """Seconds until the stress run must begin; None where there is no time-out."""
     left = tuning.timing.clock.left_s
-    return None if left is None else left - reserve_s(best, left)
-
-
-def _has_time(round_s: float, left_s: float | None) -> bool:
-    return left_s is None or left_s > round_s
+    return None if left is None else left - reserved_s
 
 
 def _finalists(tuning: Tuning) -> list[TrialRecord]:

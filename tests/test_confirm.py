@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,14 +118,16 @@ class OneStressAtAll(FakeLauncher):
 
 
 class Ticking(FakeLauncher):
-    """Time passes: of each trial and stress run its whole window."""
+    """Time passes: of each trial and stress run its whole window, and of a trial what it takes beside."""
 
     now_s = 0.0
+    beside_s = 0.0
 
     def launch(self, launch: Launch) -> Exit:
         done = FakeLauncher.launch(self, launch)
-        self.now_s += self.jobs[-1].window.max_s if self.jobs[-1].kind in {"trial", "stress"} else 0.0
-        return done
+        kind, window_s = self.jobs[-1].kind, self.jobs[-1].window.max_s
+        self.now_s += {"trial": window_s + self.beside_s, "stress": window_s}.get(kind, 0.0)
+        return replace(done, wall_s=done.wall_s + self.beside_s)
 
 
 class RefusingOrdinals(FakeLauncher):
@@ -250,6 +253,22 @@ def test_a_time_out_leaves_the_run_its_part(tmp_path: Path) -> None:
     assert 0.15 * (60 - began_s) < stress.window.max_s <= 12
     assert stress.deadline_s <= 60 - began_s
     assert launcher.now_s <= 60
+
+
+@pytest.mark.parametrize("beside_s", [2.0, 3.0, 5.0])
+def test_runs_that_take_longer_than_planned_leave_the_stress_run_its_part(tmp_path: Path, beside_s: float) -> None:
+    launcher = Ticking()
+    tuning = make_tuning(tmp_path, launcher, timeout_s=60.0, now=lambda: launcher.now_s)
+    tuning.search()
+    left_s, launcher.beside_s, before = 60 - launcher.now_s, beside_s, len(launcher.jobs)
+    confirm(tuning)
+    *runs, stress = launcher.jobs[before:]
+    windows = [job.window.max_s for job in runs if job.kind == "trial"]
+    assert windows == sorted(windows, reverse=True)
+    planned = 3 * len({job.config for job in runs})
+    assert windows[-1] < windows[0] or len(windows) < planned
+    assert stress.kind == "stress"
+    assert stress.window.max_s > 0.12 * left_s
 
 
 def test_the_first_round_of_every_entrant_shows_where_the_time_goes(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 __all__ = ["ROUNDS", "UNHURRIED_CONFIRMATION_S", "ConfirmationPlan", "plan_confirmation"]
 
@@ -30,6 +30,19 @@ class ConfirmationPlan:
     def has_extras(self) -> bool:
         """Whether a first round has the time to look at where the time goes."""
         return self.window_s > _LAST_WINDOW_S
+
+    def for_round(self, overheads_s: Sequence[float], left_s: float | None, rounds: int) -> ConfirmationPlan | None:
+        """The plan of the next of so many rounds that are left.
+
+        Where runs took longer than planned, its windows end in the seconds left; None where not the shortest would.
+        """
+        if left_s is None:
+            return self
+        window_s = (left_s / rounds - sum(overheads_s)) / len(overheads_s)
+        shortest_s = (left_s - sum(overheads_s)) / len(overheads_s)
+        if shortest_s < _LAST_WINDOW_S:
+            return None
+        return replace(self, window_s=min(self.window_s, max(window_s, _LAST_WINDOW_S)))
 
 
 def plan_confirmation(overheads_s: Sequence[float], left_s: float | None, *, has_baseline: bool) -> ConfirmationPlan:

@@ -24,6 +24,26 @@ def test_what_is_planned_fits_into_the_time_that_is_left(
         assert plan.window_s == 1.0
 
 
+@given(_OVERHEADS, st.floats(-10.0, 1000.0), st.integers(1, 2), st.floats(0.5, 3.0))
+def test_a_later_round_leaves_the_time_that_is_not_its_own(
+    overheads_s: list[float], left_s: float, rounds_left: int, slower: float
+) -> None:
+    plan, actual_s = plan_confirmation(overheads_s, 600.0, has_baseline=True), [slower * one for one in overheads_s]
+    later = plan.for_round(actual_s, left_s, rounds_left)
+    if later is None:
+        assert left_s < sum(actual_s) + len(actual_s)
+    else:
+        assert 1.0 <= later.window_s <= plan.window_s
+        assert sum(later.window_s + one_s for one_s in actual_s) <= left_s + 1e-6
+        is_shortest = later.window_s == 1.0
+        assert is_shortest or rounds_left * sum(later.window_s + one_s for one_s in actual_s) <= left_s + 1e-6
+
+
+def test_without_a_time_out_later_rounds_are_as_long_as_the_first() -> None:
+    plan = plan_confirmation([1.0, 1.0], None, has_baseline=True)
+    assert plan.for_round([50.0, 50.0], None, 1) == plan
+
+
 @given(_OVERHEADS)
 def test_without_a_time_out_three_rounds_take_what_they_may_or_are_two_configurations(overheads_s: list[float]) -> None:
     plan = plan_confirmation(overheads_s, None, has_baseline=True)
