@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tunings import GIB, NARROW
 
 import autotune
 from autotune import searching
@@ -27,22 +28,11 @@ from autotune.errors import (
 from autotune.protocol import Job, read_model
 from autotune.testing import CostModel, FakeLauncher, FakeTrial, analytic_cost, fake_environment
 
-GIB = 2**30
-SPACE = {
-    "num_workers": [0, 2, 4, 8],
-    "micro_batch_size": [8, 16, 32, 64, 128],
-    "grad_accum_steps": [1, 2, 4],
-    "amp_dtype": ["float32", "bfloat16", "float16"],
-    "prefetch_factor": [2, 4],
-    "persistent_workers": True,
-}
-"""Wide enough for what is asked here, and told of soon."""
-
 
 def search(tmp_path: Path, cost: CostModel = analytic_cost, **arguments: Any) -> autotune.SearchResult:
     arguments = {
         "launcher": FakeLauncher(cost),
-        "space": SPACE,
+        "space": NARROW,
         "n_trials": 12,
         "run_dir": tmp_path / "run",
         **arguments,
@@ -179,7 +169,7 @@ def test_the_same_failure_in_three_configurations_stops_the_search(tmp_path: Pat
 
     launcher = FakeLauncher(cost)
     with pytest.raises(RepeatedFailureError, match="always"):
-        search(tmp_path, launcher=launcher)
+        search(tmp_path, launcher=launcher, space={})
     assert len(launcher.launched) == 4
 
 

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from tunings import NARROW
 
 import autotune
 from autotune import api, searching
@@ -30,7 +31,7 @@ PAIR = {"strategy": ["single", "ddp"], "world_size": [1, 2]}
 
 
 def search(folder: Path, launcher: Launcher | None, **arguments: Any) -> autotune.SearchResult:
-    arguments = {"n_trials": 8, "progress": False, **arguments}
+    arguments = {"n_trials": 8, "progress": False, "space": NARROW, **arguments}
     return autotune.search(object, list, run_dir=folder / "run", launcher=launcher, **arguments)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tunings import GIB, FailingLauncher, make_tuning
+from tunings import GIB, NARROW, FailingLauncher, make_tuning
 
 import autotune
 from autotune.confirm import confirm, recommend
@@ -35,7 +35,7 @@ def guards(launcher: FakeLauncher) -> list[TrainingConfig]:
 
 
 def searched(folder: Path, launcher: FakeLauncher, **arguments: Any) -> Tuning:
-    tuning = make_tuning(folder, launcher, **arguments)
+    tuning = make_tuning(folder, launcher, **{**NARROW, **arguments})
     tuning.search()
     return tuning
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tunings import GIB, make_tuning
+from tunings import GIB, NARROW, make_tuning
 
 from autotune.core import rules
 from autotune.core.result import Progress
@@ -74,7 +74,7 @@ class Watched(FakeLauncher):
 
 def make_parallel(folder: Path, launcher: FakeLauncher, **more: Any) -> Tuning:
     """A tuning with as many slots as its launcher has."""
-    tuning = make_tuning(folder, launcher, **more)
+    tuning = make_tuning(folder, launcher, **{**NARROW, **more})
     tuning.timing.slots = lambda: launcher.slots
     return tuning
 

@@ -329,8 +329,8 @@ def test_a_search_loses_no_trial_with_a_node_and_has_none_twice(rig: Rig, nodes:
             in_user_code("pairs"),
             baseline={"micro_batch_size": 4},
             space={"micro_batch_size": [4, 8], "num_workers": [0, 1, 2]},
-            n_trials=6,
-            timeout_s=30,
+            n_trials=5,
+            timeout_s=20,
             method="tpe",  # no look before the second trial, none stopped early
             run_dir=rig.folder / "run",
             progress=False,
