@@ -206,7 +206,7 @@ class Guide:
             self._outlook = step, self._foresee(best, best.measurement.samples_per_s)
         return self._outlook[1]
 
-    def _foresee(self, best: TrialRecord, best_rate: float) -> Outlook:
+    def _foresee(self, best: TrialRecord, measured_rate: float) -> Outlook:
         looks, records, environment = self.looks or [], self.study.ended, self.space.environment
         pairs = self._near(best, records)
         configs = [config for _, config in pairs]
@@ -218,8 +218,9 @@ class Guide:
             [one.config for one in records if one.is_feasible],
         )
         tried = self._tried
+        # a lucky window is no bar for others: it counts as what the model takes the best one to reach
+        best_rate = min(measured_rate, float(np.exp(model.forecast([best.config]).log_rate[0])))
         gains = np.minimum(expected_gain(forecast, best_rate), most_gain(forecast, best_rate)) * fits * runs
-        best_rate = float(np.exp(model.forecast([best.config]).log_rate[0]))
         may_try = np.array([self.study.is_open(config) for config in configs]) & (fits >= _SURE_TO_FIT)
         tells = may_try & ~without_matter(configs, forecast, tried)
         inside = (fits >= _LIKELY_TO_FIT) & ~np.array([self.study.is_left_out(config) for config in configs])
