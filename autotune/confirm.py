@@ -48,7 +48,8 @@ class _Entrant:
     @property
     def overhead_s(self) -> float:
         """Seconds that a run of it takes outside its window: the most that one took here, else as its trial did."""
-        return max((overhead_s(run) for run in self.runs), default=overhead_s(self.record))
+        measured = (run for run in self.runs if run.measurement is not None)
+        return max((overhead_s(run) for run in measured), default=overhead_s(self.record))
 
     @property
     def is_feasible(self) -> bool:
@@ -92,13 +93,14 @@ def _measure_in_turns(tuning: Tuning, finalists: Sequence[TrialRecord]) -> None:
         if len(alive) < min(2, len(entrants)):
             return
         if number > 0:
-            left_s, is_further = _left_s(tuning, reserved_s), number >= rounds
-            in_time = plan.for_round([one.overhead_s for one in alive], left_s, 1 if is_further else rounds - number)
+            is_further, overheads_s = number >= rounds, [one.overhead_s for one in alive]
+            in_time = plan.for_round(overheads_s, _left_s(tuning, reserved_s), 1 if is_further else rounds - number)
             if in_time is None or (is_further and in_time != plan):
                 return
             plan = in_time
         for entrant in alive if number % 2 == 0 else alive[::-1]:
-            if number > 0 and tuning.timing.clock.left_s == 0:
+            left_s = _left_s(tuning, reserved_s)
+            if number > 0 and left_s is not None and left_s < entrant.overhead_s:
                 return
             entrant.runs.append(_run_again(tuning, entrant.record, number, plan))
             if number < rounds:

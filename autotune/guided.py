@@ -218,8 +218,7 @@ class Guide:
             [one.config for one in records if one.is_feasible],
         )
         tried = self._tried
-        # a lucky window is no bar for others: it counts as what the model takes the best one to reach
-        best_rate = min(measured_rate, float(np.exp(model.forecast([best.config]).log_rate[0])))
+        best_rate = min(measured_rate, self._most_believed(model, records))
         gains = np.minimum(expected_gain(forecast, best_rate), most_gain(forecast, best_rate)) * fits * runs
         may_try = np.array([self.study.is_open(config) for config in configs]) & (fits >= _SURE_TO_FIT)
         tells = may_try & ~without_matter(configs, forecast, tried)
@@ -245,6 +244,15 @@ class Guide:
             lower_ceiling=min(ceilings) or inf,
             scatter_sd=forecast.scatter_sd,
         )
+
+    @staticmethod
+    def _most_believed(model: MachineModel, records: Sequence[TrialRecord]) -> float:
+        """The highest rate that any feasible trial is taken to reach: a lucky window is no bar for what may follow.
+
+        Source: Picheny, Wagner, Ginsbourger 2013, "A benchmark of kriging-based infill criteria for noisy
+        optimization": expected improvement with a plug-in.
+        """
+        return float(np.exp(model.forecast([one.config for one in records if one.is_feasible]).log_rate.max()))
 
     @property
     def _tried(self) -> list[TrainingConfig]:

@@ -5,8 +5,7 @@ of a point; what does not fit into memory, or failed in a visit, has a regret of
 method over all seeds: the regret in the end (median, worst), of the product also after its confirmation, the seconds of
 the device until it stays within 3 %, and trials that ran out of memory. Then how TPE's seconds to a regret compare with
 ours. Where visits of a point differ by 10 % regrets of some per cent can't be told apart, though what is close to the
-best was visited four times (`bursty` apart). The confirmation draws from the same visits: a point that was visited once
-it can't refute.
+best was visited four times. The confirmation draws from the same visits: a point that was visited once it can't refute.
 
     regret.py                      every surface in surfaces/, 20 seeds
     regret.py --surfaces FOLDER    others

@@ -13,7 +13,7 @@ UNHURRIED_CONFIRMATION_S = 80.0
 """What three rounds may take where no time-out limits the search; more where two configurations start too slowly."""
 _WINDOW_S, _SHORTEST_WINDOW_S = 20.0, 2.0
 _UNHURRIED_WINDOW_S, _SHORTEST_UNHURRIED_WINDOW_S = 8.0, 4.0
-_LAST_WINDOW_S = 1.0  # of a single round for which next to no time is left
+_LAST_WINDOW_S = 1.0  # of a round for which next to no time is left
 _EXTRAS_S = 1.5  # ceilings and breakdown of one run, once for each entrant
 
 
@@ -31,18 +31,21 @@ class ConfirmationPlan:
         """Whether a first round has the time to look at where the time goes."""
         return self.window_s > _LAST_WINDOW_S
 
-    def for_round(self, overheads_s: Sequence[float], left_s: float | None, rounds: int) -> ConfirmationPlan | None:
-        """The plan of the next of so many rounds that are left.
+    def for_round(
+        self, overheads_s: Sequence[float], left_s: float | None, rounds_left: int
+    ) -> ConfirmationPlan | None:
+        """The plan of the next of so many rounds that are left, where runs may have taken longer than planned.
 
-        Where runs took longer than planned, its windows end in the seconds left; None where not the shortest would.
+        Its windows end in the seconds left; where that makes them too short for all rounds, fewer follow. None where
+        there is not even time for the shortest.
         """
         if left_s is None:
             return self
-        window_s = (left_s / rounds - sum(overheads_s)) / len(overheads_s)
-        shortest_s = (left_s - sum(overheads_s)) / len(overheads_s)
-        if shortest_s < _LAST_WINDOW_S:
-            return None
-        return replace(self, window_s=min(self.window_s, max(window_s, _LAST_WINDOW_S)))
+        for rounds, least_s in (*((one, _SHORTEST_WINDOW_S) for one in range(rounds_left, 0, -1)), (1, _LAST_WINDOW_S)):
+            window_s = min(self.window_s, (left_s / rounds - sum(overheads_s)) / len(overheads_s))
+            if window_s >= min(least_s, self.window_s):
+                return replace(self, window_s=window_s)
+        return None
 
 
 def plan_confirmation(overheads_s: Sequence[float], left_s: float | None, *, has_baseline: bool) -> ConfirmationPlan:

@@ -23,9 +23,9 @@ _STEPS = 60
 _TRIES = 12
 _DAMPING = 4.0
 """Factor by which a step is damped more where it worsens the fit, and less where it betters it."""
-_LEAST_DAMPING = 0.05
+_LEAST_DAMPING, _LITTLE_DAMPING = 0.05, 1.0
 _SETTLED = 1e-4
-"""A step that betters the misfit by less is the last: the state is hardly more probable for it."""
+"""A step with little damping that betters the misfit by less is the last: the state is hardly more probable for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ def most_likely(problem: Problem, start: Solution | None = None) -> Solution:
                 weights, misfit, damping = tried, now, damping / _DAMPING
                 break
             damping = max(damping, _LEAST_DAMPING) * _DAMPING
-        if last - misfit <= _SETTLED:
+        if misfit == last or (last - misfit <= _SETTLED and damping <= _LITTLE_DAMPING):
             break
     around = _linearize(problem, weights)
     root = np.asarray(np.linalg.cholesky(around.covariance + np.diag(problem.variances)), dtype=np.float64)

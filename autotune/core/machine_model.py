@@ -39,6 +39,7 @@ __all__ = ["Forecast", "MachineModel", "Sighting", "fit_machine"]
 _SOFTNESS = 8.0
 """Of the minimum: two equal sides reach 92 % of either together, as a queue of a few batches between them does."""
 _LEVEL_SD = 1.5
+_LEAST_CPU_S = 1e-12  # of a sample, where nothing was seen to take any
 _SCATTERS = (0.16, 0.11, 0.07, 0.04, 0.02, 0.0)
 """Standard deviations of the scatter that are considered. The more, the easier to fit: each is a start for the next."""
 _USUAL_SCATTER = 0.02
@@ -191,7 +192,7 @@ def _values(config: TrainingConfig) -> tuple[float, ...]:
 
 
 def _value(effect: _Effect, config: TrainingConfig) -> float:
-    """A number as it is, a category as a number that no other has."""
+    """A number as it is, a category as a number of its own."""
     value = effect.value(config)
     return value if isinstance(value, float) else float(crc32(repr(value).encode()))
 
@@ -241,7 +242,7 @@ class _Joint:
 
     def _cpu_s(self, log_device: Floats) -> Floats:
         """CPU seconds that a sample takes in all."""
-        return self.loader_cpu_s + self.busy * np.exp(-log_device)
+        return np.maximum(self.loader_cpu_s + self.busy * np.exp(-log_device), _LEAST_CPU_S)
 
 
 @dataclass(frozen=True)
@@ -306,7 +307,9 @@ class MachineModel:
             key=lambda fit: fit[1].log_evidence - 0.5 * (fit[0] / _USUAL_SCATTER) ** 2,
         )
 
-    def _observers(self, configs: Sequence[TrainingConfig]) -> tuple[Callable[[Floats], Floats], ...]:
+    def _observers(
+        self, configs: Sequence[TrainingConfig]
+    ) -> tuple[Callable[[Floats], Floats], Callable[[Floats], Floats]]:
         """What the sightings should have shown in a state, and its derivatives by loader, device and shortfall."""
         joint = self._joint_of(configs)
         is_loader, is_device, is_run = (

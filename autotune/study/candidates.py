@@ -24,7 +24,7 @@ _NEAREST = 2
 
 @dataclass(slots=True)
 class Candidates:
-    """Combinations of a space and what they compose to; each is composed once."""
+    """Combinations of a space and what they compose to, kept for as long as the search goes."""
 
     space: ResolvedSpace
     seed: int

@@ -167,7 +167,7 @@ class Study:
                     fruitless = 0
                 is_sampled = not self.has_waiting
                 trial = self.optuna_study.ask(self._distributions)
-                self._queued = max(0, self._queued - 1)
+                self._queued -= 0 if is_sampled else 1
                 config, why_not = self._config_of(trial), _NO_DOUBT
                 if isinstance(config, TrainingConfig) and not self._is_taken(config):
                     why_not = doubt(config) if is_sampled else _NO_DOUBT

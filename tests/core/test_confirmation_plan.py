@@ -35,8 +35,15 @@ def test_a_later_round_leaves_the_time_that_is_not_its_own(
     else:
         assert 1.0 <= later.window_s <= plan.window_s
         assert sum(later.window_s + one_s for one_s in actual_s) <= left_s + 1e-6
-        is_shortest = later.window_s == 1.0
-        assert is_shortest or rounds_left * sum(later.window_s + one_s for one_s in actual_s) <= left_s + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("left_s", "window_s"), [(40.0, 8.0), (16.0, 3.0), (9.0, 3.5), (5.0, 1.5), (4.0, 1.0), (3.9, None)]
+)
+def test_later_rounds_are_shorter_and_then_fewer(left_s: float, window_s: float | None) -> None:
+    plan = plan_confirmation([1.0, 1.0], None, has_baseline=True)
+    later = plan.for_round([1.0, 1.0], left_s, 2)
+    assert (None if later is None else later.window_s) == window_s
 
 
 def test_without_a_time_out_later_rounds_are_as_long_as_the_first() -> None:

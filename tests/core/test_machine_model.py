@@ -307,3 +307,21 @@ def test_a_forecast_of_thousands_is_that_of_each() -> None:
         alone = model.forecast([asked[place]])
         assert alone.log_rate[0] == pytest.approx(together.log_rate[place])
         assert alone.sd[0] == pytest.approx(together.sd[place])
+
+
+@pytest.mark.parametrize("environment", [CPU, GPU])
+@given(st.floats(-5, 15), st.floats(-5, 15), st.sampled_from([0.0, 1e-3]), st.sampled_from([0.0, 0.5, 2.0]))
+def test_shares_are_the_derivatives_of_the_joint_rate(
+    environment: Environment, log_loader: float, log_device: float, loader_cpu_s: float, cores_in_use: float
+) -> None:
+    asked, step = [config(), config(4)], 1e-5
+    looks = [loader(1_000, config(4), cpu_s=loader_cpu_s), device(1_000, config(), cores=cores_in_use)]
+    joint = fit_machine([*looks, run(900, config())], environment)._joint_of(asked)
+    sides = np.full(2, log_loader), np.full(2, log_device)
+    by_loader, by_device = joint.shares(*sides)
+    for found, loader_step, device_step in ((by_loader, step, 0.0), (by_device, 0.0, step)):
+        after, before = (
+            joint.log_rate(sides[0] + sign * loader_step, sides[1] + sign * device_step) for sign in (1, -1)
+        )
+        assert found == pytest.approx((after - before) / (2 * step), abs=1e-4)
+    assert np.isfinite(joint.log_rate(*sides)).all()
