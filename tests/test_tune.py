@@ -166,6 +166,7 @@ class Proposals:
     """Takes the place of a study: holds records, and keeps what is proposed, of which nothing waits."""
 
     records: list[TrialRecord]
+    promising: list[TrialRecord] = field(default_factory=list)
     proposed: list[dict[str, Any]] = field(default_factory=list)
     running: list[Trial] = field(default_factory=list)
     has_waiting: bool = False
@@ -235,6 +236,21 @@ def test_a_trial_that_ended_late_is_news_whatever_its_number(tmp_path: Path) -> 
     tuning.timing.study = Proposals([late, *others])  # type: ignore[assignment] # as above
     assert tuning.is_over()
     assert tuning.stopped_because == "the last 12 trials brought less than 1 %"
+
+
+def test_a_guided_search_ends_after_six_promising_trials_whatever_else_has_run(tmp_path: Path) -> None:
+    tuning = make_tuning(tmp_path, FakeLauncher(), n_trials=None, amp_dtype="float32")
+    assert tuning.guide is not None
+    records = [ran(number, 1.0, intra_op_threads=number or None) for number in range(20)]
+
+    def is_over(records: list[TrialRecord], promising: list[TrialRecord]) -> bool:
+        tuning.timing.study = Proposals(records, promising)  # type: ignore[assignment] # as above
+        return tuning.is_over()
+
+    assert not is_over(records, promising=records[1:6])
+    assert not is_over([*records, ran(20, 2.0, num_workers=2)], promising=records[1:7])
+    assert is_over(records, promising=records[1:7])
+    assert tuning.stopped_because == "the last 6 trials that promised most brought less than 1 %"
 
 
 def test_failures_of_what_was_left_out_meanwhile_are_no_further_news(tmp_path: Path) -> None:

@@ -29,14 +29,18 @@ from autotune.study.importance import setting_importances
 from autotune.study.proposals import params_of
 from autotune.study.storage import disk_errors, open_optuna, open_storage, quiet
 
-__all__ = ["Doubt", "Study", "Trial", "read_records"]
+__all__ = ["Doubt", "Role", "Study", "Trial", "read_records"]
 
 Doubt = Literal["", "would not fit", "would tell nothing"]
 """Why a configuration is not worth a run, as far as that is foreseen; "" where it is."""
 
+Role = Literal["baseline", "promising", ""]
+"""What a trial was proposed as: the user's own settings, what a model expects most of, or neither."""
+
 _RECORD = "autotune_record"
 _CONFIG = "autotune_config"
 _PLACE = "autotune_place"  # of a record in the order in which trials ended
+_ROLE = "role"
 _REPEATS_IN_A_ROW = 8
 _ENUMERABLE = 20_000
 _RANDOM_TRIES = 500
@@ -80,9 +84,12 @@ class Study:
         self._queued = 0
         """Trials in Optuna's queue, which it hands out before it samples; counted here, since to read it takes long."""
         self._is_drained = False
+        self._promising: set[int] = set()
+        """Numbers of the trials that were proposed as such."""
         for trial in sorted(_measured(study), key=lambda one: one.user_attrs.get(_PLACE, -1)):
             record = _record_of(trial)
             self._records[self._key(record.config)] = record
+            self._note_role(record.number, trial.user_attrs)
 
     @classmethod
     def open(
@@ -138,6 +145,11 @@ class Study:
         return list(self._records.values())
 
     @property
+    def promising(self) -> list[TrialRecord]:
+        """Of the measured trials those that a model expected most of, in the order in which they ended."""
+        return [record for record in self.ended if record.number in self._promising]
+
+    @property
     def running(self) -> list[Trial]:
         """The trials that were asked for and not told yet."""
         return list(self._running.values())
@@ -185,7 +197,7 @@ class Study:
         """Whether a configuration may still be tried: neither measured, nor running, nor left out."""
         return not self.is_left_out(config) and not self._is_taken(config)
 
-    def propose(self, params: Mapping[str, SettingValue]) -> bool:
+    def propose(self, params: Mapping[str, SettingValue], *, role: Role = "") -> bool:
         """Have these values tried next; False where they are known, wait already, are running or break a rule."""
         config = compose(params, self._space)
         if isinstance(config, str) or self.is_left_out(config) or self._is_taken(config):
@@ -193,7 +205,7 @@ class Study:
         if self._key(config) in self._waiting:
             return False
         with quiet(), disk_errors(None):
-            self.optuna_study.enqueue_trial(dict(params))
+            self.optuna_study.enqueue_trial(dict(params), user_attrs={_ROLE: role} if role else None)
         self._queued += 1
         self._waiting.add(self._key(config))
         return True
@@ -238,10 +250,15 @@ class Study:
     def _hand_out(self, asked: optuna.Trial, config: TrainingConfig) -> Trial:
         asked.set_user_attr(_CONFIG, config.model_dump_json())
         trial = Trial(asked.number, config)
+        self._note_role(trial.number, asked.user_attrs)
         self._asked[trial.number] = asked
         self._running[self._key(config)] = trial
         self._waiting.discard(self._key(config))
         return trial
+
+    def _note_role(self, number: int, attributes: Mapping[str, Any]) -> None:
+        if attributes.get(_ROLE) == "promising":
+            self._promising.add(number)
 
     def _tell(self, asked: optuna.Trial, record: TrialRecord) -> None:
         if record.score is not None and record.measurement is not None and record.result.outcome == "ok":
@@ -304,7 +321,7 @@ class Study:
 
     def _enqueue_baseline(self) -> None:
         baseline = self._space.baseline
-        attributes = {_CONFIG: baseline.model_dump_json(), "role": "baseline"}
+        attributes = {_CONFIG: baseline.model_dump_json(), _ROLE: "baseline"}
         self.optuna_study.enqueue_trial(params_of(baseline, self._space), user_attrs=attributes)
 
     def _unmeasured(
@@ -377,4 +394,4 @@ def _distribution(name: str, domain: Domain, space: ResolvedSpace) -> BaseDistri
 
 
 def _carried(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in attributes.items() if name in {_CONFIG, "role"}}
+    return {name: value for name, value in attributes.items() if name in {_CONFIG, _ROLE}}

@@ -275,6 +275,27 @@ def test_a_running_trial_is_retried_and_a_finished_one_never(open_study: Callabl
     assert reopened.optuna_study.trials[running.number].state is optuna.trial.TrialState.FAIL
 
 
+def test_what_was_proposed_as_promising_stays_so_when_it_is_retried_and_read_back(
+    open_study: Callable[..., Study],
+) -> None:
+    study = open_study(make_space(**SMALL))
+    first = study.ask()
+    assert first is not None
+    study.tell(first, TIMEOUT, None)
+    study.propose({"micro_batch_size": 64, "num_workers": 2}, role="promising")
+    study.propose({"micro_batch_size": 64, "num_workers": 0})
+    study.ask()  # and is cut off
+    study.close()
+    reopened = open_study(make_space(**SMALL))
+    for _ in range(2):
+        trial = reopened.ask()
+        assert trial is not None
+        reopened.tell(trial, TIMEOUT, None)
+    (promising,) = reopened.promising
+    assert (promising.config.micro_batch_size, promising.config.num_workers) == (64, 2)
+    assert open_study(make_space(**SMALL)).promising == [promising]
+
+
 def test_a_baseline_that_was_running_is_retried_as_the_baseline(open_study: Callable[..., Study]) -> None:
     open_study().ask()
     retried = open_study().ask()
