@@ -44,8 +44,9 @@ def without_matter(
 ) -> NDArray[np.bool_]:
     """Which configurations differ from one that was tried only on a side that holds the rate of neither.
 
-    More workers than such a side needs tell nothing, nor does a faster device behind a slow loader. Without workers
-    both sides may count, one after the other. What was tried and is not among the configurations stands for none.
+    More workers than such a side needs tell nothing, nor does a faster device behind a slow loader, as long as it takes
+    as many threads: those it takes from the workers. Without workers both sides may count, one after the other. What
+    was tried and is not among the configurations stands for none.
     """
     slow_loader, fast_loader = _ends(forecast.loader, forecast.loader_sd)
     slow_device, fast_device = _ends(forecast.device, forecast.device_sd)
@@ -53,13 +54,18 @@ def without_matter(
     places = {config: place for place, config in enumerate(configs)}
     seen = [places[config] for config in tried if config in places and config.num_workers > 0]
     devices = {device_key(configs[place]) for place in seen if has_ample_loader[place]}
-    loaders = {loader_key(configs[place]) for place in seen if has_ample_device[place]}
+    loaders = {_loader_beside(configs[place]) for place in seen if has_ample_device[place]}
     found = [
         config.num_workers > 0
-        and bool((loader and device_key(config) in devices) or (device and loader_key(config) in loaders))
+        and bool((loader and device_key(config) in devices) or (device and _loader_beside(config) in loaders))
         for config, loader, device in zip(configs, has_ample_loader, has_ample_device, strict=True)
     ]
     return np.array(found, dtype=np.bool_)
+
+
+def _loader_beside(config: TrainingConfig) -> tuple[object, ...]:
+    """What a loader's rate depends on beside a training, with which it shares the cores."""
+    return (*loader_key(config), config.intra_op_threads)
 
 
 def _ends(rate: Floats, sd: Floats) -> tuple[Floats, Floats]:

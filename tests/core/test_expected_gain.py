@@ -102,6 +102,11 @@ def test_a_faster_device_behind_a_slow_loader_tells_nothing() -> None:
     assert are_without_matter(configs, configs[:1], loader=[SLOW] * 2, device=[FAST] * 2)[1]
 
 
+def test_fewer_threads_beside_a_slow_loader_tell_something() -> None:
+    configs = [workers(2, intra_op_threads=2), workers(2, intra_op_threads=1)]
+    assert not are_without_matter(configs, configs[:1], loader=[SLOW] * 2, device=[FAST] * 2)[1]
+
+
 def test_more_workers_tell_something_where_the_one_tried_has_held_the_device_up() -> None:
     configs = [workers(1), workers(8)]
     assert not are_without_matter(configs, configs[:1], loader=[SLOW / 4, FAST], device=[SLOW] * 2)[1]
