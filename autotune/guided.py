@@ -127,7 +127,7 @@ class Guide:
         if outlook.gain < _WORTH:  # of little use; what has to be known before the end is of more
             self.propose_same_batch(best)
         if not self.study.has_waiting:
-            self.study.propose(outlook.params, role="promising")
+            self.study.propose(outlook.params, is_promising=True)
 
     def propose_same_batch(self, best: TrialRecord | None) -> None:
         """Propose what should be the fastest at the baseline's global batch, unless it was tried."""

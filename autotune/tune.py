@@ -271,23 +271,38 @@ class Tuning:
 
     def _why_enough(self, records: Sequence[TrialRecord]) -> str:
         """Why no further trial is worth its time, in a clause; "" where one may be."""
-        if self.guide is None or self.best is None:
-            is_settled = len(records) >= _PATIENCE + _PATIENT_AFTER and _has_settled(records, records[-_PATIENCE])
-            return f"the last {_PATIENCE} trials brought less than 1 %" if is_settled else ""
-        tries = self.study.promising
-        if len(tries) >= _GUIDED_PATIENCE and _has_settled(records, tries[-_GUIDED_PATIENCE]):
-            return f"the last {_GUIDED_PATIENCE} trials that promised most brought less than 1 %"
-        return self.guide.why_enough(self.best)
+        if self._has_settled(records):
+            what = "the model's last {} proposals" if self._is_led else "the last {} trials"
+            return f"{what.format(self._patience)} brought less than 1 %"
+        return "" if self.guide is None else self.guide.why_enough(self.best)
 
     def _has_more(self, records: Sequence[TrialRecord]) -> bool:
         """Whether something is still to be tried before the end: the closing trials, or what was proposed before."""
         self._propose_closing(records)
         return self.study.has_waiting
 
+    @property
+    def _patience(self) -> int:
+        """Trials without a gain that end a search which may stop by itself; where a model leads, of its proposals."""
+        return _PATIENCE if self.guide is None else _GUIDED_PATIENCE
+
+    @property
+    def _is_led(self) -> bool:
+        """Whether a model proposes what promises most: it has looked, and something is feasible."""
+        return self.guide is not None and bool(self.guide.looks) and self.best is not None
+
+    def _has_settled(self, records: Sequence[TrialRecord]) -> bool:
+        tries = self.study.promising if self._is_led else records
+        if len(tries) < self._patience or len(records) < self._patience + _PATIENT_AFTER:
+            return False
+        before, now = best_of(records[: records.index(tries[-self._patience])]), best_of(records)
+        if now is None or before is None:
+            return now is None
+        return score_value(now) < _WORTH * score_value(before)
+
     def _propose_last(self, records: Sequence[TrialRecord]) -> None:
         timing = self.timing
-        only_patience_ends = timing.may_stop_early and self.guide is None
-        most = _PATIENCE + _PATIENT_AFTER if only_patience_ends else timing.most_trials
+        most = self._patience + _PATIENT_AFTER if timing.may_stop_early else timing.most_trials
         if timing.is_near_its_end(most, _CLOSING_TRIALS):
             self._propose_closing(records)
 
@@ -330,11 +345,3 @@ class Tuning:
     @property
     def _window(self) -> WindowRules:
         return self.timing.window(is_guided=self.guide is not None)
-
-
-def _has_settled(records: Sequence[TrialRecord], first: TrialRecord) -> bool:
-    """Whether a trial and those that ended after it brought next to nothing."""
-    before, now = best_of(records[: records.index(first)]), best_of(records)
-    if now is None or before is None:
-        return now is None
-    return score_value(now) < _WORTH * score_value(before)

@@ -159,6 +159,14 @@ def test_where_the_baseline_does_not_fit_the_fastest_that_a_look_could_run_comes
     assert (baseline.outcome, second.outcome, second.config.micro_batch_size) == ("over_memory", "ok", 16)
 
 
+def test_where_nothing_fits_the_search_gives_up_after_ten_trials(tmp_path: Path) -> None:
+    space: dict[str, Any] = {"micro_batch_size": list(range(32, 64)), "num_workers": [0, 2, 4], "amp_dtype": "float32"}
+    tuning = guided(tmp_path, a_gibibyte_a_sample, limit_bytes=GIB, **space)
+    assert {one.outcome for one in tuning.study.records} == {"over_memory"}
+    assert len(tuning.study.records) == 10
+    assert tuning.stopped_because == "the last 6 trials brought less than 1 %"
+
+
 # What it leaves out
 
 

@@ -1,4 +1,4 @@
-"""Guided searches on a recorded surface, replayed: chance in a machine's rates does not end them early."""
+"""Guided searches on recorded surfaces, replayed: neither chance nor other trials end them early."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def regret_at_the_end(name: str, seed: int) -> float:
 @pytest.mark.parametrize("seed", range(2))
 def test_a_lucky_window_of_a_bursty_reader_is_not_taken_for_the_best_there_is(seed: int) -> None:
     """Its windows tell little, for all that the model knows: held against the luckiest, nothing would seem worth it."""
-    assert regret_at_the_end("bursty", seed) < 0.1
+    assert regret_at_the_end("bursty", seed) < 0.03
 
 
 @pytest.mark.parametrize("seed", [0, 5])

@@ -14,11 +14,14 @@ from autotune import stressing
 from autotune.clock import Clock
 from autotune.confirm import confirm, recommend
 from autotune.core.ceilings import CeilingBook, device_key, loader_key
+from autotune.core.diagnosis import CurvePoint
 from autotune.core.durations import overhead_s
 from autotune.core.objective import Score
+from autotune.core.sightings import Look
 from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import Failure, TrialRecord, TrialResult
 from autotune.extras import extras_of, with_ceilings
+from autotune.guided import Guide
 from autotune.protocol import WindowRules
 from autotune.study.proposals import largest_batch_variant
 from autotune.study.study import Trial
@@ -238,9 +241,13 @@ def test_a_trial_that_ended_late_is_news_whatever_its_number(tmp_path: Path) -> 
     assert tuning.stopped_because == "the last 12 trials brought less than 1 %"
 
 
-def test_a_guided_search_ends_after_six_promising_trials_whatever_else_has_run(tmp_path: Path) -> None:
+def test_a_guided_search_ends_after_six_proposals_of_the_model_whatever_else_has_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tuning = make_tuning(tmp_path, FakeLauncher(), n_trials=None, amp_dtype="float32")
     assert tuning.guide is not None
+    monkeypatch.setattr(Guide, "outlook", lambda *_: None)  # patience alone may end it
+    tuning.guide.looks = [Look(side="device", config=TrainingConfig(), point=CurvePoint(changes={}, ceiling=None))]
     records = [ran(number, 1.0, intra_op_threads=number or None) for number in range(20)]
 
     def is_over(records: list[TrialRecord], promising: list[TrialRecord]) -> bool:
@@ -249,8 +256,12 @@ def test_a_guided_search_ends_after_six_promising_trials_whatever_else_has_run(t
 
     assert not is_over(records, promising=records[1:6])
     assert not is_over([*records, ran(20, 2.0, num_workers=2)], promising=records[1:7])
+    assert not is_over(records[:9], promising=records[1:7])
     assert is_over(records, promising=records[1:7])
-    assert tuning.stopped_because == "the last 6 trials that promised most brought less than 1 %"
+    assert tuning.stopped_because == "the model's last 6 proposals brought less than 1 %"
+    won_early = [*records[:3], ran(20, 2.0, num_workers=2), *records[3:]]
+    assert is_over(won_early, promising=won_early[3:10])
+    assert not is_over(won_early, promising=won_early[3:9])
 
 
 def test_failures_of_what_was_left_out_meanwhile_are_no_further_news(tmp_path: Path) -> None:

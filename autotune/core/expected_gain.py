@@ -44,8 +44,8 @@ def without_matter(
 ) -> NDArray[np.bool_]:
     """Which configurations differ from one that was tried only on a side that holds the rate of neither.
 
-    More workers than such a side needs tell nothing, nor does a faster device behind a slow loader, as long as it takes
-    as many threads: those it takes from the workers. Without workers both sides may count, one after the other. What
+    More workers than such a side needs tell nothing, nor does a faster device with as many threads behind a slow
+    loader; other threads leave the workers other cores. Without workers both sides may count, one after the other. What
     was tried and is not among the configurations stands for none.
     """
     slow_loader, fast_loader = _ends(forecast.loader, forecast.loader_sd)
@@ -64,7 +64,7 @@ def without_matter(
 
 
 def _loader_beside(config: TrainingConfig) -> tuple[object, ...]:
-    """What a loader's rate depends on beside a training, with which it shares the cores."""
+    """What a loader's rate depends on beside a training, whose threads may run on the workers' cores."""
     return (*loader_key(config), config.intra_op_threads)
 
 

@@ -29,18 +29,15 @@ from autotune.study.importance import setting_importances
 from autotune.study.proposals import params_of
 from autotune.study.storage import disk_errors, open_optuna, open_storage, quiet
 
-__all__ = ["Doubt", "Role", "Study", "Trial", "read_records"]
+__all__ = ["Doubt", "Study", "Trial", "read_records"]
 
 Doubt = Literal["", "would not fit", "would tell nothing"]
 """Why a configuration is not worth a run, as far as that is foreseen; "" where it is."""
 
-Role = Literal["baseline", "promising", ""]
-"""What a trial was proposed as: the user's own settings, what a model expects most of, or neither."""
-
 _RECORD = "autotune_record"
 _CONFIG = "autotune_config"
 _PLACE = "autotune_place"  # of a record in the order in which trials ended
-_ROLE = "role"
+_ROLE, _PROMISING = "role", "promising"  # what a trial was proposed as
 _REPEATS_IN_A_ROW = 8
 _ENUMERABLE = 20_000
 _RANDOM_TRIES = 500
@@ -85,7 +82,7 @@ class Study:
         """Trials in Optuna's queue, which it hands out before it samples; counted here, since to read it takes long."""
         self._is_drained = False
         self._promising: set[int] = set()
-        """Numbers of the trials that were proposed as such."""
+        """Numbers of the trials that a model expected most of."""
         for trial in sorted(_measured(study), key=lambda one: one.user_attrs.get(_PLACE, -1)):
             record = _record_of(trial)
             self._records[self._key(record.config)] = record
@@ -197,7 +194,7 @@ class Study:
         """Whether a configuration may still be tried: neither measured, nor running, nor left out."""
         return not self.is_left_out(config) and not self._is_taken(config)
 
-    def propose(self, params: Mapping[str, SettingValue], *, role: Role = "") -> bool:
+    def propose(self, params: Mapping[str, SettingValue], *, is_promising: bool = False) -> bool:
         """Have these values tried next; False where they are known, wait already, are running or break a rule."""
         config = compose(params, self._space)
         if isinstance(config, str) or self.is_left_out(config) or self._is_taken(config):
@@ -205,7 +202,7 @@ class Study:
         if self._key(config) in self._waiting:
             return False
         with quiet(), disk_errors(None):
-            self.optuna_study.enqueue_trial(dict(params), user_attrs={_ROLE: role} if role else None)
+            self.optuna_study.enqueue_trial(dict(params), user_attrs={_ROLE: _PROMISING} if is_promising else None)
         self._queued += 1
         self._waiting.add(self._key(config))
         return True
@@ -257,7 +254,7 @@ class Study:
         return trial
 
     def _note_role(self, number: int, attributes: Mapping[str, Any]) -> None:
-        if attributes.get(_ROLE) == "promising":
+        if attributes.get(_ROLE) == _PROMISING:
             self._promising.add(number)
 
     def _tell(self, asked: optuna.Trial, record: TrialRecord) -> None:

@@ -282,7 +282,7 @@ def test_what_was_proposed_as_promising_stays_so_when_it_is_retried_and_read_bac
     first = study.ask()
     assert first is not None
     study.tell(first, TIMEOUT, None)
-    study.propose({"micro_batch_size": 64, "num_workers": 2}, role="promising")
+    study.propose({"micro_batch_size": 64, "num_workers": 2}, is_promising=True)
     study.propose({"micro_batch_size": 64, "num_workers": 0})
     study.ask()  # and is cut off
     study.close()
