@@ -16,6 +16,8 @@ class Clock:
     """The time of a search."""
 
     timeout_s: float | None
+    writing_s: float = field(default=0.0, kw_only=True)
+    """Kept at the end to judge and to write what was found."""
     started: float = field(default_factory=monotonic)
     now: Callable[[], float] = monotonic
 
@@ -26,8 +28,8 @@ class Clock:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until the time-out; None where there is none."""
-        return None if self.timeout_s is None else max(0.0, self.timeout_s - self.elapsed_s)
+        """Seconds until the last run must have ended, just before the time-out; None where there is none."""
+        return None if self.timeout_s is None else max(0.0, self.timeout_s - self.writing_s - self.elapsed_s)
 
     @property
     def left_for_trials_s(self) -> float | None:

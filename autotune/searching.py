@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 __all__ = ["SearchResult", "rebuild_report", "run_plan"]
 
 _LOG = logging.getLogger(__name__)
+_WRITING_S, _WRITING_SHARE = 2.0, 0.06  # own conventions: the reports' plots take a second or two on a slow machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +88,7 @@ def run_plan(
 
 
 def _run_plan(plan: Plan, *, fresh: bool, progress: ProgressMode, launcher: Launcher | None) -> SearchResult:
-    clock = Clock(plan.budget.timeout_s)
+    clock = Clock(plan.budget.timeout_s, writing_s=min(_WRITING_S, _WRITING_SHARE * (plan.budget.timeout_s or 0.0)))
     run_dir = plan.run_dir or new_run_dir()
     hints = hints_of(plan)  # before `fresh` clears the folder, which they may come from
     with ExitStack() as held:

@@ -43,6 +43,12 @@ def test_the_last_part_of_the_time_belongs_to_the_confirmation() -> None:
     assert clock.left_s == clock.left_for_trials_s == 0
 
 
+def test_the_last_run_ends_before_the_time_out_so_that_what_was_found_can_be_written() -> None:
+    clock = Clock(100.0, writing_s=2.0, started=0.0, now=lambda: 90.0)
+    assert clock.left_s == 8.0
+    assert Clock(100.0, writing_s=2.0, started=0.0, now=lambda: 99.0).left_s == 0.0
+
+
 def test_each_ceiling_is_measured_once_and_known_to_all_trials(tmp_path: Path) -> None:
     launcher = FakeLauncher()
     tuning = make_tuning(tmp_path, launcher, n_trials=20, method="tpe")  # without a look

@@ -23,16 +23,17 @@ def setting_importances(study: optuna.Study, numbers: Collection[int]) -> dict[s
     Of the trials with these numbers alone. Empty for fewer than four of different scores, or where Optuna can't tell.
     Source: PED-ANOVA, Watanabe et al. 2023, arXiv 2304.10255; it needs no further package.
     """
-    from optuna.importance import (  # takes more than a second where scikit-learn is there, and is asked for at the end
-        PedAnovaImportanceEvaluator,
-        get_param_importances,
-    )
-
     trials = [
         one for one in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)) if one.number in set(numbers)
     ]
     if len({one.value for one in trials}) < _FEWEST_TRIALS:
         return {}
+
+    from optuna.importance import (  # takes more than a second where scikit-learn is there: only once it is needed
+        PedAnovaImportanceEvaluator,
+        get_param_importances,
+    )
+
     chosen = optuna.create_study(direction="maximize")
     chosen.add_trials(
         optuna.trial.create_trial(params=one.params, distributions=one.distributions, value=one.value) for one in trials
