@@ -34,8 +34,6 @@ from autotune import TrainingConfig
 from autotune.worker.machine import usable_cores
 
 _SEEDS = 20
-_FEWER = {"GP": 1}
-"""Seeds of what takes a minute each."""
 _WITHIN = 0.03
 _TARGETS = (0.02, 0.03, 0.05, 0.1)
 
@@ -44,7 +42,7 @@ def main() -> int:
     arguments = _parse()
     recording = start_recording("regret", arguments, describe_machine())
     seeds = range(2 if arguments.quick else arguments.seeds)
-    tasks = [(name, seed) for name in METHODS for seed in seeds[: _FEWER.get(name)]]
+    tasks = [(name, seed) for name in METHODS for seed in seeds]
     with ProcessPoolExecutor(usable_cores()) as processes:
         for path in sorted(arguments.surfaces.glob("*.jsonl")):
             surface = _surface(path)
