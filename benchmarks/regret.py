@@ -26,6 +26,7 @@ from statistics import fmean, median
 from typing import Any
 
 import optuna
+import torch
 from recording import describe_machine, make_parser, print_table, say, start_recording
 from regret_methods import METHODS, Course
 from replay import SURFACES, Surface, read_surface
@@ -43,7 +44,7 @@ def main() -> int:
     recording = start_recording("regret", arguments, describe_machine())
     seeds = range(2 if arguments.quick else arguments.seeds)
     tasks = [(name, seed) for name in METHODS for seed in seeds]
-    with ProcessPoolExecutor(usable_cores()) as processes:
+    with ProcessPoolExecutor(usable_cores(), initializer=torch.set_num_threads, initargs=(1,)) as processes:
         for path in sorted(arguments.surfaces.glob("*.jsonl")):
             surface = _surface(path)
             say(f"{path.stem}: {len(surface.configs)} points")
