@@ -175,6 +175,7 @@ def list_remarks(summary: RunSummary, columns: Sequence[Column]) -> tuple[str, .
     return (
         *_say_busy_sources(columns),
         *_say_disagreements(measured),
+        *_say_parts([figures for _, figures in measured]),
         f"Memory: {one_line(summary.memory_source)}.",
         *say_memory_line(summary),
         _say_runs([(title, figures.runs, figures.is_confirmed) for title, figures in measured]),
@@ -204,6 +205,13 @@ def _say_disagreements(measured: Sequence[tuple[str, Figures]]) -> tuple[str, ..
                 f"{one_line(low.source)} {format_fraction(low.fraction)}."
             )
     return tuple(remarks)
+
+
+def _say_parts(measured: Sequence[Figures]) -> tuple[str, ...]:
+    """Why the parts of the time and the busy fraction need not add up."""
+    if all(figures.breakdown is None for figures in measured):
+        return ()
+    return ("Parts of the time: of one run each, restarts of epochs counted in.",)
 
 
 def _say_runs(measured: Sequence[tuple[str, int, bool]]) -> str:

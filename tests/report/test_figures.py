@@ -16,7 +16,7 @@ from autotune.report.figures import list_busy, make_columns, make_rows, summaris
 from autotune.report.formatting import NO_VALUE
 from autotune.report.markdown import render_markdown
 
-from .conftest import BASELINE, FAST, make_measurement, make_recommendation, make_summary, make_trial
+from .conftest import BASELINE, FAST, make_breakdown, make_measurement, make_recommendation, make_summary, make_trial
 
 NVML = {NVML_SOURCE: 0.6}
 
@@ -115,6 +115,13 @@ def test_two_sources_that_disagree_are_both_said_beside_the_result() -> None:
     summary = make_pair([make_run({NVML_SOURCE: 0.9, PROFILER_SOURCE: 0.7})], [make_run({NVML_SOURCE: 0.8})])
     said = f"baseline: two sources disagree by 20 points: {NVML_SOURCE} says 90 %, {PROFILER_SOURCE} 70 %."
     assert said in remarks_of(summary)
+
+
+def test_where_parts_of_the_time_are_shown_it_is_said_that_they_are_one_runs() -> None:
+    said = "Parts of the time: of one run each, restarts of epochs counted in."
+    bare, whole = make_run(NVML), make_run(NVML).model_copy(update={"breakdown": make_breakdown()})
+    assert said in remarks_of(make_pair([bare, whole], [bare]))
+    assert said not in remarks_of(make_pair([bare], [bare]))
 
 
 def test_trials_and_rounds_name_the_source_that_their_scores_take(tmp_path: Path) -> None:
