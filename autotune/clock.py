@@ -28,7 +28,7 @@ class Clock:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until the last run must have ended, just before the time-out; None where there is none."""
+        """Seconds until the last run is to have ended, just before the time-out; None where there is none."""
         return None if self.timeout_s is None else max(0.0, self.timeout_s - self.writing_s - self.elapsed_s)
 
     @property

@@ -35,7 +35,7 @@ _PRECISION = 0.015
 _WORTH = 1.01  # a gain that is looked into further
 _MIN_DEADLINE_S = 30.0
 _DEADLINE_FACTOR = 10.0
-_GRACE_S = 5.0  # past the time-out, so that the last run is not lost for a moment
+_GRACE_S = 5.0  # past what is left, so that the last run is not lost for a moment
 
 
 @dataclass(slots=True)

@@ -272,8 +272,8 @@ class Tuning:
     def _why_enough(self, records: Sequence[TrialRecord]) -> str:
         """Why no further trial is worth its time, in a clause; "" where one may be."""
         if self._has_settled(records):
-            what = "the model's last {} proposals" if self._is_led else "the last {} trials"
-            return f"{what.format(self._patience)} brought less than 1 %"
+            whose = "of those that promised most" if self._is_led else "trials"
+            return f"the last {self._patience} {whose} brought less than 1 %"
         return "" if self.guide is None else self.guide.why_enough(self.best)
 
     def _has_more(self, records: Sequence[TrialRecord]) -> bool:
@@ -284,7 +284,7 @@ class Tuning:
     @property
     def _patience(self) -> int:
         """Trials without a gain that end a search which may stop by itself; where a model leads, of its proposals."""
-        return _PATIENCE if self.guide is None else _GUIDED_PATIENCE
+        return _PATIENCE if self.guide is None or self.guide.looks is None else _GUIDED_PATIENCE
 
     @property
     def _is_led(self) -> bool:

@@ -247,7 +247,7 @@ def test_a_trial_that_ended_late_is_news_whatever_its_number(tmp_path: Path) -> 
     assert tuning.stopped_because == "the last 12 trials brought less than 1 %"
 
 
-def test_a_guided_search_ends_after_six_proposals_of_the_model_whatever_else_has_run(
+def test_a_guided_search_ends_after_six_promising_trials_whatever_else_has_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tuning = make_tuning(tmp_path, FakeLauncher(), n_trials=None, amp_dtype="float32")
@@ -264,7 +264,7 @@ def test_a_guided_search_ends_after_six_proposals_of_the_model_whatever_else_has
     assert not is_over([*records, ran(20, 2.0, num_workers=2)], promising=records[1:7])
     assert not is_over(records[:9], promising=records[1:7])
     assert is_over(records, promising=records[1:7])
-    assert tuning.stopped_because == "the model's last 6 proposals brought less than 1 %"
+    assert tuning.stopped_because == "the last 6 of those that promised most brought less than 1 %"
     won_early = [*records[:3], ran(20, 2.0, num_workers=2), *records[3:]]
     assert is_over(won_early, promising=won_early[3:10])
     assert not is_over(won_early, promising=won_early[3:9])

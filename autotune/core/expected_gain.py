@@ -45,8 +45,8 @@ def without_matter(
     """Which configurations differ from one that was tried only on a side that holds the rate of neither.
 
     More workers than such a side needs tell nothing, nor does a faster device with as many threads behind a slow
-    loader; other threads leave the workers other cores. Without workers both sides may count, one after the other. What
-    was tried and is not among the configurations stands for none.
+    loader; with fewer threads workers have more of the cores. Without workers both sides may count, one after the
+    other. What was tried and is not among the configurations stands for none.
     """
     slow_loader, fast_loader = _ends(forecast.loader, forecast.loader_sd)
     slow_device, fast_device = _ends(forecast.device, forecast.device_sd)

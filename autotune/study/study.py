@@ -318,8 +318,8 @@ class Study:
 
     def _enqueue_baseline(self) -> None:
         baseline = self._space.baseline
-        attributes = {_CONFIG: baseline.model_dump_json(), _ROLE: "baseline"}
-        self.optuna_study.enqueue_trial(params_of(baseline, self._space), user_attrs=attributes)
+        own = {_CONFIG: baseline.model_dump_json()}
+        self.optuna_study.enqueue_trial(params_of(baseline, self._space), user_attrs=own)
 
     def _unmeasured(
         self, doubt: Callable[[TrainingConfig], Doubt] = lambda _: _NO_DOUBT
