@@ -174,6 +174,9 @@ class Job(BaseModel):
     limit_bytes: int | None = None
     """Memory limit, enforced where the device can; None: not known yet (probe)."""
     window: WindowRules = WindowRules()
+    blocks_launches: bool = False
+    """Each launch waits for its kernel (CUDA_LAUNCH_BLOCKING), so that an error shows where it happens. For a trial
+    that is run once more to find that place; what it measures is worth nothing."""
     streams_blocks: bool = False
     """Rank 0 writes each block of its window as it comes."""
     extras: Extras = Extras()

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from autotune.core.breakdown import LoaderCosts, TimeBreakdown
 from autotune.core.busy import BusyReading, Fullness
 from autotune.core.ceilings import Ceiling
+from autotune.core.conditions import DeviceConditions
 from autotune.core.environment import DeviceKind
 from autotune.core.ranks import Communication, RankFigures
 from autotune.core.statistics import batch_means_half_width
@@ -124,6 +125,11 @@ class MemorySample(BaseModel):
     """Peak of what torch's allocator held, on an accelerator."""
     outside_bytes: int | None = None
     """Device memory in use outside torch, on an accelerator."""
+    allocated_bytes: int | None = None
+    """Peak of what tensors took of the reserved memory, on an accelerator."""
+    alloc_retries: int | None = None
+    """Times within the window that torch's allocator found no room, gave back what it held, and asked again: each
+    synchronises the device. None where the device does not count them."""
 
 
 class Ceilings(BaseModel):
@@ -151,6 +157,8 @@ class Measurement(BaseModel):
     """Every source that could tell."""
     fullness: Fullness | None = None
     """How full the busy time was; None where the device does not tell."""
+    conditions: DeviceConditions | None = None
+    """What the device did meanwhile; None where it does not tell."""
     data_wait_fraction: float
     peak_memory_bytes: int
     loader_ceiling: float | None = None
@@ -187,6 +195,12 @@ class Measurement(BaseModel):
     def blocks(self) -> tuple[Block, ...]:
         """The raw blocks of the window."""
         return self.window.blocks
+
+    @property
+    def joules_per_sample(self) -> float | None:
+        """Energy that the device drew for a sample: its mean power over the rate. None where it does not tell."""
+        power_w = None if self.conditions is None else self.conditions.power_w
+        return None if power_w is None or self.samples_per_s <= 0 else power_w / self.samples_per_s
 
 
 def rate_of(window: Window) -> Rate:

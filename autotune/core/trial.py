@@ -26,6 +26,9 @@ class Failure(BaseModel):
     """Type and place, equal for the same exception at the same place: "ValueError at net.py:12"."""
     traceback: str
     """The user's frames; ours are left out."""
+    is_asynchronous: bool = False
+    """A device's own error, noticed some time after it happened: its place is where the host waited next, so that two
+    at the same place need not have the same cause."""
 
 
 class TrialResult(BaseModel):
