@@ -273,11 +273,11 @@ def _launch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     result = func(*_raw(args), **_raw(kwargs))
     queue, is_to_host = DEVICES[index].queue, wanted is not None and wanted.type != NAME
     is_into_host = func._schema.name == "aten::copy_" and not isinstance(args[0], SimTensor)
-    if is_to_host or is_into_host or func._schema.name in _TO_HOST:
-        if not kwargs.get("non_blocking", False):
-            queue.wait()
-        return args[0] if is_into_host else result
     queue.launch()
+    if is_to_host or is_into_host or func._schema.name in _TO_HOST:
+        if not (kwargs.get("non_blocking", False) or (is_into_host and args[2:] == (True,))):
+            queue.wait()
+        return result
     known = {id(one.raw): one for one in inputs}  # what a kernel writes into, it hands on
     blocks = {one.raw.untyped_storage()._cdata: one.block for one in inputs}
     return pytree.tree_map_only(
