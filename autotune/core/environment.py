@@ -5,17 +5,23 @@ from __future__ import annotations
 import hashlib
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from autotune.core.training_config import AmpDtype
 
-__all__ = ["DeviceKind", "Environment"]
+__all__ = ["DeviceKind", "Environment", "TF32Override"]
 
-DeviceKind = Literal["cpu", "cuda", "rocm", "mps", "xpu"]
+DeviceKind = Literal["cpu", "cuda", "rocm", "mps", "xpu", "other"]
+"""other: an accelerator that a plug-in has added to torch."""
+TF32Override = Annotated[
+    str, StringConstraints(pattern=r"^(TORCH_ALLOW_TF32_CUBLAS_OVERRIDE|NVIDIA_TF32_OVERRIDE)=[01]$")
+]
+"""TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 has products of float32 computed in TF32 (aten/src/ATen/Context.h); so
+NVIDIA's containers set it. NVIDIA_TF32_OVERRIDE=0 forbids TF32 to all of NVIDIA's libraries (cuBLAS documentation)."""
 
 
 class Environment(BaseModel):
-    """Hardware and versions. Holds no names of users, no paths, no environment variables."""
+    """Hardware and versions. Holds no names of users, no paths, and of environment variables two switches alone."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -28,6 +34,8 @@ class Environment(BaseModel):
     """Memory of the device; on the CPU the machine's or the cgroup's RAM."""
     device_count: int
     """Of its kind on a host."""
+    device_names: tuple[str, ...] = ()
+    """Each device's product on a host whose devices are not alike; () where they are."""
     hosts: Annotated[int, Field(ge=1)] = 1
     """Machines, all like this one, over which the ranks of one trial may be spread."""
     is_spread: bool = False
@@ -45,6 +53,10 @@ class Environment(BaseModel):
     cuda: str | None
     versions: dict[str, str]
     """Versions of the packages that results depend on."""
+    tf32_overrides: tuple[TF32Override, ...] = ()
+    """Switches that are set in the environment and change what float32 means on an NVIDIA GPU, as NAME=value."""
+    remarks: tuple[str, ...] = ()
+    """What a person should know of the choice of the device, a sentence each."""
 
     @property
     def has_only_ram(self) -> bool:
@@ -53,6 +65,19 @@ class Environment(BaseModel):
 
     @property
     def fingerprint(self) -> str:
-        """Twelve hex digits that change when a host's hardware, driver or torch does; hosts may come and go."""
-        parts = (self.device_kind, self.device_name, self.device_count, self.driver, self.cores, self.torch, self.cuda)
+        """Twelve hex digits that change when a host's hardware, driver or torch does; hosts may come and go.
+
+        A switch that makes float32 another precision is part of it, as the devices beside the first are where they
+        differ from it: what was found with them is no answer without.
+        """
+        parts: tuple[object, ...] = (
+            self.device_kind,
+            self.device_name,
+            self.device_count,
+            self.driver,
+            self.cores,
+            self.torch,
+            self.cuda,
+        )
+        parts += tuple(one for one in (self.device_names, self.tf32_overrides) if one)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]

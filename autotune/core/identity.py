@@ -42,10 +42,12 @@ def _machine(environment: Environment) -> dict[str, str]:
         "device": environment.device_name,
         "kind of device": environment.device_kind,
         "devices": environment.device_count,
+        "unlike devices": ", ".join(environment.device_names) or None,
         "driver": environment.driver,
         "cores": environment.cores,
         "torch": environment.torch,
         "CUDA": environment.cuda,
+        "TF32 switches": ", ".join(environment.tf32_overrides) or None,
     }
     return {name: "none" if value is None else str(value) for name, value in told.items()}
 

@@ -124,12 +124,22 @@ class MemorySample(BaseModel):
     reserved_bytes: int | None = None
     """Peak of what torch's allocator held, on an accelerator."""
     outside_bytes: int | None = None
-    """Device memory in use outside torch, on an accelerator."""
+    """Device memory in use outside torch's allocator, on an accelerator: this process's context, kernels and
+    libraries, and what other processes hold. The limit is on the device as a whole, where theirs is not to be had
+    either; how much of it was theirs, `Measurement.conditions` tells (`others_memory_bytes`)."""
     allocated_bytes: int | None = None
     """Peak of what tensors took of the reserved memory, on an accelerator."""
     alloc_retries: int | None = None
     """Times within the window that torch's allocator found no room, gave back what it held, and asked again: each
     synchronises the device. None where the device does not count them."""
+
+    @property
+    def is_thrashing(self) -> bool:
+        """Whether training had no room in the window: it went on at the pace of giving memory back and asking anew.
+
+        Its peak is that of what it was allowed, not of what it needs.
+        """
+        return bool(self.alloc_retries)
 
 
 class Ceilings(BaseModel):

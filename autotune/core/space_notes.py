@@ -18,6 +18,7 @@ __all__ = ["space_notes"]
 def space_notes(basis: Basis, domains: Mapping[str, Domain]) -> tuple[str, ...]:
     """A sentence each, in the order in which a person looks at the settings."""
     return (
+        *basis.environment.remarks,
         *_without_effect(basis),
         *_emulated(basis),
         *_unsharded(basis),
@@ -68,6 +69,11 @@ def _ranks(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[str]:
     is_named = 1 < rules.most_ranks(environment) < environment.device_count
     if is_named and not given.keys() & {"world_size", "strategy"} and environment.device_kind != "cpu":
         yield f"{environment.device} was named, so trials stayed on it; list world_size to have further devices tried."
+    if environment.device_names and max(group_sizes(domains), default=1) > 1:
+        yield (
+            f"The devices are not alike ({', '.join(environment.device_names)}): a group of them trains at the slowest "
+            "one's pace, and fits only what the smallest one holds."
+        )
     lookups = given.get(f"{DDP_PREFIX}find_unused_parameters")
     if lookups is not None and True not in lookups and basis.facts.has_unused_parameters:
         yield (

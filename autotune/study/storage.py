@@ -72,7 +72,7 @@ def _sqlite(path: Path) -> optuna.storages.RDBStorage:
 
 
 def _refuse_other(path: Path | None, there: Mapping[str, str], here: Mapping[str, str]) -> None:
-    differing = sorted(key for key in {*there, *here} if there.get(key) != here.get(key))
+    differing = sorted(key for key in {*there, *here} if there.get(key, "none") != here.get(key, "none"))
     if differing:
         details = "; ".join(f"{key}: {there.get(key, 'none')} there, {here.get(key, 'none')} here" for key in differing)
         raise StudyMismatchError(

@@ -179,6 +179,7 @@ def _warm_up(trainer: Trainer, supply: Iterator[Any], seconds: float, ends_at: f
         is_skipped = trainer.scaler.get_scale() < scale
         if perf_counter() > ends_at or (not is_skipped and (done >= _WARM_STEPS or warm_s > seconds)):
             break
+    trainer.device.cap_memory()  # anew: the kernels of this batch have been loaded, outside the allocator
     return warm_s
 
 

@@ -275,7 +275,7 @@ def _device_point(training: _Training, config: TrainingConfig) -> CurvePoint:
     if point.ceiling is None:
         _bound_weights(training.model)
     if bench.device.has_own_memory:
-        torch.accelerator.empty_cache()
+        bench.device.module.empty_cache()
     return point
 
 

@@ -1,18 +1,22 @@
-"""The device room: all that differs between CUDA, ROCm, MPS, XPU and the CPU.
+"""The device room: all that differs between CUDA, ROCm, MPS, XPU, other accelerators and the CPU.
 
 Opens a device by name and hands on one object whose functions synchronise it, cap its memory and read its peak.
-torch.accelerator serves where it can; what only CUDA and ROCm have goes through torch.cuda.
+An accelerator is reached through torch's module of its kind (torch.cuda, torch.xpu, or what a plug-in has registered),
+whose functions have the same names; what a module lacks is left out, never looked up by its version.
 """
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -21,115 +25,180 @@ from autotune.core.environment import DeviceKind, Environment
 from autotune.core.measurement import MemorySample
 from autotune.core.training_config import AmpDtype
 from autotune.worker import machine
+from autotune.worker.sight import DeviceError, choose, driver_version, look, unusable
 
 __all__ = ["Device", "DeviceError", "describe", "open_device"]
 
 _PACKAGES = ("autotune-torch", "torch", "optuna", "numpy", "nvidia-ml-py", "pydantic")
 _MIN_TENSOR_CORE_CAPABILITY = (7, 0)  # Volta: the first with float16 matrix units
 _MIN_TF32_CAPABILITY = (8, 0)  # Ampere
-
-
-class DeviceError(Exception):
-    """The device that was asked for is not there; the message is a complete sentence."""
+_TF32_OVERRIDES = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
+_KINDS: dict[str, DeviceKind] = {"cuda": "cuda", "mps": "mps", "xpu": "xpu"}
 
 
 @dataclass(frozen=True)
 class Device:
-    """One device. On the CPU, memory is that of the process tree."""
+    """The device of a rank; under strategy dp, all the devices of its one process. On the CPU, memory is RAM."""
 
     torch_device: torch.device
+    """The first one, which batches go to."""
     kind: DeviceKind
+    beside: tuple[torch.device, ...] = ()
+    """The further devices that strategy dp splits a batch over."""
+    limit_bytes: int | None = None
+    """Memory that may be in use on each device, what is not ours included; None: not limited."""
+    remark: str = ""
+    """What a person should know of the choice of this device, in a sentence."""
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """All that the process trains on."""
+        return (self.torch_device, *self.beside)
+
+    @property
+    def module(self) -> Any:
+        """Torch's functions for this kind of device: torch.cuda, torch.xpu, torch.mps, torch.cpu and their like."""
+        return torch.get_device_module(self.torch_device)
 
     @property
     def has_own_memory(self) -> bool:
         """Whether the device has an allocator whose peak torch counts."""
-        return self.kind in {"cuda", "rocm", "xpu"}
+        return self.kind not in {"cpu", "mps"} and hasattr(self.module, "max_memory_reserved")
 
     @cached_property
     def total_memory_bytes(self) -> int:
-        """Memory of the device; the process's share of RAM on the CPU and on MPS."""
-        if self.kind in {"cuda", "rocm"}:
-            return int(torch.cuda.get_device_properties(self.torch_device).total_memory)
-        if self.kind == "xpu":
-            return int(torch.xpu.get_device_properties(self.torch_device).total_memory)
-        return machine.usable_ram_bytes()
+        """Memory of the device; the process's share of RAM on the CPU and on MPS. Of several, the smallest one's."""
+        if not self.has_own_memory:
+            return machine.usable_ram_bytes()
+        return min(self._total_bytes(one) for one in self.devices)
 
     def synchronize(self) -> None:
-        """Wait until all work given to the device is done."""
-        if self.kind != "cpu":
-            torch.accelerator.synchronize(self.torch_device)
+        """Wait until all work given to the devices is done."""
+        if self.kind == "mps":
+            torch.mps.synchronize()
+        elif self.kind != "cpu":
+            for one in self.devices:
+                self.module.synchronize(one)
 
-    def cap_memory(self, limit_bytes: int) -> None:
+    def cap_memory(self) -> None:
         """Make torch's allocator refuse what would pass the limit, so that a trial is measured under it.
 
-        The cap is the limit less what lies outside torch (context, libraries, other processes). No effect on the CPU.
+        The cap is the limit less what lies outside torch (context, libraries, other processes). That grows: kernels
+        are loaded when they are first called, and a communicator's buffers come with the first exchange of a kind. So
+        the cap is set anew once they are there; the allocator holds its next request against it, with all that it has
+        reserved so far. No effect on the CPU, and where torch can't do so.
+        Source: c10/cuda/CUDACachingAllocator.cpp, setMemoryFraction and alloc_block.
         """
-        if self.kind in {"cuda", "rocm"}:
-            share = max(0.0, min(1.0, (limit_bytes - self.outside_bytes()) / self.total_memory_bytes))
-            torch.cuda.set_per_process_memory_fraction(share, self.torch_device)
+        if self.limit_bytes is None or not self.has_own_memory:
+            return
+        cap = getattr(self.module, "set_per_process_memory_fraction", None)
+        for one in self.devices if cap is not None else ():
+            cap(max(0.0, min(1.0, (self.limit_bytes - self._outside_bytes(one)) / self._total_bytes(one))), one)
 
     def outside_bytes(self) -> int:
-        """Device memory in use outside torch's allocator, this process's context included."""
-        free, total = torch.cuda.mem_get_info(self.torch_device)
-        return max(0, total - free - torch.cuda.memory_reserved(self.torch_device))
+        """Memory of the device in use outside torch's allocator: this process's context, and all other processes'."""
+        return max(map(self._outside_bytes, self.devices))
+
+    def alloc_retries(self) -> int | None:
+        """How often the allocators have found no room, given back what they held and asked again, since the start.
+
+        None where they do not count that. Source: num_alloc_retries in c10/cuda/CUDACachingAllocator.cpp, alloc_block.
+        """
+        if not self.has_own_memory:
+            return None
+        counts = [self.module.memory_stats(one).get("num_alloc_retries") for one in self.devices]
+        return None if None in counts else sum(counts)
 
     def reset_peak(self) -> None:
         """Start a new peak: what was needed to build the workload is not what training needs."""
         if self.has_own_memory:
-            torch.accelerator.empty_cache()
-            torch.accelerator.reset_peak_memory_stats(self.torch_device)
+            self.module.empty_cache()
+            for one in self.devices:
+                self.module.reset_peak_memory_stats(one)
             return
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM; Linux, man 5 proc
 
-    def peak_memory(self) -> MemorySample:
-        """Peak memory since `reset_peak`. Takes milliseconds on the CPU: never inside a window."""
-        if self.kind in {"cuda", "rocm"}:
-            reserved, outside = torch.cuda.max_memory_reserved(self.torch_device), self.outside_bytes()
-            return MemorySample(
-                peak_bytes=reserved + outside,
-                source="max reserved + outside torch",
-                reserved_bytes=reserved,
-                outside_bytes=outside,
-            )
-        if self.kind == "xpu":
-            reserved = torch.accelerator.max_memory_reserved(self.torch_device)
-            return MemorySample(peak_bytes=reserved, source="max reserved", reserved_bytes=reserved)
-        return _process_tree_peak()
+    def peak_memory(self, retries_before: int | None = None) -> MemorySample:
+        """Peak memory since `reset_peak`, of several devices the fullest one's. Takes milliseconds: never in a window.
+
+        Args:
+            retries_before: `alloc_retries` at the beginning of what retries are to be counted in; None: not counted.
+        """
+        if not self.has_own_memory:
+            return _process_tree_peak()
+        sample = max(map(self._peak_of, self.devices), key=lambda one: one.peak_bytes)
+        retries = self.alloc_retries()
+        if retries is None or retries_before is None:
+            return sample
+        return sample.model_copy(update={"alloc_retries": retries - retries_before})
+
+    def _peak_of(self, one: torch.device) -> MemorySample:
+        reserved, outside = int(self.module.max_memory_reserved(one)), self._outside_bytes(one)
+        can_tell = hasattr(self.module, "mem_get_info")
+        return MemorySample(
+            peak_bytes=reserved + outside,
+            source="max reserved + outside torch" if can_tell else "max reserved",
+            reserved_bytes=reserved,
+            outside_bytes=outside if can_tell else None,
+            allocated_bytes=int(self.module.max_memory_allocated(one)),
+        )
+
+    def _outside_bytes(self, one: torch.device) -> int:
+        if not hasattr(self.module, "mem_get_info"):  # XPU in an older torch
+            return 0
+        free, total = self.module.mem_get_info(one)
+        return max(0, int(total) - int(free) - int(self.module.memory_reserved(one)))
+
+    def _total_bytes(self, one: torch.device) -> int:
+        return int(self.module.get_device_properties(one).total_memory)
 
 
-def open_device(name: str, rank: int = 0) -> Device:
+def open_device(name: str, rank: int = 0, *, count: int = 1, limit_bytes: int | None = None) -> Device:
     """Open a device by torch's name, or the machine's accelerator for "auto", else the CPU.
 
-    The ranks of one machine take the devices from the one named on, in order; on the CPU they share it.
+    Args:
+        name: As torch names it, or "auto".
+        rank: Number of this rank on its host: the ranks take the devices from the one named on, in order; on the CPU
+            they share it.
+        count: Devices that this process trains on, from that one on.
+        limit_bytes: Memory that may be in use on each.
 
     Raises:
-        DeviceError: there is no such device here.
+        DeviceError: there is no such device here, or "auto" would pass over a GPU.
     """
+    remark = ""
     if name == "auto":
-        name = str(torch.accelerator.current_accelerator()) if torch.accelerator.is_available() else "cpu"
+        choice = choose(look())
+        name, remark = choice.name, choice.remark
     try:
         device = torch.device(name)
     except RuntimeError as error:
         raise DeviceError(f"device must be one of torch's names, such as cuda:0 or cpu, but got {name!r}") from error
     if device.type == "cpu":
-        return Device(torch.device("cpu"), "cpu")
-    if not torch.accelerator.is_available() or device.type != torch.accelerator.current_accelerator().type:  # type: ignore[union-attr] # is_available just said so
+        return Device(torch.device("cpu"), "cpu", limit_bytes=limit_bytes, remark=remark)
+    _refuse_absent(name, device)
+    module, first = torch.get_device_module(device), (device.index or 0) + rank
+    there_are, last = module.device_count(), first + count - 1
+    if last >= there_are:
         raise DeviceError(
-            f"device {name!r} was asked for, but torch {torch.__version__} sees none here; set device: auto"
+            f"device {device.type}:{last} was asked for, but there are {there_are} here; name one below "
+            f"{device.type}:{there_are}"
         )
-    count, index = torch.accelerator.device_count(), (device.index or 0) + rank
-    if index >= count:
-        raise DeviceError(
-            f"device {device.type}:{index} was asked for, but there are {count} here; name one below "
-            f"{device.type}:{count}"
-        )
-    device = torch.device(device.type, index)
-    torch.accelerator.set_device_index(index)
-    return Device(device, "rocm" if device.type == "cuda" and torch.version.hip else _KINDS[device.type])
+    own, *beside = (torch.device(device.type, index) for index in range(first, last + 1))
+    if hasattr(module, "set_device"):  # Apple's has one device, and no way to choose it
+        module.set_device(own)
+    is_rocm = device.type == "cuda" and torch.version.hip is not None
+    kind = "rocm" if is_rocm else _KINDS.get(device.type, "other")
+    return Device(own, kind, beside=tuple(beside), limit_bytes=limit_bytes, remark=remark)
 
 
-_KINDS: dict[str, DeviceKind] = {"cuda": "cuda", "mps": "mps", "xpu": "xpu"}
+def _refuse_absent(name: str, device: torch.device) -> None:
+    current = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if current is None or device.type != current.type:
+        why = unusable(look()) if device.type == "cuda" else None
+        seen = why or f"torch {torch.__version__} sees none here; set device: auto"
+        raise DeviceError(f"device {name!r} was asked for, but {seen}")
 
 
 def describe(device: Device) -> Environment:
@@ -139,9 +208,10 @@ def describe(device: Device) -> Environment:
         device_kind=device.kind,
         device_name=_device_name(device),
         device_memory_bytes=device.total_memory_bytes,
-        device_count=1 if device.kind == "cpu" else torch.accelerator.device_count(),
+        device_count=1 if device.kind == "cpu" else device.module.device_count(),
+        device_names=_unlike_names(device),
         native_amp_dtypes=_native_dtypes(device),
-        driver=_driver(device),
+        driver=driver_version() if device.kind == "cuda" else None,
         cores=machine.usable_cores(),
         ram_bytes=machine.usable_ram_bytes(),
         platform=platform.platform(terse=True),
@@ -149,15 +219,32 @@ def describe(device: Device) -> Environment:
         torch=torch.__version__,
         cuda=torch.version.cuda,
         versions=_versions(),
+        tf32_overrides=tuple(_tf32_overrides()) if device.kind == "cuda" else (),
+        remarks=(device.remark,) if device.remark else (),
     )
 
 
 def _device_name(device: Device) -> str:
-    if device.kind in {"cuda", "rocm"}:
-        return torch.cuda.get_device_name(device.torch_device)
-    if device.kind == "xpu":
-        return str(torch.xpu.get_device_name(device.torch_device))
-    return machine.processor_name()
+    if device.kind in {"cpu", "mps"}:
+        return machine.processor_name()
+    return str(device.module.get_device_name(device.torch_device))
+
+
+def _unlike_names(device: Device) -> tuple[str, ...]:
+    if device.kind in {"cpu", "mps"}:
+        return ()
+    names = tuple(str(device.module.get_device_name(index)) for index in range(device.module.device_count()))
+    return names if len(set(names)) > 1 else ()
+
+
+def _tf32_overrides() -> Iterator[str]:
+    """Switches that are set, by their two values alone: what else a variable may hold means nothing.
+
+    Source: c10::utils::check_env for torch's; NVIDIA's is documented for 0 alone.
+    """
+    for name in _TF32_OVERRIDES:
+        if os.environ.get(name) in {"0", "1"}:
+            yield f"{name}={os.environ[name]}"
 
 
 def _native_dtypes(device: Device) -> tuple[AmpDtype, ...]:
@@ -170,25 +257,14 @@ def _native_dtypes(device: Device) -> tuple[AmpDtype, ...]:
     elif device.kind == "cpu":
         tf32, bfloat16 = False, bool(flags & {"avx512_bf16", "amx_bf16", "bf16"})
         float16 = bool(flags & {"avx512_fp16", "amx_fp16"})
+    elif device.kind == "other":
+        known = getattr(device.module, "get_amp_supported_dtype", list)()  # torch.utils.rename_privateuse1_backend
+        tf32, bfloat16, float16 = False, torch.bfloat16 in known, torch.float16 in known
     else:
         tf32, bfloat16, float16 = False, device.kind == "xpu", True
     native = {"float32": True, "tf32": tf32, "bfloat16": bfloat16, "float16": float16}
     names: tuple[AmpDtype, ...] = ("float32", "tf32", "bfloat16", "float16")
     return tuple(name for name in names if native[name])
-
-
-def _driver(device: Device) -> str | None:
-    if device.kind != "cuda":
-        return None
-    import pynvml
-
-    with suppress(pynvml.NVMLError):
-        pynvml.nvmlInit()
-        try:
-            return str(pynvml.nvmlSystemGetDriverVersion())
-        finally:
-            pynvml.nvmlShutdown()
-    return None
 
 
 def _versions() -> dict[str, str]:

@@ -102,12 +102,24 @@ def open_group(job: Job, rank: int, device: Device) -> Group:
         rank=rank,
         world_size=size,
         timeout=timedelta(seconds=max(_SHORTEST_TIMEOUT_S, job.deadline_s - _BEFORE_DEADLINE_S)),
-        device_id=device.torch_device if backend != "gloo" else None,
+        device_id=device.torch_device if backend == "nccl" else None,
     )
+    if backend != "gloo":
+        _exchange_once(device)
     if size == 1:
         return Group(rank, size)
     control = distributed.new_group(backend="gloo")  # never that of the gradients: no order would hold
     return Group(rank, size, control, here)
+
+
+def _exchange_once(device: Device) -> None:
+    """Exchange one number, so that the communicator and its buffers exist before anything is made of the memory left.
+
+    NCCL connects for each algorithm when it is first chosen, so large gradients may still bring more: the cap on memory
+    is set anew after the first steps. Source: NCCL_RUNTIME_CONNECT in NCCL's user guide.
+    """
+    distributed.all_reduce(torch.zeros(1, device=device.torch_device))
+    device.synchronize()
 
 
 def _meeting_place(rendezvous: str, size: int, interface: str | None) -> dict[str, Any]:

@@ -170,6 +170,8 @@ def _train(
             seed_all(bench.seed + shift + at)
             before = scaler.get_scale()
             loss = float(trainer.train(copied(bench.batches[at % len(bench.batches)])))
+            if at == 0:
+                device.cap_memory()  # anew: the kernels of this precision have been loaded, outside the allocator
             was_skipped = scaler.is_enabled() and scaler.get_scale() < before
             if scaler.is_enabled():
                 trained.skipped.append(was_skipped)

@@ -130,6 +130,7 @@ def warm_up(run: Run, rules: WindowRules, first: Delivery) -> Warmth:
     stretches = [train_block(run, config.grad_accum_steps, first)]
     while len(stretches) < _WARM_UP_STEPS and not run.is_late():
         stretches.append(train_block(run, config.grad_accum_steps))
+    run.trainer.device.cap_memory()  # anew: by now most of what lies outside the allocator has come
     begun_steady, since_slow, waits, computes = perf_counter(), 0, 0, [stretches[-1].compute_s]
     steady_streak, is_drained, run.pause_at = 0, run.queue_capacity == 0, begun_steady + longest_s
     while True:

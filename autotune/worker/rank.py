@@ -116,7 +116,8 @@ def run_rank(folder: TrialFolder, started: float, local_rank: int = 0) -> int:
 
 def _work(job: Job, place: _Place, words: LastWords, started: float) -> RankReport:
     folder, ranks = place.folder, job.config.process_count if job.kind == "trial" else 1
-    device = open_device(job.device, place.local_rank if ranks > 1 else 0)
+    count = job.config.world_size if job.config.strategy == "dp" and job.kind == "trial" else 1
+    device = open_device(job.device, place.local_rank if ranks > 1 else 0, count=count, limit_bytes=job.limit_bytes)
     if job.kind == "describe":
         return RankReport(result=TrialResult(outcome="ok"), environment=describe(device))
     threads = job.config.intra_op_threads
@@ -125,8 +126,7 @@ def _work(job: Job, place: _Place, words: LastWords, started: float) -> RankRepo
         torch.set_num_threads(threads or max(1, usable_cores() // here))
     if job.kind == "trial":
         place.group = open_group(job, place.rank, device)
-    if job.limit_bytes is not None:
-        device.cap_memory(job.limit_bytes)  # after the group has met: NCCL's buffers lie outside torch
+    device.cap_memory()  # after the group has met: NCCL's buffers lie outside torch
     seed_all(job.seed)
     built_from = perf_counter()
     workload = resolved(read_payload(job.payload))
@@ -219,10 +219,11 @@ def _measure(
     device.reset_peak()
     run.scale = run.trainer.scaler.get_scale()
     busy, warmth = BusyProbe(device), warm_up(run, rules, first)  # NVML first: its start would let the queue fill
+    retries = device.alloc_retries()  # of the window alone: what it took to settle down is no fault
     window = measure_window(run, rules, warmth, busy.start, on_block)
     wait_fraction = _data_wait_fraction(window.blocks)
     busyness = busy.stop(wait_fraction)
-    memory, rate = device.peak_memory(), between_runs(rate_of(window), device.kind)
+    memory, rate = device.peak_memory(retries), between_runs(rate_of(window), device.kind)
     return Measurement(
         samples_per_s=rate.value,
         samples_per_s_ci=(rate.low, rate.high),

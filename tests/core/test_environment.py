@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from pydantic import ValidationError
 
 from autotune.core.environment import Environment
 
@@ -19,6 +20,8 @@ from autotune.core.environment import Environment
         {"cores": 64},
         {"torch": "2.14.0"},
         {"cuda": None},
+        {"device_names": ("NVIDIA H200", "NVIDIA T4")},
+        {"tf32_overrides": ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1",)},
     ],
 )
 def test_other_hardware_or_another_torch_has_another_fingerprint(
@@ -27,7 +30,9 @@ def test_other_hardware_or_another_torch_has_another_fingerprint(
     assert make_environment(**change).fingerprint != make_environment().fingerprint
 
 
-@pytest.mark.parametrize("change", [{"versions": {}}, {"ram_bytes": 1}, {"python": "3.13.0"}, {"device": "cuda:1"}])
+@pytest.mark.parametrize(
+    "change", [{"versions": {}}, {"ram_bytes": 1}, {"python": "3.13.0"}, {"device": "cuda:1"}, {"remarks": ("x",)}]
+)
 def test_what_speed_does_not_depend_on_leaves_the_fingerprint(
     make_environment: Callable[..., Environment], change: dict[str, object]
 ) -> None:
@@ -39,3 +44,11 @@ def test_a_fingerprint_is_twelve_hex_digits_and_survives_json(make_environment: 
     assert len(environment.fingerprint) == 12
     assert int(environment.fingerprint, 16) >= 0
     assert Environment.model_validate_json(environment.model_dump_json()) == environment
+
+
+@pytest.mark.parametrize("override", ["PATH=/home/me", "NVIDIA_TF32_OVERRIDE=2", "NVIDIA_TF32_OVERRIDE=0\nX", "1"])
+def test_no_other_variable_and_no_other_value_of_the_environment_is_kept(
+    make_environment: Callable[..., Environment], override: str
+) -> None:
+    with pytest.raises(ValidationError, match="tf32_overrides"):
+        make_environment(tf32_overrides=(override,))

@@ -70,6 +70,8 @@ PLAN = Plan(name="x", workload=Workload(model=object, dataset=list))
         ("cores", 16, "cores", "16"),
         ("torch", "2.13", "torch", "2.13"),
         ("cuda", "13.0", "CUDA", "13.0"),
+        ("device_names", ("Fake GPU", "Other GPU"), "unlike devices", "Fake GPU, Other GPU"),
+        ("tf32_overrides", ("NVIDIA_TF32_OVERRIDE=0",), "TF32 switches", "NVIDIA_TF32_OVERRIDE=0"),
     ],
 )
 def test_each_part_of_the_fingerprint_tells_searches_apart_by_its_own_name(

@@ -20,6 +20,21 @@ def test_nothing_is_said_where_nothing_is_odd(make_space: MakeSpace, four_device
     assert make_space(GROUP, environment=four_devices).notes == ()
 
 
+def test_unlike_devices_are_told_where_groups_of_them_are_tried(
+    make_space: MakeSpace, make_environment: Callable[..., Environment]
+) -> None:
+    unlike = make_environment(device_count=2, cores=16, device_names=("NVIDIA H200", "NVIDIA T4"))
+    (note,) = make_space(environment=unlike).notes
+    assert note.startswith("The devices are not alike (NVIDIA H200, NVIDIA T4): a group of them trains at the slowest")
+    assert make_space({"strategy": "single"}, environment=unlike).notes == ()
+
+
+def test_what_was_found_with_the_device_is_told(
+    make_space: MakeSpace, make_environment: Callable[..., Environment]
+) -> None:
+    assert make_space(environment=make_environment(remarks=("There is a GPU.",))).notes == ("There is a GPU.",)
+
+
 @pytest.mark.parametrize("given_space", [{}, {"strategy": "single"}])
 def test_settings_of_ddp_without_ddp_are_said_to_have_no_effect(
     make_space: MakeSpace, given_space: dict[str, Any]

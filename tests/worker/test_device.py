@@ -1,11 +1,11 @@
-"""The device room on the processor; what needs an accelerator stands in test_gpu.py."""
+"""The device room on the processor; what an accelerator needs stands in test_device_room.py and test_gpu.py."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from autotune.worker.device import DeviceError, describe, open_device
+from autotune.worker.device import _TF32_OVERRIDES, Device, DeviceError, _tf32_overrides, describe, open_device
 
 
 def test_the_processor_is_described_with_what_it_computes_natively() -> None:
@@ -36,8 +36,8 @@ def test_without_an_accelerator_auto_is_the_processor_and_cuda_an_error() -> Non
 
 
 def test_a_cap_on_the_processors_memory_refuses_nothing() -> None:
-    device = open_device("cpu")
-    device.cap_memory(1)
+    device = open_device("cpu", limit_bytes=1)
+    device.cap_memory()
     assert torch.zeros(1000).sum() == 0
 
 
@@ -55,3 +55,28 @@ def test_a_peak_that_is_over_is_still_seen_and_a_reset_forgets_it() -> None:
 
 def test_to_synchronise_the_processor_is_nothing() -> None:
     open_device("cpu").synchronize()
+
+
+@pytest.mark.parametrize(
+    ("set_to", "told"),
+    [
+        ({}, ()),
+        ({"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}, ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1",)),
+        ({"NVIDIA_TF32_OVERRIDE": "0", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "a secret"}, ("NVIDIA_TF32_OVERRIDE=0",)),
+    ],
+)
+def test_switches_of_float32_are_told_by_their_two_values_alone(
+    set_to: dict[str, str], told: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in _TF32_OVERRIDES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in set_to.items():
+        monkeypatch.setenv(name, value)
+    assert tuple(_tf32_overrides()) == told
+    assert describe(open_device("cpu")).tf32_overrides == (), "they mean nothing there"
+
+
+def test_what_was_found_beside_the_device_is_told_with_it() -> None:
+    device = Device(torch.device("cpu"), "cpu", remark="There is a GPU.")
+    assert describe(device).remarks == ("There is a GPU.",)
+    assert describe(open_device("cpu")).remarks == ()

@@ -1,0 +1,290 @@
+"""The device room over an accelerator with memory of its own, which tests/accelerator.py plays."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import accelerator
+import pytest
+import torch
+from accelerator import CALLS, DEVICES, MIB, on_simulated_device
+from torch import distributed, nn
+from torch.utils.data import TensorDataset
+
+from autotune.core import rules
+from autotune.core.training_config import TrainingConfig
+from autotune.core.workload import Workload
+from autotune.protocol import Job, RankReport, TrialFolder, WindowRules, read_model, write_model, write_payload
+from autotune.worker import group
+from autotune.worker.device import Device, DeviceError, describe, open_device
+from autotune.worker.group import open_group
+from autotune.worker.rank import run_rank
+
+
+def take(size_mib: float, device: str = "sim:0") -> torch.Tensor:
+    return torch.empty(int(size_mib * MIB), dtype=torch.uint8, device=device)
+
+
+@on_simulated_device
+def test_auto_is_the_accelerator_and_ranks_take_the_devices_in_order() -> None:
+    assert open_device("auto").torch_device == torch.device("sim:0")
+    assert open_device("sim", rank=1).torch_device == torch.device("sim:1")
+    assert open_device("sim:0").kind == "other"
+    assert open_device("sim", count=2).devices == (torch.device("sim:0"), torch.device("sim:1"))
+    for wanted in ({"rank": 2}, {"count": 3}, {"rank": 1, "count": 2}):
+        with pytest.raises(
+            DeviceError, match=r"device sim:2 was asked for, but there are 2 here; name one below sim:2"
+        ):
+            open_device("sim", **wanted)
+    with pytest.raises(DeviceError, match=r"'cuda:0' was asked for, but torch .* sees none here"):
+        open_device("cuda:0")
+
+
+@on_simulated_device
+def test_the_cap_is_the_limit_less_what_lies_outside_the_allocator() -> None:
+    device = open_device("sim:0", limit_bytes=16 * MIB)
+    DEVICES[0].memory.others = 2 * MIB
+    assert device.outside_bytes() == 6 * MIB, "the context, and what others hold"
+    device.cap_memory()
+    held = take(10)
+    with pytest.raises(torch.OutOfMemoryError):
+        take(1)
+    assert held.nbytes + device.outside_bytes() == device.limit_bytes
+
+
+@on_simulated_device
+def test_a_cap_set_anew_counts_what_has_come_since_and_what_is_reserved_already() -> None:
+    device = open_device("sim:0", limit_bytes=16 * MIB)
+    device.cap_memory()
+    held = take(6)
+    DEVICES[0].memory.context += 4 * MIB  # kernels are loaded when they are first called
+    device.cap_memory()
+    with pytest.raises(torch.OutOfMemoryError):
+        take(3)
+    more = take(2)
+    assert held.nbytes + more.nbytes + device.outside_bytes() == device.limit_bytes
+
+
+@on_simulated_device
+@pytest.mark.parametrize("limit_mib", [1, 1000])
+def test_a_limit_below_what_others_hold_leaves_nothing_and_one_above_the_device_caps_nothing(limit_mib: int) -> None:
+    open_device("sim:0", limit_bytes=limit_mib * MIB).cap_memory()
+    assert DEVICES[0].memory.fraction == (0.0 if limit_mib == 1 else 1.0)
+    open_device("sim:0").cap_memory()
+    assert CALLS["cap 0"] == 1, "without a limit nothing is capped"
+
+
+@on_simulated_device
+def test_a_peak_is_what_was_reserved_and_all_that_lies_outside_and_what_tensors_took_is_told() -> None:
+    device = open_device("sim:0")
+    take(20)
+    device.reset_peak()
+    assert DEVICES[0].memory.reserved == 0, "what was kept is given back"
+    kept = take(8)
+    del kept
+    both = [take(4), take(4)]
+    DEVICES[0].memory.others = MIB
+    memory = device.peak_memory()
+    assert memory.source == "max reserved + outside torch"
+    assert memory.allocated_bytes == sum(one.nbytes for one in both)
+    assert memory.reserved_bytes == 16 * MIB, "the 8 MiB stay reserved, too large for 4"
+    assert memory.outside_bytes == 5 * MIB
+    assert memory.peak_bytes == 21 * MIB
+    assert memory.alloc_retries is None, "not asked for"
+
+
+@on_simulated_device
+def test_retries_are_those_since_a_count() -> None:
+    device = open_device("sim:0", limit_bytes=12 * MIB)
+    device.cap_memory()
+    take(5)
+    take(8)  # finds no room beside what is kept
+    before = device.alloc_retries()
+    assert before == 1
+    assert not device.peak_memory(before).is_thrashing
+    take(3)
+    assert device.peak_memory(before).alloc_retries == 1
+    assert device.peak_memory(before).is_thrashing
+
+
+@on_simulated_device
+def test_of_several_devices_the_fullest_counts_and_retries_add_up() -> None:
+    device = open_device("sim", count=2, limit_bytes=12 * MIB)
+    DEVICES[1].memory.total = 32 * MIB
+    device.cap_memory()
+    assert (CALLS["cap 0"], CALLS["cap 1"]) == (1, 1)
+    assert DEVICES[0].memory.fraction == 8 / 64
+    assert DEVICES[1].memory.fraction == 8 / 32
+    assert device.total_memory_bytes == 32 * MIB, "the smallest"
+    device.reset_peak()
+    held = take(2), take(7, "sim:1")
+    assert device.peak_memory().peak_bytes == held[1].nbytes + 4 * MIB
+    for one in DEVICES:
+        one.memory.retries += 2
+    assert device.peak_memory(1).alloc_retries == 3
+    device.synchronize()
+    assert (CALLS["synchronize 0"], CALLS["synchronize 1"]) == (1, 1)
+
+
+@on_simulated_device
+def test_to_synchronise_is_to_wait_for_all_that_was_launched() -> None:
+    clock, device = accelerator.use_still_clock(), open_device("sim:0")
+    DEVICES[0].queue.kernel_s = 0.25
+    take(1).fill_(1)
+    assert clock.now() == 0.0
+    device.synchronize()
+    assert clock.now() == DEVICES[0].queue.ends_at > 0
+
+
+@on_simulated_device
+def test_what_a_module_lacks_is_left_out() -> None:
+    module: Any = torch.get_device_module("sim")
+    del module.mem_get_info, module.set_per_process_memory_fraction  # as torch.xpu had none at first
+    device = open_device("sim:0", limit_bytes=MIB)
+    device.cap_memory()
+    device.reset_peak()
+    held = take(3)
+    memory = device.peak_memory()
+    assert (memory.peak_bytes, memory.outside_bytes, memory.source) == (held.nbytes, None, "max reserved")
+    del module.max_memory_reserved
+    assert not device.has_own_memory
+    assert "process tree" in device.peak_memory().source
+    assert device.alloc_retries() is None
+
+
+@on_simulated_device
+def test_unlike_devices_are_all_described_and_alike_ones_by_the_first() -> None:
+    module: Any = torch.get_device_module("sim")
+    environment = describe(open_device("auto"))
+    assert (environment.device, environment.device_kind, environment.device_count) == ("sim:0", "other", 2)
+    assert environment.device_name == "Simulated accelerator 0"
+    assert environment.device_names == ("Simulated accelerator 0", "Simulated accelerator 1")
+    assert environment.device_memory_bytes == 64 * MIB
+    assert environment.native_amp_dtypes == ("float32", "bfloat16", "float16")
+    module.get_device_name = lambda device=None: "One of a kind"
+    assert describe(open_device("auto")).device_names == ()
+
+
+ROWS = TensorDataset(torch.zeros(256, 64), torch.zeros(256, dtype=torch.int64))
+
+
+class Retrying(nn.Linear):
+    """Its allocator finds no room at each step: what a trial does that thrashes at the cap."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        DEVICES[0].memory.retries += 1
+        return super().forward(inputs)
+
+
+class Growing(nn.Linear):
+    """With its first steps 8 MiB come outside the allocator: kernels, a communicator's buffers."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        DEVICES[0].memory.context = 12 * MIB
+        return super().forward(inputs)
+
+
+def trained(folder: Path, model: nn.Module, **given: Any) -> RankReport:
+    """A rank's whole life on the device: build, warm up, window, peak."""
+    payload = folder / "payload"
+    write_payload(Workload(model=model, dataset=ROWS), payload)
+    named: dict[str, Any] = {"limit_bytes": 40 * MIB, "window": WindowRules(max_s=0.3, precision=0.5, block_s=0.01)}
+    config = TrainingConfig(micro_batch_size=16)
+    job = {"kind": "trial", "payload": payload, "config": config, "device": "auto", "seed": 0, "deadline_s": 60.0}
+    world = {"sys_path": (), "working_directory": folder, "python_path": None}
+    place = TrialFolder(folder)
+    write_model(place.job, Job.model_validate(job | world | named | given))
+    before = Path.cwd()
+    try:
+        accelerator.use_still_clock()
+        assert run_rank(place, started=accelerator.perf_counter()) == 0
+    finally:
+        os.chdir(before)
+    return read_model(place.report, RankReport)
+
+
+@on_simulated_device
+def test_a_trial_on_an_accelerator_measures_its_memory_under_the_cap(tmp_path: Path) -> None:
+    report = trained(tmp_path, nn.Linear(64, 2))
+    assert report.result.outcome == "ok", report.result
+    assert report.result.measurement is not None
+    memory = report.result.measurement.memory
+    assert memory.allocated_bytes is not None
+    assert memory.reserved_bytes is not None
+    assert 0 < memory.allocated_bytes <= memory.reserved_bytes < 4 * MIB
+    assert memory.outside_bytes == 4 * MIB
+    assert memory.alloc_retries == 0
+    assert CALLS["cap 0"] == 2, "before the model, and after the first steps"
+    assert DEVICES[0].memory.fraction == 36 / 64
+
+
+@on_simulated_device
+def test_the_cap_follows_what_the_first_steps_have_brought(tmp_path: Path) -> None:
+    report = trained(tmp_path, Growing(64, 2))
+    assert report.result.outcome == "ok", report.result
+    assert DEVICES[0].memory.fraction == 28 / 64
+
+
+@on_simulated_device
+def test_retries_within_the_window_are_in_its_record_and_those_before_are_not(tmp_path: Path) -> None:
+    report = trained(tmp_path, Retrying(64, 2))
+    assert report.result.measurement is not None
+    measurement = report.result.measurement
+    assert measurement.memory.alloc_retries == sum(block.batches for block in measurement.blocks)
+    assert DEVICES[0].memory.retries > measurement.memory.alloc_retries
+
+
+@on_simulated_device
+def test_a_trial_that_the_cap_leaves_no_room_is_out_of_memory(tmp_path: Path) -> None:
+    report = trained(tmp_path, nn.Linear(64, 2), limit_bytes=4 * MIB)
+    assert report.result.outcome == "oom"
+    assert DEVICES[0].memory.ooms == 1
+
+
+def as_rank(rank: int, store: Path, *, binds: bool) -> str:
+    """Meet another rank over a backend of the device's own; what was raised, or the group's answer."""
+    device = open_device("sim", rank=rank)
+    config = TrainingConfig(strategy="ddp", world_size=2)
+    job: Any = SimpleNamespace(config=config, rendezvous=f"file://{store}", part=None, deadline_s=30.0)
+    distributed.Backend.register_backend("simccl", _backend, devices=["sim"])
+    rules.GROUP_BACKENDS["other"] = "simccl"
+    group._exchange_once = lambda device: None  # type: ignore[assignment] # nothing carries its tensors
+    if binds:
+        opened = distributed.init_process_group
+        distributed.init_process_group = lambda *given, **named: opened(  # type: ignore[assignment] # as it was called
+            *given, **(named | {"device_id": device.torch_device})
+        )
+    try:
+        return str(open_group(job, rank, device).most(float(rank)))
+    except RuntimeError as error:
+        return str(error)
+
+
+def _backend(store: Any, rank: int, size: int, timeout: Any) -> Any:
+    return distributed.ProcessGroupGloo(store, rank, size, timeout)
+
+
+@on_simulated_device
+@pytest.mark.parametrize("binds", [False, True])
+def test_ranks_agree_over_gloo_where_gloo_knows_nothing_of_their_device(binds: bool, tmp_path: Path) -> None:
+    """Bound to a device by init_process_group, torch asks each further group for a backend of that device."""
+    answer = tmp_path / "answer"
+    child = os.fork()
+    if child == 0:
+        with suppress(BaseException):
+            answer.write_text(as_rank(1, tmp_path / "store", binds=binds))
+        os._exit(0)
+    own = as_rank(0, tmp_path / "store", binds=binds)
+    os.waitpid(child, 0)
+    if binds:
+        assert "No backend type associated with device type sim" in own
+    else:
+        assert (own, answer.read_text()) == ("1.0", "1.0")
+
+
+def test_a_device_on_its_own_has_none_beside_it() -> None:
+    assert Device(torch.device("cpu"), "cpu").devices == (torch.device("cpu"),)

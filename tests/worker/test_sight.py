@@ -1,0 +1,78 @@
+"""What "auto" stands for, row by row: a GPU that torch was built for is never passed over in silence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from autotune.worker import sight
+from autotune.worker.sight import Choice, DeviceError, Sight, choose, look, unusable
+
+CUDA, ROCM = "CUDA 13.0", "ROCm 7.0"
+
+
+def seen(**given: str | None) -> Sight:
+    return Sight(torch="2.13.0", **given)
+
+
+@pytest.mark.parametrize("given", [{}, {"built_for": CUDA, "gpu": "NVIDIA", "driver": "580.65"}])
+def test_what_torch_can_use_is_taken(given: dict[str, str]) -> None:
+    assert choose(seen(usable="cuda", **given)) == Choice("cuda")
+    assert unusable(seen(usable="cuda", **given)) is None
+
+
+@pytest.mark.parametrize("built_for", [None, CUDA, ROCM])
+def test_where_there_is_no_gpu_the_processor_is_taken_without_a_word(built_for: str | None) -> None:
+    assert choose(seen(built_for=built_for)) == Choice("cpu")
+
+
+@pytest.mark.parametrize(
+    ("built_for", "gpu", "driver", "said"),
+    [
+        (CUDA, "NVIDIA", "535.104", "torch 2.13.0, built for CUDA 13.0, can't use the NVIDIA GPU here with driver 535"),
+        (CUDA, "NVIDIA", None, "GPU here with a driver of unknown version; install a newer driver, or a torch built"),
+        (ROCM, "AMD", None, "or a torch built for the ROCm of this driver, or set device: cpu"),
+    ],
+)
+def test_a_gpu_that_torch_was_built_for_and_can_not_use_is_refused_with_the_remedy(
+    built_for: str, gpu: str, driver: str | None, said: str
+) -> None:
+    with pytest.raises(
+        DeviceError, match=r"^device: auto must not pass over a GPU, but .*, or set device: cpu$"
+    ) as told:
+        choose(seen(built_for=built_for, gpu=gpu, driver=driver))
+    assert said in str(told.value)
+
+
+def test_a_torch_without_cuda_tunes_the_processor_and_says_so() -> None:
+    choice = choose(seen(gpu="NVIDIA", driver="535.104"))
+    assert choice.name == "cpu"
+    assert choice.remark.startswith("There is an NVIDIA GPU, but torch 2.13.0 is built without CUDA")
+
+
+@pytest.mark.parametrize(
+    ("visible", "is_hidden"), [(None, False), ("0,1", False), ("GPU-5b5b", False), ("", True), ("-1", True)]
+)
+def test_a_gpu_that_the_environment_hides_is_none(
+    visible: str | None, is_hidden: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert sight._is_hidden("NVIDIA") == is_hidden
+
+
+def test_a_file_of_a_device_that_may_not_be_opened_is_no_device(tmp_path: Path) -> None:
+    node = tmp_path / "nvidia0"
+    assert not sight._can_open(node)
+    node.touch()
+    assert sight._can_open(node)
+    assert not sight._can_open(tmp_path), "a folder, as good as a device that is another job's"
+
+
+@pytest.mark.skipif(torch.accelerator.is_available() or any(Path("/dev").glob("nvidia[0-9]*")), reason="has a GPU")
+def test_on_a_machine_without_a_gpu_none_is_seen() -> None:
+    built_for = None if torch.version.cuda is None else f"CUDA {torch.version.cuda}"
+    assert look() == Sight(torch=torch.__version__, built_for=built_for)
