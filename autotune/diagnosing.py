@@ -22,7 +22,8 @@ from autotune.core.ceilings import Standing
 from autotune.core.default_ranges import most_workers
 from autotune.core.diagnosis import Advice, Bottleneck, Curves, Diagnosis, Evidence, Finding
 from autotune.core.measurement import Measurement
-from autotune.core.phrasing import say_bytes, say_settings
+from autotune.core.objective import memory_fault
+from autotune.core.phrasing import say_settings
 from autotune.core.plan import Plan
 from autotune.core.result import Phase, Progress
 from autotune.core.search_space import ResolvedSpace, SearchSpace
@@ -260,9 +261,9 @@ def _remarks(evidence: Evidence) -> Iterator[str]:
     """What a person should know about the evidence."""
     if evidence.measurement.breakdown is None:
         yield "Where the time goes was not measured: all that is not spent waiting for data counts as computing."
-    peak, limit = evidence.measurement.peak_memory_bytes, evidence.limit_bytes
-    if peak > limit:
-        yield f"Peak memory must stay within {say_bytes(limit)}, but was {say_bytes(peak)}: a search would refuse it."
+    fault = memory_fault(evidence.measurement, evidence.limit_bytes)
+    if fault is not None:
+        yield f"A search would refuse these settings: {fault}."
     yield from evidence.measurement.remarks
     yield from evidence.curves.remarks
     for side, points in (("loader", evidence.curves.loader), ("device", evidence.curves.device)):

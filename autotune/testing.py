@@ -65,6 +65,8 @@ class FakeTrial:
     broken_loss: float = inf
     stress_peak_bytes: int | None = None
     """Peak memory of a stress run; None: that of the trial."""
+    alloc_retries: int | None = None
+    """Times that the allocator found no room, in the window and in a stress run; None: not counted."""
     communication: Communication | None = None
     """What exchanging gradients takes; None: not measured."""
 
@@ -280,7 +282,7 @@ class FakeLauncher:
             peak_memory_bytes=trial.peak_memory_bytes,
             startup_s=trial.startup_s,
             build_s=0.0,
-            memory=MemorySample(peak_bytes=trial.peak_memory_bytes, source="made up"),
+            memory=_memory(trial, trial.peak_memory_bytes),
             window=window,
             loss=1.0,
             ceilings=ceilings,
@@ -382,8 +384,12 @@ def _stress_figures(trial: FakeTrial) -> StressFigures:
         items_seen=100,
         median_item_bytes=1024.0,
         largest_item_bytes=1024,
-        memory=MemorySample(peak_bytes=peak, source="made up"),
+        memory=_memory(trial, peak),
     )
+
+
+def _memory(trial: FakeTrial, peak_bytes: int) -> MemorySample:
+    return MemorySample(peak_bytes=peak_bytes, source="made up", alloc_retries=trial.alloc_retries)
 
 
 def _window(level: float, noise: float, job: Job, numbers: random.Random) -> Window:

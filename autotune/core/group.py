@@ -130,13 +130,15 @@ def _merged_memory(parts: Sequence[Measurement], *, is_ram: bool) -> MemorySampl
     """The worst rank's, each on a device of its own; where all on a host share its RAM, the worst host's sum."""
     samples = [part.memory for part in parts]
     if not is_ram:
-        return max(samples, key=lambda one: one.peak_bytes)
+        retries = [one.alloc_retries for one in samples if one.alloc_retries is not None]
+        worst = max(samples, key=lambda one: one.peak_bytes)  # ranks in step all wait for whichever has no room
+        return worst.model_copy(update={"alloc_retries": max(retries, default=None)})
     by_host: dict[int, list[int]] = {}
     for part in parts:
         by_host.setdefault(part.ranks[0].host if part.ranks else 0, []).append(part.memory.peak_bytes)
-    worst = max(by_host.values(), key=sum)
-    which = f"all {len(samples)} ranks" if len(by_host) == 1 else f"{len(worst)} ranks of one host"
-    return MemorySample(peak_bytes=sum(worst), source=f"{samples[0].source}, {which}")
+    host = max(by_host.values(), key=sum)
+    which = f"all {len(samples)} ranks" if len(by_host) == 1 else f"{len(host)} ranks of one host"
+    return MemorySample(peak_bytes=sum(host), source=f"{samples[0].source}, {which}")
 
 
 def _merged_remarks(parts: Sequence[Measurement]) -> tuple[str, ...]:

@@ -128,7 +128,7 @@ def _place(kind: MemoryKind) -> tuple[int, int, str]:
 
 
 def _point(record: TrialRecord, *, counts_workers: bool) -> MemoryPoint | None:
-    if record.measurement is None:
+    if record.measurement is None or record.measurement.memory.is_thrashing:  # it would have taken more
         return None
     workers = record.config.num_workers if counts_workers else 0
     return MemoryPoint(record.config.micro_batch_size, record.measurement.peak_memory_bytes, workers)

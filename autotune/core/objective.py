@@ -12,10 +12,13 @@ from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, Ty
 
 from autotune.core.lr_scaling import LrRule
 from autotune.core.measurement import Measurement
+from autotune.core.phrasing import say_mib
 
-__all__ = ["MemoryLimit", "Objective", "Score", "evaluate"]
+__all__ = ["MemoryLimit", "Objective", "Score", "evaluate", "memory_fault"]
 
 _BYTE_SIZE: TypeAdapter[int] = TypeAdapter(ByteSize)
+_LEAST_VIOLATION = 0.01
+"""Of a run that thrashes below the limit: what it would take is not known; as for what was ended for its memory."""
 
 
 def _parse_memory_limit(value: object) -> int | float:
@@ -81,7 +84,8 @@ class Score(BaseModel):
     value: float
     feasible: bool
     violation: float = 0.0
-    """Share by which the memory limit is passed; negative: room left."""
+    """Share by which the memory limit is passed; negative: room left. Of what ran short of memory below the limit, the
+    least that tells so."""
     reason: str = ""
     """Why it is not feasible; "" where it is."""
 
@@ -97,11 +101,26 @@ def evaluate(measurement: Measurement, baseline: Measurement, objective: Objecti
     busy = measurement.busy_fraction if same_source else baseline.busy_fraction
     idle = 0.0 if busy is None else 1.0 - busy
     value = measurement.samples_per_s / baseline.samples_per_s * (1.0 - objective.busy_weight * idle)
-    violation = measurement.peak_memory_bytes / limit_bytes - 1.0
-    if violation > 0:
-        reason = (
-            f"peak memory must stay within {limit_bytes / 2**20:,.0f} MiB, "
-            f"but was {measurement.peak_memory_bytes / 2**20:,.0f} MiB"
+    violation, reason = measurement.peak_memory_bytes / limit_bytes - 1.0, memory_fault(measurement, limit_bytes)
+    if reason is None:
+        return Score(value=value, feasible=True, violation=violation)
+    passed = violation if violation > 0 else _LEAST_VIOLATION
+    return Score(value=value, feasible=False, violation=passed, reason=reason)
+
+
+def memory_fault(measurement: Measurement, limit_bytes: int) -> str | None:
+    """Why a run's memory does not suffice under a limit, or None.
+
+    A run that thrashes at the limit is none that fits: Composer, which looks for the largest micro batch in training,
+    halves it for the same sign. Source: composer/trainer/trainer.py, _update_num_consecutive_thrashes.
+    """
+    limit, peak = say_mib(limit_bytes), say_mib(measurement.peak_memory_bytes)
+    if measurement.peak_memory_bytes > limit_bytes:
+        return f"peak memory must stay within {limit}, but was {peak}"
+    if measurement.memory.is_thrashing:
+        return (
+            f"training must find room within {limit}, but at {peak} the allocator gave back what it held, and asked "
+            f"again, {measurement.memory.alloc_retries} times in the window; take a smaller micro batch, or raise "
+            "memory_limit"
         )
-        return Score(value=value, feasible=False, violation=violation, reason=reason)
-    return Score(value=value, feasible=True, violation=violation)
+    return None

@@ -76,7 +76,8 @@ def peaks_seen(
     """Peak memory of each look and trial, in bytes; of what ran out of it, by how much it passed the limit.
 
     A look at the device has no workers. Of a trial that ran out of something else than what the limit is on (RAM beside
-    a GPU, shared memory, open files), nothing is known.
+    a GPU, shared memory, open files), nothing is known. A trial that thrashed has shown what it was allowed, and counts
+    as one that ran out of memory.
     """
     found = [
         (_without_workers(one.config), one.point.peak_memory_bytes)
@@ -84,7 +85,9 @@ def peaks_seen(
         if one.point.peak_memory_bytes is not None
     ]
     for record in records:
-        if record.measurement is not None:
+        if record.measurement is not None and record.measurement.memory.is_thrashing:
+            found.append((record.config, int(limit_bytes * (1 + _UNKNOWN_EXCESS))))
+        elif record.measurement is not None:
             found.append((record.config, record.measurement.peak_memory_bytes))
         elif record.outcome == "oom" or (
             record.outcome == "host_oom" and limit_is_ram and record.result.violation is not None

@@ -115,7 +115,9 @@ def _say_already_best(found: Recommendation) -> str:
 def _say_baseline_infeasible(summary: RunSummary) -> str:
     trial, limit = find_trial(summary, 0), format_bytes(summary.limit_bytes)
     outcome = None if trial is None else trial.outcome
-    if trial is not None and outcome == "over_memory" and trial.measurement is not None:
+    if trial is not None and trial.measurement is not None and trial.measurement.memory.is_thrashing:
+        fault = f"has no room to train within the memory limit of {limit}"
+    elif trial is not None and outcome == "over_memory" and trial.measurement is not None:
         fault = f"takes {format_bytes(trial.measurement.peak_memory_bytes)} of memory, above the limit of {limit}"
     elif outcome in {"over_memory", "oom", "host_oom"}:
         fault = f"runs out of memory (the limit is {limit})"
@@ -147,11 +149,9 @@ def say_nothing_feasible(summary: RunSummary) -> str:
     for misses in (over, ended):
         if misses:
             trial = min(misses, key=_violation)
-            took = format_bytes(round(summary.limit_bytes * (1 + _violation(trial))))
-            at_least = "" if misses is over else "at least "
             return (
                 f"Nothing meets the memory limit of {limit}. The nearest miss: trial {trial.number} "
-                f"({describe_settings(trial.config)}) took {at_least}{took}. "
+                f"({describe_settings(trial.config)}) {_say_miss(trial, summary.limit_bytes)}. "
                 "Raise memory_limit or allow smaller batches."
             )
     if not trials:
@@ -161,6 +161,13 @@ def say_nothing_feasible(summary: RunSummary) -> str:
     if outcome in {"oom", "host_oom"}:
         return f"{said}. The memory limit is {limit}: raise memory_limit or allow smaller batches."
     return f"{said}: {one_line(next(trial.reason for trial in trials if trial.outcome == outcome))}"
+
+
+def _say_miss(trial: TrialRecord, limit_bytes: int) -> str:
+    if trial.measurement is not None and trial.measurement.memory.is_thrashing:
+        return "had no room: memory was given back and asked for anew while it trained"
+    at_least = "" if trial.outcome == "over_memory" else "at least "
+    return f"took {at_least}{format_bytes(round(limit_bytes * (1 + _violation(trial))))}"
 
 
 def _violation(trial: TrialRecord) -> float:

@@ -96,6 +96,18 @@ def test_of_devices_with_memory_of_their_own_the_fullest_counts() -> None:
     assert merged_measurement(parts).peak_memory_bytes == 150
 
 
+def test_a_group_thrashes_where_one_of_its_ranks_does() -> None:
+    memories = [
+        MemorySample(peak_bytes=150, source="x", alloc_retries=0),
+        MemorySample(peak_bytes=140, source="x", alloc_retries=2),
+    ]
+    parts = [make_part(rank, device=f"cuda:{rank}", memory=memory) for rank, memory in enumerate(memories)]
+    memory = merged_measurement(parts).memory
+    assert (memory.peak_bytes, memory.alloc_retries, memory.is_thrashing) == (150, 2, True)
+    uncounted = [make_part(rank, device=f"cuda:{rank}") for rank in range(2)]
+    assert merged_measurement(uncounted).memory.alloc_retries is None
+
+
 def test_all_ranks_go_at_the_pace_of_the_slowest_ceiling() -> None:
     def ceilings(loader: float | None, device: float) -> Ceilings:
         return Ceilings(

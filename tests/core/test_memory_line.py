@@ -214,6 +214,18 @@ def test_running_out_of_memory_tells_a_biggest_batch_too(trial: MakeTrial) -> No
     assert "allows is 32 (run, it took 132 MiB)" in said_of(records, 32, 64)
 
 
+def test_a_trial_that_thrashed_is_too_big_and_no_point_of_a_line(trial: MakeTrial) -> None:
+    thrashing = trial(2, 128, 999)
+    assert thrashing.measurement is not None
+    memory = thrashing.measurement.memory.model_copy(update={"alloc_retries": 5})
+    result = TrialResult(outcome="ok", measurement=thrashing.measurement.model_copy(update={"memory": memory}))
+    thrashing = thrashing.model_copy(update={"result": result, "score": Score(value=1.0, feasible=False)})
+    records = [trial(0, 32, 132), trial(1, 64, 164), thrashing]
+    assert "allows is 64" in said_of(records, 32, 64, 128)
+    (line,) = memory_lines(records, num_workers=None)
+    assert [point.micro_batch_size for point in line.points] == [32, 64]
+
+
 def test_a_batch_between_that_was_never_run_leaves_open_what_the_limit_allows(trial: MakeTrial) -> None:
     records = [trial(0, 32, 132), trial(1, 64, 164), trial(2, 512, None)]
     assert "allows is 64" in said_of(records, 32, 64, 512)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from autotune.core.measurement import Measurement
-from autotune.core.objective import Objective, evaluate
+from autotune.core.objective import Objective, evaluate, memory_fault
 
 _LIMIT = 2**31
 
@@ -92,3 +92,29 @@ def test_passing_the_memory_limit_is_a_violation_whatever_the_rate(
 
 def test_reaching_the_limit_exactly_is_allowed(make_measurement: Callable[..., Measurement]) -> None:
     assert evaluate(make_measurement(peak_memory_bytes=_LIMIT), make_measurement(), Objective(), _LIMIT).feasible
+
+
+def test_what_thrashes_at_the_limit_does_not_fit_though_its_peak_does(
+    make_measurement: Callable[..., Measurement],
+) -> None:
+    calm = make_measurement(peak_memory_bytes=_LIMIT)
+    thrashing = calm.model_copy(update={"memory": calm.memory.model_copy(update={"alloc_retries": 3})})
+    score = evaluate(thrashing, calm, Objective(), _LIMIT)
+    assert not score.feasible
+    assert score.violation > 0, "a sampler is told of it as of what is over the limit"
+    assert "within 2,048 MiB, but at 2,048 MiB" in score.reason
+    assert "3 times in the window; take a smaller micro batch" in score.reason
+    assert memory_fault(thrashing, _LIMIT) == score.reason
+    none = calm.model_copy(update={"memory": calm.memory.model_copy(update={"alloc_retries": 0})})
+    assert evaluate(none, calm, Objective(), _LIMIT).feasible
+    assert memory_fault(none, _LIMIT) is None
+
+
+def test_what_is_over_the_limit_and_thrashes_is_over_by_what_it_took(
+    make_measurement: Callable[..., Measurement],
+) -> None:
+    over = make_measurement(peak_memory_bytes=_LIMIT + 2**20)
+    over = over.model_copy(update={"memory": over.memory.model_copy(update={"alloc_retries": 3})})
+    score = evaluate(over, over, Objective(), _LIMIT)
+    assert score.violation == pytest.approx(2**20 / _LIMIT)
+    assert "but was 2,049 MiB" in score.reason

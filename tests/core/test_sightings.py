@@ -157,6 +157,16 @@ def test_out_of_memory_counts_by_how_much_it_passed_the_limit(
     assert peaks([], record, limit_is_ram=limit_is_ram) == [(256, peak)]
 
 
+def test_what_thrashed_has_not_shown_what_it_would_have_taken(
+    make_record: MakeRecord, make_measurement: MakeMeasurement
+) -> None:
+    measured = make_measurement(peak_memory_bytes=LIMIT)
+    memory = measured.memory.model_copy(update={"alloc_retries": 2})
+    result = TrialResult(outcome="ok", measurement=measured.model_copy(update={"memory": memory}))
+    record = make_record(config=TrainingConfig(micro_batch_size=256), result=result)
+    assert peaks([], record) == [(256, 1_250)], "as one that ran out of memory"
+
+
 @pytest.mark.parametrize(("limit_is_ram", "violation"), [(False, 0.5), (False, None), (True, None)])
 def test_what_ran_out_of_something_else_than_the_limit_is_on_tells_no_peak(
     make_record: MakeRecord, limit_is_ram: bool, violation: float | None

@@ -130,6 +130,18 @@ def test_a_baseline_that_ran_out_of_memory_is_said_so(tmp_path: Path) -> None:
     assert "Your configuration runs out of memory" in print_to_text(summary, tmp_path)
 
 
+def test_settings_that_thrash_are_said_to_have_no_room(tmp_path: Path) -> None:
+    measured = make_measurement(5000.0, gib=15.9)
+    measured = measured.model_copy(update={"memory": measured.memory.model_copy(update={"alloc_retries": 4})})
+    thrashing = make_trial(0, BASELINE, "over_memory", measurement=measured)
+    infeasible = make_variants()["baseline_infeasible"]
+    summary = infeasible.model_copy(update={"trials": (thrashing, *infeasible.trials[1:])})
+    said = " ".join(print_to_text(summary, tmp_path).split())
+    assert "Your configuration has no room to train within the memory limit of 16.0 GiB, so no" in said
+    nothing = make_variants()["nothing_feasible"].model_copy(update={"trials": (thrashing,)})
+    assert "had no room: memory was given back and asked for anew" in " ".join(print_to_text(nothing, tmp_path).split())
+
+
 def test_a_search_without_trials_is_told(tmp_path: Path) -> None:
     assert "Nothing was measured." in print_to_text(make_summary(recommendation=None, trials=()), tmp_path)
 
