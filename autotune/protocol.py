@@ -115,6 +115,9 @@ class WindowRules(BaseModel):
     """The window ends when half of its 95 % interval is this share of the rate."""
     block_s: float = 0.2
     """Least length of a block."""
+    drains_at_edges: bool = False
+    """Wait for the device at the end of each block before more is launched, also where it can time its own edges: to
+    show what that costs (benchmarks/gpu.py)."""
 
 
 class Extras(BaseModel):

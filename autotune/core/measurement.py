@@ -43,7 +43,7 @@ _NORMAL_95 = 1.96
 
 
 class Block(BaseModel):
-    """A stretch of the loop between two synchronisations."""
+    """A stretch of the loop between two edges, at each of which the device had done all that came before."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -53,7 +53,8 @@ class Block(BaseModel):
     seconds: float
     """Wall time."""
     data_wait_s: float
-    """Seconds of it in which the loop waited for the loader."""
+    """Seconds in which the loop waited for the loader while it asked for these batches. Where the device works behind
+    the host, a single block's may be longer than the block; the sum over a window's blocks is a part of their time."""
 
 
 class Restart(BaseModel):

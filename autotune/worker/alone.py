@@ -19,8 +19,9 @@ from autotune.core.ceilings import Ceiling
 from autotune.core.measurement import Window, rate_of
 from autotune.core.training_config import TrainingConfig
 from autotune.worker.device import Device
+from autotune.worker.edges import Stretch
 from autotune.worker.feed import Feed
-from autotune.worker.loop import Run, Stretch, Warmth, train_block, window_of
+from autotune.worker.loop import Run, Warmth, train_block, window_of
 from autotune.worker.reuse import Reused, unpacked
 from autotune.worker.step import Trainer, count_samples, tensors_of
 

@@ -1,8 +1,9 @@
 """The measuring loop: warm-up, then a window of blocks, by the rules of measuring.
 
 Takes a started Feed and a Trainer (or another Learner); hands on the raw Window. The clock covers the whole loop,
-loader included, and the device is synchronised at block edges alone. The window ends when its own interval, by batch
-means, is narrow enough, or when its time is over; the interval that is reported holds the spread between runs as well.
+loader included, and the device is waited for at block edges alone (see edges.py for how). The window ends when its own
+interval, by batch means, is narrow enough, or when its time is over; the interval that is reported holds the spread
+between runs as well.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from autotune.core.statistics import BATCH_MEANS
 from autotune.core.training_config import TrainingConfig
 from autotune.protocol import WindowRules
 from autotune.worker.device import Device
+from autotune.worker.edges import DrainedEdges, Edges, Launched, Stretch, open_edges
 from autotune.worker.feed import Delivery, Feed
 from autotune.worker.group import ALONE, Group
 from autotune.worker.step import count_samples
 
-__all__ = ["Diverged", "Learner", "Run", "Stretch", "Warmth", "measure_window", "train_block", "warm_up", "window_of"]
+__all__ = ["Diverged", "Learner", "Run", "Warmth", "measure_window", "train_block", "warm_up", "window_of"]
 
 _WARM_UP_STEPS = 3  # optimizer steps synchronised one by one: compilation, cuDNN's search, first allocations
 _WARM_UP_BLOCK_S = 0.05
@@ -88,9 +90,9 @@ class Run:
     longest_s: float = 0.0
     """Seconds of the longest block so far, restarts included."""
 
-    def is_late(self) -> bool:
-        """Whether the deadline is near, for any rank; every rank must ask."""
-        return self.group.any(perf_counter() > self.ends_at)
+    def is_late(self, at: float | None = None) -> bool:
+        """Whether the deadline is near now, or at a time of perf_counter, for any rank; every rank must ask."""
+        return self.group.any((perf_counter() if at is None else at) > self.ends_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,19 +105,6 @@ class Warmth:
     is_steady: bool
     batch_s: float
     """Seconds of a batch, waits included."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """A block, and what the warm-up looks for."""
-
-    block: Block
-    waits_in_a_row: int
-
-    @property
-    def compute_s(self) -> float:
-        """Seconds of a batch, waits left out."""
-        return (self.block.seconds - self.block.data_wait_s) / self.block.batches
 
 
 def warm_up(run: Run, rules: WindowRules, first: Delivery) -> Warmth:
@@ -175,22 +164,31 @@ def measure_window(
     run.refill_left, run.pause_at = 0, inf
     run.restarts.clear()
     size = run.group.most(_block_batches(run, rules, warmth.batch_s, whole=whole))
+    edges = open_edges(run.trainer.device, run.group, drains=rules.drains_at_edges)
     run.group.wait()
     run.trainer.device.synchronize()
     at_edge()
     queue_at_start = run.feed.ready()  # last: what the probes take lets the queue fill
     run.feed.watches_queue = False
-    begun, stretches = perf_counter(), list[Stretch]()
-    while True:
-        stretches.append(train_block(run, int(size)))
-        on_block(stretches[-1].block)
+    begun, stretches, stopped_by = perf_counter(), list[Stretch](), None
+    edges.begin()
+    while stopped_by is None:
+        stretch = edges.end_block(_launch(run, int(size)))
+        if stretch is None:
+            continue
+        stretches.append(_checked(run, stretch))
+        on_block(stretch.block)
         window = window_of(run, stretches, warmth, queue_at_start, whole_epochs=whole)
-        stopped_by = _agreed(run.group, _verdict(run, rules, window, perf_counter() - begun))
-        if stopped_by is not None:
-            _refuse_skipping(run, stretches)
-            return window.model_copy(update={"stopped_by": stopped_by})
-        if not whole:
+        stopped_by = _agreed(run.group, _verdict(run, rules, window, edges, begun))
+        if stopped_by is None and not whole:
             size = run.group.most(max(size, _block_batches(run, rules, _batch_s(stretches), whole=False)))
+    last = edges.finish()
+    if last is not None:
+        stretches.append(_checked(run, last))
+        on_block(last.block)
+        window = window_of(run, stretches, warmth, queue_at_start, whole_epochs=whole)
+    _refuse_skipping(run, stretches)
+    return window.model_copy(update={"stopped_by": stopped_by})
 
 
 def _agreed(group: Group, verdict: _Verdict | None) -> _Verdict | None:
@@ -203,15 +201,17 @@ def _agreed(group: Group, verdict: _Verdict | None) -> _Verdict | None:
     return _VERDICTS[urgency]
 
 
-def _verdict(run: Run, rules: WindowRules, window: Window, elapsed_s: float) -> _Verdict | None:
-    count = len(window.blocks)
+def _verdict(run: Run, rules: WindowRules, window: Window, edges: Edges, begun: float) -> _Verdict | None:
+    """Why the window ends, if it does: with what is launched already, and when that is done."""
+    count, done_at = len(window.blocks) + (edges.batches_ahead > 0), edges.done_at()
     if count < _MIN_BLOCKS:
         return None
-    if run.is_late():
+    if run.is_late(done_at):
         return "deadline"
-    has_seen_queue = sum(block.batches for block in window.blocks) >= _QUEUES_IN_WINDOW * run.queue_capacity
+    batches, elapsed_s = sum(block.batches for block in window.blocks) + edges.batches_ahead, done_at - begun
+    has_seen_queue = batches >= _QUEUES_IN_WINDOW * run.queue_capacity
     enough = _MIN_EPOCH_BLOCKS if window.whole_epochs else BATCH_MEANS
-    if has_seen_queue and count >= enough and rate_of(window).relative_half_width <= rules.precision:
+    if has_seen_queue and len(window.blocks) >= enough and rate_of(window).relative_half_width <= rules.precision:
         return "precision"
     if elapsed_s >= rules.max_s and (has_seen_queue or elapsed_s >= _OVERTIME * rules.max_s):
         return "time"
@@ -220,6 +220,11 @@ def _verdict(run: Run, rules: WindowRules, window: Window, elapsed_s: float) -> 
 
 def train_block(run: Run, batches: int, first: Delivery | None = None) -> Stretch:
     """Train on so many batches, then synchronise. What belongs to a restart is taken out where it is split off."""
+    return _checked(run, DrainedEdges(run.trainer.device).end_block(_launch(run, batches, first)))
+
+
+def _launch(run: Run, batches: int, first: Delivery | None = None) -> Launched:
+    """Take so many batches and let the trainer train on them; nothing here waits for the device, but for a restart."""
     feed, trainer, expected = run.feed, run.trainer, run.trainer.config.micro_batch_size
     samples, taken, wait_s, waits_in_a_row, apart_s = 0, 0, 0.0, 0, 0.0
     may_end_at = min(run.ends_at, run.pause_at)
@@ -240,12 +245,15 @@ def train_block(run: Run, batches: int, first: Delivery | None = None) -> Stretc
             apart_s += restart_s
         else:
             samples, taken, wait_s = samples + came, taken + 1, wait_s + waited_s
-    trainer.device.synchronize()
-    spent_s = perf_counter() - begun
-    run.longest_s, seconds = max(run.longest_s, spent_s), max(spent_s - apart_s, 1e-9)
-    _check_loss(run)
-    block = Block(samples=samples, batches=taken, seconds=seconds, data_wait_s=min(wait_s, seconds))
-    return Stretch(block, waits_in_a_row)
+    return Launched(samples, taken, wait_s, waits_in_a_row, begun, apart_s, run.loss)
+
+
+def _checked(run: Run, stretch: Stretch) -> Stretch:
+    """A block that is done; refuses it where its loss is not finite."""
+    run.longest_s = max(run.longest_s, stretch.spent_s)
+    if not isfinite(stretch.loss):
+        raise Diverged(f"the loss became {stretch.loss} at the baseline's learning rate of {run.trainer.config.lr:g}")
+    return stretch
 
 
 def _must_end(run: Run) -> bool:
@@ -339,12 +347,6 @@ def _batches_for(seconds: float, stretch: Stretch, unit: int) -> int:
 
 def _batch_s(stretches: list[Stretch]) -> float:
     return sum(one.block.seconds for one in stretches) / sum(one.block.batches for one in stretches)
-
-
-def _check_loss(run: Run) -> None:
-    value = float(run.loss)
-    if not isfinite(value):
-        raise Diverged(f"the loss became {value} at the baseline's learning rate of {run.trainer.config.lr:g}")
 
 
 def _skips(run: Run) -> bool:

@@ -19,6 +19,7 @@ from autotune.protocol import WindowRules
 from autotune.worker import loop
 from autotune.worker.build import build_loader, build_model, build_optimizer
 from autotune.worker.device import open_device
+from autotune.worker.edges import Stretch
 from autotune.worker.feed import Feed
 from autotune.worker.loop import Diverged, Run, measure_window, train_block, warm_up
 from autotune.worker.step import infer_step, make_trainer
@@ -127,7 +128,7 @@ def test_persistent_workers_are_not_expected_to_start_anew(
     run.trainer.config = run.trainer.config.model_copy(update=changed)
     run.feed.start_s, run.feed.first_wait_s = 0.5, 3.0
     monkeypatch.setattr(Feed, "is_iterable", is_iterable)
-    stretch = loop.Stretch(Block(samples=80, batches=10, seconds=1.0, data_wait_s=0.0), 0)
+    stretch = Stretch(Block(samples=80, batches=10, seconds=1.0, data_wait_s=0.0), 0, 1.0, 0.0)
     assert loop._expected_restart_s(run, [stretch]) == pytest.approx(restart_s)
 
 

@@ -1,0 +1,222 @@
+"""The edges of the measuring loop's blocks: when a block's work is done on the device, and how long it took.
+
+Comes in: blocks as the loop has launched them. Goes out: Stretches, once their edges have passed. `DrainedEdges` waits
+for the device at each edge, and only then is more launched: on the CPU, which is its own device, that costs nothing.
+An accelerator would stand idle until the host has fetched, copied and launched again, at every edge. `TimedEdges`
+therefore marks an edge in the device's queue, and waits for it when the next block lies behind it: the host is at most
+a block ahead, and the device never waits for an edge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from autotune.core.measurement import Block
+from autotune.worker.device import Device
+from autotune.worker.group import Group
+
+__all__ = ["DrainedEdges", "Edges", "Launched", "Stretch", "TimedEdges", "open_edges"]
+
+_LEAST_S = 1e-9  # of a block, so that a rate exists
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A block as the host has seen it: all of its work is launched, perhaps not done."""
+
+    samples: int
+    batches: int
+    data_wait_s: float
+    """Seconds in which the host waited for the loader, restarts that are split off left out."""
+    waits_in_a_row: int
+    """Batches up to the last one for which the queue was empty."""
+    begun: float
+    """Time of perf_counter at which the first batch was asked for."""
+    apart_s: float
+    """Seconds of restarts that are split off; the device has nothing else to do at both of their ends."""
+    loss: Any
+    """Loss of the last batch, on the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A block that is done, and what the loop looks for in it."""
+
+    block: Block
+    waits_in_a_row: int
+    spent_s: float
+    """Its seconds with the restarts that are split off."""
+    loss: float
+    """Loss of the last batch."""
+
+    @property
+    def compute_s(self) -> float:
+        """Seconds of a batch, waits left out."""
+        return (self.block.seconds - self.block.data_wait_s) / self.block.batches
+
+
+class Edges(Protocol):
+    """Ends blocks. Between `begin` and `finish` the blocks' `spent_s` leave no time out that belongs to a block."""
+
+    @property
+    def batches_ahead(self) -> int:
+        """Batches of a block that is launched, and not handed on yet."""
+        ...
+
+    def begin(self) -> None:
+        """The first edge: the device has nothing to do."""
+        ...
+
+    def end_block(self, launched: Launched) -> Stretch | None:
+        """An edge; hands on the latest block that is done, if none is None."""
+        ...
+
+    def done_at(self) -> float:
+        """Time of perf_counter at which all that is launched will be done, as far as the blocks so far tell."""
+        ...
+
+    def finish(self) -> Stretch | None:
+        """The last edge: waits for the device, and hands on the block that is left."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DrainedEdges:
+    """The device has done all when a block ends. Its seconds are the host's, from its first batch on."""
+
+    device: Device
+    batches_ahead: int = 0
+
+    def begin(self) -> None:
+        """Nothing to note: each block has a beginning of its own."""
+
+    def end_block(self, launched: Launched) -> Stretch:
+        """Wait for the device; hands on this block."""
+        self.device.synchronize()
+        spent_s = perf_counter() - launched.begun
+        seconds = max(spent_s - launched.apart_s, _LEAST_S)
+        return _stretch(launched, seconds, min(launched.data_wait_s, seconds), spent_s, float(launched.loss))
+
+    def done_at(self) -> float:
+        """Now."""
+        return perf_counter()
+
+    def finish(self) -> None:
+        """No block is left."""
+
+
+class TimedEdges:
+    """Edges are events in the device's queue, each waited for when the next block is launched behind it.
+
+    A block's seconds lie between its two events, by the device's clock: its own work and the time in which the device
+    had none, wherever the host stands meanwhile. The last block gets what is left of the host's time between the first
+    edge and the last, at which the device is waited for: so the sum is that of the wall. Waits for the loader are the
+    host's, which may be a block ahead: a single block's may be longer than the block, their sum is never too long.
+
+    What the loop does between blocks (intervals, agreeing with other ranks) is done while a block is under way, and
+    belongs to the time as everything does.
+    """
+
+    def __init__(self, device: Device, new_event: Callable[[], Any]) -> None:
+        self._device, self._new_event = device, new_event
+        self._losses = [_landing_place(), _landing_place()]  # one is read while the other is written
+        self._begun, self._passed_s, self._passed_batches = 0.0, 0.0, 0
+        self._edge: Any = None
+        self._ahead: tuple[Launched, Any, Tensor] | None = None
+
+    @property
+    def batches_ahead(self) -> int:
+        """Batches of the block under way."""
+        return 0 if self._ahead is None else self._ahead[0].batches
+
+    def begin(self) -> None:
+        """The first event, which has passed as soon as it is recorded."""
+        self._begun, self._edge = perf_counter(), self._recorded()
+
+    def end_block(self, launched: Launched) -> Stretch | None:
+        """Mark this block's end; waits for the end of the one before, and hands that on."""
+        before, loss = self._ahead, self._losses[0]
+        self._losses.reverse()
+        loss.copy_(launched.loss.reshape(()), non_blocking=True)  # before the event: it has come when that has
+        self._ahead = launched, self._recorded(), loss
+        if before is None:
+            return None
+        _, edge, _ = before
+        edge.synchronize()
+        spent_s, self._edge = self._edge.elapsed_time(edge) * 1e-3, edge
+        return self._passed(before, spent_s)
+
+    def done_at(self) -> float:
+        """When the block under way will be done, at the pace of those before it; now, where that has passed."""
+        left_s = self.batches_ahead * self._passed_s / max(1, self._passed_batches)
+        return max(perf_counter(), self._begun + self._passed_s + left_s)
+
+    def finish(self) -> Stretch | None:
+        """Wait for the device; the block that was under way gets the time that is left."""
+        self._device.synchronize()
+        last, self._ahead = self._ahead, None
+        return None if last is None else self._passed(last, perf_counter() - self._begun - self._passed_s)
+
+    def _recorded(self) -> Any:
+        event = self._new_event()
+        event.record()
+        return event
+
+    def _passed(self, block: tuple[Launched, Any, Tensor], spent_s: float) -> Stretch:
+        launched, _, loss = block
+        self._passed_s, self._passed_batches = self._passed_s + spent_s, self._passed_batches + launched.batches
+        seconds = max(spent_s - launched.apart_s, _LEAST_S)
+        return _stretch(launched, seconds, launched.data_wait_s, spent_s, float(loss))
+
+
+def open_edges(device: Device, group: Group, *, drains: bool = False) -> Edges:
+    """The edges for a window: timed where the devices of all ranks can time events, else drained, or if asked for."""
+    new_event = None if drains else _timed_events(device)
+    if group.all(new_event is not None) and new_event is not None:
+        return TimedEdges(device, new_event)
+    return DrainedEdges(device)
+
+
+def _stretch(launched: Launched, seconds: float, data_wait_s: float, spent_s: float, loss: float) -> Stretch:
+    block = Block(samples=launched.samples, batches=launched.batches, seconds=seconds, data_wait_s=data_wait_s)
+    return Stretch(block, launched.waits_in_a_row, spent_s, loss)
+
+
+def _timed_events(device: Device) -> Callable[[], Any] | None:
+    """What makes events that tell the time between two of them; None where the device has none.
+
+    Tried, not looked up: backends have the class and refuse to time. Not on Apple's: an event with timing commits the
+    queue's command buffer there, which is no cheaper than to wait, and nobody has tried it.
+    Source: torch/cuda/streams.py (Event, whose class torch.xpu has as well); aten/src/ATen/mps/MPSEvent.mm.
+    """
+    kind = (
+        None if device.kind in {"cpu", "mps"} else getattr(torch.get_device_module(device.torch_device), "Event", None)
+    )
+    if kind is None:
+        return None
+    try:
+        first, second = kind(enable_timing=True), kind(enable_timing=True)
+        first.record()
+        second.record()
+        second.synchronize()
+        is_timed = first.elapsed_time(second) >= 0
+    except (RuntimeError, TypeError, ValueError):  # NotImplementedError is a RuntimeError
+        return None
+    return (lambda: kind(enable_timing=True)) if is_timed else None
+
+
+def _landing_place() -> Tensor:
+    """Where a loss lands on the host. In page-locked memory the copy does not hold up the host; it is right without.
+
+    Source: "Asynchronous" in CUDA's runtime API: a copy to pageable memory returns when it is done.
+    """
+    try:
+        return torch.empty((), pin_memory=True)
+    except (RuntimeError, NotImplementedError):
+        return torch.empty(())
