@@ -195,9 +195,9 @@ def _timed_events(device: Device) -> Callable[[], Any] | None:
     queue's command buffer there, which is no cheaper than to wait, and nobody has tried it.
     Source: torch/cuda/streams.py (Event, whose class torch.xpu has as well); aten/src/ATen/mps/MPSEvent.mm.
     """
-    kind = (
-        None if device.kind in {"cpu", "mps"} else getattr(torch.get_device_module(device.torch_device), "Event", None)
-    )
+    if device.kind in {"cpu", "mps"}:
+        return None
+    kind = getattr(torch.get_device_module(device.torch_device), "Event", None)
     if kind is None:
         return None
     try:
@@ -206,7 +206,7 @@ def _timed_events(device: Device) -> Callable[[], Any] | None:
         second.record()
         second.synchronize()
         is_timed = first.elapsed_time(second) >= 0
-    except (RuntimeError, TypeError, ValueError):  # NotImplementedError is a RuntimeError
+    except (RuntimeError, TypeError, ValueError):  # what breaks a device shows again
         return None
     return (lambda: kind(enable_timing=True)) if is_timed else None
 
@@ -218,5 +218,5 @@ def _landing_place() -> Tensor:
     """
     try:
         return torch.empty((), pin_memory=True)
-    except (RuntimeError, NotImplementedError):
+    except RuntimeError:  # so is what a device without page-locked memory raises, NotImplementedError
         return torch.empty(())

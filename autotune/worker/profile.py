@@ -6,7 +6,6 @@ step is slower than another one: no rate is ever taken from here, the window's s
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -14,53 +13,28 @@ from math import ceil
 from time import perf_counter
 from typing import Any
 
-import torch
 from torch.profiler import ProfilerActivity, profile, record_function, supported_activities
 
 from autotune.core.breakdown import TimeBreakdown, breakdown_on_cpu, breakdown_on_device
 from autotune.core.busy import PROFILER_SOURCE, BusyReading
-from autotune.core.intervals import DeviceEvent, device_time, kind_of, length, union
+from autotune.core.intervals import device_time
 from autotune.core.measurement import Restart, Window, rate_of
 from autotune.worker.reuse import Reused
 from autotune.worker.step import Trainer
+from autotune.worker.trace import (
+    MARK,
+    TraceEvent,
+    device_events,
+    gap_fraction,
+    host_waits,
+    marked_part,
+    read_kineto,
+)
 
-__all__ = [
-    "Profiled",
-    "StepTimes",
-    "TraceEvent",
-    "break_down",
-    "device_events",
-    "gap_fraction",
-    "host_waits",
-    "marked_part",
-    "read_kineto",
-    "step_times",
-]
+__all__ = ["Profiled", "StepTimes", "break_down", "profile_steps", "step_times"]
 
 _STEPS = 5
 _LONGEST_S = 1.0  # as steps go without the profiler
-_USER_SCOPE = 7  # RecordScope::USER_SCOPE, ATen/record_function.h: torch.profiler.record_function
-_WORK = ("kernel", "memcpy", "memset")  # of kineto's activity types on a device; gpu_user_annotation is none
-_WAIT = re.compile(r"(cuda|hip)\w*Synchronize")
-_MARK = "autotune: profiled steps"
-_COMPILED = "## Call CompiledFxGraph"  # a compiled graph's own kernels are no operators, its call is marked so
-_WRAPPERS = ("autograd::engine::", "TorchDynamo", "Torch-Compiled Region", "AOTDispatcher", "Pregraph")
-"""Events of the host's own doings around operators: the engine's nodes, and what enters a compiled graph."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceEvent:
-    """An event of a trace, as far as it matters here; times in nanoseconds on one clock."""
-
-    name: str
-    activity: str = ""
-    """Kineto's activity type, such as "kernel"; empty where torch does not tell."""
-    start_ns: int
-    end_ns: int
-    is_on_device: bool
-    is_annotation: bool
-    """A span that somebody has marked: it holds work and gaps alike."""
-    device_index: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +84,7 @@ def break_down(
     steps = _steps_to_profile(trainer, times.step_s)
     if trainer.device.kind == "cpu":
         copy_s = _copy_s(trainer, host)
-        traces, span_s = _profile(trainer, held, steps)
+        traces, span_s = marked_part(profile_steps(trainer, held, steps))
         breakdown = breakdown_on_cpu(
             step_s=times.step_s,
             data_wait_s=times.data_wait_s,
@@ -121,7 +95,7 @@ def break_down(
             profiled_steps=steps,
         )
         return Profiled(breakdown=breakdown, busy=None)
-    traces, _ = _profile(trainer, host, steps)
+    traces, _ = marked_part(profile_steps(trainer, host, steps))
     events = device_events(traces, trainer.device.torch_device.index or 0)
     if not events:
         raise RuntimeError(f"torch's profiler must tell what {trainer.device.torch_device} does, but told nothing")
@@ -136,6 +110,20 @@ def break_down(
     )
     busy = min(1.0, worked.busy_s / steps / (times.step_s + times.restart_s))
     return Profiled(breakdown=breakdown, busy=BusyReading(fraction=busy, source=PROFILER_SOURCE))
+
+
+def profile_steps(trainer: Trainer, batches: Sequence[Any], steps: int) -> list[TraceEvent]:
+    """All that the profiler tells of training on so many batches, in turns; those after the first step are marked."""
+    known: Callable[[], set[ProfilerActivity]] = supported_activities  # torch has not typed it
+    wanted = {ProfilerActivity.CPU} if trainer.device.kind == "cpu" else known()
+    supply = Reused(batches)
+    with profile(activities=sorted(wanted, key=str)) as profiler:
+        _train(trainer, islice(supply, trainer.config.grad_accum_steps))  # starts what is started once
+        given = list(islice(supply, steps))  # copies, where there are any, are no part of a step
+        with record_function(MARK):
+            _train(trainer, given)
+    results = profiler.profiler.kineto_results if profiler.profiler is not None else None
+    return [] if results is None else read_kineto(results.events())
 
 
 def step_times(window: Window, restarts: Sequence[Restart]) -> StepTimes:
@@ -158,101 +146,12 @@ def step_times(window: Window, restarts: Sequence[Restart]) -> StepTimes:
     return StepTimes(step_s=step_s, data_wait_s=min(step_s, wait_s + hidden_s), restart_s=max(0.0, whole_s - step_s))
 
 
-def read_kineto(events: Iterable[Any]) -> list[TraceEvent]:
-    """The events of `profiler.kineto_results.events()`; names that torch has changed are looked for, not assumed."""
-    on_host = torch.autograd.DeviceType.CPU  # type: ignore[attr-defined] # torch does not list it
-    return [
-        TraceEvent(
-            name=event.name(),
-            activity=event.activity_type() if hasattr(event, "activity_type") else "",
-            start_ns=event.start_ns(),
-            end_ns=event.start_ns() + event.duration_ns(),
-            is_on_device=event.device_type() != on_host,
-            is_annotation=_is_annotation(event),
-            device_index=event.device_index(),
-        )
-        for event in events
-    ]
-
-
-def device_events(traces: Iterable[TraceEvent], device_index: int) -> list[DeviceEvent]:
-    """What a device did: kernels, copies and memsets; spans that are marked on its timeline are none."""
-    traces = list(traces)
-    marked = {one.name for one in traces if one.is_annotation}
-    return [
-        DeviceEvent(
-            name=one.name,
-            kind=kind_of(one.name),
-            start_ns=one.start_ns,
-            end_ns=one.end_ns,
-            device_index=one.device_index,
-        )
-        for one in traces
-        if one.is_on_device and one.device_index == device_index and _is_work(one, marked)
-    ]
-
-
-def host_waits(traces: Iterable[TraceEvent]) -> list[tuple[int, int]]:
-    """When the host waited for a device, in nanoseconds: cudaStreamSynchronize and its kin, hip's too."""
-    return [(one.start_ns, one.end_ns) for one in traces if not one.is_on_device and _WAIT.fullmatch(one.name)]
-
-
-def gap_fraction(traces: Iterable[TraceEvent], span_s: float) -> float:
-    """Share of a span on the CPU in which no operator ran on any thread: Python, and the engine between operators."""
-    operators = (one for one in traces if not one.is_on_device and _is_operator(one))
-    busy_s = length(union((one.start_ns, one.end_ns) for one in operators)) * 1e-9
-    return min(1.0, max(0.0, 1.0 - busy_s / span_s)) if span_s > 0 else 0.0
-
-
-def marked_part(traces: Sequence[TraceEvent]) -> tuple[list[TraceEvent], float]:
-    """The events between the two ends of our own mark, and its length in seconds; none without the mark."""
-    mark = next((one for one in traces if one.name == _MARK and not one.is_on_device), None)
-    if mark is None:
-        return [], 0.0
-    inside = [one for one in traces if mark.start_ns <= one.start_ns and one.end_ns <= mark.end_ns]
-    return inside, (mark.end_ns - mark.start_ns) * 1e-9
-
-
 def _restart_total_s(samples: int, seconds: float, restarts: Sequence[Restart]) -> float:
     """What restarts inside some blocks cost beyond the samples that came with them; all their time where all did."""
     apart_s, came = sum(one.seconds for one in restarts), sum(one.samples for one in restarts)
     if came >= samples or apart_s >= seconds:
         return apart_s
     return max(0.0, apart_s - came * (seconds - apart_s) / (samples - came))
-
-
-def _is_work(event: TraceEvent, marked: set[str]) -> bool:
-    if event.is_annotation:
-        return False
-    if event.activity:
-        return any(word in event.activity for word in _WORK)
-    return event.name not in marked  # an older torch: the span on the device bears the name of that on the host
-
-
-def _is_operator(event: TraceEvent) -> bool:
-    if event.is_annotation:
-        return event.name.startswith(_COMPILED)
-    return event.activity in {"", "cpu_op"} and not event.name.startswith(_WRAPPERS)
-
-
-def _is_annotation(event: Any) -> bool:
-    if hasattr(event, "is_user_annotation") and event.is_user_annotation():
-        return True
-    return bool(event.scope() == _USER_SCOPE)
-
-
-def _profile(trainer: Trainer, batches: Sequence[Any], steps: int) -> tuple[list[TraceEvent], float]:
-    """The events of some steps, and the wall time of these in seconds; an optimizer step before them starts it all."""
-    known: Callable[[], set[ProfilerActivity]] = supported_activities  # torch has not typed it
-    wanted = {ProfilerActivity.CPU} if trainer.device.kind == "cpu" else known()
-    supply = Reused(batches)
-    with profile(activities=sorted(wanted, key=str)) as profiler:
-        _train(trainer, islice(supply, trainer.config.grad_accum_steps))
-        given = list(islice(supply, steps))  # copies, where there are any, are no part of a step
-        with record_function(_MARK):
-            _train(trainer, given)
-    results = profiler.profiler.kineto_results if profiler.profiler is not None else None
-    return marked_part(read_kineto(results.events()) if results is not None else [])
 
 
 def _train(trainer: Trainer, batches: Iterable[Any]) -> None:

@@ -1,111 +1,21 @@
-"""From a profiler's events to shares of a step, over event lists recorded in kineto's form."""
+"""From a window and a few profiled steps to shares of a step; what the profiler records is read in test_trace.py."""
 
 from __future__ import annotations
 
-import json
 from copy import deepcopy
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from autotune.core.intervals import device_time
 from autotune.core.measurement import Block, Restart, Window, rate_of
 from autotune.core.training_config import TrainingConfig
 from autotune.worker import reuse
 from autotune.worker.device import open_device
-from autotune.worker.profile import (
-    break_down,
-    device_events,
-    gap_fraction,
-    host_waits,
-    marked_part,
-    read_kineto,
-    step_times,
-)
+from autotune.worker.profile import break_down, profile_steps, step_times
 from autotune.worker.step import Step, Trainer, make_trainer
-
-DATA = Path(__file__).with_name("data")
-
-
-@dataclass
-class OldEvent:
-    """An event of a Chrome trace with the methods that every torch's kineto events have."""
-
-    entry: dict[str, Any]
-
-    def name(self) -> str:
-        return str(self.entry["name"])
-
-    def start_ns(self) -> int:
-        return int(self.entry["ts"]) * 1000
-
-    def duration_ns(self) -> int:
-        return int(self.entry["dur"]) * 1000
-
-    def device_type(self) -> Any:
-        kinds: Any = torch.autograd.DeviceType  # type: ignore[attr-defined] # torch does not list it
-        return kinds.CUDA if "device" in self.entry["args"] else kinds.CPU
-
-    def device_index(self) -> int:
-        return int(self.entry["args"].get("device", -1))
-
-    def scope(self) -> int:
-        return 7 if self.entry["cat"] == "user_annotation" else 0
-
-
-class NewEvent(OldEvent):
-    """As newer torch tells it."""
-
-    def activity_type(self) -> str:
-        return str(self.entry["cat"])
-
-    def is_user_annotation(self) -> bool:
-        return bool(self.entry["cat"] in {"user_annotation", "gpu_user_annotation"})
-
-
-def recorded(name: str, kind: type[OldEvent] = NewEvent) -> list[OldEvent]:
-    return [kind(entry) for entry in json.loads((DATA / f"{name}.json").read_text())["traceEvents"]]
-
-
-@pytest.mark.parametrize("kind", [OldEvent, NewEvent])
-def test_overlapping_streams_count_once_and_marks_and_other_devices_not_at_all(kind: type[OldEvent]) -> None:
-    inside, span_s = marked_part(read_kineto(recorded("overlapping_streams", kind)))
-    assert span_s == pytest.approx(1000e-6)
-    time = device_time(device_events(inside, 0))
-    assert time.busy_s == pytest.approx(600e-6)
-    assert time.compute_s == pytest.approx(360e-6), "the memset among it"
-    assert time.copy_s == pytest.approx(50e-6)
-    assert time.communication_s == pytest.approx(190e-6)
-
-
-@pytest.mark.parametrize("kind", [OldEvent, NewEvent])
-def test_a_gap_after_a_wait_of_the_host_is_told_and_the_last_wait_has_none(kind: type[OldEvent]) -> None:
-    inside, _ = marked_part(read_kineto(recorded("host_waits", kind)))
-    waits = host_waits(inside)
-    assert len(waits) == 3, "streams, devices and events; launches and operators are none"
-    time = device_time(device_events(inside, 0), waits)
-    assert time.after_waits_s == pytest.approx(80e-6)
-    assert time.busy_s == pytest.approx(310e-6)
-
-
-def test_another_device_is_told_by_its_index() -> None:
-    inside, _ = marked_part(read_kineto(recorded("overlapping_streams")))
-    assert device_time(device_events(inside, 1)).busy_s == pytest.approx(800e-6)
-
-
-def test_gaps_on_the_cpu_lie_outside_operators_wrappers_and_marks_left_out() -> None:
-    inside, span_s = marked_part(read_kineto(recorded("cpu_operators")))
-    assert gap_fraction(inside, span_s) == pytest.approx(0.5)
-
-
-def test_without_our_mark_nothing_is_read() -> None:
-    traces = [one for one in read_kineto(recorded("cpu_operators")) if not one.name.startswith("autotune")]
-    assert marked_part(traces) == ([], 0.0)
-    assert gap_fraction([], 0.0) == 0
+from autotune.worker.trace import MARK, marked_part
 
 
 def window(*, whole_epochs: bool, restarts: tuple[Restart, ...] = (), **changes: Any) -> Window:
@@ -196,3 +106,15 @@ def test_a_batch_that_the_step_changes_is_whole_each_time_and_copied_beside_the_
     told = break_down(trainer, host=[batch], held=[batch], window=window(whole_epochs=False), restarts=())
     assert events == ["clone", 64.0, *["clone"] * 5, *[64.0] * 5]
     assert told.breakdown.compute.fraction > 0
+
+
+def test_a_profile_holds_the_marked_steps_and_those_before() -> None:
+    batch = (torch.randn(8, 4),)
+    traces = profile_steps(trainer_of(), [batch], 3)
+    steps = [one for one in traces if one.name == "aten::linear"]
+    inside, span_s = marked_part(traces)
+    assert len(steps) == 4
+    assert len([one for one in inside if one.name == "aten::linear"]) == 3
+    mark = next(one for one in traces if one.name == MARK)
+    assert span_s == pytest.approx((mark.end_ns - mark.start_ns) * 1e-9)
+    assert len({one.correlation_id for one in traces}) == len(traces), "each operator and mark has a number of its own"
