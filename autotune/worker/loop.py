@@ -90,9 +90,9 @@ class Run:
     longest_s: float = 0.0
     """Seconds of the longest block so far, restarts included."""
 
-    def is_late(self, at: float | None = None) -> bool:
-        """Whether the deadline is near now, or at a time of perf_counter, for any rank; every rank must ask."""
-        return self.group.any((perf_counter() if at is None else at) > self.ends_at)
+    def is_late(self) -> bool:
+        """Whether the deadline is near, for any rank; every rank must ask."""
+        return self.group.any(perf_counter() > self.ends_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,11 +202,11 @@ def _agreed(group: Group, verdict: _Verdict | None) -> _Verdict | None:
 
 
 def _verdict(run: Run, rules: WindowRules, window: Window, edges: Edges, begun: float) -> _Verdict | None:
-    """Why the window ends, if it does: with what is launched already, and when that is done."""
+    """Why the window should end, as this rank sees it: with all that is launched, and when that will be done."""
     count, done_at = len(window.blocks) + (edges.batches_ahead > 0), edges.done_at()
     if count < _MIN_BLOCKS:
         return None
-    if run.is_late(done_at):
+    if done_at > run.ends_at:
         return "deadline"
     batches, elapsed_s = sum(block.batches for block in window.blocks) + edges.batches_ahead, done_at - begun
     has_seen_queue = batches >= _QUEUES_IN_WINDOW * run.queue_capacity
