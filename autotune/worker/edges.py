@@ -197,7 +197,7 @@ def _timed_events(device: Device) -> Callable[[], Any] | None:
     """
     if device.kind in {"cpu", "mps"}:
         return None
-    kind = getattr(torch.get_device_module(device.torch_device), "Event", None)
+    kind = getattr(device.module, "Event", None)
     if kind is None:
         return None
     try:

@@ -24,7 +24,7 @@ from autotune.core.workload import Workload
 from autotune.protocol import WindowRules
 from autotune.worker import edges, feed, loop
 from autotune.worker.build import build_loader
-from autotune.worker.device import Device, open_device
+from autotune.worker.device import open_device
 from autotune.worker.edges import DrainedEdges, Launched, TimedEdges, open_edges
 from autotune.worker.feed import Feed
 from autotune.worker.group import ALONE, Group
@@ -83,8 +83,7 @@ class Measured:
         self.clock, DEVICES[0].queue.ends_at = accelerator.use_still_clock(), 0.0
         for module in (edges, feed, loop):
             module.perf_counter = self.clock.now  # type: ignore[attr-defined] # they go by the device's clock
-        torch.accelerator.synchronize = accelerator.synchronize
-        self.device = Device(torch.device("sim:0"), "xpu")
+        self.device = open_device("sim:0")
         config = TrainingConfig(micro_batch_size=1)
         data = SlowItems(self.clock, self.fetch_s, **self.items)
         workload = Workload(model=nn.Linear(1, 1), dataset=data)
@@ -220,7 +219,7 @@ def test_a_deadline_is_held_though_the_host_is_a_block_ahead(fetch_s: float) -> 
 def test_the_time_of_what_is_under_way_is_told_at_the_pace_of_what_is_done() -> None:
     clock = accelerator.use_still_clock()
     edges.perf_counter = clock.now
-    queue, device = DEVICES[0].queue, Device(torch.device("sim:0"), "xpu")
+    queue, device = DEVICES[0].queue, open_device("sim:0")
     opened = open_edges(device, ALONE)
     assert isinstance(opened, TimedEdges)
     opened.begin()
@@ -247,14 +246,14 @@ class Beside(Group):
 
 @on_simulated_device
 def test_ranks_of_which_one_can_time_no_events_drain_all() -> None:
-    device = Device(torch.device("sim:0"), "xpu")
+    device = open_device("sim:0")
     assert isinstance(open_edges(device, ALONE), TimedEdges)
     assert isinstance(open_edges(device, Beside()), DrainedEdges)
 
 
 @on_simulated_device
 def test_a_device_whose_events_tell_no_time_is_drained() -> None:
-    device = Device(torch.device("sim:0"), "xpu")
+    device = open_device("sim:0")
     accelerator.Event.elapsed_time = refused  # type: ignore[method-assign] # in this process alone
     assert isinstance(open_edges(device, ALONE), DrainedEdges)
 
