@@ -44,13 +44,17 @@ class SlowItems(Dataset[Tensor]):
     fetch_s: float
     restart_s: float = 0.0
     length: int = 10**6
+    paused: int = -1
+    """The item, by the order of coming, that takes a second longer."""
     epochs: int = 0
+    came: int = 0
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, index: int) -> Tensor:
-        self.clock.time += self.fetch_s
+        self.clock.time += self.fetch_s + (self.came == self.paused)
+        self.came += 1
         return torch.ones(1)
 
     def set_epoch(self, _: int) -> None:
@@ -140,6 +144,20 @@ def test_drained_edges_cost_what_the_host_takes_to_come_back() -> None:
     assert CALLS["synchronize 0"] == len(window.blocks)
     for block in window.blocks:
         assert block.seconds == pytest.approx(BATCH_S * (block.batches + 0.5))
+
+
+@pytest.mark.parametrize("fetch_s", [0.002, 0.013])
+@on_simulated_device
+def test_a_pause_of_the_loader_lengthens_the_block_that_it_falls_into(fetch_s: float) -> None:
+    rules = RULES.model_copy(update={"max_s": 3.0})
+    usual = Measured(fetch_s=fetch_s, rules=rules)
+    usual.run()
+    size = usual.told[0].batches
+    seen = Measured(fetch_s=fetch_s, rules=rules, items={"paused": usual.before + 5 * size + size // 2})
+    blocks = seen.run().blocks
+    assert max(blocks, key=lambda block: block.seconds) is blocks[5]
+    waits_s = [block.data_wait_s for block in blocks]
+    assert max(waits_s) == waits_s[5] == pytest.approx(1.0 + size * fetch_s)
 
 
 @pytest.mark.parametrize("fetch_s", [0.0, 0.005, 0.01, 0.013, 0.05])
