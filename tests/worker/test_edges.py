@@ -236,7 +236,7 @@ def test_a_deadline_is_held_though_the_host_is_a_block_ahead(fetch_s: float) -> 
 @on_simulated_device
 def test_the_time_of_what_is_under_way_is_told_at_the_pace_of_what_is_done() -> None:
     clock = accelerator.use_still_clock()
-    edges.perf_counter = clock.now
+    edges.perf_counter = clock.now  # type: ignore[attr-defined] # as above
     queue, device = DEVICES[0].queue, open_device("sim:0")
     opened = open_edges(device, ALONE)
     assert isinstance(opened, TimedEdges)
@@ -272,7 +272,7 @@ def test_ranks_of_which_one_can_time_no_events_drain_all() -> None:
 @on_simulated_device
 def test_a_device_whose_events_tell_no_time_is_drained() -> None:
     device = open_device("sim:0")
-    accelerator.Event.elapsed_time = refused  # type: ignore[method-assign] # in this process alone
+    accelerator.Event.elapsed_time = refused  # type: ignore[assignment, method-assign] # in this process alone
     assert isinstance(open_edges(device, ALONE), DrainedEdges)
 
 
