@@ -155,8 +155,8 @@ def measure_window(
 ) -> Window:
     """Train for a timed window.
 
-    `at_edge` is called right before the clock starts (passive probes begin there), `on_block` after each block, outside
-    its time.
+    `at_edge` is called right before the clock starts (passive probes begin there), `on_block` after each block: outside
+    its time where the device is drained at edges, else while the next block is under way.
     """
     is_even = run.group.is_equal(run.feed.epoch_batches or 0)
     whole = is_even and run.group.all(_covers_whole_epochs(run, rules, warmth.batch_s))
