@@ -101,7 +101,8 @@ def search(  # noqa: PLR0913 - the contract's signature
         memory_limit: bytes, "20GiB", or a fraction of the device's memory; None: the objective's (0.9).
         n_trials: measured trials, the baseline included; None: at most 40, and it may stop by itself.
         timeout_s: seconds for the whole search; None: no limit.
-        device: torch's name for the device; "auto": the accelerator where there is one.
+        device: torch's name for the device; "auto": the accelerator where there is one, else the CPU. A GPU that torch
+            was built for and can't use is refused, not passed over.
         run_dir: folder for study, logs, report and recommended.yaml; an interrupted search in it goes on. None: a new
             folder below ./runs.
         seed: of the sampler and of each trial.

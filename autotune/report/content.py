@@ -336,17 +336,20 @@ def describe_environment(environment: Environment) -> dict[str, str]:
     memory, ram = format_bytes(environment.device_memory_bytes), format_bytes(environment.ram_bytes)
     versions = [f"{name} {version}" for name, version in sorted(environment.versions.items())]
     each, on_each = (f"{environment.hosts} hosts, each: ", " on each host") if environment.hosts > 1 else ("", "")
+    unlike = f": {', '.join(environment.device_names)}" if environment.device_names else ""
     return {
         "device": f"{each}{environment.device_name} ({environment.device}, {memory})",
-        **({"devices": f"{environment.device_count}{on_each}"} if environment.device_count > 1 else {}),
+        **({"devices": f"{environment.device_count}{on_each}{unlike}"} if environment.device_count > 1 else {}),
         **({"driver": environment.driver} if environment.driver is not None else {}),
         "precisions": ", ".join(environment.native_amp_dtypes),
+        **({"TF32 switches": ", ".join(environment.tf32_overrides)} if environment.tf32_overrides else {}),
         "processor": f"{format_count(environment.cores, 'core')}, {ram} of RAM{on_each}",
         "platform": environment.platform,
         "python": environment.python,
         "torch": environment.torch + (f", CUDA {environment.cuda}" if environment.cuda is not None else ""),
         **({"packages": ", ".join(versions)} if versions else {}),
         "fingerprint": environment.fingerprint,
+        **({"note": " ".join(environment.remarks)} if environment.remarks else {}),
     }
 
 

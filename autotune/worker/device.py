@@ -89,10 +89,10 @@ class Device:
         reserved so far. No effect on the CPU, and where torch can't do so.
         Source: c10/cuda/CUDACachingAllocator.cpp, setMemoryFraction and alloc_block.
         """
-        if self.limit_bytes is None or not self.has_own_memory:
-            return
         cap = getattr(self.module, "set_per_process_memory_fraction", None)
-        for one in self.devices if cap is not None else ():
+        if self.limit_bytes is None or not self.has_own_memory or cap is None:
+            return
+        for one in self.devices:
             cap(max(0.0, min(1.0, (self.limit_bytes - self._outside_bytes(one)) / self._total_bytes(one))), one)
 
     def outside_bytes(self) -> int:
@@ -258,7 +258,9 @@ def _native_dtypes(device: Device) -> tuple[AmpDtype, ...]:
         tf32, bfloat16 = False, bool(flags & {"avx512_bf16", "amx_bf16", "bf16"})
         float16 = bool(flags & {"avx512_fp16", "amx_fp16"})
     elif device.kind == "other":
-        known = getattr(device.module, "get_amp_supported_dtype", list)()  # torch.utils.rename_privateuse1_backend
+        known: list[Any] = getattr(
+            device.module, "get_amp_supported_dtype", list
+        )()  # torch.utils.rename_privateuse1_backend
         tf32, bfloat16, float16 = False, torch.bfloat16 in known, torch.float16 in known
     else:
         tf32, bfloat16, float16 = False, device.kind == "xpu", True

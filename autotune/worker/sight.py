@@ -65,7 +65,7 @@ def choose(sight: Sight) -> Choice:
     if reason is not None:
         raise DeviceError(f"device: auto must not pass over a GPU, but {reason}, or set device: cpu")
     if sight.gpu is not None:
-        seen = f"There is an {sight.gpu} GPU, but torch {sight.torch} is built without CUDA, so the CPU was tuned"
+        seen = f"There is an {sight.gpu} GPU, but torch {sight.torch} is built without CUDA, so auto is the CPU"
         return Choice("cpu", f"{seen}: install a torch with CUDA to train on the GPU.")
     return Choice("cpu")
 

@@ -18,3 +18,11 @@ def test_several_hosts_are_told_with_what_each_has() -> None:
     assert told["device"] == "3 hosts, each: NVIDIA H200 (cuda:0, 139 GiB)"
     assert told["devices"] == "8 on each host"
     assert told["processor"].endswith(" of RAM on each host")
+
+
+def test_unlike_devices_switches_and_remarks_are_told_where_there_are_any() -> None:
+    plain = make_environment()
+    assert describe_environment(plain).keys().isdisjoint({"devices", "TF32 switches", "note"})
+    odd = {"device_count": 2, "device_names": ("A", "B"), "tf32_overrides": ("X=1",), "remarks": ("There is more.",)}
+    told = describe_environment(plain.model_copy(update=odd))
+    assert (told["devices"], told["TF32 switches"], told["note"]) == ("2: A, B", "X=1", "There is more.")

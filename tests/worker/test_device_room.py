@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
+from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,8 @@ from torch.utils.data import TensorDataset
 from autotune.core import rules
 from autotune.core.training_config import TrainingConfig
 from autotune.core.workload import Workload
+from autotune.launch.fresh import FreshInterpreterLauncher
+from autotune.launch.runner import TrialRunner
 from autotune.protocol import Job, RankReport, TrialFolder, WindowRules, read_model, write_model, write_payload
 from autotune.worker import group
 from autotune.worker.device import Device, DeviceError, describe, open_device
@@ -201,7 +204,7 @@ def trained(folder: Path, model: nn.Module, **given: Any) -> RankReport:
     before = Path.cwd()
     try:
         accelerator.use_still_clock()
-        assert run_rank(place, started=accelerator.perf_counter()) == 0
+        assert run_rank(place, started=perf_counter()) == 0
     finally:
         os.chdir(before)
     return read_model(place.report, RankReport)
@@ -230,6 +233,27 @@ def test_the_cap_follows_what_the_first_steps_have_brought(tmp_path: Path) -> No
 
 
 @on_simulated_device
+@pytest.mark.parametrize("kind", ["guard", "stress", "curves"])
+def test_the_cap_of_other_jobs_follows_their_first_steps_too(kind: str, tmp_path: Path) -> None:
+    report = trained(tmp_path, Growing(64, 2), kind=kind, variations=(TrainingConfig(micro_batch_size=32),))
+    assert report.result.outcome == "ok", report.result
+    assert DEVICES[0].memory.fraction == 28 / 64
+    if report.curves is not None:
+        assert [point.reason for point in report.curves.device] == [""] * len(report.curves.device)
+    if report.stress is not None:
+        assert report.stress.memory.alloc_retries == 0
+
+
+@on_simulated_device
+def test_a_probe_looks_at_the_device_without_a_limit(tmp_path: Path) -> None:
+    report = trained(tmp_path, nn.Linear(64, 2), kind="probe", limit_bytes=None)
+    assert report.environment is not None
+    assert report.environment.device_kind == "other"
+    assert report.facts is not None
+    assert CALLS["cap 0"] == 0
+
+
+@on_simulated_device
 def test_retries_within_the_window_are_in_its_record_and_those_before_are_not(tmp_path: Path) -> None:
     report = trained(tmp_path, Retrying(64, 2))
     assert report.result.measurement is not None
@@ -252,10 +276,10 @@ def as_rank(rank: int, store: Path, *, binds: bool) -> str:
     job: Any = SimpleNamespace(config=config, rendezvous=f"file://{store}", part=None, deadline_s=30.0)
     distributed.Backend.register_backend("simccl", _backend, devices=["sim"])
     rules.GROUP_BACKENDS["other"] = "simccl"
-    group._exchange_once = lambda device: None  # type: ignore[assignment] # nothing carries its tensors
+    group._exchange_once = lambda device: None  # nothing carries its tensors
     if binds:
         opened = distributed.init_process_group
-        distributed.init_process_group = lambda *given, **named: opened(  # type: ignore[assignment] # as it was called
+        distributed.init_process_group = lambda *given, **named: opened(  # as it was called
             *given, **(named | {"device_id": device.torch_device})
         )
     try:
@@ -284,6 +308,29 @@ def test_ranks_agree_over_gloo_where_gloo_knows_nothing_of_their_device(binds: b
         assert "No backend type associated with device type sim" in own
     else:
         assert (own, answer.read_text()) == ("1.0", "1.0")
+
+
+def test_the_device_of_a_plug_in_is_found_by_the_process_of_a_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in accelerator.write_entry_point(tmp_path / "site"):
+        monkeypatch.syspath_prepend(folder)
+    payload = tmp_path / "payload"
+    write_payload(Workload(model=nn.Linear(64, 2), dataset=ROWS), payload)
+    runner = TrialRunner(
+        launcher=FreshInterpreterLauncher(),
+        payload=payload,
+        scratch=tmp_path,
+        logs=tmp_path,
+        device="auto",
+        seed=0,
+        limit_bytes=40 * MIB,
+    )
+    window = WindowRules(max_s=0.3, precision=0.5, block_s=0.01)
+    result = runner.run(TrainingConfig(micro_batch_size=16), name="trial", deadline_s=60.0, window=window)
+    assert result.outcome == "ok", result
+    assert result.measurement is not None
+    assert result.measurement.memory.outside_bytes == 4 * MIB
 
 
 def test_a_device_on_its_own_has_none_beside_it() -> None:

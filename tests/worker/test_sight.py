@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from autotune.worker import sight
+from autotune.worker.device import open_device
 from autotune.worker.sight import Choice, DeviceError, Sight, choose, look, unusable
 
 CUDA, ROCM = "CUDA 13.0", "ROCm 7.0"
@@ -70,6 +71,26 @@ def test_a_file_of_a_device_that_may_not_be_opened_is_no_device(tmp_path: Path) 
     node.touch()
     assert sight._can_open(node)
     assert not sight._can_open(tmp_path), "a folder, as good as a device that is another job's"
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="torch can use an accelerator")
+@pytest.mark.parametrize("cuda", ["13.0", None])
+def test_a_device_is_opened_by_what_is_seen(cuda: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine with one NVIDIA GPU; what NVML would tell of it is made up."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(sight, "_nvml", lambda: (1, "535.104"))
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.version, "hip", None)
+    assert open_device("cpu").remark == ""
+    if cuda is None:
+        assert open_device("auto").remark.startswith("There is an NVIDIA GPU, but torch")
+        return
+    for name, begins in (("auto", "device: auto must not pass over"), ("cuda:0", "device 'cuda:0' was asked for, but")):
+        with pytest.raises(
+            DeviceError, match=r"built for CUDA 13.0, can't use the NVIDIA GPU here with driver 535.104"
+        ) as told:
+            open_device(name)
+        assert str(told.value).startswith(begins)
 
 
 @pytest.mark.skipif(torch.accelerator.is_available() or any(Path("/dev").glob("nvidia[0-9]*")), reason="has a GPU")
