@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from autotune.core import rules
 from autotune.core.ddp_config import DdpConfig
+from autotune.core.float32_precision import tf32_products
 
 if TYPE_CHECKING:
     import torch
@@ -109,7 +110,7 @@ class TrainingConfig(BaseModel):
 
         device_type = torch.device(device).type
         if self.amp_dtype == "tf32":
-            return _Tf32()
+            return tf32_products()
         if self.amp_dtype == "float32":
             return torch.autocast(device_type, enabled=False)
         return torch.autocast(device_type, dtype=getattr(torch, self.amp_dtype))
@@ -119,28 +120,3 @@ class TrainingConfig(BaseModel):
         import torch
 
         return torch.amp.GradScaler(torch.device(device).type, enabled=self.amp_dtype == "float16")
-
-
-class _Tf32(AbstractContextManager[None]):
-    """TF32 for matmuls and convolutions while entered, as often as wanted, like torch.autocast.
-
-    Set by the calls that keep torch's old and new interface in step: with `fp32_precision = "tf32"` alone, whatever
-    reads `allow_tf32` or `get_float32_matmul_precision` (torch.compile does) raises.
-    """
-
-    def __init__(self) -> None:
-        self._before: list[tuple[str, str]] = []
-
-    def __enter__(self) -> None:
-        import torch
-
-        backends: Any = torch.backends
-        self._before.append((backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision))
-        torch.set_float32_matmul_precision("high")
-        backends.cudnn.allow_tf32 = True
-
-    def __exit__(self, *_: object) -> None:
-        import torch
-
-        backends: Any = torch.backends
-        backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision = self._before.pop()
