@@ -64,7 +64,7 @@ class TrainingConfig(BaseModel):
     world_size: _Count = 1
     """Ranks, each a process with a device of its own."""
     strategy: Literal["single", "dp", "ddp"] = "single"
-    """One device, DataParallel, or DistributedDataParallel."""
+    """One device, DataParallel, or DistributedDataParallel. A model in DataParallel can't be compiled."""
     ddp: DdpConfig | None = None
     """Arguments of DistributedDataParallel; None: torch's own."""
 
@@ -103,8 +103,9 @@ class TrainingConfig(BaseModel):
     def autocast(self, device: str | torch.device) -> AbstractContextManager[Any]:
         """A context for forward pass and loss in this precision, on a device such as "cuda:0"; may be entered again.
 
-        float32 changes nothing. tf32 sets torch's fp32_precision for matmuls and convolutions inside the context and
-        puts it back after it; enter it around the backward pass as well.
+        float32 changes nothing. tf32 sets torch's precision of float32 products for the whole process while it is
+        entered, and puts it back after it; enter it around the backward pass as well. Under strategy dp, enter bfloat16
+        inside the model's forward: DataParallel takes float16 in its threads, whatever it is called under.
         """
         import torch
 
