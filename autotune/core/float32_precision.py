@@ -109,7 +109,7 @@ def _own_values() -> dict[_Node, str]:
     own = {_GENERIC: _get(_GENERIC)}
     for node, parent in _PARENTS.items():
         other = "tf32" if node[0] == "cuda" else "bf16"  # what each backend has beside float32 itself
-        seen = [_with(parent, value, own[parent], lambda one=node: _get(one)) for value in ("ieee", other)]
+        seen = [_below(parent, own[parent], value, node) for value in ("ieee", other)]
         own[node] = _INHERITED if seen == ["ieee", other] else seen[0]
     return own
 
@@ -144,12 +144,13 @@ def _older_cudnn(own: dict[_Node, str]) -> bool:
             _set(node, value)
 
 
-def _with(node: _Node, value: str, own: str, look: Callable[[], str]) -> str:
-    _set(node, value)
+def _below(parent: _Node, own: str, value: str, node: _Node) -> str:
+    """What a node tells while its parent holds another value than its own."""
+    _set(parent, value)
     try:
-        return look()
+        return _get(node)
     finally:
-        _set(node, own)
+        _set(parent, own)
 
 
 def _get(node: _Node) -> str:

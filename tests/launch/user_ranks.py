@@ -102,7 +102,7 @@ class Steep(nn.Module):
     def __init__(self, factor: float = 64.0) -> None:
         super().__init__()
         self.layer = nn.Linear(FEATURES, 2)
-        self.layer.weight.register_hook(lambda gradient: gradient * factor)
+        self.layer.weight.register_hook(lambda gradient: gradient * factor)  # type: ignore[no-untyped-call] # torch
         self.last = torch.zeros_like(self.layer.weight)
 
     def forward(self, inputs: Tensor) -> Tensor:

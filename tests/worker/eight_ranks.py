@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
+from torch._C._distributed_c10d import HashStore
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -28,6 +29,7 @@ from autotune.worker.step import Step, make_trainer
 
 RANKS, BATCH, LR = 8, 4, 0.1
 STEPS = 2
+GROUP: Any = ProcessLocalGroup
 
 
 class Model(nn.Module):
@@ -90,7 +92,7 @@ def together(config: TrainingConfig) -> dict[str, Any]:
     """Steps of eight ranks in threads: how far their weights lie apart, and from those of one process."""
     base = Model(has_unused=config.ddp is not None and config.ddp.find_unused_parameters)
     copies = [deepcopy(base) for _ in range(RANKS)]
-    count, found, store = STEPS * config.grad_accum_steps, dict[int, Any](), distributed.HashStore()
+    count, found, store = STEPS * config.grad_accum_steps, dict[int, Any](), HashStore()
 
     def rank(number: int) -> None:
         try:
@@ -100,14 +102,14 @@ def together(config: TrainingConfig) -> dict[str, Any]:
             distributed.destroy_process_group()
         except BaseException as error:  # noqa: BLE001 - a thread's failure is told by the main one
             found[number] = f"{type(error).__name__}: {error}"
-            ProcessLocalGroup.exception_handle(error)
+            GROUP.exception_handle(error)
 
     threads = [Thread(target=rank, args=(number,), daemon=True) for number in range(RANKS)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    ProcessLocalGroup.reset()
+    GROUP.reset()
     said = [one for one in found.values() if isinstance(one, str)]
     if said or len(found) < RANKS:
         return {"error": said[0] if said else f"{RANKS - len(found)} ranks did not end"}
@@ -151,7 +153,7 @@ def main() -> None:
     torch.set_num_threads(1)
     configs = [TrainingConfig.model_validate(one) for one in json.loads(sys.argv[1])]
     fakes = [said_to_be(config) for config in configs]
-    _install_threaded_pg()
+    _install_threaded_pg()  # type: ignore[no-untyped-call] # torch
     torch._C._distributed_c10d._set_thread_isolation_mode(True)  # type: ignore[attr-defined] # torch hides it
     for config, fake in zip(configs, fakes, strict=True):
         sys.stdout.write(json.dumps({"fake": fake, "threads": together(config)}) + "\n")

@@ -414,8 +414,8 @@ def test_a_peak_is_of_values_that_cost_the_power_of_training(cpu: Device, monkey
     product, copy = held
     for values in product:
         assert values.shape == (64, 64)
-        assert len(values.unique()) > 4000
-    assert [len(one.unique()) for one in copy] == [256, 256]
+        assert len(set(values.flatten().tolist())) > 4000
+    assert [len(set(one.tolist())) for one in copy] == [256, 256]
     assert torch.equal(*copy)
     assert (found.peak_flops_per_s, found.peak_bytes_per_s) == (2 * 64**3, 2 * 2**16)
 
