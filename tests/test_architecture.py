@@ -73,6 +73,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 OWNERS: dict[str, dict[str, tuple[Kind, ...]]] = {
     "torch": {
         "worker": EVERYWHERE,
+        "core/float32_precision.py": ("function", "typing"),
         "core/training_config.py": ("function", "typing"),
         "protocol": ("function", "typing"),
     },

@@ -319,6 +319,8 @@ def test_settings_that_contradict_each_other_are_told_in_a_clean_sentence(tmp_pa
         "x.yaml:3:3: baseline: prefetch_factor needs loader workers, but got num_workers=0 and prefetch_factor=4; "
         "leave prefetch_factor out or set num_workers"
     )
+    compiled = only_problem(tmp_path, f"{WORKLOAD}baseline: {{strategy: dp, world_size: 2, compile: true}}")
+    assert compiled.endswith("but got compile=True; set strategy: ddp, or compile: false")
 
 
 @pytest.mark.parametrize(("word", "remedy"), [("yes", "true"), ("On", "true"), ("no", "false"), ("off", "false")])

@@ -63,7 +63,7 @@ def training_configs(draw: st.DrawFn) -> TrainingConfig:
         persistent_workers=draw(flags) if num_workers else False,
         pin_memory=draw(flags),
         channels_last=draw(flags),
-        compile=draw(flags),
+        compile=strategy != "dp" and draw(flags),
         intra_op_threads=draw(st.none() | counts),
         world_size=1 if strategy == "single" else draw(counts),
         strategy=strategy,
@@ -209,6 +209,16 @@ def test_the_header_says_how_several_devices_were_used() -> None:
     assert "torch.nn.DataParallel over 4 devices" in dp
     assert "torchrun" not in dp
     assert "torchrun" not in recommended_yaml(summary(TrainingConfig()))
+
+
+def test_the_header_says_where_dataparallel_needs_autocast(tmp_path: Path) -> None:
+    said = "config.autocast(device) inside"
+    dp = TrainingConfig(strategy="dp", world_size=4, amp_dtype="bfloat16")
+    header = recommended_yaml(summary(dp)).partition("format: 1")[0]
+    assert said in header
+    assert all(line.startswith("#") for line in header.splitlines() if line)
+    assert said not in recommended_yaml(summary(dp.model_copy(update={"amp_dtype": "float16"})))
+    assert said not in recommended_yaml(summary(TrainingConfig(amp_dtype="bfloat16")))
 
 
 def test_every_setting_of_ddp_is_written_and_read_back_by_load(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ class GuardFigures(BaseModel):
     micro_batch_size: int
     """Batch of the comparison: the baseline's, or less where float32 does not fit."""
     reference_losses: tuple[float, ...]
-    """float32, one a step."""
+    """float32, one a step: matrix products exactly so, convolutions as torch has them, by default in TF32."""
     losses: tuple[float, ...]
     """The candidate's, as many."""
     gradient_cosine: float | None
@@ -64,6 +64,8 @@ class GuardFigures(BaseModel):
     """How far two float32 runs of some steps, under other random seeds, deviate, as `loss_deviation`."""
     skipped_steps: tuple[bool, ...] = ()
     """For each attempt at a step, whether the GradScaler skipped it; empty without one."""
+    remarks: tuple[str, ...] = ()
+    """What makes the comparison less than it seems, a sentence each."""
 
     @property
     def loss_deviation(self) -> float | None:

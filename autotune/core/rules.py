@@ -49,23 +49,7 @@ _BF16_BACKENDS = frozenset({"nccl", "xccl"})
 
 def contradiction(config: TrainingConfig) -> str | None:
     """Why these settings can't stand together on any machine, or None."""
-    if config.num_workers == 0 and config.prefetch_factor is not None:
-        return (
-            "prefetch_factor needs loader workers, but got "
-            f"num_workers=0 and prefetch_factor={config.prefetch_factor}; leave prefetch_factor out or set num_workers"
-        )
-    if config.num_workers == 0 and config.persistent_workers:
-        return "persistent_workers needs loader workers, but got num_workers=0; leave it out or set num_workers"
-    if config.strategy == "single" and config.world_size != 1:
-        return f"strategy 'single' has one rank, but got world_size={config.world_size}; set strategy: ddp"
-    if config.strategy != "ddp" and config.ddp is not None:
-        return f"ddp settings need strategy 'ddp', but got strategy {config.strategy!r}; leave ddp out"
-    if config.ddp is not None and config.ddp.static_graph and config.grad_accum_steps > 1:
-        return (
-            "ddp.static_graph can't stand with gradient accumulation (torch ends in an internal assert), but got "
-            f"grad_accum_steps={config.grad_accum_steps}; set static_graph: false"
-        )
-    return None
+    return _against_the_loader(config) or _against_the_group(config)
 
 
 def obstacle(config: TrainingConfig, facts: WorkloadFacts, environment: Environment, *, drop_last: bool) -> str | None:
@@ -132,7 +116,10 @@ def coarse_exchange(config: TrainingConfig, baseline: TrainingConfig) -> str | N
     """Why gradients would be rounded on their way beyond what computing them rounds, or None.
 
     The precision guard compares one process with float32 and sees no exchange: without being asked for, a hook may be
-    taken only where its precision is that of the computation, or where the user runs it today.
+    taken only where its precision is that of the computation, or where the user runs it today. The fp16 hook rounds
+    before it divides by the ranks: gradients above 65,504 become infinite on their way. In float16 the GradScaler skips
+    such steps and halves its scale; elsewhere nothing makes up for it. Source: torch/distributed/algorithms/
+    ddp_comm_hooks/default_hooks.py (_compress_hook), torch 2.13.
     """
     hook, theirs = _hook_of(config), _hook_of(baseline)
     if hook is None or hook == theirs or HOOK_DTYPES.get(hook) == config.amp_dtype:
@@ -185,6 +172,42 @@ def same_behaviour_key(config: TrainingConfig, facts: WorkloadFacts, environment
     if settings["strategy"] == "ddp":
         settings["ddp"] = _ddp_behaviour(DdpConfig.model_validate(settings["ddp"] or {}), facts)
     return repr(sorted(settings.items()))
+
+
+def _against_the_loader(config: TrainingConfig) -> str | None:
+    if config.num_workers == 0 and config.prefetch_factor is not None:
+        return (
+            "prefetch_factor needs loader workers, but got "
+            f"num_workers=0 and prefetch_factor={config.prefetch_factor}; leave prefetch_factor out or set num_workers"
+        )
+    if config.num_workers == 0 and config.persistent_workers:
+        return "persistent_workers needs loader workers, but got num_workers=0; leave it out or set num_workers"
+    return None
+
+
+def _against_the_group(config: TrainingConfig) -> str | None:
+    """Why a strategy can't have these settings.
+
+    Source of compiling under DataParallel: torch compiles the frames of a thread that has entered what was compiled
+    (set_eval_frame, torch/csrc/dynamo/eval_frame.c), and replicas run in others (torch/nn/parallel/parallel_apply.py);
+    "it falls back to the non-compile speed", pytorch/pytorch#94636. What is compiled first and replicated then runs on
+    the first device's weights: a compiled module's forward is bound to it (Module._replicate_for_data_parallel).
+    """
+    if config.strategy == "single" and config.world_size != 1:
+        return f"strategy 'single' has one rank, but got world_size={config.world_size}; set strategy: ddp"
+    if config.strategy != "ddp" and config.ddp is not None:
+        return f"ddp settings need strategy 'ddp', but got strategy {config.strategy!r}; leave ddp out"
+    if config.strategy == "dp" and config.world_size > 1 and config.compile:
+        return (
+            "compile can't stand with strategy 'dp', whose replicas run in threads of their own, where torch compiles "
+            "nothing, but got compile=True; set strategy: ddp, or compile: false"
+        )
+    if config.ddp is not None and config.ddp.static_graph and config.grad_accum_steps > 1:
+        return (
+            "ddp.static_graph can't stand with gradient accumulation (torch ends in an internal assert), but got "
+            f"grad_accum_steps={config.grad_accum_steps}; set static_graph: false"
+        )
+    return None
 
 
 def _beyond_the_data(config: TrainingConfig, facts: WorkloadFacts, *, drop_last: bool) -> str | None:

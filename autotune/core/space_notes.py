@@ -80,7 +80,7 @@ def _ranks(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[str]:
             "One step has left parameters without a gradient: without ddp.find_unused_parameters=True only a static "
             "graph runs under strategy 'ddp'. The choices given were kept."
         )
-    yield from _listed_hooks(basis)
+    yield from _listed_hooks(basis, domains)
 
 
 def _hosts(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[str]:
@@ -99,7 +99,7 @@ def _hosts(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[str]:
         )
 
 
-def _listed_hooks(basis: Basis) -> Iterator[str]:
+def _listed_hooks(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[str]:
     """Compression that the user has listed, and does not run today: nobody but he can judge it."""
     today = None if basis.baseline.ddp is None else basis.baseline.ddp.comm_hook
     hooks = [one for one in basis.given.get(f"{DDP_PREFIX}comm_hook", ()) if one not in {None, today}]
@@ -107,4 +107,10 @@ def _listed_hooks(basis: Basis) -> Iterator[str]:
         yield (
             f"ddp.comm_hook {', '.join(map(str, hooks))} changes the gradients on their way, which the precision guard "
             "does not compare: compare the validation metric once."
+        )
+    unscaled = [str(one) for one in domains["amp_dtype"] if one != "float16"]
+    if "fp16" in hooks and unscaled:
+        yield (
+            "ddp.comm_hook fp16 makes gradients above 65,504 infinite before they are averaged, and those below 6e-8 "
+            f"zero; in {', '.join(unscaled)} no GradScaler makes up for that."
         )

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from autotune.core import rules
 from autotune.core.ddp_config import DdpConfig
+from autotune.core.float32_precision import tf32_products
 
 if TYPE_CHECKING:
     import torch
@@ -63,7 +64,7 @@ class TrainingConfig(BaseModel):
     world_size: _Count = 1
     """Ranks, each a process with a device of its own."""
     strategy: Literal["single", "dp", "ddp"] = "single"
-    """One device, DataParallel, or DistributedDataParallel."""
+    """One device, DataParallel, or DistributedDataParallel. A model in DataParallel can't be compiled."""
     ddp: DdpConfig | None = None
     """Arguments of DistributedDataParallel; None: torch's own."""
 
@@ -102,14 +103,15 @@ class TrainingConfig(BaseModel):
     def autocast(self, device: str | torch.device) -> AbstractContextManager[Any]:
         """A context for forward pass and loss in this precision, on a device such as "cuda:0"; may be entered again.
 
-        float32 changes nothing. tf32 sets torch's fp32_precision for matmuls and convolutions inside the context and
-        puts it back after it; enter it around the backward pass as well.
+        float32 changes nothing. tf32 sets torch's precision of float32 products for the whole process while it is
+        entered, and puts it back after it; enter it around the backward pass as well. Under strategy dp, enter bfloat16
+        inside the model's forward: DataParallel takes float16 in its threads, whatever it is called under.
         """
         import torch
 
         device_type = torch.device(device).type
         if self.amp_dtype == "tf32":
-            return _Tf32()
+            return tf32_products()
         if self.amp_dtype == "float32":
             return torch.autocast(device_type, enabled=False)
         return torch.autocast(device_type, dtype=getattr(torch, self.amp_dtype))
@@ -119,28 +121,3 @@ class TrainingConfig(BaseModel):
         import torch
 
         return torch.amp.GradScaler(torch.device(device).type, enabled=self.amp_dtype == "float16")
-
-
-class _Tf32(AbstractContextManager[None]):
-    """TF32 for matmuls and convolutions while entered, as often as wanted, like torch.autocast.
-
-    Set by the calls that keep torch's old and new interface in step: with `fp32_precision = "tf32"` alone, whatever
-    reads `allow_tf32` or `get_float32_matmul_precision` (torch.compile does) raises.
-    """
-
-    def __init__(self) -> None:
-        self._before: list[tuple[str, str]] = []
-
-    def __enter__(self) -> None:
-        import torch
-
-        backends: Any = torch.backends
-        self._before.append((backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision))
-        torch.set_float32_matmul_precision("high")
-        backends.cudnn.allow_tf32 = True
-
-    def __exit__(self, *_: object) -> None:
-        import torch
-
-        backends: Any = torch.backends
-        backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision = self._before.pop()

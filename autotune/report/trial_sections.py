@@ -102,7 +102,8 @@ def guard_section(summary: RunSummary) -> Section:
         "The same weights and batches trained in float32 and as the trial would; the answer holds for its precision."
     )
     table = Table(heads=_GUARD_HEADS, rows=rows, texts=_TEXTS)
-    return Section(title="Precision guard", blocks=(table, Bullets(sentences=(remark,) if rows else ())))
+    more = dict.fromkeys(one for _, figures in guarded if figures is not None for one in figures.remarks)
+    return Section(title="Precision guard", blocks=(table, Bullets(sentences=(remark, *more) if rows else ())))
 
 
 def stress_section(summary: RunSummary) -> Section:

@@ -51,6 +51,11 @@ _DP = """\
 # It was measured with the model in torch.nn.DataParallel over {count} devices; micro_batch_size is that of one of them.
 #
 """
+_DP_BFLOAT16 = """\
+# In its threads DataParallel takes float16, whatever autocast it is called under: enter config.autocast(device) inside
+# the model's forward instead.
+#
+"""
 
 
 def recommended_yaml(summary: RunSummary) -> str:
@@ -117,7 +122,8 @@ def _ranks(config: TrainingConfig) -> str:
     """How several devices were used; "" for one."""
     if config.strategy == "single":
         return ""
-    return (_DDP if config.strategy == "ddp" else _DP).format(count=config.world_size)
+    said = (_DDP if config.strategy == "ddp" else _DP).format(count=config.world_size)
+    return said + (_DP_BFLOAT16 if (config.strategy, config.amp_dtype) == ("dp", "bfloat16") else "")
 
 
 def _settings(document: Document, settings: dict[str, Any]) -> tuple[TrainingConfig | None, list[str]]:

@@ -36,6 +36,7 @@ from autotune.worker.feed import Feed
 from autotune.worker.machine import usable_ram_bytes
 from autotune.worker.roofline import trace_roofline
 from autotune.worker.step import Step, Trainer, count_samples, infer_step, make_trainer
+from autotune.worker.weights import kept_weights, put_back
 
 __all__ = ["combined_config", "resized", "trace_curves"]
 
@@ -77,6 +78,8 @@ class _Training:
     step: Step
     is_converted: bool
     """The model's layout is channels last."""
+    initial: Mapping[str, Tensor]
+    """Its weights and buffers before the first point, on the CPU."""
 
 
 @dataclass(slots=True)
@@ -120,7 +123,8 @@ def trace_curves(
         traced.add(loader=_loader_point(bench, config))
     bench.ends_at = ends_at
     model = build_model(workload, job.config, device)
-    training = _Training(bench, model, infer_step(workload, bench.batches[0]), job.config.channels_last)
+    step = infer_step(workload, bench.batches[0])
+    training = _Training(bench, model, step, job.config.channels_last, kept_weights(model))
     for config in (job.config, *_varying_device(job)):
         traced.add(device=_device_point(training, config))
     combined = combined_config(job.config, traced.device)
@@ -261,6 +265,8 @@ def _device_point(training: _Training, config: TrainingConfig) -> CurvePoint:
 
     def measure() -> _Seen:
         _refuse_too_large(bench, config)
+        if config.compile:
+            torch.compiler.reset()  # or a second batch size would be compiled for any, which no trial does
         bench.device.reset_peak()
         with _as_configured(config, bench.device):
             trainer = _trainer(training, config)
@@ -270,27 +276,22 @@ def _device_point(training: _Training, config: TrainingConfig) -> CurvePoint:
 
     point = _guarded(_changes(config, bench.job, DEVICE_SETTINGS), measure, bench.ends_at)
     if point.ceiling is not None:
-        point = point.model_copy(update={"peak_memory_bytes": _noted_peak(bench, config)})
+        point = point.model_copy(update={"peak_memory_bytes": _noted_peak(training, config)})
     training.model.zero_grad(set_to_none=True)
     if point.ceiling is None:
-        _bound_weights(training.model)
+        put_back(training.model, training.initial)  # what has diverged: products of zeros would cost less power
     if bench.device.has_own_memory:
         bench.device.module.empty_cache()
     return point
 
 
-def _noted_peak(bench: _Bench, config: TrainingConfig) -> int:
-    peak, batch = bench.device.peak_memory().peak_bytes, config.micro_batch_size
+def _noted_peak(training: _Training, config: TrainingConfig) -> int:
+    """A point's peak memory, without the weights kept aside where these lie in the memory that is judged."""
+    bench, batch = training.bench, config.micro_batch_size
+    kept = 0 if bench.device.has_own_memory else sum(tensor.nbytes for tensor in training.initial.values())
+    peak = max(0, bench.device.peak_memory().peak_bytes - kept)
     bench.peaks[batch] = max(peak, bench.peaks.get(batch, 0))
     return peak
-
-
-def _bound_weights(model: nn.Module) -> None:
-    """Undo what a point has done that diverged, or the next ones would not be finite; no rate depends on the values."""
-    with torch.no_grad():
-        for tensor in (*model.parameters(), *model.buffers()):
-            if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-                tensor.nan_to_num_(0.0, 0.0, 0.0).clamp_(-1.0, 1.0)
 
 
 def _trainer(training: _Training, config: TrainingConfig) -> Trainer:

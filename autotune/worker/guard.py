@@ -6,6 +6,7 @@ for `core.guard` to judge. The model is built once, and every run begins from th
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from autotune.core.float32_precision import exact_matmuls
 from autotune.core.guard import GUARD_STEPS, GuardFigures, deviation_of
 from autotune.core.training_config import TrainingConfig
 from autotune.core.workload import Workload
@@ -27,6 +29,7 @@ from autotune.worker.device import Device
 from autotune.worker.feed import Feed
 from autotune.worker.reuse import copied
 from autotune.worker.step import Step, Trainer, infer_step
+from autotune.worker.weights import kept_weights, put_back
 
 __all__ = ["compare_to_float32", "gradient_cosine"]
 
@@ -38,6 +41,7 @@ _REFERENCE_SHARE = 0.5
 _REPEAT_SHARE = 0.6
 _CHUNK = 2**22  # elements that are widened at once
 _OTHER_SEED = 1_000_003
+_LIBRARIES_OVERRIDE = "NVIDIA_TF32_OVERRIDE"
 
 _Gradient = list[Tensor | None]
 
@@ -72,8 +76,10 @@ class _Trained:
 def compare_to_float32(workload: Workload, job: Job, device: Device, scratch: Path, ends_at: float) -> GuardFigures:
     """Train the same steps in float32, in float32 with other random draws, and as the candidate would.
 
-    Where float32 does not fit into the memory the batch is halved. `ends_at`, a time of perf_counter, cuts the steps
-    short.
+    float32 is what torch means by it where nobody has changed that: exact matrix products, and convolutions as they
+    are, by default in TF32. Where TORCH_ALLOW_TF32_CUBLAS_OVERRIDE or the user's code lets a trial's float32 run in
+    TF32, the reference does not. Where float32 does not fit into the memory the batch is halved. `ends_at`, a time of
+    perf_counter, cuts the steps short.
 
     Raises:
         torch.OutOfMemoryError: float32 does not fit at a batch of one, or the candidate does not fit.
@@ -83,7 +89,7 @@ def compare_to_float32(workload: Workload, job: Job, device: Device, scratch: Pa
     left_s = min(ends_at - begun, job.deadline_s)
     plain = job.config.model_copy(update={"amp_dtype": "float32", "compile": False})
     dataset, model = build_dataset(workload), build_model(workload, plain, device)
-    initial, reference = _state(model), None
+    initial, reference = kept_weights(model), None
     while reference is None:
         batches = _batches(workload, dataset, plain, scratch, begun + _LOADING_SHARE * left_s)
         bench = _Bench(
@@ -99,16 +105,20 @@ def compare_to_float32(workload: Workload, job: Job, device: Device, scratch: Pa
         if reference is None:
             plain = plain.model_copy(update={"micro_batch_size": plain.micro_batch_size // 2})
     first, until = reference.gradient or [], begun + _REPEAT_SHARE * left_s
-    repeat = _train(bench, plain, _REPEAT_STEPS, until, compared_to=first, shift=_OTHER_SEED)
+    with exact_matmuls():
+        repeat = _train(bench, plain, _REPEAT_STEPS, until, compared_to=first, shift=_OTHER_SEED)
     candidate = job.config.model_copy(update={"micro_batch_size": plain.micro_batch_size})
-    tried = _train(bench, candidate, GUARD_STEPS, begun + left_s, compared_to=first)
-    return _figures(plain.micro_batch_size, reference, repeat, tried)
+    with _tf32(candidate, device):
+        tried = _train(bench, candidate, GUARD_STEPS, begun + left_s, compared_to=first)
+    figures = _figures(plain.micro_batch_size, reference, repeat, tried)
+    return figures.model_copy(update={"remarks": _overridden(candidate, device)})
 
 
 def _reference(bench: _Bench, plain: TrainingConfig, stop_at: float) -> _Trained | None:
     """The float32 run; None where it does not fit into the device's memory, and a smaller batch is left to try."""
     try:
-        return _train(bench, plain, GUARD_STEPS, stop_at)
+        with exact_matmuls():
+            return _train(bench, plain, GUARD_STEPS, stop_at)
     except torch.OutOfMemoryError:
         if plain.micro_batch_size == 1:
             raise
@@ -155,33 +165,32 @@ def _train(
 
     A batch whose step the GradScaler skipped is taken again, so that losses compare step by step.
     """
-    _restore(bench.model, bench.initial)
+    put_back(bench.model, bench.initial)
     trained, device = _Trained(), bench.device
     optimizer = build_optimizer(bench.workload, bench.model, config.lr)
     optimizer.register_step_pre_hook(_first_gradient(bench.model, trained, compared_to))
     model: Any = torch.compile(bench.model) if config.compile else bench.model
     scaler = config.grad_scaler(device.torch_device)
     trainer = Trainer(model, optimizer, bench.step, config, device, scaler)
-    with _tf32(config, device):
-        for _ in range(steps + _MOST_SKIPS):
-            at = len(trained.losses)
-            if at == steps or ((at or trained.skipped) and perf_counter() > stop_at):
-                break
-            seed_all(bench.seed + shift + at)
-            before = scaler.get_scale()
-            loss = float(trainer.train(copied(bench.batches[at % len(bench.batches)])))
-            if at == 0:
-                device.cap_memory()  # anew: the kernels of this precision have been loaded, outside the allocator
-            was_skipped = scaler.is_enabled() and scaler.get_scale() < before
-            if scaler.is_enabled():
-                trained.skipped.append(was_skipped)
-            if was_skipped and isfinite(loss):
-                if not trained.losses:  # a fused optimizer is called for skipped steps too
-                    trained.cosine = trained.gradient = None
-                continue
-            trained.losses.append(loss)
-            if not isfinite(loss):
-                break
+    for _ in range(steps + _MOST_SKIPS):
+        at = len(trained.losses)
+        if at == steps or ((at or trained.skipped) and perf_counter() > stop_at):
+            break
+        seed_all(bench.seed + shift + at)
+        before = scaler.get_scale()
+        loss = float(trainer.train(copied(bench.batches[at % len(bench.batches)])))
+        if at == 0:
+            device.cap_memory()  # anew: the kernels of this precision have been loaded, outside the allocator
+        was_skipped = scaler.is_enabled() and scaler.get_scale() < before
+        if scaler.is_enabled():
+            trained.skipped.append(was_skipped)
+        if was_skipped and isfinite(loss):
+            if not trained.losses:  # a fused optimizer is called for skipped steps too
+                trained.cosine = trained.gradient = None
+            continue
+        trained.losses.append(loss)
+        if not isfinite(loss):
+            break
     optimizer.zero_grad(set_to_none=True)
     return trained
 
@@ -241,22 +250,26 @@ def _dense(gradient: Tensor) -> Tensor:
     return torch.view_as_real(found) if found.is_complex() else found
 
 
-def _state(model: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in _tensors(model).items()}
-
-
-def _restore(model: nn.Module, initial: dict[str, Tensor]) -> None:
-    """Put weights and buffers back in place; buffers that the model has made since are its own cache."""
-    with torch.no_grad():
-        for name, tensor in _tensors(model).items():
-            if name in initial and tensor.shape == initial[name].shape:
-                tensor.copy_(initial[name])
-
-
-def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
-
-
 def _tf32(config: TrainingConfig, device: Device) -> AbstractContextManager[Any]:
     """TF32 for one run of several, where the configuration asks for it."""
     return config.autocast(device.torch_device) if config.amp_dtype == "tf32" else nullcontext()
+
+
+def _overridden(candidate: TrainingConfig, device: Device) -> tuple[str, ...]:
+    """What NVIDIA's libraries were told past torch, which can't be undone in a process.
+
+    Source: NVIDIA, "Accelerating AI Training with NVIDIA TF32 Tensor Cores" (0: never TF32); MONAI's
+    detect_default_tf32 (1 may turn it on).
+    """
+    told = os.environ.get(_LIBRARIES_OVERRIDE)
+    if device.kind != "cuda" or told is None:
+        return ()
+    remark = (
+        f"{_LIBRARIES_OVERRIDE}={told} is set: NVIDIA's libraries may have computed float32 in TF32 here, the "
+        "reference as well; unset it to have precisions compared to float32 itself."
+    )
+    if told == "0":
+        if candidate.amp_dtype != "tf32":
+            return ()
+        remark = f"{_LIBRARIES_OVERRIDE}=0 is set: NVIDIA's libraries computed tf32 in float32; unset it to use TF32."
+    return (remark,)

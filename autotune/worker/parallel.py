@@ -7,6 +7,7 @@ installed torch lacks are left out, found by DDP's own signature.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ def parallel_model(model: nn.Module, config: TrainingConfig, device: Device) -> 
     """The model as the configuration's strategy has it. For ddp, the process group must be open."""
     if config.strategy == "dp":
         first = device.torch_device.index or 0
-        return nn.DataParallel(model, device_ids=list(range(first, first + config.world_size)))
+        return _DataParallel(model, device_ids=list(range(first, first + config.world_size)))
     if config.strategy != "ddp":
         return model
     wanted = config.ddp or DdpConfig()
@@ -62,6 +63,30 @@ def without_effect_here(wanted: DdpConfig) -> tuple[str, ...]:
     if wanted.first_bucket_mb is not None and "bucket_cap_mb_list" not in known:
         return (f"ddp.first_bucket_mb has no effect: torch {torch.__version__} has no bucket_cap_mb_list.",)
     return ()
+
+
+class _DataParallel(nn.DataParallel[nn.Module]):
+    """DataParallel whose replicas compute in the precision of the autocast that the model is called under.
+
+    Each replica runs in a thread of its own, and what a thread casts to is its own. torch enters autocast there anew,
+    but without the dtype: in CUDA's default, float16, and so without the GradScaler that float16 needs. Source:
+    torch/nn/parallel/parallel_apply.py, torch 2.9 to 2.13.
+    """
+
+    def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
+        """Run each replica on its share of the batch."""
+        kind = self.src_device_obj.type
+        dtype, is_on = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+
+        def in_precision(replica: nn.Module) -> Callable[..., Any]:
+            def run(*args: Any, **named: Any) -> Any:
+                with torch.autocast(kind, dtype=dtype, enabled=is_on):
+                    return replica(*args, **named)
+
+            return run
+
+        cast: Any = [in_precision(one) for one in replicas]  # torch only calls them
+        return super().parallel_apply(cast, inputs, kwargs)
 
 
 def _comm_hook(name: str) -> tuple[Any, Any]:

@@ -338,6 +338,19 @@ def test_a_contradiction_is_told_in_the_rules_own_words(
     assert str(compose({"grad_accum_steps": 2}, space)).startswith("ddp.static_graph can't stand with gradient")
 
 
+def test_dataparallel_is_never_proposed_with_a_compiled_model(
+    make_space: Callable[..., ResolvedSpace], four_devices: Environment
+) -> None:
+    space = make_space({"compile": [False, True], "world_size": [1, 2]}, environment=four_devices)
+    assert "dp" in space.domains["strategy"]
+    composed = [(params, compose(params, space)) for params in _some_combinations(space, Random(0))]
+    ran = {(one.strategy, one.compile) for _, one in composed if isinstance(one, TrainingConfig)}
+    assert ran == {("single", False), ("single", True), ("dp", False), ("ddp", False), ("ddp", True)}
+    only_that = {"compile": True, "strategy": "dp", "world_size": 2}
+    refused = compose({}, make_space(only_that, environment=four_devices))
+    assert str(refused).startswith("compile can't stand with strategy 'dp'")
+
+
 def test_what_has_no_effect_is_put_to_neutral(make_space: Callable[..., ResolvedSpace]) -> None:
     space = make_space({"pin_memory": [True]}, environment=None, has_4d_input=False)
     config = compose({"num_workers": 0, "prefetch_factor": 8, "persistent_workers": True}, space)

@@ -78,9 +78,20 @@ def test_a_choice_that_leaves_out_looking_for_unused_parameters_is_kept_and_said
 def test_a_hook_that_was_listed_is_the_users_to_judge_unless_he_runs_it_today(
     make_space: MakeSpace, four_devices: Environment
 ) -> None:
-    given_space = {**GROUP, "ddp": {"comm_hook": [None, "fp16", "powersgd"]}}
+    given_space = {**GROUP, "amp_dtype": "float16", "ddp": {"comm_hook": [None, "fp16", "powersgd"]}}
     (note,) = make_space(given_space, environment=four_devices).notes
     assert note.startswith("ddp.comm_hook fp16, powersgd changes the gradients")
     baseline = TrainingConfig(strategy="ddp", world_size=2, ddp=DdpConfig(comm_hook="fp16"))
     (note,) = make_space(given_space, environment=four_devices, baseline=baseline).notes
     assert note.startswith("ddp.comm_hook powersgd changes")
+
+
+def test_the_range_that_the_fp16_hook_leaves_is_said_where_no_scaler_makes_up_for_it(
+    make_space: MakeSpace, four_devices: Environment
+) -> None:
+    hooks: dict[str, Any] = {"comm_hook": [None, "fp16"]}
+    given_space = {**GROUP, "amp_dtype": ["float32", "bfloat16", "float16"], "ddp": hooks}
+    *_, note = make_space(given_space, environment=four_devices).notes
+    assert note.startswith("ddp.comm_hook fp16 makes gradients above 65,504 infinite")
+    assert note.endswith("in float32, bfloat16 no GradScaler makes up for that.")
+    assert len(make_space(given_space | {"amp_dtype": "float16"}, environment=four_devices).notes) == 1

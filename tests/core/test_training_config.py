@@ -99,6 +99,7 @@ def test_the_default_is_what_the_design_names() -> None:
         ({"world_size": 2}, "world_size"),
         ({"ddp": {}}, "ddp"),
         ({"strategy": "ddp", "grad_accum_steps": 2, "ddp": {"static_graph": True}}, "static_graph"),
+        ({"strategy": "dp", "world_size": 2, "compile": True}, "compile"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused_by_name(values: dict[str, Any], named: str) -> None:

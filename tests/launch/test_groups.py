@@ -26,6 +26,8 @@ HANG_S = 7.0
 """A deadline that two forked ranks have long begun to train by."""
 ENDLESS = WindowRules(max_s=600.0, precision=1e-9, block_s=0.02)
 LONG = WindowRules(max_s=1.5, precision=1e-9, block_s=0.02)
+GROWTH_INTERVAL = 2000
+"""Good steps after which a GradScaler tries a larger scale, and may skip one."""
 FAR_OFF_S = 120.0
 """A deadline that is not to be met, for the ranks are seen to stand still."""
 
@@ -222,6 +224,28 @@ def test_an_iterable_dataset_that_shares_its_items_out_is_measured(rig: Rig) -> 
 def test_ranks_hold_equal_weights_and_exchange_gradients_in_a_steps_last_batch_alone(rig: Rig) -> None:
     result = rig.run_group("Comparing", grad_accum_steps=2)
     assert (result.outcome, result.reason) == ("ok", "")
+
+
+@pytest.mark.parametrize("hook", [None, "fp16"])
+def test_steps_that_the_fp16_hook_makes_the_scaler_skip_are_none_of_the_windows(rig: Rig, hook: str | None) -> None:
+    """The hook rounds before it divides: what float32 holds becomes infinite on its way, until the scale has fallen."""
+    result = rig.run_group("Steep", amp_dtype="float16", ddp={"comm_hook": hook})
+    assert (result.outcome, result.reason) == ("ok", "")
+    assert result.measurement is not None
+    assert (result.measurement.skipped_steps > 0) == (hook is not None)
+    timed = sum(block.batches for block in result.measurement.blocks)
+    for rank in range(2):
+        steps = rig.note(f"steps-{rank}")
+        assert ("0" in steps[:-timed]) == (hook is not None)
+        assert steps[-timed:].count("0") <= len(steps) // GROWTH_INTERVAL
+
+
+def test_gradients_that_the_fp16_hook_makes_infinite_end_the_trial_where_nothing_scales_them(rig: Rig) -> None:
+    result = rig.run_group("precipitous", ddp={"comm_hook": "fp16"})
+    assert result.outcome == "diverged"
+    assert "the loss became nan" in result.reason
+    assert rig.run_group("precipitous", lr=1e-12).outcome == "ok", "float32 holds them"
+    assert_over(rig)
 
 
 @pytest.mark.quiet  # where tests run side by side, torch has one thread anyway

@@ -95,6 +95,29 @@ class Comparing(nn.Module):
         return outputs
 
 
+class Steep(nn.Module):
+    """A linear layer whose gradients float16 can't hold unless they are scaled down. Each rank notes for each pass
+    whether the step before has changed its weights ("1") or was skipped ("0")."""
+
+    def __init__(self, factor: float = 64.0) -> None:
+        super().__init__()
+        self.layer = nn.Linear(FEATURES, 2)
+        self.layer.weight.register_hook(lambda gradient: gradient * factor)  # type: ignore[no-untyped-call] # torch
+        self.last = torch.zeros_like(self.layer.weight)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        weight = self.layer.weight.detach()
+        with Path(f"steps-{distributed.get_rank()}").open("a") as notes:
+            notes.write("0" if torch.equal(weight, self.last) else "1")
+        self.last = weight.clone()
+        outputs: Tensor = self.layer(inputs)
+        return outputs
+
+
+def precipitous() -> nn.Module:
+    return Steep(1e9)
+
+
 def _is_the_same_everywhere(tensor: Tensor) -> bool:
     all_of_them = [torch.empty_like(tensor) for _ in range(distributed.get_world_size())]
     distributed.all_gather(all_of_them, tensor.detach().contiguous())

@@ -20,6 +20,7 @@ from .conftest import (
     make_confirmation,
     make_environment,
     make_facts,
+    make_guard,
     make_measurement,
     make_recommendation,
     make_rich_summary,
@@ -156,3 +157,14 @@ def test_a_memory_line_is_not_followed_far_beyond_what_was_measured(tmp_path: Pa
     assert row.split(" | ")[-1] == f"{line.largest_batch(LIMIT)} |"
     (row,) = table_after(render_markdown(make_summary(limit_bytes=10**15), tmp_path), "Memory", head="precision")[2:]
     assert row.split(" | ")[-1] == "over 1,024 |"
+
+
+def test_what_makes_the_precision_guard_less_than_it_seems_is_said_once(tmp_path: Path) -> None:
+    said = "NVIDIA_TF32_OVERRIDE=1 is set, for one."
+    summary = make_rich_summary()
+    figures = make_guard().model_copy(update={"remarks": (said,)})
+    results = [one.result.model_copy(update={"guard": figures}) for one in summary.trials]
+    trials = [one.model_copy(update={"result": new}) for one, new in zip(summary.trials, results, strict=True)]
+    text = render_markdown(summary.model_copy(update={"trials": tuple(trials)}), tmp_path)
+    assert text.count("OVERRIDE=1 is set, for one.") == 1
+    assert "is set, for one." not in render_markdown(summary, tmp_path)

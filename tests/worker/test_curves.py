@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import namedtuple
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from torch.utils.data import TensorDataset
 
 from autotune.core.ceilings import Ceiling
 from autotune.core.diagnosis import CurvePoint, Curves
+from autotune.core.measurement import MemorySample
 from autotune.core.training_config import TrainingConfig
 from autotune.core.workload import Workload
 from autotune.protocol import Extras, Job
@@ -65,7 +67,7 @@ def data(*shape: int) -> TensorDataset:
 def trace(
     model: Any, cpu: Device, scratch: Path, *variations: dict[str, Any], dataset: Any = None, **job: Any
 ) -> Curves:
-    own = TrainingConfig(micro_batch_size=4)
+    own = TrainingConfig(micro_batch_size=4, **job.pop("own", {}))
     left_s, has_roofline = job.pop("left_s", 60.0), job.pop("roofline", True)
     keep = job.pop("keep", lambda known: None)
     task = Job(
@@ -347,3 +349,80 @@ def test_the_peak_is_measured_in_tf32_where_that_is_what_runs_and_all_is_as_befo
     traced_roofline(cpu)
     assert seen == [("tf32", "tf32")]
     assert precisions() == before
+
+
+def test_weights_are_put_back_after_a_point_that_diverged(cpu: Device, tmp_path: Path) -> None:
+    """Products of zeros switch fewer transistors: what follows would read high."""
+    seen: list[tuple[int, float]] = []
+
+    class Diverging(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append((len(x), float(self.weight.detach().abs().mean())))
+            if len(x) == 8:
+                self.weight.data.fill_(float("nan"))
+            return super().forward(x)
+
+    model = Diverging(8, 2)
+    initial = float(model.weight.detach().abs().mean())
+    trace(model, cpu, tmp_path, {"micro_batch_size": 8}, {"micro_batch_size": 16}, roofline=False)
+    after = next(mean for size, mean in seen if size == 16)
+    assert after == pytest.approx(initial)
+
+
+def test_each_batch_size_of_a_compiled_model_is_compiled_for_itself(
+    cpu: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a trial, which has one size: for the second one of a process torch would compile for any."""
+
+    def record(graph: Any, _: Any) -> Any:
+        inputs = [one.meta["example_value"] for one in graph.graph.nodes if one.op == "placeholder"]
+        sizes.extend(str(one.shape[0]) for one in inputs if isinstance(one, Tensor) and one.shape[1:] == (8,))
+        return graph.forward
+
+    class Wide(nn.Linear):  # so that no weight has an input's shape
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(torch.cat([x, x], 1))
+
+    sizes: list[str] = []
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=record))
+    torch.compiler.reset()
+    varied = [{"micro_batch_size": size} for size in (8, 16)]
+    curves = trace(Wide(16, 2), cpu, tmp_path, *varied, own={"compile": True}, roofline=False)
+    assert settings(curves.device)[:3] == [{}, *varied]
+    assert all(one.ceiling is not None for one in curves.device)
+    assert sizes[:3] == ["4", "8", "16"]
+    torch.compiler.reset()
+
+
+def test_the_weights_kept_aside_are_none_of_a_points_memory(
+    cpu: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Device, "peak_memory", lambda _: MemorySample(peak_bytes=2**30, source="a known peak"))
+    (own,) = trace(nn.Linear(8, 2), cpu, tmp_path, roofline=False).device
+    assert own.peak_memory_bytes == 2**30 - 4 * (8 * 2 + 2)
+
+
+def test_a_peak_is_of_values_that_cost_the_power_of_training(cpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    def repeats(work: Any, _: Device) -> float:
+        work()
+        held.append([cell.cell_contents for cell in work.__closure__ if isinstance(cell.cell_contents, Tensor)])
+        return 1.0
+
+    held: list[list[Tensor]] = []
+    monkeypatch.setattr(roofline, "_repeats_per_s", repeats)
+    found = traced_roofline(cpu)
+    product, copy = held
+    for values in product:
+        assert values.shape == (64, 64)
+        assert len(set(values.flatten().tolist())) > 4000
+    assert [len(set(one.tolist())) for one in copy] == [256, 256]
+    assert torch.equal(*copy)
+    assert (found.peak_flops_per_s, found.peak_bytes_per_s) == (2 * 64**3, 2 * 2**16)
+
+
+def test_the_bytes_that_are_drawn_are_repeated_up_to_what_is_copied(
+    cpu: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roofline, "_DRAWN_BYTES", 1000)
+    monkeypatch.setattr(roofline, "_repeats_per_s", lambda *_: 1.0)
+    assert roofline._peak_bytes_per_s(cpu) == 2 * (2**16 // 1000) * 1000

@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
+from autotune.core.float32_precision import tf32_products
 from autotune.core.guard import GUARD_STEPS, GuardFigures, objection
 from autotune.core.training_config import TrainingConfig
 from autotune.core.workload import Workload
 from autotune.protocol import Job
-from autotune.worker.device import open_device
+from autotune.worker import guard
+from autotune.worker.device import Device, open_device
 from autotune.worker.guard import compare_to_float32, gradient_cosine
 
 FAR = float("inf")
@@ -246,6 +248,70 @@ def test_tf32_is_undone_afterwards(compare: Compare) -> None:
     before = torch.backends.cuda.matmul.fp32_precision
     assert objection(compare(Layered(nn.Identity()), amp_dtype="tf32")) is None
     assert torch.backends.cuda.matmul.fp32_precision == before
+
+
+class Noting(Layered):
+    """Writes down the precision of matrix products and convolutions in each forward pass."""
+
+    def __init__(self, seen: list[tuple[str, str]]) -> None:
+        super().__init__(nn.Identity())
+        self.seen = seen
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        backends: Any = torch.backends
+        self.seen.append((backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision))
+        return super().forward(inputs)
+
+
+@pytest.mark.parametrize(("amp_dtype", "candidates"), [("tf32", "tf32"), ("bfloat16", "tf32")])
+def test_the_reference_is_exact_where_float32_may_run_in_tf32(
+    compare: Compare, amp_dtype: str, candidates: str
+) -> None:
+    """As in NVIDIA's containers; the candidate computes as its trial would."""
+    seen: list[tuple[str, str]] = []
+    with tf32_products():
+        figures = compare(Noting(seen), amp_dtype=amp_dtype)
+    exact = GUARD_STEPS + 5
+    assert figures.steps == GUARD_STEPS
+    assert set(seen[:exact]) == {("ieee", "tf32")}, "the reference and its repeat"
+    assert {matmul for matmul, _ in seen[exact:]} == {candidates}
+
+
+def test_the_reference_leaves_convolutions_to_the_user(compare: Compare) -> None:
+    backends: Any = torch.backends
+    before = backends.cudnn.conv.fp32_precision
+    seen: list[tuple[str, str]] = []
+    try:
+        backends.cudnn.conv.fp32_precision = "ieee"
+        compare(Noting(seen))
+        assert {convolution for _, convolution in seen} == {"ieee"}
+    finally:
+        backends.cudnn.conv.fp32_precision = before
+
+
+@pytest.mark.parametrize(
+    ("told", "amp_dtype", "kind", "said"),
+    [
+        (
+            "1",
+            "bfloat16",
+            "cuda",
+            "NVIDIA_TF32_OVERRIDE=1 is set: NVIDIA's libraries may have computed float32 in TF32",
+        ),
+        ("0", "tf32", "cuda", "NVIDIA_TF32_OVERRIDE=0 is set: NVIDIA's libraries computed tf32 in float32"),
+        ("0", "bfloat16", "cuda", None),
+        (None, "bfloat16", "cuda", None),
+        ("1", "bfloat16", "cpu", None),
+    ],
+)
+def test_what_nvidias_libraries_were_told_past_torch_is_said(
+    told: str | None, amp_dtype: Any, kind: Any, said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NVIDIA_TF32_OVERRIDE", raising=False)
+    if told is not None:
+        monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", told)
+    remarks = guard._overridden(TrainingConfig(amp_dtype=amp_dtype), Device(torch.device(kind), kind))
+    assert [one.startswith(said or "nothing") for one in remarks] == ([] if said is None else [True])
 
 
 @given(st.lists(st.lists(st.floats(-100, 100), min_size=1, max_size=5), min_size=1, max_size=4), st.floats(0.01, 100))

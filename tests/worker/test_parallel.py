@@ -6,6 +6,7 @@ import gc
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -149,3 +150,34 @@ def test_only_a_message_about_the_others_is_collateral(job: Job) -> None:
 def test_each_rank_of_ddp_is_a_process() -> None:
     assert TrainingConfig(strategy="ddp", world_size=2).process_count == 2
     assert TrainingConfig(strategy="dp", world_size=2).process_count == 1
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch says that it does not look into threads
+def test_a_replicas_thread_runs_uncompiled_what_is_compiled_around_it() -> None:
+    """Why DataParallel with a compiled model is refused; once this fails, that rule may go."""
+
+    def record(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    class Threaded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.replica = nn.Linear(4, 4)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            found: list[torch.Tensor] = []
+            thread = Thread(target=lambda: found.append(self.replica(inputs)))
+            thread.start()
+            thread.join()
+            return found[0]
+
+    graphs: list[Any] = []
+    model, inputs = Threaded(), torch.ones(2, 4)
+    compiled: Any = torch.compile(model, backend=record)
+    assert torch.equal(compiled(inputs), model.replica(inputs))
+    assert graphs == []
+    alone: Any = torch.compile(model.replica, backend=record)
+    alone(inputs)
+    assert len(graphs) == 1
+    torch.compiler.reset()

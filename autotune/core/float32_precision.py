@@ -1,0 +1,172 @@
+"""What torch computes float32 products in, for a while: TF32, or float32 itself; afterwards all is as it was.
+
+Hands out two context managers. torch keeps the answer twice, and refuses to tell the older one where the two differ:
+in a tree of precisions (`fp32_precision`: all backends, a backend, one of its operators, each of which may leave it to
+the one above) and in two older values, `get_float32_matmul_precision()` and `cudnn.allow_tf32`. Here both are read and
+put back, each by itself. Source: aten/src/ATen/Context.cpp and Context.h, torch 2.9 to 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Float32Precision", "exact_matmuls", "tf32_products"]
+
+_Node = tuple[str, str]
+"""A backend and an operator, as torch names them."""
+_GENERIC: _Node = ("generic", "all")
+_CUDA: _Node = ("cuda", "all")
+_MKLDNN: _Node = ("mkldnn", "all")
+_MATMULS: tuple[_Node, ...] = (("cuda", "matmul"), ("mkldnn", "matmul"))
+"""What set_float32_matmul_precision writes to."""
+_CUDNN: tuple[_Node, ...] = (("cuda", "conv"), ("cuda", "rnn"))
+"""What cudnn.allow_tf32 writes to."""
+_PARENTS: dict[_Node, _Node] = {
+    _CUDA: _GENERIC,
+    _MKLDNN: _GENERIC,
+    **{one: (one[0], "all") for one in _MATMULS + _CUDNN},
+}
+"""Each node that may leave its precision to another, backends first."""
+_INHERITED = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Before:
+    """All that was set."""
+
+    own: dict[_Node, str]
+    """Each node's own value, "none" where it leaves that to its parent; empty where torch has no such tree."""
+    matmul: str
+    """The older setting: "highest", "high" or "medium"."""
+    cudnn: bool
+    """The older setting of convolutions and recurrent layers."""
+
+
+class Float32Precision(AbstractContextManager[None]):
+    """A precision of float32 products, for the whole process; may be entered again, also within itself."""
+
+    def __init__(self, enter: Callable[[_Before], None]) -> None:
+        self._enter, self._before = enter, list[_Before]()
+
+    def __enter__(self) -> None:
+        before = _read()
+        self._before.append(before)
+        self._enter(before)
+
+    def __exit__(self, *_: object) -> None:
+        _put_back(self._before.pop())
+
+
+def tf32_products() -> Float32Precision:
+    """Matrix products, convolutions and recurrent layers in TF32."""
+    return Float32Precision(_allow_tf32)
+
+
+def exact_matmuls() -> Float32Precision:
+    """Matrix products in float32 itself, whatever TORCH_ALLOW_TF32_CUBLAS_OVERRIDE or the user's code has allowed.
+
+    Convolutions and recurrent layers stay as they are: torch itself runs them in TF32.
+    """
+    return Float32Precision(lambda _: _torch().set_float32_matmul_precision("highest"))
+
+
+def _allow_tf32(before: _Before) -> None:
+    torch = _torch()
+    torch.set_float32_matmul_precision("high")
+    if not before.cudnn:
+        torch.backends.cudnn.allow_tf32 = True
+    for node in (_CUDA, *_CUDNN) if before.own else ():
+        if _get(node) != "tf32":
+            _set(node, "tf32")
+
+
+def _read() -> _Before:
+    own = _own_values()
+    return _Before(own=own, matmul=_older_matmul(own), cudnn=_older_cudnn(own))
+
+
+def _put_back(before: _Before) -> None:
+    torch = _torch()
+    torch.set_float32_matmul_precision(before.matmul)  # writes to the operators' nodes as well: they come last
+    if not before.cudnn:
+        torch.backends.cudnn.allow_tf32 = False
+    for node, value in before.own.items():
+        if value != _INHERITED or node not in _CUDNN or not before.cudnn:
+            _set(node, value)
+
+
+def _own_values() -> dict[_Node, str]:
+    """What each node holds itself: a node that follows when its parent changes holds nothing.
+
+    To write to a node that holds nothing, even just that, may lose what torch began with: until then convolutions and
+    recurrent layers run in TF32 where no parent says otherwise.
+    """
+    if not hasattr(_torch()._C, "_get_fp32_precision_getter"):  # noqa: SLF001 - see _get
+        return {}
+    own = {_GENERIC: _get(_GENERIC)}
+    for node, parent in _PARENTS.items():
+        other = "tf32" if node[0] == "cuda" else "bf16"  # what each backend has beside float32 itself
+        seen = [_below(parent, own[parent], value, node) for value in ("ieee", other)]
+        own[node] = _INHERITED if seen == ["ieee", other] else seen[0]
+    return own
+
+
+def _older_matmul(own: dict[_Node, str]) -> str:
+    """Told by torch only while the operators' nodes don't contradict it."""
+    torch = _torch()
+    held = {node: own[node] for node in _MATMULS if node in own}
+    for node in held:
+        _set(node, "ieee")
+    try:
+        return str(torch.get_float32_matmul_precision())
+    finally:
+        for node, value in held.items():
+            _set(node, value)
+
+
+def _older_cudnn(own: dict[_Node, str]) -> bool:
+    """Told by torch only while convolutions and recurrent layers agree with it: while both are in TF32, it is true."""
+    torch = _torch()
+    if not own:
+        return bool(torch.backends.cudnn.allow_tf32)
+    changed = {node: own[node] for node in (_CUDA, *(one for one in _CUDNN if own[one] != _INHERITED))}
+    for node in changed:
+        _set(node, "tf32")
+    try:
+        return bool(torch.backends.cudnn.allow_tf32)
+    except RuntimeError:
+        return False
+    finally:
+        for node, value in changed.items():
+            _set(node, value)
+
+
+def _below(parent: _Node, own: str, value: str, node: _Node) -> str:
+    """What a node tells while its parent holds another value than its own."""
+    _set(parent, value)
+    try:
+        return _get(node)
+    finally:
+        _set(parent, own)
+
+
+def _get(node: _Node) -> str:
+    """A node's precision, its own or its parent's.
+
+    By torch's own functions: of the public names, that of cuDNN's recurrent layers came later, and to set
+    `mkldnn.fp32_precision` changes all backends'. Source: torch/backends/__init__.py, mkldnn/__init__.py, torch 2.13.
+    """
+    return str(_torch()._C._get_fp32_precision_getter(*node))  # noqa: SLF001 - see above
+
+
+def _set(node: _Node, value: str) -> None:
+    _torch()._C._set_fp32_precision_setter(*node, value)  # noqa: SLF001 - see _get
+
+
+def _torch() -> Any:
+    import torch
+
+    return torch

@@ -1,0 +1,164 @@
+"""Eight ranks in one interpreter: threads that exchange really, and a process group that only says that it is one.
+
+Run as a script: what is set up for a process here can't be undone. Prints a line of JSON for each configuration of
+DistributedDataParallel, given as JSON in the first argument. torch's fake group can take no backward pass with an
+exchange in it (its futures hold nothing), so that steps are those of torch's threaded group, in which ranks do reduce.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import nullcontext
+from copy import deepcopy
+from threading import Thread
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch._C._distributed_c10d import HashStore
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.testing._internal.distributed.multi_threaded_pg import ProcessLocalGroup, _install_threaded_pg
+
+from autotune.core.training_config import TrainingConfig
+from autotune.worker.device import open_device
+from autotune.worker.parallel import parallel_model
+from autotune.worker.step import Step, make_trainer
+
+RANKS, BATCH, LR = 8, 4, 0.1
+STEPS = 2
+GROUP: Any = ProcessLocalGroup
+
+
+class Model(nn.Module):
+    """Two layers, of which one may go unused, with a buffer between them."""
+
+    def __init__(self, *, has_unused: bool) -> None:
+        super().__init__()
+        self.first, self.between, self.last = nn.Linear(6, 64), nn.BatchNorm1d(64, affine=False), nn.Linear(64, 2)
+        self.unused = nn.Linear(2, 2) if has_unused else nn.Identity()
+        self.between.eval()
+        self.between.requires_grad_(False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.last(self.between(torch.relu(self.first(inputs))))
+        return outputs
+
+
+def step(model: nn.Module, batch: Any) -> Tensor:
+    return functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def batches(rank: int, count: int) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(rank)
+    return [
+        (torch.randn(BATCH, 6, generator=generator), torch.randint(0, 2, (BATCH,), generator=generator))
+        for _ in range(count)
+    ]
+
+
+def trained(model: nn.Module, config: TrainingConfig, given: list[Any]) -> Any:
+    """The model after some batches, as a trial trains it."""
+    device = open_device("cpu")
+    parallel = parallel_model(model, config, device)
+    optimizer = torch.optim.SGD([one for one in parallel.parameters() if one.requires_grad], lr=LR)
+    trainer = make_trainer(parallel, optimizer, Step(step, "the step that was given"), config, device)
+    for batch in given:
+        trainer.train(batch)
+    return parallel
+
+
+def alone(model: nn.Module, steps: int) -> list[Tensor]:
+    """The weights that one process has after steps on the batches of all ranks together."""
+    optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=LR)
+    shares = [batches(rank, steps) for rank in range(RANKS)]
+    per_step = steps // STEPS
+    for number in range(STEPS):
+        for at in range(number * per_step, (number + 1) * per_step):
+            whole = tuple(torch.cat([share[at][part] for share in shares]) for part in (0, 1))
+            torch.autograd.backward(step(model, whole) / per_step)
+        optimizer.step()
+        optimizer.zero_grad()
+    return weights(model)
+
+
+def weights(model: Any) -> list[Tensor]:
+    return [one.detach().clone() for one in model.parameters() if one.requires_grad]
+
+
+def together(config: TrainingConfig) -> dict[str, Any]:
+    """Steps of eight ranks in threads: how far their weights lie apart, and from those of one process."""
+    base = Model(has_unused=config.ddp is not None and config.ddp.find_unused_parameters)
+    copies = [deepcopy(base) for _ in range(RANKS)]
+    count, found, store = STEPS * config.grad_accum_steps, dict[int, Any](), HashStore()
+
+    def rank(number: int) -> None:
+        try:
+            distributed.init_process_group("threaded", rank=number, world_size=RANKS, store=store)
+            parallel = trained(copies[number], config, batches(number, count))
+            found[number] = weights(parallel)
+            distributed.destroy_process_group()
+        except BaseException as error:  # noqa: BLE001 - a thread's failure is told by the main one
+            found[number] = f"{type(error).__name__}: {error}"
+            GROUP.exception_handle(error)
+
+    threads = [Thread(target=rank, args=(number,), daemon=True) for number in range(RANKS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    GROUP.reset()
+    said = [one for one in found.values() if isinstance(one, str)]
+    if said or len(found) < RANKS:
+        return {"error": said[0] if said else f"{RANKS - len(found)} ranks did not end"}
+    expected = alone(deepcopy(base), count)
+    return {
+        "apart": max(distance(found[0], other) for other in found.values()),
+        "off": distance(found[0], expected),
+        "moved": distance(expected, weights(base)),
+    }
+
+
+def distance(one: list[Tensor], other: list[Tensor]) -> float:
+    return max(float((a - b).abs().max()) for a, b in zip(one, other, strict=True))
+
+
+def said_to_be(config: TrainingConfig) -> dict[str, Any]:
+    """What the last of eight ranks is told by a fake group, where it exchanges nothing."""
+    distributed.init_process_group("fake", store=FakeStore(), rank=RANKS - 1, world_size=RANKS)
+    parallel: Any = parallel_model(Model(has_unused=False), config, open_device("cpu"))
+    is_static = config.ddp is not None and config.ddp.static_graph
+    with nullcontext() if is_static else parallel.no_sync():
+        loss = step(parallel, batches(0, 1)[0])
+        if not is_static:
+            torch.autograd.backward(loss)
+    found = {
+        "ranks": parallel.process_group.size(),
+        "is_ddp": isinstance(parallel, DistributedDataParallel),
+        "hooks": len(parallel._comm_hooks),
+        "static": parallel.static_graph,
+        "views": parallel.gradient_as_bucket_view,
+        "unused": parallel.find_unused_parameters,
+        "cap": parallel.bucket_bytes_cap / 2**20,
+        "global_batch": config.global_batch_size,
+    }
+    distributed.destroy_process_group()
+    return found
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    configs = [TrainingConfig.model_validate(one) for one in json.loads(sys.argv[1])]
+    fakes = [said_to_be(config) for config in configs]
+    _install_threaded_pg()  # type: ignore[no-untyped-call] # torch
+    torch._C._distributed_c10d._set_thread_isolation_mode(True)  # type: ignore[attr-defined] # torch hides it
+    for config, fake in zip(configs, fakes, strict=True):
+        sys.stdout.write(json.dumps({"fake": fake, "threads": together(config)}) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""Devices, dtypes and layouts of a forward pass on CUDA, seen where there is none."""
+
+from __future__ import annotations
+
+from threading import Lock
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from autotune.core.training_config import AMP_DTYPES, AmpDtype, TrainingConfig
+from autotune.worker.parallel import _DataParallel
+from autotune.worker.step import Step, Trainer
+from worker.fake_cuda import CUDA, Seen, fake_cuda, forward_alone, on_device
+
+COMPUTED: dict[AmpDtype, torch.dtype] = {
+    "float32": torch.float32,
+    "tf32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+def convolution() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 6 * 6, 4))
+
+
+def train_forward(batch: Any, **settings: Any) -> Any:
+    """What the user's step was given on the device, and what the model has made of it."""
+    config = TrainingConfig(micro_batch_size=2, **settings)
+    model = convolution().to(memory_format=torch.channels_last if config.channels_last else torch.contiguous_format)  # type: ignore[call-overload] # torch's stubs lack the keyword alone
+    with fake_cuda():
+        optimizer = torch.optim.SGD([torch.zeros(1)])
+        scaler = config.grad_scaler("cpu")
+        step = Step(forward_alone, "the step that was given")
+        trainer = Trainer(on_device(model), optimizer, step, config, CUDA, scaler)
+        with pytest.raises(Seen) as seen:
+            trainer.train(batch() if callable(batch) else batch)
+        return seen.value.found
+
+
+def pair() -> tuple[Tensor, Tensor]:
+    return torch.randn(2, 3, 8, 8), torch.zeros(2, dtype=torch.long)
+
+
+def mapping() -> dict[str, Any]:
+    return {"inputs": torch.randn(2, 3, 8, 8), "more": [torch.zeros(2, 5), "a name"], "scale": torch.tensor(2.0)}
+
+
+@pytest.mark.parametrize("pin_memory", [False, True])
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("amp_dtype", AMP_DTYPES)
+def test_each_precision_and_layout_is_what_the_forward_pass_has(
+    amp_dtype: AmpDtype, channels_last: bool, pin_memory: bool
+) -> None:
+    found = train_forward(pair, amp_dtype=amp_dtype, channels_last=channels_last, pin_memory=pin_memory)
+    inputs, targets = found.batch
+    assert (found.outputs.device, found.outputs.dtype) == (torch.device("cuda:0"), COMPUTED[amp_dtype])
+    assert (inputs.device, targets.device) == (torch.device("cuda:0"), torch.device("cuda:0"))
+    assert (inputs.dtype, targets.dtype) == (torch.float32, torch.int64), "autocast casts, not the copy"
+    assert inputs.is_contiguous(memory_format=torch.channels_last) == channels_last
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_every_tensor_of_a_mapping_comes_to_the_device_and_nothing_else_changes(channels_last: bool) -> None:
+    batch = train_forward(mapping, amp_dtype="bfloat16", channels_last=channels_last).batch
+    flat = [batch["inputs"], batch["more"][0], batch["scale"]]
+    assert {one.device for one in flat} == {torch.device("cuda:0")}
+    assert [tuple(one.shape) for one in flat] == [(2, 3, 8, 8), (2, 5), ()]
+    assert batch["more"][1] == "a name"
+    assert batch["inputs"].is_contiguous(memory_format=torch.channels_last) == channels_last
+    assert batch["more"][0].is_contiguous()
+
+
+@pytest.mark.parametrize("pin_memory", [False, True])
+def test_only_copies_from_pinned_memory_don_t_block(pin_memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        asked.append(kwargs["non_blocking"])
+        return moved(self, *args, **kwargs)
+
+    asked, moved = list[bool](), FakeTensor.to
+    monkeypatch.setattr(FakeTensor, "to", to)
+    train_forward(pair, pin_memory=pin_memory)
+    assert asked == [pin_memory] * 2
+
+
+class InTurns(nn.Linear):
+    """Fake tensors can't be computed with in two threads at once."""
+
+    lock = Lock()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        with self.lock:
+            return super().forward(inputs)
+
+
+def replicas(amp_dtype: AmpDtype, kind: type[nn.DataParallel[nn.Module]]) -> list[tuple[torch.device, torch.dtype]]:
+    """Where and in what DataParallel's own code has its two replicas compute, the model called as a Trainer does."""
+    config = TrainingConfig(amp_dtype=amp_dtype, strategy="dp", world_size=2)
+    with fake_cuda():
+        parallel = kind(InTurns(4, 2))
+        parallel.device_ids, parallel.src_device_obj = [0, 1], torch.device("cuda:0")
+        models = [on_device(InTurns(4, 2), index) for index in (0, 1)]
+        inputs = [(torch.empty(3, 4, device=f"cuda:{index}"),) for index in (0, 1)]
+        with config.autocast(CUDA.torch_device):
+            outputs = parallel.parallel_apply(models, inputs, ({}, {}))
+        return [(one.device, one.dtype) for one in outputs]
+
+
+@pytest.mark.parametrize("amp_dtype", AMP_DTYPES)
+def test_each_replica_of_dataparallel_computes_in_the_precision_asked_for(amp_dtype: AmpDtype) -> None:
+    expected = [(torch.device(f"cuda:{index}"), COMPUTED[amp_dtype]) for index in (0, 1)]
+    assert replicas(amp_dtype, _DataParallel) == expected
+
+
+def test_torchs_own_dataparallel_takes_float16_for_bfloat16() -> None:
+    """Why there is another; once this fails, torch's own will do."""
+    assert [dtype for _, dtype in replicas("bfloat16", nn.DataParallel)] == [torch.float16] * 2
+
+
+def test_what_fails_in_a_replica_is_raised_with_its_number() -> None:
+    class Failing(nn.Module):
+        def forward(self, inputs: Tensor) -> Tensor:
+            raise ValueError("no such input")
+
+    with fake_cuda():
+        parallel = _DataParallel(Failing())
+        parallel.device_ids, parallel.src_device_obj = [0, 1], torch.device("cuda:0")
+        inputs = [(torch.empty(3, 4, device=f"cuda:{index}"),) for index in (0, 1)]
+        with pytest.raises(ValueError, match="in replica 0 on device 0"):
+            parallel.parallel_apply([parallel.module] * 2, inputs, ({}, {}))
