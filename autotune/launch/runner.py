@@ -68,11 +68,12 @@ class TrialRunner:
         `should_end` is given the blocks of the window so far whenever one has come (of a group those of rank 0, taken
         for all ranks). Once it has a reason, the trial is ended and told as pruned, with these blocks.
         """
-        return self._run("trial", config, name, deadline_s, window=window, extras=extras, should_end=should_end).result
+        more = {"window": window, "extras": extras}
+        return self._placed("trial", config, name, deadline_s, should_end=should_end, **more).result
 
     def probe(self, config: TrainingConfig, *, deadline_s: float) -> RankReport:
         """Look at the workload once: environment and facts, or a result that says what is wrong."""
-        return self._run("probe", _alone(config), "probe", deadline_s)
+        return self._placed("probe", _alone(config), "probe", deadline_s)
 
     def describe(self, *, deadline_s: float) -> RankReport:
         """The machine alone, without a workload."""
@@ -96,6 +97,29 @@ class TrialRunner:
     def limited(self, *, limit_bytes: int, ram_bytes: int, limit_is_ram: bool) -> TrialRunner:
         """A runner that holds trials to these limits."""
         return replace(self, limit_bytes=limit_bytes, ram_bytes=ram_bytes, limit_is_ram=limit_is_ram)
+
+    def _placed(
+        self,
+        kind: str,
+        config: TrainingConfig,
+        name: str,
+        deadline_s: float,
+        *,
+        should_end: ShouldEnd | None = None,
+        **more: object,
+    ) -> RankReport:
+        """Run a job, and where it ended by a failure without a true place, once more to find that.
+
+        The second run has what is left of the deadline, and no less than the first one took: its launches wait.
+        """
+        first = self._run(kind, config, name, deadline_s, should_end=should_end, **more)
+        failure, left_s = first.result.failure, deadline_s - first.result.wall_s
+        if failure is None or not failure.is_asynchronous:
+            return first
+        if left_s < first.result.wall_s:
+            return _with_reason(first, "no time was left to look for the place where the device failed")
+        second = self._run(kind, config, f"{name}-blocking", left_s, **more, blocks_launches=True)
+        return _better_placed(first, second)
 
     def _run(
         self,
@@ -243,6 +267,24 @@ class _BlockStream:
 
     def _of_all_ranks(self, block: Block) -> Block:
         return block.model_copy(update={"samples": block.samples * self.ranks})
+
+
+def _better_placed(first: RankReport, second: RankReport) -> RankReport:
+    """The first run's report, with the failure of a second one whose launches waited, where it failed again so."""
+    failure = second.result.failure
+    wall_s = first.result.wall_s + second.result.wall_s
+    if failure is not None and second.result.outcome == "crashed" and not failure.is_asynchronous:
+        return second.model_copy(update={"result": second.result.model_copy(update={"wall_s": wall_s})})
+    timed = first.model_copy(update={"result": first.result.model_copy(update={"wall_s": wall_s})})
+    if second.result.outcome == "ok":
+        return _with_reason(timed, "run once more, with launches that wait for their kernels, it did not fail")
+    told = second.result.reason or second.result.outcome
+    return _with_reason(timed, f"run once more, with launches that wait for their kernels, it ended otherwise: {told}")
+
+
+def _with_reason(report: RankReport, addition: str) -> RankReport:
+    reason = f"{report.result.reason} ({addition})"
+    return report.model_copy(update={"result": report.result.model_copy(update={"reason": reason})})
 
 
 def _alone(config: TrainingConfig) -> TrainingConfig:

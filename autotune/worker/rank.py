@@ -50,6 +50,7 @@ from autotune.worker.device import Device, describe, open_device
 from autotune.worker.feed import Delivery, Feed
 from autotune.worker.group import ALONE, Group, open_group
 from autotune.worker.guard import compare_to_float32
+from autotune.worker.kernel_failures import block_launches
 from autotune.worker.last_words import LastWords
 from autotune.worker.loop import Run, measure_window, warm_up
 from autotune.worker.machine import usable_cores
@@ -313,8 +314,10 @@ def _ended_when_stuck(longest_s: float, report: Path) -> Iterator[None]:
 
 
 def _enter_callers_world(job: Job) -> None:
-    """The caller's folder, search path and environment, as his own run would have them."""
+    """The caller's folder, search path and environment, as his own run would have them, before any call to a device."""
     os.environ[TRIAL_VARIABLE] = "1"
+    if job.blocks_launches:
+        block_launches()
     os.environ.pop("PYTHONPATH", None)
     if job.python_path is not None:
         os.environ["PYTHONPATH"] = job.python_path

@@ -435,3 +435,37 @@ def in_rank(act: Callable[[], object]) -> None:
     """Do something where an item is made outside of a loader worker."""
     if get_worker_info() is None:
         act()
+
+
+# A device's failures, as torch tells of them
+
+
+def failing_late() -> nn.Module:
+    """Its kernel fails, which is noticed where the host waits next; where launches wait, it is noticed at once."""
+
+    def act() -> None:
+        if os.environ.get("CUDA_LAUNCH_BLOCKING") == "1":
+            raise RuntimeError(ASSERTED)  # MARK: kernel
+        raise RuntimeError(ASSERTED)  # MARK: later
+
+    return Faulty(act)
+
+
+def failing_unless_launches_wait() -> nn.Module:
+    def act() -> None:
+        if os.environ.get("CUDA_LAUNCH_BLOCKING") != "1":
+            raise RuntimeError(ASSERTED)
+
+    return Faulty(act)
+
+
+def failing_otherwise_where_launches_wait() -> nn.Module:
+    def act() -> NoReturn:
+        if os.environ.get("CUDA_LAUNCH_BLOCKING") == "1":
+            raise MemoryError
+        raise RuntimeError(ASSERTED)
+
+    return Faulty(act)
+
+
+ASSERTED = "CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported"
