@@ -17,9 +17,11 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from autotune.core.diagnosis import Curves
 from autotune.core.measurement import Block
 from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import TrialResult
+from autotune.launch.again import find_place, go_on
 from autotune.launch.endings import end_of
 from autotune.launch.group import one_report
 from autotune.launch.launcher import Exit, Launch, Launcher
@@ -86,9 +88,13 @@ class TrialRunner:
     def curves(
         self, config: TrainingConfig, variations: Sequence[TrainingConfig], *, deadline_s: float, extras: Extras
     ) -> RankReport:
-        """Measure loader and device alone in variations of a configuration."""
+        """Measure loader and device alone in variations of a configuration, in another process where one ends early."""
         alone = tuple(map(_alone, variations))
-        return self._run("curves", _alone(config), "curves", deadline_s, extras=extras, variations=alone)
+
+        def run(name: str, left_s: float, known: Curves | None) -> RankReport:
+            return self._run("curves", _alone(config), name, left_s, extras=extras, variations=alone, known=known)
+
+        return go_on(run, "curves", deadline_s)
 
     def stress(self, config: TrainingConfig, *, name: str, deadline_s: float, window: WindowRules) -> RankReport:
         """Train on the largest samples for `window.max_s` seconds."""
@@ -108,18 +114,13 @@ class TrialRunner:
         should_end: ShouldEnd | None = None,
         **more: object,
     ) -> RankReport:
-        """Run a job, and where it ended by a failure without a true place, once more to find that.
-
-        The second run has what is left of the deadline, and no less than the first one took: its launches wait.
-        """
+        """Run a job, and where it ended by a failure without a true place, once more to find that."""
         first = self._run(kind, config, name, deadline_s, should_end=should_end, **more)
-        failure, left_s = first.result.failure, deadline_s - first.result.wall_s
-        if failure is None or not failure.is_asynchronous:
-            return first
-        if left_s < first.result.wall_s:
-            return _with_reason(first, "no time was left to look for the place where the device failed")
-        second = self._run(kind, config, f"{name}-blocking", left_s, **more, blocks_launches=True)
-        return _better_placed(first, second)
+        return find_place(
+            first,
+            deadline_s,
+            lambda left_s: self._run(kind, config, f"{name}-blocking", left_s, **more, blocks_launches=True),
+        )
 
     def _run(
         self,
@@ -267,24 +268,6 @@ class _BlockStream:
 
     def _of_all_ranks(self, block: Block) -> Block:
         return block.model_copy(update={"samples": block.samples * self.ranks})
-
-
-def _better_placed(first: RankReport, second: RankReport) -> RankReport:
-    """The first run's report, with the failure of a second one whose launches waited, where it failed again so."""
-    failure = second.result.failure
-    wall_s = first.result.wall_s + second.result.wall_s
-    if failure is not None and second.result.outcome == "crashed" and not failure.is_asynchronous:
-        return second.model_copy(update={"result": second.result.model_copy(update={"wall_s": wall_s})})
-    timed = first.model_copy(update={"result": first.result.model_copy(update={"wall_s": wall_s})})
-    if second.result.outcome == "ok":
-        return _with_reason(timed, "run once more, with launches that wait for their kernels, it did not fail")
-    told = second.result.reason or second.result.outcome
-    return _with_reason(timed, f"run once more, with launches that wait for their kernels, it ended otherwise: {told}")
-
-
-def _with_reason(report: RankReport, addition: str) -> RankReport:
-    reason = f"{report.result.reason} ({addition})"
-    return report.model_copy(update={"result": report.result.model_copy(update={"reason": reason})})
 
 
 def _alone(config: TrainingConfig) -> TrainingConfig:

@@ -469,3 +469,37 @@ def failing_otherwise_where_launches_wait() -> nn.Module:
 
 
 ASSERTED = "CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported"
+
+
+def losing_the_device_at_8() -> nn.Module:
+    """Nothing works any more in a process that has seen a batch of eight."""
+    return LosingAt(8)
+
+
+def dying_at_8() -> nn.Module:
+    return LosingAt(8, then=os.abort)
+
+
+def losing_the_device_at_any_other_size() -> nn.Module:
+    return LosingAt(2, 8, 16)
+
+
+class LosingAt(nn.Module):
+    """Notes each process and size of batch."""
+
+    def __init__(self, *sizes: int, then: Callable[[], object] | None = None) -> None:
+        super().__init__()
+        self.layer, self.sizes, self.then, self.is_lost = linear(), sizes, then, False
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        with Path("sizes").open("a") as file:
+            file.write(f"{os.getpid()} {len(inputs)}\n")
+        self.is_lost |= len(inputs) in self.sizes
+        if self.is_lost:
+            (self.then or _lose)()
+        outputs: Tensor = self.layer(inputs)
+        return outputs
+
+
+def _lose() -> NoReturn:
+    raise RuntimeError("CUDA error: an illegal memory access was encountered\nSearch for `cudaErrorIllegalAddress'")
