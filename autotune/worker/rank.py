@@ -48,6 +48,7 @@ from autotune.worker.busy import BusyProbe
 from autotune.worker.curves import trace_curves
 from autotune.worker.device import Device, describe, open_device
 from autotune.worker.feed import Delivery, Feed
+from autotune.worker.forks import refuse_bad_fork
 from autotune.worker.group import ALONE, Group, open_group
 from autotune.worker.guard import compare_to_float32
 from autotune.worker.kernel_failures import block_launches
@@ -116,6 +117,7 @@ def run_rank(folder: TrialFolder, started: float, local_rank: int = 0) -> int:
 
 
 def _work(job: Job, place: _Place, words: LastWords, started: float) -> RankReport:
+    refuse_bad_fork(job.device)
     folder, ranks = place.folder, job.config.process_count if job.kind == "trial" else 1
     device = open_device(job.device, place.local_rank if ranks > 1 else 0)
     if job.kind == "describe":

@@ -503,3 +503,19 @@ class LosingAt(nn.Module):
 
 def _lose() -> NoReturn:
     raise RuntimeError("CUDA error: an illegal memory access was encountered\nSearch for `cudaErrorIllegalAddress'")
+
+
+def forking_and_looking() -> nn.Module:
+    """A process forked from this one writes down what it would refuse."""
+    from autotune.worker.forks import DeviceError, refuse_bad_fork
+
+    pid = os.fork()
+    if pid == 0:
+        try:
+            refuse_bad_fork("cpu")
+            refuse_bad_fork("cuda:0")
+        except DeviceError as error:
+            Path("note").write_text(str(error))
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return linear()
