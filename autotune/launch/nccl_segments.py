@@ -25,7 +25,8 @@ def segments() -> frozenset[int]:
 def free_segments(before: Collection[int]) -> None:
     """Remove the files that were not there before, and that no living process has open or mapped.
 
-    Of another user's processes that is not known: they can't use this user's files, unless they are root's.
+    Processes of other containers that share /dev/shm are not seen: a group of this user's that starts in one while a
+    trial's ranks run here may find its file gone. Hence this is for after groups alone, which may have left some.
     """
     came = {inode: path for inode, path in _own().items() if inode not in before}
     if not came:

@@ -119,7 +119,9 @@ class TrialRunner:
         return find_place(
             first,
             deadline_s,
-            lambda left_s: self._run(kind, config, f"{name}-blocking", left_s, **more, blocks_launches=True),
+            lambda left_s: self._run(
+                kind, config, f"{name}-blocking", left_s, should_end=None, **more, blocks_launches=True
+            ),
         )
 
     def _run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -59,6 +60,14 @@ def test_a_killed_groups_files_are_removed_and_one_that_somebody_has_mapped_is_n
         assert "SIGKILL" in result.reason
         _, left, held = made
         assert (left.exists(), held.exists(), earlier.exists()) == (False, True, True)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file to another user")
+def test_another_users_file_stays(made: list[Path]) -> None:
+    before, path = segments(), make(made)
+    os.chown(path, 12345, -1)
+    free_segments(before)
+    assert path.exists()
 
 
 def test_a_file_stays_while_anybody_has_it_open_or_mapped_and_goes_then(made: list[Path]) -> None:

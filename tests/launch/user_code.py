@@ -507,7 +507,8 @@ def _lose() -> NoReturn:
 
 def forking_and_looking() -> nn.Module:
     """A process forked from this one writes down what it would refuse."""
-    from autotune.worker.forks import DeviceError, refuse_bad_fork
+    from autotune.worker.device import DeviceError
+    from autotune.worker.forks import refuse_bad_fork
 
     pid = os.fork()
     if pid == 0:

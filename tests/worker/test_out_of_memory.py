@@ -97,7 +97,7 @@ PERHAPS_FULL_DEVICE = [
     nccl("Failed to CUDA calloc 4194304 bytes"),
 ]
 
-FULL_HOST = {
+FULL_HOST: dict[str, list[BaseException]] = {
     "the machine ran out of memory": [
         MemoryError("Unable to allocate 8.00 TiB for an array with shape (1099511627776,) and data type float64"),
         # c10/core/impl/alloc_cpu.cpp
@@ -283,6 +283,9 @@ def test_what_the_workers_exception_stems_from_counts_as_well() -> None:
     assert shortage.reason.endswith("[Errno 24] Too many open files: 'a.jpg'")
 
 
+pin: Any = pin_memory.pin_memory
+
+
 class Unpinnable:
     """A batch that can't be page-locked, as torch says it."""
 
@@ -293,7 +296,7 @@ class Unpinnable:
 def test_page_locked_memory_that_is_used_up_is_the_hosts_in_any_thread() -> None:
     """Raised by torch's own function, as in the main thread of a loader without workers."""
     with pytest.raises(torch.AcceleratorError) as raised:
-        pin_memory.pin_memory([Unpinnable()])
+        pin([Unpinnable()])
     shortage = shortage_of(raised.value)
     assert shortage is not None
     assert shortage.memory == "host"
@@ -306,7 +309,7 @@ def test_a_device_that_refuses_while_a_batch_is_pinned_is_the_devices_memory() -
             raise torch.OutOfMemoryError(ALLOCATOR)
 
     with pytest.raises(torch.OutOfMemoryError) as raised:
-        pin_memory.pin_memory(OnDevice())
+        pin(OnDevice())
     assert found(raised.value) == "device"
 
 
