@@ -44,6 +44,8 @@ class Blame:
         is_invalid = failure is None and record.outcome == "invalid"
         if (failure is None and not is_invalid) or record.outcome == "timeout":  # to hang is no exception of the user's
             return
+        if failure is not None and failure.is_asynchronous:  # its place tells nothing, nor does that of another
+            return
         if any(setting_of(record.config, name) in values for name, values in self.blamed):
             return  # it was under way when that was left out
         same = self.failures.setdefault(record.reason if failure is None else failure.signature, [])

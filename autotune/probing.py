@@ -12,12 +12,12 @@ from autotune.core.plan import Plan
 from autotune.core.rules import obstacle
 from autotune.core.search_space import ResolvedSpace, compose, resolve
 from autotune.errors import ConfigError, WorkloadError
-from autotune.launch.launcher import Cluster, Launcher, slots_of
+from autotune.launch.launcher import slots_of
 from autotune.launch.runner import TrialRunner
 from autotune.protocol import RankReport
 from autotune.timing import BASELINE_DEADLINE_S
 
-__all__ = ["cluster_notes", "look"]
+__all__ = ["look"]
 
 _FEW_COMBINATIONS = 4096
 
@@ -49,12 +49,7 @@ def look(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, ResolvedSpace]:
         ram_bytes=seen.ram_bytes,
         limit_is_ram=seen.has_only_ram,
     )
-    return ready, replace(space, notes=(*space.notes, *cluster_notes(runner.launcher)))
-
-
-def cluster_notes(launcher: Launcher) -> tuple[str, ...]:
-    """Sentences about hosts that are not used now."""
-    return launcher.notes if isinstance(launcher, Cluster) else ()
+    return ready, replace(space, notes=(*space.notes, *runner.launcher.notes))
 
 
 def _refuse_empty(space: ResolvedSpace) -> None:

@@ -185,6 +185,8 @@ class Job(BaseModel):
     extras: Extras = Extras()
     variations: tuple[TrainingConfig, ...] = ()
     """For curves: configurations whose loader or device is to be measured alone; what differs from `config` tells."""
+    known: Curves | None = None
+    """For curves: points that an earlier process has measured, or ended at; they are handed on as they are."""
     sys_path: tuple[str, ...]
     working_directory: Path
     python_path: str | None

@@ -25,7 +25,7 @@ from autotune.errors import NothingFeasibleError, RunFolderError, WorkloadError
 from autotune.guided import Guide
 from autotune.interrupts import kept_interrupts, without_interrupts
 from autotune.launch.launcher import Launcher, slots_of
-from autotune.probing import cluster_notes, look
+from autotune.probing import look
 from autotune.protocol import write_atomic, write_payload
 from autotune.random_state import kept_random_state
 from autotune.report.content import say_nothing_feasible
@@ -226,7 +226,7 @@ def _write_reports(summary: RunSummary, folder: RunFolder) -> str:
 def _summarise(tuning: Tuning, plan: Plan, recommendation: Recommendation | None) -> RunSummary:
     records = tuning.study.records
     measured = next((record.measurement for record in records if record.measurement is not None), None)
-    notes = dict.fromkeys((*tuning.notes, *cluster_notes(tuning.runner.launcher)))  # hosts come and go
+    notes = dict.fromkeys((*tuning.notes, *tuning.runner.launcher.notes))  # hosts come and go
     return RunSummary(
         name=plan.name,
         environment=tuning.environment,

@@ -283,3 +283,16 @@ def test_failures_of_what_was_left_out_meanwhile_are_no_further_news(tmp_path: P
         "amp_dtype bfloat16 was left out after 3 failures: no kernel"
     ]
     assert not any(tuning.blame.failures.values())
+
+
+def test_failures_without_a_true_place_have_no_cause_in_common(tmp_path: Path) -> None:
+    tuning = make_tuning(tmp_path, FakeLauncher(), n_trials=1, amp_dtype=["float32", "bfloat16"])
+    tuning.search()
+    late = Failure(signature="AcceleratorError at net.py:3", traceback="", is_asynchronous=True)
+    for number in range(1, 7):
+        config = TrainingConfig(amp_dtype="bfloat16", num_workers=number)
+        result = TrialResult(outcome="crashed", reason="an illegal memory access", failure=late)
+        record = TrialRecord(number=number, config=config, result=result)
+        tuning.blame.learn(record, tuning.study, tuning.notes)
+    assert not any("left out" in note for note in tuning.notes)
+    assert not tuning.blame.failures

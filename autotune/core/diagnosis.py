@@ -88,6 +88,8 @@ class Curves(BaseModel):
     """Threads of one operation on the CPU, where the configuration leaves them to torch or sets them."""
     remarks: tuple[str, ...] = ()
     """What could not be measured, and why, a sentence each."""
+    is_cut: bool = False
+    """The process that measured them ended early: another one can go on where it stood."""
 
 
 class Evidence(BaseModel):

@@ -1,4 +1,7 @@
-"""Launcher over a fork server: one process that has imported torch forks each rank in some 10 ms. Linux only."""
+"""Launcher over a fork server: one process that has imported torch forks each rank in some 10 ms. Linux only.
+
+Where the server says that its forks can't open a device, each rank is an interpreter of its own from then on.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,13 @@ import signal
 import socket
 import subprocess
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.errors import LauncherError
+from autotune.launch.fresh import FreshInterpreterLauncher
 from autotune.launch.launcher import Exit, Launch, worker_command, worker_environment
 from autotune.launch.log_file import open_log
 from autotune.launch.process_tree import kill_all
@@ -26,6 +30,17 @@ _MESSAGE_BYTES = 64 * 1024
 _READY_WITHIN_S = 120.0
 _ANSWER_WITHIN_S = 30.0
 _LOG_TAIL = 2000
+
+
+class _SpoiltForksError(Exception):
+    """The server's forks can't open these kinds of devices."""
+
+    def __init__(self, devices: Sequence[str]) -> None:
+        super().__init__(
+            "Each trial starts an interpreter of its own, which takes some seconds: a fork of one that has imported "
+            f"torch can't open {', '.join(devices)} here, since a package that torch loads by itself has opened it "
+            "before. Set TORCH_DEVICE_BACKEND_AUTOLOAD=0 where you don't need that package."
+        )
 
 
 class ForkServerLauncher:
@@ -42,10 +57,25 @@ class ForkServerLauncher:
         self._connection: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._is_ready = False
+        self._fresh: FreshInterpreterLauncher | None = None
+        """What starts trials in place of a server whose forks can't open a device."""
         self._start()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Why the server is not used, where it is not."""
+        return () if self._fresh is None else self._fresh.notes
 
     def launch(self, launch: Launch) -> Exit:
         """Fork the trial's ranks and wait for them; a server that has died is started anew."""
+        if self._fresh is None:
+            try:
+                return self._launch_forked(launch)
+            except _SpoiltForksError as spoilt:
+                self._fresh = FreshInterpreterLauncher(self._environment, (str(spoilt),))
+        return self._fresh.launch(launch)
+
+    def _launch_forked(self, launch: Launch) -> Exit:
         log, output = open_log(launch.log)
         try:
             ranks = self._fork(launch, output)
@@ -115,7 +145,9 @@ class ForkServerLauncher:
     def _await_ready(self) -> socket.socket:
         assert self._connection is not None  # noqa: S101 - _start made it
         if not self._is_ready:
-            self._answer(_READY_WITHIN_S)
+            spoilt = json.loads(self._answer(_READY_WITHIN_S))["spoilt"]
+            if spoilt:
+                raise _SpoiltForksError(spoilt)
             self._is_ready = True
         return self._connection
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import uuid
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 
 from autotune.errors import LauncherError
@@ -17,14 +18,23 @@ __all__ = ["FreshInterpreterLauncher"]
 
 
 class FreshInterpreterLauncher:
-    """Holds nothing between trials."""
+    """Holds nothing between trials.
 
-    def __init__(self) -> None:
+    Args:
+        environment: what trials see; None: this process's.
+        notes: why trials are started so, where that was not what was asked for; the first trial's log begins with it.
+    """
+
+    def __init__(self, environment: Mapping[str, str] | None = None, notes: tuple[str, ...] = ()) -> None:
         self._token = uuid.uuid4().hex
+        self._environment = os.environ if environment is None else environment
+        self._unsaid = self.notes = notes
 
     def launch(self, launch: Launch) -> Exit:
         """Start an interpreter for each rank, in a session of its own, and wait for them."""
         log, writing = open_log(launch.log)
+        os.write(writing, "".join(f"{note}\n" for note in self._unsaid).encode())
+        self._unsaid = ()
         with ExitStack() as started:
             try:
                 ranks = [started.enter_context(self._start(launch, rank, writing)) for rank in range(launch.ranks)]
@@ -43,7 +53,7 @@ class FreshInterpreterLauncher:
         try:
             return subprocess.Popen(
                 worker_command("run", str(launch.folder.path), str(rank)),
-                env=worker_environment(os.environ, self._token),
+                env=worker_environment(self._environment, self._token),
                 stdin=subprocess.PIPE,  # closes with this process, and the rank ends
                 stdout=output,
                 stderr=output,

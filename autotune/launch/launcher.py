@@ -58,6 +58,11 @@ class Exit:
 class Launcher(Protocol):
     """Runs one trial at a time; nothing of a trial is left when `launch` returns or raises."""
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences that a report should hold: how trials are started otherwise than they should, hosts not used."""
+        ...
+
     def launch(self, launch: Launch) -> Exit:
         """Start the ranks, wait for their end or the deadline, and end all that they started.
 
@@ -78,11 +83,6 @@ class Cluster(Protocol):
     @property
     def slots(self) -> int:
         """Trials that it can run at once, each on a machine of its own; hosts come and go."""
-        ...
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Sentences about hosts that are not used."""
         ...
 
 

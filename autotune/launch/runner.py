@@ -17,9 +17,11 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from autotune.core.diagnosis import Curves
 from autotune.core.measurement import Block
 from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import TrialResult
+from autotune.launch.again import find_place, go_on
 from autotune.launch.endings import end_of
 from autotune.launch.group import one_report
 from autotune.launch.launcher import Exit, Launch, Launcher
@@ -68,11 +70,12 @@ class TrialRunner:
         `should_end` is given the blocks of the window so far whenever one has come (of a group those of rank 0, taken
         for all ranks). Once it has a reason, the trial is ended and told as pruned, with these blocks.
         """
-        return self._run("trial", config, name, deadline_s, window=window, extras=extras, should_end=should_end).result
+        more = {"window": window, "extras": extras}
+        return self._placed("trial", config, name, deadline_s, should_end=should_end, **more).result
 
     def probe(self, config: TrainingConfig, *, deadline_s: float) -> RankReport:
         """Look at the workload once: environment and facts, or a result that says what is wrong."""
-        return self._run("probe", _alone(config), "probe", deadline_s)
+        return self._placed("probe", _alone(config), "probe", deadline_s)
 
     def describe(self, *, deadline_s: float) -> RankReport:
         """The machine alone, without a workload."""
@@ -85,9 +88,13 @@ class TrialRunner:
     def curves(
         self, config: TrainingConfig, variations: Sequence[TrainingConfig], *, deadline_s: float, extras: Extras
     ) -> RankReport:
-        """Measure loader and device alone in variations of a configuration."""
+        """Measure loader and device alone in variations of a configuration, in another process where one ends early."""
         alone = tuple(map(_alone, variations))
-        return self._run("curves", _alone(config), "curves", deadline_s, extras=extras, variations=alone)
+
+        def run(name: str, left_s: float, known: Curves | None) -> RankReport:
+            return self._run("curves", _alone(config), name, left_s, extras=extras, variations=alone, known=known)
+
+        return go_on(run, "curves", deadline_s)
 
     def stress(self, config: TrainingConfig, *, name: str, deadline_s: float, window: WindowRules) -> RankReport:
         """Train on the largest samples for `window.max_s` seconds."""
@@ -96,6 +103,26 @@ class TrialRunner:
     def limited(self, *, limit_bytes: int, ram_bytes: int, limit_is_ram: bool) -> TrialRunner:
         """A runner that holds trials to these limits."""
         return replace(self, limit_bytes=limit_bytes, ram_bytes=ram_bytes, limit_is_ram=limit_is_ram)
+
+    def _placed(
+        self,
+        kind: str,
+        config: TrainingConfig,
+        name: str,
+        deadline_s: float,
+        *,
+        should_end: ShouldEnd | None = None,
+        **more: object,
+    ) -> RankReport:
+        """Run a job, and where it ended by a failure without a true place, once more to find that."""
+        first = self._run(kind, config, name, deadline_s, should_end=should_end, **more)
+        return find_place(
+            first,
+            deadline_s,
+            lambda left_s: self._run(
+                kind, config, f"{name}-blocking", left_s, should_end=None, **more, blocks_launches=True
+            ),
+        )
 
     def _run(
         self,

@@ -16,6 +16,7 @@ import psutil
 
 from autotune.launch.launcher import EndedFor, Exit, Launch
 from autotune.launch.log_file import LogFile
+from autotune.launch.nccl_segments import free_segments, segments
 from autotune.launch.process_tree import bytes_above, kill_all, oom_kills
 
 __all__ = ["Started", "watch"]
@@ -63,11 +64,14 @@ class _End:
 def watch(started: Started, launch: Launch, log: LogFile, token: str) -> Exit:
     """Wait for a trial's end or make it; when this returns or raises, nothing of the trial runs any more."""
     begun, kills = monotonic(), oom_kills()
+    before = segments()
     try:
         end = _wait(started, launch, log, begun)
         wall_s = monotonic() - begun
     finally:
         kill_all(started.pids, token, spare=started.spare)
+        if launch.ranks > 1:
+            free_segments(before)
         log.close()
     _await_last_exits(started, launch.ranks - len(end.codes))
     codes = tuple(end.codes.get(rank) for rank in range(launch.ranks))

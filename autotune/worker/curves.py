@@ -1,16 +1,17 @@
 """Ceilings around a configuration: the loader alone and the device alone in settings that differ from it.
 
 Takes a curves job; hands on Curves. A setting that fails (out of memory, an exception of the user's code) leaves a
-reason in its point and spares the others; near the deadline the rest is left out. After each point the caller is given
-the curves so far to keep, so that not even the death of the process loses them.
+reason in its point and spares the others; near the deadline the rest is left out. Around each point the caller is given
+the curves so far to keep, so that not even the death of the process loses them. After the failure of a kernel nothing
+works in a process any more: the curves end there, for another process to go on with.
 """
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
@@ -24,16 +25,16 @@ from autotune.core.ceilings import Ceiling
 from autotune.core.diagnosis import CurvePoint, Curves, Roofline
 from autotune.core.expectation import DEVICE_SETTINGS, LOADER_SETTINGS
 from autotune.core.result import changed_settings
-from autotune.core.rules import TORCH_PREFETCH_FACTOR
 from autotune.core.training_config import TrainingConfig
 from autotune.core.workload import Workload
 from autotune.protocol import Job
-from autotune.worker.alone import batch_bytes, collect, device_alone, loader_alone, resident
+from autotune.worker.ahead import refuse_too_much_ahead
+from autotune.worker.alone import collect, device_alone, loader_alone, resident
 from autotune.worker.build import build_dataset, build_loader, build_model, build_optimizer
 from autotune.worker.causes import cause_of
 from autotune.worker.device import Device
 from autotune.worker.feed import Feed
-from autotune.worker.machine import usable_ram_bytes
+from autotune.worker.points import NO_TIME, DeviceLostError, Seen, Traced, guarded
 from autotune.worker.roofline import trace_roofline
 from autotune.worker.step import Step, Trainer, count_samples, infer_step, make_trainer
 from autotune.worker.weights import kept_weights, put_back
@@ -44,13 +45,8 @@ _LOADER_SHARE = 0.5  # of the time, at the most; the device gets the rest
 _BATCHES_HELD = 8
 _HELD_BYTES = 256 * 2**20
 _COLLECTING_S = 1.0
-_AHEAD_SHARE = 0.5  # of what is free: our own convention
 _WORTH = 1.03  # a setting that makes the device so much faster goes into the combined point
 _RISE_MARGIN = 1.25
-_NO_TIME = "no time was left"
-_CUT = "The job ended before the rest was measured."
-
-_Seen = tuple[Ceiling, float | None]
 
 
 @dataclass(slots=True)
@@ -82,54 +78,51 @@ class _Training:
     """Its weights and buffers before the first point, on the CPU."""
 
 
-@dataclass(slots=True)
-class _Traced:
-    """The points so far, each kept as it comes."""
-
-    keep: Callable[[Curves], None]
-    loader: tuple[CurvePoint, ...] = ()
-    device: tuple[CurvePoint, ...] = ()
-
-    def add(self, *, loader: CurvePoint | None = None, device: CurvePoint | None = None) -> None:
-        """Add a point of either side."""
-        self.loader += () if loader is None else (loader,)
-        self.device += () if device is None else (device,)
-        self.keep(self.curves(None, _CUT))
-
-    def curves(self, roofline: Roofline | None, *remarks: str) -> Curves:
-        """All that is known."""
-        threads = torch.get_num_threads()
-        return Curves(loader=self.loader, device=self.device, roofline=roofline, threads=threads, remarks=remarks)
-
-
 def trace_curves(
     workload: Workload, job: Job, device: Device, scratch: Path, ends_at: float, *, keep: Callable[[Curves], None]
 ) -> Curves:
     """Measure the job's own configuration and each variation alone, on the side that it changes.
 
-    Where several device settings help, one more point has them all. `keep` is called with the curves so far after each
+    Where several device settings help, one more point has them all. `keep` is called with the curves so far around each
     point: they count should the process not outlive the next.
 
     Raises:
         WorkloadFault: something about the workload can't be used.
     """
     bench = _Bench(workload, job, device, scratch, build_dataset(workload), ends_at)
+    traced = Traced(keep, job.known or Curves())
+    try:
+        _trace_loader(bench, traced, ends_at)
+        return _trace_device(bench, traced)
+    except DeviceLostError:
+        return traced.cut()
+
+
+def _trace_loader(bench: _Bench, traced: Traced, ends_at: float) -> None:
+    """The loader's points, in a part of the time."""
     now = perf_counter()
     bench.ends_at = now + _LOADER_SHARE * (ends_at - now)
-    own, bench.batches = _load_own(bench)
-    traced = _Traced(keep)
-    traced.add(loader=own)
-    for config in _varying(job, LOADER_SETTINGS):
-        traced.add(loader=_loader_point(bench, config))
+    bench.batches = _load_own(bench, traced)
+    for config in _varying(bench.job, LOADER_SETTINGS):
+        changes = _changes(config, bench.job, LOADER_SETTINGS | {"micro_batch_size"})
+        traced.add("loader", changes, partial(_loader_point, bench, config))
     bench.ends_at = ends_at
-    model = build_model(workload, job.config, device)
-    step = infer_step(workload, bench.batches[0])
+
+
+def _trace_device(bench: _Bench, traced: Traced) -> Curves:
+    """The device's points and the roofline; all curves."""
+    job = bench.job
+    model = build_model(bench.workload, job.config, bench.device)
+    step = infer_step(bench.workload, bench.batches[0])
     training = _Training(bench, model, step, job.config.channels_last, kept_weights(model))
+    for point in traced.known.device:
+        batch = int(str(point.changes.get("micro_batch_size", job.config.micro_batch_size)))
+        bench.peaks[batch] = max(point.peak_memory_bytes or 0, bench.peaks.get(batch, 0))
     for config in (job.config, *_varying_device(job)):
-        traced.add(device=_device_point(training, config))
-    combined = combined_config(job.config, traced.device)
+        traced.add("device", _changes(config, job, DEVICE_SETTINGS), partial(_device_point, training, config))
+    combined = combined_config(job.config, traced.points["device"])
     if combined is not None:
-        traced.add(device=_device_point(training, combined))
+        traced.add("device", _changes(combined, job, DEVICE_SETTINGS), partial(_device_point, training, combined))
     roofline, remarks = _roofline(training) if job.extras.roofline else (None, ())
     return traced.curves(roofline, *remarks)
 
@@ -204,22 +197,22 @@ def _changes(config: TrainingConfig, job: Job, settings: frozenset[str]) -> dict
     return {name: after for name, (_, after) in changed.items() if name in settings}
 
 
-def _load_own(bench: _Bench) -> tuple[CurvePoint, list[Any]]:
-    """The loader of the job's own configuration, and some of its batches."""
+def _load_own(bench: _Bench, traced: Traced) -> list[Any]:
+    """Some batches of the job's own configuration, and its loader's point."""
     config = bench.job.config
     feed = Feed(build_loader(bench.workload, bench.dataset, config, bench.scratch))
     try:
         first = feed.start().batch
         more = collect(feed, count=_BATCHES_HELD - 1, limit_bytes=_HELD_BYTES, seconds=_COLLECTING_S)
-        point = _guarded({}, lambda: _loader_alone(bench, feed, config), bench.ends_at)
+        traced.add("loader", {}, lambda: guarded({}, lambda: _loader_alone(bench, feed, config), bench.ends_at))
     finally:
         feed.stop()
-    return point, [first, *more]
+    return [first, *more]
 
 
 def _loader_point(bench: _Bench, config: TrainingConfig) -> CurvePoint:
-    def measure() -> _Seen:
-        _refuse_too_much_ahead(bench, config)
+    def measure() -> Seen:
+        refuse_too_much_ahead(bench.batches, config, bench.job, bench.device)
         feed = Feed(build_loader(bench.workload, bench.dataset, config, bench.scratch))
         try:
             feed.start()
@@ -227,35 +220,10 @@ def _loader_point(bench: _Bench, config: TrainingConfig) -> CurvePoint:
         finally:
             feed.stop()
 
-    return _guarded(_changes(config, bench.job, LOADER_SETTINGS | {"micro_batch_size"}), measure, bench.ends_at)
+    return guarded(_changes(config, bench.job, LOADER_SETTINGS | {"micro_batch_size"}), measure, bench.ends_at)
 
 
-def _refuse_too_much_ahead(bench: _Bench, config: TrainingConfig) -> None:
-    """Workers hold batches ready in shared memory, and nothing refuses them until that is full.
-
-    Raises:
-        ValueError: the batches seen so far, as large and as many as these, would take too much of what is free.
-    """
-    ahead = config.num_workers * (config.prefetch_factor or TORCH_PREFETCH_FACTOR)
-    growth = config.micro_batch_size / bench.job.config.micro_batch_size
-    expected, free = ahead * growth * max(map(batch_bytes, bench.batches)), _free_for_batches(bench)
-    if expected > _AHEAD_SHARE * free:
-        raise ValueError(
-            f"batches ahead might take {expected / 2**20:,.0f} of the {free / 2**20:,.0f} MiB that are free"
-        )
-
-
-def _free_for_batches(bench: _Bench) -> int:
-    """Bytes of RAM, and of the shared memory in it, that are free now, and no more than may be used at all."""
-    free = min(psutil.virtual_memory().available, usable_ram_bytes())
-    if not bench.device.has_own_memory and bench.job.limit_bytes is not None:
-        free = min(free, bench.job.limit_bytes)
-    with suppress(OSError):  # not on Linux
-        free = min(free, shutil.disk_usage("/dev/shm").free)  # noqa: S108 - where torch's workers put batches
-    return free
-
-
-def _loader_alone(bench: _Bench, feed: Feed, config: TrainingConfig) -> _Seen:
+def _loader_alone(bench: _Bench, feed: Feed, config: TrainingConfig) -> Seen:
     seconds, ends_at = bench.job.extras.stretch_s, bench.ends_at
     return _with_cpu_s(lambda: loader_alone(feed, config, seconds=seconds, ends_at=ends_at))
 
@@ -263,7 +231,7 @@ def _loader_alone(bench: _Bench, feed: Feed, config: TrainingConfig) -> _Seen:
 def _device_point(training: _Training, config: TrainingConfig) -> CurvePoint:
     bench = training.bench
 
-    def measure() -> _Seen:
+    def measure() -> Seen:
         _refuse_too_large(bench, config)
         if config.compile:
             torch.compiler.reset()  # or a second batch size would be compiled for any, which no trial does
@@ -274,7 +242,7 @@ def _device_point(training: _Training, config: TrainingConfig) -> CurvePoint:
             seconds, ends_at = bench.job.extras.stretch_s, bench.ends_at
             return _with_cpu_s(lambda: device_alone(trainer, held, seconds=seconds, ends_at=ends_at))
 
-    point = _guarded(_changes(config, bench.job, DEVICE_SETTINGS), measure, bench.ends_at)
+    point = guarded(_changes(config, bench.job, DEVICE_SETTINGS), measure, bench.ends_at)
     if point.ceiling is not None:
         point = point.model_copy(update={"peak_memory_bytes": _noted_peak(training, config)})
     training.model.zero_grad(set_to_none=True)
@@ -358,7 +326,7 @@ def _roofline(training: _Training) -> tuple[Roofline | None, tuple[str, ...]]:
     if config.compile:
         return None, ("Operators were not counted: the model is compiled.",)
     if perf_counter() > bench.ends_at:
-        return None, (f"Operators were not counted: {_NO_TIME}.",)
+        return None, (f"Operators were not counted: {NO_TIME}.",)
     try:
         with _as_configured(config, bench.device):
             trainer = _trainer(training, config)
@@ -367,18 +335,7 @@ def _roofline(training: _Training) -> tuple[Roofline | None, tuple[str, ...]]:
         return None, (f"Operators were not counted: {cause_of(error)}.",)
 
 
-def _guarded(changes: dict[str, object], measure: Callable[[], _Seen], ends_at: float) -> CurvePoint:
-    if perf_counter() > ends_at:
-        return CurvePoint(changes=changes, ceiling=None, reason=_NO_TIME)
-    begun = perf_counter()
-    try:
-        ceiling, cpu_s = measure()
-    except Exception as error:  # noqa: BLE001 - user code runs in it: one point fails, not the curve
-        return CurvePoint(changes=changes, ceiling=None, reason=cause_of(error), took_s=perf_counter() - begun)
-    return CurvePoint(changes=changes, ceiling=ceiling, cpu_s_per_sample=cpu_s, took_s=perf_counter() - begun)
-
-
-def _with_cpu_s(measure: Callable[[], Ceiling]) -> _Seen:
+def _with_cpu_s(measure: Callable[[], Ceiling]) -> Seen:
     """A ceiling, and the CPU seconds that a sample took: the cores in use over the rate, the warm-up included."""
     begun, cpu_s = perf_counter(), _spent_cpu_s()
     ceiling = measure()

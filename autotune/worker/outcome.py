@@ -10,31 +10,20 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import torch
-
-from autotune.core.phrasing import first_line
 from autotune.core.trial import Failure, TrialResult
 from autotune.protocol import RankReport
 from autotune.worker.build import WorkloadFault
 from autotune.worker.causes import cause_of
 from autotune.worker.device import DeviceError
 from autotune.worker.group import is_collateral
+from autotune.worker.kernel_failures import is_kernel_failure, launches_block
 from autotune.worker.loop import Diverged
+from autotune.worker.out_of_memory import shortage_of
 
 __all__ = ["outcome_of"]
 
 _OUR_PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
 _PLACE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
-_DEVICE_OOM = re.compile(r"(CUDA|Cuda|HIP|XPU|MPS).*out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED")
-_RESOURCES = (
-    (r"can't allocate memory|Cannot allocate memory|not enough memory", "the machine ran out of memory"),
-    (
-        r"Bus error|No space left on device.*shm|unable to (write|resize|mmap|open shared memory)",
-        "the shared memory of loader workers (/dev/shm) is full",
-    ),
-    (r"Too many open files|received 0 items of ancdata", "the limit of open files (ulimit -n) was reached"),
-    (r"DataLoader worker .* is killed by signal: Killed", "a loader worker was killed, most likely for its memory"),
-)
 
 
 def outcome_of(work: Callable[[], RankReport]) -> RankReport:
@@ -45,8 +34,6 @@ def outcome_of(work: Callable[[], RankReport]) -> RankReport:
         return _report("invalid", str(fault), is_workload_fault=True)
     except Diverged as divergence:
         return _report("diverged", str(divergence))
-    except MemoryError:
-        return _report("host_oom", "the machine ran out of memory (MemoryError)")
     except BaseException as error:  # noqa: BLE001 - user code may raise anything, SystemExit among it
         return _crash(error)
 
@@ -55,29 +42,16 @@ def _crash(error: BaseException) -> RankReport:
     text = _users_traceback(error)
     with suppress(OSError, ValueError):  # the user's code may have closed it
         print(text, file=sys.stderr, flush=True)  # noqa: T201 - into the trial's log
-    if _is_device_oom(error):
-        return _report("oom", f"the device ran out of memory: {first_line(error)}")
-    message = str(error)
-    for pattern, explanation in _RESOURCES:
-        if re.search(pattern, message):
-            return _report("host_oom", f"{explanation}: {first_line(error)}")
-    failure = Failure(signature=f"{type(error).__name__} at {_place(text)}", traceback=text)
+    shortage = shortage_of(error)
+    if shortage is not None:
+        return _report("oom" if shortage.memory == "device" else "host_oom", shortage.reason)
+    failure = Failure(
+        signature=f"{type(error).__name__} at {_place(text)}",
+        traceback=text,
+        is_asynchronous=is_kernel_failure(error) and not launches_block(),
+    )
     report = _report("crashed", cause_of(error), failure=failure)
     return report.model_copy(update={"is_collateral": is_collateral(error)})
-
-
-def _is_device_oom(error: BaseException | None) -> bool:
-    """Whether an exception, or one that it stems from, says that the device's memory is used up.
-
-    torch raises OutOfMemoryError for its allocator alone; contexts, pinned memory and cuBLAS say it in words.
-    """
-    seen = set()
-    while error is not None and id(error) not in seen:
-        if isinstance(error, torch.OutOfMemoryError) or _DEVICE_OOM.search(str(error)):
-            return True
-        seen.add(id(error))
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def _users_traceback(error: BaseException) -> str:

@@ -27,6 +27,7 @@ from autotune.worker.build import (
 )
 from autotune.worker.device import Device
 from autotune.worker.feed import Feed
+from autotune.worker.out_of_memory import shortage_of
 from autotune.worker.step import Trainer, count_samples, infer_step, make_trainer, tensors_of
 
 __all__ = ["probe"]
@@ -87,7 +88,9 @@ def _train_once(trainer: Trainer, batch: Any) -> bool:
     try:
         trainer.train(batch)
         trainer.device.synchronize()
-    except (torch.OutOfMemoryError, MemoryError):
+    except Exception as error:
+        if shortage_of(error) is None:
+            raise
         trainer.optimizer.zero_grad(set_to_none=True)
         return False
     finally:

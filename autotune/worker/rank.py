@@ -48,8 +48,10 @@ from autotune.worker.busy import BusyProbe
 from autotune.worker.curves import trace_curves
 from autotune.worker.device import Device, describe, open_device
 from autotune.worker.feed import Delivery, Feed
+from autotune.worker.forks import refuse_bad_fork
 from autotune.worker.group import ALONE, Group, open_group
 from autotune.worker.guard import compare_to_float32
+from autotune.worker.kernel_failures import block_launches
 from autotune.worker.last_words import LastWords
 from autotune.worker.loop import Run, measure_window, warm_up
 from autotune.worker.machine import usable_cores
@@ -115,6 +117,7 @@ def run_rank(folder: TrialFolder, started: float, local_rank: int = 0) -> int:
 
 
 def _work(job: Job, place: _Place, words: LastWords, started: float) -> RankReport:
+    refuse_bad_fork(job.device)
     folder, ranks = place.folder, job.config.process_count if job.kind == "trial" else 1
     count = job.config.world_size if job.config.strategy == "dp" and job.kind == "trial" else 1
     device = open_device(job.device, place.local_rank if ranks > 1 else 0, count=count, limit_bytes=job.limit_bytes)
@@ -314,8 +317,10 @@ def _ended_when_stuck(longest_s: float, report: Path) -> Iterator[None]:
 
 
 def _enter_callers_world(job: Job) -> None:
-    """The caller's folder, search path and environment, as his own run would have them."""
+    """The caller's folder, search path and environment, as his own run would have them, before any call to a device."""
     os.environ[TRIAL_VARIABLE] = "1"
+    if job.blocks_launches:
+        block_launches()
     os.environ.pop("PYTHONPATH", None)
     if job.python_path is not None:
         os.environ["PYTHONPATH"] = job.python_path

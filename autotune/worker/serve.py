@@ -1,9 +1,10 @@
 """The fork server: has imported torch once, has touched no device, ran no tensor operation and no user code.
 
-Receives over its socket, one message a trial, the trial's folder, the number of its ranks and the descriptor to print
-to; forks the ranks (10 ms each instead of an interpreter's start and `import torch`); answers their pids, then each
-one's exit status as it ends, the last once all that the ranks have started is gone too. When the socket closes, the
-parent is gone: the same sweep is made and the server ends.
+Says once it is ready which devices its forks can't open, since torch has loaded by itself what opened them. Receives
+over its socket, one message a trial, the trial's folder, the number of its ranks and the descriptor to print to; forks
+the ranks (10 ms each instead of an interpreter's start and `import torch`); answers their pids, then each one's exit
+status as it ends, the last once all that the ranks have started is gone too. When the socket closes, the parent is
+gone: the same sweep is made and the server ends.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import psutil
 import torch._dynamo  # noqa: F401 - the first optimizer would import it, a second in every fork
 
 from autotune.protocol import TrialFolder, free_shared_memory
+from autotune.worker.forks import spoilt_in_forks
 from autotune.worker.rank import run_rank
 
 __all__ = ["die_with_parent", "live", "serve"]
@@ -43,7 +45,7 @@ def serve(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     with socket.socket(fileno=descriptor) as connection:
-        connection.send(b'{"ready": true}')
+        connection.send(json.dumps({"spoilt": spoilt_in_forks()}).encode())
         gc.collect()
         gc.freeze()  # what is imported stays shared with every fork
         while True:

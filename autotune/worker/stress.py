@@ -20,7 +20,6 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -31,6 +30,7 @@ from autotune.worker.build import build_dataset, build_loader, build_model, buil
 from autotune.worker.causes import cause_of
 from autotune.worker.device import Device
 from autotune.worker.feed import Feed
+from autotune.worker.out_of_memory import shortage_of
 from autotune.worker.reuse import Reused
 from autotune.worker.step import Trainer, infer_step, make_trainer, tensors_of
 
@@ -57,7 +57,7 @@ def train_on_largest(workload: Workload, job: Job, device: Device, scratch: Path
     """Train for `job.window.max_s` seconds, and at least three optimizer steps; `ends_at` cuts that short.
 
     Raises:
-        torch.OutOfMemoryError, MemoryError: the memory does not suffice for the largest samples.
+        Exception: whatever tells that the memory does not suffice for the largest samples, see `out_of_memory`.
         WorkloadFault: something about the workload can't be used.
     """
     dataset = build_dataset(workload)
@@ -95,7 +95,7 @@ def largest_batch(
     padding makes them (length times the largest sample).
 
     Raises:
-        torch.OutOfMemoryError, MemoryError: the memory does not suffice to hold it.
+        Exception: whatever tells that the memory does not suffice to hold it, see `out_of_memory`.
     """
     found = LargestBatch(sizes=[])
     try:
@@ -105,9 +105,9 @@ def largest_batch(
             chosen = _chosen(found, workload, dataset, loader, batch_size, stop_at)
             with closing(_over(dataset, loader, [chosen], loader.collate_fn)) as batches:
                 found.batch = next(batches)
-    except (torch.OutOfMemoryError, MemoryError):
-        raise
-    except Exception as error:  # noqa: BLE001 - user code may raise anything; such samples may never meet in training
+    except Exception as error:  # user code may raise anything; such samples may never meet in training
+        if shortage_of(error) is not None:
+            raise
         found.remark = f"The largest samples can't be put into one batch ({cause_of(error)})."
     return found
 

@@ -126,6 +126,7 @@ class CallingOff:
 
     launcher: Launcher
     should_end: Callable[[], bool]
+    notes: tuple[str, ...] = ()
 
     def launch(self, launch: Launch) -> Exit:
         return self.launcher.launch(replace(launch, should_end=self.should_end))

@@ -12,10 +12,11 @@ import pytest
 
 from autotune.core.measurement import Block
 from autotune.core.training_config import DdpConfig, TrainingConfig
+from autotune.core.trial import Failure
 from autotune.launch.launcher import Exit, Launch
 from autotune.launch.runner import TrialRunner, _BlockStream
 from autotune.protocol import NO_EXTRAS, TrialFolder, WindowRules
-from autotune.testing import FakeLauncher
+from autotune.testing import FakeLauncher, FakeTrial
 
 GROUP = TrainingConfig(strategy="ddp", world_size=2, ddp=DdpConfig(bucket_cap_mb=50))
 ALONE = TrainingConfig()
@@ -79,6 +80,23 @@ def test_what_is_looked_at_beside_the_trials_runs_in_one_process(
         ("curves", ALONE, None),
     ]
     assert launcher.jobs[2].variations == (ALONE,)
+
+
+@pytest.mark.parametrize(("took_s", "runs"), [(20.0, 2), (40.0, 1)])
+def test_a_failure_without_a_place_is_run_again_within_the_deadline_where_that_leaves_as_much_time(
+    took_s: float, runs: int, tmp_path: Path
+) -> None:
+    failure = Failure(signature="RuntimeError at net.py:3", traceback="", is_asynchronous=True)
+    bad = FakeTrial(outcome="crashed", reason="illegal", failure=failure, startup_s=took_s)
+    launcher = KeepingLauncher(lambda _: bad)
+    runner = TrialRunner(launcher=launcher, payload=tmp_path, scratch=tmp_path, logs=tmp_path, device="cuda:0", seed=0)
+    result = runner.run(ALONE, name="trial", deadline_s=60.0, window=WindowRules(), should_end=lambda _: None)
+    assert [job.blocks_launches for job in launcher.jobs] == [False, True][:runs]
+    assert sum(launch.deadline_s for launch in launcher.launches[1:]) < 60.0 - took_s
+    assert result.wall_s >= runs * took_s
+    assert all(launch.should_end is None for launch in launcher.launches[1:]), "its measurement is worth nothing"
+    assert result.failure == failure
+    assert ("no time was left" in result.reason) == (runs == 1)
 
 
 def test_each_rank_has_files_of_its_own(tmp_path: Path) -> None:

@@ -435,3 +435,88 @@ def in_rank(act: Callable[[], object]) -> None:
     """Do something where an item is made outside of a loader worker."""
     if get_worker_info() is None:
         act()
+
+
+# A device's failures, as torch tells of them
+
+
+def failing_late() -> nn.Module:
+    """Its kernel fails, which is noticed where the host waits next; where launches wait, it is noticed at once."""
+
+    def act() -> None:
+        if os.environ.get("CUDA_LAUNCH_BLOCKING") == "1":
+            raise RuntimeError(ASSERTED)  # MARK: kernel
+        raise RuntimeError(ASSERTED)  # MARK: later
+
+    return Faulty(act)
+
+
+def failing_unless_launches_wait() -> nn.Module:
+    def act() -> None:
+        if os.environ.get("CUDA_LAUNCH_BLOCKING") != "1":
+            raise RuntimeError(ASSERTED)
+
+    return Faulty(act)
+
+
+def failing_otherwise_where_launches_wait() -> nn.Module:
+    def act() -> NoReturn:
+        if os.environ.get("CUDA_LAUNCH_BLOCKING") == "1":
+            raise MemoryError
+        raise RuntimeError(ASSERTED)
+
+    return Faulty(act)
+
+
+ASSERTED = "CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported"
+
+
+def losing_the_device_at_8() -> nn.Module:
+    """Nothing works any more in a process that has seen a batch of eight."""
+    return LosingAt(8)
+
+
+def dying_at_8() -> nn.Module:
+    return LosingAt(8, then=os.abort)
+
+
+def losing_the_device_at_any_other_size() -> nn.Module:
+    return LosingAt(2, 8, 16)
+
+
+class LosingAt(nn.Module):
+    """Notes each process and size of batch."""
+
+    def __init__(self, *sizes: int, then: Callable[[], object] | None = None) -> None:
+        super().__init__()
+        self.layer, self.sizes, self.then, self.is_lost = linear(), sizes, then, False
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        with Path("sizes").open("a") as file:
+            file.write(f"{os.getpid()} {len(inputs)}\n")
+        self.is_lost |= len(inputs) in self.sizes
+        if self.is_lost:
+            (self.then or _lose)()
+        outputs: Tensor = self.layer(inputs)
+        return outputs
+
+
+def _lose() -> NoReturn:
+    raise RuntimeError("CUDA error: an illegal memory access was encountered\nSearch for `cudaErrorIllegalAddress'")
+
+
+def forking_and_looking() -> nn.Module:
+    """A process forked from this one writes down what it would refuse."""
+    from autotune.worker.device import DeviceError
+    from autotune.worker.forks import refuse_bad_fork
+
+    pid = os.fork()
+    if pid == 0:
+        try:
+            refuse_bad_fork("cpu")
+            refuse_bad_fork("cuda:0")
+        except DeviceError as error:
+            Path("note").write_text(str(error))
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return linear()

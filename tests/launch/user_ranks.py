@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -189,6 +190,22 @@ def exiting_hard_in_1() -> nn.Module:
 
 def killing_itself_in_1() -> nn.Module:
     return Acting({1: lambda: os.kill(os.getpid(), signal.SIGKILL)})
+
+
+def leaving_shared_memory_in_1() -> nn.Module:
+    """Is killed between making two files in shared memory, as NCCL names them, and the last rank's opening them."""
+
+    def act() -> None:
+        made = [tempfile.mkstemp(prefix="nccl-", dir="/dev/shm") for _ in range(2)]
+        for descriptor, _ in made:
+            os.ftruncate(descriptor, 4096)
+        Path("made.tmp").write_text("\n".join(name for _, name in made))
+        Path("made.tmp").rename("made")
+        while not Path("go").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    return Acting({1: act})
 
 
 def killing_the_server_in_1() -> nn.Module:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Callable
+from typing import Any
 
-from autotune.worker.causes import cause_of
+import pytest
+from torch._utils import ExceptionWrapper
+
+from autotune.worker.causes import cause_of, told_by
 
 
 @pytest.mark.parametrize(
@@ -18,3 +22,43 @@ from autotune.worker.causes import cause_of
 )
 def test_an_exception_is_told_by_its_type_and_the_line_that_says_it(error: BaseException, said: str) -> None:
     assert cause_of(error) == said
+
+
+def test_an_exception_and_what_it_stems_from_are_told_the_outermost_first() -> None:
+    outer = ValueError("outer")
+    outer.__cause__ = KeyError("inner")
+    told = list(told_by(outer))
+    assert [one.first_line for one in told] == ["outer", "'inner'"]
+    assert told[1].kinds[:2] == ("KeyError", "LookupError")
+
+
+def test_a_quoted_exception_is_told_by_itself_and_not_by_the_code_around_it() -> None:
+    error = raised_again(lambda: int("12 GiB of CUDA out of memory"[:2] + "x"))
+    assert str(error).startswith("Caught ValueError in a thread")
+    (told,) = told_by(error)
+    assert told.first_line == "invalid literal for int() with base 10: '12x'"
+    assert (told.kinds[0], "CUDA out of memory" in told.stack) == ("ValueError", True)
+
+
+def test_a_quoted_type_that_can_not_be_built_anew_keeps_its_name() -> None:
+    class OddError(Exception):
+        def __init__(self, one: int, two: int) -> None:
+            super().__init__(f"{one} {two}")
+
+    def fail() -> None:
+        raise OddError(1, 2)
+
+    error = raised_again(fail)
+    assert isinstance(error, RuntimeError)
+    told = next(told_by(error))
+    assert (told.kinds[0], told.message) == ("OddError", "1 2")
+
+
+def raised_again(act: Callable[[], object]) -> BaseException:
+    """What torch raises in the main thread of what another one has raised."""
+    again: Any = ExceptionWrapper
+    with pytest.raises(Exception) as raised:  # noqa: PT011 - whatever it is
+        act()
+    with pytest.raises(Exception) as quoted:  # noqa: PT011 - as above
+        again(raised._excinfo, where="in a thread").reraise()
+    return quoted.value

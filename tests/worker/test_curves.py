@@ -119,15 +119,74 @@ def test_a_point_that_fails_leaves_its_reason_and_spares_the_others(cpu: Device,
     assert curves.roofline is not None
 
 
-def test_the_points_so_far_are_kept_after_each(cpu: Device, tmp_path: Path) -> None:
+def test_the_points_so_far_are_kept_around_each(cpu: Device, tmp_path: Path) -> None:
     kept: list[Curves] = []
     whole = trace(
         nn.Linear(8, 2), cpu, tmp_path, {"num_workers": 0, "lr": 0.1}, {"micro_batch_size": 8}, keep=kept.append
     )
-    assert [len(known.loader) + len(known.device) for known in kept] == [1, 2, 3]
+    assert [len(known.loader) + len(known.device) for known in kept] == [1, 1, 2, 2, 3, 3]
+    underway = [[*known.loader, *known.device][-1] for known in kept[::2]]
+    assert {(point.ceiling, point.reason) for point in underway} == {(None, "the process ended while it was measured")}
+    assert [known.is_cut for known in kept] == [True] * 6
     assert {known.remarks for known in kept} == {("The job ended before the rest was measured.",)}
     assert (kept[-1].loader, kept[-1].device) == (whole.loader, whole.device)
-    assert whole.remarks == ()
+    assert (whole.remarks, whole.is_cut) == ((), False)
+
+
+class Failing(nn.Module):
+    """A kernel of it fails with one batch size, and then nothing works any more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.has_failed, self.seen = nn.Linear(8, 2), False, set[int]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.add(len(x))
+        self.has_failed |= len(x) == 8
+        if self.has_failed:
+            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nSearch for")
+        return functional.linear(x, self.layer.weight, self.layer.bias)
+
+
+BATCHES = ({"micro_batch_size": 2}, {"micro_batch_size": 8}, {"micro_batch_size": 16})
+
+
+def test_after_a_kernels_failure_nothing_more_is_measured_in_the_process(cpu: Device, tmp_path: Path) -> None:
+    kept: list[Curves] = []
+    model = Failing()
+    curves = trace(model, cpu, tmp_path, {"num_workers": 1}, *BATCHES, keep=kept.append)
+    own, first, failed = curves.device
+    assert None not in (own.ceiling, first.ceiling)
+    assert (failed.changes, failed.ceiling) == (BATCHES[1], None)
+    assert failed.reason == "AcceleratorError: CUDA error: an illegal memory access was encountered"
+    assert curves.is_cut
+    assert curves.remarks == ("The job ended before the rest was measured.",)
+    assert model.seen == {4, 2, 8}
+    assert kept[-1] == curves
+
+
+def test_points_of_an_earlier_process_are_handed_on_and_not_measured_again(cpu: Device, tmp_path: Path) -> None:
+    known = trace(Failing(), cpu, tmp_path, {"num_workers": 1}, *BATCHES)
+    model = Failing()
+    curves = trace(model, cpu, tmp_path, {"num_workers": 1}, *BATCHES, known=known, roofline=False)
+    assert curves.loader == known.loader
+    assert curves.device[:3] == known.device
+    assert settings(curves.device)[3:] == [BATCHES[2]]
+    assert curves.device[3].ceiling is not None
+    assert model.seen == {16}
+    assert (curves.remarks, curves.is_cut) == ((), False)
+
+
+def test_a_point_without_memory_says_whose(cpu: Device, tmp_path: Path) -> None:
+    class Greedy(Fussy):
+        def forward(self, x: Tensor) -> Tensor:
+            if len(x) != 4:
+                raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+            return super().forward(x)
+
+    curves = trace(Greedy(), cpu, tmp_path, {"micro_batch_size": 8}, {"amp_dtype": "bfloat16"})
+    assert curves.device[1].reason.startswith("the device ran out of memory: CUDA error: CUBLAS_STATUS_ALLOC_FAILED")
+    assert curves.device[2].ceiling is not None
 
 
 def test_a_point_whose_loss_is_not_finite_is_none_and_spares_the_others(cpu: Device, tmp_path: Path) -> None:

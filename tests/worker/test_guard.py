@@ -186,10 +186,19 @@ def test_a_step_that_is_skipped_after_a_good_one_leaves_the_first_gradient(compa
     assert objection(figures) is None
 
 
-def test_a_batch_that_float32_has_no_memory_for_is_halved(compare: Compare) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("as a device would"),
+        torch.AcceleratorError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_batch_that_float32_has_no_memory_for_is_halved(compare: Compare, error: Exception) -> None:
     def step(model: nn.Module, batch: Any) -> Tensor:
         if len(batch[0]) > 4 and not torch.is_autocast_enabled("cpu"):
-            raise torch.OutOfMemoryError("as a device would")
+            raise error
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
     figures = compare(Layered(nn.Identity()), parts={"step": step})

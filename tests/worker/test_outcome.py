@@ -40,7 +40,7 @@ def ended_by(error: BaseException) -> RankReport:
         (
             RuntimeError("unable to open shared memory object"),
             "host_oom",
-            "the shared memory of loader workers (/dev/shm) is full: unable to open shared memory object",
+            "the shared memory (/dev/shm) is full: unable to open shared memory object",
         ),
         (
             OSError(24, "Too many open files"),
@@ -67,6 +67,27 @@ def test_out_of_memory_is_seen_behind_another_exception() -> None:
     outer = ValueError("the step failed")
     outer.__cause__ = torch.OutOfMemoryError("CUDA out of memory")
     assert ended_by(outer).result.outcome == "oom"
+
+
+def test_by_how_much_memory_was_missing_nobody_knows() -> None:
+    result = ended_by(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")).result
+    assert (result.violation, result.measurement, result.failure) == (None, None, None)
+
+
+def test_a_kernels_failure_has_a_place_only_where_each_launch_waits_for_its_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    error = RuntimeError("CUDA error: device-side assert triggered\nCUDA kernel errors might be")
+    for name in ("CUDA_LAUNCH_BLOCKING", "AMD_SERIALIZE_KERNEL"):
+        monkeypatch.delenv(name, raising=False)
+    late = ended_by(error).result
+    assert (late.outcome, late.reason) == ("crashed", "RuntimeError: CUDA error: device-side assert triggered")
+    assert late.failure is not None
+    assert late.failure.is_asynchronous
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    at_once = ended_by(error).result.failure
+    assert at_once is not None
+    assert not at_once.is_asynchronous
 
 
 def test_exceptions_that_name_each_other_come_to_an_end() -> None:

@@ -126,10 +126,18 @@ def test_parameters_that_no_gradient_reaches_are_found_in_one_step(takes_both: b
     assert facts_of(data, model=TwoBranches(takes_both=takes_both)).has_unused_parameters is not takes_both
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])
-def test_a_baseline_that_is_out_of_memory_is_left_to_its_trial_to_tell(error: type[BaseException]) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("used up"),
+        MemoryError("used up"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_baseline_that_is_out_of_memory_is_left_to_its_trial_to_tell(error: Exception) -> None:
     def exhausting(_: object, __: object) -> Tensor:
-        raise error("used up")
+        raise error
 
     facts = facts_of(TensorDataset(torch.randn(100, 4), torch.randint(0, 2, (100,))), step=exhausting)
     assert facts.dataset_length == 100

@@ -220,11 +220,12 @@ def test_samples_that_do_not_go_together_are_said_and_refute_nothing(
     assert figures.largest_batch_bytes == 0
 
 
-def test_a_lack_of_memory_is_no_remark(find: Callable[..., LargestBatch]) -> None:
+@pytest.mark.parametrize("error", [MemoryError(), torch.AcceleratorError("CUDA error: out of memory")], ids=str)
+def test_a_lack_of_memory_is_no_remark(find: Callable[..., LargestBatch], error: Exception) -> None:
     def greedy(_: Any) -> Any:
-        raise MemoryError
+        raise error
 
-    with pytest.raises(MemoryError):
+    with pytest.raises(type(error)):
         find(collate_fn=greedy)
 
 

@@ -1,0 +1,163 @@
+"""Whose memory was used up: the device's, the host's, or nobody's.
+
+Takes an exception of whatever raised it (torch's allocators, CUDA's libraries, NCCL, the kernel, a loader worker, a pin
+thread); hands on a Shortage, or None where it tells of something else. What an exception says counts where torch or the
+system may have said it: in a RuntimeError or an OSError, not in a ValueError of the user's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from autotune.worker.causes import Told, told_by
+
+__all__ = ["Shortage", "device_was_full", "oom_count", "shortage_of"]
+
+_ALMOST_NOTHING_BYTES = 256 * 2**20
+"""Free device memory below which a library's first call may fail: what cuBLAS or cuDNN load with their kernels and a
+workspace (32 MiB on Hopper) take together, rounded up. Our own convention."""
+
+# Said only where the device's memory is used up. Sources: c10/cuda/CUDACachingAllocator.cpp and its XPU and MPS
+# counterparts; cudaErrorMemoryAllocation as c10/cuda/CUDAException.cpp and aten/src/ATen/cuda/Exceptions.h give it on;
+# the status codes of cuBLAS, cuSOLVER, cuSPARSE, cuFFT (aten/src/ATen/native/cuda/CuFFTUtils.h), cuDNN 8 and 9
+# (cudnn_graph.h) and MIOpen; NCCL's src/include/checks.h, with or without the error's number; Triton's driver.c;
+# unified-runtime's ur_api.h.
+_DEVICE = re.compile(
+    r"\b(CUDA|HIP|XPU) out of memory\b|\bMPS backend out of memory\b"
+    r"|(CUDA|HIP)( driver)? error: out of memory"
+    r"|Cuda failure (\d+ )?'out of memory'|Triton Error \[(CUDA|HIP)\]: out of memory"
+    r"|(CUDNN|CUBLAS|CUSOLVER|CUSPARSE|HIPBLAS|HIPSOLVER|HIPSPARSE)_STATUS_ALLOC_FAILED|(CU|HIP)FFT_ALLOC_FAILED"
+    r"|CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED|miopenStatusAllocFailed"
+    r"|UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY"
+)
+
+# Said where the device's memory is used up, and for other reasons too: cuDNN has no engine for a precision or a card, a
+# library does not match the driver, a kernel has failed before. torch takes an allocator's error for that of an engine
+# and tries the next: aten/src/ATen/native/cudnn/Conv_v8.cpp (try_plans), Conv_v7.cpp (try_all). NCCL says of every
+# allocation that failed that it did: src/include/alloc.h (ncclCudaCallocDebug).
+_PERHAPS = re.compile(
+    r"[Uu]nable to find an engine to execute this computation|[Uu]nable to find a valid cuDNN algorithm"
+    r"|(CUDNN|CUBLAS|CUSOLVER|CUSPARSE|HIPBLAS)_STATUS_(NOT_INITIALIZED|INTERNAL_ERROR)\b|CUFFT_INTERNAL_ERROR"
+    r"|Failed to CUDA calloc|UR_RESULT_ERROR_OUT_OF_RESOURCES"
+)
+
+# The host's. Sources: c10/core/impl/alloc_cpu.cpp, aten/src/ATen/MapAllocator.cpp, torch/csrc/DataLoader.cpp,
+# torch/utils/data/_utils/signal_handling.py, strerror(3), cudnn_graph.h, unified-runtime's ur_api.h, and NCCL's
+# src/include/alloc.h and src/misc/shmutils.cc (ncclShmOpen), of which older versions give no error's name.
+_FILES = r"Too many open files|received 0 items of ancdata"
+_SHARED_MEMORY = (
+    r"Bus error|bus error encountered in worker|No space left on device.*shm|/shm/.*No space left on device"
+    r"|unable to (write to file|resize file|mmap|allocate shared memory|open shared memory object)"
+    r"(?!.*(No such file|Permission denied|File exists))"
+    r"|(failed to extend|creating shared memory segment) \S*/nccl-\S* [^,\n]*(?m:$)"
+)
+_RAM = (
+    r"can't allocate memory|Cannot allocate memory|not enough memory|Failed to malloc \d+ bytes"
+    r"|CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED|UR_RESULT_ERROR_OUT_OF_HOST_MEMORY"
+)
+_HOST = {
+    re.compile(_FILES): "the limit of open files (ulimit -n) was reached",
+    re.compile(_SHARED_MEMORY): "the shared memory (/dev/shm) is full",
+    re.compile(_RAM): "the machine ran out of memory",
+    re.compile("Failed to CUDA host alloc"): "the machine ran out of memory that can be page-locked",
+    re.compile("DataLoader worker .* is killed by signal: Killed"): (
+        "a loader worker was killed, most likely for its memory"
+    ),
+}
+"""What is used up, by what is said of it; the first that matches counts."""
+_PINNING = "the machine ran out of memory that can be page-locked (pin_memory)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortage:
+    """Memory, or what stands for it, that was used up."""
+
+    memory: Literal["device", "host"]
+    """host: RAM, shared memory, or the files that may be open."""
+    reason: str
+    """What was used up, and what was said of it."""
+
+
+def shortage_of(error: BaseException, is_full: Callable[[], bool] | None = None) -> Shortage | None:
+    """Whose memory an exception, one that it stems from, or one that it quotes says to be used up; None: nobody's.
+
+    Args:
+        error: what was raised.
+        is_full: whether the device's memory was used up, asked where the words alone don't tell; None: this process's
+            allocator is asked, see `device_was_full`.
+    """
+    for told in told_by(error):
+        shortage = _told_shortage(told, is_full or device_was_full)
+        if shortage is not None:
+            return shortage
+    return None
+
+
+def device_was_full(ooms_before: int = 0) -> bool:
+    """Whether torch's allocator has refused memory more than `ooms_before` times in all, or next to nothing is free.
+
+    It counts a refusal when it raises, whoever takes the exception then; cuDNN, which looks for an engine that needs
+    less, does. Source: c10/cuda/CUDACachingAllocator.cpp (malloc: stats.num_ooms).
+    """
+    if oom_count() > ooms_before:
+        return True
+    free_bytes = _free_bytes()
+    return free_bytes is not None and free_bytes < _ALMOST_NOTHING_BYTES
+
+
+def oom_count() -> int:
+    """How often torch's allocator has refused memory in this process, on all devices; 0 where it does not tell."""
+    with suppress(RuntimeError):  # no device, or one that is lost
+        if torch.accelerator.is_available():
+            devices = range(torch.accelerator.device_count())
+            return sum(int(torch.accelerator.memory_stats(device).get("num_ooms", 0)) for device in devices)
+    return 0
+
+
+def _free_bytes() -> int | None:
+    """Free memory of this process's device; None where nobody knows."""
+    with suppress(RuntimeError, AttributeError):  # as above; a backend without the function
+        device = torch.accelerator.current_accelerator()
+        if device is not None and torch.accelerator.is_available():
+            return int(torch.get_device_module(device).mem_get_info()[0])
+    return None
+
+
+def _told_shortage(told: Told, is_full: Callable[[], bool]) -> Shortage | None:
+    if "OutOfMemoryError" in told.kinds:
+        return _of_device(told)
+    if "MemoryError" in told.kinds:
+        said = told.first_line if told.message else "(MemoryError)"
+        return Shortage(memory="host", reason=f"the machine ran out of memory{': ' if told.message else ' '}{said}")
+    if not {"RuntimeError", "OSError"} & set(told.kinds):
+        return None
+    if _DEVICE.search(told.message):
+        return _of_host(told, _PINNING) if _was_pinning(told) else _of_device(told)
+    for pattern, explanation in _HOST.items():
+        if pattern.search(told.message):
+            return _of_host(told, explanation)
+    return _of_device(told) if _PERHAPS.search(told.message) and is_full() else None
+
+
+def _was_pinning(told: Told) -> bool:
+    """Whether it was raised where a tensor is copied into page-locked memory, which is the host's.
+
+    cudaHostAlloc's error has the words of cudaMalloc's; the device's allocator has words of its own.
+    Source: aten/src/ATen/cuda/CachingHostAllocator.cpp (allocate_host_memory_slowpath).
+    """
+    innermost = told.stack[told.stack.rfind('  File "') :]
+    return "pin_memory" in innermost and "error: out of memory" in told.message
+
+
+def _of_device(told: Told) -> Shortage:
+    return Shortage(memory="device", reason=f"the device ran out of memory: {told.first_line}")
+
+
+def _of_host(told: Told, explanation: str) -> Shortage:
+    return Shortage(memory="host", reason=f"{explanation}: {told.first_line}")

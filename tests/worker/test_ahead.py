@@ -1,0 +1,68 @@
+"""Batches ahead are refused before they fill the memory that they lie in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from autotune.core.training_config import TrainingConfig
+from autotune.protocol import Job
+from autotune.worker import ahead
+from autotune.worker.ahead import refuse_too_much_ahead
+from autotune.worker.device import Device
+
+MIB = 2**20
+BATCH = (torch.zeros(65, 2**10, dtype=torch.uint8), torch.zeros(2**14, dtype=torch.uint8))
+"""65 and 16 KiB: four of them take 324 KiB in shared memory; page-locked, by powers of two, 576 KiB."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "pins", "ram_bytes", "shared_bytes", "is_refused"),
+    [
+        ("cuda", True, MIB, 8 * MIB, True),
+        ("xpu", True, MIB, 8 * MIB, True),
+        ("cuda", True, 2 * MIB, 8 * MIB, False),
+        ("cuda", True, 2 * MIB, MIB, False),  # what is page-locked lies in no shared memory
+        ("cuda", False, MIB, 8 * MIB, False),
+        ("cpu", True, MIB, 8 * MIB, False),  # torch pins nothing without an accelerator
+        ("cpu", False, 8 * MIB, MIB // 2, True),
+    ],
+)
+def test_batches_that_are_pinned_exist_twice_and_take_a_power_of_two(
+    kind: Any,
+    pins: bool,
+    ram_bytes: int,
+    shared_bytes: int,
+    is_refused: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    own = TrainingConfig(micro_batch_size=8)
+    job = Job(
+        kind="curves",
+        payload=tmp_path,
+        config=own,
+        device=kind,
+        seed=0,
+        deadline_s=60.0,
+        sys_path=(),
+        working_directory=tmp_path,
+        python_path=None,
+    )
+    config = own.model_copy(update={"num_workers": 2, "prefetch_factor": 2, "pin_memory": pins})
+    device = Device(torch.device("cpu"), kind)
+    monkeypatch.setattr(ahead, "_free_ram_bytes", lambda *_: ram_bytes)
+    monkeypatch.setattr(ahead, "_free_shared_bytes", lambda: shared_bytes)
+    if not is_refused:
+        refuse_too_much_ahead([BATCH], config, job, device)
+        return
+    with pytest.raises(ValueError, match=r"batches ahead might take \d MiB of the \d MiB that are free"):
+        refuse_too_much_ahead([BATCH], config, job, device)
+
+
+def test_batches_grow_with_their_number_of_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [ahead._sizes_of(BATCH, growth).shared for growth in (0.5, 1, 4)] == [40 * 1024 + 512, 81 * 1024, 324 * 1024]
+    assert [ahead._sizes_of(BATCH, growth).pinned for growth in (0.5, 1, 4)] == [72 * 1024, 144 * 1024, 576 * 1024]
