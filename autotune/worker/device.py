@@ -20,7 +20,7 @@ import torch
 from autotune.core.environment import DeviceKind, Environment
 from autotune.core.measurement import MemorySample
 from autotune.core.training_config import AmpDtype
-from autotune.worker import machine
+from autotune.worker import machine, nvml
 
 __all__ = ["Device", "DeviceError", "describe", "open_device"]
 
@@ -141,7 +141,7 @@ def describe(device: Device) -> Environment:
         device_memory_bytes=device.total_memory_bytes,
         device_count=1 if device.kind == "cpu" else torch.accelerator.device_count(),
         native_amp_dtypes=_native_dtypes(device),
-        driver=_driver(device),
+        driver=nvml.driver_version() if device.kind == "cuda" else None,
         cores=machine.usable_cores(),
         ram_bytes=machine.usable_ram_bytes(),
         platform=platform.platform(terse=True),
@@ -175,20 +175,6 @@ def _native_dtypes(device: Device) -> tuple[AmpDtype, ...]:
     native = {"float32": True, "tf32": tf32, "bfloat16": bfloat16, "float16": float16}
     names: tuple[AmpDtype, ...] = ("float32", "tf32", "bfloat16", "float16")
     return tuple(name for name in names if native[name])
-
-
-def _driver(device: Device) -> str | None:
-    if device.kind != "cuda":
-        return None
-    import pynvml
-
-    with suppress(pynvml.NVMLError):
-        pynvml.nvmlInit()
-        try:
-            return str(pynvml.nvmlSystemGetDriverVersion())
-        finally:
-            pynvml.nvmlShutdown()
-    return None
 
 
 def _versions() -> dict[str, str]:
