@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from autotune.core.conditions import note_on_others
 from autotune.core.plan import Plan
 from autotune.core.rules import obstacle
 from autotune.core.search_space import ResolvedSpace, compose, resolve
@@ -49,7 +50,9 @@ def look(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, ResolvedSpace]:
         ram_bytes=seen.ram_bytes,
         limit_is_ram=seen.has_only_ram,
     )
-    return ready, replace(space, notes=(*space.notes, *runner.launcher.notes))
+    others = note_on_others(report.conditions)
+    notes = (*space.notes, *(() if others is None else (others,)), *runner.launcher.notes)
+    return ready, replace(space, notes=notes)
 
 
 def _refuse_empty(space: ResolvedSpace) -> None:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar
 import cloudpickle
 from pydantic import BaseModel, ConfigDict
 
+from autotune.core.conditions import DeviceConditions
 from autotune.core.diagnosis import Curves
 from autotune.core.environment import Environment
 from autotune.core.guard import GuardFigures
@@ -203,6 +204,8 @@ class RankReport(BaseModel):
     result: TrialResult
     environment: Environment | None = None
     facts: WorkloadFacts | None = None
+    conditions: DeviceConditions | None = None
+    """Of a probe: what was on the device before it was opened."""
     guard: GuardFigures | None = None
     curves: Curves | None = None
     stress: StressFigures | None = None

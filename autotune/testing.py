@@ -15,6 +15,7 @@ from threading import Lock
 
 from autotune.core.breakdown import LoaderCosts, Share, TimeBreakdown
 from autotune.core.ceilings import Ceiling
+from autotune.core.conditions import DeviceConditions
 from autotune.core.ddp_config import TORCH_BUCKET_CAP_MB, DdpConfig
 from autotune.core.diagnosis import CurvePoint, Curves
 from autotune.core.environment import Environment
@@ -180,6 +181,8 @@ class FakeLauncher:
     """Trials that it runs at once."""
     notes: tuple[str, ...] = ()
     """Sentences about machines that are not used; there are none."""
+    conditions: DeviceConditions | None = None
+    """What a probe, and each trial, tells of the device."""
     _lock: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
 
     def launch(self, launch: Launch) -> Exit:
@@ -187,7 +190,12 @@ class FakeLauncher:
         job = read_model(launch.folder.job, Job)
         launch.log.touch(mode=0o600)
         if job.kind in {"describe", "probe"}:
-            report = RankReport(result=TrialResult(outcome="ok"), environment=self.environment, facts=self.facts)
+            report = RankReport(
+                result=TrialResult(outcome="ok"),
+                environment=self.environment,
+                facts=self.facts,
+                conditions=self.conditions,
+            )
             write_model(launch.folder.report, report)
             return Exit(code=0, wall_s=0.0)
         with self._lock:
@@ -278,6 +286,7 @@ class FakeLauncher:
             samples_per_s_ci=(rate.low, rate.high),
             busy_fraction=trial.busy_fraction,
             busy_source="made up",
+            conditions=self.conditions,
             data_wait_fraction=1 - trial.busy_fraction,
             peak_memory_bytes=trial.peak_memory_bytes,
             startup_s=trial.startup_s,

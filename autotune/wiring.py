@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,6 +22,7 @@ from autotune.core.search_space import ResolvedSpace, SearchSpace, whole_numbers
 from autotune.core.training_config import TrainingConfig
 from autotune.core.workload import Workload
 from autotune.errors import ConfigError
+from autotune.launch.driver import kept_initialised
 from autotune.launch.fork_server import ForkServerLauncher
 from autotune.launch.fresh import FreshInterpreterLauncher
 from autotune.launch.launcher import Launcher
@@ -140,21 +141,26 @@ def temporary_folder() -> Iterator[RunFolder]:
 def opened_launcher(given: Launcher | None, folder: RunFolder, plan: Plan) -> Iterator[Launcher]:
     """The launcher that was given, which stays open, else that of the plan's executor.
 
+    NVIDIA's driver is kept from letting go of this machine's devices between trials.
+
     Raises:
         ConfigError: the executor's package is not installed.
     """
-    if given is not None:
-        yield given
-        return
-    own: Launcher
-    if plan.executor.kind == "ray":
-        own = _connected(plan)
-    else:
-        own = ForkServerLauncher(folder.logs / "server.log") if sys.platform == "linux" else FreshInterpreterLauncher()
-    try:
+    with ExitStack() as held:
+        if plan.executor.kind != "ray":
+            held.enter_context(kept_initialised(plan.device))
+        if given is not None:
+            yield given
+            return
+        own: Launcher
+        if plan.executor.kind == "ray":
+            own = _connected(plan)
+        elif sys.platform == "linux":
+            own = ForkServerLauncher(folder.logs / "server.log")
+        else:
+            own = FreshInterpreterLauncher()
+        held.callback(own.close)
         yield own
-    finally:
-        own.close()
 
 
 def _connected(plan: Plan) -> Launcher:

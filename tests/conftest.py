@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from alembic.config import Config
 from alembic.script import ScriptDirectory
+from nvml_stub import NvmlStub, build_libraries
 from processes import marked
 
 from autotune.launch.fork_server import ForkServerLauncher
@@ -35,6 +36,20 @@ def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer
     yield launcher
     launcher.close()
     assert not marked(launcher._token)
+
+
+@pytest.fixture(scope="session")
+def nvml_libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders with a libnvidia-ml.so.1 that plays scenarios, of a driver of "today" and of an "old" one."""
+    return build_libraries(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+def nvml(nvml_libraries: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NvmlStub:
+    """One GPU, "GPU-0", that answers nothing yet: pynvml's real code runs over it. See tests/nvml_stub."""
+    stub = NvmlStub(nvml_libraries["today"], tmp_path / "nvml.scenario")
+    stub.load(monkeypatch)
+    return stub
 
 
 @pytest.fixture

@@ -77,6 +77,7 @@ OWNERS: dict[str, dict[str, tuple[Kind, ...]]] = {
         "core/training_config.py": ("function", "typing"),
         "protocol": ("function", "typing"),
     },
+    "pynvml": {"worker/nvml.py": ("function",), "launch/driver.py": ("function",)},
     "optuna": {"study": EVERYWHERE, "searching": ("typing",)},
     "yaml": {"run_config": EVERYWHERE},
     "rich": {"report": EVERYWHERE, "cli": ("function", "typing")},

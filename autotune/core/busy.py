@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 __all__ = [
+    "GPM_SOURCE",
     "NVML_SOURCE",
     "PROFILER_SOURCE",
     "WAIT_SOURCE",
@@ -19,10 +20,11 @@ __all__ = [
 ]
 
 PROFILER_SOURCE = "profiler: kernels and copies"
+GPM_SOURCE = "GPM graphics utilization"
 NVML_SOURCE = "NVML utilization"
 WAIT_SOURCE = "1 - data wait"
-_RANKS = {PROFILER_SOURCE: 0, NVML_SOURCE: 1, WAIT_SOURCE: 3}
-_RANK_OF_OTHERS = 2
+_RANKS = {PROFILER_SOURCE: 0, GPM_SOURCE: 1, NVML_SOURCE: 2, WAIT_SOURCE: 4}
+_RANK_OF_OTHERS = 3
 _AGREE_WITHIN = 0.10
 
 _Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -58,7 +60,10 @@ class Fullness(BaseModel):
 def source_rank(source: str) -> int:
     """How much a source is worth, 0 for the best.
 
-    The profiler sees every kernel and copy, NVML samples whether there is one; the loop's waits tell of the loader.
+    The profiler sees every kernel and copy. GPM counts the cycles in which compute work was active, from one edge of a
+    window to the other, however short it is; NVML's samples are means over up to a second, of which some three fall
+    into 0.6 s. The loop's waits tell of the loader alone: where launches hold the device up, they read 1.
+    Source: NVML API reference, nvmlGpmMetricId_t (GRAPHICS_UTIL) and nvmlUtilization_t (1/6 s to 1 s by product).
     """
     return _RANKS.get(source, _RANK_OF_OTHERS)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
+from autotune.core import conditions
 from autotune.core.ceilings import Ceiling
 from autotune.core.environment import DeviceKind
 from autotune.core.measurement import (
@@ -54,6 +55,7 @@ def merged_measurement(parts: Sequence[Measurement]) -> Measurement:
             "busy_source": worst.busy_source,
             "busy_readings": worst.busy_readings,
             "fullness": worst.fullness,
+            "conditions": conditions.merged([part.conditions for part in parts]),
             "data_wait_fraction": starved.data_wait_fraction,
             "breakdown": starved.breakdown,
             "loader_costs": starved.loader_costs,

@@ -162,7 +162,8 @@ class Measurement(BaseModel):
     """95 % interval for another run of the same settings: batch means of the window, joined with the usual spread
     between runs; the upper end is infinite where the window held a single block."""
     busy_fraction: float | None
-    """By NVML, else by the loop's waits: a trial for which NVML had no sample falls back, and its source says so."""
+    """By GPM, else by NVML's samples, else by the loop's waits: a trial falls back where one does not tell, and its
+    source says so."""
     busy_source: str | None
     busy_readings: tuple[BusyReading, ...] = ()
     """Every source that could tell."""
@@ -188,7 +189,7 @@ class Measurement(BaseModel):
     communication: Communication | None = None
     """What exchanging gradients takes; None for a single rank, and where not measured."""
     remarks: tuple[str, ...] = ()
-    """What could not be measured after the window, and why, a sentence each."""
+    """What disturbed the window, what could not be measured after it, and why, a sentence each."""
     after_s: float = 0.0
     """Seconds that all this took after the window; a run that measures its window alone is so much shorter."""
     startup_s: float
@@ -206,6 +207,12 @@ class Measurement(BaseModel):
     def blocks(self) -> tuple[Block, ...]:
         """The raw blocks of the window."""
         return self.window.blocks
+
+    def busy_by(self, source: str | None) -> float | None:
+        """The busy fraction that a source has told; None where it has not."""
+        if source == self.busy_source:
+            return self.busy_fraction
+        return next((one.fraction for one in self.busy_readings if one.source == source), None)
 
     @property
     def joules_per_sample(self) -> float | None:

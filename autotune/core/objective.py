@@ -94,11 +94,11 @@ def evaluate(measurement: Measurement, baseline: Measurement, objective: Objecti
     """Score a measurement against the baseline's, under a memory limit in bytes.
 
     score = rate / baseline rate * (1 - w * (1 - busy_fraction)). Busy fractions of different sources don't compare, and
-    NVML may lack samples of a single trial: one whose source is not the baseline's is scored with the baseline's
-    fraction, as if it were as busy.
+    GPM or NVML may refuse a single trial: one of which the baseline's source does not tell is scored with the
+    baseline's fraction, as if it were as busy.
     """
-    same_source = measurement.busy_source == baseline.busy_source and measurement.busy_fraction is not None
-    busy = measurement.busy_fraction if same_source else baseline.busy_fraction
+    told = measurement.busy_by(baseline.busy_source)
+    busy = baseline.busy_fraction if told is None else told
     idle = 0.0 if busy is None else 1.0 - busy
     value = measurement.samples_per_s / baseline.samples_per_s * (1.0 - objective.busy_weight * idle)
     violation, reason = measurement.peak_memory_bytes / limit_bytes - 1.0, memory_fault(measurement, limit_bytes)

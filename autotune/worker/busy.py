@@ -1,34 +1,39 @@
-"""How busy and how full the device was during a window, read passively: NVIDIA's own counters, else the loop's waits.
+"""How busy and how full the device was during a window, read passively: GPM, NVML's samples, else the loop's waits.
 
-NVML's utilization is the share of its sample period in which at least one kernel ran: it says busy, not full. GPM, on
-Hopper and newer, says how full: the shares of multiprocessors, tensor pipes and memory bandwidth between two samples.
-Source: NVML API reference, nvmlDeviceGetSamples, nvmlUtilization_t and nvmlGpmMetricsGet.
+GPM, on Hopper and newer, counts between two samples, which are taken at the window's edges: the share of time in which
+compute work was active, and how full that was (multiprocessors, tensor pipes, memory bandwidth). NVML's utilization, on
+all others, is the share of its sample period in which at least one kernel ran: it says busy, not full.
+Source: NVML API reference, nvmlGpmMetricsGet, nvmlGpmMetricId_t, nvmlDeviceGetSamples and nvmlUtilization_t.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
-from statistics import fmean
+from itertools import pairwise
+from math import fsum
 from time import perf_counter
 from typing import Any
 
-import torch
+from autotune.core.busy import GPM_SOURCE, NVML_SOURCE, WAIT_SOURCE, BusyReading, Fullness
+from autotune.worker.nvml import (
+    GPM_LEAST_S,
+    Gpu,
+    GpuSample,
+    free_gpm,
+    gpm_shares,
+    take_gpm,
+    utilization_since,
+)
 
-from autotune.core.busy import NVML_SOURCE, WAIT_SOURCE, BusyReading, Fullness
-from autotune.worker.device import Device
+__all__ = ["BusyProbe", "Busyness", "covered_busy_fraction"]
 
-__all__ = ["BusyProbe", "Busyness"]
-
-_GPM_LEAST_S = 0.1  # between two samples; NVML API reference, nvmlGpmMetricsGet
-_METRICS = {
-    "sm_fraction": "NVML_GPM_METRIC_SM_UTIL",
-    "sm_occupancy": "NVML_GPM_METRIC_SM_OCCUPANCY",
-    "tensor_fraction": "NVML_GPM_METRIC_ANY_TENSOR_UTIL",
-    "dram_fraction": "NVML_GPM_METRIC_DRAM_BW_UTIL",
-}
-"""Fullness's fields, and pynvml's names of the metrics."""
+_LEAST_COVERED = 0.5
+"""Share of a stretch that whole samples must cover to speak for it: our own convention. What they leave out is the same
+steady loop. Three samples in 0.6 s (5 Hz, as on Hopper) do: two of them lie within it."""
+_BUSY = 1  # NVML_GPM_METRIC_GRAPHICS_UTIL
+_METRICS = {"sm_fraction": 2, "sm_occupancy": 3, "tensor_fraction": 5, "dram_fraction": 10}
+"""Fullness's fields, and NVML's numbers of the metrics: SM_UTIL, SM_OCCUPANCY, ANY_TENSOR_UTIL, DRAM_BW_UTIL."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,129 +41,96 @@ class Busyness:
     """What was read of a window."""
 
     reading: BusyReading
-    """NVML's where it has samples of this window, else the loop's waits; core.objective.evaluate compares no others."""
+    """The best of them: GPM's, else NVML's where its samples cover the window, else the loop's waits."""
     readings: tuple[BusyReading, ...]
-    """By all that could tell."""
+    """By all that could tell, the best first."""
     fullness: Fullness | None
 
 
 class BusyProbe:
-    """Reads NVML's buffer of utilization samples, and GPM's counters, between `start` and `stop`."""
+    """Reads GPM's counters, and NVML's buffer of utilization samples, between `start` and `stop`.
 
-    def __init__(self, device: Device) -> None:
-        self._handle = _nvml_handle(device) if device.kind == "cuda" else None
-        self._since_us = 0
-        self._full = None if self._handle is None else _FullnessProbe(self._handle)
+    Of several devices that one process drives, each source tells of the least busy, where it tells of all.
+    """
+
+    def __init__(self, gpus: Sequence[Gpu]) -> None:
+        self._probes = tuple(_Probe(gpu) for gpu in gpus)
 
     def start(self) -> None:
-        """Forget what was sampled before now."""
-        if self._handle is not None:
-            self._since_us = max((time_us for time_us, _ in _samples(self._handle, 0)), default=0)
-        if self._full is not None:
-            self._full.start()
+        """Begin at the window's first edge."""
+        for probe in self._probes:
+            probe.start()
 
     def stop(self, data_wait_fraction: float) -> Busyness:
-        """How busy the device was since `start`; the loop's waits serve where NVML has no sample."""
-        fullness = None if self._full is None else self._full.stop()
+        """How busy the devices were since `start`; the loop's waits serve where nothing else tells."""
+        told = [probe.stop() for probe in self._probes]
         waits = BusyReading(fraction=1.0 - data_wait_fraction, source=WAIT_SOURCE)
-        if self._handle is not None:
-            values = [value for _, value in _samples(self._handle, self._since_us)]
-            if values:
-                sampled = BusyReading(fraction=min(1.0, fmean(values) / 100), source=NVML_SOURCE)
-                return Busyness(reading=sampled, readings=(sampled, waits), fullness=fullness)
-        return Busyness(reading=waits, readings=(waits,), fullness=fullness)
+        readings = (
+            *_least(GPM_SOURCE, [one.shares.get(_BUSY) for one in told]),
+            *_least(NVML_SOURCE, [one.sampled for one in told]),
+            waits,
+        )
+        fullest = min((one.shares for one in told), key=lambda shares: shares.get(_BUSY, 1.0), default={})
+        return Busyness(reading=readings[0], readings=readings, fullness=_fullness(fullest))
 
 
-class _FullnessProbe:
-    """Two GPM samples, and the metrics between them. Whatever NVML refuses makes the answer None."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Told:
+    """What NVML says of one device between two edges."""
 
-    def __init__(self, handle: Any) -> None:
-        self._handle = handle
+    shares: Mapping[int, float]
+    """GPM's metrics, by number."""
+    sampled: float | None
+    """Mean of the utilization samples."""
+
+
+class _Probe:
+    """One device."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
         self._first: Any = None
+        self._since_us: int | None = None
         self._begun = 0.0
 
     def start(self) -> None:
-        """Take the first sample."""
-        self._first, self._begun = _gpm_sample(self._handle), perf_counter()
+        """Remember NVML's last sample, then take GPM's first."""
+        samples = utilization_since(self._gpu, 0)
+        self._since_us = None if samples is None else samples[-1].time_us
+        free_gpm(self._first)
+        self._first, self._begun = take_gpm(self._gpu), perf_counter()
 
-    def stop(self) -> Fullness | None:
-        """Take the second sample and compare; frees both."""
-        if self._first is None:
-            return None
-        second = _gpm_sample(self._handle) if perf_counter() - self._begun >= _GPM_LEAST_S else None
-        try:
-            return None if second is None else _fullness(self._first, second)
-        finally:
-            _free(self._first)
-            _free(second)
-            self._first = None
-
-
-def _gpm_sample(handle: Any) -> Any:
-    """GPM's counters now; None where the device or its driver has none, or does not give them to this user."""
-    import pynvml
-
-    sample = None
-    with suppress(pynvml.NVMLError, AttributeError):  # AttributeError: a pynvml from before GPM
-        if pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
-            sample = pynvml.nvmlGpmSampleAlloc()
-            pynvml.nvmlGpmSampleGet(handle, sample)
-            return sample
-    _free(sample)
-    return None
+    def stop(self) -> _Told:
+        """Take GPM's second sample and compare, then read what NVML has sampled since; frees both."""
+        elapsed_s = perf_counter() - self._begun
+        first, self._first = self._first, None
+        second = take_gpm(self._gpu) if first is not None and elapsed_s >= GPM_LEAST_S else None
+        shares = gpm_shares(first, second, (_BUSY, *_METRICS.values()))
+        free_gpm(first)
+        free_gpm(second)
+        samples = None if self._since_us is None else utilization_since(self._gpu, self._since_us)
+        return _Told(shares=shares, sampled=covered_busy_fraction(samples or (), elapsed_s))
 
 
-def _free(sample: Any) -> None:
-    import pynvml
+def covered_busy_fraction(samples: Sequence[GpuSample], stretch_s: float) -> float | None:
+    """The busy share of a stretch, from the samples that came within it; None where they cover too little of it.
 
-    if sample is not None:
-        with suppress(pynvml.NVMLError):
-            pynvml.nvmlGpmSampleFree(sample)
-
-
-def _fullness(first: Any, second: Any) -> Fullness | None:
-    import pynvml
-
-    asked = pynvml.c_nvmlGpmMetricsGet_t()
-    asked.version, asked.numMetrics = pynvml.NVML_GPM_METRICS_GET_VERSION, len(_METRICS)
-    asked.sample1, asked.sample2 = first, second
-    for index, name in enumerate(_METRICS.values()):
-        asked.metrics[index].metricId = getattr(pynvml, name)
-    try:
-        pynvml.nvmlGpmMetricsGet(asked)
-    except pynvml.NVMLError:
+    A sample tells of the time since the one before it: the first one's began before the stretch, and is left out.
+    """
+    spans = [(later.time_us - earlier.time_us, later.busy_fraction) for earlier, later in pairwise(samples)]
+    covered_us = sum(span_us for span_us, _ in spans)
+    if covered_us <= 0 or covered_us < _LEAST_COVERED * stretch_s * 1e6:
         return None
-    values = {field: _share(asked.metrics[index]) for index, field in enumerate(_METRICS)}
+    return fsum(span_us * fraction for span_us, fraction in spans) / covered_us
+
+
+def _least(source: str, told: Sequence[float | None]) -> Iterator[BusyReading]:
+    """The reading of the least busy device; none where one of them does not tell."""
+    known = [one for one in told if one is not None]
+    if known and len(known) == len(told):
+        yield BusyReading(fraction=min(known), source=source)
+
+
+def _fullness(shares: Mapping[int, float]) -> Fullness | None:
+    values = {field: shares.get(metric) for field, metric in _METRICS.items()}
     return Fullness(**values) if any(value is not None for value in values.values()) else None
-
-
-def _share(metric: Any) -> float | None:
-    """A metric in percent as a share; None where NVML says that it has none."""
-    if metric.nvmlReturn != 0 or not isfinite(metric.value):
-        return None
-    return min(1.0, max(0.0, float(metric.value) / 100))
-
-
-def _nvml_handle(device: Device) -> Any:
-    """NVML's handle for torch's device, by UUID, since CUDA_VISIBLE_DEVICES renumbers; None where NVML has none."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        uuid = str(torch.cuda.get_device_properties(device.torch_device).uuid)
-        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
-        pynvml.nvmlDeviceGetUtilizationRates(handle)
-    except (pynvml.NVMLError, AttributeError):
-        return None  # no driver library, MIG (which has no utilization), or a torch that does not tell the UUID
-    return handle
-
-
-def _samples(handle: Any, since_us: int) -> list[tuple[int, int]]:
-    """(time in microseconds, percent) of each sample later than `since_us`."""
-    import pynvml
-
-    try:
-        _, samples = pynvml.nvmlDeviceGetSamples(handle, pynvml.NVML_GPU_UTILIZATION_SAMPLES, since_us)
-    except pynvml.NVMLError:
-        return []  # no sample since then, or a buffer that changed between asking for its size and for its content
-    return [(int(sample.timeStamp), int(sample.sampleValue.uiVal)) for sample in samples if sample.timeStamp > since_us]

@@ -7,10 +7,8 @@ whose functions have the same names; what a module lacks is left out, never look
 
 from __future__ import annotations
 
-import os
 import platform
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,15 +22,14 @@ import torch
 from autotune.core.environment import DeviceKind, Environment
 from autotune.core.measurement import MemorySample
 from autotune.core.training_config import AmpDtype
-from autotune.worker import machine
-from autotune.worker.sight import DeviceError, choose, driver_version, look, unusable
+from autotune.worker import machine, nvml
+from autotune.worker.sight import DeviceError, choose, look, unusable
 
 __all__ = ["Device", "DeviceError", "describe", "open_device"]
 
 _PACKAGES = ("autotune-torch", "torch", "optuna", "numpy", "nvidia-ml-py", "pydantic")
 _MIN_TENSOR_CORE_CAPABILITY = (7, 0)  # Volta: the first with float16 matrix units
 _MIN_TF32_CAPABILITY = (8, 0)  # Ampere
-_TF32_OVERRIDES = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
 _KINDS: dict[str, DeviceKind] = {"cuda": "cuda", "mps": "mps", "xpu": "xpu"}
 
 
@@ -211,7 +208,7 @@ def describe(device: Device) -> Environment:
         device_count=1 if device.kind == "cpu" else device.module.device_count(),
         device_names=_unlike_names(device),
         native_amp_dtypes=_native_dtypes(device),
-        driver=driver_version() if device.kind == "cuda" else None,
+        driver=nvml.driver_version() if device.kind == "cuda" else None,
         cores=machine.usable_cores(),
         ram_bytes=machine.usable_ram_bytes(),
         platform=platform.platform(terse=True),
@@ -219,7 +216,7 @@ def describe(device: Device) -> Environment:
         torch=torch.__version__,
         cuda=torch.version.cuda,
         versions=_versions(),
-        tf32_overrides=tuple(_tf32_overrides()) if device.kind == "cuda" else (),
+        tf32_overrides=machine.tf32_overrides() if device.kind == "cuda" else (),
         remarks=(device.remark,) if device.remark else (),
     )
 
@@ -235,16 +232,6 @@ def _unlike_names(device: Device) -> tuple[str, ...]:
         return ()
     names = tuple(str(device.module.get_device_name(index)) for index in range(device.module.device_count()))
     return names if len(set(names)) > 1 else ()
-
-
-def _tf32_overrides() -> Iterator[str]:
-    """Switches that are set, by their two values alone: what else a variable may hold means nothing.
-
-    Source: c10::utils::check_env for torch's; NVIDIA's is documented for 0 alone.
-    """
-    for name in _TF32_OVERRIDES:
-        if os.environ.get(name) in {"0", "1"}:
-            yield f"{name}={os.environ[name]}"
 
 
 def _native_dtypes(device: Device) -> tuple[AmpDtype, ...]:

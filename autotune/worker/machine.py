@@ -10,7 +10,11 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["processor_flags", "processor_name", "usable_cores", "usable_ram_bytes"]
+__all__ = ["TF32_VARIABLES", "processor_flags", "processor_name", "tf32_overrides", "usable_cores", "usable_ram_bytes"]
+
+TF32_VARIABLES = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
+"""Variables of the environment that change what float32 means: NVIDIA's libraries' own switch, and torch's.
+Source: cuBLAS's documentation; aten/src/ATen/Context.h."""
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 _CGROUP_MEMBERSHIP = Path("/proc/self/cgroup")
@@ -46,6 +50,14 @@ def processor_flags() -> frozenset[str]:
         if line.startswith(("flags", "Features")):
             return frozenset(line.partition(":")[2].split())
     return frozenset()
+
+
+def tf32_overrides() -> tuple[str, ...]:
+    """Those of TF32_VARIABLES that are set, as NAME=0 or NAME=1: what else one may hold means nothing.
+
+    Source: c10::utils::check_env for torch's; NVIDIA's is documented for 0 alone.
+    """
+    return tuple(f"{name}={os.environ[name]}" for name in TF32_VARIABLES if os.environ.get(name) in {"0", "1"})
 
 
 def _cpuinfo() -> list[str]:

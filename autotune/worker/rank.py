@@ -5,7 +5,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
+from autotune.core.conditions import DeviceConditions, remarks_on
 from autotune.core.diagnosis import Curves
 from autotune.core.measurement import Block, Measurement, between_runs, rate_of
 from autotune.core.ranks import RankFigures
@@ -45,6 +46,7 @@ from autotune.worker.build import (
     seed_all,
 )
 from autotune.worker.busy import BusyProbe
+from autotune.worker.conditions import BEFORE_S, ConditionsProbe, Others, conditions_before, others_before
 from autotune.worker.curves import trace_curves
 from autotune.worker.device import Device, describe, open_device
 from autotune.worker.feed import Delivery, Feed
@@ -55,6 +57,7 @@ from autotune.worker.kernel_failures import block_launches
 from autotune.worker.last_words import LastWords
 from autotune.worker.loop import Run, measure_window, warm_up
 from autotune.worker.machine import usable_cores
+from autotune.worker.nvml import Gpu, gpus_of
 from autotune.worker.outcome import outcome_of
 from autotune.worker.parallel import without_effect_here
 from autotune.worker.probe import probe
@@ -119,8 +122,10 @@ def run_rank(folder: TrialFolder, started: float, local_rank: int = 0) -> int:
 def _work(job: Job, place: _Place, words: LastWords, started: float) -> RankReport:
     refuse_bad_fork(job.device)
     folder, ranks = place.folder, job.config.process_count if job.kind == "trial" else 1
+    first = place.local_rank if ranks > 1 else 0
     count = job.config.world_size if job.config.strategy == "dp" and job.kind == "trial" else 1
-    device = open_device(job.device, place.local_rank if ranks > 1 else 0, count=count, limit_bytes=job.limit_bytes)
+    before = _others_before(job, first, count, started)
+    device = open_device(job.device, first, count=count, limit_bytes=job.limit_bytes)
     if job.kind == "describe":
         return RankReport(result=TrialResult(outcome="ok"), environment=describe(device))
     threads = job.config.intra_op_threads
@@ -135,7 +140,12 @@ def _work(job: Job, place: _Place, words: LastWords, started: float) -> RankRepo
     workload = resolved(read_payload(job.payload))
     if job.kind == "probe":
         facts = probe(workload, job.config, device, folder.path)
-        return RankReport(result=TrialResult(outcome="ok"), environment=describe(device), facts=facts)
+        return RankReport(
+            result=TrialResult(outcome="ok"),
+            environment=describe(device),
+            facts=facts,
+            conditions=conditions_before(_gpus_of(device), before),
+        )
     ends_at = started + _DEADLINE_SHARE * job.deadline_s
     if job.kind == "guard":
         figures = compare_to_float32(workload, job, device, folder.path, ends_at)
@@ -154,7 +164,7 @@ def _work(job: Job, place: _Place, words: LastWords, started: float) -> RankRepo
     run = Run(feed, trainer, feed.queue_capacity, ends_at, group=place.group)
     run.longest_s = feed.start_s + feed.first_wait_s  # an epoch's restart may take as long
     times = _StartTimes(startup_s=arrived - started, build_s=arrived - built_from)
-    measurement = _measure(run, job.window, first, times, _after_block(job, place, words, run))
+    measurement = _measure(run, job.window, first, times, _after_block(job, place, words, run), before)
     words.before_deadline()  # what follows has no blocks
     if job.extras != NO_EXTRAS:
         with _ended_when_stuck(_longest_after_s(measurement, job.config), place.report):
@@ -162,6 +172,17 @@ def _work(job: Job, place: _Place, words: LastWords, started: float) -> RankRepo
                 run, trainer, job.extras, measurement, lambda known: _keep(place, _of_rank(known, place, device))
             )
     return _of_rank(measurement, place, device)
+
+
+def _others_before(job: Job, first: int, count: int, started: float) -> Mapping[str, Others]:
+    """What uses this rank's devices, so many from `first` on, before it opens them.
+
+    A probe is the first of a search to do so; a trial comes right after another one, whose kernels are not others'.
+    """
+    if job.kind not in {"probe", "trial"}:
+        return {}
+    quiet_s = BEFORE_S if job.kind == "probe" else perf_counter() - started
+    return others_before(job.device, first, count, quiet_s)
 
 
 def _build(workload: Workload, config: TrainingConfig, device: Device, place: _Place) -> tuple[Trainer, Feed, Delivery]:
@@ -215,16 +236,28 @@ def _block_teller(job: Job, place: _Place) -> Callable[[Block], None]:
 
 
 def _measure(
-    run: Run, rules: WindowRules, first: Delivery, times: _StartTimes, on_block: Callable[[Block], None]
+    run: Run,
+    rules: WindowRules,
+    first: Delivery,
+    times: _StartTimes,
+    on_block: Callable[[Block], None],
+    before: Mapping[str, Others],
 ) -> Measurement:
     """Warm up, measure, and derive. What is read of the window is read here, before anything else is measured."""
     device = run.trainer.device
     device.reset_peak()
     run.scale = run.trainer.scaler.get_scale()
-    busy, warmth = BusyProbe(device), warm_up(run, rules, first)  # NVML first: its start would let the queue fill
+    gpus = _gpus_of(device)  # NVML first: its start lets the queue fill
+    busy, conditions = BusyProbe(gpus), ConditionsProbe(gpus, before, has_cuda=device.kind == "cuda")
+    warmth = warm_up(run, rules, first)
     retries = device.alloc_retries()  # of the window alone: what it took to settle down is no fault
-    window = measure_window(run, rules, warmth, busy.start, on_block)
-    wait_fraction = _data_wait_fraction(window.blocks)
+
+    def at_edge() -> None:
+        busy.start()
+        conditions.start()
+
+    window = measure_window(run, rules, warmth, at_edge, on_block)
+    wait_fraction, found = _data_wait_fraction(window.blocks), conditions.stop()
     busyness = busy.stop(wait_fraction)
     memory, rate = device.peak_memory(retries), between_runs(rate_of(window), device.kind)
     return Measurement(
@@ -234,6 +267,7 @@ def _measure(
         busy_source=busyness.reading.source,
         busy_readings=busyness.readings,
         fullness=busyness.fullness,
+        conditions=found,
         data_wait_fraction=wait_fraction,
         peak_memory_bytes=memory.peak_bytes,
         startup_s=times.startup_s,
@@ -242,8 +276,19 @@ def _measure(
         window=window,
         loss=float(run.loss),
         skipped_steps=run.skipped_steps,
-        remarks=() if run.trainer.config.ddp is None else without_effect_here(run.trainer.config.ddp),
+        remarks=_remarks(run.trainer.config, found),
     )
+
+
+def _gpus_of(device: Device) -> tuple[Gpu, ...]:
+    """Those that this process drives, as NVML knows them."""
+    return gpus_of(device.devices) if device.kind == "cuda" else ()
+
+
+def _remarks(config: TrainingConfig, conditions: DeviceConditions | None) -> tuple[str, ...]:
+    """What had no effect, and what disturbed the window."""
+    ineffective = () if config.ddp is None else without_effect_here(config.ddp)
+    return (*ineffective, *(() if conditions is None else remarks_on(conditions)))
 
 
 def _success(measurement: Measurement) -> RankReport:

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["Choice", "DeviceError", "Sight", "choose", "driver_version", "look", "unusable"]
+from autotune.worker import nvml
+
+__all__ = ["Choice", "DeviceError", "Sight", "choose", "look", "unusable"]
 
 _NODES = {"NVIDIA": "nvidia[0-9]*", "AMD": "kfd"}
 """Files in /dev by which a maker's driver gives its GPUs. Source: NVIDIA driver README, nvidia-modprobe; ROCm
@@ -92,27 +94,8 @@ def look() -> Sight:
     built_for = None if torch.version.cuda is None else f"CUDA {torch.version.cuda}"
     if _is_hidden("NVIDIA"):
         return Sight(torch=torch.__version__, built_for=built_for)
-    count, driver = _nvml()
-    gpu = "NVIDIA" if count or _has_node("NVIDIA") else None
-    return Sight(torch=torch.__version__, built_for=built_for, gpu=gpu, driver=driver)
-
-
-def driver_version() -> str | None:
-    """Version of NVIDIA's driver; None where NVML does not tell."""
-    return _nvml()[1]
-
-
-def _nvml() -> tuple[int, str | None]:
-    """NVIDIA's GPUs that this process may use, and their driver, by NVML, which needs no CUDA that works."""
-    import pynvml
-
-    with suppress(pynvml.NVMLError):
-        pynvml.nvmlInit()
-        try:
-            return int(pynvml.nvmlDeviceGetCount()), str(pynvml.nvmlSystemGetDriverVersion())
-        finally:
-            pynvml.nvmlShutdown()
-    return 0, None
+    gpu = "NVIDIA" if nvml.gpu_count() or _has_node("NVIDIA") else None
+    return Sight(torch=torch.__version__, built_for=built_for, gpu=gpu, driver=nvml.driver_version())
 
 
 def _is_hidden(maker: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autotune.core.busy import (
+    GPM_SOURCE,
     NVML_SOURCE,
     PROFILER_SOURCE,
     WAIT_SOURCE,
@@ -35,6 +36,8 @@ def test_the_loops_waits_are_no_rival_to_what_a_device_tells() -> None:
     [
         ([{WAIT_SOURCE, NVML_SOURCE, PROFILER_SOURCE}, {PROFILER_SOURCE, NVML_SOURCE}], PROFILER_SOURCE),
         ([{WAIT_SOURCE, NVML_SOURCE, PROFILER_SOURCE}, {WAIT_SOURCE, NVML_SOURCE}], NVML_SOURCE),
+        ([{WAIT_SOURCE, NVML_SOURCE, GPM_SOURCE}, {NVML_SOURCE, GPM_SOURCE}], GPM_SOURCE),
+        ([{PROFILER_SOURCE, GPM_SOURCE}, {GPM_SOURCE, PROFILER_SOURCE}], PROFILER_SOURCE),
         ([{WAIT_SOURCE, NVML_SOURCE}, {WAIT_SOURCE}], WAIT_SOURCE),
         ([{WAIT_SOURCE, "a counter of its own"}], "a counter of its own"),
         ([{NVML_SOURCE, "a counter of its own"}], NVML_SOURCE),

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from autotune.core.ceilings import Ceiling
+from autotune.core.conditions import DeviceConditions
 from autotune.core.group import merged_measurement
 from autotune.core.measurement import Block, Ceilings, Measurement, MemorySample, Restart, Window
 from autotune.core.ranks import RankFigures
@@ -124,6 +125,18 @@ def test_all_ranks_go_at_the_pace_of_the_slowest_ceiling() -> None:
     )
     assert (partly.loader_ceiling, partly.device_ceiling) == (None, 140.0)
     assert merged_measurement([make_part(0, ceilings=ceilings(1.0, 1.0)), make_part(1)]).ceilings is None
+
+
+def test_what_the_devices_did_is_told_of_all_of_them() -> None:
+    own = DeviceConditions(power_w=300.0, energy_j=300.0, sm_clock_mhz=(1980, 1980))
+    other = DeviceConditions(power_w=500.0, energy_j=500.0, sm_clock_mhz=(1980, 1500), throttle_reasons=("thermal",))
+    group = merged_measurement([make_part(0, conditions=own), make_part(1, conditions=other)])
+    assert group.conditions is not None
+    assert (group.conditions.power_w, group.conditions.energy_j) == (800.0, 800.0)
+    assert group.conditions.throttle_reasons == ("thermal",)
+    assert group.conditions.has_moved
+    assert group.joules_per_sample == pytest.approx(800 / group.samples_per_s)
+    assert merged_measurement([make_part(0), make_part(1)]).conditions is None
 
 
 def test_restarts_count_the_samples_of_all_ranks() -> None:

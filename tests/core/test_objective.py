@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from autotune.core.busy import BusyReading
 from autotune.core.measurement import Measurement
 from autotune.core.objective import Objective, evaluate, memory_fault
 
@@ -72,6 +73,14 @@ def test_busy_fractions_of_different_sources_are_not_compared(make_measurement: 
     baseline = make_measurement(busy_fraction=0.5, busy_source="nvml")
     odd = make_measurement(busy_fraction=1.0, busy_source="1 - data wait")
     assert evaluate(odd, baseline, Objective(), _LIMIT) == evaluate(baseline, baseline, Objective(), _LIMIT)
+
+
+def test_the_baselines_source_is_asked_where_a_trial_has_several(make_measurement: Callable[..., Measurement]) -> None:
+    baseline = make_measurement(busy_fraction=0.5, busy_source="nvml")
+    readings = (BusyReading(fraction=0.9, source="gpm"), BusyReading(fraction=0.7, source="nvml"))
+    several = make_measurement(busy_fraction=0.9, busy_source="gpm", busy_readings=readings)
+    alike = make_measurement(busy_fraction=0.7, busy_source="nvml")
+    assert evaluate(several, baseline, Objective(), _LIMIT) == evaluate(alike, baseline, Objective(), _LIMIT)
 
 
 def test_without_a_busy_fraction_the_score_is_the_ratio_of_rates(make_measurement: Callable[..., Measurement]) -> None:

@@ -55,7 +55,7 @@ class Scene:
         step = infer_step(workload, first.batch)
         self.trainer: Trainer = make_trainer(model, build_optimizer(workload, model, 1e-3), step, config, device)
         self.run = Run(feed, self.trainer, feed.queue_capacity, perf_counter() + 60)
-        self.measured = _measure(self.run, RULES, first, _StartTimes(startup_s=1.0, build_s=0.5), lambda _: None)
+        self.measured = _measure(self.run, RULES, first, _StartTimes(startup_s=1.0, build_s=0.5), lambda _: None, {})
         self.kept: list[Measurement] = []
 
     def after(self, extras: Extras = ALL) -> Measurement:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from autotune.worker.device import _TF32_OVERRIDES, Device, DeviceError, _tf32_overrides, describe, open_device
+from autotune.worker.device import Device, DeviceError, describe, open_device
+from autotune.worker.machine import TF32_VARIABLES, tf32_overrides
 
 
 def test_the_processor_is_described_with_what_it_computes_natively() -> None:
@@ -68,11 +69,11 @@ def test_to_synchronise_the_processor_is_nothing() -> None:
 def test_switches_of_float32_are_told_by_their_two_values_alone(
     set_to: dict[str, str], told: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in _TF32_OVERRIDES:
+    for name in TF32_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     for name, value in set_to.items():
         monkeypatch.setenv(name, value)
-    assert tuple(_tf32_overrides()) == told
+    assert tf32_overrides() == told
     assert describe(open_device("cpu")).tf32_overrides == (), "they mean nothing there"
 
 

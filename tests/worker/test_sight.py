@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from nvml_stub import NvmlStub
 
 from autotune.worker import sight
 from autotune.worker.device import open_device
@@ -75,10 +76,10 @@ def test_a_file_of_a_device_that_may_not_be_opened_is_no_device(tmp_path: Path) 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="torch can use an accelerator")
 @pytest.mark.parametrize("cuda", ["13.0", None])
-def test_a_device_is_opened_by_what_is_seen(cuda: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine with one NVIDIA GPU; what NVML would tell of it is made up."""
+def test_a_device_is_opened_by_what_is_seen(cuda: str | None, nvml: NvmlStub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine with one NVIDIA GPU, of which NVML tells; what torch was built for is made up."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(sight, "_nvml", lambda: (1, "535.104"))
+    nvml.play(driver="535.104")
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(torch.version, "hip", None)
     assert open_device("cpu").remark == ""

@@ -1,0 +1,167 @@
+"""What the device does during a window, and what it was like before this process opened it: DeviceConditions, filled.
+
+At either edge of a window the device has just been waited for. It may then look idle for a moment (NVML's reason
+"GpuIdle", which is no throttling); its clocks take longer to fall than the reading takes. What held the clock down in
+between is counted by the driver, where it does, beside what the edges show.
+Source: NVML API reference, nvmlClocksEventReasons and NVML_FI_DEV_CLOCKS_EVENT_REASON_*.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from autotune.core.conditions import DeviceConditions, ThrottleReason, merged
+from autotune.worker.busy import covered_busy_fraction
+from autotune.worker.machine import tf32_overrides
+from autotune.worker.nvml import (
+    EdgeReading,
+    Gpu,
+    has_persistence,
+    max_sm_clock_mhz,
+    memory_in_use,
+    read_edge,
+    utilization_since,
+    visible_gpu,
+)
+
+__all__ = ["BEFORE_S", "ConditionsProbe", "Others", "conditions_before", "others_before"]
+
+BEFORE_S = 1.0
+"""Seconds before a device is opened in which others' kernels are looked for: some five samples of NVML's on Hopper."""
+
+_REASONS: dict[int, ThrottleReason] = {
+    0x04: "power_cap",  # SwPowerCap
+    0x08: "hardware_slowdown",  # HwSlowdown: beside one of the two below, which say why, or alone
+    0x20: "thermal",  # SwThermalSlowdown
+    0x40: "thermal",  # HwThermalSlowdown
+    0x80: "power_brake",  # HwPowerBrakeSlowdown
+}
+"""By bit. An idle GPU, clocks that were set, sync boost and a display hold nobody down for what he does."""
+_COUNTED: dict[int, ThrottleReason] = {74: "power_cap", 269: "thermal", 270: "thermal", 271: "power_brake"}
+"""By the number of the driver's counter; see nvml.py."""
+_LEAST_THROTTLED = 0.01
+"""Share of a window for which a clock must have been held down to be worth a remark: our own convention."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Others:
+    """What was on a device before this process opened it."""
+
+    memory_bytes: int | None
+    busy_fraction: float | None
+
+
+def others_before(device: str, first: int, count: int, quiet_s: float) -> Mapping[str, Others]:
+    """What uses the devices that this process is about to open, by UUID; makes no CUDA context.
+
+    Args:
+        device: as asked for: torch's name, or "auto".
+        first: number of this rank's first device among those from the named one on.
+        count: devices that this process drives.
+        quiet_s: seconds for which no process of ours has used them: kernels before that may have been ours.
+    """
+    kind, _, number = device.partition(":")
+    if torch.version.cuda is None or kind not in {"cuda", "auto"} or not (number or "0").isdecimal():
+        return {}
+    start = int(number or 0) + first
+    gpus = [visible_gpu(index) for index in range(start, start + count)]
+    return {
+        gpu.uuid: Others(memory_bytes=memory_in_use(gpu), busy_fraction=_busy_before(gpu, min(quiet_s, BEFORE_S)))
+        for gpu in gpus
+        if gpu is not None
+    }
+
+
+def _busy_before(gpu: Gpu, stretch_s: float) -> float | None:
+    samples = utilization_since(gpu, time.time_ns() // 1000 - int(stretch_s * 1e6))
+    return covered_busy_fraction(samples or (), stretch_s)
+
+
+def conditions_before(gpus: Sequence[Gpu], before: Mapping[str, Others]) -> DeviceConditions | None:
+    """What was on the devices that turned out to be this process's; None where nothing is known."""
+    known = [before[gpu.uuid] for gpu in gpus if gpu.uuid in before]
+    return merged(
+        [
+            DeviceConditions(others_memory_bytes=one.memory_bytes, others_busy_fraction=one.busy_fraction)
+            for one in known
+        ]
+    )
+
+
+class ConditionsProbe:
+    """Reads a process's devices at a window's two edges.
+
+    Args:
+        gpus: those that it drives; () where NVML does not know them.
+        before: what was on them before; of a device that turned out to be another one nothing is told.
+        has_cuda: the device is NVIDIA's: variables that change its float32 are told.
+    """
+
+    def __init__(self, gpus: Sequence[Gpu], before: Mapping[str, Others], *, has_cuda: bool) -> None:
+        self._gpus, self._before, self._has_cuda = gpus, before, has_cuda
+        self._first: tuple[EdgeReading, ...] = ()
+
+    def start(self) -> None:
+        """Read the first edge, before the clock starts."""
+        self._first = tuple(map(read_edge, self._gpus))
+
+    def stop(self) -> DeviceConditions | None:
+        """Read the second edge, after the clock has stopped; what is known of all devices, as one."""
+        last = tuple(map(read_edge, self._gpus))
+        told = merged([self._conditions(*edge) for edge in zip(self._gpus, self._first, last, strict=True)])
+        overrides = tf32_overrides()
+        if not self._has_cuda or not overrides:
+            return told
+        return (told or DeviceConditions()).model_copy(update={"tf32_overrides": overrides})
+
+    def _conditions(self, gpu: Gpu, first: EdgeReading, last: EdgeReading) -> DeviceConditions:
+        others = self._before.get(gpu.uuid)
+        energy_j = _energy_j(first, last)
+        return DeviceConditions(
+            sm_clock_mhz=_pair(first.sm_clock_mhz, last.sm_clock_mhz),
+            max_sm_clock_mhz=max_sm_clock_mhz(gpu),
+            memory_clock_mhz=_pair(first.memory_clock_mhz, last.memory_clock_mhz),
+            temperature_c=_pair(first.temperature_c, last.temperature_c),
+            power_w=_power_w(first, last, energy_j),
+            energy_j=energy_j,
+            throttle_reasons=tuple(sorted({*_seen(first), *_seen(last), *_counted(first, last)})),
+            others_memory_bytes=None if others is None else others.memory_bytes,
+            others_busy_fraction=None if others is None else others.busy_fraction,
+            persistence_mode=has_persistence(gpu),
+        )
+
+
+def _pair(first: int | None, last: int | None) -> tuple[int, int] | None:
+    return None if first is None or last is None else (first, last)
+
+
+def _energy_j(first: EdgeReading, last: EdgeReading) -> float | None:
+    """None as well where the count stood still, or began anew, between the edges: every GPU draws some."""
+    if first.energy_j is None or last.energy_j is None or last.energy_j <= first.energy_j:
+        return None
+    return last.energy_j - first.energy_j
+
+
+def _power_w(first: EdgeReading, last: EdgeReading, energy_j: float | None) -> float | None:
+    if energy_j is not None and last.at_s > first.at_s:
+        return energy_j / (last.at_s - first.at_s)
+    return None if first.power_w is None or last.power_w is None else (first.power_w + last.power_w) / 2
+
+
+def _seen(edge: EdgeReading) -> Iterator[ThrottleReason]:
+    """What an edge shows. A hardware slowdown is told by itself only where no bit beside it says why."""
+    found = {reason for bit, reason in _REASONS.items() if (edge.event_bits or 0) & bit}
+    yield from found - {"hardware_slowdown"} if found & {"thermal", "power_brake"} else found
+
+
+def _counted(first: EdgeReading, last: EdgeReading) -> Iterator[ThrottleReason]:
+    """What the driver has counted between the edges, where it is more than a moment."""
+    least_ns = _LEAST_THROTTLED * (last.at_s - first.at_s) * 1e9
+    for number, reason in _COUNTED.items():
+        held_ns = last.throttled_ns.get(number, 0) - first.throttled_ns.get(number, 0)
+        if number in first.throttled_ns and held_ns > 0 and held_ns >= least_ns:
+            yield reason

@@ -1,0 +1,307 @@
+"""All that a worker asks of NVML: a handle for torch's device, and its readings. Nothing else in worker/ knows pynvml.
+
+Whatever NVML refuses (not supported, no permission, not found, a function that this driver or pynvml lacks) is None,
+reading by reading; without a driver all are. Figures are in this project's units; what they mean is judged elsewhere
+(busy.py, conditions.py).
+Source: NVML API reference; function names and structures as in nvidia-ml-py's pynvml.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from time import perf_counter
+from typing import Any
+
+import torch
+
+__all__ = [
+    "GPM_LEAST_S",
+    "EdgeReading",
+    "Gpu",
+    "GpuSample",
+    "driver_version",
+    "free_gpm",
+    "gpm_shares",
+    "gpu_count",
+    "gpu_with_uuid",
+    "gpus_of",
+    "has_persistence",
+    "max_sm_clock_mhz",
+    "memory_in_use",
+    "read_edge",
+    "take_gpm",
+    "utilization_since",
+    "visible_gpu",
+]
+
+GPM_LEAST_S = 0.1
+"""Seconds between two samples of GPM, which refreshes them no sooner. Source: nvmlGpmMetricsGet."""
+
+_REFUSED = object()
+_SM_CLOCK, _MEMORY_CLOCK = 1, 2  # nvmlClockType_t
+_GPU_SENSOR = 0  # NVML_TEMPERATURE_GPU
+_UTILIZATION_SAMPLES = 1  # NVML_GPU_UTILIZATION_SAMPLES
+_MEMORY_V2 = 0x02000028  # nvmlMemory_v2
+_METRICS_VERSION = 1  # NVML_GPM_METRICS_GET_VERSION
+_OLDER_NAMES = {
+    "nvmlDeviceGetCurrentClocksEventReasons": "nvmlDeviceGetCurrentClocksThrottleReasons",  # before driver 535
+    "nvmlDeviceGetTemperatureV": "nvmlDeviceGetTemperature",  # before CUDA 12.8
+}
+_THROTTLED_NS = (74, 269, 270, 271)
+"""NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP, _SW_THERM_SLOWDOWN, _HW_THERM_SLOWDOWN, _HW_POWER_BRAKE_SLOWDOWN: how
+long each has held the clock down, in ns. By number: an older pynvml lacks the names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """A device of torch's as NVML knows it: a whole GPU, or an instance into which MIG has split one."""
+
+    uuid: str
+    """With its prefix: "GPU-..." or "MIG-..."."""
+    handle: Any
+    """NVML's handle for the device itself: of an instance it tells of the memory, and little else."""
+    whole: Any
+    """NVML's handle for the GPU that an instance is a part of: clocks and temperature are the whole GPU's."""
+    instance: int | None = None
+    """Number of the GPU instance; None for a whole GPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSample:
+    """A sample of NVML's buffer."""
+
+    time_us: int
+    """When its period ended, by the clock of the CPU (time.time)."""
+    busy_fraction: float
+    """Share of the period in which at least one kernel ran."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeReading:
+    """What a GPU is like at one moment; None, and no entry, where it does not tell."""
+
+    sm_clock_mhz: int | None
+    memory_clock_mhz: int | None
+    temperature_c: int | None
+    event_bits: int | None
+    """What holds the clock where it is: nvmlClocksEventReasons."""
+    throttled_ns: Mapping[int, int]
+    """For how long the clock has been held down so far, by the number of NVML's field."""
+    power_w: float | None
+    """Mean of the last second on Ampere (but GA100) and newer. Source: nvmlDeviceGetPowerUsage."""
+    energy_j: float | None
+    """Since the driver was loaded."""
+    at_s: float
+    """Time of perf_counter at which the energy was read."""
+
+
+def driver_version() -> str | None:
+    """The version of NVIDIA's driver."""
+    _does("nvmlInit")
+    version = _ask("nvmlSystemGetDriverVersion")
+    return None if version is None else str(version)
+
+
+def gpu_count() -> int:
+    """NVIDIA's GPUs that this process may use, whether or not CUDA works."""
+    _does("nvmlInit")
+    return int(_ask("nvmlDeviceGetCount") or 0)
+
+
+def gpus_of(devices: Sequence[torch.device]) -> tuple[Gpu, ...]:
+    """NVML's view of CUDA devices that are open; () where it does not know one of them."""
+    known = [gpu for one in devices if (gpu := _gpu_of(one)) is not None]
+    return tuple(known) if len(known) == len(devices) else ()
+
+
+def _gpu_of(device: torch.device) -> Gpu | None:
+    """By UUID, since CUDA_VISIBLE_DEVICES renumbers.
+
+    torch tells it without a prefix; of a GPU that MIG has split it is that of the instance in use.
+    Source: torch/csrc/cuda/Module.cpp (uuid_to_string); CUDA driver API, cuDeviceGetUuid_v2.
+    """
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    if uuid is None:
+        return None
+    named = str(uuid)
+    candidates = (named,) if named.startswith(("GPU-", "MIG-")) else (f"GPU-{named}", f"MIG-{named}")
+    return next((gpu for one in candidates if (gpu := gpu_with_uuid(one)) is not None), None)
+
+
+def gpu_with_uuid(uuid: str) -> Gpu | None:
+    """NVML's view of the device with a UUID, "GPU-..." or "MIG-..."."""
+    _does("nvmlInit")
+    handle = _ask("nvmlDeviceGetHandleByUUID", uuid)
+    if handle is None:
+        return None
+    if not uuid.startswith("MIG-"):
+        return Gpu(uuid=uuid, handle=handle, whole=handle)
+    return Gpu(
+        uuid=uuid,
+        handle=handle,
+        whole=_ask("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle),
+        instance=_ask("nvmlDeviceGetGpuInstanceId", handle),
+    )
+
+
+def visible_gpu(index: int) -> Gpu | None:
+    """NVML's view of the device that CUDA is about to number so, asked for before CUDA is initialised.
+
+    CUDA_VISIBLE_DEVICES is taken apart by torch, which does the same to count devices before a fork; in a torch without
+    that function nothing is told. CUDA may number unlike GPUs another way (CUDA_DEVICE_ORDER), and a GPU that MIG has
+    split by its instances: compare UUIDs once the device is open.
+    Source: torch/cuda/__init__.py, _parse_visible_devices and _device_count_nvml.
+    """
+    parse: Callable[[], Sequence[int | str]] | None = getattr(torch.cuda, "_parse_visible_devices", None)
+    visible = () if parse is None else parse()
+    if index >= len(visible):
+        return None
+    _does("nvmlInit")
+    named = visible[index]
+    if isinstance(named, str):
+        return gpu_with_uuid(named) or _gpu_that_begins_with(named)
+    uuid = _ask("nvmlDeviceGetUUID", _ask("nvmlDeviceGetHandleByIndex", named))
+    return None if uuid is None else gpu_with_uuid(str(uuid))
+
+
+def _gpu_that_begins_with(prefix: str) -> Gpu | None:
+    """CUDA takes the beginning of a UUID for the whole, where one GPU alone has it."""
+    handles = [_ask("nvmlDeviceGetHandleByIndex", index) for index in range(_ask("nvmlDeviceGetCount") or 0)]
+    fitting = [uuid for one in handles if (uuid := str(_ask("nvmlDeviceGetUUID", one))).startswith(prefix)]
+    return gpu_with_uuid(fitting[0]) if len(fitting) == 1 else None
+
+
+def memory_in_use(gpu: Gpu) -> int | None:
+    """Bytes that processes hold, without what the driver keeps for itself where NVML tells it apart (driver 510)."""
+    told = _ask("nvmlDeviceGetMemoryInfo", gpu.handle, _MEMORY_V2)
+    if told is None:
+        told = _ask("nvmlDeviceGetMemoryInfo", gpu.handle)
+    return None if told is None else int(told.used)
+
+
+def has_persistence(gpu: Gpu) -> bool | None:
+    """Whether the driver keeps the GPU initialised while nobody uses it."""
+    mode = _ask("nvmlDeviceGetPersistenceMode", gpu.whole)
+    return None if mode is None else bool(mode)
+
+
+def max_sm_clock_mhz(gpu: Gpu) -> int | None:
+    """The highest clock that the multiprocessors can be set to."""
+    return _number("nvmlDeviceGetMaxClockInfo", gpu.whole, _SM_CLOCK)
+
+
+def read_edge(gpu: Gpu) -> EdgeReading:
+    """Clocks, power and the like now; energy comes last, with its time.
+
+    Power and energy are the whole GPU's: of an instance, beside which others draw it too, they are not told.
+    """
+    whole, alone = gpu.whole, gpu.whole if gpu.instance is None else None
+    clocks = [_number("nvmlDeviceGetClockInfo", whole, kind) for kind in (_SM_CLOCK, _MEMORY_CLOCK)]
+    temperature = _number("nvmlDeviceGetTemperatureV", whole, _GPU_SENSOR)
+    events = _number("nvmlDeviceGetCurrentClocksEventReasons", whole)
+    throttled, power_mw = _throttled_ns(whole), _number("nvmlDeviceGetPowerUsage", alone)
+    energy_mj, at_s = _number("nvmlDeviceGetTotalEnergyConsumption", alone), perf_counter()
+    return EdgeReading(
+        sm_clock_mhz=clocks[0],
+        memory_clock_mhz=clocks[1],
+        temperature_c=temperature,
+        event_bits=events,
+        throttled_ns=throttled,
+        power_w=None if power_mw is None else power_mw / 1000,
+        energy_j=None if energy_mj is None else energy_mj / 1000,
+        at_s=at_s,
+    )
+
+
+def _throttled_ns(handle: Any) -> dict[int, int]:
+    told = _ask("nvmlDeviceGetFieldValues", handle, _THROTTLED_NS)
+    return {int(one.fieldId): int(one.value.ullVal) for one in told or () if one.nvmlReturn == 0}
+
+
+def utilization_since(gpu: Gpu, since_us: int) -> list[GpuSample] | None:
+    """The samples of NVML's buffer that are younger than a moment, the oldest first.
+
+    None where there is none; NVML has none of an instance, nor of the GPU that it is a part of. The buffer may change
+    between the calls for its size and for its content, which looks the same.
+    Source: nvmlDeviceGetSamples.
+    """
+    _, samples = _ask("nvmlDeviceGetSamples", gpu.handle, _UTILIZATION_SAMPLES, since_us) or (None, ())
+    young = [
+        GpuSample(time_us=int(one.timeStamp), busy_fraction=min(1.0, one.sampleValue.uiVal / 100))
+        for one in samples
+        if one.timeStamp > since_us
+    ]
+    return sorted(young, key=lambda one: one.time_us) or None
+
+
+def take_gpm(gpu: Gpu) -> Any:
+    """GPM's counters now, to be freed by `free_gpm`; None where there are none, or not for this user."""
+    support = _ask("nvmlGpmQueryDeviceSupport", gpu.whole)
+    sample = _ask("nvmlGpmSampleAlloc") if support is not None and support.isSupportedDevice else None
+    if gpu.instance is None:
+        is_taken = _does("nvmlGpmSampleGet", gpu.whole, sample)
+    else:
+        is_taken = _does("nvmlGpmMigSampleGet", gpu.whole, gpu.instance, sample)
+    if is_taken:
+        return sample
+    free_gpm(sample)
+    return None
+
+
+def free_gpm(sample: Any) -> None:
+    """Free what `take_gpm` gave; None is passed over."""
+    _does("nvmlGpmSampleFree", sample)
+
+
+def gpm_shares(first: Any, second: Any, metrics: Sequence[int]) -> dict[int, float]:
+    """Metrics in per cent between two of GPM's samples, as shares; those that it does not give are left out."""
+    import pynvml
+
+    if first is None or second is None:
+        return {}
+    asked = pynvml.c_nvmlGpmMetricsGet_t()
+    asked.version, asked.numMetrics, asked.sample1, asked.sample2 = _METRICS_VERSION, len(metrics), first, second
+    for index, metric in enumerate(metrics):
+        asked.metrics[index].metricId = metric
+    if not _does("nvmlGpmMetricsGet", asked):
+        return {}
+    told = [asked.metrics[index] for index in range(len(metrics))]
+    return {
+        int(one.metricId): min(1.0, max(0.0, one.value / 100))
+        for one in told
+        if one.nvmlReturn == 0 and isfinite(one.value)
+    }
+
+
+def _number(name: str, *arguments: Any) -> int | None:
+    """What `_ask` has, as a whole number; by the older name where there is one."""
+    told = _ask(name, *arguments)
+    if told is None and name in _OLDER_NAMES:
+        told = _ask(_OLDER_NAMES[name], *arguments)
+    return None if told is None else int(told)
+
+
+def _ask(name: str, *arguments: Any) -> Any:
+    """What a function of pynvml's answers; None where it does not."""
+    answer = _call(name, *arguments)
+    return None if answer is _REFUSED else answer
+
+
+def _does(name: str, *arguments: Any) -> bool:
+    """Whether a function of pynvml's did what it is for."""
+    return _call(name, *arguments) is not _REFUSED
+
+
+def _call(name: str, *arguments: Any) -> Any:
+    """The one place where NVML may refuse: by its answer, by lacking a function, or since an argument was refused."""
+    import pynvml
+
+    function = getattr(pynvml, name, None)
+    if function is None or any(one is None for one in arguments):
+        return _REFUSED
+    try:
+        return function(*arguments)
+    except pynvml.NVMLError:
+        return _REFUSED

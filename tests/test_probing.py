@@ -1,0 +1,40 @@
+"""What one look at the machine has a search say."""
+
+from __future__ import annotations
+
+import pytest
+
+from autotune.core.conditions import DeviceConditions
+from autotune.core.plan import Plan
+from autotune.core.training_config import TrainingConfig
+from autotune.core.workload import Workload
+from autotune.probing import look
+from autotune.testing import FakeLauncher
+from autotune.wiring import runner_for, temporary_folder
+
+NOTE = (
+    "Before the first trial other processes held 20 GiB of the device's memory, which counts in every peak, and kept "
+    "it busy for 90 % of the time: rates are lower than on a device of its own."
+)
+
+
+@pytest.mark.parametrize(
+    ("conditions", "notes"),
+    [
+        (None, ()),
+        (DeviceConditions(others_memory_bytes=0, others_busy_fraction=0.0), ()),
+        (
+            DeviceConditions(others_memory_bytes=20 * 2**30, others_busy_fraction=0.9),
+            (NOTE,),
+        ),
+    ],
+)
+def test_others_on_the_device_are_noted_before_the_first_trial(
+    conditions: DeviceConditions | None, notes: tuple[str, ...]
+) -> None:
+    plan = Plan(
+        name="case", workload=Workload(model=object, dataset=list), baseline=TrainingConfig(micro_batch_size=64)
+    )
+    with temporary_folder() as folder:
+        _, space = look(plan, runner_for(plan, folder, FakeLauncher(conditions=conditions)))
+    assert space.notes == notes

@@ -1,0 +1,95 @@
+"""What a rank's window is told with: the device's conditions, over NVML's stub, from the rank's own `_measure`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from types import SimpleNamespace
+
+import pytest
+import torch
+from nvml_stub import NvmlStub
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from autotune.core.busy import GPM_SOURCE
+from autotune.core.measurement import Measurement, MemorySample
+from autotune.core.training_config import TrainingConfig
+from autotune.core.workload import Workload
+from autotune.protocol import WindowRules
+from autotune.worker import rank
+from autotune.worker.build import build_loader, build_model, build_optimizer
+from autotune.worker.conditions import Others
+from autotune.worker.device import Device
+from autotune.worker.feed import Feed
+from autotune.worker.loop import Run
+from autotune.worker.step import infer_step, make_trainer
+
+
+@dataclass(frozen=True)
+class CpuWithNvml(Device):
+    """The CPU, which takes itself for an NVIDIA device that NVML knows."""
+
+    def synchronize(self) -> None:
+        """Nothing runs behind."""
+
+    def reset_peak(self) -> None:
+        """Nobody counts."""
+
+    def alloc_retries(self) -> int | None:
+        return None
+
+    def peak_memory(self, retries_before: int | None = None) -> MemorySample:
+        return MemorySample(peak_bytes=1, source="made up", alloc_retries=retries_before)
+
+
+@pytest.fixture
+def measure(nvml: NvmlStub, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Measurement]:
+    """A window of a small model, on a GPU that tells a steady window."""
+    nvml.play(gpm=1, sm_clock=1980, power_mw=300_000, temperature=(40, 41), **{"gpm.1": 45})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="0"))
+
+    def measured(before: Mapping[str, Others] | None = None) -> Measurement:
+        config = TrainingConfig(micro_batch_size=8)
+        data = TensorDataset(torch.randn(64, 4), torch.randint(0, 2, (64,)))
+        workload = Workload(model=nn.Linear(4, 2), dataset=data)
+        device = CpuWithNvml(torch.device("cpu"), "cuda")
+        feed = Feed(build_loader(workload, data, config, Path("/nowhere")))
+        first = feed.start()
+        model = build_model(workload, config, device)
+        optimizer = build_optimizer(workload, model, config.lr)
+        trainer = make_trainer(model, optimizer, infer_step(workload, first.batch), config, device)
+        times = rank._StartTimes(startup_s=0.0, build_s=0.0)
+        run = Run(feed, trainer, 0, perf_counter() + 60)
+        return rank._measure(run, WindowRules(max_s=0.3), first, times, lambda _: None, before or {})
+
+    return measured
+
+
+def test_a_window_is_told_with_what_the_device_did(measure: Callable[..., Measurement], nvml: NvmlStub) -> None:
+    found = measure({"GPU-0": Others(memory_bytes=5, busy_fraction=None)})
+    assert found.conditions is not None
+    assert found.conditions.sm_clock_mhz == (1980, 1980)
+    assert found.conditions.temperature_c == (40, 41)
+    assert found.conditions.others_memory_bytes == 5
+    assert (found.busy_source, found.busy_fraction) == (GPM_SOURCE, 0.45)
+    assert found.joules_per_sample == pytest.approx(300 / found.samples_per_s)
+    assert found.remarks == ()
+    assert nvml.calls("nvmlDeviceGetClockInfo") == 4, "two clocks at two edges, and none in the window"
+
+
+def test_a_window_that_was_disturbed_says_so(measure: Callable[..., Measurement], nvml: NvmlStub) -> None:
+    nvml.play(sm_clock=(1980, 1400), reasons=(0, 0x40))
+    assert measure().remarks == (
+        "The device's clock was held down by its temperature during the window.",
+        "The device's clock moved from 1980 to 1400 MHz during the window.",
+    )
+
+
+def test_a_device_that_tells_nothing_costs_no_trial(measure: Callable[..., Measurement], nvml: NvmlStub) -> None:
+    nvml.play(**{"refuse.nvmlInitWithFlags": 9})
+    found = measure()
+    assert found.conditions is None
+    assert found.busy_source == "1 - data wait"
