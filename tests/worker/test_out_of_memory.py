@@ -62,7 +62,7 @@ FULL_DEVICE = [
     nccl("Cuda failure 2 'out of memory'"),  # NCCL 2.2x, src/include/checks.h, CUDACHECK
     nccl("Cuda failure 'out of memory'"),  # the same, before and after
     RuntimeError("HIP out of memory. Tried to allocate 512.00 MiB. GPU 0 has a total capacity of 63.98 GiB"),
-    RuntimeError("HIP error: out of memory\nSearch for `hipErrorOutOfMemory' in https://docs.nvidia.com/"),
+    RuntimeError("HIP error: out of memory\nSearch for `hipErrorOutOfMemory' in https://rocm.docs.amd.com/"),
     RuntimeError("MIOpen Error: miopenStatusAllocFailed"),  # MIOpen, src/include/miopen/errors.hpp
     # c10/xpu/XPUCachingAllocator.cpp
     torch.OutOfMemoryError("XPU out of memory. Tried to allocate 192.00 MiB. GPU 3 has a total capacity of 31.89 GiB"),
