@@ -151,7 +151,7 @@ def test_items_are_measured_beside_the_ranks_and_the_device_that_are_there(
 ) -> None:
     scene, told, waited = Scene(), list[Any](), list[Any]()
     monkeypatch.setattr(after, "measure_items", lambda *_, surroundings, **__: told.append(surroundings))
-    monkeypatch.setattr(torch.accelerator, "synchronize", waited.append)
+    monkeypatch.setattr(torch.cpu, "synchronize", waited.append)
     scene.run.group = Group(local_size=3)
     scene.trainer.device = Device(torch.device("cpu"), kind)
     after._measure_items(after._After(run=scene.run, trainer=scene.trainer, extras=ALL, measurement=scene.measured))
