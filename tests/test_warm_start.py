@@ -221,7 +221,7 @@ def hints(draw: st.DrawFn) -> TrainingConfig:
         persistent_workers=draw(flags) if workers else False,
         pin_memory=draw(flags),
         channels_last=draw(flags),
-        compile=draw(flags),
+        compile=strategy != "dp" and draw(flags),
         intra_op_threads=draw(st.sampled_from([None, 1, 64])),
         strategy=strategy,
         world_size=1 if strategy == "single" else draw(st.sampled_from([2, 3, 8])),
