@@ -21,7 +21,6 @@ _FINEST, _COARSEST = 2e-5, 5e-3
 """Of TF32's rounding in a product of 512 rows: it keeps 10 bits of a fraction, float32 keeps 23. Between float32's
 1e-6 and what ten bits give at the most, with room on both sides."""
 _BUSY_FROM, _STARVED_BELOW = 0.8, 0.3
-_SHARES_ADD_UP_WITHIN = 0.02
 
 
 def measured(result: TrialResult) -> Measurement:
@@ -103,12 +102,11 @@ def was_starved(run: Measurement) -> None:
 
 
 def broke_its_time_down(run: Measurement) -> None:
-    """The profiler saw kernels and copies, and the parts are those of the whole step."""
+    """The profiler saw kernels and copies."""
     assert run.breakdown is not None, run.remarks
     shares = {part: share.fraction for part, share in run.breakdown.shares().items()}
     assert shares["compute"] > 0
     assert shares["device_copy"] > 0, "every batch is copied"
-    assert abs(sum(shares.values()) - 1) < _SHARES_ADD_UP_WITHIN, shares
     assert run.breakdown.compute.source.startswith("profiler")
     assert any(one.source == PROFILER_SOURCE and one.fraction > 0 for one in run.busy_readings)
 
@@ -144,10 +142,10 @@ def is_launch_bound(found: Diagnosis) -> None:
     assert found.verdict == "launch", found.headline
 
 
-def refused_the_device(result: TrialResult) -> None:
+def refused_the_device(result: TrialResult, kind: str) -> None:
     """A device that there is not is told with those that there are, and is no crash."""
     assert result.outcome == "invalid", f"{result.outcome}: {result.reason}"
-    assert "name one below cuda:" in result.reason
+    assert f"name one below {kind}:" in result.reason
     assert result.failure is None
 
 

@@ -177,7 +177,7 @@ def test_one_rank_trains_over_nccl(launcher: ForkServerLauncher, tmp_path: Path)
 
 
 def test_a_device_beyond_those_there_is_told(launcher: ForkServerLauncher, tmp_path: Path) -> None:
-    promises.refused_the_device(cases.run(launcher, tmp_path, device="cuda:99"))
+    promises.refused_the_device(cases.run(launcher, tmp_path, device="cuda:99"), "cuda")
 
 
 def test_the_device_is_described(launcher: ForkServerLauncher, gpus: cases.Gpus, tmp_path: Path) -> None:
