@@ -7,7 +7,7 @@ rate is not what it would be elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
 from autotune.core.conditions import DeviceConditions, ThrottleReason
@@ -23,7 +23,7 @@ from autotune.report.formatting import (
     one_line,
 )
 
-__all__ = ["device_facts", "device_section", "say_conditions", "say_throttling", "told_by"]
+__all__ = ["device_facts", "device_section", "say_conditions", "say_setup", "say_throttling", "told_by"]
 
 _REASONS: dict[ThrottleReason, str] = {
     "hardware_slowdown": "slowed by the hardware",
@@ -31,11 +31,11 @@ _REASONS: dict[ThrottleReason, str] = {
     "power_cap": "power limit",
     "thermal": "heat",
 }
-_OTHERS_BYTES = 2**30
-"""Device memory that somebody else must hold to be worth a word: our own convention; what a driver keeps for itself is
-below it (an H100 without any process shows some 500 MiB)."""
-_OTHERS_BUSY = 0.03
-"""Share of time in which somebody else's kernels ran: that by which a clock counts as moved."""
+_OTHERS_BYTES = 2**28
+"""Device memory by which others must have come or gone to be worth a word: about what the context of one process that
+computes takes. Our own convention."""
+_OTHERS_BUSY = 0.05
+"""The same of the share of time in which their kernels ran: our own convention."""
 
 
 def told_by(columns: Sequence[Column]) -> dict[str, Figures]:
@@ -84,8 +84,13 @@ def say_throttling(told: Mapping[str, Figures]) -> tuple[str, ...]:
 
 def say_conditions(told: Mapping[str, Figures]) -> tuple[str, ...]:
     """What else moves rates, a sentence each: a clock, other users, a full memory, the machine's own settings."""
+    return (*_say_clocks(told), *_say_others(told), *say_setup(told))
+
+
+def say_setup(told: Mapping[str, Figures]) -> tuple[str, ...]:
+    """What of that can be set otherwise: a batch that hardly fits, variables of the environment, the driver's mode."""
     seen = [condition for one in told.values() for condition in one.conditions]
-    return (*_say_clocks(told), *_say_others(told), *_say_retries(told), *_say_overrides(seen), *_say_persistence(seen))
+    return (*_say_retries(told), *_say_overrides(seen), *_say_persistence(seen))
 
 
 def _windows(seen: Sequence[DeviceConditions]) -> list[DeviceConditions]:
@@ -148,12 +153,23 @@ def _say_clocks(told: Mapping[str, Figures]) -> tuple[str, ...]:
 
 
 def _say_others(told: Mapping[str, Figures]) -> tuple[str, ...]:
-    seen = [condition for one in told.values() for condition in one.conditions]
-    size = max((one.others_memory_bytes or 0 for one in seen), default=0)
-    load = max((one.others_busy_fraction or 0.0 for one in seen), default=0.0)
-    parts = [f"{format_bytes(size)} of its memory"] if size >= _OTHERS_BYTES else []
-    parts += [f"{format_fraction(load)} of its time"] if load >= _OTHERS_BUSY else []
-    return (f"Others used the device just before: up to {' and '.join(parts)}.",) if parts else ()
+    """Whether others came or went between the configurations; that they were there all along is a note of the run."""
+    sizes = {title: _most(one.others_memory_bytes for one in figures.conditions) for title, figures in told.items()}
+    loads = {title: _most(one.others_busy_fraction for one in figures.conditions) for title, figures in told.items()}
+    held = {title: size for title, size in sizes.items() if size is not None}
+    busy = {title: load for title, load in loads.items() if load is not None}
+    parts = []
+    if held and max(held.values()) - min(held.values()) >= _OTHERS_BYTES:
+        parts.append(f"memory: {', '.join(f'{title} {format_bytes(round(size))}' for title, size in held.items())}")
+    if busy and max(busy.values()) - min(busy.values()) >= _OTHERS_BUSY:
+        parts.append(f"of the time: {', '.join(f'{title} {format_fraction(load)}' for title, load in busy.items())}")
+    if not parts:
+        return ()
+    return (f"Others on the device came or went between these; in use before each, {'; '.join(parts)}.",)
+
+
+def _most(figures: Iterable[float | None]) -> float | None:
+    return max((one for one in figures if one is not None), default=None)
 
 
 def _say_retries(told: Mapping[str, Figures]) -> tuple[str, ...]:

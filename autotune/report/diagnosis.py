@@ -18,7 +18,7 @@ from autotune.core.verdict import BOTTLENECKS, breakdown_of
 from autotune.report.blocks import Block, Bullets, Facts, Section, Table
 from autotune.report.console_blocks import MEASURED_BY, print_section, text_bar
 from autotune.report.content import describe_environment
-from autotune.report.device_sections import device_facts, say_conditions, say_throttling
+from autotune.report.device_sections import device_facts, say_setup
 from autotune.report.figures import PART_NAMES, join_runs
 from autotune.report.formatting import (
     NO_VALUE,
@@ -193,7 +193,7 @@ def _curves(diagnosis: Diagnosis) -> Block:
 def _notes(diagnosis: Diagnosis) -> Block:
     told = {"today's settings": join_runs([diagnosis.evidence.measurement])}
     notes = tuple(map(one_line, diagnosis.notes))
-    return Bullets(sentences=(*say_throttling(told), *say_conditions(told), *notes))
+    return Bullets(sentences=(*notes, *say_setup(told)))  # the notes have what disturbed the window
 
 
 def _say_point(point: CurvePoint) -> str:

@@ -140,8 +140,8 @@ def test_throttling_is_said_before_the_table_of_the_result(tmp_path: Path) -> No
     [
         ({"sm_clock_mhz": (1980, 1755)}, 0, "clock moved within a window, and rates with it: recommended (-11 %)."),
         ({"sm_clock_mhz": (1755, 1980)}, 0, "recommended (+13 %)."),
-        ({"others_memory_bytes": 3 * 2**30}, 0, "Others used the device just before: up to 3.00 GiB of its memory."),
-        ({"others_busy_fraction": 0.2}, 0, "Others used the device just before: up to 20 % of its time."),
+        ({"others_memory_bytes": 3 * 2**30}, 0, "before each, memory: baseline 480 MiB, recommended 3.00 GiB."),
+        ({"others_busy_fraction": 0.2}, 0, "before each, of the time: baseline 0 %, recommended 20 %."),
         ({"persistence_mode": False}, 0, "Persistence mode is off"),
         ({"tf32_overrides": ("NVIDIA_TF32_OVERRIDE=0",)}, 0, "NVIDIA_TF32_OVERRIDE=0 is set here"),
         ({}, 2, "so many times within windows: recommended (6)."),
@@ -156,7 +156,12 @@ def test_each_thing_that_moves_rates_is_said_by_itself(after: dict[str, Any], re
 @pytest.mark.parametrize("form", FORMS)
 def test_what_moves_rates_is_said_in_every_form(form: Callable[[RunSummary, Path], str], tmp_path: Path) -> None:
     text = " ".join(form(make_conditions_summary(HOT, retries=7), tmp_path).split()).replace("\\_", "_")
-    for said in ("clock moved", "Others used", "allocator found no room", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 are set"):
+    for said in (
+        "clock moved",
+        "came or went",
+        "allocator found no room",
+        "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 are set",
+    ):
         assert said in text
     assert "Persistence mode is off" in text
 
@@ -211,7 +216,7 @@ def test_a_diagnosis_tells_the_same_of_its_one_window() -> None:
     assert max(map(len, lines.splitlines())) <= 80
     text = " ".join(lines.split())
     assert "throttled 1 of 1 window: heat, power limit" in text
-    assert "measured: today's settings (1 of 1 window: heat, power limit)" in text
+    assert "NVIDIA_TF32_OVERRIDE=0 and TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 are set here" in text
     assert run.joules_per_sample is not None
     assert f"energy a sample {format_energy(run.joules_per_sample)}" in text
     assert "Persistence mode is off" in render_diagnosis(hot)
