@@ -7,7 +7,6 @@ no measurement tells.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -29,6 +28,7 @@ from autotune.launch.runner import TrialRunner
 from autotune.protocol import NO_EXTRAS, Extras, WindowRules, write_payload
 
 GIB = 2**30
+_WORKLOAD = ("model", "dataset", "loss", "step", "collate_fn")
 EVERYTHING = Extras(loader_ceiling=True, device_ceiling=True, breakdown=True)
 _LOOK = """
 import json, torch
@@ -66,12 +66,9 @@ def look_for_gpus() -> Gpus:
 def run(
     launcher: Launcher, folder: Path, device: str = "cuda:0", limit_bytes: int | None = None, **given: Any
 ) -> TrialResult:
-    """One trial; `model`, `dataset`, `step` and `collate_fn` are the workload's, `max_s`, `extras` the window's.
-
-    All else are settings.
-    """
+    """One trial: its workload's parts, `max_s` and `extras` of its window, and settings."""
     named: dict[str, Any] = {"model": small_net, "dataset": rows}
-    named |= {name: given.pop(name) for name in ("model", "dataset", "step", "collate_fn") if name in given}
+    named |= {name: given.pop(name) for name in _WORKLOAD if name in given}
     write_payload(Workload(**named), folder / "payload")
     runner = TrialRunner(
         launcher=launcher,
@@ -271,9 +268,3 @@ def convolution() -> nn.Module:
 
 def images() -> TensorDataset:
     return TensorDataset(torch.randn(256, 3, 32, 32), torch.zeros(256, dtype=torch.long))
-
-
-def pythonpath_with(*folders: Path) -> dict[str, str]:
-    """This process's environment, in which these folders are looked into first."""
-    before = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
-    return dict(os.environ) | {"PYTHONPATH": os.pathsep.join([*map(str, folders), *before])}

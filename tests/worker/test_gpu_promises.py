@@ -6,19 +6,27 @@ simulated accelerator, from the stub of NVML. Only what none of them has is writ
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from time import sleep
 from typing import Any, NoReturn
 
 import pytest
 import torch
+from accelerator import write_entry_point
+from autotune.worker.conditions import ConditionsProbe
+from autotune.worker.nvml import gpu_with_uuid
+from nvml_stub import NvmlStub
 from torch import Tensor, nn
 
 import autotune
 from autotune.core.advice import rank_advice
 from autotune.core.breakdown import breakdown_on_device
-from autotune.core.busy import NVML_SOURCE, PROFILER_SOURCE, WAIT_SOURCE, BusyReading
+from autotune.core.busy import GPM_SOURCE, NVML_SOURCE, PROFILER_SOURCE, WAIT_SOURCE, BusyReading
 from autotune.core.diagnosis import Diagnosis
 from autotune.core.intervals import DeviceTime
 from autotune.core.measurement import Measurement
@@ -28,6 +36,7 @@ from autotune.core.verdict import find_bottlenecks
 from autotune.launch.fork_server import ForkServerLauncher
 from autotune.launch.runner import TrialRunner
 from autotune.testing import FakeLauncher
+from autotune.worker.busy import BusyProbe
 
 from . import gpu_cases as cases
 from . import gpu_promises as promises
@@ -59,11 +68,18 @@ def crash(on_cpu: Callable[..., TrialResult]) -> TrialResult:
     return on_cpu(model=cases.LooksUp, dataset=cases.rows_beyond_the_table)
 
 
-class Full(nn.Module):
-    """Its host runs out of memory."""
+@pytest.fixture(scope="module")
+def on_sim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., TrialResult]]:
+    """Runs a trial on the simulated accelerator, which has 64 MiB, 4 of them in use already."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [*map(str, write_entry_point(tmp_path_factory.mktemp("sim"))), *sys.path])
+        launcher = ForkServerLauncher(tmp_path_factory.mktemp("server") / "server.log")
 
-    def forward(self, _: Tensor) -> NoReturn:
-        raise MemoryError
+    def run(**given: Any) -> TrialResult:
+        return cases.run(launcher, tmp_path_factory.mktemp("trial"), **({"device": "sim:0", "max_s": 0.2} | given))
+
+    yield run
+    launcher.close()
 
 
 def told(result: TrialResult, **changes: Any) -> Measurement:
@@ -144,6 +160,42 @@ def test_a_group_without_devices_of_its_own_or_an_exchange_breaks_the_promise(
         promises.exchanged(told(result, ranks=ranks, communication=silent), 2)
 
 
+_WINDOW_S = 0.15
+"""Longer than GPM takes between two samples, and long enough for a power that a GPU may have."""
+_AT_WORK: dict[str, object] = {
+    "sm_clock": 1980,
+    "max_sm_clock": 1980,
+    "memory_clock": 2619,
+    "temperature": 48,
+    "energy_mj": 9_000_000,
+    "gpm": 1,
+    "gpm.1": 95.0,
+}
+"""What a GPU answers at a window's first edge."""
+_AFTERWARDS: dict[str, object] = {"sm_clock": 1905, "temperature": 55, "energy_mj": 9_060_000}
+"""What has changed at its last: 60 J are 400 W."""
+
+
+def read_by_nvml(stub: NvmlStub, run: Measurement, **answers: object) -> Measurement:
+    """A window's record with what a GPU's driver would have told of it, read as a trial reads it."""
+    stub.play(**(_AT_WORK | answers))
+    gpu = gpu_with_uuid("GPU-0")
+    assert gpu is not None
+    probes = BusyProbe([gpu]), ConditionsProbe([gpu], {}, has_cuda=True)
+    for probe in probes:
+        probe.start()
+    sleep(_WINDOW_S)
+    stub.play(**(_AFTERWARDS | answers))
+    busy, conditions = probes[0].stop(run.data_wait_fraction), probes[1].stop()
+    changes = {
+        "busy_fraction": busy.reading.fraction,
+        "busy_source": busy.reading.source,
+        "busy_readings": busy.readings,
+        "conditions": conditions,
+    }
+    return run.model_copy(update=changes)
+
+
 def sampled(run: Measurement, source: str, fraction: float) -> Measurement:
     reading = BusyReading(source=source, fraction=fraction)
     waits = BusyReading(source=WAIT_SOURCE, fraction=1 - run.data_wait_fraction)
@@ -152,17 +204,27 @@ def sampled(run: Measurement, source: str, fraction: float) -> Measurement:
 
 
 def test_a_busy_loop_that_reads_as_idle_and_a_starved_one_that_reads_as_busy_break_the_promise(
-    good: TrialResult,
+    nvml: NvmlStub, good: TrialResult
 ) -> None:
     run = told(good)
-    promises.was_busy(sampled(run, NVML_SOURCE, 0.95))
-    promises.was_starved(sampled(run, NVML_SOURCE, 0.05))
-    for fraction in (0.05, 0.7):
+    for percent, kept, other in (
+        (95.0, promises.was_busy, promises.was_starved),
+        (5.0, promises.was_starved, promises.was_busy),
+    ):
+        found = read_by_nvml(nvml, run, **{"gpm.1": percent})
+        assert found.busy_source == GPM_SOURCE
+        kept(found)
         with broken:
-            promises.was_busy(sampled(run, NVML_SOURCE, fraction))
-    for fraction in (0.95, 0.4):
+            other(found)
+    between = read_by_nvml(nvml, run, **{"gpm.1": 60.0})
+    for promise in (promises.was_busy, promises.was_starved):
         with broken:
-            promises.was_starved(sampled(run, NVML_SOURCE, fraction))
+            promise(between)
+
+
+def test_a_driver_that_tells_nothing_breaks_the_promise_of_a_busy_fraction(nvml: NvmlStub, good: TrialResult) -> None:
+    with broken:
+        promises.is_told_by_the_device(read_by_nvml(nvml, told(good), gpm=0))
 
 
 def test_a_busy_fraction_of_the_loops_waits_alone_breaks_the_promise(
@@ -184,6 +246,40 @@ def test_a_busy_fraction_that_none_of_its_sources_told_breaks_the_promise(good: 
         promises.is_told_by_the_device(run.model_copy(update={"busy_fraction": 0.5}))
     with broken:
         promises.is_told_by_the_device(run.model_copy(update={"busy_fraction": None, "busy_source": None}))
+
+
+@pytest.mark.parametrize("refused", ["sm_clock", "max_sm_clock", "memory_clock", "temperature", "energy_mj"])
+def test_each_condition_that_is_not_known_breaks_the_promise(refused: str, nvml: NvmlStub, good: TrialResult) -> None:
+    promises.saw_conditions(read_by_nvml(nvml, told(good)))
+    with broken:
+        promises.saw_conditions(read_by_nvml(nvml, told(good), **{refused: None}))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"sm_clock": 2500},
+        {"sm_clock": 0},
+        {"temperature": 328},  # kelvin
+        {"energy_mj": 9_000_000},  # a counter that stands still
+    ],
+)
+def test_conditions_that_no_gpu_has_break_the_promise(
+    wrong: dict[str, object], nvml: NvmlStub, good: TrialResult
+) -> None:
+    with broken:
+        promises.saw_conditions(read_by_nvml(nvml, told(good), **wrong))
+
+
+def test_energy_in_another_unit_breaks_the_promise(nvml: NvmlStub, good: TrialResult) -> None:
+    run = read_by_nvml(nvml, told(good))
+    assert run.conditions is not None
+    assert run.conditions.power_w is not None
+    in_mw = run.conditions.model_copy(update={"power_w": run.conditions.power_w * 1000})
+    with broken:
+        promises.saw_conditions(run.model_copy(update={"conditions": in_mw}))
+    with broken:
+        promises.saw_conditions(run.model_copy(update={"conditions": None}))
 
 
 def profiled(run: Measurement, *, compute_s: float, copy_s: float) -> Measurement:
@@ -244,9 +340,125 @@ def test_copies_that_nothing_is_advised_against_break_the_promise(look: Callable
         promises.is_copy_bound(look(compute_s=1.0, copy_s=7.0).model_copy(update={"advice": ()}))
 
 
-def test_a_device_that_is_refused_without_the_remedy_breaks_the_promise(
+def test_memory_that_does_not_add_up_or_passes_the_limit_breaks_the_promise(on_sim: Callable[..., TrialResult]) -> None:
+    limit_bytes = 32 * MIB
+    result = on_sim(limit_bytes=limit_bytes)
+    run = promises.measured(result)
+    promises.accounts_for_memory(run, limit_bytes)
+    with broken:
+        promises.accounts_for_memory(run, run.peak_memory_bytes - 1)
+    assert run.memory.reserved_bytes is not None
+    wrong = (
+        {"outside_bytes": 0},
+        {"reserved_bytes": run.memory.reserved_bytes - 1},
+        {"allocated_bytes": run.memory.reserved_bytes + 1},
+        {"allocated_bytes": None},
+        {"alloc_retries": 1},
+        {"peak_bytes": run.peak_memory_bytes + 1},
+    )
+    for changes in wrong:
+        with broken:
+            promises.accounts_for_memory(
+                told(result, memory=run.memory.model_copy(update=changes)), run.peak_memory_bytes
+            )
+
+
+def test_memory_of_the_host_breaks_the_promise_of_a_devices(good: TrialResult) -> None:
+    with broken:
+        promises.accounts_for_memory(told(good), 2**50)
+
+
+class HostFull(nn.Linear):
+    """Its host runs out of memory."""
+
+    def forward(self, _: Tensor) -> NoReturn:
+        raise MemoryError
+
+
+def test_a_batch_that_does_not_fit_and_is_told_otherwise_breaks_the_promise(
+    on_sim: Callable[..., TrialResult], on_cpu: Callable[..., TrialResult], good: TrialResult, crash: TrialResult
+) -> None:
+    promises.ran_out_of_memory(on_sim(limit_bytes=6 * MIB, micro_batch_size=4096))
+    promises.measured(on_sim(limit_bytes=16 * MIB))
+    host = on_cpu(model=HostFull(64, 2))
+    assert host.outcome == "host_oom"
+    for bad in (good, crash, host):
+        with broken:
+            promises.ran_out_of_memory(bad)
+
+
+class NoEngine(nn.Linear):
+    """Says what cuDNN does where no engine found room, whether or not one was full."""
+
+    fills = True
+
+    def forward(self, inputs: Tensor) -> NoReturn:
+        if self.fills:
+            with suppress(torch.OutOfMemoryError):
+                torch.empty(2**30, dtype=torch.uint8, device=inputs.device)
+        raise RuntimeError("FIND was unable to find an engine to execute this computation")
+
+
+class NoEngineAtAll(NoEngine):
+    fills = False
+
+
+def test_a_full_memory_that_is_told_as_a_crash_breaks_the_promise(
+    on_sim: Callable[..., TrialResult], on_cpu: Callable[..., TrialResult], good: TrialResult, crash: TrialResult
+) -> None:
+    for kept in (good, on_sim(limit_bytes=32 * MIB, model=NoEngine(64, 2))):
+        promises.fits_or_ran_out_of_memory(kept)
+    for bad in (crash, on_cpu(model=NoEngineAtAll(64, 2))):
+        with broken:
+            promises.fits_or_ran_out_of_memory(bad)
+
+
+class FailsLater(nn.Linear):
+    """A kernel of its forward pass fails: noticed by the loss, unless launches wait for their kernels."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if os.environ.get("CUDA_LAUNCH_BLOCKING") == "1":
+            raise RuntimeError(_ASSERTED)  # the kernel
+        return super().forward(inputs)
+
+
+class FailsOnceOnly(nn.Linear):
+    """As above; where launches wait, nothing fails."""
+
+
+def loss_that_waits(outputs: Tensor, targets: Tensor) -> Tensor:
+    if os.environ.get("CUDA_LAUNCH_BLOCKING") != "1":
+        raise RuntimeError(_ASSERTED)
+    return outputs.square().mean()
+
+
+_ASSERTED = "CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported"
+
+
+def test_a_kernels_error_told_at_the_wrong_place_breaks_the_promise(
     on_cpu: Callable[..., TrialResult], good: TrialResult, crash: TrialResult
 ) -> None:
+    lines = Path(__file__).read_text().splitlines()
+    number = next(number for number, line in enumerate(lines, 1) if line.endswith("  # the kernel"))
+    place = f"{Path(__file__).name}:{number}"
+    promises.crashed_at(on_cpu(model=FailsLater(64, 2), loss=loss_that_waits), place)
+    without_a_place = on_cpu(model=FailsOnceOnly(64, 2), loss=loss_that_waits)
+    assert without_a_place.outcome == "crashed"
+    for bad in (without_a_place, good, crash):
+        with broken:
+            promises.crashed_at(bad, place)
+
+
+def test_the_lookup_is_where_it_says(crash: TrialResult) -> None:
+    """On the processor an index beyond the table is told at once."""
+    assert crash.failure is not None
+    assert crash.failure.signature == f"IndexError at {cases.place_of_the_lookup()}"
+
+
+def test_a_device_that_is_refused_without_the_remedy_breaks_the_promise(
+    on_sim: Callable[..., TrialResult], on_cpu: Callable[..., TrialResult], good: TrialResult, crash: TrialResult
+) -> None:
+    promises.refused_the_device(on_sim(device="sim:9"), "sim")
     unseen = on_cpu(device="cuda:99")
     assert unseen.outcome == "invalid"
     for bad in (unseen, good, crash):
