@@ -176,8 +176,8 @@ def _say_retries(told: Mapping[str, Figures]) -> tuple[str, ...]:
     counts = ", ".join(f"{title} ({one.alloc_retries:,})" for title, one in told.items() if one.alloc_retries)
     if not counts:
         return ()
-    told = f"torch's allocator found no room and had the device wait, so many times within windows: {counts}"
-    return (f"{told}. A smaller batch avoids that.",)
+    said = f"torch's allocator found no room and had the device wait, so many times within windows: {counts}"
+    return (f"{said}. A smaller batch avoids that.",)
 
 
 def _say_overrides(seen: Sequence[DeviceConditions]) -> tuple[str, ...]:

@@ -31,8 +31,11 @@ GIB = 2**30
 _WORKLOAD = ("model", "dataset", "loss", "step", "collate_fn")
 EVERYTHING = Extras(loader_ceiling=True, device_ceiling=True, breakdown=True)
 _LOOK = """
-import json, torch
-found = {"names": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]}
+import contextlib, json, torch
+found = {"busy_fraction": 0.0}
+with contextlib.suppress(Exception):  # NVML does not tell everywhere
+    found["busy_fraction"] = torch.cuda.utilization(0) / 100
+found |= {"names": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]}
 torch.zeros(1, device="cuda")
 free, total = torch.cuda.mem_get_info()
 print(json.dumps(found | {"used_bytes": total - free, "free_bytes": free}))
@@ -49,6 +52,8 @@ class Gpus:
     used_bytes: int = 0
     """Memory in use on the first one with one context open: that context's, the driver's and other processes'."""
     free_bytes: int = 0
+    busy_fraction: float = 0.0
+    """Share of the last second in which others' kernels ran on the first one, as far as NVML tells."""
 
 
 @cache

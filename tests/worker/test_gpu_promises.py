@@ -51,8 +51,8 @@ def on_cpu(fork_server: ForkServerLauncher, tmp_path_factory: pytest.TempPathFac
     """Runs a trial on the processor."""
 
     def run(**given: Any) -> TrialResult:
-        given = {"device": "cpu", "max_s": 0.2, "intra_op_threads": 1} | given
-        return cases.run(fork_server, tmp_path_factory.mktemp("trial"), **given)
+        usual: dict[str, Any] = {"device": "cpu", "max_s": 0.2, "intra_op_threads": 1}
+        return cases.run(fork_server, tmp_path_factory.mktemp("trial"), **(usual | given))
 
     return run
 
@@ -76,7 +76,8 @@ def on_sim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., T
         launcher = ForkServerLauncher(tmp_path_factory.mktemp("server") / "server.log")
 
     def run(**given: Any) -> TrialResult:
-        return cases.run(launcher, tmp_path_factory.mktemp("trial"), **({"device": "sim:0", "max_s": 0.2} | given))
+        usual: dict[str, Any] = {"device": "sim:0", "max_s": 0.2}
+        return cases.run(launcher, tmp_path_factory.mktemp("trial"), **(usual | given))
 
     yield run
     launcher.close()
@@ -406,7 +407,10 @@ class NoEngineAtAll(NoEngine):
 def test_a_full_memory_that_is_told_as_a_crash_breaks_the_promise(
     on_sim: Callable[..., TrialResult], on_cpu: Callable[..., TrialResult], good: TrialResult, crash: TrialResult
 ) -> None:
-    for kept in (good, on_sim(limit_bytes=32 * MIB, model=NoEngine(64, 2))):
+    convolving = {"model": cases.convolution, "dataset": cases.images, "step": cases.convolve_in_full_memory}
+    full = on_sim(limit_bytes=60 * MIB, micro_batch_size=8, **convolving)
+    assert full.outcome == "oom", full.reason
+    for kept in (good, full, on_sim(limit_bytes=32 * MIB, model=NoEngine(64, 2))):
         promises.fits_or_ran_out_of_memory(kept)
     for bad in (crash, on_cpu(model=NoEngineAtAll(64, 2))):
         with broken:
@@ -483,4 +487,4 @@ def test_an_environment_of_another_device_breaks_the_promise(fork_server: ForkSe
 def test_why_no_gpu_can_be_tested_is_known_without_a_context() -> None:
     if torch.version.cuda is None:
         assert "built without CUDA" in cases.look_for_gpus().missing
-    assert not torch.cuda.is_initialized()
+    assert not torch.cuda.is_initialized()  # type: ignore[no-untyped-call] # torch
