@@ -1,6 +1,7 @@
 # Sets up .venv once (and again when pyproject.toml or constraints.txt change), then does what is asked.
 #     make demo     tunes configs/quickstart.yaml on this machine
 #     make test     runs the tests
+#     make test-gpu runs those that need a CUDA device, and says of each how it went
 
 PYTHON ?= python3
 VENV := .venv
@@ -12,11 +13,12 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint notebooks clean
+.PHONY: help setup demo test test-gpu lint notebooks clean
 
 help:
 	@echo "make demo        tune configs/quickstart.yaml on this machine, from the start"
 	@echo "make test        run the tests"
+	@echo "make test-gpu    run the tests that need a CUDA device, one after the other"
 	@echo "make lint        ruff check, ruff format --check, mypy --strict"
 	@echo "make notebooks   execute every notebook; an error in a cell fails"
 	@echo "make setup       only set up $(VENV)"
@@ -29,8 +31,11 @@ demo: $(READY)
 	$(BIN)/autotune run configs/quickstart.yaml --fresh
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m 'not quiet and not cluster' --reruns 1 --durations 15
-	$(BIN)/python -m pytest -m 'quiet or cluster' --reruns 2
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m 'not quiet and not cluster and not gpu' --reruns 1 --durations 15
+	$(BIN)/python -m pytest -m 'quiet or cluster or gpu' --reruns 2
+
+test-gpu: $(READY)
+	$(BIN)/python -m pytest -m gpu --verbose --durations 0 --durations-min 1 tests/worker
 
 lint: $(READY)
 	$(BIN)/ruff check

@@ -7,7 +7,8 @@ measures, decides or writes a file; text that stems from user code is never take
     figures     the columns and rows of the result's table
     content     the sentences, the failures by kind, the files
     standing    how far the rates are from the ceilings, in sentences
-    blocks, sections, rank_sections, time_sections, trial_sections: the whole report as sections without markup
+    blocks, sections, device_sections, rank_sections, time_sections, trial_sections: the whole report as sections
+                    without markup
     plots, drawing, plot_tables: what its plots show, matplotlib's drawing of it, and the same as tables
     progress, terminal, markdown, page, notebook, export: the same content in six forms; console_blocks: a section on
                     a console

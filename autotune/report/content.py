@@ -18,6 +18,7 @@ from autotune.core.recommendation import Recommendation
 from autotune.core.result import RunSummary, changed_settings
 from autotune.core.trial import Outcome, TrialRecord
 from autotune.core.workload import WorkloadFacts
+from autotune.report.device_sections import say_conditions, told_by
 from autotune.report.figures import Column, Figures, find_trial, list_busy, summarise
 from autotune.report.formatting import (
     NO_VALUE,
@@ -185,7 +186,9 @@ def list_remarks(summary: RunSummary, columns: Sequence[Column]) -> tuple[str, .
         *_say_parts([figures for _, figures in measured]),
         f"Memory: {one_line(summary.memory_source)}.",
         *say_memory_line(summary),
+        *_say_energy([figures for _, figures in measured]),
         _say_runs([(title, figures.runs, figures.is_confirmed) for title, figures in measured]),
+        *say_conditions(told_by(columns)),
     )
 
 
@@ -219,6 +222,12 @@ def _say_parts(measured: Sequence[Figures]) -> tuple[str, ...]:
     if all(figures.breakdown is None for figures in measured):
         return ()
     return ("Parts of the time: of one run each, restarts of epochs counted in.",)
+
+
+def _say_energy(measured: Sequence[Figures]) -> tuple[str, ...]:
+    if all(figures.joules_per_sample is None for figures in measured):
+        return ()
+    return ("Energy: of the whole device during the windows, what it draws when idle included.",)
 
 
 def _say_runs(measured: Sequence[tuple[str, int, bool]]) -> str:

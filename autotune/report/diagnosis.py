@@ -18,12 +18,14 @@ from autotune.core.verdict import BOTTLENECKS, breakdown_of
 from autotune.report.blocks import Block, Bullets, Facts, Section, Table
 from autotune.report.console_blocks import MEASURED_BY, print_section, text_bar
 from autotune.report.content import describe_environment
-from autotune.report.figures import PART_NAMES
+from autotune.report.device_sections import device_facts, say_setup
+from autotune.report.figures import PART_NAMES, join_runs
 from autotune.report.formatting import (
     NO_VALUE,
     describe_settings,
     format_bytes,
     format_duration,
+    format_energy,
     format_fraction,
     format_interval,
     format_rate,
@@ -98,7 +100,7 @@ def diagnosis_sections(diagnosis: Diagnosis) -> tuple[Section, ...]:
         *rank_section(diagnosis.evidence.measurement.ranks),
         Section(title="Inside the loader", blocks=(_loader(diagnosis),)),
         Section(title="Other settings, each side alone", blocks=(_curves(diagnosis),)),
-        Section(title="Notes", blocks=(Bullets(sentences=tuple(map(one_line, diagnosis.notes))),)),
+        Section(title="Notes", blocks=(_notes(diagnosis),)),
     )
     return tuple(section for section in sections if any(map(_has_rows, section.blocks)))
 
@@ -149,6 +151,9 @@ def _today(diagnosis: Diagnosis) -> Block:
         readings = (f"{format_fraction(one.fraction)} ({one_line(one.source)})" for one in run.busy_readings)
         facts["busy"] = ", ".join(readings)
     facts |= fullness_facts(run.fullness)
+    if run.joules_per_sample is not None:
+        facts["energy a sample"] = format_energy(run.joules_per_sample)
+    facts |= device_facts(join_runs([run]))
     if run.communication is not None:
         facts["exchange"] = describe_exchange(run.communication)
     if roofline is not None:
@@ -183,6 +188,12 @@ def _curves(diagnosis: Diagnosis) -> Block:
     rows = [("loader", _say_point(point), _say_rate(point)) for point in curves.loader]
     rows += [("device", _say_point(point), _say_rate(point)) for point in curves.device]
     return Table(heads=("", "settings", "samples/s"), rows=tuple(rows), texts=_TEXTS)
+
+
+def _notes(diagnosis: Diagnosis) -> Block:
+    told = {"today's settings": join_runs([diagnosis.evidence.measurement])}
+    notes = tuple(map(one_line, diagnosis.notes))
+    return Bullets(sentences=(*notes, *say_setup(told)))  # the notes have what disturbed the window
 
 
 def _say_point(point: CurvePoint) -> str:

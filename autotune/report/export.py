@@ -17,7 +17,8 @@ from autotune.core.result import RunSummary
 from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import Outcome
 from autotune.report.content import count_outcomes, list_advice, list_files, list_reasons, say_headline
-from autotune.report.figures import Figures, summarise
+from autotune.report.device_sections import say_conditions, say_throttling, told_by
+from autotune.report.figures import Figures, make_columns, summarise
 
 __all__ = ["MeasuredConfig", "SummaryDocument", "summary_json"]
 
@@ -64,6 +65,8 @@ class SummaryDocument(BaseModel):
     """Why this configuration is recommended."""
     lr_advice: tuple[str, ...]
     """What to do about the learning rate and what goes with it."""
+    device_remarks: tuple[str, ...]
+    """What the device did during the windows that makes rates doubtful: throttling, a moved clock, other users."""
     notes: tuple[str, ...]
     stopped_because: str
     wall_s: float
@@ -77,7 +80,7 @@ class SummaryDocument(BaseModel):
 
 def summary_json(summary: RunSummary, run_dir: Path) -> str:
     """One JSON document with the result of a search; its keys are SummaryDocument's fields."""
-    found = summary.recommendation
+    found, told = summary.recommendation, told_by(make_columns(summary))
     document = SummaryDocument(
         name=summary.name,
         verdict="nothing_feasible" if found is None else found.verdict,
@@ -92,6 +95,7 @@ def summary_json(summary: RunSummary, run_dir: Path) -> str:
         outcomes=count_outcomes(summary),
         reasons=list_reasons(summary),
         lr_advice=list_advice(summary),
+        device_remarks=(*say_throttling(told), *say_conditions(told)),
         notes=summary.notes,
         stopped_because=summary.stopped_because,
         wall_s=summary.wall_s,

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from autotune.core.breakdown import PARTS, LoaderCosts, Part, TimeBreakdown
 from autotune.core.busy import BusyReading, Fullness, best_common_source, source_rank
 from autotune.core.ceilings import CeilingBook, device_key, loader_key
+from autotune.core.conditions import DeviceConditions
 from autotune.core.measurement import Measurement, Rate
 from autotune.core.ranks import Communication, RankFigures
 from autotune.core.recommendation import Ratio, Recommendation, rate_of_runs
@@ -25,6 +26,7 @@ from autotune.core.trial import TrialRecord
 from autotune.report.formatting import (
     NO_VALUE,
     format_bytes,
+    format_energy,
     format_fraction,
     format_interval,
     format_rate,
@@ -39,6 +41,7 @@ __all__ = [
     "Row",
     "best_of_same_batch",
     "find_trial",
+    "join_runs",
     "list_busy",
     "make_columns",
     "make_rows",
@@ -73,6 +76,14 @@ class Figures(BaseModel):
     data_wait_fraction: float
     peak_memory_bytes: int
     """The highest of the runs."""
+    allocated_bytes: int | None = None
+    """What tensors took of it at their peak, the highest of the runs; null where the device does not tell."""
+    alloc_retries: int | None = None
+    """Times within the runs' windows that torch's allocator found no room; null where the device does not count."""
+    joules_per_sample: float | None = None
+    """What the whole device drew for a sample, the mean over the runs; null where it does not tell."""
+    conditions: tuple[DeviceConditions, ...] = ()
+    """What the device did during each run's window; empty where it does not tell."""
     loader_ceiling: float | None = None
     """Samples/s of the loader alone, in these settings; null where not measured."""
     device_ceiling: float | None = None
@@ -135,7 +146,7 @@ def summarise(summary: RunSummary, number: int | None) -> Figures | None:
     everything = measurements_of(summary, number)
     if not everything:
         return None
-    figures = _join(runs or everything, is_confirmed=bool(runs))
+    figures = join_runs(runs or everything, is_confirmed=bool(runs))
     return figures.model_copy(update={**_beside_the_rate(everything), **_ceilings(summary, number, everything)})
 
 
@@ -228,6 +239,7 @@ def make_rows(columns: Sequence[Column], limit_bytes: int) -> tuple[Row, ...]:
         *_time_rows(columns),
         _row("peak memory", columns, lambda one: format_bytes(one.peak_memory_bytes)),
         _row(limit, columns, lambda one: format_fraction(one.peak_memory_bytes / limit_bytes)),
+        *_energy_rows(columns),
     )
     return (*figures, *_setting_rows(columns))
 
@@ -274,6 +286,16 @@ def _time_rows(columns: Sequence[Column]) -> tuple[Row, ...]:
     return (*(() if is_whole else (waits,)), *_part_rows(breakdowns))
 
 
+def _energy_rows(columns: Sequence[Column]) -> tuple[Row, ...]:
+    """What a sample costs in energy, where a device tells."""
+    row = _row("energy a sample", columns, lambda one: _energy_of(one.joules_per_sample))
+    return () if set(row.cells) <= {NO_VALUE} else (row,)
+
+
+def _energy_of(joules: float | None) -> str:
+    return NO_VALUE if joules is None else format_energy(joules)
+
+
 def _part_rows(breakdowns: Sequence[TimeBreakdown | None]) -> tuple[Row, ...]:
     rows = []
     for part in PARTS:
@@ -298,9 +320,13 @@ def _fraction_of(reading: BusyReading | None) -> str:
     return NO_VALUE if reading is None else format_fraction(reading.fraction)
 
 
-def _join(runs: Sequence[Measurement], *, is_confirmed: bool) -> Figures:
+def join_runs(runs: Sequence[Measurement], *, is_confirmed: bool = False) -> Figures:
+    """What one configuration measured over its runs, of which there is at least one."""
     source = min((run.busy_source for run in runs if run.busy_source is not None), key=source_rank, default=None)
     busy = [run.busy_fraction for run in runs if run.busy_source == source and run.busy_fraction is not None]
+    joules = [run.joules_per_sample for run in runs if run.joules_per_sample is not None]
+    allocated = [run.memory.allocated_bytes for run in runs if run.memory.allocated_bytes is not None]
+    retries = [run.memory.alloc_retries for run in runs if run.memory.alloc_retries is not None]
     return Figures(
         is_confirmed=is_confirmed,
         runs=len(runs),
@@ -309,4 +335,8 @@ def _join(runs: Sequence[Measurement], *, is_confirmed: bool) -> Figures:
         busy_source=source,
         data_wait_fraction=fmean(run.data_wait_fraction for run in runs),
         peak_memory_bytes=max(run.peak_memory_bytes for run in runs),
+        allocated_bytes=max(allocated, default=None),
+        alloc_retries=sum(retries) if retries else None,
+        joules_per_sample=fmean(joules) if joules else None,
+        conditions=tuple(run.conditions for run in runs if run.conditions is not None),
     )

@@ -23,6 +23,7 @@ __all__ = [
     "format_bytes",
     "format_count",
     "format_duration",
+    "format_energy",
     "format_fraction",
     "format_interval",
     "format_rate",
@@ -110,6 +111,12 @@ def format_short_time(seconds: float) -> str:
         if value < 999.5:
             return f"{value:.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
     return f"{seconds:.3g} s" if seconds < 60 else format_duration(seconds)
+
+
+def format_energy(joules: float) -> str:
+    """Energy with three digits, below 1 J in mJ: "0.213 mJ", "84.1 mJ", "1.27 J"."""
+    value, unit = (joules, "J") if joules >= 0.9995 else (joules * 1e3, "mJ")
+    return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
 
 
 def format_count(number: int, noun: str) -> str:

@@ -20,6 +20,7 @@ from autotune.report.content import (
     list_reasons,
     list_remarks,
 )
+from autotune.report.device_sections import device_section, say_throttling, told_by
 from autotune.report.figures import Column, Row, make_columns, make_rows
 from autotune.report.formatting import describe_settings, format_bytes, format_duration
 from autotune.report.rank_sections import scaling_sections
@@ -40,9 +41,10 @@ __all__ = ["list_sections", "result_blocks", "result_table"]
 def result_blocks(summary: RunSummary) -> tuple[Block, ...]:
     """What stands right below the headline: the standing, the table, remarks on it."""
     columns = make_columns(summary)
-    standing = say_standing(summary)
+    standing, doubts = say_standing(summary), say_throttling(told_by(columns))
     return (
         *((Paragraph(text=" ".join(standing)),) if standing else ()),
+        *(Paragraph(text=doubt) for doubt in doubts),
         result_table(columns, make_rows(columns, summary.limit_bytes)),
         Bullets(sentences=list_remarks(summary, columns)),
     )
@@ -73,6 +75,7 @@ def list_sections(
         *scaling_sections(summary),
         time_section(summary),
         ceiling_section(summary),
+        device_section(summary),
         Section(title="Why", blocks=(Bullets(sentences=list_reasons(summary)),)),
         Section(title="Learning rate", blocks=(Bullets(sentences=list_advice(summary)),)),
         Section(title="Notes", blocks=(Bullets(sentences=summary.notes),)),

@@ -6,6 +6,7 @@ Comes in: a RunSummary. Goes out: Sections whose blocks are empty where there is
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from autotune.core.guard import GuardFigures, objection, shortfall
 from autotune.core.measurement import Measurement
@@ -24,6 +25,7 @@ from autotune.report.formatting import (
     format_bytes,
     format_count,
     format_duration,
+    format_energy,
     format_fraction,
     format_interval,
     format_rate,
@@ -48,8 +50,11 @@ _LONGEST_REASON = 160  # cells of a table; "Failures" has the whole
 _LONGEST_TRACEBACK = 20_000  # characters: some 250 lines, more than a traceback without recursion has
 _FARTHEST = 4
 """Times the largest batch measured up to which a line is followed: our own convention."""
-_TRIAL_HEADS = ("#", "settings", "outcome", "samples/s", "95 % interval", "score", "busy", "peak memory", "reason")
-_ROUND_HEADS = ("round", "#", "settings", "samples/s", "95 % interval", "busy", "data wait", "peak memory")
+_ENERGY = "energy a sample"
+"""A column that is left out where no device tells."""
+_RATE_HEADS = ("samples/s", "95 % interval")
+_TRIAL_HEADS = ("#", "settings", "outcome", *_RATE_HEADS, "score", "busy", "peak memory", _ENERGY, "reason")
+_ROUND_HEADS = ("round", "#", "settings", *_RATE_HEADS, "busy", "data wait", "peak memory", _ENERGY)
 _MEMORY_HEADS = ("precision", "trials", "at batch 0", "a sample", "± error", "batch at the limit")
 _GUARD_HEADS = ("#", "precision", "steps", "batch", "losses deviate", "gradients' cosine", "steps skipped", "answer")
 _TEXTS = frozenset({"settings", "outcome", "reason", "precision", "answer", ""})
@@ -65,7 +70,7 @@ def trial_table(summary: RunSummary) -> Table:
     """Every trial in a row."""
     rows = tuple(_trial(trial) for trial in summary.trials)
     kinds = tuple(_kind(trial, summary) for trial in summary.trials)
-    return Table(heads=_TRIAL_HEADS, rows=rows, texts=_TEXTS, row_kinds=kinds)
+    return _without_unknown_energy(Table(heads=_TRIAL_HEADS, rows=rows, texts=_TEXTS, row_kinds=kinds))
 
 
 def confirmation_section(summary: RunSummary) -> Section:
@@ -74,7 +79,8 @@ def confirmation_section(summary: RunSummary) -> Section:
     count = max((len(one.rounds) for one in confirmations), default=0)
     rows = [_round(index, one) for index in range(count) for one in confirmations if index < len(one.rounds)]
     sources = _say_busy_sources((one.number, run) for one in confirmations for run in one.rounds)
-    return Section(title="Confirmation", blocks=(Table(heads=_ROUND_HEADS, rows=tuple(rows), texts=_TEXTS), sources))
+    table = _without_unknown_energy(Table(heads=_ROUND_HEADS, rows=tuple(rows), texts=_TEXTS))
+    return Section(title="Confirmation", blocks=(table, sources))
 
 
 def failure_section(summary: RunSummary) -> Section:
@@ -113,12 +119,21 @@ def stress_section(summary: RunSummary) -> Section:
     return Section(title="Stress run", blocks=(Bullets(sentences=sentences),))
 
 
+def _without_unknown_energy(table: Table) -> Table:
+    place = table.heads.index(_ENERGY)
+    if any(row[place] != NO_VALUE for row in table.rows):
+        return table
+    rows = tuple((*row[:place], *row[place + 1 :]) for row in table.rows)
+    return replace(table, heads=(*table.heads[:place], *table.heads[place + 1 :]), rows=rows)
+
+
 def _trial(trial: TrialRecord) -> tuple[str, ...]:
-    rate, interval, busy, _, memory = _measured(trial.measurement)
+    rate, interval, busy, _, memory, energy = _measured(trial.measurement)
     reason = shorten(trial.reason, _LONGEST_REASON)
     score = NO_VALUE if trial.score is None else f"{trial.score.value:.3f}"
     settings = describe_settings(trial.config)
-    return (str(trial.number), settings, name_outcome(trial.outcome), rate, interval, score, busy, memory, reason)
+    outcome = name_outcome(trial.outcome)
+    return (str(trial.number), settings, outcome, rate, interval, score, busy, memory, energy, reason)
 
 
 def _kind(trial: TrialRecord, summary: RunSummary) -> str:
@@ -135,10 +150,10 @@ def _round(index: int, one: Confirmation) -> tuple[str, ...]:
     return (str(index + 1), str(one.number), describe_settings(one.config), *figures)
 
 
-def _measured(run: Measurement | None) -> tuple[str, str, str, str, str]:
-    """Rate, its interval, busy, data wait, peak memory."""
+def _measured(run: Measurement | None) -> tuple[str, str, str, str, str, str]:
+    """Rate, its interval, busy, data wait, peak memory, energy a sample."""
     if run is None:
-        return NO_VALUE, NO_VALUE, NO_VALUE, NO_VALUE, NO_VALUE
+        return NO_VALUE, NO_VALUE, NO_VALUE, NO_VALUE, NO_VALUE, NO_VALUE
     low, high = run.samples_per_s_ci
     return (
         format_rate(run.samples_per_s),
@@ -146,6 +161,7 @@ def _measured(run: Measurement | None) -> tuple[str, str, str, str, str]:
         NO_VALUE if run.busy_fraction is None else format_fraction(run.busy_fraction),
         format_fraction(run.data_wait_fraction),
         format_bytes(run.peak_memory_bytes),
+        NO_VALUE if run.joules_per_sample is None else format_energy(run.joules_per_sample),
     )
 
 

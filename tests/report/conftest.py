@@ -10,6 +10,7 @@ import pytest
 from autotune.core.breakdown import LoaderCosts, Share, TimeBreakdown
 from autotune.core.budget import Budget
 from autotune.core.busy import NVML_SOURCE, PROFILER_SOURCE, BusyReading, Fullness
+from autotune.core.conditions import DeviceConditions
 from autotune.core.environment import Environment
 from autotune.core.guard import GuardFigures
 from autotune.core.lr_scaling import LrAdvice, scale_lr
@@ -305,6 +306,63 @@ def _with_first_round(one: Confirmation, more: dict[str, Any]) -> Confirmation:
     return one.model_copy(update={"rounds": (first.model_copy(update=more), *others)})
 
 
+def make_conditions(**changes: Any) -> DeviceConditions:
+    """A GPU by itself, at its highest clock."""
+    given: dict[str, Any] = {
+        "sm_clock_mhz": (1980, 1980),
+        "max_sm_clock_mhz": 1980,
+        "memory_clock_mhz": (2619, 2619),
+        "temperature_c": (41, 55),
+        "power_w": 410.0,
+        "energy_j": 1230.0,
+        "others_memory_bytes": 480 * 2**20,
+        "others_busy_fraction": 0.0,
+        "persistence_mode": True,
+    }
+    return DeviceConditions(**{**given, **changes})
+
+
+def make_conditions_summary(*after: dict[str, Any], retries: int = 0) -> RunSummary:
+    """A search whose baseline ran under the usual conditions, and whose recommendation had these in its rounds."""
+    before = [make_conditions(power_w=255.0)] * 3
+    changed = [make_conditions(**changes) for changes in (*after, {}, {}, {})[:3]]
+    baseline, fast, same = make_recommendation().confirmations
+    confirmations = (_under(baseline, before), _under(fast, changed, retries), same)
+    first, second, third, *others = make_trials()
+    trials = (_trial_under(first, before[0]), second, _trial_under(third, changed[0]), *others)
+    return make_summary(recommendation=make_recommendation(confirmations=confirmations), trials=trials)
+
+
+def _under(one: Confirmation, seen: list[DeviceConditions], retries: int = 0) -> Confirmation:
+    told = {"allocated_bytes": 2 * 2**30, "alloc_retries": retries}
+    return one.model_copy(
+        update={
+            "rounds": tuple(
+                run.model_copy(update={"conditions": conditions, "memory": run.memory.model_copy(update=told)})
+                for run, conditions in zip(one.runs, seen, strict=True)
+            )
+        }
+    )
+
+
+def _trial_under(trial: TrialRecord, seen: DeviceConditions) -> TrialRecord:
+    assert trial.measurement is not None
+    measurement = trial.measurement.model_copy(update={"conditions": seen})
+    return trial.model_copy(update={"result": trial.result.model_copy(update={"measurement": measurement})})
+
+
+HOT: dict[str, Any] = {
+    "sm_clock_mhz": (1980, 1755),
+    "temperature_c": (60, 87),
+    "throttle_reasons": ("power_cap", "thermal"),
+    "others_memory_bytes": 3 * 2**30,
+    "others_busy_fraction": 0.2,
+    "persistence_mode": False,
+    "tf32_overrides": ("NVIDIA_TF32_OVERRIDE=0", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1"),
+}
+"""All at once that a device can say against a window."""
+
+
 NO_ADVICE = LrAdvice(lr=BASELINE.lr, rule="none", batch_ratio=1.0)
 
 
@@ -325,6 +383,7 @@ def make_variants() -> dict[str, RunSummary]:
         "baseline_infeasible": make_summary(recommendation=infeasible, trials=(over, *make_trials()[1:])),
         "rich": make_rich_summary(),
         "group": make_group_summary(),
+        "hot": make_conditions_summary(HOT, HOT, retries=7),
         "nothing_feasible": make_summary(recommendation=None, trials=(over, *failed)),
     }
 

@@ -27,6 +27,7 @@ KEYS = [
     "outcomes",
     "reasons",
     "lr_advice",
+    "device_remarks",
     "notes",
     "stopped_because",
     "wall_s",

@@ -12,6 +12,7 @@ from autotune.report.formatting import (
     describe_settings,
     format_bytes,
     format_duration,
+    format_energy,
     format_fraction,
     format_interval,
     format_rate,
@@ -47,6 +48,14 @@ def test_a_rate_keeps_four_digits(rate: float, text: str) -> None:
 )
 def test_a_duration_shows_its_two_largest_units(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("joules", "text"),
+    [(0.0, "0 mJ"), (2.13e-4, "0.213 mJ"), (0.0841, "84.1 mJ"), (0.2135, "214 mJ"), (0.9996, "1 J"), (1.27, "1.27 J")],
+)
+def test_energy_is_in_joules_or_thousandths_of_them(joules: float, text: str) -> None:
+    assert format_energy(joules) == text
 
 
 @pytest.mark.parametrize(

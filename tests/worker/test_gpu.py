@@ -1,35 +1,45 @@
-"""What only a CUDA device can show. Each test runs a trial in a process of its own, as a study does."""
+"""What only a CUDA device can show, the most important first: `make test-gpu`.
+
+Each test runs trials in processes of their own, as a study does, and hands what they tell to a promise of
+gpu_promises.py; test_gpu_promises.py shows that each promise can be broken. No test may make a CUDA context in this
+process: what it forks would inherit it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import get_args
 
 import pytest
-import torch
-from torch import nn
-from torch.utils.data import Dataset, TensorDataset
 
 from autotune import diagnosing
 from autotune.api import diagnose_plan
+from autotune.core.diagnosis import Diagnosis
+from autotune.core.measurement import Measurement
 from autotune.core.plan import Plan
-from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import TrialResult
+from autotune.core.training_config import AmpDtype, TrainingConfig
 from autotune.core.workload import Workload
 from autotune.diagnosing import Pace
 from autotune.launch.fork_server import ForkServerLauncher
 from autotune.launch.runner import TrialRunner
-from autotune.protocol import NO_EXTRAS, Extras, WindowRules, write_payload
 
-NVML_SOURCE = "NVML utilization"  # autotune.core.busy.NVML_SOURCE, spelled out: it stands in users' reports
-PROFILER_SOURCE = "profiler: kernels and copies"  # autotune.core.busy.PROFILER_SOURCE
-GIB = 2**30
+from . import gpu_cases as cases
+from . import gpu_promises as promises
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(torch.version.cuda is None or torch.cuda.device_count() == 0, reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
+
+_OTHERS_BUSY = 0.1
+"""Share of time from which on other processes' kernels hide that a loop of ours starves."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def gpus() -> cases.Gpus:
+    """What there is to test on."""
+    found = cases.look_for_gpus()
+    if found.missing:
+        pytest.skip(found.missing)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -40,237 +50,156 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServerLau
     launcher.close()
 
 
-class Wide(nn.Module):
-    """Keeps 4 MiB of activations a sample."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(64, 2**20), nn.Linear(2**20, 2)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        outputs: torch.Tensor = self.second(self.first(inputs).relu())
-        return outputs
-
-
-def image_net() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)
+@pytest.fixture(scope="module")
+def busy_run(launcher: ForkServerLauncher, gpus: cases.Gpus, tmp_path_factory: pytest.TempPathFactory) -> Measurement:
+    """A loop that the device holds, with all that can be measured of it."""
+    result = cases.run(
+        launcher,
+        tmp_path_factory.mktemp("busy"),
+        limit_bytes=limit_of(gpus, gib=6),
+        model=cases.Heavy,
+        dataset=cases.Indices,
+        collate_fn=cases.ReadyBatches(64),
+        micro_batch_size=1024,
+        max_s=2.5,
+        extras=cases.EVERYTHING,
     )
+    return promises.measured(result)
 
 
-def images() -> TensorDataset:
-    return TensorDataset(torch.randn(512, 3, 64, 64), torch.randint(0, 10, (512,)))
+def limit_of(gpus: cases.Gpus, *, gib: float) -> int:
+    """A limit that leaves so much to torch beside what is in use already, and 1 GiB for kernels that load later."""
+    return gpus.used_bytes + round((gib + 1) * cases.GIB)
 
 
-def rows() -> TensorDataset:
-    return TensorDataset(torch.randn(8192, 64), torch.randint(0, 2, (8192,)))
+def test_a_loop_that_the_device_holds_reads_as_busy(busy_run: Measurement) -> None:
+    promises.was_busy(busy_run)
 
 
-def run(
-    launcher: ForkServerLauncher, folder: Path, limit_bytes: int | None = None, max_s: float = 1.0, **given: Any
-) -> TrialResult:
-    """One trial on the first CUDA device; `model` and `dataset` are the workload's, the rest are settings."""
-    parts = {name: given.pop(name) for name in ("model", "dataset", "step") if name in given}
-    named: dict[str, Any] = {"model": image_net, "dataset": images} | parts
-    write_payload(Workload(**named), folder / "payload")
-    runner = TrialRunner(
-        launcher=launcher,
-        payload=folder / "payload",
-        scratch=folder,
-        logs=folder,
-        device="cuda:0",
-        seed=0,
-        limit_bytes=limit_bytes,
-    )
-    extras = given.pop("extras", NO_EXTRAS)
-    config = TrainingConfig(**({"micro_batch_size": 64} | given))
-    return runner.run(config, name="trial", deadline_s=110, window=WindowRules(max_s=max_s), extras=extras)
+def test_a_loop_that_waits_for_its_loader_reads_as_idle(
+    launcher: ForkServerLauncher, gpus: cases.Gpus, tmp_path: Path
+) -> None:
+    if gpus.busy_fraction > _OTHERS_BUSY:
+        pytest.skip(f"other processes keep the device busy for {gpus.busy_fraction:.0%} of the time")
+    run = promises.measured(cases.run(launcher, tmp_path, dataset=cases.SleepingRows, micro_batch_size=8, max_s=2.5))
+    promises.was_starved(run)
 
 
-@pytest.mark.parametrize("amp_dtype", ["float32", "tf32", "bfloat16", "float16"])
-def test_each_precision_trains(amp_dtype: str, launcher: ForkServerLauncher, tmp_path: Path) -> None:
-    result = run(launcher, tmp_path, amp_dtype=amp_dtype, channels_last=True)
-    assert result.outcome == "ok", result.reason
-    assert result.measurement is not None
-    assert result.measurement.samples_per_s > 0
+def test_a_peak_is_what_torch_held_and_what_lies_outside_it(busy_run: Measurement, gpus: cases.Gpus) -> None:
+    promises.accounts_for_memory(busy_run, limit_of(gpus, gib=6))
 
 
-def test_a_peak_is_what_torch_reserved_and_what_lies_outside_it(launcher: ForkServerLauncher, tmp_path: Path) -> None:
-    memory = run(launcher, tmp_path).measurement
-    assert memory is not None
-    assert memory.memory.reserved_bytes is not None
-    assert memory.memory.outside_bytes is not None
-    assert memory.memory.reserved_bytes > 0
-    assert memory.memory.outside_bytes > 0, "the context alone takes hundreds of MB"
-    assert memory.peak_memory_bytes == memory.memory.reserved_bytes + memory.memory.outside_bytes
+def test_what_does_not_fit_below_the_limit_is_out_of_memory_and_the_next_trial_works(
+    launcher: ForkServerLauncher, gpus: cases.Gpus, tmp_path: Path
+) -> None:
+    limit_bytes = limit_of(gpus, gib=3)
+    for micro_batch_size, promise in ((1024, promises.ran_out_of_memory), (64, promises.measured)):
+        result = cases.run(
+            launcher, tmp_path, limit_bytes=limit_bytes, model=cases.Wide, micro_batch_size=micro_batch_size
+        )
+        promise(result)
+    if gpus.free_bytes > 24 * cases.GIB:
+        promises.measured(cases.run(launcher, tmp_path, model=cases.Wide, micro_batch_size=1024))
 
 
-def test_what_does_not_fit_below_the_limit_is_an_out_of_memory_and_the_next_trial_works(
+@pytest.mark.parametrize("amp_dtype", get_args(AmpDtype))
+def test_each_precision_trains_and_computes_as_it_says(
+    amp_dtype: AmpDtype, launcher: ForkServerLauncher, tmp_path: Path
+) -> None:
+    witness = cases.Witness(tmp_path / "seen")
+    promises.measured(cases.run(launcher, tmp_path, step=witness, amp_dtype=amp_dtype))
+    promises.computes_in(witness.told(), amp_dtype)
+
+
+def test_the_profiler_tells_kernels_and_copies(busy_run: Measurement) -> None:
+    promises.broke_its_time_down(busy_run)
+
+
+def test_clocks_power_and_temperature_are_known(busy_run: Measurement) -> None:
+    promises.saw_conditions(busy_run)
+
+
+def test_a_kernels_error_is_a_crash_at_the_line_that_launched_it_and_the_next_trial_works(
     launcher: ForkServerLauncher, tmp_path: Path
 ) -> None:
-    limit, fitting, bursting = 6 * GIB, 64, 4096  # 0.3 GiB and 16 GiB of activations
-    failed = run(launcher, tmp_path, limit_bytes=limit, model=Wide, dataset=rows, micro_batch_size=bursting)
-    assert failed.outcome == "oom", failed.reason
-    assert failed.violation is not None
-    assert failed.violation > 0
-    worked = run(launcher, tmp_path, limit_bytes=limit, model=Wide, dataset=rows, micro_batch_size=fitting)
-    assert worked.outcome == "ok", worked.reason
-    assert worked.measurement is not None
-    assert worked.measurement.peak_memory_bytes <= limit
+    broken = cases.run(launcher, tmp_path, model=cases.LooksUp, dataset=cases.rows_beyond_the_table)
+    promises.crashed_at(broken, cases.place_of_the_lookup())
+    promises.measured(cases.run(launcher, tmp_path))
 
 
-def test_the_same_batch_fits_without_the_limit(launcher: ForkServerLauncher, tmp_path: Path) -> None:
-    if torch.cuda.mem_get_info(0)[0] < 40 * GIB:
-        pytest.skip("needs 40 GiB of free device memory")
-    result = run(launcher, tmp_path, model=Wide, dataset=rows, micro_batch_size=4096)
-    assert result.outcome == "ok", result.reason
-
-
-def test_busyness_comes_from_nvml_where_it_answers(launcher: ForkServerLauncher, tmp_path: Path) -> None:
-    import pynvml
-
-    pynvml.nvmlInit()
-    try:
-        pynvml.nvmlDeviceGetSamples(pynvml.nvmlDeviceGetHandleByIndex(0), pynvml.NVML_GPU_UTILIZATION_SAMPLES, 0)
-    except pynvml.NVMLError as error:
-        pytest.skip(f"NVML tells no utilization here: {error}")
-    result = run(launcher, tmp_path, max_s=3.0)
-    assert result.measurement is not None
-    assert result.measurement.busy_source == NVML_SOURCE
-    assert result.measurement.busy_fraction is not None
-    assert 0 <= result.measurement.busy_fraction <= 1
-
-
-@pytest.mark.parametrize("pin_memory", [False, True])
-def test_the_profiler_tells_where_the_time_goes_copies_included(
-    pin_memory: bool, launcher: ForkServerLauncher, tmp_path: Path
+def test_a_convolution_in_a_full_memory_is_no_crash(
+    launcher: ForkServerLauncher, gpus: cases.Gpus, tmp_path: Path
 ) -> None:
-    everything = Extras(loader_ceiling=True, device_ceiling=True, breakdown=True)
-    found = run(launcher, tmp_path, num_workers=2, pin_memory=pin_memory, extras=everything).measurement
-    assert found is not None
-    assert found.remarks == ()
-    assert found.breakdown is not None
-    assert found.breakdown.compute.fraction > 0
-    assert found.breakdown.device_copy.source.startswith("profiler")
-    assert found.busy_readings[0].source == PROFILER_SOURCE
-    assert 0 < found.busy_readings[0].fraction <= 1
-    assert found.loader_ceiling is not None
-    assert found.device_ceiling is not None
-    assert found.loader_costs is not None
-    assert (found.loader_costs.pin_s is not None) == pin_memory
+    result = cases.run(
+        launcher,
+        tmp_path,
+        limit_bytes=limit_of(gpus, gib=1),
+        model=cases.convolution,
+        dataset=cases.images,
+        step=cases.convolve_in_full_memory,
+        micro_batch_size=8,
+    )
+    promises.fits_or_ran_out_of_memory(result)
 
 
-def test_work_that_only_the_device_does_is_seen_by_the_profiler(launcher: ForkServerLauncher, tmp_path: Path) -> None:
-    heavy = run(launcher, tmp_path, model=Wide, dataset=rows, micro_batch_size=512, extras=Extras(breakdown=True))
-    assert heavy.measurement is not None
-    assert heavy.measurement.breakdown is not None
-    assert heavy.measurement.breakdown.compute.fraction > 0.5, "2 GiB of activations a step, rows that lie in memory"
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_pinned_batches_reach_the_device(num_workers: int, launcher: ForkServerLauncher, tmp_path: Path) -> None:
+    witness = cases.Witness(tmp_path / "seen")
+    promises.measured(cases.run(launcher, tmp_path, step=witness, num_workers=num_workers, pin_memory=True))
+    promises.arrived_on(witness.told(), "cuda")
 
 
-def test_fullness_comes_from_gpm_where_it_answers(launcher: ForkServerLauncher, tmp_path: Path) -> None:
-    import pynvml
-
-    pynvml.nvmlInit()
-    try:
-        supported = pynvml.nvmlGpmQueryDeviceSupport(pynvml.nvmlDeviceGetHandleByIndex(0)).isSupportedDevice
-    except pynvml.NVMLError as error:
-        pytest.skip(f"NVML has no GPM here: {error}")
-    found = run(launcher, tmp_path).measurement
-    assert found is not None
-    if not supported or found.fullness is None:
-        pytest.skip("this device, driver or user is not given GPM's counters")
-    assert found.fullness.sm_fraction is not None
-    assert found.fullness.sm_fraction > 0
-
-
-def test_the_window_is_the_same_with_and_without_what_follows_it(launcher: ForkServerLauncher, tmp_path: Path) -> None:
-    alone, more = tmp_path / "alone", tmp_path / "more"
-    alone.mkdir()
-    more.mkdir()
-    plain = run(launcher, alone).measurement
-    full = run(launcher, more, extras=Extras(device_ceiling=True, breakdown=True)).measurement
-    assert plain is not None
-    assert full is not None
-    assert plain.memory.reserved_bytes is not None
-    assert full.memory.reserved_bytes == pytest.approx(plain.memory.reserved_bytes, rel=0.1), "peaks are read before"
-    assert full.busy_source == plain.busy_source
-
-
-class Indices(Dataset[int]):
-    """Items that cost nothing."""
-
-    def __len__(self) -> int:
-        return 4096
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
-class ReadyBatches:
-    """Gives the same 192 MiB whatever the items: a batch that costs its copy to the device alone."""
-
-    def __init__(self) -> None:
-        self.batch: tuple[torch.Tensor, torch.Tensor] | None = None
-
-    def __call__(self, items: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        if self.batch is None or len(self.batch[0]) != len(items):
-            self.batch = torch.ones(len(items), 3 * 2**18), torch.zeros(len(items), dtype=torch.long)
-        return self.batch
-
-
-class FirstNumbers(nn.Module):
-    """Looks at next to nothing of what was copied."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(16, 2)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        outputs: torch.Tensor = self.head(inputs[:, :16])
-        return outputs
+def diagnosed(
+    launcher: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch, batch: int, **workload: object
+) -> Diagnosis:
+    """A look at one configuration alone: other settings take their time, and workers gigabytes of shared memory."""
+    monkeypatch.setattr(diagnosing, "variations", lambda _: [])
+    given = Workload(dataset=cases.Indices(), **workload)  # type: ignore[arg-type] # as the caller means it
+    plan = Plan(name="case", workload=given, baseline=TrainingConfig(micro_batch_size=batch), device="cuda:0")
+    return diagnose_plan(plan, progress=False, launcher=launcher, pace=Pace(window_s=1.0, stretch_s=0.3)).diagnosis
 
 
 def test_large_batches_of_a_cheap_model_are_copy_bound_and_pinning_is_advised(
     launcher: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(diagnosing, "variations", lambda _: [])  # workers would need GiB of shared memory
-    workload = Workload(model=FirstNumbers, dataset=Indices(), collate_fn=ReadyBatches())
-    config = TrainingConfig(micro_batch_size=64)
-    plan = Plan(name="case", workload=workload, baseline=config, device="cuda:0")
-    found = diagnose_plan(plan, progress=False, launcher=launcher, pace=Pace(window_s=1.0, stretch_s=0.3))
-    assert (found.verdict, found.findings[0].share > 0.5) == ("copy", True)
-    assert {"pin_memory": True} in [one.settings for one in found.advice]
+    model, collate = cases.FirstNumbers, cases.ReadyBatches(3 * 2**18)  # 192 MiB a batch of 64
+    promises.is_copy_bound(diagnosed(launcher, monkeypatch, 64, model=model, collate_fn=collate))
 
 
-def needs_pinned_batches(model: nn.Module, batch: Any) -> torch.Tensor:
-    """A step that takes batches only on the device."""
-    inputs, targets = batch
-    assert inputs.is_cuda
-    assert targets.is_cuda
-    return nn.functional.cross_entropy(model(inputs), targets)
+def test_many_tiny_kernels_are_launch_bound(launcher: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
+    collate = cases.ReadyBatches(64)
+    promises.is_launch_bound(diagnosed(launcher, monkeypatch, 16, model=cases.TinyKernels, collate_fn=collate))
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_pinned_batches_reach_the_device(num_workers: int, launcher: ForkServerLauncher, tmp_path: Path) -> None:
-    result = run(launcher, tmp_path, num_workers=num_workers, pin_memory=True, step=needs_pinned_batches)
-    assert result.outcome == "ok", result.reason
+def test_one_rank_trains_over_nccl(launcher: ForkServerLauncher, tmp_path: Path) -> None:
+    witness = cases.Witness(tmp_path / "seen")
+    promises.measured(cases.run(launcher, tmp_path, step=witness, strategy="ddp"))
+    promises.met_over(witness.told(), "nccl")
 
 
 def test_a_device_beyond_those_there_is_told(launcher: ForkServerLauncher, tmp_path: Path) -> None:
-    write_payload(Workload(model=image_net, dataset=images), tmp_path / "payload")
-    runner = TrialRunner(
-        launcher=launcher, payload=tmp_path / "payload", scratch=tmp_path, logs=tmp_path, device="cuda:99", seed=0
-    )
-    result = runner.run(TrainingConfig(), name="trial", deadline_s=60, window=WindowRules())
-    assert result.outcome == "crashed"
-    assert "name one below cuda:" in result.reason
+    promises.refused_the_device(cases.run(launcher, tmp_path, device="cuda:99"), "cuda")
 
 
-def test_the_device_is_described(launcher: ForkServerLauncher, tmp_path: Path) -> None:
+def test_the_device_is_described(launcher: ForkServerLauncher, gpus: cases.Gpus, tmp_path: Path) -> None:
     runner = TrialRunner(launcher=launcher, payload=tmp_path, scratch=tmp_path, logs=tmp_path, device="auto", seed=0)
-    environment = runner.describe(deadline_s=60).environment
-    assert environment is not None
-    assert environment.device == "cuda:0"
-    assert environment.device_kind == "cuda"
-    assert environment.device_name == torch.cuda.get_device_name(0)
-    assert environment.driver
+    promises.describes_a_gpu(runner.describe(deadline_s=60).environment, gpus.names[0])
+
+
+@pytest.fixture
+def two_devices(gpus: cases.Gpus) -> None:
+    if len(gpus.names) < 2:
+        pytest.skip("needs two CUDA devices")
+
+
+@pytest.mark.usefixtures("two_devices")
+def test_dataparallel_computes_bfloat16_on_every_device(launcher: ForkServerLauncher, tmp_path: Path) -> None:
+    witness = cases.Witness(tmp_path / "seen")
+    promises.measured(cases.run(launcher, tmp_path, step=witness, strategy="dp", world_size=2, amp_dtype="bfloat16"))
+    promises.computes_in(witness.told(), "bfloat16")
+
+
+@pytest.mark.usefixtures("two_devices")
+def test_two_ranks_exchange_their_gradients(launcher: ForkServerLauncher, tmp_path: Path) -> None:
+    result = cases.run(launcher, tmp_path, strategy="ddp", world_size=2, extras=cases.EVERYTHING)
+    promises.exchanged(promises.measured(result), 2)

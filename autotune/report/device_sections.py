@@ -1,0 +1,194 @@
+"""What the device did while its windows ran, for people: a section for the report, and sentences where it matters.
+
+Comes in: the figures of one or more configurations, by their titles. Goes out: a Section without markup, Facts for a
+diagnosis, and sentences that stand beside a result: under throttling, a moved clock, another user or a full memory a
+rate is not what it would be elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
+
+from autotune.core.conditions import DeviceConditions, ThrottleReason
+from autotune.core.result import RunSummary
+from autotune.report.blocks import Bullets, Section, Table
+from autotune.report.figures import Column, Figures, make_columns
+from autotune.report.formatting import (
+    NO_VALUE,
+    format_bytes,
+    format_count,
+    format_fraction,
+    format_interval,
+    one_line,
+)
+
+__all__ = ["device_facts", "device_section", "say_conditions", "say_setup", "say_throttling", "told_by"]
+
+_REASONS: dict[ThrottleReason, str] = {
+    "hardware_slowdown": "slowed by the hardware",
+    "power_brake": "power brake",
+    "power_cap": "power limit",
+    "thermal": "heat",
+}
+_OTHERS_BYTES = 2**28
+"""Device memory by which others must have come or gone to be worth a word: about what the context of one process that
+computes takes. Our own convention."""
+_OTHERS_BUSY = 0.05
+"""The same of the share of time in which their kernels ran: our own convention."""
+
+
+def told_by(columns: Sequence[Column]) -> dict[str, Figures]:
+    """The figures of the columns that measured something, by title."""
+    return {column.title: column.figures for column in columns if column.figures is not None}
+
+
+def device_section(summary: RunSummary) -> Section:
+    """The device during the windows of each configuration, and the further trials that ran under throttling."""
+    told = told_by(make_columns(summary))
+    facts = {title: device_facts(figures) for title, figures in told.items()}
+    names = list(dict.fromkeys(name for one in facts.values() for name in one))
+    rows = tuple((name, *(one.get(name, NO_VALUE) for one in facts.values())) for name in names)
+    table = Table(heads=("", *facts), rows=rows, texts=frozenset({""}))
+    return Section(title="Device during the windows", blocks=(table, Bullets(sentences=_say_throttled_trials(summary))))
+
+
+def device_facts(figures: Figures) -> dict[str, str]:
+    """What the device told during one configuration's windows, by name; what it did not tell is left out."""
+    seen, facts = figures.conditions, dict[str, str]()
+    powers = [one.power_w for one in seen if one.power_w is not None]
+    if powers:
+        facts["power"] = f"{fmean(powers):,.0f} W"
+    clocks = {
+        "clock": _span([one.sm_clock_mhz for one in seen], "MHz"),
+        "highest clock": _span(
+            [None if one.max_sm_clock_mhz is None else (one.max_sm_clock_mhz,) for one in seen], "MHz"
+        ),
+        "memory's clock": _span([one.memory_clock_mhz for one in seen], "MHz"),
+        "temperature": _span([one.temperature_c for one in seen], "°C"),
+    }
+    facts |= {name: text for name, text in clocks.items() if text}
+    if seen:
+        facts["throttled"] = _say_windows(seen) or "no"
+    return facts | _others_facts(seen) | _memory_facts(figures)
+
+
+def say_throttling(told: Mapping[str, Figures]) -> tuple[str, ...]:
+    """Which configurations' windows the device throttled, and what that means for their comparison; () for none."""
+    throttled = [f"{title} ({_say_windows(one.conditions)})" for title, one in told.items() if _windows(one.conditions)]
+    if not throttled:
+        return ()
+    means = "Their rates are lower than without, so what is compared with them is less sure than its interval says"
+    return (f"The device throttled itself while these were measured: {', '.join(throttled)}. {means}.",)
+
+
+def say_conditions(told: Mapping[str, Figures]) -> tuple[str, ...]:
+    """What else moves rates, a sentence each: a clock, other users, a full memory, the machine's own settings."""
+    return (*_say_clocks(told), *_say_others(told), *say_setup(told))
+
+
+def say_setup(told: Mapping[str, Figures]) -> tuple[str, ...]:
+    """What of that can be set otherwise: a batch that hardly fits, variables of the environment, the driver's mode."""
+    seen = [condition for one in told.values() for condition in one.conditions]
+    return (*_say_retries(told), *_say_overrides(seen), *_say_persistence(seen))
+
+
+def _windows(seen: Sequence[DeviceConditions]) -> list[DeviceConditions]:
+    return [one for one in seen if one.throttle_reasons]
+
+
+def _say_windows(seen: Sequence[DeviceConditions]) -> str:
+    """How many of the windows were throttled and why: "2 of 3 windows: heat"; "" where none was."""
+    throttled = _windows(seen)
+    reasons = sorted({_REASONS[reason] for one in throttled for reason in one.throttle_reasons})
+    counts = f"{len(throttled)} of {format_count(len(seen), 'window')}"
+    return f"{counts}: {', '.join(reasons)}" if throttled else ""
+
+
+def _say_throttled_trials(summary: RunSummary) -> tuple[str, ...]:
+    numbers = [
+        str(trial.number)
+        for trial in summary.trials
+        if trial.measurement is not None and trial.measurement.conditions is not None
+        if trial.measurement.conditions.throttle_reasons
+    ]
+    return (f"Trials that ran under throttling: {', '.join(numbers)}.",) if numbers else ()
+
+
+def _span(edges: Sequence[tuple[int, ...] | None], unit: str) -> str:
+    """From the lowest to the highest value at any window's edge; "" where none is known."""
+    values = [value for edge in edges if edge is not None for value in edge]
+    if not values:
+        return ""
+    low, high = min(values), max(values)
+    return f"{f'{low:,}' if low == high else format_interval(f'{low:,}', f'{high:,}')} {unit}"
+
+
+def _others_facts(seen: Sequence[DeviceConditions]) -> dict[str, str]:
+    sizes = [one.others_memory_bytes for one in seen if one.others_memory_bytes is not None]
+    loads = [one.others_busy_fraction for one in seen if one.others_busy_fraction is not None]
+    return {
+        **({"memory in use before": format_bytes(max(sizes))} if sizes else {}),
+        **({"time in use before": format_fraction(max(loads))} if loads else {}),
+    }
+
+
+def _memory_facts(figures: Figures) -> dict[str, str]:
+    allocated, retries = figures.allocated_bytes, figures.alloc_retries
+    return {
+        **({"tensors at their peak": format_bytes(allocated)} if allocated is not None else {}),
+        **({"allocator's retries": f"{retries:,}"} if retries is not None else {}),
+    }
+
+
+def _say_clocks(told: Mapping[str, Figures]) -> tuple[str, ...]:
+    moved = []
+    for title, one in told.items():
+        shares = [seen.clock_moved_by for seen in one.conditions if seen.has_moved and seen.clock_moved_by is not None]
+        if shares:
+            moved.append(f"{title} ({100 * max(shares, key=abs):+.0f} %)")
+    if not moved:
+        return ()
+    return (f"The device's clock moved within a window, and rates with it: {', '.join(moved)}.",)
+
+
+def _say_others(told: Mapping[str, Figures]) -> tuple[str, ...]:
+    """Whether others came or went between the configurations; that they were there all along is a note of the run."""
+    sizes = {title: _most(one.others_memory_bytes for one in figures.conditions) for title, figures in told.items()}
+    loads = {title: _most(one.others_busy_fraction for one in figures.conditions) for title, figures in told.items()}
+    held = {title: size for title, size in sizes.items() if size is not None}
+    busy = {title: load for title, load in loads.items() if load is not None}
+    parts = []
+    if held and max(held.values()) - min(held.values()) >= _OTHERS_BYTES:
+        parts.append(f"memory: {', '.join(f'{title} {format_bytes(round(size))}' for title, size in held.items())}")
+    if busy and max(busy.values()) - min(busy.values()) >= _OTHERS_BUSY:
+        parts.append(f"of the time: {', '.join(f'{title} {format_fraction(load)}' for title, load in busy.items())}")
+    if not parts:
+        return ()
+    return (f"Others on the device came or went between these; in use before each, {'; '.join(parts)}.",)
+
+
+def _most(figures: Iterable[float | None]) -> float | None:
+    return max((one for one in figures if one is not None), default=None)
+
+
+def _say_retries(told: Mapping[str, Figures]) -> tuple[str, ...]:
+    counts = ", ".join(f"{title} ({one.alloc_retries:,})" for title, one in told.items() if one.alloc_retries)
+    if not counts:
+        return ()
+    said = f"torch's allocator found no room and had the device wait, so many times within windows: {counts}"
+    return (f"{said}. A smaller batch avoids that.",)
+
+
+def _say_overrides(seen: Sequence[DeviceConditions]) -> tuple[str, ...]:
+    names = sorted({one_line(name) for one in seen for name in one.tf32_overrides})
+    if not names:
+        return ()
+    verb = "is" if len(names) == 1 else "are"
+    return (f"{' and '.join(names)} {verb} set here: float32 and tf32 may compute other than their names say.",)
+
+
+def _say_persistence(seen: Sequence[DeviceConditions]) -> tuple[str, ...]:
+    if not any(one.persistence_mode is False for one in seen):
+        return ()
+    return ("Persistence mode is off, so a first process waits for the driver: nvidia-smi -pm 1 turns it on.",)
