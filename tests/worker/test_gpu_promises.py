@@ -18,8 +18,6 @@ from typing import Any, NoReturn
 import pytest
 import torch
 from accelerator import write_entry_point
-from autotune.worker.conditions import ConditionsProbe
-from autotune.worker.nvml import gpu_with_uuid
 from nvml_stub import NvmlStub
 from torch import Tensor, nn
 
@@ -37,6 +35,8 @@ from autotune.launch.fork_server import ForkServerLauncher
 from autotune.launch.runner import TrialRunner
 from autotune.testing import FakeLauncher
 from autotune.worker.busy import BusyProbe
+from autotune.worker.conditions import ConditionsProbe
+from autotune.worker.nvml import gpu_with_uuid
 
 from . import gpu_cases as cases
 from . import gpu_promises as promises
