@@ -12,11 +12,12 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint notebooks clean
+.PHONY: help setup demo test test-gpu lint notebooks clean
 
 help:
 	@echo "make demo        tune configs/quickstart.yaml on this machine, from the start"
 	@echo "make test        run the tests"
+	@echo "make test-gpu    run the tests that need a CUDA GPU"
 	@echo "make lint        ruff check, ruff format --check, mypy --strict"
 	@echo "make notebooks   execute every notebook; an error in a cell fails"
 	@echo "make setup       only set up $(VENV)"
@@ -31,6 +32,9 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m 'not quiet and not cluster' --reruns 1 --durations 15
 	$(BIN)/python -m pytest -m 'quiet or cluster' --reruns 2
+
+test-gpu: $(READY)
+	$(BIN)/python -m pytest -m gpu -rs
 
 lint: $(READY)
 	$(BIN)/ruff check

@@ -18,7 +18,6 @@ is no CUDA GPU here, or a part's name is wrong.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -33,11 +32,13 @@ import gpu_memory
 import gpu_rates
 import gpu_searches
 import gpu_windows
+import torch
 from gpu_nvml_log import describe_gpu
 from gpu_ranks import check_ranks
 from gpu_scale import LARGE, QUICK, SMOKE, Scale, Task
 from gpu_tables import print_gpu_tables
 from gpu_traces import record
+from gpu_watch import cuda_uuid
 from part_guard import Figures, Keep, run_guarded
 from recording import Recording, describe_machine, git_revision, make_parser, read_results, say, start_recording
 
@@ -173,13 +174,14 @@ def _names(text: str) -> list[str]:
 
 
 def _why_no_gpu() -> str | None:
-    """Why there is no CUDA GPU, asked through NVML: parts are forked from here, and CUDA does not outlive a fork."""
-    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # Source: torch.cuda.is_available
-    import torch
-
+    """Why there is no CUDA GPU; torch is not asked: parts are forked from here, and CUDA does not outlive a fork."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is built without CUDA"
-    return None if torch.cuda.is_available() else f"torch {torch.__version__} sees none here"
+    try:
+        cuda_uuid()
+    except OSError as error:
+        return str(error)
+    return None
 
 
 def _machine(device: str) -> dict[str, Any]:
