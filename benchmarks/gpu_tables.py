@@ -109,9 +109,13 @@ def _print_pairs(part: Mapping[str, Any]) -> None:
 
 
 def _print_blocks(part: Mapping[str, Any]) -> None:
-    rows = [[name, _number(cost, "+.2%")] for name, cost in part.get("cost", {}).items()]
+    rows = [
+        [f"{name}, {cell}", _number(cost, "+.2%")]
+        for name, cells in part.get("cost", {}).items()
+        for cell, cost in cells.items()
+    ]
     if rows:
-        print_table("Blocks of 0.2 s: by how much less they tell than blocks of 1.0 s.", ["workload", ""], rows)
+        print_table("Windows by their blocks: by how much less they tell than blocks of 1.0 s.", ["", ""], rows)
 
 
 def _print_memory(results: Results) -> None:
