@@ -6,12 +6,15 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 import torch
+from nvml_stub import NvmlStub
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -138,3 +141,32 @@ def test_a_sitting_goes_on_where_the_last_one_ended() -> None:
     trials = tuple(RecordedTrial(point, visit, TrialResult(outcome="oom")) for point, visit in every[:7])
     surface = Surface(header={"limit_bytes": 1}, trials=trials, curves=None, curves_s=0.0)
     assert missing_visits(grid, surface, **wanted) == every[7:]
+
+
+@pytest.mark.usefixtures("driver")
+@pytest.mark.parametrize("visible", [None, "1"])
+def test_the_watch_samples_the_device_that_cuda_counts_first(
+    visible: str | None, nvml: NvmlStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml.play(devices=2, memory_reserved=0, energy_mj=(1000, 2000, 3000))
+    for index, digit in enumerate("01"):
+        nvml.play(**{f"{index}.uuid": f"GPU-{UUID(hex=f'1{digit}' * 16)}", f"{index}.memory_used": (index + 1) * 10**9})
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with gpu_watch.GpuWatch() as watch:
+        while len(watch.samples) < 3:
+            time.sleep(0.01)
+    assert watch.why_blind is None
+    assert watch.idle_bytes == (2 if visible else 1) * 10**9
+    assert watch.peak_bytes(0.0, watch.samples[-1].at_s) == 0
+    assert watch.power_w(0.0, watch.samples[-1].at_s) is not None
+    assert nvml.references == 0, "given back"
+
+
+@pytest.mark.usefixtures("driver")
+def test_a_device_that_nvml_does_not_know_leaves_the_watch_blind_and_says_so(nvml: NvmlStub) -> None:
+    with gpu_watch.GpuWatch() as watch:
+        pass
+    assert (watch.samples, watch.idle_bytes, watch.peak_bytes(0.0, 1e12)) == ([], None, None)
+    assert watch.why_blind is not None
+    assert nvml.references == 0
