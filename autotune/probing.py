@@ -13,7 +13,7 @@ from autotune.core.plan import Plan
 from autotune.core.rules import obstacle
 from autotune.core.search_space import ResolvedSpace, compose, resolve
 from autotune.errors import ConfigError, WorkloadError
-from autotune.launch.launcher import slots_of
+from autotune.launch.launcher import notes_of, slots_of
 from autotune.launch.runner import TrialRunner
 from autotune.protocol import RankReport
 from autotune.timing import BASELINE_DEADLINE_S
@@ -51,7 +51,7 @@ def look(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, ResolvedSpace]:
         limit_is_ram=seen.has_only_ram,
     )
     others = note_on_others(report.conditions)
-    notes = (*space.notes, *(() if others is None else (others,)), *runner.launcher.notes)
+    notes = (*space.notes, *(() if others is None else (others,)), *notes_of(runner.launcher))
     return ready, replace(space, notes=notes)
 
 

@@ -24,7 +24,7 @@ from autotune.core.trial import TrialRecord
 from autotune.errors import NothingFeasibleError, RunFolderError, WorkloadError
 from autotune.guided import Guide
 from autotune.interrupts import kept_interrupts, without_interrupts
-from autotune.launch.launcher import Launcher, slots_of
+from autotune.launch.launcher import Launcher, notes_of, slots_of
 from autotune.probing import look
 from autotune.protocol import write_atomic, write_payload
 from autotune.random_state import kept_random_state
@@ -226,7 +226,7 @@ def _write_reports(summary: RunSummary, folder: RunFolder) -> str:
 def _summarise(tuning: Tuning, plan: Plan, recommendation: Recommendation | None) -> RunSummary:
     records = tuning.study.records
     measured = next((record.measurement for record in records if record.measurement is not None), None)
-    notes = dict.fromkeys((*tuning.notes, *tuning.runner.launcher.notes))  # hosts come and go
+    notes = dict.fromkeys((*tuning.notes, *notes_of(tuning.runner.launcher)))  # hosts come and go
     return RunSummary(
         name=plan.name,
         environment=tuning.environment,

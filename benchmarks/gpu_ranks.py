@@ -14,6 +14,8 @@ from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Any
 
+from gpu_scale import Task
+from part_guard import Figures
 from product_run import TimedLauncher, open_trials
 from ranks_cases import wide
 from recording import print_table, say
@@ -21,10 +23,8 @@ from recording import print_table, say
 from autotune.launch.fork_server import ForkServerLauncher
 from autotune.protocol import NO_EXTRAS, WindowRules
 
-__all__ = ["RANK_PROMISES", "check_ranks", "print_rank_rates"]
+__all__ = ["check_ranks", "print_rank_rates"]
 
-RANK_PROMISES = ("is_over_nccl", "every_variant_ran")
-"""Figures that are false where a promise was not kept."""
 _ROUNDS = 3  # at the most: as many as there is time for
 _WINDOW = WindowRules(max_s=1.0)
 _WIDTH, _SMALL_WIDTH = 2048, 64
@@ -32,17 +32,21 @@ _GROUP_OF_ONE = {"strategy": "ddp", "world_size": 1}
 _SINGLE = "single"
 
 
-def check_ranks(device: str, seconds: float, *, is_small: bool) -> dict[str, Any]:
+def check_ranks(task: Task) -> Figures:
     """A single process and DDP's variants with one rank, in turns; what has run, over which backend, and its rate."""
+    device = task.scale.device
     variants, found = _variants(device), dict[str, list[dict[str, Any]]]()
-    for name, run in _trials(variants, device, seconds, _SMALL_WIDTH if is_small else _WIDTH):
+    for name, run in _trials(variants, device, task.seconds, _SMALL_WIDTH if task.scale.is_small else _WIDTH):
         say(f"ranks: {name}: {run['outcome']}, {run['samples_per_s'] or 0:,.0f} samples/s")
         found.setdefault(name, []).append(run)
+        task.keep({"variants": found})
     backend = f"DistributedDataParallel/{'gloo' if device == 'cpu' else 'nccl'}"
     groups = [run for name, runs in found.items() if name != _SINGLE for run in runs]
     return {
-        "is_over_nccl": bool(groups) and all(run["noted"] == [backend] for run in groups),
-        "every_variant_ran": all(run["outcome"] == "ok" for runs in found.values() for run in runs),
+        "promises": {
+            "is_over_nccl": bool(groups) and all(run["noted"] == [backend] for run in groups),
+            "every_variant_ran": all(run["outcome"] == "ok" for runs in found.values() for run in runs),
+        },
         "left_out": [name for name in variants if name not in found],
         "over_single": _over_single(found),
         "variants": found,
@@ -56,7 +60,7 @@ def print_rank_rates(part: Mapping[str, Any]) -> None:
             name,
             ", ".join(dict.fromkeys(run["outcome"] for run in runs)),
             ", ".join(dict.fromkeys(noted for run in runs for noted in run["noted"])),
-            "-" if part["over_single"][name] is None else f"{part['over_single'][name]:.3f}",
+            "-" if part.get("over_single", {}).get(name) is None else f"{part['over_single'][name]:.3f}",
         ]
         for name, runs in part.get("variants", {}).items()
     ]

@@ -1,10 +1,11 @@
-"""The tables of benchmarks/gpu.py, from the results that it writes down."""
+"""The tables of benchmarks/gpu.py, from the results that it writes down: promises first, then a table a part."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from gpu_ranks import print_rank_rates
 from recording import print_table
 
 from autotune.core.busy import WAIT_SOURCE
@@ -13,48 +14,63 @@ __all__ = ["print_gpu_tables"]
 
 _GIB = 2**30
 _MEMORY_KEYS = ("peak_bytes", "reserved_bytes", "nvml_peak_bytes")
+_TOLD = {True: "kept", False: "BROKEN", None: "not judged"}
+Results = Mapping[str, Mapping[str, Any]]
 
 
-def print_gpu_tables(results: Mapping[str, dict[str, Any]], workloads: Sequence[str]) -> None:
-    """Print a table for each part that has figures, and a line for each that has none."""
-    start = results["trial_start"].get("medians")
-    if start:
+def print_gpu_tables(results: Results) -> None:
+    """Print what is there; a line for each part that has not come to its end."""
+    _print_starts(results.get("trial_start", {}))
+    _print_searches(results)
+    for name, key in (("starved", "linear"), ("starved", "sized"), ("jpeg", "search"), ("gpt2", "search")):
+        _print_sides(f"{name}, {key}", results.get(name, {}).get(key, {}).get("sides", {}))
+    _print_pairs(results.get("fidelity", {}))
+    _print_blocks(results.get("block_edges", {}))
+    _print_memory(results)
+    _print_guard(results.get("precision_guard", {}))
+    print_rank_rates(results.get("nccl", {}))
+    rows = [[name, one, _TOLD[kept]] for name, part in results.items() for one, kept in _promises(part)]
+    if rows:
+        print_table("Promises.", ["part", "promise", ""], rows)
+    for name, part in results.items():
+        for why in ("skipped", "error", "why_not_judged"):
+            if part.get(why):
+                print(f"{name}: {why}: {str(part[why]).splitlines()[-1]}")
+
+
+def _promises(part: Mapping[str, Any]) -> Iterator[tuple[str, bool | None]]:
+    yield from part.get("promises", {}).items()
+
+
+def _print_starts(start: Mapping[str, Any]) -> None:
+    if medians := start.get("medians"):
         keys = ("overhead_s", "tell_and_ask_s", "launch_to_first_batch_s", "build_s", "report_to_return_s")
         head = ["overhead", "tell+ask", "1st batch", "build", "after end"]
-        print_table("Start of a trial, medians in seconds.", head, [[f"{start[key]:.3f}" for key in keys]])
-    rows = [_workload_row(name, results[name]) for name in workloads if "search" in results[name]]
-    head = ["workload", "baseline/s", "found/s", "speed-up", "busy", "plain/s", "err", "conf. err"]
-    print_table("Searches; err and conf. err: trial and confirmation over the plain loop, less 1.", head, rows)
-    for name in workloads:
-        _print_sides(name, results[name].get("sides", {}))
-    limited = results["memory_limit"]
-    if "trials" in limited:
-        rows = [
-            [str(one["micro_batch_size"]), one["outcome"], *(_gib(one[key]) for key in _MEMORY_KEYS)]
-            for one in limited["trials"]
-        ]
-        head = ["micro_batch_size", "outcome", "peak GiB", "reserved", "by NVML"]
-        print_table(f"Under a limit of {_gib(limited['limit_bytes'])} GiB.", head, rows)
-    if "outcomes" in (survived := results["out_of_memory"]):
-        rows = [[str(size), outcome] for size, outcome in survived["outcomes"]]
-        print_table("With absurd batches.", ["micro_batch_size", "outcome"], rows)
-    _print_checks(results)
-    for name, part in results.items():
-        if "skipped" in part or "error" in part:
-            print(f"{name}: {part.get('skipped') or part['error'].splitlines()[-1]}")
+        print_table("Start of a trial, medians in seconds.", head, [[f"{medians[key]:.3f}" for key in keys]])
 
 
-def _workload_row(name: str, part: dict[str, Any]) -> list[str]:
-    return [
-        name,
-        _number(part.get("baseline_samples_per_s"), ",.0f"),
-        _number(part.get("trial_samples_per_s"), ",.0f"),
-        _number(part["search"]["speedup"], ".2f"),
-        _number(part.get("trial_busy_fraction"), ".0%"),
-        _number(part.get("plain_samples_per_s"), ",.0f"),
-        _number(part.get("trial_relative_error"), "+.1%"),
-        _number(part.get("confirmed_relative_error"), "+.1%"),
-    ]
+def _print_searches(results: Results) -> None:
+    keys = (("starved", "linear"), ("starved", "sized"), ("jpeg", "search"), ("gpt2", "search"))
+    rows = []
+    for name, key in (*keys, ("default_search", "search")):
+        found = results.get(name, {}).get(key)
+        if found is None:
+            continue
+        sides = found["sides"]
+        standing = sides.get("recommended", {}).get("standing") or {}
+        rows.append(
+            [
+                f"{name}, {key}",
+                *(_number(sides.get(side, {}).get("samples_per_s"), ",.0f") for side in ("baseline", "recommended")),
+                _number(found["speedup"], ".2f"),
+                _number(standing.get("share_of_lower"), ".0%"),
+                str(len(found["trials"])),
+                f"{found['wall_s']:.0f}",
+            ]
+        )
+    if rows:
+        head = ["search", "today/s", "found/s", "speed-up", "of lower", "trials", "s"]
+        print_table("Searches; of lower: the recommended trial over the lower ceiling.", head, rows)
 
 
 def _print_sides(name: str, sides: Mapping[str, Any]) -> None:
@@ -74,11 +90,63 @@ def _print_sides(name: str, sides: Mapping[str, Any]) -> None:
         ]
     for key in ("share_of_device", "share_of_lower", "room"):
         rows.append([key, *(_number((one["standing"] or {}).get(key), ".0%") for one in told.values())])
+    rows.append(["joules a sample", *(_number(one["joules_per_sample"], ".3g") for one in told.values())])
     print_table(f"{name}: busy by every source, where the time goes, ceilings.", ["", *told], rows)
 
 
-def _print_checks(results: Mapping[str, dict[str, Any]]) -> None:
-    guard = results["precision_guard"]
+def _print_pairs(part: Mapping[str, Any]) -> None:
+    rows = [
+        [
+            one["workload"],
+            _number(one["trial_samples_per_s"], ",.0f"),
+            _number(one["plain"]["samples_per_s"], ",.0f"),
+            _number(one["error"], "+.1%"),
+        ]
+        for one in part.get("pairs", ())
+    ]
+    if rows:
+        print_table("Trials against plain loops.", ["workload", "trial/s", "plain/s", "error"], rows)
+
+
+def _print_blocks(part: Mapping[str, Any]) -> None:
+    rows = [
+        [f"{name}, {cell}", _number(cost, "+.2%")]
+        for name, cells in part.get("cost", {}).items()
+        for cell, cost in cells.items()
+    ]
+    if rows:
+        print_table("Windows by their blocks: by how much less they tell than blocks of 1.0 s.", ["", ""], rows)
+
+
+def _print_memory(results: Results) -> None:
+    limited = results.get("memory_limit", {})
+    if "trials" in limited:
+        rows = [
+            [str(one["micro_batch_size"]), one["outcome"], *(_gib(one[key]) for key in _MEMORY_KEYS)]
+            for one in limited["trials"]
+        ]
+        head = ["micro_batch_size", "outcome", "peak GiB", "reserved", "by NVML"]
+        print_table(f"Under a limit of {_gib(limited['limit_bytes'])} GiB.", head, rows)
+    if "outcomes" in (survived := results.get("out_of_memory", {})):
+        rows = [[str(size), outcome] for size, outcome in survived["outcomes"]]
+        print_table("With absurd batches.", ["micro_batch_size", "outcome"], rows)
+    line = results.get("memory_line", {})
+    keys = ("predicted_bytes", "error_bytes", "seen_bytes")
+    rows = [
+        [str(one["micro_batch_size"]), *(_gib(one[key]) for key in keys), _number(one["relative_error"], "+.1%")]
+        for one in line.get("predictions", ())
+    ]
+    if rows:
+        batches = ", ".join(str(batch) for batch, _ in line["fitted"])
+        head = ["micro_batch_size", "predicted GiB", "+-", "seen", "error"]
+        print_table(f"Memory line through batches of {batches}.", head, rows)
+    if stress := results.get("stress", {}).get("stress"):
+        row = [f"{stress['largest_item_bytes'] / stress['median_item_bytes']:.1f} times the median"]
+        row += [_gib(results["stress"]["trial_peak_bytes"]), _gib(stress["memory"]["peak_bytes"])]
+        print_table("Stress run.", ["largest sample", "trial's peak GiB", "stress run's"], [row])
+
+
+def _print_guard(part: Mapping[str, Any]) -> None:
     rows = [
         [
             model,
@@ -88,29 +156,10 @@ def _print_checks(results: Mapping[str, dict[str, Any]]) -> None:
             _number(one["loss_deviation"], ".2%"),
         ]
         for model in ("healthy", "broken")
-        for one in guard.get(model, {}).get("trials", ())
+        for one in part.get(model, {}).get("trials", ())
     ]
     if rows:
         print_table("Precision guard.", ["model", "precision", "outcome", "cosine", "losses differ"], rows)
-    line = results["memory_line"]
-    rows = [
-        [
-            str(one["micro_batch_size"]),
-            _gib(one["predicted_bytes"]),
-            _gib(one["error_bytes"]),
-            _gib(one["seen_bytes"]),
-            _number(one["relative_error"], "+.1%"),
-        ]
-        for one in line.get("predictions", ())
-    ]
-    if rows:
-        batches = ", ".join(str(batch) for batch, _ in line["fitted"])
-        head = ["micro_batch_size", "predicted GiB", "+-", "seen", "error"]
-        print_table(f"Memory line through batches of {batches}.", head, rows)
-    if stress := results["stress"].get("stress"):
-        row = [f"{stress['largest_item_bytes'] / stress['median_item_bytes']:.1f} times the median"]
-        row += [_gib(results["stress"]["trial_peak_bytes"]), _gib(stress["memory"]["peak_bytes"])]
-        print_table("Stress run.", ["largest sample", "trial's peak GiB", "stress run's"], [row])
 
 
 def _gib(value: float | None) -> str:

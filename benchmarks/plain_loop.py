@@ -26,7 +26,7 @@ from cases import Case
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
-__all__ = ["run_plain"]
+__all__ = ["Stepper", "run_plain"]
 
 _NAIVE_WARM_UP_STEPS = 3
 _NAIVE_STEPS = 10
@@ -85,7 +85,7 @@ def _train(case: Case, job: Mapping[str, Any]) -> dict[str, Any]:
         torch.set_num_threads(settings["intra_op_threads"])
     begun = perf_counter()
     loader = _loader(case, settings)
-    stepper = _Stepper(case, settings, device)
+    stepper = Stepper(case, settings, device)
     batches = _endless(loader)
     micro_steps = int(settings.get("grad_accum_steps", 1))
     ends, counts = [perf_counter()], list[int]()
@@ -126,16 +126,17 @@ def _train(case: Case, job: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-class _Stepper:
+class Stepper:
     """Model, optimizer and precision; trains on one batch."""
 
     def __init__(self, case: Case, settings: Mapping[str, Any], device: torch.device) -> None:
         self._case, self._device = case, device
         self._precision = settings.get("amp_dtype", "float32")
         self._is_channels_last = bool(settings.get("channels_last"))
+        self._is_pinned = bool(settings.get("pin_memory"))
         if self._precision == "tf32":
-            torch.backends.cuda.matmul.fp32_precision = "tf32"
-            torch.backends.cudnn.conv.fp32_precision = "tf32"  # type: ignore[attr-defined] # missing in torch's stubs
+            torch.set_float32_matmul_precision("high")  # as users do; with fp32_precision alone torch.compile raises
+            torch.backends.cudnn.allow_tf32 = True
         model = case.model().to(device).train()
         if self._is_channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload] # as above
@@ -171,7 +172,7 @@ class _Stepper:
             return {name: self._moved(value) for name, value in batch.items()}
         if isinstance(batch, list | tuple):
             return [self._moved(value) for value in batch]
-        moved = batch.to(self._device, non_blocking=True)
+        moved = batch.to(self._device, non_blocking=self._is_pinned)  # as a trial does, by the same setting
         return moved.to(memory_format=torch.channels_last) if self._is_channels_last and moved.dim() == 4 else moved
 
     def _autocast(self) -> AbstractContextManager[Any]:

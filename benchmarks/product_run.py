@@ -23,7 +23,7 @@ from autotune.core.plan import Plan
 from autotune.core.search_space import ResolvedSpace, SearchSpace
 from autotune.core.trial import TrialResult
 from autotune.core.workload import Workload
-from autotune.launch.launcher import Exit, Launch, Launcher
+from autotune.launch.launcher import Exit, Launch, Launcher, notes_of
 from autotune.launch.runner import TrialRunner
 from autotune.probing import look
 from autotune.protocol import Extras, WindowRules, write_payload
@@ -70,14 +70,14 @@ class TimedLauncher:
     """A launcher that reads the clock around another one. What it starts stays the other's to close."""
 
     inner: Launcher
-    notes: Path | None = None
+    noted_in: Path | None = None
     """A file to which trials append "WHAT TIME" lines."""
     launches: list[LaunchTimes] = field(default_factory=list)
 
     def launch(self, launch: Launch) -> Exit:
         """Launch, and keep the times."""
-        if self.notes is not None:
-            self.notes.write_text("")
+        if self.noted_in is not None:
+            self.noted_in.write_text("")
         called_s = time.monotonic()
         ended = self.inner.launch(launch)
         returned_s, now_s = time.monotonic(), time.time()
@@ -95,14 +95,19 @@ class TimedLauncher:
         )
         return ended
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The other one's."""
+        return notes_of(self.inner)
+
     def close(self) -> None:
         """Close the other one."""
         self.inner.close()
 
     def _noted(self) -> dict[str, float]:
-        if self.notes is None:
+        if self.noted_in is None:
             return {}
-        pairs = (line.split() for line in self.notes.read_text().splitlines())
+        pairs = (line.split() for line in self.noted_in.read_text().splitlines())
         return {what: float(when) for what, when in pairs}
 
 

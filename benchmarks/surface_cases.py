@@ -8,7 +8,8 @@ would vary.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch.utils.data import Dataset
 
 from autotune import TrainingConfig
 
-__all__ = ["GRIDS", "Grid", "cliff", "grids_for"]
+__all__ = ["GRIDS", "Grid", "cliff", "grids_for", "small_gpu_grids"]
 
 _CLIFF_SIDE = 32
 _CLIFF_CHANNELS = 48
@@ -35,7 +36,7 @@ Domains = Mapping[str, Sequence[Any]]
 class Grid:
     """A workload and the grid of its settings."""
 
-    case: Callable[[], Case]
+    case: Callable[..., Case]
     baseline: Mapping[str, Any]
     """What is run today; a point of the grid."""
     domains: Domains
@@ -187,6 +188,11 @@ _GPU_GRIDS: Mapping[str, Grid] = {
 def grids_for(device_kind: str) -> Mapping[str, Grid]:
     """The grids that suit a device."""
     return GRIDS if device_kind == "cpu" else _GPU_GRIDS
+
+
+def small_gpu_grids() -> Mapping[str, Grid]:
+    """The grids of a GPU over models that a CPU can train, to try the recording's own code."""
+    return {name: replace(grid, case=partial(grid.case, is_small=True)) for name, grid in _GPU_GRIDS.items()}
 
 
 class _Images(Dataset[tuple[Tensor, int]]):

@@ -1,14 +1,15 @@
 """Records whole grids: every point of six workloads measured as a trial of the product, one JSON line each.
 
 A surface is recorded over several sittings: each begins where the file ends. First comes one look at the workload, then
-the curves (loader and device alone, as a search's probe measures them), then every point once in random order, the
-baseline again after every tenth, so that drift can be seen; then a fifth of the points once more, and what `--visits`
-asks for; then what may be the best point is visited until it has `--contender-visits`, since the best of many points
-seen once is the luckiest one as well. Nothing is smoothed: a line holds what a trial has answered, the blocks of its
-window included, and how fast the machine was right before it.
+twenty points that are spread over the grid, then the curves (loader and device alone, as a search's probe measures
+them), then every other point once in random order, the baseline again after every tenth, so that drift can be seen;
+then a fifth of the points once more, and what `--visits` asks for; then what may be the best point is visited until it
+has `--contender-visits`, since the best of many points seen once is the luckiest one as well. Nothing is smoothed: a
+line holds what a trial has answered, the blocks of its window included, and how fast the machine was right before it.
 
     surfaces.py                    all that is missing, workload after workload
-    surfaces.py --minutes 10       as much as begins within ten minutes
+    surfaces.py --minutes 10       as much as ends within ten minutes
+    surfaces.py --points 20        the first twenty points alone
     surfaces.py --workload cliff   this one alone
     surfaces.py --visits 2         each point twice
     surfaces.py --contender-visits 6  what lies close to the best six times
@@ -21,11 +22,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import sys
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from math import inf
 from pathlib import Path
 from statistics import median
 from time import monotonic
@@ -34,7 +35,8 @@ from product_run import TRIAL_DEADLINE_S, open_runner
 from quietness import keep_freed_memory, look_at_speeds
 from recording import describe_machine, git_revision, machine_name, print_table, say
 from replay import FORMAT_VERSION, SURFACES, Surface, Visit, read_surface
-from surface_cases import Grid, grids_for
+from surface_cases import Grid, grids_for, small_gpu_grids
+from surface_order import FIRST_POINTS, missing_visits
 
 from autotune import TrainingConfig
 from autotune.extras import everything
@@ -45,11 +47,10 @@ _WINDOW = WindowRules(max_s=2.0)
 _STRETCH_S = 0.2  # of a ceiling, as a search's probe takes
 _LOOK_S = 0.1  # of each kind of work, before each trial
 _REFERENCE_EVERY = 10
-_REPEATED_SHARE = 0.2
-_CONTENDS_FROM = 0.85
-"""Of the best rate: a point that was seen there once may be the best one."""
 _CONTENDER_VISITS = 4
 _CURVES_DEADLINE_S = 300.0
+_CURVES_NEED_S = 150.0  # of a sitting, before they begin: they are recorded once
+_TRIAL_NEEDS_S = 10.0  # as long as none was seen
 
 
 @dataclass(slots=True)
@@ -75,17 +76,36 @@ class _File:
             file.write(f"{json.dumps(line)}\n")
 
 
+@dataclass(slots=True)
+class _Sitting:
+    """The time that there is: nothing begins that may not end within it."""
+
+    ends_at: float
+    longest_s: float = _TRIAL_NEEDS_S
+    """Of the trials of this sitting."""
+
+    @property
+    def left_s(self) -> float:
+        return self.ends_at - monotonic()
+
+    def has(self, seconds: float) -> bool:
+        return self.left_s >= seconds
+
+    def took(self, seconds: float) -> None:
+        self.longest_s = max(self.longest_s, seconds)
+
+
 def main() -> int:
-    machine = describe_machine()
-    grids = grids_for(machine["device_kind"])
+    begun, machine = monotonic(), describe_machine()
+    grids = small_gpu_grids() if "--smoke-cpu" in sys.argv else grids_for(machine["device_kind"])
     arguments = _parse(list(grids))
-    ends_at = None if arguments.minutes is None else monotonic() + 60 * arguments.minutes
+    sitting = _Sitting(ends_at=inf if arguments.minutes is None else begun + 60 * arguments.minutes)
     arguments.surfaces.mkdir(parents=True, exist_ok=True)
     names = [arguments.workload] if arguments.workload else list(grids)
     files = {name: _File(arguments.surfaces / f"{name}-{machine_name(machine)}.jsonl") for name in names}
     if not arguments.summary:
         for name, file in files.items():
-            _record(name, grids[name], file, machine, arguments, ends_at)
+            _record(name, grids[name], file, machine, arguments, sitting)
     _print_summary({name: file.read() for name, file in files.items()})
     return 0
 
@@ -101,8 +121,9 @@ def _parse(names: Sequence[str]) -> argparse.Namespace:
         metavar="N",
         help="visits of every point close to the best (%(default)s)",
     )
-    parser.add_argument("--minutes", type=float, metavar="M", help="begin nothing after so many minutes")
-    parser.add_argument("--points", type=int, metavar="N", help="the first N points alone: tells that it runs")
+    parser.add_argument("--minutes", type=float, metavar="M", help="begin nothing that may end after so many minutes")
+    parser.add_argument("--points", type=int, metavar="N", help="the first N points alone")
+    parser.add_argument("--smoke-cpu", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--summary", action="store_true", help="record nothing")
     parser.add_argument(
         "--surfaces", type=Path, default=SURFACES, metavar="FOLDER", help="where they are (%(default)s)"
@@ -116,10 +137,10 @@ def _record(
     file: _File,
     machine: Mapping[str, object],
     arguments: argparse.Namespace,
-    ends_at: float | None,
+    sitting: _Sitting,
 ) -> None:
     surface = file.read()
-    if not _missing(grid, surface, arguments) or _is_up(ends_at):
+    if not _missing(grid, surface, arguments) or not sitting.has(sitting.longest_s):
         return
     case = replace(grid.case(), settings=grid.baseline)
     with open_runner(case, device="auto", space=grid.space, memory_limit=grid.memory_limit) as (runner, space):
@@ -139,54 +160,50 @@ def _record(
                 git_revision=git_revision(),
             )
         if surface is None or surface.curves is None:
-            _record_curves(grid, runner, file)
-        while (left := _missing(grid, file.read(), arguments)) and not _is_up(ends_at):
-            say(f"{name}: {len(left)} visits of {len(grid.configs())} points are missing")
-            for number, (config, visit) in enumerate(left):
-                if _is_up(ends_at):
-                    break
-                if number % _REFERENCE_EVERY == 0:
-                    _visit(runner, file, TrainingConfig.model_validate(dict(grid.baseline)), "reference")
-                _visit(runner, file, config, visit)
-                if number % _REFERENCE_EVERY == 0:
-                    say(f"{name}: {number}/{len(left)}")
+            first = FIRST_POINTS - (0 if surface is None else len(surface.configs))
+            if not _visit_all(name, grid, runner, file, _missing(grid, surface, arguments)[: max(0, first)], sitting):
+                return
+            if not sitting.has(_CURVES_NEED_S):
+                return
+            _record_curves(grid, runner, file, sitting)
+        while left := _missing(grid, file.read(), arguments):
+            if not _visit_all(name, grid, runner, file, left, sitting):
+                return
 
 
-def _is_up(ends_at: float | None) -> bool:
-    return ends_at is not None and monotonic() >= ends_at
+def _visit_all(
+    name: str,
+    grid: Grid,
+    runner: TrialRunner,
+    file: _File,
+    visits: Sequence[tuple[TrainingConfig, Visit]],
+    sitting: _Sitting,
+) -> bool:
+    """Make visits, the baseline between them; False where the sitting's time was over before."""
+    own = TrainingConfig.model_validate(dict(grid.baseline))
+    for number, (config, visit) in enumerate(visits):
+        is_tenth = number % _REFERENCE_EVERY == 0
+        if not sitting.has((1 + is_tenth) * sitting.longest_s):
+            return False
+        if is_tenth:
+            sitting.took(_visit(runner, file, own, "reference"))
+            say(f"{name}: {number}/{len(visits)}")
+        sitting.took(_visit(runner, file, config, visit))
+    return True
 
 
 def _missing(grid: Grid, surface: Surface | None, arguments: argparse.Namespace) -> list[tuple[TrainingConfig, Visit]]:
-    """What is still to be visited, in an order that is the same in each sitting; the contenders once all else is there.
-
-    What contends changes with its visits: whoever has made these looks again.
-    """
-    ordered = grid.configs()
-    random.Random(0).shuffle(ordered)
-    done = set() if surface is None else {(trial.config, trial.visit) for trial in surface.trials}
-    repeated = ordered[: round(_REPEATED_SHARE * len(ordered))]
-    rounds = [(ordered, number) for number in range(arguments.visits)] + [(repeated, arguments.visits)]
-    left = _not_done(rounds, done, arguments.points)
-    if left or surface is None:
-        return left
-    rates = surface.rates()
-    best = max(rates.values(), default=0.0)
-    known = ordered[: arguments.points]
-    contenders = [config for config in known if rates.get(config, 0.0) >= _CONTENDS_FROM * best > 0]
-    return _not_done([(contenders, number) for number in range(arguments.contender_visits)], done, None)
+    return missing_visits(
+        grid,
+        surface,
+        points=arguments.points,
+        visits=arguments.visits,
+        contender_visits=arguments.contender_visits,
+    )
 
 
-def _not_done(
-    rounds: Sequence[tuple[Sequence[TrainingConfig], int]],
-    done: Container[tuple[TrainingConfig, Visit]],
-    most: int | None,
-) -> list[tuple[TrainingConfig, Visit]]:
-    """Visits of rounds of points, of which the first ones alone count, that were not made yet."""
-    visits = ((config, number) for configs, number in rounds for config in configs[:most])
-    return [visit for visit in visits if visit not in done]
-
-
-def _visit(runner: TrialRunner, file: _File, config: TrainingConfig, visit: Visit) -> None:
+def _visit(runner: TrialRunner, file: _File, config: TrainingConfig, visit: Visit) -> float:
+    """Run a trial and write it down; how long it took."""
     extras = everything(_WINDOW) if visit == "reference" else NO_EXTRAS
     speeds = look_at_speeds(_LOOK_S)
     result = runner.run(config, name="point", deadline_s=TRIAL_DEADLINE_S, window=_WINDOW, extras=extras)
@@ -197,9 +214,10 @@ def _visit(runner: TrialRunner, file: _File, config: TrainingConfig, visit: Visi
         result=result.model_dump(mode="json", exclude_defaults=True),
         speeds=speeds,
     )
+    return result.wall_s
 
 
-def _record_curves(grid: Grid, runner: TrialRunner, file: _File) -> None:
+def _record_curves(grid: Grid, runner: TrialRunner, file: _File, sitting: _Sitting) -> None:
     """All device settings of the grid in one process, and all loader settings, at the baseline's batch.
 
     Of the loader with the most workers also the ends of the batch, as a search looks at it.
@@ -214,7 +232,8 @@ def _record_curves(grid: Grid, runner: TrialRunner, file: _File) -> None:
         is_of_loader = changed <= loader or (is_end and changed <= loader | {"micro_batch_size"})
         if changed and (is_of_loader or not changed & loader):
             variations.append(config)
-    report = runner.curves(own, variations, deadline_s=_CURVES_DEADLINE_S, extras=Extras(stretch_s=_STRETCH_S))
+    deadline_s = min(_CURVES_DEADLINE_S, sitting.left_s)
+    report = runner.curves(own, variations, deadline_s=deadline_s, extras=Extras(stretch_s=_STRETCH_S))
     if report.curves is None:
         print(f"the curves failed: {report.result.reason}", file=sys.stderr)
         return

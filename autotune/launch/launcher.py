@@ -11,7 +11,18 @@ from typing import Literal, Protocol, runtime_checkable
 
 from autotune.protocol import TrialFolder
 
-__all__ = ["Cluster", "EndedFor", "Exit", "Launch", "Launcher", "slots_of", "worker_command", "worker_environment"]
+__all__ = [
+    "Cluster",
+    "EndedFor",
+    "Exit",
+    "HasNotes",
+    "Launch",
+    "Launcher",
+    "notes_of",
+    "slots_of",
+    "worker_command",
+    "worker_environment",
+]
 
 
 EndedFor = Literal["deadline", "memory", "straggling", "standstill", "called_off"]
@@ -58,11 +69,6 @@ class Exit:
 class Launcher(Protocol):
     """Runs one trial at a time; nothing of a trial is left when `launch` returns or raises."""
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Sentences that a report should hold: how trials are started otherwise than they should, hosts not used."""
-        ...
-
     def launch(self, launch: Launch) -> Exit:
         """Start the ranks, wait for their end or the deadline, and end all that they started.
 
@@ -84,6 +90,21 @@ class Cluster(Protocol):
     def slots(self) -> int:
         """Trials that it can run at once, each on a machine of its own; hosts come and go."""
         ...
+
+
+@runtime_checkable
+class HasNotes(Protocol):
+    """What a launcher has besides that finds something to say about the machines or itself."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences that a report should hold: how trials are started otherwise than they should, hosts not used."""
+        ...
+
+
+def notes_of(launcher: Launcher) -> tuple[str, ...]:
+    """Sentences of a launcher that a report should hold; they may change between trials."""
+    return launcher.notes if isinstance(launcher, HasNotes) else ()
 
 
 def slots_of(launcher: Launcher) -> int:

@@ -122,10 +122,10 @@ def run_rank(folder: TrialFolder, started: float, local_rank: int = 0) -> int:
 def _work(job: Job, place: _Place, words: LastWords, started: float) -> RankReport:
     refuse_bad_fork(job.device)
     folder, ranks = place.folder, job.config.process_count if job.kind == "trial" else 1
-    first = place.local_rank if ranks > 1 else 0
+    nearest = place.local_rank if ranks > 1 else 0
     count = job.config.world_size if job.config.strategy == "dp" and job.kind == "trial" else 1
-    before = _others_before(job, first, count, started)
-    device = open_device(job.device, first, count=count, limit_bytes=job.limit_bytes)
+    before = _others_before(job, nearest, count, started)
+    device = open_device(job.device, nearest, count=count, limit_bytes=job.limit_bytes)
     if job.kind == "describe":
         return RankReport(result=TrialResult(outcome="ok"), environment=describe(device))
     threads = job.config.intra_op_threads

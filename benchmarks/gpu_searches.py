@@ -1,0 +1,233 @@
+"""Parts of benchmarks/gpu.py that search: the starved loop, a CNN on JPEGs, GPT-2 small, and a search left to itself.
+
+What a search recommends is held against the ceilings that its own runs have measured, and against a plain loop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from time import monotonic
+from typing import Any
+
+from cases import Case
+from gpu_scale import PLAIN_STARTUP_S, Scale, Task, case_of, one_server, plain
+from part_guard import Figures
+from product_run import only, open_trials, search, search_figures
+from recording import say
+
+from autotune import Measurement, SearchResult
+from autotune.core.busy import WAIT_SOURCE, best_common_source, disagreement
+from autotune.core.ceilings import Standing, standing_of
+from autotune.launch.launcher import Launcher
+from autotune.protocol import Extras, WindowRules
+
+__all__ = ["search_by_default", "search_gpt2", "search_jpeg", "search_starved", "sides_of"]
+
+_SHORTEST_SEARCH_S = 5.0
+_OF_LOWER = 0.95
+_HAND_PICKED = {"micro_batch_size": 16, "num_workers": 4, "pin_memory": True, "amp_dtype": "bfloat16", "lr": 3e-4}
+_OVER_HAND_PICKED = 1.2
+_IDLE_UP_TO, _BUSY_FROM = 0.2, 0.9
+_MODEL_SHARE = 0.7
+"""Of the loader's best rate: what the sized model is made to train at, low enough to be the lower side for certain."""
+_SIZED_BATCH = 256
+_FEW_LAYERS, _MANY_LAYERS, _MOST_LAYERS = 8, 64, 400
+_COMPILES_FROM_S = 150.0  # of a part: below, a compilation of GPT-2 leaves no time for anything else
+_DEFAULT_WITHIN_S = 300.0
+_BOTH_CEILINGS = Extras(loader_ceiling=True, device_ceiling=True)
+_STANDING_S = 10.0  # of the run that shows where the recommendation stands
+_NEEDS_PILLOW = "Pillow is not installed"
+
+
+def search_starved(task: Task) -> Figures:
+    """The linear layer to its loader's ceiling; then the same loader under a model that is the lower side."""
+    scale = task.scale
+    with one_server() as launcher:
+        timeout_s = max(_SHORTEST_SEARCH_S, 0.25 * task.seconds)
+        case = case_of("starved", scale)
+        first = search(case, timeout_s=timeout_s, device=scale.device, launcher=launcher)
+        reached = _reaches_ceiling(case, first, scale, launcher)
+        task.keep({"linear": _found(first), **reached})
+        layers, sizing = _sized_layers(scale, launcher, first)
+        say(f"starved: {layers} layers make the model the lower side")
+        case = case_of("starved", scale, layers=layers)
+        own = {**case.settings, "micro_batch_size": _SIZED_BATCH}
+        workers = [0, *(2**power for power in range(1, 3 if scale.is_small else 6))]
+        plains_s = 2 * (PLAIN_STARTUP_S + scale.skip_s + scale.plain_s)
+        second = search(
+            replace(case, settings=own),
+            space=only(own, num_workers=workers, pin_memory=[False, True]),
+            timeout_s=max(_SHORTEST_SEARCH_S, task.left_s - plains_s),
+            device=scale.device,
+            launcher=launcher,
+        )
+    busy = _busy_on_both_sides(second)
+    promises = {**reached["promises"], "busy_from_under_20_to_over_90_percent": _rose(busy)}
+    figures = {"sizing": sizing, "sized": _found(second), "busy": busy, "promises": promises}
+    task.keep(figures)
+    sides = {"baseline": own, "recommended": _as_tried(second)}
+    return {**figures, "plain": {name: plain("starved", scale, sides[name], layers=layers) for name in sides}}
+
+
+def search_jpeg(task: Task) -> Figures:
+    """A CNN on JPEGs to 95 % of the lower ceiling; then the plain loop."""
+    try:
+        case = case_of("jpeg", task.scale)
+    except ImportError as error:
+        return {"skipped": f"{_NEEDS_PILLOW} ({error})"}
+    with one_server() as launcher:
+        timeout_s = max(_SHORTEST_SEARCH_S, _search_s(task, plains=1) - _STANDING_S)
+        result = search(case, timeout_s=timeout_s, device=task.scale.device, launcher=launcher)
+        task.keep({"search": _found(result)})
+        task.keep(_reaches_ceiling(case, result, task.scale, launcher))
+    return {"plain": plain("jpeg", task.scale, _as_tried(result))}
+
+
+def search_gpt2(task: Task) -> Figures:
+    """GPT-2 small against a plain loop in bfloat16 whose batch somebody has picked."""
+    scale, case = task.scale, case_of("gpt2", task.scale)
+    compiles = task.seconds >= _COMPILES_FROM_S and not scale.is_small
+    result = search(
+        case,
+        space={"compile": [False, True]} if compiles else {},
+        timeout_s=_search_s(task, plains=2),
+        device=scale.device,
+    )
+    task.keep({"search": _found(result), "compile_was_tried": compiles})
+    hand = {**_HAND_PICKED, "micro_batch_size": 4} if scale.is_small else _HAND_PICKED
+    plains = {"hand_picked": plain("gpt2", scale, hand)}
+    task.keep({"plain": plains})
+    plains["recommended"] = plain("gpt2", scale, _as_tried(result))
+    ratio = plains["recommended"]["samples_per_s"] / plains["hand_picked"]["samples_per_s"]
+    return {
+        "plain": plains,
+        "over_hand_picked": ratio,
+        "promises": {"at_least_1.2_times_hand_picked": ratio >= _OVER_HAND_PICKED},
+    }
+
+
+def search_by_default(task: Task) -> Figures:
+    """A search of which nothing is given: no time-out where there are five minutes for it, else what is left."""
+    timeout_s = None if task.seconds >= _DEFAULT_WITHIN_S else task.seconds
+    begun = monotonic()
+    result = search(case_of("starved", task.scale), timeout_s=timeout_s, device=task.scale.device)
+    seconds = monotonic() - begun
+    return {
+        "seconds": seconds,
+        "promised_s": result.summary.promised_s,
+        "timeout_s": timeout_s,
+        "why_not_judged": None if timeout_s is None else f"there were {timeout_s:.0f} s, given as a time-out",
+        "search": _found(result),
+        "promises": {"ends_within_5_minutes": seconds <= _DEFAULT_WITHIN_S if timeout_s is None else None},
+    }
+
+
+def sides_of(result: SearchResult) -> Figures:
+    """Baseline and recommendation: every busy source, fullness, where the time goes, and the ceilings."""
+    chosen = result.summary.recommendation
+    numbers = {"baseline": 0, "recommended": None if chosen is None else chosen.number}
+    return {name: _side(_best_seen(result, number)) for name, number in numbers.items() if number is not None}
+
+
+def _search_s(task: Task, *, plains: int) -> float:
+    scale = task.scale
+    return max(_SHORTEST_SEARCH_S, task.seconds - plains * (scale.plain_s + scale.skip_s + PLAIN_STARTUP_S))
+
+
+def _as_tried(result: SearchResult) -> dict[str, Any]:
+    """The recommended settings at the learning rate that trials train with."""
+    return {**result.best.model_dump(mode="json"), "lr": result.baseline.lr}
+
+
+def _found(result: SearchResult) -> Figures:
+    return {"sides": sides_of(result), **search_figures(result)}
+
+
+def _runs_of(result: SearchResult, number: int | None) -> list[Measurement]:
+    """A trial's own measurement, then those of its confirmations."""
+    chosen = result.summary.recommendation
+    own = [one.measurement for one in result.trials if one.number == number]
+    again = [run for one in (chosen.confirmations if chosen else ()) if one.number == number for run in one.runs]
+    return [run for run in (*own, *again) if run is not None]
+
+
+def _best_seen(result: SearchResult, number: int | None) -> Measurement | None:
+    """The first run that says where the time goes, else the first."""
+    runs = _runs_of(result, number)
+    return next((run for run in runs if run.breakdown is not None), runs[0] if runs else None)
+
+
+def _reaches_ceiling(case: Case, result: SearchResult, scale: Scale, launcher: Launcher) -> Figures:
+    """Where the recommendation stands in a run of its own, which measures its rate and both ceilings in one process."""
+    with open_trials(
+        case, device=scale.device, window=WindowRules(), extras=_BOTH_CEILINGS, launcher=launcher
+    ) as run_trial:
+        seen = run_trial(_as_tried(result)).measurement
+    standing = None if seen is None else _standing_of(seen)
+    return {
+        "standing": None if standing is None else standing.model_dump(mode="json"),
+        "promises": {
+            "reaches_95_percent_of_lower_ceiling": standing is not None and standing.share_of_lower >= _OF_LOWER
+        },
+    }
+
+
+def _standing_of(seen: Measurement) -> Standing | None:
+    if seen.loader_ceiling is None or seen.device_ceiling is None:
+        return None
+    return standing_of(seen.samples_per_s, loader_ceiling=seen.loader_ceiling, device_ceiling=seen.device_ceiling)
+
+
+def _sized_layers(scale: Scale, launcher: Launcher, found: SearchResult) -> tuple[int, Figures]:
+    """How many layers bring the device down to a share of what the loader gives, from two sizes of the model."""
+    loader = {"num_workers": max(found.best.num_workers, 2), "pin_memory": found.best.pin_memory}
+    sizes = (1, 2) if scale.is_small else (_FEW_LAYERS, _MANY_LAYERS)
+    times, rates = [], []
+    for layers in sizes:
+        case = case_of("starved", scale, layers=layers)
+        rules = WindowRules(max_s=0.5)
+        with open_trials(case, device=scale.device, window=rules, extras=_BOTH_CEILINGS, launcher=launcher) as run:
+            seen = run({**case.settings, **loader, "micro_batch_size": _SIZED_BATCH}).measurement
+        if seen is None or seen.loader_ceiling is None or seen.device_ceiling is None:
+            raise RuntimeError(f"a model of {layers} layers and its loader must be measured, but were not: {seen}")
+        times.append(_SIZED_BATCH / seen.device_ceiling)
+        rates.append(seen.loader_ceiling)
+    layer_s = max((times[1] - times[0]) / (sizes[1] - sizes[0]), 1e-9)
+    wanted_s = _SIZED_BATCH / (_MODEL_SHARE * max(rates))
+    layers = min(max(round(sizes[0] + (wanted_s - times[0]) / layer_s), 1), 3 if scale.is_small else _MOST_LAYERS)
+    return layers, {"layers": layers, "of_layers": sizes, "batch_s": times, "loader_ceilings": rates}
+
+
+def _busy_on_both_sides(result: SearchResult) -> Figures:
+    """The busy fraction of baseline and recommendation by each source that told of both, and the best of these."""
+    told = {name: side.get("busy", {}) for name, side in sides_of(result).items()}
+    if len(told) < 2:
+        return {"source": None}
+    direct = [[source for source in busy if source != WAIT_SOURCE] for busy in told.values()]
+    source = best_common_source(direct) or WAIT_SOURCE
+    return {"source": source, **{name: busy.get(source) for name, busy in told.items()}, "by_source": told}
+
+
+def _rose(busy: Figures) -> bool:
+    before, after = busy.get("baseline"), busy.get("recommended")
+    return before is not None and after is not None and before < _IDLE_UP_TO and after > _BUSY_FROM
+
+
+def _side(measurement: Measurement | None) -> Figures:
+    if measurement is None:
+        return {}
+    standing = _standing_of(measurement)
+    parts = {} if measurement.breakdown is None else measurement.breakdown.shares()
+    rivals = disagreement(measurement.busy_readings)
+    return {
+        "samples_per_s": measurement.samples_per_s,
+        "busy": {one.source: one.fraction for one in measurement.busy_readings},
+        "one_minus_data_wait": 1 - measurement.data_wait_fraction,
+        "disagreement": None if rivals is None else rivals[1].fraction - rivals[0].fraction,
+        "fullness": None if measurement.fullness is None else measurement.fullness.model_dump(mode="json"),
+        "breakdown": {name: share.fraction for name, share in parts.items()},
+        "standing": None if standing is None else standing.model_dump(mode="json"),
+        "joules_per_sample": measurement.joules_per_sample,
+        "conditions": None if measurement.conditions is None else measurement.conditions.model_dump(mode="json"),
+        "remarks": list(measurement.remarks),
+    }

@@ -1,0 +1,172 @@
+"""What benchmarks hold the product against: the plain loop does as its settings say, the watch sees torch's device."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+import torch
+from nvml_stub import NvmlStub
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # scripts that stand beside each other, not a package
+
+import gpu_watch
+from cases import Case
+from plain_loop import Stepper
+from replay import RecordedTrial, Surface
+from surface_cases import GRIDS, Grid, grids_for
+from surface_order import FIRST_POINTS, missing_visits, spread_order
+
+from autotune.core.trial import TrialResult
+
+CASE = Case(model=lambda: nn.Linear(4, 2), dataset=None)
+CPU = torch.device("cpu")
+
+
+class Copies(TorchFunctionMode):
+    """Notes of each Tensor.to whether it was asked not to block."""
+
+    def __init__(self) -> None:
+        self.non_blocking: list[bool] = []
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        given = kwargs or {}
+        if func is Tensor.to and "non_blocking" in given:
+            self.non_blocking.append(given["non_blocking"])
+        return func(*args, **given)
+
+
+@pytest.mark.parametrize("pin_memory", [False, True])
+def test_the_plain_loop_copies_as_a_trial_does_by_pin_memory(pin_memory: bool) -> None:
+    stepper = Stepper(CASE, {"pin_memory": pin_memory}, CPU)
+    with Copies() as copies:
+        stepper.train([torch.zeros(3, 4), torch.zeros(3, dtype=torch.long)], is_last=True, share=1.0)
+    assert copies.non_blocking == [pin_memory, pin_memory]
+
+
+TF32 = """
+import torch
+from cases import Case
+from plain_loop import Stepper
+Stepper(Case(model=lambda: torch.nn.Linear(4, 2), dataset=None), {"amp_dtype": "tf32"}, torch.device("cpu"))
+print(torch.get_float32_matmul_precision(), torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
+"""
+
+
+def test_tf32_of_the_plain_loop_can_be_read_as_torch_compile_reads_it() -> None:
+    folder = Path(gpu_watch.__file__).parent  # in a process of its own: precision is the process's
+    done = subprocess.run([sys.executable, "-c", TF32], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["high", "True", "True"], done.stderr
+
+
+DRIVER = """
+#include <stdlib.h>
+#include <string.h>
+typedef struct { unsigned char bytes[16]; } Uuid;
+static int is_ready;
+int cuInit(unsigned flags) { return (is_ready = flags == 0) ? 0 : 1; }
+int cuDeviceGet(int *device, int ordinal) {
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    if (!is_ready) return 3;
+    if (ordinal > 1 || (visible && ordinal)) return 101;
+    *device = visible ? atoi(visible) : ordinal;
+    return 0;
+}
+int cuDeviceGetUuid_v2(Uuid *uuid, int device) {
+    memset(uuid, 0x10 + device, sizeof *uuid);
+    return 0;
+}
+"""
+"""CUDA's driver with two devices, whose UUIDs are 10... and 11...; one of them where CUDA_VISIBLE_DEVICES names it."""
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A libcuda.so.1 that child processes find."""
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("CUDA's driver is played by a library that gcc makes")
+    source, library = tmp_path / "driver.c", tmp_path / "libcuda.so.1"
+    source.write_text(DRIVER)
+    subprocess.run([compiler, "-shared", "-fPIC", "-Wall", "-Werror", str(source), "-o", str(library)], check=True)
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"{tmp_path}{os.pathsep}{os.environ.get('LD_LIBRARY_PATH', '')}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@pytest.mark.usefixtures("driver")
+def test_the_watch_knows_which_device_cuda_counts_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert gpu_watch.cuda_uuid() == "10101010-1010-1010-1010-101010101010"
+    assert gpu_watch.cuda_uuid(1) == "11111111-1111-1111-1111-111111111111"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert gpu_watch.cuda_uuid() == "11111111-1111-1111-1111-111111111111"
+
+
+@pytest.mark.usefixtures("driver")
+def test_a_device_that_is_not_there_is_told() -> None:
+    with pytest.raises(OSError, match="cuda:2 is: cuDeviceGet answered 101"):
+        gpu_watch.cuda_uuid(2)
+
+
+@pytest.mark.parametrize("grid", [*GRIDS.values(), *grids_for("cuda").values()], ids=[*GRIDS, *grids_for("cuda")])
+def test_the_first_points_of_a_surface_are_spread_over_its_grid(grid: Grid) -> None:
+    ordered, points = spread_order(grid), grid.configs()
+    assert len(ordered) == len(points)
+    assert set(ordered) == set(points)
+    first = ordered[:FIRST_POINTS]
+    assert {points[0], points[-1]} <= set(first)
+    for name in grid.domains:
+        seen = {getattr(point, name) for point in first}
+        assert seen == {getattr(point, name) for point in points}, name
+
+
+def test_a_sitting_goes_on_where_the_last_one_ended() -> None:
+    grid = grids_for("cuda")["gpt2"]
+    wanted = {"points": 20, "visits": 1, "contender_visits": 1}
+    every = missing_visits(grid, None, **wanted)
+    visits = [(point, number) for point, number in every if number == 0]
+    assert [point for point, _ in visits] == spread_order(grid)[:20]
+    assert len(every) == 20 + 4, "a fifth of them once more"
+    trials = tuple(RecordedTrial(point, visit, TrialResult(outcome="oom")) for point, visit in every[:7])
+    surface = Surface(header={"limit_bytes": 1}, trials=trials, curves=None, curves_s=0.0)
+    assert missing_visits(grid, surface, **wanted) == every[7:]
+
+
+@pytest.mark.usefixtures("driver")
+@pytest.mark.parametrize("visible", [None, "1"])
+def test_the_watch_samples_the_device_that_cuda_counts_first(
+    visible: str | None, nvml: NvmlStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml.play(devices=2, memory_reserved=0, energy_mj=(1000, 2000, 3000))
+    for index, digit in enumerate("01"):
+        nvml.play(**{f"{index}.uuid": f"GPU-{UUID(hex=f'1{digit}' * 16)}", f"{index}.memory_used": (index + 1) * 10**9})
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with gpu_watch.GpuWatch() as watch:
+        while len(watch.samples) < 3:
+            time.sleep(0.01)
+    assert watch.why_blind is None
+    assert watch.idle_bytes == (2 if visible else 1) * 10**9
+    assert watch.peak_bytes(0.0, watch.samples[-1].at_s) == 0
+    assert watch.power_w(0.0, watch.samples[-1].at_s) is not None
+    assert nvml.references == 0, "given back"
+
+
+@pytest.mark.usefixtures("driver")
+def test_a_device_that_nvml_does_not_know_leaves_the_watch_blind_and_says_so(nvml: NvmlStub) -> None:
+    with gpu_watch.GpuWatch() as watch:
+        pass
+    assert (watch.samples, watch.idle_bytes, watch.peak_bytes(0.0, 1e12)) == ([], None, None)
+    assert watch.why_blind is not None
+    assert nvml.references == 0
