@@ -21,7 +21,7 @@ from autotune.core.measurement import Block
 from autotune.worker.device import Device
 from autotune.worker.group import Group
 
-__all__ = ["DrainedEdges", "Edges", "Launched", "Stretch", "TimedEdges", "open_edges"]
+__all__ = ["DrainedEdges", "Edges", "Launched", "Mark", "Stretch", "TimedEdges", "open_edges", "open_mark"]
 
 _LEAST_S = 1e-9  # of a block, so that a rate exists
 
@@ -175,6 +175,29 @@ class TimedEdges:
         return _stretch(launched, seconds, launched.data_wait_s, spent_s, float(loss))
 
 
+class Mark:
+    """A place in the device's queue, and when the device came to it, by the host's clock."""
+
+    def __init__(self, new_event: Callable[[], Any]) -> None:
+        self._place, self._now = new_event(), new_event()
+
+    def set(self) -> None:
+        """Put the mark behind what was launched so far."""
+        self._place.record()
+
+    def passed_at(self) -> float:
+        """Time of perf_counter at which all before the mark was done; waits for what was launched since."""
+        self._now.record()
+        self._now.synchronize()
+        return perf_counter() - float(self._place.elapsed_time(self._now)) * 1e-3
+
+
+def open_mark(device: Device) -> Mark | None:
+    """A mark; None where the device can't time events: there what it did while a restart came is told as restart's."""
+    new_event = _timed_events(device)
+    return None if new_event is None else Mark(new_event)
+
+
 def open_edges(device: Device, group: Group, *, drains: bool = False) -> Edges:
     """The edges for a window: timed where the devices of all ranks can time events, else drained, or if asked for."""
     new_event = None if drains else _timed_events(device)
@@ -206,7 +229,7 @@ def _timed_events(device: Device) -> Callable[[], Any] | None:
         second.record()
         second.synchronize()
         is_timed = first.elapsed_time(second) >= 0
-    except (RuntimeError, TypeError, ValueError):  # what breaks a device shows again
+    except (AttributeError, RuntimeError, TypeError, ValueError):  # what breaks a device shows again
         return None
     return (lambda: kind(enable_timing=True)) if is_timed else None
 
@@ -217,6 +240,6 @@ def _landing_place() -> Tensor:
     Source: "Asynchronous" in CUDA's runtime API: a copy to pageable memory returns when it is done.
     """
     try:
-        return torch.empty((), pin_memory=True)
+        return torch.empty((), pin_memory=True, device="cpu")  # whatever torch.set_default_device says
     except RuntimeError:  # so is what a device without page-locked memory raises, NotImplementedError
-        return torch.empty(())
+        return torch.empty((), device="cpu")

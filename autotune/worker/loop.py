@@ -22,7 +22,7 @@ from autotune.core.statistics import BATCH_MEANS
 from autotune.core.training_config import TrainingConfig
 from autotune.protocol import WindowRules
 from autotune.worker.device import Device
-from autotune.worker.edges import DrainedEdges, Edges, Launched, Stretch, open_edges
+from autotune.worker.edges import DrainedEdges, Edges, Launched, Mark, Stretch, open_edges, open_mark
 from autotune.worker.feed import Delivery, Feed
 from autotune.worker.group import ALONE, Group
 from autotune.worker.step import count_samples
@@ -83,6 +83,8 @@ class Run:
     """Time of perf_counter at which a block ends after its next optimizer step, however few batches it has."""
     refill_left: int = 0
     """Batches still to come that belong to the last restart."""
+    mark: Mark | None = None
+    """Where an epoch may end unforeseen: set before each batch is asked for."""
     restarts: list[Restart] = field(default_factory=list)
     """Restarts seen so far; where `splits_restarts` holds, they are taken out of the blocks."""
     group: Group = ALONE
@@ -165,9 +167,10 @@ def measure_window(
     run.restarts.clear()
     size = run.group.most(_block_batches(run, rules, warmth.batch_s, whole=whole))
     edges = open_edges(run.trainer.device, run.group, drains=rules.drains_at_edges)
-    run.group.wait()
+    run.mark = open_mark(run.trainer.device) if _may_end_unforeseen(run) else None
     run.trainer.device.synchronize()
     at_edge()
+    run.group.wait()  # after the probes, which take each rank another while: all begin together
     queue_at_start = run.feed.ready()  # last: what the probes take lets the queue fill
     run.feed.watches_queue = False
     begun, stretches, stopped_by = perf_counter(), list[Stretch](), None
@@ -189,6 +192,11 @@ def measure_window(
         window = window_of(run, stretches, warmth, queue_at_start, whole_epochs=whole)
     _refuse_skipping(run, stretches)
     return window.model_copy(update={"stopped_by": stopped_by})
+
+
+def _may_end_unforeseen(run: Run) -> bool:
+    """Whether an epoch's restart may be split off that is known as one only once it is over."""
+    return run.splits_restarts and (run.feed.epoch_batches is None or run.feed.is_iterable)
 
 
 def _agreed(group: Group, verdict: _Verdict | None) -> _Verdict | None:
@@ -232,10 +240,14 @@ def _launch(run: Run, batches: int, first: Delivery | None = None) -> Launched:
     while taken < batches and not (taken and perf_counter() > may_end_at and _must_end(run)):
         if run.splits_restarts and feed.is_at_end():
             trainer.device.synchronize()  # what was asked of the device belongs to the block, not to the restart
+        if run.mark is not None:
+            run.mark.set()
         if first is None:
             delivery = feed.take()
         else:  # its wait lies before the clock
             delivery, first = first._replace(asked=begun, wait_s=0.0), None
+        if run.mark is not None and delivery.is_restart:  # until then the device worked on what belongs to the block
+            delivery = delivery._replace(asked=max(delivery.asked, run.mark.passed_at()))
         batch, _, waited_s, is_restart, had_to_wait = delivery
         waits_in_a_row = waits_in_a_row + 1 if had_to_wait else 0
         came = count_samples(batch, expected)

@@ -253,12 +253,12 @@ def _measure(
     retries = device.alloc_retries()  # of the window alone: what it took to settle down is no fault
 
     def at_edge() -> None:
-        busy.start()
         conditions.start()
+        busy.start()  # last, as it is first to end: what NVML is asked beside lies outside of its span
 
     window = measure_window(run, rules, warmth, at_edge, on_block)
-    wait_fraction, found = _data_wait_fraction(window.blocks), conditions.stop()
-    busyness = busy.stop(wait_fraction)
+    wait_fraction = _data_wait_fraction(window.blocks)
+    busyness, found = busy.stop(wait_fraction), conditions.stop()
     memory, rate = device.peak_memory(retries), between_runs(rate_of(window), device.kind)
     return Measurement(
         samples_per_s=rate.value,

@@ -5,7 +5,7 @@ The device is simulated (see accelerator.py), and its clock moves only when some
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -64,6 +64,16 @@ class SlowItems(Dataset[Tensor]):
 
 
 @dataclass
+class _Endings:
+    """A sampler that does not tell its length."""
+
+    items: int
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.items))
+
+
+@dataclass
 class Measured:
     """A window, and what was seen from outside."""
 
@@ -73,6 +83,8 @@ class Measured:
     ends_at: float = inf
     loss_of: Callable[[int], float] = lambda _: 0.0
     """The loss of each batch, counted from the window's first."""
+    tells_length: bool = True
+    """The loader knows how many batches an epoch has."""
     items: dict[str, Any] = field(default_factory=dict)
     told: list[Block] = field(default_factory=list)
     ahead_s: list[float] = field(default_factory=list)
@@ -90,7 +102,8 @@ class Measured:
         self.device = open_device("sim:0")
         config = TrainingConfig(micro_batch_size=1)
         data = SlowItems(self.clock, self.fetch_s, **self.items)
-        workload = Workload(model=nn.Linear(1, 1), dataset=data)
+        sampler = None if self.tells_length else _Endings(len(data))
+        workload = Workload(model=nn.Linear(1, 1), dataset=data, sampler=sampler)
         supply = Feed(build_loader(workload, data, config, Path("/nowhere")))
         model = nn.Linear(1, 1).to("sim:0")
         trainer = make_trainer(
@@ -180,6 +193,24 @@ def test_the_blocks_add_up_to_the_wall_time(fetch_s: float) -> None:
     assert sum(block.seconds for block in window.blocks) == pytest.approx(seen.wall_s, rel=1e-12)
     assert tuple(seen.told) == window.blocks, "each is told once, in order, the last among them"
     assert seen.course.longest_s >= max(block.seconds for block in window.blocks), "the warm-up counts as well"
+
+
+@pytest.mark.parametrize("fetch_s", [0.002, 0.013])
+@pytest.mark.parametrize("length", [150, 157, 200])
+@on_simulated_device
+def test_restarts_that_nobody_foresees_take_no_time_from_the_blocks(length: int, fetch_s: float) -> None:
+    rules = RULES.model_copy(update={"max_s": 5})
+    items = {"length": length, "restart_s": 0.4}
+    seen = Measured(fetch_s=fetch_s, items=items, rules=rules, tells_length=False)
+    window = seen.run()
+    assert window.restarts
+    whole_s = sum(block.seconds for block in window.blocks) + sum(restart.seconds for restart in window.restarts)
+    assert whole_s == pytest.approx(seen.wall_s, rel=1e-12)
+    slower, faster = max(fetch_s, BATCH_S), min(fetch_s, BATCH_S)
+    steady_s = sum(block.seconds for block in window.blocks) / batches_of(window)
+    assert steady_s == pytest.approx(slower, abs=faster / 20), "what fills the line after each restart is its own"
+    for block in window.blocks:
+        assert slower * block.batches - faster <= block.seconds <= slower * block.batches + 2 * faster
 
 
 @on_simulated_device
