@@ -105,8 +105,9 @@ class TrainingConfig(BaseModel):
 
         float32 changes nothing. tf32 sets torch's precision of float32 products for the whole process while it is
         entered, and puts it back after it; enter it once, around the whole loop: the backward pass belongs to it, and
-        while it is entered or left other threads may compute in another precision for some microseconds. Under strategy dp, enter bfloat16
-        inside the model's forward: DataParallel takes float16 in its threads, whatever it is called under.
+        while it is entered or left other threads may compute in another precision for some microseconds. Under strategy
+        dp, enter bfloat16 inside the model's forward: DataParallel takes float16 in its threads, whatever it is called
+        under.
         """
         import torch
 
