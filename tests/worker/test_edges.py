@@ -162,7 +162,7 @@ def test_drained_edges_cost_what_the_host_takes_to_come_back() -> None:
 @pytest.mark.parametrize("fetch_s", [0.002, 0.013])
 @on_simulated_device
 def test_a_pause_of_the_loader_lengthens_the_block_that_it_falls_into(fetch_s: float) -> None:
-    rules = RULES.model_copy(update={"max_s": 3.0})
+    rules = RULES.model_copy(update={"max_s": 1.5})
     usual = Measured(fetch_s=fetch_s, rules=rules)
     usual.run()
     size = usual.told[0].batches
@@ -173,7 +173,7 @@ def test_a_pause_of_the_loader_lengthens_the_block_that_it_falls_into(fetch_s: f
     assert max(waits_s) == waits_s[5] == pytest.approx(1.0 + size * fetch_s)
 
 
-@pytest.mark.parametrize("fetch_s", [0.0, 0.005, 0.01, 0.013, 0.05])
+@pytest.mark.parametrize("fetch_s", [0.0, 0.01, 0.013])
 @on_simulated_device
 def test_the_rate_is_that_of_the_slower_side(fetch_s: float) -> None:
     seen = Measured(fetch_s=fetch_s)
@@ -195,8 +195,7 @@ def test_the_blocks_add_up_to_the_wall_time(fetch_s: float) -> None:
     assert seen.course.longest_s >= max(block.seconds for block in window.blocks), "the warm-up counts as well"
 
 
-@pytest.mark.parametrize("fetch_s", [0.002, 0.013])
-@pytest.mark.parametrize("length", [150, 157, 200])
+@pytest.mark.parametrize(("length", "fetch_s"), [(157, 0.002), (150, 0.013)])
 @on_simulated_device
 def test_restarts_that_nobody_foresees_take_no_time_from_the_blocks(length: int, fetch_s: float) -> None:
     rules = RULES.model_copy(update={"max_s": 5})
