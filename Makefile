@@ -1,7 +1,7 @@
 # Sets up .venv once (and again when pyproject.toml or constraints.txt change), then does what is asked.
 #     make demo     tunes configs/quickstart.yaml on this machine
 #     make test     runs the tests
-#     make test-gpu runs those that need a CUDA device, and says of each how it went
+#     make test-gpu runs those that need a CUDA device, and says of each how it went; without one it fails
 
 PYTHON ?= python3
 VENV := .venv
@@ -35,7 +35,7 @@ test: $(READY)
 	$(BIN)/python -m pytest -m 'quiet or cluster or gpu' --reruns 2
 
 test-gpu: $(READY)
-	$(BIN)/python -m pytest -m gpu --verbose --durations 0 --durations-min 1 tests/worker
+	AUTOTUNE_TEST_GPU=1 $(BIN)/python -m pytest -m gpu --verbose --durations 0 --durations-min 1 tests/worker
 
 lint: $(READY)
 	$(BIN)/ruff check

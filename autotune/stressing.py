@@ -59,8 +59,8 @@ def stress(tuning: Tuning, record: TrialRecord) -> None:
         if report.stress.memory.is_thrashing:
             tuning.notes.append(
                 f"{name} fits on the largest samples, but not with ease: the allocator had to give back what it held "
-                f"{report.stress.memory.alloc_retries} times in {report.stress.steps} steps, and waits for the device "
-                "each time; a smaller micro batch would spare that."
+                f"{report.stress.memory.alloc_retries} times in {report.stress.steps - 1} steps after the first, and "
+                "waits for the device each time; a smaller micro batch would spare that."
             )
         load = load_of(report.stress, record.config, tuning.space.environment, tuning.space.facts)
         if load.peak_bytes > tuning.limit_bytes:

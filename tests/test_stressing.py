@@ -95,14 +95,14 @@ def test_what_fits_once_but_not_with_all_that_a_group_adds_is_refuted(
     assert tuning.overloaded[7] in tuning.notes[-1]
 
 
-@pytest.mark.parametrize("retries", [None, 0, 3])
+@pytest.mark.parametrize("retries", [None, 0, 1, 3])
 def test_what_fits_the_largest_samples_by_giving_memory_back_is_noted(tmp_path: Path, retries: int | None) -> None:
     launcher = FakeLauncher(lambda _: FakeTrial(samples_per_s=100.0, peak_memory_bytes=GIB, alloc_retries=retries))
     tuning = make_tuning(tmp_path, launcher)
     stress(tuning, record_of(ALONE))
     assert not tuning.overloaded
     said = "Trial 7 fits on the largest samples, but not with ease: the allocator had to give back what it held 3 times"
-    assert [note.startswith(said) for note in tuning.notes] == ([True] if retries else [])
+    assert [note.startswith(said) for note in tuning.notes] == ([True] if retries == 3 else [])
 
 
 def test_without_a_time_out_it_is_longer_than_a_window(tmp_path: Path) -> None:

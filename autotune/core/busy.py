@@ -48,22 +48,23 @@ class Fullness(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     sm_fraction: _Fraction | None
-    """Streaming multiprocessors with a warp assigned, averaged over all of them."""
+    """"Percentage of SMs that were busy", as NVML has it; streaming multiprocessors."""
     sm_occupancy: _Fraction | None
-    """Warps resident, of those that fit."""
+    """"Percentage of warps that were active vs theoretical maximum"."""
     tensor_fraction: _Fraction | None
-    """Cycles in which a tensor pipe worked."""
+    """"Percentage of time the GPU's SMs were doing ANY tensor operations"."""
     dram_fraction: _Fraction | None
-    """Of the memory's bandwidth."""
+    """"Percentage of DRAM bw used vs theoretical maximum"."""
 
 
 def source_rank(source: str) -> int:
     """How much a source is worth, 0 for the best.
 
-    The profiler sees every kernel and copy. GPM counts the cycles in which compute work was active, from one edge of a
-    window to the other, however short it is; NVML's samples are means over up to a second, of which some three fall
-    into 0.6 s. The loop's waits tell of the loader alone: where launches hold the device up, they read 1.
-    Source: NVML API reference, nvmlGpmMetricId_t (GRAPHICS_UTIL) and nvmlUtilization_t (1/6 s to 1 s by product).
+    The profiler sees every kernel and copy. GPM tells the "percentage of time any compute/graphics app was active on
+    the GPU" from one edge of a window to the other; NVML's samples are means over 1/6 s to 1 s by product, so that none
+    to three of them lie within 0.6 s. The loop's waits tell of the loader alone: where launches hold the device up,
+    they read 1.
+    Source: NVML API reference, nvmlGpmMetricId_t (GRAPHICS_UTIL) and nvmlUtilization_t.
     """
     return _RANKS.get(source, _RANK_OF_OTHERS)
 

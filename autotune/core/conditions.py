@@ -15,7 +15,16 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from autotune.core.phrasing import say_bytes, say_share
 
-__all__ = ["DeviceConditions", "ThrottleReason", "merged", "note_on_others", "remarks_on"]
+__all__ = [
+    "OTHERS_LEAST_BUSY",
+    "OTHERS_LEAST_BYTES",
+    "REASON_NAMES",
+    "DeviceConditions",
+    "ThrottleReason",
+    "merged",
+    "note_on_others",
+    "remarks_on",
+]
 
 ThrottleReason = Literal["power_cap", "thermal", "power_brake", "hardware_slowdown"]
 """Why a GPU ran below the clock that it was set to; an idle GPU and clocks that somebody has set are none."""
@@ -25,18 +34,19 @@ _Figure = TypeVar("_Figure", int, float)
 _CLOCK_MOVED_BY = 0.03
 """Share by which a clock between a window's edges moves the rate by as much as what a search decides on: our own
 convention."""
-_OTHERS_LEAST_BYTES = 256 * 2**20
-"""Less than the context of another process that computes takes (300 MiB and more on data centre GPUs), and about what a
-desktop takes: our own convention."""
-_OTHERS_LEAST_BUSY = 0.05
+OTHERS_LEAST_BYTES = 256 * 2**20
+"""Device memory from which on others count: taken to be less than the context of another process that computes. Our own
+convention; contexts were not seen by us on a GPU."""
+OTHERS_LEAST_BUSY = 0.05
 """Share of time that another process has to compute before it moves a rate by what a search decides on: our own
 convention."""
-_IN_WORDS: dict[ThrottleReason, str] = {
-    "power_cap": "by its power limit",
-    "thermal": "by its temperature",
-    "power_brake": "by the power supply's brake",
-    "hardware_slowdown": "by its hardware",
+REASON_NAMES: dict[ThrottleReason, str] = {
+    "power_cap": "power limit",
+    "thermal": "heat",
+    "power_brake": "power brake",
+    "hardware_slowdown": "slowdown by the hardware",
 }
+"""What people are told."""
 
 
 class DeviceConditions(BaseModel):
@@ -84,19 +94,29 @@ class DeviceConditions(BaseModel):
         return self.clock_moved_by is not None and abs(self.clock_moved_by) >= _CLOCK_MOVED_BY
 
     @property
+    def is_at_power_limit(self) -> bool:
+        """Whether the power limit held the clock down. Under heavy load that is how a GPU runs: a fact, no doubt."""
+        return "power_cap" in self.throttle_reasons
+
+    @property
+    def disturbances(self) -> tuple[ThrottleReason, ...]:
+        """What held the clock down beside the power limit: the same load may run faster at another time."""
+        return tuple(reason for reason in self.throttle_reasons if reason != "power_cap")
+
+    @property
     def has_others(self) -> bool:
         """Whether another process had the device open: its memory tells.
 
         Kernels alone don't: a process of ours that has just ended may have run them.
         """
-        return self.others_memory_bytes is not None and self.others_memory_bytes >= _OTHERS_LEAST_BYTES
+        return self.others_memory_bytes is not None and self.others_memory_bytes >= OTHERS_LEAST_BYTES
 
 
 def remarks_on(conditions: DeviceConditions) -> Iterator[str]:
     """What disturbed a window, a sentence each."""
-    if conditions.throttle_reasons:
-        reasons = " and ".join(_IN_WORDS[one] for one in conditions.throttle_reasons)
-        yield f"The device's clock was held down {reasons} during the window."
+    if conditions.disturbances:
+        reasons = " and ".join(REASON_NAMES[one] for one in conditions.disturbances)
+        yield f"The device's clock was held down during the window: {reasons}."
     if conditions.has_moved and conditions.sm_clock_mhz is not None:
         first, last = conditions.sm_clock_mhz
         yield f"The device's clock moved from {first} to {last} MHz during the window."
@@ -108,7 +128,7 @@ def note_on_others(conditions: DeviceConditions | None) -> str | None:
         return None
     held, busy = say_bytes(conditions.others_memory_bytes or 0), conditions.others_busy_fraction
     said = f"Before the first trial other processes held {held} of the device's memory, which counts in every peak"
-    if busy is None or busy < _OTHERS_LEAST_BUSY:
+    if busy is None or busy < OTHERS_LEAST_BUSY:
         return f"{said}."
     return f"{said}, and kept it busy for {say_share(busy)} of the time: rates are lower than on a device of its own."
 

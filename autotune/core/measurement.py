@@ -40,6 +40,10 @@ RUN_SPREAD: dict[DeviceKind, float] = {"cpu": 0.015}
 _OTHER_RUN_SPREAD = 0.005
 """On a device of its own: our own convention until benchmarks/gpu.py has told."""
 _NORMAL_95 = 1.96
+_THRASHING_FROM = 2
+"""Retries within a window from which on training has no room: our own convention, after Composer, which lowers the
+micro batch once two batches in a row had some. A single one has other causes too: fragments where lengths vary, cuDNN's
+trials of a new shape. Source: composer/trainer/trainer.py, _handle_thrashing_in_automicrobatching."""
 
 
 class Block(BaseModel):
@@ -136,11 +140,11 @@ class MemorySample(BaseModel):
 
     @property
     def is_thrashing(self) -> bool:
-        """Whether training had no room in the window: it went on at the pace of giving memory back and asking anew.
+        """Whether training had no room in the window: twice or more it gave memory back and asked anew.
 
         Its peak is that of what it was allowed, not of what it needs.
         """
-        return bool(self.alloc_retries)
+        return self.alloc_retries is not None and self.alloc_retries >= _THRASHING_FROM
 
 
 class Ceilings(BaseModel):

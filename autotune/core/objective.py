@@ -111,8 +111,7 @@ def evaluate(measurement: Measurement, baseline: Measurement, objective: Objecti
 def memory_fault(measurement: Measurement, limit_bytes: int) -> str | None:
     """Why a run's memory does not suffice under a limit, or None.
 
-    A run that thrashes at the limit is none that fits: Composer, which looks for the largest micro batch in training,
-    halves it for the same sign. Source: composer/trainer/trainer.py, _update_num_consecutive_thrashes.
+    A run that thrashes within the limit is none that fits, see `MemorySample.is_thrashing`.
     """
     limit, peak = say_mib(limit_bytes), say_mib(measurement.peak_memory_bytes)
     if measurement.peak_memory_bytes > limit_bytes:

@@ -18,7 +18,7 @@ from autotune.core.recommendation import Recommendation
 from autotune.core.result import RunSummary, changed_settings
 from autotune.core.trial import Outcome, TrialRecord
 from autotune.core.workload import WorkloadFacts
-from autotune.report.device_sections import say_conditions, told_by
+from autotune.report.device_sections import figures_by_title, say_conditions
 from autotune.report.figures import Column, Figures, find_trial, list_busy, summarise
 from autotune.report.formatting import (
     NO_VALUE,
@@ -188,7 +188,7 @@ def list_remarks(summary: RunSummary, columns: Sequence[Column]) -> tuple[str, .
         *say_memory_line(summary),
         *_say_energy([figures for _, figures in measured]),
         _say_runs([(title, figures.runs, figures.is_confirmed) for title, figures in measured]),
-        *say_conditions(told_by(columns)),
+        *say_conditions(figures_by_title(columns)),
     )
 
 

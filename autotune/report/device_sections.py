@@ -2,7 +2,8 @@
 
 Comes in: the figures of one or more configurations, by their titles. Goes out: a Section without markup, Facts for a
 diagnosis, and sentences that stand beside a result: under throttling, a moved clock, another user or a full memory a
-rate is not what it would be elsewhere.
+rate is not what it would be elsewhere. That a GPU runs at its power limit is a fact: under heavy load it is what users
+get, and it is a doubt only where one of the windows that are compared ran at it and another did not.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
-from autotune.core.conditions import DeviceConditions, ThrottleReason
+from autotune.core.conditions import OTHERS_LEAST_BUSY, OTHERS_LEAST_BYTES, REASON_NAMES, DeviceConditions
 from autotune.core.result import RunSummary
 from autotune.report.blocks import Bullets, Section, Table
 from autotune.report.figures import Column, Figures, make_columns
@@ -23,29 +24,17 @@ from autotune.report.formatting import (
     one_line,
 )
 
-__all__ = ["device_facts", "device_section", "say_conditions", "say_setup", "say_throttling", "told_by"]
-
-_REASONS: dict[ThrottleReason, str] = {
-    "hardware_slowdown": "slowed by the hardware",
-    "power_brake": "power brake",
-    "power_cap": "power limit",
-    "thermal": "heat",
-}
-_OTHERS_BYTES = 2**28
-"""Device memory by which others must have come or gone to be worth a word: about what the context of one process that
-computes takes. Our own convention."""
-_OTHERS_BUSY = 0.05
-"""The same of the share of time in which their kernels ran: our own convention."""
+__all__ = ["device_facts", "device_section", "figures_by_title", "say_conditions", "say_doubts", "say_setup"]
 
 
-def told_by(columns: Sequence[Column]) -> dict[str, Figures]:
+def figures_by_title(columns: Sequence[Column]) -> dict[str, Figures]:
     """The figures of the columns that measured something, by title."""
     return {column.title: column.figures for column in columns if column.figures is not None}
 
 
 def device_section(summary: RunSummary) -> Section:
     """The device during the windows of each configuration, and the further trials that ran under throttling."""
-    told = told_by(make_columns(summary))
+    told = figures_by_title(make_columns(summary))
     facts = {title: device_facts(figures) for title, figures in told.items()}
     names = list(dict.fromkeys(name for one in facts.values() for name in one))
     rows = tuple((name, *(one.get(name, NO_VALUE) for one in facts.values())) for name in names)
@@ -69,12 +58,17 @@ def device_facts(figures: Figures) -> dict[str, str]:
     }
     facts |= {name: text for name, text in clocks.items() if text}
     if seen:
+        facts["at its power limit"] = _say_at_limit(seen) if any(one.is_at_power_limit for one in seen) else "no"
         facts["throttled"] = _say_windows(seen) or "no"
     return facts | _others_facts(seen) | _memory_facts(figures)
 
 
-def say_throttling(told: Mapping[str, Figures]) -> tuple[str, ...]:
-    """Which configurations' windows the device throttled, and what that means for their comparison; () for none."""
+def say_doubts(told: Mapping[str, Figures]) -> tuple[str, ...]:
+    """What makes the comparison itself doubtful: throttled windows, clocks that moved, a power limit that held some."""
+    return (*_say_throttled(told), *_say_clocks(told), *_say_unlike_limits(told))
+
+
+def _say_throttled(told: Mapping[str, Figures]) -> tuple[str, ...]:
     throttled = [f"{title} ({_say_windows(one.conditions)})" for title, one in told.items() if _windows(one.conditions)]
     if not throttled:
         return ()
@@ -82,9 +76,18 @@ def say_throttling(told: Mapping[str, Figures]) -> tuple[str, ...]:
     return (f"The device throttled itself while these were measured: {', '.join(throttled)}. {means}.",)
 
 
+def _say_unlike_limits(told: Mapping[str, Figures]) -> tuple[str, ...]:
+    """That some of the windows that are compared ran at the device's power limit, and others did not."""
+    if len({seen.is_at_power_limit for one in told.values() for seen in one.conditions}) < 2:
+        return ()
+    counts = ", ".join(f"{title} {_say_at_limit(one.conditions)}" for title, one in told.items() if one.conditions)
+    said = f"Some of what is compared was measured at the device's power limit, and some was not: {counts}"
+    return (f"{said}. How they compare depends on that limit.",)
+
+
 def say_conditions(told: Mapping[str, Figures]) -> tuple[str, ...]:
-    """What else moves rates, a sentence each: a clock, other users, a full memory, the machine's own settings."""
-    return (*_say_clocks(told), *_say_others(told), *say_setup(told))
+    """What else moves rates, a sentence each: other users, a full memory, the machine's own settings."""
+    return (*_say_others(told), *say_setup(told))
 
 
 def say_setup(told: Mapping[str, Figures]) -> tuple[str, ...]:
@@ -94,15 +97,22 @@ def say_setup(told: Mapping[str, Figures]) -> tuple[str, ...]:
 
 
 def _windows(seen: Sequence[DeviceConditions]) -> list[DeviceConditions]:
-    return [one for one in seen if one.throttle_reasons]
+    return [one for one in seen if one.disturbances]
 
 
 def _say_windows(seen: Sequence[DeviceConditions]) -> str:
     """How many of the windows were throttled and why: "2 of 3 windows: heat"; "" where none was."""
     throttled = _windows(seen)
-    reasons = sorted({_REASONS[reason] for one in throttled for reason in one.throttle_reasons})
-    counts = f"{len(throttled)} of {format_count(len(seen), 'window')}"
-    return f"{counts}: {', '.join(reasons)}" if throttled else ""
+    reasons = sorted({REASON_NAMES[reason] for one in throttled for reason in one.disturbances})
+    return f"{_say_count(throttled, seen)}: {', '.join(reasons)}" if throttled else ""
+
+
+def _say_at_limit(seen: Sequence[DeviceConditions]) -> str:
+    return _say_count([one for one in seen if one.is_at_power_limit], seen)
+
+
+def _say_count(some: Sequence[DeviceConditions], seen: Sequence[DeviceConditions]) -> str:
+    return f"{len(some)} of {format_count(len(seen), 'window')}"
 
 
 def _say_throttled_trials(summary: RunSummary) -> tuple[str, ...]:
@@ -110,7 +120,7 @@ def _say_throttled_trials(summary: RunSummary) -> tuple[str, ...]:
         str(trial.number)
         for trial in summary.trials
         if trial.measurement is not None and trial.measurement.conditions is not None
-        if trial.measurement.conditions.throttle_reasons
+        if trial.measurement.conditions.disturbances
     ]
     return (f"Trials that ran under throttling: {', '.join(numbers)}.",) if numbers else ()
 
@@ -159,9 +169,9 @@ def _say_others(told: Mapping[str, Figures]) -> tuple[str, ...]:
     held = {title: size for title, size in sizes.items() if size is not None}
     busy = {title: load for title, load in loads.items() if load is not None}
     parts = []
-    if held and max(held.values()) - min(held.values()) >= _OTHERS_BYTES:
+    if held and max(held.values()) - min(held.values()) >= OTHERS_LEAST_BYTES:
         parts.append(f"memory: {', '.join(f'{title} {format_bytes(round(size))}' for title, size in held.items())}")
-    if busy and max(busy.values()) - min(busy.values()) >= _OTHERS_BUSY:
+    if busy and max(busy.values()) - min(busy.values()) >= OTHERS_LEAST_BUSY:
         parts.append(f"of the time: {', '.join(f'{title} {format_fraction(load)}' for title, load in busy.items())}")
     if not parts:
         return ()
@@ -173,19 +183,20 @@ def _most(figures: Iterable[float | None]) -> float | None:
 
 
 def _say_retries(told: Mapping[str, Figures]) -> tuple[str, ...]:
-    counts = ", ".join(f"{title} ({one.alloc_retries:,})" for title, one in told.items() if one.alloc_retries)
+    counts = ", ".join(f"{title} ({one.alloc_retries:,})" for title, one in told.items() if one.is_thrashing)
     if not counts:
         return ()
     said = f"torch's allocator found no room and had the device wait, so many times within windows: {counts}"
-    return (f"{said}. A smaller batch avoids that.",)
+    return (f"{said}. A smaller micro batch avoids that.",)
 
 
 def _say_overrides(seen: Sequence[DeviceConditions]) -> tuple[str, ...]:
     names = sorted({one_line(name) for one in seen for name in one.tf32_overrides})
     if not names:
         return ()
-    verb = "is" if len(names) == 1 else "are"
-    return (f"{' and '.join(names)} {verb} set here: float32 and tf32 may compute other than their names say.",)
+    verb, those = ("is", "it") if len(names) == 1 else ("are", "them")
+    said = f"{' and '.join(names)} {verb} set here: float32 and tf32 may compute other than their names say"
+    return (f"{said}; unset {those} where that is not meant.",)
 
 
 def _say_persistence(seen: Sequence[DeviceConditions]) -> tuple[str, ...]:

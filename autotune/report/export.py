@@ -17,7 +17,7 @@ from autotune.core.result import RunSummary
 from autotune.core.training_config import TrainingConfig
 from autotune.core.trial import Outcome
 from autotune.report.content import count_outcomes, list_advice, list_files, list_reasons, say_headline
-from autotune.report.device_sections import say_conditions, say_throttling, told_by
+from autotune.report.device_sections import figures_by_title, say_conditions, say_doubts
 from autotune.report.figures import Figures, make_columns, summarise
 
 __all__ = ["MeasuredConfig", "SummaryDocument", "summary_json"]
@@ -80,7 +80,7 @@ class SummaryDocument(BaseModel):
 
 def summary_json(summary: RunSummary, run_dir: Path) -> str:
     """One JSON document with the result of a search; its keys are SummaryDocument's fields."""
-    found, told = summary.recommendation, told_by(make_columns(summary))
+    found, told = summary.recommendation, figures_by_title(make_columns(summary))
     document = SummaryDocument(
         name=summary.name,
         verdict="nothing_feasible" if found is None else found.verdict,
@@ -95,7 +95,7 @@ def summary_json(summary: RunSummary, run_dir: Path) -> str:
         outcomes=count_outcomes(summary),
         reasons=list_reasons(summary),
         lr_advice=list_advice(summary),
-        device_remarks=(*say_throttling(told), *say_conditions(told)),
+        device_remarks=(*say_doubts(told), *say_conditions(told)),
         notes=summary.notes,
         stopped_because=summary.stopped_because,
         wall_s=summary.wall_s,

@@ -80,6 +80,8 @@ class Figures(BaseModel):
     """What tensors took of it at their peak, the highest of the runs; null where the device does not tell."""
     alloc_retries: int | None = None
     """Times within the runs' windows that torch's allocator found no room; null where the device does not count."""
+    is_thrashing: bool = False
+    """In the window of a run it happened twice or more: training had no room."""
     joules_per_sample: float | None = None
     """What the whole device drew for a sample, the mean over the runs; null where it does not tell."""
     conditions: tuple[DeviceConditions, ...] = ()
@@ -337,6 +339,7 @@ def join_runs(runs: Sequence[Measurement], *, is_confirmed: bool = False) -> Fig
         peak_memory_bytes=max(run.peak_memory_bytes for run in runs),
         allocated_bytes=max(allocated, default=None),
         alloc_retries=sum(retries) if retries else None,
+        is_thrashing=any(run.memory.is_thrashing for run in runs),
         joules_per_sample=fmean(joules) if joules else None,
         conditions=tuple(run.conditions for run in runs if run.conditions is not None),
     )

@@ -12,7 +12,7 @@ from autotune.core.diagnosis import Diagnosis
 from autotune.core.result import RunSummary
 from autotune.report.blocks import Block, Facts, Section, Table
 from autotune.report.content import list_remarks, say_course, say_headline, show_path
-from autotune.report.device_sections import say_throttling, told_by
+from autotune.report.device_sections import figures_by_title, say_doubts
 from autotune.report.diagnosis import diagnosis_sections, say_present
 from autotune.report.figures import make_columns, make_rows
 from autotune.report.sections import result_table
@@ -30,7 +30,7 @@ def render_notebook(summary: RunSummary, run_dir: Path) -> str:
     columns = make_columns(summary)
     values: dict[str, object] = {
         "headline": say_headline(summary),
-        "standing": " ".join((*say_standing(summary), *say_throttling(told_by(columns)))),
+        "standing": " ".join((*say_standing(summary), *say_doubts(figures_by_title(columns)))),
         "result": result_table(columns, make_rows(columns, summary.limit_bytes)),
         "remarks": list_remarks(summary, columns),
         "course": say_course(summary),

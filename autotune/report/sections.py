@@ -20,7 +20,7 @@ from autotune.report.content import (
     list_reasons,
     list_remarks,
 )
-from autotune.report.device_sections import device_section, say_throttling, told_by
+from autotune.report.device_sections import device_section, figures_by_title, say_doubts
 from autotune.report.figures import Column, Row, make_columns, make_rows
 from autotune.report.formatting import describe_settings, format_bytes, format_duration
 from autotune.report.rank_sections import scaling_sections
@@ -41,7 +41,7 @@ __all__ = ["list_sections", "result_blocks", "result_table"]
 def result_blocks(summary: RunSummary) -> tuple[Block, ...]:
     """What stands right below the headline: the standing, the table, remarks on it."""
     columns = make_columns(summary)
-    standing, doubts = say_standing(summary), say_throttling(told_by(columns))
+    standing, doubts = say_standing(summary), say_doubts(figures_by_title(columns))
     return (
         *((Paragraph(text=" ".join(standing)),) if standing else ()),
         *(Paragraph(text=doubt) for doubt in doubts),

@@ -32,7 +32,7 @@ from autotune.report.content import (
     say_headline,
     show_path,
 )
-from autotune.report.device_sections import say_throttling, told_by
+from autotune.report.device_sections import figures_by_title, say_doubts
 from autotune.report.figures import Column, Row, make_columns, make_rows
 from autotune.report.formatting import format_count, format_setting, format_value, name_outcome, one_line, shorten
 from autotune.report.rank_sections import scaling_sections
@@ -53,7 +53,7 @@ def print_summary(summary: RunSummary, *, run_dir: Path, console: Console) -> No
     console.print(Text(say_headline(summary), style=style))
     for sentence in say_standing(summary):
         console.print(Text(sentence))
-    for doubt in say_throttling(told_by(columns)):
+    for doubt in say_doubts(figures_by_title(columns)):
         console.print(Text(doubt, style="bold"))
     if found is not None or columns[0].figures is not None:
         console.print()

@@ -1,8 +1,9 @@
 """How busy and how full the device was during a window, read passively: GPM, NVML's samples, else the loop's waits.
 
-GPM, on Hopper and newer, counts between two samples, which are taken at the window's edges: the share of time in which
-compute work was active, and how full that was (multiprocessors, tensor pipes, memory bandwidth). NVML's utilization, on
-all others, is the share of its sample period in which at least one kernel ran: it says busy, not full.
+GPM, on Hopper and newer, tells of the time between two samples, which are taken at the window's edges: in what share of
+it "any compute/graphics app was active on the GPU", and how full that was (multiprocessors, tensor pipes, memory
+bandwidth). NVML's utilization, on all others, is the share of its sample period, "between 1 second and 1/6 second
+depending on the product", in which at least one kernel ran: it says busy, not full.
 Source: NVML API reference, nvmlGpmMetricsGet, nvmlGpmMetricId_t, nvmlDeviceGetSamples and nvmlUtilization_t.
 """
 
@@ -30,7 +31,7 @@ __all__ = ["BusyProbe", "Busyness", "covered_busy_fraction"]
 
 _LEAST_COVERED = 0.5
 """Share of a stretch that whole samples must cover to speak for it: our own convention. What they leave out is the same
-steady loop. Three samples in 0.6 s (5 Hz, as on Hopper) do: two of them lie within it."""
+steady loop. Three samples in 0.6 s do: two of their periods lie within it. No GPU has shown us its period yet."""
 _BUSY = 1  # NVML_GPM_METRIC_GRAPHICS_UTIL
 _METRICS = {"sm_fraction": 2, "sm_occupancy": 3, "tensor_fraction": 5, "dram_fraction": 10}
 """Fullness's fields, and NVML's numbers of the metrics: SM_UTIL, SM_OCCUPANCY, ANY_TENSOR_UTIL, DRAM_BW_UTIL."""
@@ -70,8 +71,8 @@ class BusyProbe:
             *_least(NVML_SOURCE, [one.sampled for one in told]),
             waits,
         )
-        fullest = min((one.shares for one in told), key=lambda shares: shares.get(_BUSY, 1.0), default={})
-        return Busyness(reading=readings[0], readings=readings, fullness=_fullness(fullest))
+        least_busy = min((one.shares for one in told), key=lambda shares: shares.get(_BUSY, 1.0), default={})
+        return Busyness(reading=readings[0], readings=readings, fullness=_fullness(least_busy))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
 """What the device does during a window, and what it was like before this process opened it: DeviceConditions, filled.
 
-At either edge of a window the device has just been waited for. It may then look idle for a moment (NVML's reason
-"GpuIdle", which is no throttling); its clocks take longer to fall than the reading takes. What held the clock down in
-between is counted by the driver, where it does, beside what the edges show.
+Either edge of a window is read right after the device was waited for. It may then look idle for a moment (NVML's reason
+"GpuIdle", which is no throttling); no GPU has shown us yet how far its clock moves by then. What held the clock
+down in between is counted by the driver, where it does, beside what the edges show.
 Source: NVML API reference, nvmlClocksEventReasons and NVML_FI_DEV_CLOCKS_EVENT_REASON_*.
 """
 
@@ -31,7 +31,8 @@ from autotune.worker.nvml import (
 __all__ = ["BEFORE_S", "ConditionsProbe", "Others", "conditions_before", "others_before"]
 
 BEFORE_S = 1.0
-"""Seconds before a device is opened in which others' kernels are looked for: some five samples of NVML's on Hopper."""
+"""Seconds before a device is opened in which others' kernels are looked for: one to six of NVML's samples, whose period
+is 1 s to 1/6 s by product (nvmlUtilization_t); not seen by us on a GPU. Our own convention."""
 
 _REASONS: dict[int, ThrottleReason] = {
     0x04: "power_cap",  # SwPowerCap

@@ -6,7 +6,6 @@ for `core.guard` to judge. The model is built once, and every run begins from th
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ from autotune.worker.alone import batch_bytes
 from autotune.worker.build import build_dataset, build_loader, build_model, build_optimizer, seed_all
 from autotune.worker.device import Device
 from autotune.worker.feed import Feed
+from autotune.worker.machine import tf32_overrides
 from autotune.worker.out_of_memory import device_was_full, oom_count, shortage_of
 from autotune.worker.reuse import copied
 from autotune.worker.step import Step, Trainer, infer_step
@@ -261,18 +261,17 @@ def _tf32(config: TrainingConfig, device: Device) -> AbstractContextManager[Any]
 def _overridden(candidate: TrainingConfig, device: Device) -> tuple[str, ...]:
     """What NVIDIA's libraries were told past torch, which can't be undone in a process.
 
-    Source: NVIDIA, "Accelerating AI Training with NVIDIA TF32 Tensor Cores" (0: never TF32); MONAI's
-    detect_default_tf32 (1 may turn it on).
+    Source: NVIDIA, "Accelerating AI Training with NVIDIA TF32 Tensor Cores", and cuBLAS's documentation: 0 forbids
+    TF32. No other value is documented.
     """
-    told = os.environ.get(_LIBRARIES_OVERRIDE)
-    if device.kind != "cuda" or told is None:
-        return ()
-    remark = (
-        f"{_LIBRARIES_OVERRIDE}={told} is set: NVIDIA's libraries may have computed float32 in TF32 here, the "
-        "reference as well; unset it to have precisions compared to float32 itself."
-    )
-    if told == "0":
-        if candidate.amp_dtype != "tf32":
-            return ()
-        remark = f"{_LIBRARIES_OVERRIDE}=0 is set: NVIDIA's libraries computed tf32 in float32; unset it to use TF32."
-    return (remark,)
+    told = tf32_overrides() if device.kind == "cuda" else ()
+    if f"{_LIBRARIES_OVERRIDE}=0" in told and candidate.amp_dtype == "tf32":
+        return (f"{_LIBRARIES_OVERRIDE}=0 is set: NVIDIA's libraries computed tf32 in float32; unset it to use TF32.",)
+    if f"{_LIBRARIES_OVERRIDE}=1" in told:
+        said = (
+            f"{_LIBRARIES_OVERRIDE}=1 is set, and NVIDIA documents 0 alone: what its libraries then compute float32 in"
+        )
+        return (
+            f"{said}, the reference as well, is not known; unset it to have precisions compared to float32 itself.",
+        )
+    return ()

@@ -72,8 +72,8 @@ def train_on_largest(workload: Workload, job: Job, device: Device, scratch: Path
     trainer = make_trainer(model, optimizer, infer_step(workload, first), job.config, device)
     gc.collect()
     device.reset_peak()
-    begun, retries = perf_counter(), device.alloc_retries()
-    steps = _train(trainer, _in_turns(first, feed, largest), begun + job.window.max_s, ends_at)
+    begun = perf_counter()
+    steps, retries = _train(trainer, _in_turns(first, feed, largest), begun + job.window.max_s, ends_at)
     return StressFigures(
         steps=steps,
         seconds=perf_counter() - begun,
@@ -229,9 +229,13 @@ def _in_turns(first: Any, feed: Feed, largest: LargestBatch) -> Iterator[Any]:
         ordinary = feed.take().batch
 
 
-def _train(trainer: Trainer, batches: Iterator[Any], until: float, ends_at: float) -> int:
-    """Train until a time of perf_counter, and at least three steps with each kind of batch; the optimizer's steps."""
-    steps = 0
+def _train(trainer: Trainer, batches: Iterator[Any], until: float, ends_at: float) -> tuple[int, int | None]:
+    """Train until a time of perf_counter, and at least three steps with each kind of batch.
+
+    Returns the optimizer's steps, and the allocator's retries up to the end of the first of them: what a device takes
+    to settle down, cuDNN's trials among it, is no fault.
+    """
+    steps, retries = 0, trainer.device.alloc_retries()
     for taken, batch in enumerate(batches, 1):
         trainer.train(batch)
         if trainer.accumulated:
@@ -239,8 +243,9 @@ def _train(trainer: Trainer, batches: Iterator[Any], until: float, ends_at: floa
         trainer.device.synchronize()
         if steps == 0:
             trainer.device.cap_memory()  # anew: the kernels have been loaded, outside the allocator
+            retries = trainer.device.alloc_retries()
         steps += 1
         now = perf_counter()
         if now > ends_at or (now > until and steps >= _MIN_STEPS and taken >= 2 * _MIN_STEPS):
             break
-    return steps
+    return steps, retries

@@ -25,9 +25,15 @@ def test_a_clock_that_moves_by_three_per_cent_is_remarked(clocks: tuple[int, int
 
 
 def test_a_clock_that_was_held_down_is_remarked_with_its_reasons() -> None:
-    assert list(remarks_on(make(throttle_reasons=("power_cap", "thermal")))) == [
-        "The device's clock was held down by its power limit and by its temperature during the window."
+    assert list(remarks_on(make(throttle_reasons=("power_brake", "power_cap", "thermal")))) == [
+        "The device's clock was held down during the window: power brake and heat."
     ]
+
+
+def test_a_gpu_at_its_power_limit_is_a_fact_and_no_disturbance() -> None:
+    seen = make(throttle_reasons=("power_cap",), power_w=700.0)
+    assert list(remarks_on(seen)) == []
+    assert (seen.is_at_power_limit, seen.disturbances) == (True, ())
 
 
 def test_a_quiet_window_needs_no_remark() -> None:

@@ -114,9 +114,16 @@ def test_what_thrashes_at_the_limit_does_not_fit_though_its_peak_does(
     assert "within 2,048 MiB, but at 2,048 MiB" in score.reason
     assert "3 times in the window; take a smaller micro batch" in score.reason
     assert memory_fault(thrashing, _LIMIT) == score.reason
-    none = calm.model_copy(update={"memory": calm.memory.model_copy(update={"alloc_retries": 0})})
-    assert evaluate(none, calm, Objective(), _LIMIT).feasible
-    assert memory_fault(none, _LIMIT) is None
+
+
+@pytest.mark.parametrize(("retries", "fits"), [(None, True), (0, True), (1, True), (2, False)])
+def test_a_single_retry_in_a_window_is_no_want_of_room(
+    retries: int | None, fits: bool, make_measurement: Callable[..., Measurement]
+) -> None:
+    calm = make_measurement(peak_memory_bytes=_LIMIT)
+    seen = calm.model_copy(update={"memory": calm.memory.model_copy(update={"alloc_retries": retries})})
+    assert evaluate(seen, calm, Objective(), _LIMIT).feasible == fits
+    assert (memory_fault(seen, _LIMIT) is None) == fits
 
 
 def test_what_is_over_the_limit_and_thrashes_is_over_by_what_it_took(

@@ -322,14 +322,16 @@ def make_conditions(**changes: Any) -> DeviceConditions:
     return DeviceConditions(**{**given, **changes})
 
 
-def make_conditions_summary(*after: dict[str, Any], retries: int = 0) -> RunSummary:
+def make_conditions_summary(
+    *after: dict[str, Any], retries: int = 0, before: dict[str, Any] | None = None
+) -> RunSummary:
     """A search whose baseline ran under the usual conditions, and whose recommendation had these in its rounds."""
-    before = [make_conditions(power_w=255.0)] * 3
+    usual = [make_conditions(power_w=255.0, **(before or {}))] * 3
     changed = [make_conditions(**changes) for changes in (*after, {}, {}, {})[:3]]
     baseline, fast, same = make_recommendation().confirmations
-    confirmations = (_under(baseline, before), _under(fast, changed, retries), same)
+    confirmations = (_under(baseline, usual), _under(fast, changed, retries), same)
     first, second, third, *others = make_trials()
-    trials = (_trial_under(first, before[0]), second, _trial_under(third, changed[0]), *others)
+    trials = (_trial_under(first, usual[0]), second, _trial_under(third, changed[0]), *others)
     return make_summary(recommendation=make_recommendation(confirmations=confirmations), trials=trials)
 
 

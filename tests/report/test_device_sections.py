@@ -16,7 +16,7 @@ from autotune.core.result import RunSummary
 from autotune.core.trial import TrialRecord
 from autotune.report import summary_json
 from autotune.report.content import list_remarks
-from autotune.report.device_sections import device_section, say_conditions, say_throttling, told_by
+from autotune.report.device_sections import device_section, figures_by_title, say_conditions, say_doubts
 from autotune.report.diagnosis import print_diagnosis, render_diagnosis
 from autotune.report.figures import make_columns, make_rows, summarise
 from autotune.report.formatting import NO_VALUE, format_energy
@@ -31,6 +31,7 @@ from .test_markdown import cells_of, table_after
 from .test_page import Reader
 
 QUIET = make_conditions_summary()
+CAPPED: dict[str, Any] = {"throttle_reasons": ("power_cap",)}
 
 
 def on_terminal(summary: RunSummary, run_dir: Path) -> str:
@@ -59,8 +60,8 @@ FORMS: tuple[Callable[[RunSummary, Path], str], ...] = (
 
 def remarks_on(*after: dict[str, Any], retries: int = 0) -> tuple[str, ...]:
     """What is said of a recommendation whose windows were like this."""
-    told = told_by(make_columns(make_conditions_summary(*after, retries=retries)))
-    return (*say_throttling(told), *say_conditions(told))
+    told = figures_by_title(make_columns(make_conditions_summary(*after, retries=retries)))
+    return (*say_doubts(told), *say_conditions(told))
 
 
 def rows_of(summary: RunSummary) -> dict[str, tuple[str, ...]]:
@@ -123,16 +124,26 @@ def test_windows_without_anything_to_say_get_no_words() -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_throttled_windows_are_said_in_every_form(form: Callable[[RunSummary, Path], str], tmp_path: Path) -> None:
-    said = "The device throttled itself while these were measured: recommended (2 of 3 windows: heat, power limit)"
+    said = "The device throttled itself while these were measured: recommended (2 of 3 windows: heat)"
     hot = " ".join(form(make_conditions_summary(HOT, HOT), tmp_path).split())
     assert said in hot
     assert "less sure than its interval says" in hot
     assert "throttled itself" not in form(QUIET, tmp_path)
 
 
-def test_throttling_is_said_before_the_table_of_the_result(tmp_path: Path) -> None:
-    text = on_terminal(make_conditions_summary(HOT), tmp_path)
-    assert text.index("throttled itself") < text.index("samples/s")
+@pytest.mark.parametrize(
+    ("after", "said"),
+    [
+        (HOT, "throttled itself"),
+        ({"throttle_reasons": ("hardware_slowdown",)}, "windows: slowdown by the"),
+        ({"sm_clock_mhz": (1980, 1755)}, "clock moved within"),
+        (CAPPED, "Some of what is compared"),
+    ],
+)
+def test_doubts_are_said_before_the_table_of_the_result(after: dict[str, Any], said: str, tmp_path: Path) -> None:
+    text = on_terminal(make_conditions_summary(after), tmp_path)
+    assert text.index(said) < text.index("samples/s")
+    assert text.count(said) == 1
 
 
 @pytest.mark.parametrize(
@@ -144,6 +155,7 @@ def test_throttling_is_said_before_the_table_of_the_result(tmp_path: Path) -> No
         ({"others_busy_fraction": 0.2}, 0, "before each, of the time: baseline 0 %, recommended 20 %."),
         ({"persistence_mode": False}, 0, "Persistence mode is off"),
         ({"tf32_overrides": ("NVIDIA_TF32_OVERRIDE=0",)}, 0, "NVIDIA_TF32_OVERRIDE=0 is set here"),
+        ({"tf32_overrides": ("NVIDIA_TF32_OVERRIDE=0",)}, 0, "unset it where that is not meant."),
         ({}, 2, "so many times within windows: recommended (6)."),
     ],
 )
@@ -172,7 +184,8 @@ def test_the_section_sets_the_windows_side_by_side() -> None:
     assert rows["clock"] == ("1,980 MHz", "1,755 to 1,980 MHz", NO_VALUE)
     assert rows["highest clock"] == ("1,980 MHz", "1,980 MHz", NO_VALUE)
     assert rows["temperature"] == ("41 to 55 °C", "41 to 87 °C", NO_VALUE)
-    assert rows["throttled"] == ("no", "2 of 3 windows: heat, power limit", NO_VALUE)
+    assert rows["at its power limit"] == ("no", "2 of 3 windows", NO_VALUE)
+    assert rows["throttled"] == ("no", "2 of 3 windows: heat", NO_VALUE)
     assert rows["memory in use before"] == ("480 MiB", "3.00 GiB", NO_VALUE)
     assert rows["allocator's retries"] == ("0", "21", NO_VALUE)
     assert rows["tensors at their peak"] == ("2.00 GiB", "2.00 GiB", NO_VALUE)
@@ -180,6 +193,7 @@ def test_the_section_sets_the_windows_side_by_side() -> None:
 
 def test_the_section_names_every_trial_that_was_throttled(tmp_path: Path) -> None:
     assert "Trials that ran under throttling: 2." in render_markdown(make_conditions_summary(HOT), tmp_path)
+    assert "Trials that ran under throttling" not in render_markdown(make_conditions_summary(CAPPED), tmp_path)
 
 
 def test_a_device_that_tells_nothing_has_no_section(tmp_path: Path) -> None:
@@ -215,9 +229,36 @@ def test_a_diagnosis_tells_the_same_of_its_one_window() -> None:
     lines = console.file.getvalue()
     assert max(map(len, lines.splitlines())) <= 80
     text = " ".join(lines.split())
-    assert "throttled 1 of 1 window: heat, power limit" in text
+    assert "at its power limit 1 of 1 window" in text
+    assert "throttled 1 of 1 window: heat" in text
     assert "NVIDIA_TF32_OVERRIDE=0 and TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 are set here" in text
     assert run.joules_per_sample is not None
     assert f"energy a sample {format_energy(run.joules_per_sample)}" in text
     assert "Persistence mode is off" in render_diagnosis(hot)
     assert "throttled" not in render_diagnosis(diagnosis)
+
+
+def test_retries_are_told_as_want_of_room_from_two_in_a_window_on() -> None:
+    assert remarks_on(retries=1) == (), "three windows with one each"
+    assert rows_of(make_conditions_summary(retries=1))["allocator's retries"] == ("0", "3", NO_VALUE)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_windows_that_all_ran_at_the_power_limit_are_no_doubt(
+    form: Callable[[RunSummary, Path], str], tmp_path: Path
+) -> None:
+    capped = make_conditions_summary(CAPPED, CAPPED, CAPPED, before=CAPPED)
+    assert rows_of(capped)["at its power limit"] == ("3 of 3 windows", "3 of 3 windows", NO_VALUE)
+    assert rows_of(capped)["throttled"] == ("no", "no", NO_VALUE)
+    text = " ".join(form(capped, tmp_path).split())
+    assert "throttled itself" not in text
+    assert "Some of what is compared" not in text
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_windows_of_which_some_ran_at_the_power_limit_are_a_doubt(
+    form: Callable[[RunSummary, Path], str], tmp_path: Path
+) -> None:
+    text = " ".join(form(make_conditions_summary(CAPPED, CAPPED), tmp_path).split())
+    assert "at the device's power limit, and some was not: baseline 0 of 3 windows, recommended 2 of 3 windows." in text
+    assert "throttled itself" not in text

@@ -7,27 +7,37 @@ no measurement tells.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import pytest
 import torch
 from torch import Tensor, distributed, nn
 from torch.nn import functional
 from torch.utils.data import Dataset, TensorDataset
 
-from autotune.core.training_config import TrainingConfig
+from autotune.core.training_config import AmpDtype, TrainingConfig
 from autotune.core.trial import TrialResult
 from autotune.core.workload import Workload
 from autotune.launch.launcher import Launcher
 from autotune.launch.runner import TrialRunner
 from autotune.protocol import NO_EXTRAS, Extras, WindowRules, write_payload
+from autotune.worker.machine import tf32_overrides
 
 GIB = 2**30
+MUST_HAVE_GPU = "AUTOTUNE_TEST_GPU"
+"""Variable that `make test-gpu` sets: there is to be a GPU, and without one nothing has been shown."""
+_SWITCHES: dict[AmpDtype, tuple[str, ...]] = {
+    "float32": ("NVIDIA_TF32_OVERRIDE=1", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1"),
+    "tf32": ("NVIDIA_TF32_OVERRIDE=0",),
+}
+"""Of a container's switches those under which a precision may compute as another does."""
 _WORKLOAD = ("model", "dataset", "loss", "step", "collate_fn")
 EVERYTHING = Extras(loader_ceiling=True, device_ceiling=True, breakdown=True)
 _LOOK = """
@@ -66,6 +76,19 @@ def look_for_gpus() -> Gpus:
         return Gpus(missing=f"no CUDA device works here: {(look.stderr.strip() or 'no reason given').splitlines()[-1]}")
     found = json.loads(look.stdout)
     return Gpus(missing="", **(found | {"names": tuple(found["names"])}))
+
+
+def leave_out(missing: str) -> NoReturn:
+    """Skip for want of a GPU, or fail where there was to be one."""
+    if os.environ.get(MUST_HAVE_GPU) == "1":
+        pytest.fail(missing)
+    pytest.skip(missing)
+
+
+def switch_of(amp_dtype: AmpDtype) -> str:
+    """The variable that is set here, and under which a precision may not be what torch makes of it; "" for none."""
+    found = (one.partition("=")[0] for one in tf32_overrides() if one in _SWITCHES.get(amp_dtype, ()))
+    return next(found, "")
 
 
 def run(

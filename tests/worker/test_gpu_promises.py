@@ -36,6 +36,7 @@ from autotune.launch.runner import TrialRunner
 from autotune.testing import FakeLauncher
 from autotune.worker.busy import BusyProbe
 from autotune.worker.conditions import ConditionsProbe
+from autotune.worker.machine import TF32_VARIABLES
 from autotune.worker.nvml import gpu_with_uuid
 
 from . import gpu_cases as cases
@@ -339,6 +340,41 @@ def test_another_verdict_breaks_the_promises_of_copies_and_launches(look: Callab
 def test_copies_that_nothing_is_advised_against_break_the_promise(look: Callable[..., Diagnosis]) -> None:
     with broken:
         promises.is_copy_bound(look(compute_s=1.0, copy_s=7.0).model_copy(update={"advice": ()}))
+
+
+@pytest.mark.parametrize(
+    ("switch", "amp_dtype", "hides"),
+    [
+        ("NVIDIA_TF32_OVERRIDE=1", "float32", True),
+        ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1", "float32", True),
+        ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=0", "float32", False),
+        ("NVIDIA_TF32_OVERRIDE=0", "float32", False),
+        ("NVIDIA_TF32_OVERRIDE=0", "tf32", True),
+        ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1", "tf32", False),
+        ("NVIDIA_TF32_OVERRIDE=1", "bfloat16", False),
+    ],
+)
+def test_a_precision_that_a_container_switches_is_left_out_by_the_variables_name(
+    switch: str, amp_dtype: AmpDtype, hides: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in TF32_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    assert cases.switch_of(amp_dtype) == ""
+    name, _, value = switch.partition("=")
+    monkeypatch.setenv(name, value)
+    assert cases.switch_of(amp_dtype) == (name if hides else "")
+
+
+def test_a_gpu_that_was_to_be_there_and_is_not_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(cases.MUST_HAVE_GPU, raising=False)
+    with pytest.raises(pytest.skip.Exception, match="no driver"):
+        cases.leave_out("no driver")
+    makefile = (Path(__file__).parents[2] / "Makefile").read_text()
+    recipe = makefile.partition("\ntest-gpu: ")[2].partition("\n\n")[0]
+    assert f"{cases.MUST_HAVE_GPU}=1 $(BIN)/python -m pytest -m gpu" in recipe
+    monkeypatch.setenv(cases.MUST_HAVE_GPU, "1")
+    with pytest.raises(pytest.fail.Exception, match="no driver"):
+        cases.leave_out("no driver")
 
 
 def test_memory_that_does_not_add_up_or_passes_the_limit_breaks_the_promise(on_sim: Callable[..., TrialResult]) -> None:

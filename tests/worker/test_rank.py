@@ -83,7 +83,7 @@ def test_a_window_is_told_with_what_the_device_did(measure: Callable[..., Measur
 def test_a_window_that_was_disturbed_says_so(measure: Callable[..., Measurement], nvml: NvmlStub) -> None:
     nvml.play(sm_clock=(1980, 1400), reasons=(0, 0x40))
     assert measure().remarks == (
-        "The device's clock was held down by its temperature during the window.",
+        "The device's clock was held down during the window: heat.",
         "The device's clock moved from 1980 to 1400 MHz during the window.",
     )
 
