@@ -30,9 +30,9 @@ def test_every_gpu_is_held_until_the_end(nvml: NvmlStub) -> None:
 
 
 @pytest.mark.parametrize(
-    ("visible", "by_index", "by_uuid"), [("1", 1, 0), ("GPU-0, MIG-1", 0, 2), ("", 0, 1), ("0,7", 2, 0)]
+    ("visible", "by_index", "by_uuid"), [("1", 2, 0), ("GPU-0, MIG-1", 0, 2), ("", 0, 0), ("-1", 0, 0), ("7", 2, 0)]
 )
-def test_only_visible_gpus_are_held(
+def test_gpus_are_held_by_uuid_and_all_where_cuda_counts_them_its_own_way(
     visible: str, by_index: int, by_uuid: int, nvml: NvmlStub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nvml.play(devices=2)
