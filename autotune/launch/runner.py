@@ -123,7 +123,12 @@ class TrialRunner:
             first,
             deadline_s,
             lambda left_s: self._run(
-                kind, config, f"{name}-blocking", left_s, **{**more, "extras": NO_EXTRAS}, blocks_launches=True
+                kind,
+                config,
+                f"{name}-blocking",
+                left_s,
+                should_end=None,
+                **{**more, "extras": NO_EXTRAS, "blocks_launches": True},
             ),
         )
 

@@ -171,7 +171,7 @@ class Device:
         """A count of the allocators' since the start, of all devices; None where one does not keep it."""
         if not self.has_own_memory:
             return None
-        counts = [(self._ask("memory_stats", one) or {}).get(name) for one in self.devices]
+        counts: list[Any] = [(self._ask("memory_stats", one) or {}).get(name) for one in self.devices]
         return None if None in counts else sum(counts)
 
     def _ask(self, name: str, *arguments: Any) -> Any:
@@ -224,8 +224,10 @@ def opened_device() -> Device | None:
     torch was built. Source: aten/src/ATen/DeviceAccelerator.cpp, getAccelerator.
     """
     accelerator = torch.accelerator.current_accelerator()
-    module = None if accelerator is None else torch.get_device_module(accelerator)
-    if accelerator is None or not getattr(module, "is_initialized", bool)():
+    if accelerator is None:
+        return None
+    module: Any = torch.get_device_module(accelerator)
+    if not getattr(module, "is_initialized", bool)():
         return None
     own = torch.device(accelerator.type, module.current_device())
     return Device(own, _kind_of(own))

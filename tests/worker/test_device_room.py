@@ -223,6 +223,20 @@ def test_unlike_devices_are_all_described_and_alike_ones_by_the_first() -> None:
     assert describe(open_device("auto")).device_names == ()
 
 
+@on_simulated_device
+def test_launches_that_wait_by_the_users_doing_are_remarked_on_and_not_by_the_jobs() -> None:
+    """The device passes for one of CUDA's; what torch would ask CUDA of its precisions is answered for it."""
+    cuda: Any = torch.cuda
+    cuda.get_device_capability, cuda.is_bf16_supported = lambda _: (9, 0), lambda **_: True
+    device, said = Device(torch.device("sim:0"), "cuda"), "CUDA_LAUNCH_BLOCKING=1 is set: each launch waits"
+    os.environ.pop("CUDA_LAUNCH_BLOCKING", None)
+    assert describe(device).remarks == ()
+    os.environ["CUDA_LAUNCH_BLOCKING"] = "1"
+    (remark,) = describe(device).remarks
+    assert remark.startswith(said)
+    assert describe(device, job_blocks=True).remarks == ()
+
+
 ROWS = TensorDataset(torch.zeros(256, 64), torch.zeros(256, dtype=torch.int64))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from autotune.worker.sight import Choice, DeviceError, Sight, choose, look, unus
 CUDA, ROCM = "CUDA 13.0", "ROCm 7.0"
 
 
-def seen(**given: str | None) -> Sight:
+def seen(**given: Any) -> Sight:
     return Sight(torch="2.13.0", **given)
 
 
@@ -82,13 +81,13 @@ NOT_READY = "CUDA initialization: Unexpected error from cudaGetDeviceCount(). Er
     ],
 )
 def test_the_drivers_age_is_blamed_only_where_it_is_to_blame(known: dict[str, Any], told: str) -> None:
-    reason = unusable(replace(seen(built_for=CUDA, gpu="NVIDIA", driver="550.54"), **known))
+    reason = unusable(seen(built_for=CUDA, gpu="NVIDIA", driver="550.54", **known))
     assert reason is not None
     assert told in reason
 
 
 def test_a_driver_runs_all_minor_versions_of_its_cuda() -> None:
-    reason = unusable(replace(seen(built_for="CUDA 12.8", gpu="NVIDIA", driver="535.104"), driver_cuda=12))
+    reason = unusable(seen(built_for="CUDA 12.8", gpu="NVIDIA", driver="535.104", driver_cuda=12))
     assert reason is not None
     assert "newer" not in reason
 
