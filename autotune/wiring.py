@@ -156,7 +156,7 @@ def opened_launcher(given: Launcher | None, folder: RunFolder, plan: Plan) -> It
         if plan.executor.kind == "ray":
             own = _connected(plan)
         elif sys.platform == "linux":
-            own = ForkServerLauncher(folder.logs / "server.log")
+            own = ForkServerLauncher(folder.logs / "server.log", device=plan.device)
         else:
             own = FreshInterpreterLauncher()
         held.callback(own.close)

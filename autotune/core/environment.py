@@ -56,7 +56,7 @@ class Environment(BaseModel):
     tf32_overrides: tuple[TF32Override, ...] = ()
     """Switches that are set in the environment and change what float32 means on an NVIDIA GPU, as NAME=value."""
     remarks: tuple[str, ...] = ()
-    """What a person should know of the choice of the device, a sentence each."""
+    """What a person should know of the device's choice and of what holds it back, a sentence each."""
 
     @property
     def has_only_ram(self) -> bool:

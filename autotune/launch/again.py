@@ -43,8 +43,8 @@ def find_place(first: RankReport, deadline_s: float, run_again: Callable[[float]
 def go_on(run: Callable[[str, float, Curves | None], RankReport], name: str, deadline_s: float) -> RankReport:
     """The report of curves; where a process ended before it had measured all, another goes on with the rest.
 
-    What a process ended at is left with its reason and not tried again. `run` is given a name for the log, the seconds
-    that are left, and the points so far.
+    What a process ended at is left with its reason and not tried again; one that has added nothing is the last. `run`
+    is given a name for the log, the seconds that are left, and the points so far.
     """
     report = run(name, deadline_s, None)
     wall_s = report.result.wall_s
@@ -54,7 +54,7 @@ def go_on(run: Callable[[str, float, Curves | None], RankReport], name: str, dea
             break
         further = run(f"{name}-{number}", deadline_s - wall_s, known)
         wall_s += further.result.wall_s
-        if further.curves is None:  # it did not come to measuring; what is known stays
+        if further.curves in (None, known):  # it did not come to measuring, or no further: so would the next
             break
         report = further
     return _with_wall_s(report, wall_s)

@@ -10,15 +10,16 @@ nvmlDeviceGetHandleBy* functions"). A Ray cluster's hosts are left alone.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 __all__ = ["kept_initialised"]
 
 
 @contextmanager
 def kept_initialised(device: str) -> Iterator[None]:
-    """Hold the GPUs that CUDA_VISIBLE_DEVICES lets trials see, where they may run on one; else, do nothing.
+    """Hold the GPUs that trials may run on, or more; where they run on none, do nothing.
 
     Nothing is done either without NVIDIA's driver, and no refusal of NVML's ends a search. NVML counts who uses it:
     nobody else in this process is cut off at the end.
@@ -45,21 +46,24 @@ def kept_initialised(device: str) -> Iterator[None]:
 
 
 def _take_handles() -> None:
-    """A handle needs no closing: NVML holds the device until it is shut down."""
+    """Hold the GPUs that CUDA_VISIBLE_DEVICES names by UUID, else, unless it hides them, all.
+
+    Its ordinals are CUDA's, which may count the GPUs in another order (CUDA_DEVICE_ORDER). A handle takes no memory,
+    and needs no closing: NVML holds the device until it is shut down.
+    """
     import pynvml
 
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    named = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip()
     with suppress(pynvml.NVMLError):
-        visible = map(str, range(pynvml.nvmlDeviceGetCount())) if named is None else named.split(",")
-        for one in visible:
-            with suppress(pynvml.NVMLError):  # a device that is not there, or not this user's
-                _take_handle(one.strip())
+        if named.startswith(("GPU-", "MIG-")):
+            _take_each(pynvml.nvmlDeviceGetHandleByUUID, map(str.strip, named.split(",")))
+        elif named[:1].isdecimal():
+            _take_each(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
 
 
-def _take_handle(name: str) -> None:
+def _take_each(take: Callable[[Any], object], names: Iterable[object]) -> None:
     import pynvml
 
-    if name.isdecimal():
-        pynvml.nvmlDeviceGetHandleByIndex(int(name))
-    else:
-        pynvml.nvmlDeviceGetHandleByUUID(name)
+    for one in names:
+        with suppress(pynvml.NVMLError):  # a device that is not there, or not this user's
+            take(one)

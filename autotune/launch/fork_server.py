@@ -1,6 +1,7 @@
 """Launcher over a fork server: one process that has imported torch forks each rank in some 10 ms. Linux only.
 
-Where the server says that its forks can't open a device, each rank is an interpreter of its own from then on.
+Where the server says that its forks can't open a device, each rank is an interpreter of its own from then on, unless
+trials run on the CPU.
 """
 
 from __future__ import annotations
@@ -49,10 +50,11 @@ class ForkServerLauncher:
     Args:
         server_log: where the server's own output goes.
         environment: what trials see; None: this process's.
+        device: torch's name for what trials run on, or "auto".
     """
 
-    def __init__(self, server_log: Path, environment: Mapping[str, str] | None = None) -> None:
-        self._log, self._token = server_log, uuid.uuid4().hex
+    def __init__(self, server_log: Path, environment: Mapping[str, str] | None = None, *, device: str = "auto") -> None:
+        self._log, self._token, self._device = server_log, uuid.uuid4().hex, device
         self._environment = os.environ if environment is None else environment
         self._connection: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -146,7 +148,7 @@ class ForkServerLauncher:
         assert self._connection is not None  # noqa: S101 - _start made it
         if not self._is_ready:
             spoilt = json.loads(self._answer(_READY_WITHIN_S))["spoilt"]
-            if spoilt:
+            if spoilt and self._device != "cpu":
                 raise _SpoiltForksError(spoilt)
             self._is_ready = True
         return self._connection

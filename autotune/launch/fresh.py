@@ -33,10 +33,10 @@ class FreshInterpreterLauncher:
     def launch(self, launch: Launch) -> Exit:
         """Start an interpreter for each rank, in a session of its own, and wait for them."""
         log, writing = open_log(launch.log)
-        os.write(writing, "".join(f"{note}\n" for note in self._unsaid).encode())
-        self._unsaid = ()
         with ExitStack() as started:
             try:
+                os.write(writing, "".join(f"{note}\n" for note in self._unsaid).encode())
+                self._unsaid = ()
                 ranks = [started.enter_context(self._start(launch, rank, writing)) for rank in range(launch.ranks)]
             except BaseException:
                 kill_all((), self._token)

@@ -114,13 +114,21 @@ class TrialRunner:
         should_end: ShouldEnd | None = None,
         **more: object,
     ) -> RankReport:
-        """Run a job, and where it ended by a failure without a true place, once more to find that."""
+        """Run a job, and where it ended by a failure without a true place, once more to find that.
+
+        Not with what follows the window: what fails there is no failure of the job's.
+        """
         first = self._run(kind, config, name, deadline_s, should_end=should_end, **more)
         return find_place(
             first,
             deadline_s,
             lambda left_s: self._run(
-                kind, config, f"{name}-blocking", left_s, should_end=None, **more, blocks_launches=True
+                kind,
+                config,
+                f"{name}-blocking",
+                left_s,
+                should_end=None,
+                **{**more, "extras": NO_EXTRAS, "blocks_launches": True},
             ),
         )
 

@@ -248,8 +248,7 @@ def _device_point(training: _Training, config: TrainingConfig) -> CurvePoint:
     training.model.zero_grad(set_to_none=True)
     if point.ceiling is None:
         put_back(training.model, training.initial)  # what has diverged: products of zeros would cost less power
-    if bench.device.has_own_memory:
-        bench.device.module.empty_cache()
+    bench.device.give_back()
     return point
 
 

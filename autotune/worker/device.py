@@ -23,9 +23,10 @@ from autotune.core.environment import DeviceKind, Environment
 from autotune.core.measurement import MemorySample
 from autotune.core.training_config import AmpDtype
 from autotune.worker import machine, nvml
+from autotune.worker.kernel_failures import blocking_variable
 from autotune.worker.sight import DeviceError, choose, look, unusable
 
-__all__ = ["Device", "DeviceError", "describe", "open_device"]
+__all__ = ["Device", "DeviceError", "describe", "open_device", "opened_device"]
 
 _PACKAGES = ("autotune-torch", "torch", "optuna", "numpy", "nvidia-ml-py", "pydantic")
 _MIN_TENSOR_CORE_CAPABILITY = (7, 0)  # Volta: the first with float16 matrix units
@@ -92,29 +93,45 @@ class Device:
         for one in self.devices:
             cap(max(0.0, min(1.0, (self.limit_bytes - self._outside_bytes(one)) / self._total_bytes(one))), one)
 
-    def outside_bytes(self) -> int:
-        """Memory of the device in use outside torch's allocator: this process's context, and all other processes'."""
-        return max(map(self._outside_bytes, self.devices))
-
     def alloc_retries(self) -> int | None:
         """How often the allocators have found no room, given back what they held and asked again, since the start.
 
         None where they do not count that. Source: num_alloc_retries in c10/cuda/CUDACachingAllocator.cpp, alloc_block.
         """
-        if not self.has_own_memory:
-            return None
-        counts = [self.module.memory_stats(one).get("num_alloc_retries") for one in self.devices]
-        return None if None in counts else sum(counts)
+        return self._counted("num_alloc_retries")
+
+    def refusals(self) -> int:
+        """How often the allocators have refused memory, since the start; 0 where they do not count that.
+
+        A refusal counts when it is raised, whoever takes the exception then; cuDNN, which looks for an engine that
+        needs less, does. Source: c10/cuda/CUDACachingAllocator.cpp (malloc: stats.num_ooms).
+        """
+        return self._counted("num_ooms") or 0
+
+    def free_bytes(self) -> int | None:
+        """Memory that nobody uses, of several devices the fullest one's; None without own memory, or where one is lost.
+
+        Source of the last: a failed kernel fails each later call (CUDA Runtime API, cudaErrorIllegalAddress).
+        """
+        with suppress(RuntimeError):
+            if self.has_own_memory and hasattr(self.module, "mem_get_info"):
+                return min(int(self.module.mem_get_info(one)[0]) for one in self.devices)
+        return None
 
     def reset_peak(self) -> None:
         """Start a new peak: what was needed to build the workload is not what training needs."""
         if self.has_own_memory:
-            self.module.empty_cache()
+            self.give_back()
             for one in self.devices:
-                self.module.reset_peak_memory_stats(one)
+                self._ask("reset_peak_memory_stats", one)
             return
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM; Linux, man 5 proc
+
+    def give_back(self) -> None:
+        """Have the allocators give back what they hold in reserve, where they do."""
+        if self.has_own_memory:
+            self._ask("empty_cache")
 
     def peak_memory(self, retries_before: int | None = None) -> MemorySample:
         """Peak memory since `reset_peak`, of several devices the fullest one's. Takes milliseconds: never in a window.
@@ -132,23 +149,35 @@ class Device:
 
     def _peak_of(self, one: torch.device) -> MemorySample:
         reserved, outside = int(self.module.max_memory_reserved(one)), self._outside_bytes(one)
-        can_tell = hasattr(self.module, "mem_get_info")
+        can_tell, allocated = hasattr(self.module, "mem_get_info"), self._ask("max_memory_allocated", one)
         return MemorySample(
             peak_bytes=reserved + outside,
             source="max reserved + outside torch" if can_tell else "max reserved",
             reserved_bytes=reserved,
             outside_bytes=outside if can_tell else None,
-            allocated_bytes=int(self.module.max_memory_allocated(one)),
+            allocated_bytes=None if allocated is None else int(allocated),
         )
 
     def _outside_bytes(self, one: torch.device) -> int:
         if not hasattr(self.module, "mem_get_info"):  # XPU in an older torch
             return 0
         free, total = self.module.mem_get_info(one)
-        return max(0, int(total) - int(free) - int(self.module.memory_reserved(one)))
+        return max(0, int(total) - int(free) - int(self._ask("memory_reserved", one) or 0))
 
     def _total_bytes(self, one: torch.device) -> int:
         return int(self.module.get_device_properties(one).total_memory)
+
+    def _counted(self, name: str) -> int | None:
+        """A count of the allocators' since the start, of all devices; None where one does not keep it."""
+        if not self.has_own_memory:
+            return None
+        counts: list[Any] = [(self._ask("memory_stats", one) or {}).get(name) for one in self.devices]
+        return None if None in counts else sum(counts)
+
+    def _ask(self, name: str, *arguments: Any) -> Any:
+        """What a function of the module answers; None where the module has no such function."""
+        function = getattr(self.module, name, None)
+        return None if function is None else function(*arguments)
 
 
 def open_device(name: str, rank: int = 0, *, count: int = 1, limit_bytes: int | None = None) -> Device:
@@ -185,21 +214,45 @@ def open_device(name: str, rank: int = 0, *, count: int = 1, limit_bytes: int | 
     own, *beside = (torch.device(device.type, index) for index in range(first, last + 1))
     if hasattr(module, "set_device"):  # Apple's has one device, and no way to choose it
         module.set_device(own)
+    return Device(own, _kind_of(own), beside=tuple(beside), limit_bytes=limit_bytes, remark=remark)
+
+
+def opened_device() -> Device | None:
+    """The current device of the accelerator that this process has in use; None where it has opened none.
+
+    Opens none itself: a job on the CPU leaves a GPU's driver alone. Which accelerator it could be is known from how
+    torch was built. Source: aten/src/ATen/DeviceAccelerator.cpp, getAccelerator.
+    """
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is None:
+        return None
+    module: Any = torch.get_device_module(accelerator)
+    if not getattr(module, "is_initialized", bool)():
+        return None
+    own = torch.device(accelerator.type, module.current_device())
+    return Device(own, _kind_of(own))
+
+
+def _kind_of(device: torch.device) -> DeviceKind:
     is_rocm = device.type == "cuda" and torch.version.hip is not None
-    kind = "rocm" if is_rocm else _KINDS.get(device.type, "other")
-    return Device(own, kind, beside=tuple(beside), limit_bytes=limit_bytes, remark=remark)
+    return "rocm" if is_rocm else _KINDS.get(device.type, "other")
 
 
 def _refuse_absent(name: str, device: torch.device) -> None:
-    current = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    if current is None or device.type != current.type:
-        why = unusable(look()) if device.type == "cuda" else None
+    sight = look()
+    if sight.usable is None or device.type != torch.device(sight.usable).type:
+        why = unusable(sight) if device.type == "cuda" else None
         seen = why or f"torch {torch.__version__} sees none here; set device: auto"
         raise DeviceError(f"device {name!r} was asked for, but {seen}")
 
 
-def describe(device: Device) -> Environment:
-    """The environment of a trial on this device."""
+def describe(device: Device, *, job_blocks: bool = False) -> Environment:
+    """The environment of a trial on this device.
+
+    Args:
+        device: what trials run on.
+        job_blocks: the job itself has launches wait, which is no fault of the environment's.
+    """
     return Environment(
         device=str(device.torch_device),
         device_kind=device.kind,
@@ -217,8 +270,13 @@ def describe(device: Device) -> Environment:
         cuda=torch.version.cuda,
         versions=_versions(),
         tf32_overrides=machine.tf32_overrides() if device.kind == "cuda" else (),
-        remarks=(device.remark,) if device.remark else (),
+        remarks=tuple(filter(None, (device.remark, "" if job_blocks else _blocking(device)))),
     )
+
+
+def _blocking(device: Device) -> str:
+    name = blocking_variable(device.kind)
+    return f"{name} is set: each launch waits for its kernel, which no training should; unset it." if name else ""
 
 
 def _device_name(device: Device) -> str:

@@ -27,7 +27,7 @@ from autotune.worker.build import build_dataset, build_loader, build_model, buil
 from autotune.worker.device import Device
 from autotune.worker.feed import Feed
 from autotune.worker.machine import tf32_overrides
-from autotune.worker.out_of_memory import device_was_full, oom_count, shortage_of
+from autotune.worker.out_of_memory import device_was_full, shortage_of
 from autotune.worker.reuse import copied
 from autotune.worker.step import Step, Trainer, infer_step
 from autotune.worker.weights import kept_weights, put_back
@@ -117,12 +117,12 @@ def compare_to_float32(workload: Workload, job: Job, device: Device, scratch: Pa
 
 def _reference(bench: _Bench, plain: TrainingConfig, stop_at: float) -> _Trained | None:
     """The float32 run; None where it does not fit into the device's memory, and a smaller batch is left to try."""
-    ooms_before = oom_count()
+    refusals_before = bench.device.refusals()
     try:
         with exact_matmuls():
             return _train(bench, plain, GUARD_STEPS, stop_at)
     except Exception as error:
-        shortage = shortage_of(error, is_full=lambda: device_was_full(ooms_before))
+        shortage = shortage_of(error, is_full=lambda: device_was_full(bench.device, refusals_before))
         if shortage is None or shortage.memory != "device" or plain.micro_batch_size == 1:
             raise
     bench.model.zero_grad(set_to_none=True)

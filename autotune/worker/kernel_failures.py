@@ -11,7 +11,7 @@ import re
 
 from autotune.worker.causes import told_by
 
-__all__ = ["block_launches", "is_kernel_failure", "launches_block"]
+__all__ = ["block_launches", "blocking_variable", "is_kernel_failure", "launches_block"]
 
 # What cudaGetErrorString and hipGetErrorString say of errors after which "the process must be terminated and
 # relaunched". Source: CUDA Runtime API, cudaError (700, 702, 710, 714 to 721, 214), the first lines of which torch
@@ -34,6 +34,7 @@ _FAILURE = re.compile(
 # CUDA's driver reads its variable when it is initialised, torch at the first error alone (c10/cuda's
 # CUDAMiscFunctions.cpp, get_cuda_async_error_suffix); ROCm's counterpart is that of torch's own translation
 # (torch/utils/hipify, cuda_to_hip_mappings.py). Both are to be set before the first call to the device.
+_BY_KIND = {"cuda": "CUDA_LAUNCH_BLOCKING", "rocm": "AMD_SERIALIZE_KERNEL"}
 _BLOCKING = {"CUDA_LAUNCH_BLOCKING": "1", "AMD_SERIALIZE_KERNEL": "3"}
 
 
@@ -50,3 +51,9 @@ def block_launches() -> None:
 def launches_block() -> bool:
     """Whether each launch waits for its kernel: then an error has the place where it happened."""
     return any(os.environ.get(name) == value for name, value in _BLOCKING.items())
+
+
+def blocking_variable(kind: str) -> str | None:
+    """What has each launch on a kind of device wait for its kernel, as NAME=value; None: nothing does."""
+    name = _BY_KIND.get(kind, "")
+    return f"{name}={os.environ[name]}" if name in os.environ and os.environ[name] == _BLOCKING[name] else None

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["TF32_VARIABLES", "processor_flags", "processor_name", "tf32_overrides", "usable_cores", "usable_ram_bytes"]
+__all__ = ["processor_flags", "processor_name", "tf32_overrides", "usable_cores", "usable_ram_bytes"]
 
-TF32_VARIABLES = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
+_TF32_VARIABLES = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
 """Variables of the environment that change what float32 means: NVIDIA's libraries' own switch, and torch's.
 Source: cuBLAS's documentation; aten/src/ATen/Context.h."""
 
@@ -53,11 +53,11 @@ def processor_flags() -> frozenset[str]:
 
 
 def tf32_overrides() -> tuple[str, ...]:
-    """Those of TF32_VARIABLES that are set, as NAME=0 or NAME=1: what else one may hold means nothing.
+    """Those of _TF32_VARIABLES that are set, as NAME=0 or NAME=1: what else one may hold means nothing.
 
     Source: c10::utils::check_env for torch's; NVIDIA's is documented for 0 alone.
     """
-    return tuple(f"{name}={os.environ[name]}" for name in TF32_VARIABLES if os.environ.get(name) in {"0", "1"})
+    return tuple(f"{name}={os.environ[name]}" for name in _TF32_VARIABLES if os.environ.get(name) in {"0", "1"})
 
 
 def _cpuinfo() -> list[str]:

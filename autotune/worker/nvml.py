@@ -21,6 +21,7 @@ __all__ = [
     "EdgeReading",
     "Gpu",
     "GpuSample",
+    "driver_cuda",
     "driver_version",
     "free_gpm",
     "gpm_shares",
@@ -104,6 +105,13 @@ def driver_version() -> str | None:
     return None if version is None else str(version)
 
 
+def driver_cuda() -> int | None:
+    """The newest major version of CUDA that the driver is for; None where its library libcuda is not found."""
+    _does("nvmlInit")
+    version = _number("nvmlSystemGetCudaDriverVersion_v2")
+    return None if version is None else version // 1000
+
+
 def gpu_count() -> int:
     """NVIDIA's GPUs that this process may use, whether or not CUDA works."""
     _does("nvmlInit")
@@ -174,10 +182,8 @@ def _gpu_that_begins_with(prefix: str) -> Gpu | None:
 
 
 def memory_in_use(gpu: Gpu) -> int | None:
-    """Bytes that processes hold, without what the driver keeps for itself where NVML tells it apart (driver 510)."""
+    """Bytes that processes hold, without what the driver keeps for itself: NVML has told it apart since driver 510."""
     told = _ask("nvmlDeviceGetMemoryInfo", gpu.handle, _MEMORY_V2)
-    if told is None:
-        told = _ask("nvmlDeviceGetMemoryInfo", gpu.handle)
     return None if told is None else int(told.used)
 
 

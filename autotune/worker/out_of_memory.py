@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-
 from autotune.worker.causes import Told, told_by
+from autotune.worker.device import Device, opened_device
 
-__all__ = ["Shortage", "device_was_full", "oom_count", "shortage_of"]
+__all__ = ["Shortage", "device_was_full", "shortage_of"]
 
 _ALMOST_NOTHING_BYTES = 256 * 2**20
 """Free device memory below which a library's first call may fail: what cuBLAS or cuDNN load with their kernels and a
@@ -89,44 +87,27 @@ def shortage_of(error: BaseException, is_full: Callable[[], bool] | None = None)
 
     Args:
         error: what was raised.
-        is_full: whether the device's memory was used up, asked where the words alone don't tell; None: this process's
-            allocator is asked, see `device_was_full`.
+        is_full: whether the device's memory was used up, asked where the words alone don't tell; None: the device
+            that this process has opened is asked, if any, see `device_was_full`.
     """
     for told in told_by(error):
-        shortage = _told_shortage(told, is_full or device_was_full)
+        shortage = _told_shortage(told, is_full or _opened_one_was_full)
         if shortage is not None:
             return shortage
     return None
 
 
-def device_was_full(ooms_before: int = 0) -> bool:
-    """Whether torch's allocator has refused memory more than `ooms_before` times in all, or next to nothing is free.
-
-    It counts a refusal when it raises, whoever takes the exception then; cuDNN, which looks for an engine that needs
-    less, does. Source: c10/cuda/CUDACachingAllocator.cpp (malloc: stats.num_ooms).
-    """
-    if oom_count() > ooms_before:
+def device_was_full(device: Device, refusals_before: int = 0) -> bool:
+    """Whether its allocators have refused memory more than `refusals_before` times, or next to nothing is free."""
+    if device.refusals() > refusals_before:
         return True
-    free_bytes = _free_bytes()
+    free_bytes = device.free_bytes()
     return free_bytes is not None and free_bytes < _ALMOST_NOTHING_BYTES
 
 
-def oom_count() -> int:
-    """How often torch's allocator has refused memory in this process, on all devices; 0 where it does not tell."""
-    with suppress(RuntimeError):  # no device, or one that is lost
-        if torch.accelerator.is_available():
-            devices = range(torch.accelerator.device_count())
-            return sum(int(torch.accelerator.memory_stats(device).get("num_ooms", 0)) for device in devices)
-    return 0
-
-
-def _free_bytes() -> int | None:
-    """Free memory of this process's device; None where nobody knows."""
-    with suppress(RuntimeError, AttributeError):  # as above; a backend without the function
-        device = torch.accelerator.current_accelerator()
-        if device is not None and torch.accelerator.is_available():
-            return int(torch.get_device_module(device).mem_get_info()[0])
-    return None
+def _opened_one_was_full() -> bool:
+    device = opened_device()
+    return device is not None and device_was_full(device)
 
 
 def _told_shortage(told: Told, is_full: Callable[[], bool]) -> Shortage | None:

@@ -127,7 +127,9 @@ def _work(job: Job, place: _Place, words: LastWords, started: float) -> RankRepo
     before = _others_before(job, nearest, count, started)
     device = open_device(job.device, nearest, count=count, limit_bytes=job.limit_bytes)
     if job.kind == "describe":
-        return RankReport(result=TrialResult(outcome="ok"), environment=describe(device))
+        return RankReport(
+            result=TrialResult(outcome="ok"), environment=describe(device, job_blocks=job.blocks_launches)
+        )
     threads = job.config.intra_op_threads
     if threads is not None or ranks > 1:
         here = ranks if job.part is None else job.part.ranks
@@ -142,7 +144,7 @@ def _work(job: Job, place: _Place, words: LastWords, started: float) -> RankRepo
         facts = probe(workload, job.config, device, folder.path)
         return RankReport(
             result=TrialResult(outcome="ok"),
-            environment=describe(device),
+            environment=describe(device, job_blocks=job.blocks_launches),
             facts=facts,
             conditions=conditions_before(_gpus_of(device), before),
         )

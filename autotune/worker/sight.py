@@ -7,6 +7,7 @@ can't use the GPU of this machine would tune the CPU, and nobody would notice.
 from __future__ import annotations
 
 import os
+import warnings
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,12 @@ __all__ = ["Choice", "DeviceError", "Sight", "choose", "look", "unusable"]
 _NODES = {"NVIDIA": "nvidia[0-9]*", "AMD": "kfd"}
 """Files in /dev by which a maker's driver gives its GPUs. Source: NVIDIA driver README, nvidia-modprobe; ROCm
 documentation, running containers."""
-_VISIBLE = {"NVIDIA": ("CUDA_VISIBLE_DEVICES",), "AMD": ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")}
+_VISIBLE = {
+    "NVIDIA": (("CUDA_VISIBLE_DEVICES",),),
+    "AMD": (("ROCR_VISIBLE_DEVICES",), ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")),
+}
+"""Variables that leave a process a part of the GPUs, one after the other; of those side by side the first that is set
+counts. Source: CUDA C++ Programming Guide, environment variables; ROCm documentation, GPU isolation techniques."""
 _HIDDEN = ("", "-1", "NoDevFiles")  # the first two by CUDA's rules, the last by Slurm where a job has no GPU
 
 
@@ -43,6 +49,12 @@ class Sight:
     ROCm, "NVIDIA" for any other; None: there is none."""
     driver: str | None = None
     """Version of its driver; None where nobody tells."""
+    driver_cuda: int | None = None
+    """The newest major version of CUDA that this driver is for; None where its library libcuda is not found."""
+    visible: str | None = None
+    """What the environment says of the GPUs that this process may see, as NAME=value; None: nothing."""
+    said: str | None = None
+    """Why torch can't use the GPU, in its own words; None where it gave none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,31 +89,81 @@ def unusable(sight: Sight) -> str | None:
     if sight.usable is not None or sight.built_for is None or sight.gpu is None:
         return None
     driver = "a driver of unknown version" if sight.driver is None else f"driver {sight.driver}"
-    platform = sight.built_for.partition(" ")[0]
+    visible = "" if sight.visible is None else f" and {sight.visible}"
+    said = "" if sight.said is None else f" (torch says: {sight.said})"
     return (
-        f"torch {sight.torch}, built for {sight.built_for}, can't use the {sight.gpu} GPU here with {driver}; "
-        f"install a newer driver, or a torch built for the {platform} of this driver"
+        f"torch {sight.torch}, built for {sight.built_for}, can't use the {sight.gpu} GPU here with {driver}{visible}"
+        f"{said}; {_remedy(sight)}"
     )
 
 
+def _remedy(sight: Sight) -> str:
+    """What most likely helps, by what is known for certain first.
+
+    The driver is too old where CUDA's major version is newer than its own: it runs all minor ones.
+    Source: NVIDIA, CUDA Compatibility, "Minor Version Compatibility"; NVIDIA Container Toolkit, driver capabilities.
+    """
+    platform, _, version = (sight.built_for or "").partition(" ")
+    if sight.driver_cuda is not None and sight.driver_cuda < int(version.partition(".")[0]):
+        return f"this driver is for CUDA {sight.driver_cuda}: install a newer one, or a torch built for that CUDA"
+    if sight.said is not None:
+        return "mend what it says"
+    if sight.visible is not None:
+        return "let that name GPUs that are here, or unset it"
+    if sight.gpu == "NVIDIA" and sight.driver_cuda is None:
+        return "install the driver's libcuda.so.1; in a container, set NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+    return f"see that another program which uses {platform} runs here"
+
+
 def look() -> Sight:
-    """See what torch can use, and where that is nothing, what GPU there is."""
-    if torch.accelerator.is_available():
+    """See what torch can use, and where that is nothing, what GPU there is. To be the first that asks torch.
+
+    torch tells once in a process why it can't use a GPU. Source: c10/cuda/CUDAFunctions.cpp, device_count.
+    """
+    is_available, said = _asked()
+    if is_available:
         return Sight(torch=torch.__version__, usable=str(torch.accelerator.current_accelerator()))
     if torch.version.hip is not None:
-        gpu = "AMD" if _has_node("AMD") else None
-        return Sight(torch=torch.__version__, built_for=f"ROCm {torch.version.hip}", gpu=gpu)
-    built_for = None if torch.version.cuda is None else f"CUDA {torch.version.cuda}"
+        gpu, built_for = "AMD" if _has_node("AMD") else None, f"ROCm {torch.version.hip}"
+        return Sight(torch=torch.__version__, built_for=built_for, gpu=gpu, visible=_visible("AMD"), said=said)
+    cuda = None if torch.version.cuda is None else f"CUDA {torch.version.cuda}"
     if _is_hidden("NVIDIA"):
-        return Sight(torch=torch.__version__, built_for=built_for)
-    gpu = "NVIDIA" if nvml.gpu_count() or _has_node("NVIDIA") else None
-    return Sight(torch=torch.__version__, built_for=built_for, gpu=gpu, driver=nvml.driver_version())
+        return Sight(torch=torch.__version__, built_for=cuda)
+    return Sight(
+        torch=torch.__version__,
+        built_for=cuda,
+        gpu="NVIDIA" if nvml.gpu_count() or _has_node("NVIDIA") else None,
+        driver=nvml.driver_version(),
+        driver_cuda=nvml.driver_cuda(),
+        visible=_visible("NVIDIA"),
+        said=said,
+    )
+
+
+def _asked() -> tuple[bool, str | None]:
+    """Whether torch can use an accelerator, and what it warns of meanwhile; the warning is passed on to the log."""
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        is_available = torch.accelerator.is_available()
+    for one in heard:
+        warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+    words = [line for one in heard for line in str(one.message).splitlines()[:1]]
+    return is_available, words[0].partition(" (Triggered internally")[0].strip() if words else None
+
+
+def _variables(maker: str) -> list[str]:
+    """The names of those that count."""
+    firsts = (next((name for name in names if name in os.environ), None) for names in _VISIBLE[maker])
+    return [name for name in firsts if name is not None]
+
+
+def _visible(maker: str) -> str | None:
+    return ", ".join(f"{name}={os.environ[name]}" for name in _variables(maker)) or None
 
 
 def _is_hidden(maker: str) -> bool:
     """Whether the environment hides all GPUs from this process."""
-    visible = next((os.environ[name] for name in _VISIBLE[maker] if name in os.environ), None)
-    return visible is not None and visible.split(",")[0].strip() in _HIDDEN
+    return any(os.environ[name].split(",")[0].strip() in _HIDDEN for name in _variables(maker))
 
 
 def _has_node(maker: str) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pynvml
 import pytest
 from nvml_stub import NO_PERMISSION, NvmlStub
@@ -11,6 +13,7 @@ from autotune.core.plan import Plan
 from autotune.core.training_config import TrainingConfig
 from autotune.core.workload import Workload
 from autotune.launch.driver import kept_initialised
+from autotune.launch.fork_server import ForkServerLauncher
 from autotune.testing import FakeLauncher
 from autotune.wiring import opened_launcher, temporary_folder
 
@@ -30,9 +33,9 @@ def test_every_gpu_is_held_until_the_end(nvml: NvmlStub) -> None:
 
 
 @pytest.mark.parametrize(
-    ("visible", "by_index", "by_uuid"), [("1", 1, 0), ("GPU-0, MIG-1", 0, 2), ("", 0, 1), ("0,7", 2, 0)]
+    ("visible", "by_index", "by_uuid"), [("1", 2, 0), ("GPU-0, MIG-1", 0, 2), ("", 0, 0), ("-1", 0, 0), ("7", 2, 0)]
 )
-def test_only_visible_gpus_are_held(
+def test_gpus_are_held_by_uuid_and_all_where_cuda_counts_them_its_own_way(
     visible: str, by_index: int, by_uuid: int, nvml: NvmlStub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nvml.play(devices=2)
@@ -83,3 +86,12 @@ def test_a_search_on_this_machine_holds_its_gpus(executor: str, nvml: NvmlStub) 
     with temporary_folder() as folder, opened_launcher(FakeLauncher(), folder, plan):
         assert nvml.references == (executor == "local")
     assert nvml.references == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the fork server is Linux's")
+def test_a_searchs_launcher_knows_what_its_trials_run_on() -> None:
+    workload = Workload(model=object, dataset=object)
+    plan = Plan(name="case", workload=workload, baseline=TrainingConfig(), device="cpu")
+    with temporary_folder() as folder, opened_launcher(None, folder, plan) as launcher:
+        assert isinstance(launcher, ForkServerLauncher)
+        assert launcher._device == "cpu"

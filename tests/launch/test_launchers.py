@@ -15,6 +15,9 @@ import psutil
 import pytest
 
 from autotune.core.trial import TrialResult
+from autotune.launch.fresh import FreshInterpreterLauncher
+from autotune.launch.launcher import Launch
+from autotune.protocol import TrialFolder
 from launch.conftest import AnyLauncher, Rig, rig_over
 
 
@@ -97,6 +100,14 @@ def test_what_grows_far_beyond_the_limit_is_ended(any_rig: Rig) -> None:
     assert result.violation is not None
     assert result.violation > 0
     assert not any_rig.left_over()
+
+
+def test_a_note_that_can_not_be_written_leaves_nothing_open(tmp_path: Path) -> None:
+    launch = Launch(folder=TrialFolder(tmp_path), log=tmp_path / "log", deadline_s=1.0)
+    before = psutil.Process().num_fds()
+    with pytest.raises(UnicodeEncodeError):
+        FreshInterpreterLauncher(notes=("\udc80",)).launch(launch)
+    assert psutil.Process().num_fds() == before
 
 
 def is_alive(pid: int) -> bool:

@@ -15,7 +15,7 @@ from autotune.core.training_config import DdpConfig, TrainingConfig
 from autotune.core.trial import Failure
 from autotune.launch.launcher import Exit, Launch
 from autotune.launch.runner import TrialRunner, _BlockStream
-from autotune.protocol import NO_EXTRAS, TrialFolder, WindowRules
+from autotune.protocol import NO_EXTRAS, Extras, TrialFolder, WindowRules
 from autotune.testing import FakeLauncher, FakeTrial
 
 GROUP = TrainingConfig(strategy="ddp", world_size=2, ddp=DdpConfig(bucket_cap_mb=50))
@@ -90,7 +90,11 @@ def test_a_failure_without_a_place_is_run_again_within_the_deadline_where_that_l
     bad = FakeTrial(outcome="crashed", reason="illegal", failure=failure, startup_s=took_s)
     launcher = KeepingLauncher(lambda _: bad)
     runner = TrialRunner(launcher=launcher, payload=tmp_path, scratch=tmp_path, logs=tmp_path, device="cuda:0", seed=0)
-    result = runner.run(ALONE, name="trial", deadline_s=60.0, window=WindowRules(), should_end=lambda _: None)
+    asked = Extras(breakdown=True)
+    result = runner.run(
+        ALONE, name="trial", deadline_s=60.0, window=WindowRules(), extras=asked, should_end=lambda _: None
+    )
+    assert [job.extras for job in launcher.jobs] == [asked, NO_EXTRAS][:runs]
     assert [job.blocks_launches for job in launcher.jobs] == [False, True][:runs]
     assert sum(launch.deadline_s for launch in launcher.launches[1:]) < 60.0 - took_s
     assert result.wall_s >= runs * took_s

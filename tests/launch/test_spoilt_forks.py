@@ -6,7 +6,7 @@ The package is a real one, found by its entry point; it marks the forks as torch
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import dataclass
 
 import pytest
 
@@ -23,42 +23,62 @@ def load():
 """
 
 
-@pytest.fixture
-def spoilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
-    """A rig over a fork server whose torch has loaded a package that opens the device."""
-    packages = tmp_path / "packages"
+@dataclass(frozen=True, kw_only=True)
+class Looked:
+    """What became of a look at a workload over each launcher."""
+
+    spoilt: Rig
+    """On a device that forks can't open."""
+    on_cpu: Rig
+    logs: list[str]
+    """Of two looks, the first of which forks and notes what it would refuse; the second has no time."""
+    note: str
+
+
+@pytest.fixture(scope="module")
+def looked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Looked]:
+    """One for all rules: to start servers and interpreters takes seconds. torch loads a package that opens a device."""
+    folder = tmp_path_factory.mktemp("spoilt")
+    packages = folder / "packages"
     info = packages / "greedy_backend-1.0.dist-info"
     info.mkdir(parents=True)
     (packages / "greedy_backend.py").write_text(PLUGIN)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: greedy-backend\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[torch.backends]\ngreedy = greedy_backend:load\n")
-    monkeypatch.syspath_prepend(packages)
-    monkeypatch.chdir(tmp_path)
-    launcher = ForkServerLauncher(tmp_path / "server.log")
-    yield rig_over(launcher, tmp_path / "trials")
-    launcher.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(packages)
+        patch.chdir(folder)
+        launchers = [ForkServerLauncher(folder / f"{name}.log", device=name) for name in ("cuda", "cpu")]
+        spoilt, on_cpu = (rig_over(one, folder / name) for one, name in zip(launchers, ("spoilt", "cpu"), strict=True))
+        logs = []
+        for deadline_s, outcome in ((GENEROUS_S, "ok"), (0.1, "timeout")):  # what the log begins with is there by then
+            runner = spoilt.runner(model="forking_and_looking")
+            report = runner.probe(TrainingConfig(micro_batch_size=4), deadline_s=deadline_s)
+            assert report.result.outcome == outcome, report.result.reason
+            logs.append((spoilt.folder / "probe.log").read_text())
+    yield Looked(spoilt=spoilt, on_cpu=on_cpu, logs=logs, note=(folder / "note").read_text())
+    for one in launchers:
+        one.close()
 
 
-def test_forks_that_can_not_open_the_device_are_not_used_and_that_is_said_once(spoilt: Rig) -> None:
-    runner = spoilt.runner()
-    logs = []
-    for name in ("first", "second"):
-        runner.guard(TrainingConfig(micro_batch_size=4), name=name, deadline_s=GENEROUS_S)
-        logs.append((spoilt.folder / f"{name}.log").read_text())
-    (note,) = spoilt.launcher.notes
+def test_forks_that_can_not_open_the_device_are_not_used_and_that_is_said_once(looked: Looked) -> None:
+    (note,) = looked.spoilt.launcher.notes
     assert note.startswith("Each trial starts an interpreter of its own, which takes some seconds: ")
     assert "can't open cuda here" in note
-    assert [note in log for log in logs] == [True, False]
-    assert spoilt.server_pid is None, "the server is of no use"
-    spoilt.assert_next_trial_works()
+    assert [note in log for log in looked.logs] == [True, False]
+    assert looked.spoilt.server_pid is None, "the server is of no use"
+    assert not looked.spoilt.left_over()
 
 
-def test_a_rank_that_was_forked_so_all_the_same_says_why_it_can_not_run(spoilt: Rig) -> None:
-    report = spoilt.runner(model="forking_and_looking").probe(TrainingConfig(micro_batch_size=4), deadline_s=GENEROUS_S)
-    assert report.result.outcome == "ok", report.result.reason
-    said = Path("note").read_text()
-    assert said.startswith("a trial must be the first to open its device, but cuda had been opened before")
-    assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in said
+def test_a_rank_that_was_forked_so_all_the_same_says_why_it_can_not_run(looked: Looked) -> None:
+    assert looked.note.startswith("a trial must be the first to open its device, but cuda had been opened before")
+    assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in looked.note
+
+
+def test_trials_on_the_processor_are_forked_all_the_same(looked: Looked) -> None:
+    looked.on_cpu.assert_next_trial_works()
+    assert looked.on_cpu.launcher.notes == ()
+    assert looked.on_cpu.server_pid is not None
 
 
 def test_forks_that_can_open_every_device_are_used(rig: Rig) -> None:

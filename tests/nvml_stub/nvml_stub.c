@@ -13,7 +13,7 @@
 #include <string.h>
 #include <sys/time.h>
 
-enum { SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 6, MISMATCH = 25 };
+enum { SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 6, LIBRARY_NOT_FOUND = 12, MISMATCH = 25 };
 
 typedef unsigned long long u64;
 typedef struct { int index, is_mig; } Device;
@@ -128,6 +128,12 @@ const char *nvmlErrorString(int result) { (void)result; return "refused by the s
 int nvmlSystemGetDriverVersion(char *version, unsigned int size) {
     ENTER(version);
     return word_of("driver", 0, version, size) ? SUCCESS : NOT_SUPPORTED;
+}
+
+int nvmlSystemGetCudaDriverVersion_v2(int *version) {
+    ENTER(version);
+    *version = whole("cuda");
+    return *version ? SUCCESS : LIBRARY_NOT_FOUND;
 }
 
 int nvmlDeviceGetCount_v2(unsigned int *count) {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from autotune.worker.device import Device, DeviceError, describe, open_device
-from autotune.worker.machine import TF32_VARIABLES, tf32_overrides
+from autotune.worker.device import Device, DeviceError, describe, open_device, opened_device
+from autotune.worker.machine import tf32_overrides
 
 
 def test_the_processor_is_described_with_what_it_computes_natively() -> None:
@@ -69,7 +69,7 @@ def test_to_synchronise_the_processor_is_nothing() -> None:
 def test_switches_of_float32_are_told_by_their_two_values_alone(
     set_to: dict[str, str], told: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in TF32_VARIABLES:
+    for name in ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in set_to.items():
         monkeypatch.setenv(name, value)
@@ -81,3 +81,14 @@ def test_what_was_found_beside_the_device_is_told_with_it() -> None:
     device = Device(torch.device("cpu"), "cpu", remark="There is a GPU.")
     assert describe(device).remarks == ("There is a GPU.",)
     assert describe(open_device("cpu")).remarks == ()
+
+
+def test_launches_that_wait_mean_nothing_on_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    assert describe(open_device("cpu")).remarks == ()
+
+
+def test_a_job_on_the_processor_asks_no_accelerator() -> None:
+    assert opened_device() is None
+    device = open_device("cpu")
+    assert (device.refusals(), device.free_bytes(), device.alloc_retries()) == (0, None, None)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import accelerator
 import pytest
@@ -23,8 +23,9 @@ from autotune.launch.fresh import FreshInterpreterLauncher
 from autotune.launch.runner import TrialRunner
 from autotune.protocol import Job, RankReport, TrialFolder, WindowRules, read_model, write_model, write_payload
 from autotune.worker import group
-from autotune.worker.device import Device, DeviceError, describe, open_device
+from autotune.worker.device import Device, DeviceError, describe, open_device, opened_device
 from autotune.worker.group import open_group
+from autotune.worker.out_of_memory import device_was_full, shortage_of
 from autotune.worker.rank import run_rank
 
 
@@ -51,12 +52,14 @@ def test_auto_is_the_accelerator_and_ranks_take_the_devices_in_order() -> None:
 def test_the_cap_is_the_limit_less_what_lies_outside_the_allocator() -> None:
     device = open_device("sim:0", limit_bytes=16 * MIB)
     DEVICES[0].memory.others = 2 * MIB
-    assert device.outside_bytes() == 6 * MIB, "the context, and what others hold"
+    assert device.peak_memory().outside_bytes == 6 * MIB, "the context, and what others hold"
     device.cap_memory()
     held = take(10)
     with pytest.raises(torch.OutOfMemoryError):
         take(1)
-    assert held.nbytes + device.outside_bytes() == device.limit_bytes
+    assert device.free_bytes() == device.total_memory_bytes - 16 * MIB
+    assert device.refusals() == 1
+    assert held.nbytes + 6 * MIB == device.limit_bytes
 
 
 @on_simulated_device
@@ -69,7 +72,7 @@ def test_a_cap_set_anew_counts_what_has_come_since_and_what_is_reserved_already(
     with pytest.raises(torch.OutOfMemoryError):
         take(3)
     more = take(2)
-    assert held.nbytes + more.nbytes + device.outside_bytes() == device.limit_bytes
+    assert held.nbytes + more.nbytes + 8 * MIB == device.limit_bytes
 
 
 @on_simulated_device
@@ -161,6 +164,54 @@ def test_what_a_module_lacks_is_left_out() -> None:
 
 
 @on_simulated_device
+def test_a_module_with_peaks_alone_is_enough() -> None:
+    module: Any = torch.get_device_module("sim")
+    del module.memory_stats, module.max_memory_allocated, module.reset_peak_memory_stats, module.empty_cache
+    del module.memory_reserved, module.is_initialized
+    device = open_device("sim:0", limit_bytes=32 * MIB)
+    device.cap_memory()
+    device.reset_peak()
+    device.give_back()
+    held = take(3)
+    memory = device.peak_memory(device.alloc_retries())
+    assert (memory.reserved_bytes, memory.allocated_bytes, memory.alloc_retries) == (held.nbytes, None, None)
+    assert device.refusals() == 0
+    assert opened_device() is None, "nobody tells that it is open"
+
+
+@on_simulated_device
+def test_a_device_was_full_where_its_allocator_refused_or_nothing_is_free() -> None:
+    device, module, torchs = open_device("sim", count=2), torch.get_device_module("sim"), DEVICES[1].memory
+    asked: Any = module
+    asked.mem_get_info = lambda _: (2**40, 2**40)
+    perhaps = RuntimeError("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED")
+    assert (device_was_full(device), shortage_of(perhaps)) == (False, None)
+    torchs.ooms += 1
+    assert device_was_full(device), "of all that the process trains on"
+    assert not device_was_full(device, device.refusals())
+    DEVICES[0].memory.ooms += 1
+    assert shortage_of(perhaps) is not None, "of the one that is open"
+    asked.mem_get_info = lambda one: (64 * MIB if one.index == 1 else 2**40, 2**40)
+    assert device_was_full(device, device.refusals())
+
+    def lost(_: object) -> NoReturn:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    asked.mem_get_info = lost
+    assert not device_was_full(device, device.refusals())
+
+
+@on_simulated_device
+def test_an_accelerator_that_is_not_open_is_asked_nothing() -> None:
+    module: Any = torch.get_device_module("sim")
+    assert opened_device() == Device(torch.device("sim:0"), "other")
+    module.is_initialized = lambda: False
+    module.current_device = module.memory_stats = module.mem_get_info = None  # would fail
+    assert opened_device() is None
+    assert shortage_of(RuntimeError("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED")) is None
+
+
+@on_simulated_device
 def test_unlike_devices_are_all_described_and_alike_ones_by_the_first() -> None:
     module: Any = torch.get_device_module("sim")
     environment = describe(open_device("auto"))
@@ -171,6 +222,20 @@ def test_unlike_devices_are_all_described_and_alike_ones_by_the_first() -> None:
     assert environment.native_amp_dtypes == ("float32", "bfloat16", "float16")
     module.get_device_name = lambda device=None: "One of a kind"
     assert describe(open_device("auto")).device_names == ()
+
+
+@on_simulated_device
+def test_launches_that_wait_by_the_users_doing_are_remarked_on_and_not_by_the_jobs() -> None:
+    """The device passes for one of CUDA's; what torch would ask CUDA of its precisions is answered for it."""
+    cuda: Any = torch.cuda
+    cuda.get_device_capability, cuda.is_bf16_supported = lambda _: (9, 0), lambda **_: True
+    device, said = Device(torch.device("sim:0"), "cuda"), "CUDA_LAUNCH_BLOCKING=1 is set: each launch waits"
+    os.environ.pop("CUDA_LAUNCH_BLOCKING", None)
+    assert describe(device).remarks == ()
+    os.environ["CUDA_LAUNCH_BLOCKING"] = "1"
+    (remark,) = describe(device).remarks
+    assert remark.startswith(said)
+    assert describe(device, job_blocks=True).remarks == ()
 
 
 ROWS = TensorDataset(torch.zeros(256, 64), torch.zeros(256, dtype=torch.int64))

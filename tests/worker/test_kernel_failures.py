@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from autotune.worker.kernel_failures import block_launches, is_kernel_failure, launches_block
+from autotune.worker.kernel_failures import block_launches, blocking_variable, is_kernel_failure, launches_block
 
 # c10/cuda/CUDAException.cpp, after cudaGetErrorString
 SUFFIX = (
@@ -78,3 +78,22 @@ def test_launches_wait_once_the_process_is_told_to(monkeypatch: pytest.MonkeyPat
     block_launches()
     assert launches_block()
     assert os.environ["CUDA_LAUNCH_BLOCKING"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kind", "told"),
+    [
+        ("CUDA_LAUNCH_BLOCKING", "1", "cuda", "CUDA_LAUNCH_BLOCKING=1"),
+        ("CUDA_LAUNCH_BLOCKING", "0", "cuda", None),
+        ("CUDA_LAUNCH_BLOCKING", "1", "rocm", None),
+        ("AMD_SERIALIZE_KERNEL", "3", "rocm", "AMD_SERIALIZE_KERNEL=3"),
+        ("CUDA_LAUNCH_BLOCKING", "1", "cpu", None),
+    ],
+)
+def test_a_variable_that_has_launches_wait_is_told_where_it_has_an_effect(
+    name: str, value: str, kind: str, told: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for one in ("CUDA_LAUNCH_BLOCKING", "AMD_SERIALIZE_KERNEL"):
+        monkeypatch.delenv(one, raising=False)
+    monkeypatch.setenv(name, value)
+    assert blocking_variable(kind) == told

@@ -16,6 +16,7 @@ from nvml_stub import NO_PERMISSION, NOT_FOUND, NOT_SUPPORTED, NvmlStub
 from autotune.worker.nvml import (
     Gpu,
     GpuSample,
+    driver_cuda,
     driver_version,
     free_gpm,
     gpm_shares,
@@ -32,6 +33,7 @@ from autotune.worker.nvml import (
 
 ANSWERS = {
     "driver": "580.65.06",
+    "cuda": 13000,
     "memory_used": 3 * 2**30,
     "memory_reserved": 2**29,
     "sm_clock": 1755,
@@ -52,6 +54,7 @@ ANSWERS = {
 }
 READ_BY = {
     "nvmlSystemGetDriverVersion": "driver",
+    "nvmlSystemGetCudaDriverVersion_v2": "cuda",
     "nvmlDeviceGetMaxClockInfo": "max_clock",
     "nvmlDeviceGetPersistenceMode": "persistence",
     "nvmlDeviceGetPowerUsage": "power_w",
@@ -85,6 +88,7 @@ def all_readings(gpu: Gpu) -> dict[str, object]:
     first, second = take_gpm(gpu), take_gpm(gpu)
     found = {
         "driver": driver_version(),
+        "cuda": driver_cuda(),
         "memory": memory_in_use(gpu),
         "max_clock": max_sm_clock_mhz(gpu),
         "persistence": has_persistence(gpu),
@@ -100,6 +104,7 @@ def all_readings(gpu: Gpu) -> dict[str, object]:
 def test_everything_that_a_gpu_tells_is_read_in_our_units(answering: NvmlStub) -> None:
     assert all_readings(opened()) == {
         "driver": "580.65.06",
+        "cuda": 13,
         "memory": 3 * 2**30,
         "max_clock": 1980,
         "persistence": True,
@@ -158,8 +163,7 @@ def test_an_old_driver_tells_what_it_can(
     new = all_readings(opened())
     answering.folder = nvml_libraries["old"]
     answering.load(monkeypatch)
-    memory = 3 * 2**30 + 2**29  # it does not tell the driver's own share apart
-    assert all_readings(opened()) == new | {"memory": memory, "gpm": {}}
+    assert all_readings(opened()) == new | {"memory": None, "gpm": {}}
 
 
 def test_without_a_driver_no_device_is_found(nvml: NvmlStub) -> None:
@@ -221,7 +225,7 @@ class TestMig:
     @pytest.mark.parametrize(
         ("function", "left"),
         [
-            ("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", {"driver": "580.65.06", "memory": 2**30}),
+            ("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", {"driver": "580.65.06", "cuda": 13, "memory": 2**30}),
             ("nvmlGpmMigSampleGet", None),
         ],
     )

@@ -5,7 +5,6 @@ The texts are what is really said, first lines and what matters below them; each
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data._utils import pin_memory
 
-from autotune.worker.out_of_memory import Shortage, device_was_full, oom_count, shortage_of
+from autotune.worker.out_of_memory import Shortage, shortage_of
 
 # c10/cuda/CUDACachingAllocator.cpp, malloc
 ALLOCATOR = (
@@ -313,44 +312,8 @@ def test_a_device_that_refuses_while_a_batch_is_pinned_is_the_devices_memory() -
     assert found(raised.value) == "device"
 
 
-def test_without_a_device_nothing_was_refused_and_none_is_full() -> None:
-    assert oom_count() == 0
-    assert not device_was_full()
+def test_where_no_device_is_open_none_is_full() -> None:
     assert shortage_of(PERHAPS_FULL_DEVICE[0]) is None
-
-
-@pytest.mark.parametrize(
-    ("refusals", "free_bytes", "before", "is_full"),
-    [
-        ([0, 0], 40 * 2**30, 0, False),
-        ([0, 1], 40 * 2**30, 0, True),
-        ([0, 1], 40 * 2**30, 1, False),
-        ([0, 0], 64 * 2**20, 0, True),
-        ([0, 0], RuntimeError("CUDA error: an illegal memory access was encountered"), 0, False),
-    ],
-)
-def test_a_device_was_full_where_its_allocator_refused_or_nothing_is_free(
-    refusals: list[int],
-    free_bytes: int | RuntimeError,
-    before: int,
-    is_full: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def mem_get_info() -> tuple[int, int]:
-        if isinstance(free_bytes, RuntimeError):
-            raise free_bytes
-        return free_bytes, 80 * 2**30
-
-    answers: dict[str, Any] = {
-        "is_available": lambda: True,
-        "device_count": lambda: len(refusals),
-        "memory_stats": lambda device: {"num_ooms": refusals[device]},
-        "current_accelerator": lambda: torch.device("cuda:0"),
-    }
-    for name, answer in answers.items():
-        monkeypatch.setattr(torch.accelerator, name, answer)
-    monkeypatch.setattr(torch, "get_device_module", lambda _: SimpleNamespace(mem_get_info=mem_get_info))
-    assert device_was_full(before) is is_full
 
 
 def test_numpys_lack_of_memory_is_the_hosts() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from autotune.worker.sight import Choice, DeviceError, Sight, choose, look, unus
 CUDA, ROCM = "CUDA 13.0", "ROCm 7.0"
 
 
-def seen(**given: str | None) -> Sight:
+def seen(**given: Any) -> Sight:
     return Sight(torch="2.13.0", **given)
 
 
@@ -34,8 +36,8 @@ def test_where_there_is_no_gpu_the_processor_is_taken_without_a_word(built_for: 
     ("built_for", "gpu", "driver", "said"),
     [
         (CUDA, "NVIDIA", "535.104", "torch 2.13.0, built for CUDA 13.0, can't use the NVIDIA GPU here with driver 535"),
-        (CUDA, "NVIDIA", None, "GPU here with a driver of unknown version; install a newer driver, or a torch built"),
-        (ROCM, "AMD", None, "or a torch built for the ROCm of this driver, or set device: cpu"),
+        (CUDA, "NVIDIA", None, "GPU here with a driver of unknown version; install the driver's libcuda.so.1; in a"),
+        (ROCM, "AMD", None, "see that another program which uses ROCm runs here, or set device: cpu"),
     ],
 )
 def test_a_gpu_that_torch_was_built_for_and_can_not_use_is_refused_with_the_remedy(
@@ -46,6 +48,48 @@ def test_a_gpu_that_torch_was_built_for_and_can_not_use_is_refused_with_the_reme
     ) as told:
         choose(seen(built_for=built_for, gpu=gpu, driver=driver))
     assert said in str(told.value)
+
+
+NOT_READY = "CUDA initialization: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized"
+
+
+@pytest.mark.parametrize(
+    ("known", "told"),
+    [
+        (
+            {"driver_cuda": 12},
+            "driver 550.54; this driver is for CUDA 12: install a newer one, or a torch built for that ",
+        ),
+        (
+            {"driver_cuda": 12, "said": "too old"},
+            "driver 550.54 (torch says: too old); this driver is for CUDA 12: inst",
+        ),
+        ({"driver_cuda": 13, "said": NOT_READY}, f"driver 550.54 (torch says: {NOT_READY}); mend what it says"),
+        (
+            {"driver_cuda": 13, "visible": "CUDA_VISIBLE_DEVICES=7"},
+            "driver 550.54 and CUDA_VISIBLE_DEVICES=7; let that name GPUs that are here, or unset it",
+        ),
+        (
+            {"driver_cuda": 13, "visible": "CUDA_VISIBLE_DEVICES=0", "said": NOT_READY},
+            f"driver 550.54 and CUDA_VISIBLE_DEVICES=0 (torch says: {NOT_READY}); mend",
+        ),
+        (
+            {},
+            "driver 550.54; install the driver's libcuda.so.1; in a container, set NVIDIA_DRIVER_CAPABILITIES=compute,",
+        ),
+        ({"driver_cuda": 13}, "driver 550.54; see that another program which uses CUDA runs here"),
+    ],
+)
+def test_the_drivers_age_is_blamed_only_where_it_is_to_blame(known: dict[str, Any], told: str) -> None:
+    reason = unusable(seen(built_for=CUDA, gpu="NVIDIA", driver="550.54", **known))
+    assert reason is not None
+    assert told in reason
+
+
+def test_a_driver_runs_all_minor_versions_of_its_cuda() -> None:
+    reason = unusable(seen(built_for="CUDA 12.8", gpu="NVIDIA", driver="535.104", driver_cuda=12))
+    assert reason is not None
+    assert "newer" not in reason
 
 
 def test_a_torch_without_cuda_tunes_the_processor_and_says_so() -> None:
@@ -66,6 +110,30 @@ def test_a_gpu_that_the_environment_hides_is_none(
     assert sight._is_hidden("NVIDIA") == is_hidden
 
 
+@pytest.mark.parametrize(
+    ("environment", "is_hidden", "told"),
+    [
+        ({}, False, None),
+        ({"ROCR_VISIBLE_DEVICES": ""}, True, "ROCR_VISIBLE_DEVICES="),
+        (
+            {"ROCR_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "0"},
+            True,
+            "ROCR_VISIBLE_DEVICES=-1, HIP_VISIBLE_DEVICES=0",
+        ),
+        ({"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "-1"}, False, "HIP_VISIBLE_DEVICES=0"),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, True, "CUDA_VISIBLE_DEVICES=-1"),
+    ],
+)
+def test_amds_gpus_are_hidden_by_any_of_its_variables(
+    environment: dict[str, str], is_hidden: bool, told: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert (sight._is_hidden("AMD"), sight._visible("AMD")) == (is_hidden, told)
+
+
 def test_a_file_of_a_device_that_may_not_be_opened_is_no_device(tmp_path: Path) -> None:
     node = tmp_path / "nvidia0"
     assert not sight._can_open(node)
@@ -79,7 +147,7 @@ def test_a_file_of_a_device_that_may_not_be_opened_is_no_device(tmp_path: Path) 
 def test_a_device_is_opened_by_what_is_seen(cuda: str | None, nvml: NvmlStub, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine with one NVIDIA GPU, of which NVML tells; what torch was built for is made up."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    nvml.play(driver="535.104")
+    nvml.play(driver="535.104", cuda=12020)
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(torch.version, "hip", None)
     assert open_device("cpu").remark == ""
@@ -92,6 +160,30 @@ def test_a_device_is_opened_by_what_is_seen(cuda: str | None, nvml: NvmlStub, mo
         ) as told:
             open_device(name)
         assert str(told.value).startswith(begins)
+        assert "this driver is for CUDA 12: install a newer one" in str(told.value)
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="torch can use an accelerator")
+@pytest.mark.parametrize("name", ["auto", "cuda:0"])
+def test_torchs_own_words_are_quoted_and_stay_in_the_log(
+    name: str, nvml: NvmlStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch says it the first time that it is asked, and no more."""
+    words = [f"{NOT_READY} (Triggered internally at CUDAFunctions.cpp:119.)\n  return torch._C._cuda_getDeviceCount()"]
+
+    def is_available() -> bool:
+        if words:
+            warnings.warn(words.pop(), UserWarning, stacklevel=1)
+        return False
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    monkeypatch.setattr(torch.accelerator, "is_available", is_available)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.version, "hip", None)
+    nvml.play(driver="580.65", cuda=13000)
+    with pytest.warns(UserWarning, match="Error 802"), pytest.raises(DeviceError) as told:
+        open_device(name)
+    assert f"580.65 and CUDA_VISIBLE_DEVICES=1 (torch says: {NOT_READY}); mend what it says" in str(told.value)
 
 
 @pytest.mark.skipif(torch.accelerator.is_available() or any(Path("/dev").glob("nvidia[0-9]*")), reason="has a GPU")

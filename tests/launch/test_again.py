@@ -1,0 +1,42 @@
+"""Jobs that are run again; over real processes in test_curves.py and test_kernel_failures.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from autotune.core.diagnosis import Curves
+from autotune.core.trial import TrialResult
+from autotune.launch.again import go_on
+from autotune.protocol import RankReport
+
+
+def dying(known: Curves | None) -> Curves:
+    """All points are known, and the process does not outlive what comes after them."""
+    return known or Curves(is_cut=True)
+
+
+def getting_on(known: Curves | None) -> Curves:
+    return Curves(is_cut=True, remarks=(*(known.remarks if known else ()), "one more"))
+
+
+def processes(measure: Callable[[Curves | None], Curves | None]) -> list[str]:
+    """The logs' names of the processes that curves took."""
+    names: list[str] = []
+
+    def run(name: str, left_s: float, known: Curves | None) -> RankReport:
+        names.append(name)
+        return RankReport(result=TrialResult(outcome="ok", wall_s=1.0), curves=measure(known))
+
+    assert go_on(run, "curves", 60.0).result.wall_s == len(names)
+    return names
+
+
+def test_a_process_that_adds_nothing_is_the_last() -> None:
+    assert processes(dying) == ["curves", "curves-2"]
+    assert processes(getting_on) == ["curves", "curves-2", "curves-3"]
+
+
+def test_a_process_that_does_not_come_to_measuring_leaves_what_is_known() -> None:
+    assert processes(lambda known: None if known else Curves(is_cut=True)) == ["curves", "curves-2"]
+    assert processes(lambda _: None) == ["curves"]
+    assert processes(lambda _: Curves()) == ["curves"]
