@@ -133,7 +133,7 @@ def fit_line(task: Task) -> Figures:
             figures["at_cap"] = _at_cap(_batch_at(line, _AT_CAP_SHARE * limit), runner, case, limit)
     told, held = figures["at_cap"], [one["holds"] for one in figures["predictions"] if one["holds"] is not None]
     promises = {
-        "larger_batches_are_within_the_line's_error": all(held) if held else None,
+        "larger_batches_are_within_error": all(held) if held else None,
         "no_room_at_the_cap_is_told": None if told is None else told["is_told"],
     }
     return {**figures, "why_not_judged": _why_open(promises), "promises": promises}
@@ -257,7 +257,7 @@ def _stress_figures(result: SearchResult) -> Figures:
         "largest_sample_is_above_the_median": None
         if told is None
         else told.largest_item_bytes > told.median_item_bytes,
-        "stress_peak_is_not_below_the_trial's": None
+        "stress_peak_is_not_below_trial": None
         if told is None or seen is None
         else told.memory.peak_bytes >= seen * (1 - _SLACK),
         "stress_is_under_limit": None if told is None else told.memory.peak_bytes <= limit,

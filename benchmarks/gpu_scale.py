@@ -85,7 +85,7 @@ LARGE = Scale(
 QUICK = replace(LARGE, time_share=0.3, plain_s=3.0, long_plain_s=5.0, skip_s=1.0, start_trials=1)
 SMOKE = Scale(
     is_small=True,
-    time_share=0.2,
+    time_share=0.5,
     device="cpu",
     plain_s=1.0,
     long_plain_s=1.0,
