@@ -70,7 +70,7 @@ def search_starved(task: Task) -> Figures:
         )
     busy = _busy_on_both_sides(second)
     why = None if timeout_s >= _LEAST_SEARCH_S else f"the second search had {timeout_s:.0f} s"
-    why = sizing["why_impossible"] or why
+    why = sizing["why_impossible"] or why or ("no source told of both sides" if _rose(busy) is None else None)
     figures: Figures = {
         "sized": _found(second),
         "busy": busy,
@@ -114,7 +114,8 @@ def search_gpt2(task: Task) -> Figures:
             device=scale.device,
             launcher=launcher,
         )
-    task.keep({"search": _found(result), "compile_was_tried": compiles})
+    was_tried = any(one.config.compile and one.outcome not in {"timeout", "pruned"} for one in result.trials)
+    task.keep({"search": _found(result), "compile_was_tried": was_tried})
     hand = {**_HAND_PICKED, "micro_batch_size": 4} if scale.is_small else _HAND_PICKED
     plains = {"hand_picked": plain("gpt2", scale, hand)}
     task.keep({"plain": plains})
@@ -123,8 +124,8 @@ def search_gpt2(task: Task) -> Figures:
     return {
         "plain": plains,
         "over_hand_picked": ratio,
-        "why_not_judged": None if compiles else f"torch.compile was not tried in {task.seconds:.0f} s",
-        "promises": {"at_least_1.2_times_hand_picked": ratio >= _OVER_HAND_PICKED if compiles else None},
+        "why_not_judged": None if was_tried else f"torch.compile was not tried in {task.seconds:.0f} s",
+        "promises": {"at_least_1.2_times_hand_picked": ratio >= _OVER_HAND_PICKED if was_tried else None},
     }
 
 
@@ -296,9 +297,11 @@ def _busy_on_both_sides(result: SearchResult) -> Figures:
     return {"source": source, **{name: busy.get(source) for name, busy in told.items()}, "by_source": told}
 
 
-def _rose(busy: Figures) -> bool:
+def _rose(busy: Figures) -> bool | None:
     before, after = busy.get("baseline"), busy.get("recommended")
-    return before is not None and after is not None and before < _IDLE_UP_TO and after > _BUSY_FROM
+    if before is None or after is None:
+        return None
+    return bool(before < _IDLE_UP_TO and after > _BUSY_FROM)
 
 
 def _side(measurement: Measurement | None) -> Figures:

@@ -223,7 +223,18 @@ def _visit(runner: TrialRunner, file: _File, config: TrainingConfig, visit: Visi
 
 
 def _record_curves(grid: Grid, runner: TrialRunner, file: _File, sitting: _Sitting) -> None:
-    """All device settings of the grid in one process, and all loader settings, at the baseline's batch.
+    """All device settings of the grid in one process, and all loader settings."""
+    own = TrainingConfig.model_validate(dict(grid.baseline))
+    deadline_s = min(_CURVES_DEADLINE_S, sitting.left_s)
+    report = runner.curves(own, curve_points(grid), deadline_s=deadline_s, extras=Extras(stretch_s=_STRETCH_S))
+    if report.curves is None:
+        print(f"the curves failed: {report.result.reason}", file=sys.stderr)
+        return
+    file.add("curves", wall_s=report.result.wall_s, curves=report.curves.model_dump(mode="json", exclude_defaults=True))
+
+
+def curve_points(grid: Grid) -> list[TrainingConfig]:
+    """The points whose loader or device is looked at alone: those of one side, at the baseline's batch of the other.
 
     Of the loader with the most workers also the ends of the batch, as a search looks at it.
     """
@@ -236,12 +247,7 @@ def _record_curves(grid: Grid, runner: TrialRunner, file: _File, sitting: _Sitti
         is_of_loader = changed <= LOADER_SETTINGS or (is_end and changed <= LOADER_SETTINGS | {"micro_batch_size"})
         if changed and (is_of_loader or not changed & LOADER_SETTINGS):
             variations.append(config)
-    deadline_s = min(_CURVES_DEADLINE_S, sitting.left_s)
-    report = runner.curves(own, variations, deadline_s=deadline_s, extras=Extras(stretch_s=_STRETCH_S))
-    if report.curves is None:
-        print(f"the curves failed: {report.result.reason}", file=sys.stderr)
-        return
-    file.add("curves", wall_s=report.result.wall_s, curves=report.curves.model_dump(mode="json", exclude_defaults=True))
+    return variations
 
 
 def _print_summary(surfaces: Mapping[str, Surface | None]) -> None:

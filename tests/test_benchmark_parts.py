@@ -17,6 +17,9 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # scripts that s
 
 import gpu
 import gpu_checks
+import gpu_memory
+import gpu_ranks
+import gpu_rates
 import gpu_searches
 import gpu_windows
 import part_guard
@@ -25,7 +28,11 @@ from gpu_scale import SMOKE, Task
 from part_guard import Figures, Keep, run_guarded
 from recording import Recording, git_revision, read_results
 
+from autotune.core.memory_line import MemoryKind, MemoryPoint, fit_memory
+from autotune.core.trial import Outcome, TrialResult
+
 LONG_S = 60.0
+GIB = 1 << 30
 
 
 def test_figures_of_a_part_come_back_those_kept_on_the_way_included() -> None:
@@ -255,6 +262,31 @@ def test_a_precision_that_never_came_to_its_end_is_no_verdict(
     outcomes: dict[str, str | None], verdict: bool | None
 ) -> None:
     assert gpu_checks._all_ended(outcomes, "ok") is verdict
+
+
+LINE = fit_memory(MemoryKind(amp_dtype="float32"), [MemoryPoint(4, 5 * GIB), MemoryPoint(8, 6 * GIB)])
+
+
+@pytest.mark.parametrize(
+    ("outcome", "limit", "holds"),
+    [("oom", 7 * GIB, True), ("oom", 40 * GIB, False), ("timeout", 40 * GIB, None)],
+    ids=["near the limit", "far below the limit", "cut off"],
+)
+def test_a_batch_that_the_line_put_far_below_the_limit_must_not_be_out_of_memory(
+    outcome: Outcome, limit: int, holds: bool | None
+) -> None:
+    assert LINE is not None
+    assert gpu_memory._prediction(LINE, 16, TrialResult(outcome=outcome), limit)["holds"] is holds
+
+
+def test_ranks_without_time_for_a_trial_are_skipped_not_judged(tmp_path: Path) -> None:
+    task = Task(scale=SMOKE, seconds=0.1, folder=tmp_path, keep=lambda _: None)
+    assert list(gpu_ranks.check_ranks(task)) == ["skipped"]
+
+
+def test_pairs_and_plain_loops_without_time_are_skipped_not_judged(tmp_path: Path) -> None:
+    for part in (gpu_rates.compare_to_plain, gpu_rates.measure_baselines):
+        assert list(part(Task(scale=SMOKE, seconds=0.1, folder=tmp_path, keep=lambda _: None))) == ["skipped"]
 
 
 def test_a_tree_without_git_tells_its_revision_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
