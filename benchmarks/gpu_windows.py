@@ -62,7 +62,9 @@ def compare_blocks(task: Task) -> Figures:
             task.keep({"rates": rates, "cost": _costs(rates)})
     told = [_tell_the_same(one) for one in rates.values()]
     kept = _all(told, rounds)
-    why = f"{rounds} rounds; what differs by more than 1 % differs no more than equal windows do"
+    why = f"{rounds} rounds are too few"
+    if rounds >= _ENOUGH_ROUNDS:
+        why = "what differs by more than 1 % differs no more than equal windows do"
     figures: Figures = {
         "rounds": rounds,
         "spread": {name: _spread(one) for name, one in rates.items()},
