@@ -1,18 +1,18 @@
-"""The product on a real CUDA GPU: what it claims there, proven in one command of under nine minutes.
+"""The product on a real CUDA GPU: what it claims there, proven in a few calls of under nine minutes each.
 
-Parts come in order of weight; `--list` names them and what each proves. Each runs in a process of its own under a time
-limit: one that crashes, hangs or takes too long is written down and ended, and the next one runs. The JSON is written
-after each part. What it promises stands under "promises": true, false, or null where it could not be judged, with the
-figures beside it.
+Parts come in order of weight; `--list` names them, what each proves and how it stands. Each runs in a process of its
+own under a time limit: one that crashes, hangs or takes too long is written down and ended, and the next one runs. A
+part begins only where the time is left that its verdict needs; else it is "skipped", and the next call goes on with
+it. The JSON is written after each part. What it promises stands under "promises": true, false, or null where it could
+not be judged, with the figures beside it.
 
-    gpu.py                     every part that the file does not hold yet, or that failed or was skipped
+    gpu.py                     what the file does not hold yet, then what failed, then what could not be judged
     gpu.py --only gpt2,nccl    these alone, measured anew; the other parts of the file stay
     gpu.py --fresh             all parts, whatever is there
-    gpu.py --list              the parts
+    gpu.py --list              the parts, the seconds that each needs, and how it stands
     gpu.py --summary           what there is
 
-A part named alone gets more time than in a whole run. Exit codes: 0; 1 a part failed or a promise was not kept; 2 there
-is no CUDA GPU here, or a part's name is wrong.
+Exit codes: 0; 1 a part failed or a promise was not kept; 2 there is no CUDA GPU here, or a part's name is wrong.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import argparse
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
@@ -32,23 +32,24 @@ import gpu_memory
 import gpu_rates
 import gpu_searches
 import gpu_windows
+import pynvml
 import torch
 from gpu_nvml_log import describe_gpu
 from gpu_ranks import check_ranks
 from gpu_scale import LARGE, QUICK, SMOKE, Scale, Task
 from gpu_tables import print_gpu_tables
 from gpu_traces import record
-from gpu_watch import cuda_uuid
+from gpu_watch import cuda_uuid, nvml_handle
 from part_guard import Figures, Keep, run_guarded
 from recording import Recording, describe_machine, git_revision, make_parser, read_results, say, start_recording
 
-__all__ = ["PARTS", "Part", "run_parts", "wanted_parts"]
+__all__ = ["PARTS", "Part", "run_parts", "seconds_for", "wanted_parts"]
 
-_BUDGET_S = 510.0
+_BUDGET_S = 495.0  # with the last part's overrun and what precedes the first one below nine minutes
 _QUICK_BUDGET_S = 220.0
 _SMOKE_BUDGET_S = 240.0
 _GRACE_S, _SMOKE_GRACE_S = 20.0, 120.0  # beyond its time, before a part is ended
-_SHORTEST_S = 5.0
+_WORTH_S = 5.0  # more than a part has had, to run what could not be judged again
 _NO_GPU, _FAILED = 2, 1
 
 
@@ -57,93 +58,147 @@ class Part:
     """One thing that is to be proven."""
 
     run: Callable[[Task], Figures]
-    seconds: float
-    """Of a whole run."""
+    needs_s: float
+    """The least with which its promises can be judged: its fork server takes up to 8 s, a look at a workload up to 5 s,
+    a trial up to 6 s."""
     most_s: float
-    """When there is time."""
+    """What it is given when there is time."""
     proves: str
 
 
-def _part(run: Callable[[Task], Figures], seconds: float, proves: str, most_s: float | None = None) -> Part:
-    return Part(run=run, seconds=seconds, most_s=1.5 * seconds if most_s is None else most_s, proves=proves)
+def _part(run: Callable[[Task], Figures], needs_s: float, most_s: float, proves: str) -> Part:
+    return Part(run=run, needs_s=needs_s, most_s=most_s, proves=proves)
 
 
 PARTS: Mapping[str, Part] = {
-    "machine": _part(lambda _: describe_gpu(), 5, "what NVML tells of the device: driver, clocks, persistence, MIG"),
-    "trial": _part(gpu_rates.run_with_everything, 20, "a trial with every extra ends well, and no figure is missing"),
+    "machine": _part(
+        lambda _: describe_gpu(), 5, 35, "what NVML tells of the device: driver, clocks, persistence, MIG"
+    ),
+    "trial": _part(
+        gpu_rates.run_with_everything, 30, 50, "a trial with every extra ends well, and no figure is missing"
+    ),
     "starved": _part(
         gpu_searches.search_starved,
-        80,
+        170,
+        190,
         "a loop that waits for data gets to 95 % of its loader's ceiling; under a heavier model from under 20 % to "
         "over 90 % busy",
-        150,
     ),
-    "jpeg": _part(gpu_searches.search_jpeg, 50, "a CNN on JPEGs gets to 95 % of the lower ceiling", 150),
-    "gpt2": _part(gpu_searches.search_gpt2, 60, "GPT-2 small: 1.2 times bfloat16 with a batch picked by hand", 300),
-    "default_search": _part(gpu_searches.search_by_default, 45, "a search left to itself ends in 5 minutes", 330),
-    "fidelity": _part(gpu_rates.compare_to_plain, 50, "a trial's rate is that of 20 s plain loops, within 2 %", 500),
-    "block_edges": _part(gpu_windows.compare_blocks, 30, "blocks of 0.2 s tell what blocks of 1.0 s tell", 120),
-    "memory_limit": _part(gpu_memory.run_under_limit, 25, "the limit holds, by torch's peak and by NVML's"),
-    "out_of_memory": _part(gpu_memory.survive_out_of_memory, 20, "a search goes on after out of memory"),
-    "memory_line": _part(gpu_memory.fit_line, 20, "larger batches take what a line through small ones says"),
-    "precision_guard": _part(gpu_checks.check_guard, 20, "float16 that breaks a model is refused, the rest passes"),
-    "nccl": _part(check_ranks, 20, "DDP and its hooks run over NCCL, with one rank", 60),
-    "stress": _part(gpu_memory.stress_winner, 15, "the winner stays under the limit on the largest samples"),
-    "diagnosis": _part(gpu_checks.check_diagnosis, 15, "a diagnosis reads the kernels' times and names the loader"),
-    "conditions": _part(gpu_windows.watch_conditions, 15, "clocks and energy of a window are NVML's own"),
-    "trace": _part(record, 15, "nothing: traces and NVML's answers, kept for tests"),
-    "trial_start": _part(gpu_rates.measure_start, 10, "nothing: how long a trial's start takes"),
-    "baselines": _part(gpu_rates.measure_baselines, 10, "nothing: plain loops of the baselines", 80),
+    "jpeg": _part(gpu_searches.search_jpeg, 90, 110, "a CNN on JPEGs gets to 95 % of the lower ceiling"),
+    "gpt2": _part(gpu_searches.search_gpt2, 180, 200, "GPT-2 small: 1.2 times bfloat16 with a batch picked by hand"),
+    "default_search": _part(
+        gpu_searches.search_by_default, 320, 320, "a search left to itself, of the cheapest workload, ends in 5 minutes"
+    ),
+    "fidelity": _part(gpu_rates.compare_to_plain, 190, 280, "a trial's rate is that of 20 s plain loops, within 2 %"),
+    "block_edges": _part(gpu_windows.compare_blocks, 120, 140, "blocks of 0.2 s tell what blocks of 1.0 s tell"),
+    "memory_limit": _part(gpu_memory.run_under_limit, 45, 60, "the limit holds, by torch's peak and by NVML's"),
+    "out_of_memory": _part(gpu_memory.survive_out_of_memory, 70, 90, "a search goes on after out of memory"),
+    "memory_line": _part(gpu_memory.fit_line, 60, 75, "larger batches take what a line through small ones says"),
+    "precision_guard": _part(
+        gpu_checks.check_guard, 90, 100, "float16 that breaks a model is refused, the rest passes"
+    ),
+    "nccl": _part(check_ranks, 75, 90, "DDP and its hooks run over NCCL, with one rank"),
+    "stress": _part(gpu_memory.stress_winner, 60, 70, "the largest samples are trained on, and stay under the limit"),
+    "diagnosis": _part(gpu_checks.check_diagnosis, 90, 100, "a diagnosis reads the kernels' times, names the loader"),
+    "conditions": _part(gpu_windows.watch_conditions, 30, 40, "clocks and energy of a window are NVML's own"),
+    "trace": _part(record, 40, 50, "nothing: traces and NVML's answers, kept for tests"),
+    "trial_start": _part(gpu_rates.measure_start, 30, 40, "nothing: how long a trial's start takes"),
+    "baselines": _part(gpu_rates.measure_baselines, 60, 70, "nothing: plain loops of the baselines"),
 }
 """In order of weight."""
 
 
 def main() -> int:
-    arguments = _parse()
-    if arguments.list:
-        for name, part in PARTS.items():
-            print(f"{name:16}{part.seconds:4.0f} s  {part.proves}")
-        return 0
+    begun, arguments = monotonic(), _parse()
     scale = SMOKE if arguments.smoke_cpu else QUICK if arguments.quick else LARGE
-    if not arguments.smoke_cpu and not arguments.summary and (why := _why_no_gpu()) is not None:
+    why = None if arguments.smoke_cpu or arguments.summary else _why_no_gpu()
+    if why is not None and not arguments.list:
         print(f"benchmarks/gpu.py needs a CUDA GPU, but {why}.", file=sys.stderr)
         return _NO_GPU
-    recording = start_recording("gpu", arguments, _machine(scale.device))
-    recording.results |= read_results(recording.path, fresh=arguments.fresh)
+    if arguments.list:
+        _list({} if why is not None else _recording(arguments, scale).results)
+        return 0
+    recording = _recording(arguments, scale)
     if not arguments.summary:
-        names = wanted_parts(recording.results, arguments.only)
-        say(f"{len(names)} parts: {', '.join(names) or 'nothing is missing; --fresh or --only measures anew'}")
-        run_parts({name: PARTS[name] for name in names}, recording, scale, arguments.budget_s)
+        parts = wanted_parts(recording.results, arguments.only, scale.time_share)
+        say(f"{len(parts)} parts: {', '.join(parts) or 'nothing is missing; --fresh or --only measures anew'}")
+        run_parts(parts, recording, scale, arguments.budget_s - (monotonic() - begun))
     print_gpu_tables(recording.results)
     print(f"\n{recording.path}")
     return _FAILED if any(_is_bad(part, scale) for part in recording.results.values()) else 0
 
 
-def wanted_parts(results: Mapping[str, Mapping[str, Any]], only: Sequence[str]) -> list[str]:
-    """The parts to run, in order: those that are named, else those without figures."""
+def wanted_parts(
+    results: Mapping[str, Mapping[str, Any]], only: Sequence[str], time_share: float = 1.0
+) -> dict[str, Part]:
+    """The parts to run, in order: those named; else those without figures, then what failed, then what was not judged.
+
+    What could not be judged is wanted again only where it can be given more time than it had.
+    """
+    parts = {
+        name: replace(part, needs_s=time_share * part.needs_s, most_s=time_share * part.most_s)
+        for name, part in PARTS.items()
+    }
     if only:
-        return [name for name in PARTS if name in only]
-    return [name for name in PARTS if name not in results or {"error", "skipped"} & results[name].keys()]
+        return {name: part for name, part in parts.items() if name in only}
+    left = {name: part for name, part in parts.items() if "skipped" in results.get(name, {"skipped": ""})}
+    failed = {name: part for name, part in parts.items() if "error" in results.get(name, {})}
+    again = {
+        name: replace(part, needs_s=results[name]["given_s"] + _WORTH_S)
+        for name, part in parts.items()
+        if results.get(name, {}).get("why_not_judged") and results[name]["given_s"] + _WORTH_S <= part.most_s
+    }
+    return {**left, **{name: part for name, part in {**failed, **again}.items() if name not in left}}
+
+
+def seconds_for(part: Part, left_s: float) -> float | None:
+    """What a part is given of the time that is left; None where that is less than it needs."""
+    return None if left_s < part.needs_s else min(part.most_s, left_s)
 
 
 def run_parts(parts: Mapping[str, Part], recording: Recording, scale: Scale, budget_s: float) -> None:
-    """Run parts one after the other, each in its share of the time that is left; write each down."""
+    """Run parts one after the other while there is time, and write each down; one that is skipped keeps its figures."""
     ends_at = monotonic() + budget_s
-    for index, (name, part) in enumerate(parts.items()):
-        left_s = ends_at - monotonic()
-        share = part.seconds / sum(one.seconds for one in list(parts.values())[index:])
-        seconds = min(share * left_s, part.most_s)
-        if seconds < min(_SHORTEST_S, part.seconds / 2):
-            recording.add(name, {"skipped": f"no time: {max(left_s, 0):.0f} s were left"})
+    for name, part in parts.items():
+        left_s = max(ends_at - monotonic(), 0.0)
+        seconds = seconds_for(part, left_s)
+        if seconds is None:
+            why = f"needs {part.needs_s:.0f} s, {left_s:.0f} s are left"
+            say(f"{name}: skipped: {why}")
+            if "skipped" in recording.results.get(name, {"skipped": ""}):
+                recording.add(name, {"skipped": f"{why}; the next call goes on with it"})
             continue
         say(f"{name}: up to {seconds:.0f} s")
-        begun = monotonic()
+        begun, folder = monotonic(), recording.path.with_suffix("")
+        kept = folder / f"{name}.kept.json"
         limit_s = seconds + (_SMOKE_GRACE_S if scale.is_small else _GRACE_S)
-        figures = run_guarded(_work(part, scale, seconds, recording.path.with_suffix("")), limit_s=limit_s)
+        figures = run_guarded(_work(part, scale, seconds, folder), limit_s=limit_s, kept=kept)
         if "error" in figures:
             say(f"{name}: failed: {figures['error'].splitlines()[-1]}")
         stamps = {"at": datetime.now(UTC).isoformat(timespec="seconds"), "revision": git_revision()}
         recording.add(name, {**stamps, "given_s": seconds, "wall_s": monotonic() - begun, **figures})
+        kept.unlink(missing_ok=True)  # it is in the file
+
+
+def _recording(arguments: argparse.Namespace, scale: Scale) -> Recording:
+    recording = start_recording("gpu", arguments, _machine(scale.device))
+    recording.results |= read_results(recording.path, fresh=arguments.fresh)
+    return recording
+
+
+def _list(results: Mapping[str, Mapping[str, Any]]) -> None:
+    for name, part in PARTS.items():
+        print(f"{name:16}{part.needs_s:4.0f} s  {_state(results.get(name)):12}{part.proves}")
+
+
+def _state(part: Mapping[str, Any] | None) -> str:
+    """How a part stands, in two words at the most."""
+    if part is None:
+        return "never run"
+    if (ended := next((one for one in ("error", "skipped") if one in part), None)) is not None:
+        return {"error": "failed", "skipped": "skipped"}[ended]
+    told = set(part.get("promises", {}).values())
+    return "broken" if False in told else "not judged" if None in told else "kept" if told else "recorded"
 
 
 def _work(part: Part, scale: Scale, seconds: float, folder: Path) -> Callable[[Keep], Figures]:
@@ -151,11 +206,13 @@ def _work(part: Part, scale: Scale, seconds: float, folder: Path) -> Callable[[K
 
 
 def _parse() -> argparse.Namespace:
-    parser = make_parser(__doc__ or "", f"{_QUICK_BUDGET_S:.0f} s for everything, short plain loops")
-    parser.add_argument("--budget-s", type=float, metavar="S", help=f"seconds for everything ({_BUDGET_S:.0f})")
+    parser = make_parser(
+        __doc__ or "", f"{_QUICK_BUDGET_S:.0f} s a call, three tenths of each part's time, short plain loops"
+    )
+    parser.add_argument("--budget-s", type=float, metavar="S", help=f"seconds of a call ({_BUDGET_S:.0f})")
     parser.add_argument("--only", type=_names, default=[], metavar="NAME[,NAME]", help="these parts alone, anew")
     parser.add_argument("--fresh", action="store_true", help="forget what there is")
-    parser.add_argument("--list", action="store_true", help="name the parts and what each proves")
+    parser.add_argument("--list", action="store_true", help="name the parts, what each proves, and how it stands")
     parser.add_argument("--summary", action="store_true", help="run nothing, print what there is")
     parser.add_argument("--smoke-cpu", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -185,11 +242,21 @@ def _why_no_gpu() -> str | None:
 
 
 def _machine(device: str) -> dict[str, Any]:
-    """The machine; a product that can't describe it must not keep the parts from running."""
+    """The machine; a product that can't describe it must not keep the parts from running, nor change their file."""
     try:
         return describe_machine(device)
     except Exception:  # noqa: BLE001 - written down as a figure
-        return {"device_name": "unknown machine", "error": traceback.format_exc()}
+        return {"device_name": _nvml_name(), "error": traceback.format_exc()}
+
+
+def _nvml_name() -> str:
+    """The device's name by NVML, which is torch's as well; of an instance of MIG that of its GPU."""
+    try:
+        name: str = pynvml.nvmlDeviceGetName(nvml_handle(cuda_uuid()))
+    except (pynvml.NVMLError, OSError) as error:
+        return f"unknown machine, {error}"
+    pynvml.nvmlShutdown()
+    return name
 
 
 def _is_bad(part: Mapping[str, Any], scale: Scale) -> bool:

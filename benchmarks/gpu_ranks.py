@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Any
 
-from gpu_scale import Task
+from gpu_scale import TRIAL_S, Task
 from part_guard import Figures
 from product_run import TimedLauncher, open_trials
 from ranks_cases import wide
@@ -41,13 +41,18 @@ def check_ranks(task: Task) -> Figures:
         found.setdefault(name, []).append(run)
         task.keep({"variants": found})
     backend = f"DistributedDataParallel/{'gloo' if device == 'cpu' else 'nccl'}"
-    groups = [run for name, runs in found.items() if name != _SINGLE for run in runs]
+    if not found:
+        return {"skipped": f"{task.seconds:.0f} s are too short for a trial"}
+    left_out = [name for name in variants if name not in found]
+    ran = [run for name, runs in found.items() if name != _SINGLE for run in runs if run["outcome"] == "ok"]
+    has_failed = any(run["outcome"] != "ok" for runs in found.values() for run in runs)
     return {
         "promises": {
-            "is_over_nccl": bool(groups) and all(run["noted"] == [backend] for run in groups),
-            "every_variant_ran": all(run["outcome"] == "ok" for runs in found.values() for run in runs),
+            "is_over_nccl": all(run["noted"] == [backend] for run in ran) if ran else None,
+            "every_variant_ran": False if has_failed else None if left_out else True,
         },
-        "left_out": [name for name in variants if name not in found],
+        "why_not_judged": f"no time for {', '.join(left_out)}" if left_out else None,
+        "left_out": left_out,
         "over_single": _over_single(found),
         "variants": found,
     }
@@ -86,7 +91,7 @@ def _trials(
     variants: Mapping[str, Mapping[str, Any]], device: str, seconds: float, width: int
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Every variant once, then again, as long as there is time for the longest trial so far."""
-    ends_at, longest_s = monotonic() + seconds, 0.0
+    ends_at, longest_s = monotonic() + seconds, TRIAL_S
     with TemporaryDirectory(prefix="autotune-benchmark-") as folder:
         notes = Path(folder) / "notes"
         launcher = TimedLauncher(ForkServerLauncher(Path(folder) / "server.log"), notes)

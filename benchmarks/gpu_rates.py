@@ -5,6 +5,7 @@ All that a trial can tell; its start; its rate against plain loops.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping
 from contextlib import ExitStack
 from statistics import median
@@ -12,7 +13,18 @@ from time import monotonic
 from typing import Any
 
 from cases import Case
-from gpu_scale import PLAIN_STARTUP_S, WORKLOADS, Scale, Task, case_of, fork_server, one_server, plain
+from gpu_scale import (
+    PLAIN_STARTUP_S,
+    TRIAL_S,
+    WORKLOADS,
+    Scale,
+    Task,
+    case_of,
+    fork_server,
+    one_server,
+    plain,
+    plain_alone,
+)
 from overhead import measure_trial_start
 from part_guard import Figures
 from product_run import RunTrial, measurement_figures, open_trials, window_s
@@ -22,13 +34,13 @@ from autotune import Measurement
 from autotune.core.busy import WAIT_SOURCE
 from autotune.core.trial import TrialResult
 from autotune.extras import everything
+from autotune.launch.launcher import notes_of
 from autotune.protocol import NO_EXTRAS, WindowRules
 
 __all__ = ["compare_to_plain", "measure_baselines", "measure_start", "run_with_everything", "settings_of"]
 
 _WITHIN = 0.02
 _ENOUGH_PAIRS = 4  # settings, before their median is judged
-_TRIAL_S = 8.0  # of a trial with its start, as far as one was not seen yet
 _LONG_PLAINS_FROM_S = 150.0  # of a part: below, plain loops of full length leave room for two settings at the most
 _FASTER = {"num_workers": 8, "pin_memory": True}
 _SETTINGS: tuple[tuple[str, Mapping[str, Any]], ...] = (
@@ -55,11 +67,21 @@ _BY_DEVICE = ("reserved_bytes", "outside_bytes", "allocated_bytes", "alloc_retri
 def run_with_everything(task: Task) -> Figures:
     """One trial with every extra: it ends well, and every figure that the device can tell is there."""
     case, window = case_of("resnet50", task.scale), WindowRules()
-    with open_trials(case, device=task.scale.device, window=window, extras=everything(window)) as run:
+    extras = everything(window)
+    with (
+        one_server() as launcher,
+        open_trials(case, device=task.scale.device, window=window, extras=extras, launcher=launcher) as run,
+    ):
         result = run({**case.settings, "pin_memory": True, "amp_dtype": "bfloat16"})
+        notes = notes_of(launcher)
     found = result.measurement
-    ended = {"ended_ok": result.outcome == "ok"}
-    figures: Figures = {"outcome": result.outcome, "reason": result.reason, "promises": ended}
+    ended = {"ended_ok": result.outcome == "ok", "trials_are_forked": notes == ()}
+    figures: Figures = {
+        "outcome": result.outcome,
+        "reason": result.reason,
+        "launcher_notes": list(notes),
+        "promises": ended,
+    }
     if found is None:
         return figures
     missing = _missing(found)
@@ -90,7 +112,7 @@ def compare_to_plain(task: Task) -> Figures:
     is_long = task.seconds >= _LONG_PLAINS_FROM_S
     plain_s = scale.long_plain_s if is_long else scale.plain_s
     pairs: list[Figures] = []
-    longest_s = _TRIAL_S + PLAIN_STARTUP_S + scale.skip_s + plain_s
+    longest_s = TRIAL_S + PLAIN_STARTUP_S + scale.skip_s + plain_s
     with one_server() as launcher, ExitStack() as opened:
         runs: dict[str, RunTrial] = {}
         for index, (name, settings) in enumerate(_SETTINGS):
@@ -101,15 +123,21 @@ def compare_to_plain(task: Task) -> Figures:
                 case = case_of(name, scale)
             except ImportError:
                 continue  # without Pillow there are no JPEGs
-            if name not in runs:
-                trials = open_trials(
-                    case, device=scale.device, window=WindowRules(), extras=NO_EXTRAS, launcher=launcher
-                )
-                runs[name] = opened.enter_context(trials)
             used = settings_of(case, settings, scale)
-            pairs.append(_pair(name, used, runs[name], scale, plain_s, is_trial_first=index % 2 == 0))
+            try:
+                if name not in runs:
+                    trials = open_trials(
+                        case, device=scale.device, window=WindowRules(), extras=NO_EXTRAS, launcher=launcher
+                    )
+                    runs[name] = opened.enter_context(trials)
+                pairs.append(_pair(name, used, runs[name], scale, plain_s, is_trial_first=index % 2 == 0))
+            except Exception:  # noqa: BLE001 - one pair that fails must not cost the others
+                pairs.append({"workload": name, "settings": used, "error": None, "failure": traceback.format_exc()})
+                say(f"fidelity: {name}: failed")
             longest_s = max(longest_s, monotonic() - begun)
             task.keep({"pairs": pairs})
+    if not pairs:
+        return {"skipped": f"{task.seconds:.0f} s are too short for a pair"}
     errors = [abs(pair["error"]) for pair in pairs if pair["error"] is not None]
     is_judged = plain_s >= scale.long_plain_s and len(errors) >= _ENOUGH_PAIRS
     return {
@@ -135,6 +163,8 @@ def measure_baselines(task: Task) -> Figures:
             continue
         found[name] = plain(name, task.scale, case.settings)
         task.keep(found)
+    if not found:
+        return {"skipped": f"{task.seconds:.0f} s are too short for a plain loop"}
     return {**found, "left_out": [name for name in WORKLOADS if name not in found]}
 
 
@@ -148,9 +178,9 @@ def settings_of(case: Case, settings: Mapping[str, Any], scale: Scale) -> dict[s
 def _pair(
     name: str, settings: Mapping[str, Any], run: RunTrial, scale: Scale, plain_s: float, *, is_trial_first: bool
 ) -> Figures:
-    """A trial and a plain loop of the same settings, in either order."""
+    """A trial and a plain loop of the same settings, in either order; nobody watches either."""
     result: TrialResult | None = run(settings) if is_trial_first else None
-    figures = plain(name, scale, settings, seconds=plain_s)
+    figures = plain_alone(name, scale, settings, seconds=plain_s)
     result = run(settings) if result is None else result
     seen, truth = result.measurement, figures["samples_per_s"]
     error = None if seen is None else seen.samples_per_s / truth - 1
@@ -164,7 +194,7 @@ def _pair(
         "trial_samples_per_s": None if seen is None else seen.samples_per_s,
         "trial_ci": None if seen is None else list(seen.samples_per_s_ci),
         "trial_window_s": None if seen is None else window_s(seen),
-        "plain": figures,
+        "plain": {**figures, "settings": dict(settings)},
     }
 
 

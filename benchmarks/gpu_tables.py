@@ -15,6 +15,8 @@ __all__ = ["print_gpu_tables"]
 _GIB = 2**30
 _MEMORY_KEYS = ("peak_bytes", "reserved_bytes", "nvml_peak_bytes")
 _TOLD = {True: "kept", False: "BROKEN", None: "not judged"}
+_SEARCHES = (("starved", "linear"), ("starved", "sized"), ("jpeg", "search"), ("gpt2", "search"))
+"""Part, and where it keeps a search of which both sides are shown."""
 Results = Mapping[str, Mapping[str, Any]]
 
 
@@ -22,7 +24,7 @@ def print_gpu_tables(results: Results) -> None:
     """Print what is there; a line for each part that has not come to its end."""
     _print_starts(results.get("trial_start", {}))
     _print_searches(results)
-    for name, key in (("starved", "linear"), ("starved", "sized"), ("jpeg", "search"), ("gpt2", "search")):
+    for name, key in _SEARCHES:
         _print_sides(f"{name}, {key}", results.get(name, {}).get(key, {}).get("sides", {}))
     _print_pairs(results.get("fidelity", {}))
     _print_blocks(results.get("block_edges", {}))
@@ -50,9 +52,8 @@ def _print_starts(start: Mapping[str, Any]) -> None:
 
 
 def _print_searches(results: Results) -> None:
-    keys = (("starved", "linear"), ("starved", "sized"), ("jpeg", "search"), ("gpt2", "search"))
     rows = []
-    for name, key in (*keys, ("default_search", "search")):
+    for name, key in (*_SEARCHES, ("default_search", "search")):
         found = results.get(name, {}).get(key)
         if found is None:
             continue
@@ -98,8 +99,8 @@ def _print_pairs(part: Mapping[str, Any]) -> None:
     rows = [
         [
             one["workload"],
-            _number(one["trial_samples_per_s"], ",.0f"),
-            _number(one["plain"]["samples_per_s"], ",.0f"),
+            _number(one.get("trial_samples_per_s"), ",.0f"),
+            _number(one.get("plain", {}).get("samples_per_s"), ",.0f"),
             _number(one["error"], "+.1%"),
         ]
         for one in part.get("pairs", ())

@@ -129,10 +129,13 @@ def cuda_uuid(index: int = 0) -> str:
     """The UUID of a device by CUDA's number, as CUDA_VISIBLE_DEVICES leaves it; without NVML's prefix.
 
     Raises:
-        OSError: there is no driver, or no such device.
+        OSError: there is no driver, or no such device, or no answer within 30 s.
     """
     command = [sys.executable, "-c", _ASK, str(index)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_WITHIN_S, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_WITHIN_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise OSError(f"CUDA's driver does not answer within {_ANSWER_WITHIN_S:.0f} s") from error
     if done.returncode != 0:
         said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         raise OSError(f"CUDA's driver does not tell which device cuda:{index} is: {said[-1]}")

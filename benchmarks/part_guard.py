@@ -38,12 +38,18 @@ _GONE_WITHIN_S = 5.0
 _STACK_BYTES = 4000
 
 
-def run_guarded(work: Callable[[Keep], Mapping[str, Any]], *, limit_s: float) -> Figures:
-    """Run `work` in a process of its own for at most `limit_s` seconds; its figures, and "error" where it failed."""
+def run_guarded(work: Callable[[Keep], Mapping[str, Any]], *, limit_s: float, kept: Path | None = None) -> Figures:
+    """Run `work` in a process of its own for at most `limit_s` seconds; its figures, and "error" where it failed.
+
+    `kept`: a file that holds the figures so far, also where the caller itself is ended; the caller removes it.
+    """
     token = uuid.uuid4().hex
     with TemporaryDirectory(prefix="autotune-benchmark-") as path:
         folder = Path(path)
-        process = get_context("fork").Process(target=_work, args=(work, folder, limit_s, token))
+        known = folder / "figures" if kept is None else kept
+        known.parent.mkdir(parents=True, exist_ok=True)
+        known.unlink(missing_ok=True)  # an earlier call's
+        process = get_context("fork").Process(target=_work, args=(work, folder, known, limit_s, token))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # threads that numpy has started survive a fork well
             process.start()
@@ -52,7 +58,7 @@ def run_guarded(work: Callable[[Keep], Mapping[str, Any]], *, limit_s: float) ->
             is_late = process.is_alive()
         finally:
             _end(process, token)
-        figures = _read(folder / "figures")
+        figures = _read(known)
         if is_late:
             stack = _stack(folder / "stack")
             return {**figures, "error": f"{stack}\nTimeoutError: the part took more than {limit_s:.0f} s"}
@@ -61,7 +67,7 @@ def run_guarded(work: Callable[[Keep], Mapping[str, Any]], *, limit_s: float) ->
         return figures
 
 
-def _work(work: Callable[[Keep], Mapping[str, Any]], folder: Path, limit_s: float, token: str) -> None:
+def _work(work: Callable[[Keep], Mapping[str, Any]], folder: Path, kept: Path, limit_s: float, token: str) -> None:
     """The forked process: figures go to a file, whole each time; where it stands shortly before its end to another."""
     os.environ[_MARK] = token  # of whatever it starts
     stack = (folder / "stack").open("w")
@@ -70,7 +76,7 @@ def _work(work: Callable[[Keep], Mapping[str, Any]], folder: Path, limit_s: floa
     known: Figures = {}
 
     def keep(figures: Figures) -> None:
-        _write(folder / "figures", known | figures)
+        _write(kept, known | figures)
         known.update(figures)
 
     try:

@@ -39,6 +39,7 @@ __all__ = [
     "only",
     "open_runner",
     "open_trials",
+    "plan_for",
     "search",
     "search_figures",
     "window_s",
@@ -156,31 +157,37 @@ def open_runner(
     launcher: Launcher | None = None,
 ) -> Iterator[tuple[TrialRunner, ResolvedSpace]]:
     """A runner of a case's trials that has looked at the case once, and the space that it would search."""
-    workload = Workload(
-        model=case.model,
-        dataset=case.dataset,
-        step=case.step,
-        optimizer=case.optimizer,
-        collate_fn=case.collate_fn,
-        shuffle=case.shuffle,
-    )
-    limit = {} if memory_limit is None else {"memory_limit": memory_limit}
-    plan = Plan(
-        name="trials",
-        workload=workload,
-        baseline=TrainingConfig.model_validate(dict(case.settings)),
-        space=SearchSpace.model_validate(dict(space or {})),
-        objective=Objective.model_validate(limit),
-        device=device,
-    )
+    plan = plan_for(case, device, space=space, memory_limit=memory_limit)
     with (
         TemporaryDirectory(prefix="autotune-benchmark-") as path,
         open_run_folder(Path(path), fresh=False) as folder,
         opened_launcher(launcher, folder, plan) as starts,
     ):
-        with unreachable_by_value(workload):
-            write_payload(workload, folder.payload)
+        with unreachable_by_value(plan.workload):
+            write_payload(plan.workload, folder.payload)
         yield look(plan, runner_for(plan, folder, starts))
+
+
+def plan_for(
+    case: Case, device: str, *, space: Mapping[str, Any] | None = None, memory_limit: float | str | None = None
+) -> Plan:
+    """What a case asks of the product."""
+    limit = {} if memory_limit is None else {"memory_limit": memory_limit}
+    return Plan(
+        name="trials",
+        workload=Workload(
+            model=case.model,
+            dataset=case.dataset,
+            step=case.step,
+            optimizer=case.optimizer,
+            collate_fn=case.collate_fn,
+            shuffle=case.shuffle,
+        ),
+        baseline=TrainingConfig.model_validate(dict(case.settings)),
+        space=SearchSpace.model_validate(dict(space or {})),
+        objective=Objective.model_validate(limit),
+        device=device,
+    )
 
 
 def only(settings: Mapping[str, Any], **searched: Any) -> dict[str, Any]:

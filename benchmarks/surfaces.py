@@ -39,6 +39,7 @@ from surface_cases import Grid, grids_for, small_gpu_grids
 from surface_order import FIRST_POINTS, missing_visits
 
 from autotune import TrainingConfig
+from autotune.core.expectation import LOADER_SETTINGS
 from autotune.extras import everything
 from autotune.launch.runner import TrialRunner
 from autotune.protocol import NO_EXTRAS, Extras, WindowRules
@@ -142,7 +143,11 @@ def _record(
     surface = file.read()
     if not _missing(grid, surface, arguments) or not sitting.has(sitting.longest_s):
         return
-    case = replace(grid.case(), settings=grid.baseline)
+    try:
+        case = replace(grid.case(), settings=grid.baseline)
+    except ImportError as error:
+        print(f"{name}: left out: {error}", file=sys.stderr)  # such as JPEGs without Pillow
+        return
     with open_runner(case, device="auto", space=grid.space, memory_limit=grid.memory_limit) as (runner, space):
         if surface is None:
             file.add(
@@ -218,26 +223,31 @@ def _visit(runner: TrialRunner, file: _File, config: TrainingConfig, visit: Visi
 
 
 def _record_curves(grid: Grid, runner: TrialRunner, file: _File, sitting: _Sitting) -> None:
-    """All device settings of the grid in one process, and all loader settings, at the baseline's batch.
+    """All device settings of the grid in one process, and all loader settings."""
+    own = TrainingConfig.model_validate(dict(grid.baseline))
+    deadline_s = min(_CURVES_DEADLINE_S, sitting.left_s)
+    report = runner.curves(own, curve_points(grid), deadline_s=deadline_s, extras=Extras(stretch_s=_STRETCH_S))
+    if report.curves is None:
+        print(f"the curves failed: {report.result.reason}", file=sys.stderr)
+        return
+    file.add("curves", wall_s=report.result.wall_s, curves=report.curves.model_dump(mode="json", exclude_defaults=True))
+
+
+def curve_points(grid: Grid) -> list[TrainingConfig]:
+    """The points whose loader or device is looked at alone: those of one side, at the baseline's batch of the other.
 
     Of the loader with the most workers also the ends of the batch, as a search looks at it.
     """
     own = TrainingConfig.model_validate(dict(grid.baseline))
-    loader = {"num_workers", "prefetch_factor", "persistent_workers"}
     most, batches = max(grid.domains["num_workers"]), grid.domains["micro_batch_size"]
     variations = []
     for config in sorted(grid.configs(), key=lambda one: one.micro_batch_size):
         changed = {name for name, _ in set(config) if getattr(config, name) != getattr(own, name)}
         is_end = config.num_workers == most and config.micro_batch_size in {min(batches), max(batches)}
-        is_of_loader = changed <= loader or (is_end and changed <= loader | {"micro_batch_size"})
-        if changed and (is_of_loader or not changed & loader):
+        is_of_loader = changed <= LOADER_SETTINGS or (is_end and changed <= LOADER_SETTINGS | {"micro_batch_size"})
+        if changed and (is_of_loader or not changed & LOADER_SETTINGS):
             variations.append(config)
-    deadline_s = min(_CURVES_DEADLINE_S, sitting.left_s)
-    report = runner.curves(own, variations, deadline_s=deadline_s, extras=Extras(stretch_s=_STRETCH_S))
-    if report.curves is None:
-        print(f"the curves failed: {report.result.reason}", file=sys.stderr)
-        return
-    file.add("curves", wall_s=report.result.wall_s, curves=report.curves.model_dump(mode="json", exclude_defaults=True))
+    return variations
 
 
 def _print_summary(surfaces: Mapping[str, Surface | None]) -> None:

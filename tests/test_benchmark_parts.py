@@ -16,12 +16,23 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # scripts that stand beside each other, not a package
 
 import gpu
-from gpu import PARTS, Part, run_parts, wanted_parts
+import gpu_checks
+import gpu_memory
+import gpu_ranks
+import gpu_rates
+import gpu_searches
+import gpu_windows
+import part_guard
+from gpu import PARTS, Part, run_parts, seconds_for, wanted_parts
 from gpu_scale import SMOKE, Task
 from part_guard import Figures, Keep, run_guarded
-from recording import Recording, read_results
+from recording import Recording, git_revision, read_results
+
+from autotune.core.memory_line import MemoryKind, MemoryPoint, fit_memory
+from autotune.core.trial import Outcome, TrialResult
 
 LONG_S = 60.0
+GIB = 1 << 30
 
 
 def test_figures_of_a_part_come_back_those_kept_on_the_way_included() -> None:
@@ -93,8 +104,8 @@ def written(recording: Recording) -> Figures:
     return results
 
 
-def part(run: object, seconds: float = 10.0) -> Part:
-    return Part(run=run, seconds=seconds, most_s=20.0, proves="nothing")  # type: ignore[arg-type] # a lambda
+def part(run: object, needs_s: float = 10.0) -> Part:
+    return Part(run=run, needs_s=needs_s, most_s=20.0, proves="nothing")  # type: ignore[arg-type] # a lambda
 
 
 def test_a_run_replaces_the_parts_it_was_given_and_keeps_the_others(recording: Recording) -> None:
@@ -117,27 +128,77 @@ def test_a_part_that_fails_leaves_the_next_its_turn_and_is_in_the_file_by_then(r
     assert written(recording)["nccl"]["seen"] == "RuntimeError: broken"
 
 
-def test_a_part_without_time_is_written_down_as_skipped(recording: Recording) -> None:
-    run_parts({"gpt2": part(lambda _: {}, seconds=100.0)}, recording, SMOKE, budget_s=1.0)
-    assert "no time" in written(recording)["gpt2"]["skipped"]
+def test_a_part_without_the_time_it_needs_is_skipped_and_a_smaller_one_behind_it_runs(recording: Recording) -> None:
+    parts = {"gpt2": part(lambda _: {}, needs_s=100.0), "nccl": part(lambda _: {"value": 3})}
+    run_parts(parts, recording, SMOKE, budget_s=15.0)
+    assert "needs 100 s" in written(recording)["gpt2"]["skipped"]
+    assert written(recording)["nccl"]["value"] == 3
 
 
-def test_time_that_a_part_has_left_goes_to_the_next(recording: Recording) -> None:
-    given = part(lambda task: {"seconds": task.seconds})
-    run_parts({"gpt2": given, "nccl": given}, recording, SMOKE, budget_s=24.0)
-    results = written(recording)
-    assert results["gpt2"]["seconds"] == pytest.approx(12, abs=0.5)
-    assert results["nccl"]["seconds"] == 20.0, "all that is left, up to its own most"
+def test_a_part_without_time_keeps_the_figures_that_it_has(recording: Recording) -> None:
+    run_parts({"trial": part(lambda _: {}, needs_s=100.0)}, recording, SMOKE, budget_s=1.0)
+    assert recording.results["trial"] == {"value": 1}
 
 
-def test_parts_that_are_named_run_anew_and_else_those_without_figures() -> None:
+def test_a_part_is_given_its_most_while_that_is_left_and_else_what_is_left() -> None:
+    one = part(None)
+    assert [seconds_for(one, left_s) for left_s in (100.0, 15.0, 10.0, 9.9)] == [20.0, 15.0, 10.0, None]
+
+
+def test_what_a_part_has_kept_lies_beside_the_json_until_the_part_is_in_it(recording: Recording) -> None:
+    beside = recording.path.with_suffix("") / "gpt2.kept.json"
+
+    def work(task: Task) -> Figures:
+        task.keep({"first": 1})
+        return {"beside": json.loads(beside.read_text())}
+
+    run_parts({"gpt2": part(work)}, recording, SMOKE, budget_s=LONG_S)
+    assert written(recording)["gpt2"]["beside"] == {"first": 1}
+    assert not beside.exists()
+
+
+def test_parts_that_are_named_run_anew_and_else_those_without_figures_then_those_that_failed() -> None:
     results = {"machine": {}, "trial": {"error": "gone"}, "starved": {"skipped": "no time"}}
-    assert wanted_parts(results, ["nccl", "machine"]) == ["machine", "nccl"]
-    assert wanted_parts(results, []) == [name for name in PARTS if name != "machine"]
+    assert list(wanted_parts(results, ["nccl", "machine"])) == ["machine", "nccl"]
+    assert list(wanted_parts(results, [])) == [name for name in PARTS if name not in {"machine", "trial"}] + ["trial"]
 
 
-def test_shares_of_a_whole_run_leave_it_under_nine_minutes() -> None:
-    assert gpu._BUDGET_S + gpu._GRACE_S < 9 * 60, "the last part may overrun"
+def test_what_was_not_judged_runs_again_where_it_can_be_given_more_time_and_only_then() -> None:
+    results = {name: Figures() for name in PARTS}
+    short = {"why_not_judged": "too few pairs", "given_s": 200.0}
+    wanted = wanted_parts({**results, "fidelity": short, "baselines": {"promises": {}}}, [])
+    assert list(wanted) == ["fidelity"]
+    assert wanted["fidelity"].needs_s > 200.0
+    assert not wanted_parts({**results, "fidelity": {**short, "given_s": PARTS["fidelity"].most_s}}, [])
+
+
+def test_a_call_ends_within_nine_minutes_and_has_time_for_each_part() -> None:
+    ended_s = part_guard._ENDS_WITHIN_S + part_guard._GONE_WITHIN_S
+    assert gpu._BUDGET_S + gpu._GRACE_S + ended_s < 9 * 60 - 10, "the last part may overrun; imports come first"
+    before_s = 30.0  # the machine is described
+    assert all(one.needs_s <= one.most_s and one.needs_s <= gpu._BUDGET_S - before_s for one in PARTS.values())
+
+
+def calls_for_everything(takes: str) -> int:
+    """Calls until every part has run, where each takes the least or the most that it may."""
+    left, calls = dict(PARTS), 0
+    while left:
+        left_s = gpu._BUDGET_S - 30.0
+        for name, one in list(left.items()):
+            seconds = seconds_for(one, left_s)
+            if seconds is not None:
+                left_s -= one.needs_s if takes == "least" else seconds
+                del left[name]
+        calls += 1
+    return calls
+
+
+def test_the_page_says_how_many_calls_prove_everything() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "gpu.md").read_text()
+    numbers = {4: "four", 5: "five"}
+    assert (
+        f"{numbers[calls_for_everything('least')]} calls, {numbers[calls_for_everything('most')]} at the most" in page
+    )
 
 
 def test_a_promise_that_was_not_kept_is_told_by_the_exit_code_one_not_judged_is_not(
@@ -152,6 +213,85 @@ def test_a_promise_that_was_not_kept_is_told_by_the_exit_code_one_not_judged_is_
     monkeypatch.setattr(sys, "argv", ["gpu.py", "--summary"])
     assert exit_code(kept=True, not_judged=None) == 0
     assert exit_code(kept=True, broken=False) == 1
+
+
+def test_the_list_says_what_was_never_run_and_what_was_never_judged() -> None:
+    states = {
+        "never run": None,
+        "skipped": {"skipped": "no time"},
+        "failed": {"error": "gone", "promises": {"one": True}},
+        "not judged": {"promises": {"one": True, "other": None}},
+        "broken": {"promises": {"one": False, "other": None}},
+        "kept": {"promises": {"one": True}},
+        "recorded": {"value": 1},
+    }
+    assert [gpu._state(one) for one in states.values()] == list(states)
+
+
+def test_a_default_search_past_its_time_is_a_broken_promise(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(gpu_searches, "_ENDED_AFTER_S", 0.05)
+    monkeypatch.setattr(gpu_searches, "search", lambda *_, **__: sleep(LONG_S))
+    task = Task(scale=SMOKE, seconds=LONG_S, folder=tmp_path, keep=lambda _: None)
+    assert gpu_searches.search_by_default(task)["promises"] == {"ends_within_5_minutes": False}
+
+
+@pytest.mark.parametrize(
+    ("model_s", "is_possible"),
+    [(5e-3, True), (3e-3, False), (20e-3, False)],
+    ids=["between", "faster than all workers", "busy without workers"],
+)
+def test_a_model_that_cannot_go_from_idle_to_busy_is_not_judged(model_s: float, is_possible: bool) -> None:
+    assert (gpu_searches._why_no_size(model_s, [45e-3, 3e-3]) is None) is is_possible
+
+
+@pytest.mark.parametrize(
+    ("short", "told"),
+    [([100.0, 100.5], True), ([90.0, 91.0], False), ([94.0, 100.0], None)],
+    ids=["alike", "less than the spread explains", "within the spread"],
+)
+def test_blocks_are_judged_beyond_the_spread_of_equal_windows_alone(short: list[float], told: bool | None) -> None:
+    assert gpu_windows._tell_the_same({"0.2 s": short, "1.0 s": [100.0, 101.0]}) is told
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "verdict"),
+    [({"a": "ok", "b": "ok"}, True), ({"a": "ok", "b": None}, None), ({"a": "crashed", "b": None}, False)],
+    ids=["all", "one unknown", "one against it"],
+)
+def test_a_precision_that_never_came_to_its_end_is_no_verdict(
+    outcomes: dict[str, str | None], verdict: bool | None
+) -> None:
+    assert gpu_checks._all_ended(outcomes, "ok") is verdict
+
+
+LINE = fit_memory(MemoryKind(amp_dtype="float32"), [MemoryPoint(4, 5 * GIB), MemoryPoint(8, 6 * GIB)])
+
+
+@pytest.mark.parametrize(
+    ("outcome", "limit", "holds"),
+    [("oom", 7 * GIB, True), ("oom", 40 * GIB, False), ("timeout", 40 * GIB, None)],
+    ids=["near the limit", "far below the limit", "cut off"],
+)
+def test_a_batch_that_the_line_put_far_below_the_limit_must_not_be_out_of_memory(
+    outcome: Outcome, limit: int, holds: bool | None
+) -> None:
+    assert LINE is not None
+    assert gpu_memory._prediction(LINE, 16, TrialResult(outcome=outcome), limit)["holds"] is holds
+
+
+def test_ranks_without_time_for_a_trial_are_skipped_not_judged(tmp_path: Path) -> None:
+    task = Task(scale=SMOKE, seconds=0.1, folder=tmp_path, keep=lambda _: None)
+    assert list(gpu_ranks.check_ranks(task)) == ["skipped"]
+
+
+def test_pairs_and_plain_loops_without_time_are_skipped_not_judged(tmp_path: Path) -> None:
+    for part in (gpu_rates.compare_to_plain, gpu_rates.measure_baselines):
+        assert list(part(Task(scale=SMOKE, seconds=0.1, folder=tmp_path, keep=lambda _: None))) == ["skipped"]
+
+
+def test_a_tree_without_git_tells_its_revision_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOTUNE_REVISION", "abc123")
+    assert git_revision() == "abc123"
 
 
 def test_a_wrong_part_is_refused_with_the_names_there_are(

@@ -7,7 +7,10 @@ import shutil
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -21,11 +24,13 @@ from torch.overrides import TorchFunctionMode
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # scripts that stand beside each other, not a package
 
 import gpu_watch
+import surfaces
 from cases import Case
 from plain_loop import Stepper
 from replay import RecordedTrial, Surface
 from surface_cases import GRIDS, Grid, grids_for
 from surface_order import FIRST_POINTS, missing_visits, spread_order
+from surfaces import curve_points
 
 from autotune.core.trial import TrialResult
 
@@ -170,3 +175,33 @@ def test_a_device_that_nvml_does_not_know_leaves_the_watch_blind_and_says_so(nvm
     assert (watch.samples, watch.idle_bytes, watch.peak_bytes(0.0, 1e12)) == ([], None, None)
     assert watch.why_blind is not None
     assert nvml.references == 0
+
+
+def test_a_driver_that_does_not_answer_is_an_error_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_watch, "_ASK", "import time; time.sleep(60)")
+    monkeypatch.setattr(gpu_watch, "_ANSWER_WITHIN_S", 0.2)
+    with pytest.raises(OSError, match="does not answer"):
+        gpu_watch.cuda_uuid()
+
+
+def test_pinned_copies_belong_to_the_loader_in_the_curves_of_a_surface() -> None:
+    grid = grids_for("cuda")["resnet50"]
+    own = grid.baseline
+    points = curve_points(grid)
+    assert any(point.pin_memory for point in points)
+    for point in points:
+        if point.pin_memory:
+            assert (point.amp_dtype, point.channels_last) == ("float32", False), "no device setting beside it"
+            assert point.micro_batch_size == own["micro_batch_size"] or point.num_workers == 16
+
+
+def test_a_workload_whose_libraries_are_missing_is_left_out_of_a_sitting(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def case() -> Case:
+        raise ImportError("no Pillow here")
+
+    grid = replace(grids_for("cuda")["jpeg"], case=case)
+    arguments = Namespace(points=1, visits=1, contender_visits=1)
+    surfaces._record("jpeg", grid, surfaces._File(tmp_path / "jpeg"), {}, arguments, surfaces._Sitting(ends_at=inf))
+    assert "jpeg: left out: no Pillow here" in capsys.readouterr().err

@@ -64,8 +64,8 @@ def device_facts(figures: Figures) -> dict[str, str]:
 
 
 def say_doubts(told: Mapping[str, Figures]) -> tuple[str, ...]:
-    """What makes the comparison itself doubtful: throttled windows, clocks that moved, a power limit that held some."""
-    return (*_say_throttled(told), *_say_clocks(told), *_say_unlike_limits(told))
+    """What makes the comparison itself doubtful: throttled windows, clocks that moved."""
+    return (*_say_throttled(told), *_say_clocks(told))
 
 
 def _say_throttled(told: Mapping[str, Figures]) -> tuple[str, ...]:
@@ -77,7 +77,10 @@ def _say_throttled(told: Mapping[str, Figures]) -> tuple[str, ...]:
 
 
 def _say_unlike_limits(told: Mapping[str, Figures]) -> tuple[str, ...]:
-    """That some of the windows that are compared ran at the device's power limit, and others did not."""
+    """That some of the windows that are compared ran at the device's power limit, and others did not.
+
+    No doubt: a loop that was starved and is not any more gets there by what it has won.
+    """
     if len({seen.is_at_power_limit for one in told.values() for seen in one.conditions}) < 2:
         return ()
     counts = ", ".join(f"{title} {_say_at_limit(one.conditions)}" for title, one in told.items() if one.conditions)
@@ -86,8 +89,8 @@ def _say_unlike_limits(told: Mapping[str, Figures]) -> tuple[str, ...]:
 
 
 def say_conditions(told: Mapping[str, Figures]) -> tuple[str, ...]:
-    """What else moves rates, a sentence each: other users, a full memory, the machine's own settings."""
-    return (*_say_others(told), *say_setup(told))
+    """What else moves rates, a sentence each: the power limit, other users, a full memory, the machine's settings."""
+    return (*_say_unlike_limits(told), *_say_others(told), *say_setup(told))
 
 
 def say_setup(told: Mapping[str, Figures]) -> tuple[str, ...]:
