@@ -137,13 +137,17 @@ def test_throttled_windows_are_said_in_every_form(form: Callable[[RunSummary, Pa
         (HOT, "throttled itself"),
         ({"throttle_reasons": ("hardware_slowdown",)}, "windows: slowdown by the"),
         ({"sm_clock_mhz": (1980, 1755)}, "clock moved within"),
-        (CAPPED, "Some of what is compared"),
     ],
 )
 def test_doubts_are_said_before_the_table_of_the_result(after: dict[str, Any], said: str, tmp_path: Path) -> None:
     text = on_terminal(make_conditions_summary(after), tmp_path)
     assert text.index(said) < text.index("samples/s")
     assert text.count(said) == 1
+
+
+def test_a_power_limit_that_held_some_windows_is_told_and_no_doubt(tmp_path: Path) -> None:
+    text = on_terminal(make_conditions_summary(CAPPED), tmp_path)
+    assert text.index("Some of what is compared") > text.index("samples/s")
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,6 @@ from autotune.launch.runner import TrialRunner
 from autotune.testing import FakeLauncher
 from autotune.worker.busy import BusyProbe
 from autotune.worker.conditions import ConditionsProbe
-from autotune.worker.machine import TF32_VARIABLES
 from autotune.worker.nvml import gpu_with_uuid
 
 from . import gpu_cases as cases
@@ -357,7 +356,7 @@ def test_copies_that_nothing_is_advised_against_break_the_promise(look: Callable
 def test_a_precision_that_a_container_switches_is_left_out_by_the_variables_name(
     switch: str, amp_dtype: AmpDtype, hides: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in TF32_VARIABLES:
+    for name in ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"):
         monkeypatch.delenv(name, raising=False)
     assert cases.switch_of(amp_dtype) == ""
     name, _, value = switch.partition("=")
