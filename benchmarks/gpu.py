@@ -98,7 +98,7 @@ PARTS: Mapping[str, Part] = {
         gpu_checks.check_guard, 90, 100, "float16 that breaks a model is refused, the rest passes"
     ),
     "nccl": _part(check_ranks, 75, 90, "DDP and its hooks run over NCCL, with one rank"),
-    "stress": _part(gpu_memory.stress_winner, 60, 70, "the largest samples are trained on, and stay under the limit"),
+    "stress": _part(gpu_memory.stress_winner, 85, 95, "the largest samples are trained on, and stay under the limit"),
     "diagnosis": _part(gpu_checks.check_diagnosis, 90, 100, "a diagnosis reads the kernels' times, names the loader"),
     "conditions": _part(gpu_windows.watch_conditions, 30, 40, "clocks and energy of a window are NVML's own"),
     "trace": _part(record, 40, 50, "nothing: traces and NVML's answers, kept for tests"),
