@@ -85,7 +85,7 @@ def _trace(case: Case, settings: Mapping[str, Any], scale: Scale, path: Path, st
         stepper.train(batch, is_last=True, share=1.0)  # first allocations, and kernels that are loaded when first used
     known: Callable[[], set[Any]] = supported_activities
     wanted = known() if device.type != "cpu" else {torch.profiler.ProfilerActivity.CPU}
-    with profile(activities=sorted(wanted, key=str)) as profiler:
+    with profile(activities=sorted(wanted, key=str), acc_events=True) as profiler:  # one cycle; else torch 2.11 warns
         stepper.train(batches[0], is_last=True, share=1.0)
         _synchronise(device)  # the device has nothing to do at both ends of the mark
         with record_function(MARK):

@@ -117,7 +117,7 @@ def profile_steps(trainer: Trainer, batches: Sequence[Any], steps: int) -> list[
     known: Callable[[], set[ProfilerActivity]] = supported_activities  # torch has not typed it
     wanted = {ProfilerActivity.CPU} if trainer.device.kind == "cpu" else known()
     supply = Reused(batches)
-    with profile(activities=sorted(wanted, key=str)) as profiler:
+    with profile(activities=sorted(wanted, key=str), acc_events=True) as profiler:  # one cycle; else torch 2.11 warns
         _train(trainer, islice(supply, trainer.config.grad_accum_steps))  # starts what is started once
         given = list(islice(supply, steps))  # copies, where there are any, are no part of a step
         with record_function(MARK):
