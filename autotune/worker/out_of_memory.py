@@ -27,7 +27,7 @@ workspace (32 MiB on Hopper) take together, rounded up. Our own convention."""
 # (cudnn_graph.h) and MIOpen; NCCL's src/include/checks.h, with or without the error's number; Triton's driver.c;
 # unified-runtime's ur_api.h.
 _DEVICE = re.compile(
-    r"\b(CUDA|HIP|XPU) out of memory\b|\bMPS backend out of memory\b"
+    r"\b(CUDA|HIP|XPU) (ran )?out of memory\b|\bMPS backend out of memory\b"
     r"|(CUDA|HIP)( driver)? error: out of memory"
     r"|Cuda failure (\d+ )?'out of memory'|Triton Error \[(CUDA|HIP)\]: out of memory"
     r"|(CUDNN|CUBLAS|CUSOLVER|CUSPARSE|HIPBLAS|HIPSOLVER|HIPSPARSE)_STATUS_ALLOC_FAILED|(CU|HIP)FFT_ALLOC_FAILED"

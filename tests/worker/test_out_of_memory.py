@@ -46,6 +46,12 @@ FULL_DEVICE = [
     RuntimeError(ALLOCATOR),  # re-raised by a library under another type
     RuntimeError(RUNTIME),  # a context, a stream, a graph: what torch's allocator does not hand out
     torch.AcceleratorError(RUNTIME),
+    RuntimeError(  # torch 2.14.1, libtorch_cuda.so
+        "CUDA ran out of memory outside PyTorch's allocator. If this workload uses many dynamic shapes, cuDNN may need "
+        "additional device memory to JIT-compile shape-specialized kernels. Consider calling "
+        "torch.cuda.memory.set_per_process_memory_fraction(fraction) early in the process to leave memory available "
+        "for cuDNN."
+    ),
     RuntimeError("CUDA driver error: out of memory"),  # aten/src/ATen/cuda/Exceptions.h, AT_CUDA_DRIVER_CHECK
     # The same file, TORCH_CUDABLAS_CHECK and TORCH_CUSOLVER_CHECK
     RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
