@@ -28,7 +28,7 @@ from autotune.protocol import WindowRules
 __all__ = ["fit_line", "run_under_limit", "stress_winner", "survive_out_of_memory"]
 
 _SLACK = 0.01  # of a limit: NVML counts pages, torch its segments
-_AGREE_WITHIN = 0.03  # of the limit
+_AGREE_WITHIN = 0.03  # of the limit, or of a peak: processes differ by 1.3 % on a CPU (a smoke run), unseen on a GPU
 _PREDICTED_SHARES = (0.7, 0.9)  # of the limit, by the line
 _AT_CAP_SHARE = 0.99
 _WINDOW = WindowRules(max_s=0.5)
@@ -262,7 +262,7 @@ def _stress_figures(result: SearchResult) -> Figures:
         else told.largest_item_bytes > told.median_item_bytes,
         "stress_peak_is_not_below_trial": None
         if told is None or seen is None
-        else told.memory.peak_bytes >= seen * (1 - _SLACK),
+        else told.memory.peak_bytes >= seen * (1 - _AGREE_WITHIN),
         "stress_is_under_limit": None if told is None else told.memory.peak_bytes <= limit,
     }
     return {
