@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 from warnings import catch_warnings, filterwarnings
 
 if TYPE_CHECKING:
-    from autotune.api import DiagnosisResult, SearchResult, diagnose, load, search
-    from autotune.core.budget import Budget
-    from autotune.core.measurement import Measurement
-    from autotune.core.objective import Objective
-    from autotune.core.search_space import SearchSpace
-    from autotune.core.training_config import DdpConfig, TrainingConfig
-    from autotune.core.trial import TrialRecord
-    from autotune.core.workload import Workload
+    from autotune.api.entry import DiagnosisResult, SearchResult, diagnose, load, search
     from autotune.errors import AutotuneError
+    from autotune.records.measurement import Measurement
+    from autotune.records.trial import TrialRecord
+    from autotune.settings.budget import Budget
+    from autotune.settings.objective import Objective
+    from autotune.settings.training_config import DdpConfig, TrainingConfig
+    from autotune.settings.workload import Workload
+    from autotune.space.resolved_space import SearchSpace
 
 __version__ = "0.1.0"
 
@@ -41,19 +41,19 @@ __all__ = [
 
 _HOMES = {
     "AutotuneError": "autotune.errors",
-    "Budget": "autotune.core.budget",
-    "DdpConfig": "autotune.core.training_config",
-    "DiagnosisResult": "autotune.api",
-    "Measurement": "autotune.core.measurement",
-    "Objective": "autotune.core.objective",
-    "SearchResult": "autotune.api",
-    "SearchSpace": "autotune.core.search_space",
-    "TrainingConfig": "autotune.core.training_config",
-    "TrialRecord": "autotune.core.trial",
-    "Workload": "autotune.core.workload",
-    "diagnose": "autotune.api",
-    "load": "autotune.api",
-    "search": "autotune.api",
+    "Budget": "autotune.settings.budget",
+    "DdpConfig": "autotune.settings.training_config",
+    "DiagnosisResult": "autotune.api.entry",
+    "Measurement": "autotune.records.measurement",
+    "Objective": "autotune.settings.objective",
+    "SearchResult": "autotune.api.entry",
+    "SearchSpace": "autotune.space.resolved_space",
+    "TrainingConfig": "autotune.settings.training_config",
+    "TrialRecord": "autotune.records.trial",
+    "Workload": "autotune.settings.workload",
+    "diagnose": "autotune.api.entry",
+    "load": "autotune.api.entry",
+    "search": "autotune.api.entry",
 }
 
 
@@ -61,7 +61,7 @@ def __getattr__(name: str) -> object:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from autotune.random_state import kept_random_state
+    from autotune.api.random_state import kept_random_state
 
     with kept_random_state(), catch_warnings():  # rich draws from the global generator when it is imported
         filterwarnings("ignore", message="IProgress not found")  # optuna's progress bar, which is not shown

@@ -25,7 +25,7 @@ from autotune.errors import AutotuneError, ConfigError, RunFolderError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from autotune.core.executor import ExecutorKind
+    from autotune.settings.executor import ExecutorKind
 
 __all__ = ["cli", "main"]
 
@@ -85,10 +85,10 @@ def run(
     config: Path, overrides: tuple[str, ...], executor: ExecutorKind | None, fresh: bool, as_json: bool, quiet: bool
 ) -> None:
     """Search for the fastest settings as CONFIG says, and recommend them."""
-    from autotune.run_config import read_plan
+    from autotune.files.plan_file import read_plan
 
     plan = read_plan(config, overrides, executor=executor)
-    from autotune import api
+    from autotune.api import entry as api
 
     run_dir = plan.run_dir or api.new_run_dir()
     go_on = "run the same command" if plan.run_dir else f"run it again with --set run_dir={run_dir}"
@@ -104,11 +104,11 @@ def run(
 @_executor
 def check(config: Path, overrides: tuple[str, ...], executor: ExecutorKind | None) -> None:
     """Look at CONFIG, the workload and the machine, and show what would be searched. Trains one step."""
-    from autotune.run_config import read_plan
+    from autotune.files.plan_file import read_plan
 
     plan = read_plan(config, overrides, executor=executor)
-    from autotune import api
-    from autotune.report.terminal import print_check
+    from autotune.api import entry as api
+    from autotune.report.render.terminal import print_check
 
     found = api.check_plan(plan)
     with _stdout() as console:
@@ -129,16 +129,16 @@ def diagnose(
     Takes under a minute, unless your own code takes long to build or to make a step: then as long as measuring the
     baseline does, and other settings stay unmeasured.
     """
-    from autotune.run_config import read_plan
+    from autotune.files.plan_file import read_plan
 
     plan = read_plan(config, overrides, executor=executor)
-    from autotune import api
+    from autotune.api import entry as api
 
     found = api.diagnose_plan(plan, progress=False if quiet else "auto").diagnosis
     if as_json:
         _write(found.model_dump_json(indent=2))
         return
-    from autotune.report.diagnosis import print_diagnosis
+    from autotune.report.sections.diagnosis import print_diagnosis
 
     with _stdout() as console:
         print_diagnosis(found, console)
@@ -148,7 +148,7 @@ def diagnose(
 @click.argument("path", type=click.Path(path_type=Path), default=Path("autotune.yaml"))
 def init(path: Path) -> None:
     """Write a commented configuration to start from (PATH: autotune.yaml)."""
-    from autotune.run_config import STARTER_YAML
+    from autotune.files.starter import STARTER_YAML
 
     try:
         with path.open("x", encoding="utf-8") as file:
@@ -171,7 +171,7 @@ def init(path: Path) -> None:
 @_as_json
 def report(run_dir: Path, as_json: bool) -> None:
     """Show the result of the search in RUN_DIR once more, and write its report.md and report.html anew."""
-    from autotune import api
+    from autotune.api import entry as api
 
     summary, remark = api.rebuild_report(run_dir)
     _show_summary(summary, run_dir, as_json)
@@ -183,13 +183,13 @@ def report(run_dir: Path, as_json: bool) -> None:
 @_as_json
 def env(as_json: bool) -> None:
     """Show the machine as trials see it."""
-    from autotune import api
+    from autotune.api import entry as api
 
     environment = api.environment()
     if as_json:
         _write(json.dumps({**environment.model_dump(mode="json"), "fingerprint": environment.fingerprint}, indent=2))
         return
-    from autotune.report.terminal import print_environment
+    from autotune.report.render.terminal import print_environment
 
     with _stdout() as console:
         print_environment(environment, console)
@@ -214,11 +214,11 @@ def _interrupt_note(run_dir: Path, go_on: str) -> str:
 
 def _show_summary(summary: Any, run_dir: Path, as_json: bool) -> None:
     if as_json:
-        from autotune.report import summary_json
+        from autotune.report.render.json_document import summary_json
 
         _write(summary_json(summary, run_dir))
         return
-    from autotune.report.terminal import print_summary
+    from autotune.report.render.terminal import print_summary
 
     with _stdout() as console:
         print_summary(summary, run_dir=run_dir, console=console)

@@ -22,11 +22,11 @@ from product_run import measurement_figures, open_trials
 from recording import describe_machine, make_parser, print_table, say, start_recording
 
 from autotune import TrainingConfig
-from autotune.core.diagnosis import Advice
-from autotune.core.plan import Plan
-from autotune.core.workload import Workload
-from autotune.diagnosing import DiagnosisResult, Pace, diagnose_plan
-from autotune.protocol import NO_EXTRAS, WindowRules
+from autotune.api.diagnose import DiagnosisResult, Pace, diagnose_plan
+from autotune.protocol.messages import NO_EXTRAS, WindowRules
+from autotune.records.diagnosis import Advice
+from autotune.settings.plan import Plan
+from autotune.settings.workload import Workload
 
 _SETTINGS_WIDTH = 34
 

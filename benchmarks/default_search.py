@@ -26,7 +26,7 @@ from cases import Case
 from product_run import search, search_figures
 from recording import describe_machine, make_parser, print_table, say, start_recording
 
-from autotune.core.promise import payback_s
+from autotune.analysis.time_estimate import payback_s
 
 _CPU = ("photos", "digits", "sleeping_vectors", "tiny_gpt")
 _GPU = ("resnet50", "gpt2", "jpeg_cnn")

@@ -40,8 +40,8 @@ from quietness import drift, keep_freed_memory, look_at_speeds
 from recording import Recording, describe_machine, git_revision, make_parser, read_results, say, start_recording
 
 from autotune import Measurement
-from autotune.protocol import Extras, WindowRules
-from autotune.worker.machine import processor_name, usable_cores
+from autotune.protocol.messages import Extras, WindowRules
+from autotune.worker.setup.machine import processor_name, usable_cores
 
 _PAIRS = 3
 _QUIET = 1.0  # own convention: more than looks of a second differ by while nothing lasting changes

@@ -10,10 +10,10 @@ from gpu_scale import Task, case_of, one_server
 from part_guard import Figures
 from product_run import only, open_runner, plan_for, search, search_figures
 
-from autotune.core.busy import PROFILER_SOURCE
-from autotune.core.training_config import AMP_DTYPES
-from autotune.diagnosing import Pace, diagnose_plan
+from autotune.api.diagnose import Pace, diagnose_plan
 from autotune.launch.launcher import Launcher
+from autotune.records.utilization import PROFILER_SOURCE
+from autotune.settings.training_config import AMP_DTYPES
 
 __all__ = ["check_diagnosis", "check_guard"]
 

@@ -19,11 +19,11 @@ from product_run import TRIAL_DEADLINE_S, LaunchTimes, TimedLauncher, only, open
 from recording import say
 
 from autotune import SearchResult, TrainingConfig
-from autotune.core.memory_line import MemoryKind, MemoryLine, MemoryPoint, fit_memory
-from autotune.core.objective import memory_fault
-from autotune.core.trial import TrialResult
+from autotune.analysis.memory_line import MemoryKind, MemoryLine, MemoryPoint, fit_memory
 from autotune.launch.runner import TrialRunner
-from autotune.protocol import WindowRules
+from autotune.protocol.messages import WindowRules
+from autotune.records.trial import TrialResult
+from autotune.settings.objective import memory_fault
 
 __all__ = ["fit_line", "run_under_limit", "stress_winner", "survive_out_of_memory"]
 

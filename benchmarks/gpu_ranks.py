@@ -20,8 +20,8 @@ from product_run import TimedLauncher, open_trials
 from ranks_cases import wide
 from recording import print_table, say
 
-from autotune.launch.fork_server import ForkServerLauncher
-from autotune.protocol import NO_EXTRAS, WindowRules
+from autotune.launch.local.fork_server import ForkServerLauncher
+from autotune.protocol.messages import NO_EXTRAS, WindowRules
 
 __all__ = ["check_ranks", "print_rank_rates"]
 

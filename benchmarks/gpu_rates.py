@@ -31,11 +31,11 @@ from product_run import RunTrial, measurement_figures, open_trials, window_s
 from recording import say
 
 from autotune import Measurement
-from autotune.core.busy import WAIT_SOURCE
-from autotune.core.trial import TrialResult
-from autotune.extras import everything
 from autotune.launch.launcher import notes_of
-from autotune.protocol import NO_EXTRAS, WindowRules
+from autotune.protocol.messages import NO_EXTRAS, WindowRules
+from autotune.records.trial import TrialResult
+from autotune.records.utilization import WAIT_SOURCE
+from autotune.tuning.extra_measurements import everything
 
 __all__ = ["compare_to_plain", "measure_baselines", "measure_start", "run_with_everything", "settings_of"]
 

@@ -16,8 +16,8 @@ from gpu_watch import GpuWatch
 from part_guard import Figures, Keep
 from plain_loop import run_plain
 
-from autotune.launch.fork_server import ForkServerLauncher
 from autotune.launch.launcher import Launcher
+from autotune.launch.local.fork_server import ForkServerLauncher
 
 __all__ = [
     "LARGE",

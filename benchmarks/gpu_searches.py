@@ -19,11 +19,11 @@ from product_run import only, open_trials, search, search_figures
 from recording import say
 
 from autotune import Measurement, SearchResult
-from autotune.core.busy import WAIT_SOURCE, best_common_source, disagreement
-from autotune.core.ceilings import Standing, standing_of
 from autotune.launch.launcher import Launcher
-from autotune.protocol import Extras, WindowRules
-from autotune.worker.machine import usable_cores
+from autotune.protocol.messages import Extras, WindowRules
+from autotune.records.ceilings import Standing, standing_of
+from autotune.records.utilization import WAIT_SOURCE, best_common_source, disagreement
+from autotune.worker.setup.machine import usable_cores
 
 __all__ = ["search_by_default", "search_gpt2", "search_jpeg", "search_starved", "sides_of"]
 

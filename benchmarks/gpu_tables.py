@@ -8,7 +8,7 @@ from typing import Any
 from gpu_ranks import print_rank_rates
 from recording import print_table
 
-from autotune.core.busy import WAIT_SOURCE
+from autotune.records.utilization import WAIT_SOURCE
 
 __all__ = ["print_gpu_tables"]
 

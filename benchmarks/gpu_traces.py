@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.profiler import profile, record_function, supported_activities
 from torch.utils.data import DataLoader
 
-from autotune.worker.trace import MARK, read_kineto
+from autotune.worker.after_window.trace import MARK, read_kineto
 
 __all__ = ["record"]
 

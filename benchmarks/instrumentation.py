@@ -17,11 +17,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from autotune import TrainingConfig
-from autotune.core.workload import Workload
-from autotune.worker.device import open_device
-from autotune.worker.feed import Feed
-from autotune.worker.loop import Run, train_block
-from autotune.worker.step import Trainer, infer_step, make_trainer
+from autotune.settings.workload import Workload
+from autotune.worker.measure.feed import Feed
+from autotune.worker.measure.loop import Run, train_block
+from autotune.worker.measure.step import Trainer, infer_step, make_trainer
+from autotune.worker.setup.device import open_device
 
 __all__ = ["measure_instrumentation"]
 

@@ -34,11 +34,12 @@ from product_run import LaunchTimes, TimedLauncher, only, search, search_figures
 from recording import describe_machine, make_parser, print_table, say, start_recording
 
 import autotune
-from autotune import SearchResult, api
-from autotune.launch.fork_server import ForkServerLauncher
-from autotune.launch.fresh import FreshInterpreterLauncher
+from autotune import SearchResult
+from autotune.api import entry as api
+from autotune.files.plan_file import read_plan
 from autotune.launch.launcher import Exit, Launch, Launcher
-from autotune.run_config import read_plan
+from autotune.launch.local.fork_server import ForkServerLauncher
+from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
 from autotune.testing import FakeLauncher
 
 __all__ = ["measure_trial_start"]

@@ -17,18 +17,18 @@ from cases import Case
 
 import autotune
 from autotune import Measurement, SearchResult, TrainingConfig, TrialRecord
-from autotune.by_value import unreachable_by_value
-from autotune.core.objective import Objective
-from autotune.core.plan import Plan
-from autotune.core.search_space import ResolvedSpace, SearchSpace
-from autotune.core.trial import TrialResult
-from autotune.core.workload import Workload
+from autotune.api.setup import opened_launcher, runner_for
+from autotune.files.run_folder import open_run_folder
 from autotune.launch.launcher import Exit, Launch, Launcher, notes_of
 from autotune.launch.runner import TrialRunner
-from autotune.probing import look
-from autotune.protocol import Extras, WindowRules, write_payload
-from autotune.run_folder import open_run_folder
-from autotune.wiring import opened_launcher, runner_for
+from autotune.protocol.by_value import unreachable_by_value
+from autotune.protocol.messages import Extras, WindowRules, write_payload
+from autotune.records.trial import TrialResult
+from autotune.settings.objective import Objective
+from autotune.settings.plan import Plan
+from autotune.settings.workload import Workload
+from autotune.space.resolved_space import ResolvedSpace, SearchSpace
+from autotune.tuning.probe import look
 
 __all__ = [
     "TRIAL_DEADLINE_S",

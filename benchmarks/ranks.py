@@ -35,11 +35,11 @@ from ranks_tables import print_ranks_tables
 from recording import Recording, describe_machine, git_revision, make_parser, read_results, say, start_recording
 
 from autotune import Measurement
-from autotune.core.trial import TrialResult
-from autotune.launch.fork_server import ForkServerLauncher
-from autotune.launch.fresh import FreshInterpreterLauncher
 from autotune.launch.launcher import Launcher
-from autotune.protocol import NO_EXTRAS, Extras, WindowRules
+from autotune.launch.local.fork_server import ForkServerLauncher
+from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
+from autotune.protocol.messages import NO_EXTRAS, Extras, WindowRules
+from autotune.records.trial import TrialResult
 
 _RANKS = 2
 _GROUP = {"world_size": _RANKS, "strategy": "ddp"}

@@ -17,10 +17,10 @@ from typing import Any
 from cases import nothing_to_do
 from product_run import RunTrial, TimedLauncher, open_trials
 
-from autotune.core.executor import Executor
-from autotune.launch.fork_server import ForkServerLauncher
 from autotune.launch.launcher import Launcher
-from autotune.protocol import NO_EXTRAS, WindowRules
+from autotune.launch.local.fork_server import ForkServerLauncher
+from autotune.protocol.messages import NO_EXTRAS, WindowRules
+from autotune.settings.executor import Executor
 
 __all__ = ["measure_ray"]
 
@@ -30,7 +30,7 @@ _GIVEN_BACK_S = 2.0  # the launcher keeps its hosts for a second
 
 def measure_ray(count: int) -> dict[str, Any]:
     """Figures of so many triples: on this machine, on Ray, and on Ray with the hosts reserved anew."""
-    from autotune.launch.ray_launcher import RayLauncher
+    from autotune.ray.launcher import RayLauncher
 
     with _cluster() as address:
         begun = time.monotonic()

@@ -17,8 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from autotune import api
-from autotune.worker.machine import processor_name
+from autotune.api import entry as api
+from autotune.worker.setup.machine import processor_name
 
 __all__ = [
     "Recording",

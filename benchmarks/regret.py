@@ -32,7 +32,7 @@ from regret_methods import METHODS, Course
 from replay import SURFACES, Surface, read_surface
 
 from autotune import TrainingConfig
-from autotune.worker.machine import usable_cores
+from autotune.worker.setup.machine import usable_cores
 
 _SEEDS = 20
 _WITHIN = 0.03

@@ -22,22 +22,22 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from replay import ReplayLauncher, Surface
 
 from autotune import TrainingConfig, TrialRecord
-from autotune.clock import Clock
-from autotune.confirm import confirm, recommend
-from autotune.core.budget import Budget
-from autotune.core.objective import Objective
-from autotune.core.plan import Plan
-from autotune.core.search_options import Method
-from autotune.core.search_space import SearchSpace
-from autotune.core.trial import TrialResult
-from autotune.core.workload import Workload
-from autotune.guided import Guide
-from autotune.probing import look
-from autotune.run_folder import open_run_folder
+from autotune.api.setup import runner_for
+from autotune.files.run_folder import open_run_folder
+from autotune.records.trial import TrialResult
+from autotune.settings.budget import Budget
+from autotune.settings.objective import Objective
+from autotune.settings.plan import Plan
+from autotune.settings.search_options import Method
+from autotune.settings.workload import Workload
+from autotune.space.resolved_space import SearchSpace
 from autotune.study.study import Study
-from autotune.timing import Timing
-from autotune.tune import Tuning
-from autotune.wiring import runner_for
+from autotune.tuning.clock import Clock
+from autotune.tuning.confirmation import confirm, recommend
+from autotune.tuning.loop import Tuning
+from autotune.tuning.model_proposer import Guide
+from autotune.tuning.probe import look
+from autotune.tuning.time_budget import Timing
 
 __all__ = ["METHODS", "Course", "Step"]
 

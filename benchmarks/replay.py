@@ -18,15 +18,15 @@ from statistics import fmean, median
 from typing import Any, Literal
 
 from autotune import TrainingConfig
-from autotune.core.diagnosis import CurvePoint, Curves
-from autotune.core.environment import Environment
-from autotune.core.expectation import DEVICE_SETTINGS, LOADER_SETTINGS
-from autotune.core.guard import GuardFigures
-from autotune.core.result import changed_settings
-from autotune.core.trial import TrialResult
-from autotune.core.workload import WorkloadFacts
+from autotune.analysis.expectation import DEVICE_SETTINGS, LOADER_SETTINGS
 from autotune.launch.launcher import Exit, Launch
-from autotune.protocol import Job, RankReport, read_model, write_model
+from autotune.protocol.messages import Job, RankReport, read_model, write_model
+from autotune.records.diagnosis import CurvePoint, Curves
+from autotune.records.precision_check import GuardFigures
+from autotune.records.run_summary import changed_settings
+from autotune.records.trial import TrialResult
+from autotune.settings.environment import Environment
+from autotune.settings.workload import WorkloadFacts
 
 __all__ = ["FORMAT_VERSION", "SURFACES", "RecordedTrial", "ReplayLauncher", "Surface", "Visit", "read_surface"]
 

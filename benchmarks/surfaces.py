@@ -39,10 +39,10 @@ from surface_cases import Grid, grids_for, small_gpu_grids
 from surface_order import FIRST_POINTS, missing_visits
 
 from autotune import TrainingConfig
-from autotune.core.expectation import LOADER_SETTINGS
-from autotune.extras import everything
+from autotune.analysis.expectation import LOADER_SETTINGS
 from autotune.launch.runner import TrialRunner
-from autotune.protocol import NO_EXTRAS, Extras, WindowRules
+from autotune.protocol.messages import NO_EXTRAS, Extras, WindowRules
+from autotune.tuning.extra_measurements import everything
 
 _WINDOW = WindowRules(max_s=2.0)
 _STRETCH_S = 0.2  # of a ceiling, as a search's probe takes

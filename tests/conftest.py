@@ -16,11 +16,34 @@ from pathlib import Path
 import pytest
 from alembic.config import Config
 from alembic.script import ScriptDirectory
-from nvml_stub import NvmlStub, build_libraries
-from processes import marked
 
-from autotune.launch.fork_server import ForkServerLauncher
-from autotune.report import page
+from autotune.launch.local.fork_server import ForkServerLauncher
+from autotune.report.render import html as page
+from tests.factories import (
+    cpu,
+    four_devices,
+    make_confirmation,
+    make_environment,
+    make_facts,
+    make_measurement,
+    make_record,
+    make_space,
+    make_window,
+)
+from tests.nvml_stub import NvmlStub, build_libraries
+from tests.processes import marked
+
+__all__ = [
+    "cpu",
+    "four_devices",
+    "make_confirmation",
+    "make_environment",
+    "make_facts",
+    "make_measurement",
+    "make_record",
+    "make_space",
+    "make_window",
+]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -93,6 +116,6 @@ def _migrations_read_once() -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="module")
 def _drawings_for_the_reports_tests_alone(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        if request.path.parent.name != "report":
+        if "report" not in request.path.parts:
             patch.setattr(page, "draw", lambda plot: f'<svg role="img" aria-label="{plot.title}"></svg>')
         yield

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.core.breakdown import LoaderCosts, Share, TimeBreakdown
-from autotune.core.ceilings import Ceiling
-from autotune.core.diagnosis import CurvePoint, Curves, Evidence, Roofline
-from autotune.core.environment import Environment
-from autotune.core.measurement import Block, Measurement, MemorySample, Window
-from autotune.core.training_config import TrainingConfig
-from autotune.core.workload import OptimizerFacts, WorkloadFacts
+from autotune.records.breakdown import LoaderCosts, Share, TimeBreakdown
+from autotune.records.ceilings import Ceiling
+from autotune.records.diagnosis import CurvePoint, Curves, Evidence, Roofline
+from autotune.records.measurement import Block, Measurement, MemorySample, Window
+from autotune.settings.environment import Environment
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import OptimizerFacts, WorkloadFacts
 
 GPU = Environment(
     device="cuda:0",

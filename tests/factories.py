@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from autotune.core.environment import Environment
-from autotune.core.measurement import Block, Measurement, MemorySample, Window
-from autotune.core.objective import Objective, Score
-from autotune.core.recommendation import Confirmation
-from autotune.core.search_space import ResolvedSpace, SearchSpace, resolve
-from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import TrialRecord, TrialResult
-from autotune.core.workload import OptimizerFacts, WorkloadFacts
+from autotune.records.measurement import Block, Measurement, MemorySample, Window
+from autotune.records.recommendation import Confirmation
+from autotune.records.trial import TrialRecord, TrialResult
+from autotune.settings.environment import Environment
+from autotune.settings.objective import Objective, Score
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import OptimizerFacts, WorkloadFacts
+from autotune.space.resolved_space import ResolvedSpace, SearchSpace, resolve
 
 
 def _environment(**changes: Any) -> Environment:

@@ -6,11 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import accelerator
 import pytest
 import torch
-from accelerator import DEVICES, MIB, on_simulated_device
 from torch import nn
+
+from tests import accelerator
+from tests.accelerator import DEVICES, MIB, on_simulated_device
 
 
 def stepped(device: str) -> list[float]:

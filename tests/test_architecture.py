@@ -156,7 +156,8 @@ if TYPE_CHECKING:
 else:
     import yaml
 def f() -> None:
-    from autotune import api, __version__
+    from autotune.api import entry as api
+    from autotune import __version__
     class A:
         import click
 """
@@ -165,7 +166,7 @@ def f() -> None:
         ("torch.nn", "module"),
         ("optuna.Study", "typing"),
         ("yaml", "module"),
-        ("autotune.api", "function"),
+        ("autotune.api.entry", "function"),
         ("autotune.__version__", "function"),
         ("click", "function"),
     ]

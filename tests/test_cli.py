@@ -13,13 +13,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 import autotune
-from autotune import report
+import autotune.api
 from autotune.cli import cli
-from autotune.core.environment import Environment
-from autotune.core.executor import Executor, ExecutorKind
-from autotune.core.plan import Plan
 from autotune.errors import ConfigError, LauncherError, NothingFeasibleError, WorkloadError
-from autotune.report import diagnosis, terminal
+from autotune.report.render import json_document, terminal
+from autotune.report.sections import diagnosis
+from autotune.settings.environment import Environment
+from autotune.settings.executor import Executor, ExecutorKind
+from autotune.settings.plan import Plan
 
 CONFIG = "workload: {model: 'pkg.mod:model', dataset: 'pkg.mod:dataset'}\nrun_dir: out\n"
 ENVIRONMENT = Environment(
@@ -50,8 +51,8 @@ def _working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def api(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """An api without machine, trials or torch: tests put in the functions that a command calls."""
     fake = SimpleNamespace()
-    monkeypatch.setitem(sys.modules, "autotune.api", fake)
-    monkeypatch.setattr(autotune, "api", fake, raising=False)
+    monkeypatch.setitem(sys.modules, "autotune.api.entry", fake)
+    monkeypatch.setattr(autotune.api, "entry", fake, raising=False)
     return fake
 
 
@@ -65,7 +66,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> None:
     def print_check(environment: Any, facts: Any, space: Any, console: Any, *, stale: str | None) -> None:
         console.print(f"{environment} {facts} {space} {stale}")
 
-    monkeypatch.setattr(report, "summary_json", lambda summary, run_dir: json.dumps([summary, str(run_dir)]))
+    monkeypatch.setattr(json_document, "summary_json", lambda summary, run_dir: json.dumps([summary, str(run_dir)]))
     monkeypatch.setattr(terminal, "print_summary", print_summary)
     monkeypatch.setattr(terminal, "print_check", print_check)
 
@@ -207,9 +208,10 @@ def run_plan(plan, **options):
     os.kill(os.getpid(), signal.SIGTERM)
     signal.pause()
 
-sys.modules["autotune.api"] = types.SimpleNamespace(run_plan=run_plan)
+sys.modules["autotune.api.entry"] = types.SimpleNamespace(run_plan=run_plan)
 import autotune
-autotune.api = sys.modules["autotune.api"]
+import autotune.api
+autotune.api.entry = sys.modules["autotune.api.entry"]
 main()
 """
     done = run_process("run", "x.yaml", code=code)

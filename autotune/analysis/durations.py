@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from math import ceil, inf
 from statistics import median
 
-from autotune.core.rules import TORCH_PREFETCH_FACTOR
-from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import TrialRecord
+from autotune.records.trial import TrialRecord
+from autotune.settings.training_config import TrainingConfig
+from autotune.space.constraints import TORCH_PREFETCH_FACTOR
 
 __all__ = [
     "SHORTEST_WINDOW_S",

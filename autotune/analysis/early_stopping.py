@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.core.measurement import Block
-from autotune.core.statistics import batch_means_half_width
+from autotune.analysis.statistics import batch_means_half_width
+from autotune.records.measurement import Block
 
 __all__ = ["Bar", "SeenRate", "lost_race", "seen_rate"]
 

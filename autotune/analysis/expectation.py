@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from autotune.core import rules
-from autotune.core.ceilings import joint_rate, overlaps
-from autotune.core.diagnosis import CurvePoint, Evidence
-from autotune.core.environment import DeviceKind
-from autotune.core.training_config import TrainingConfig
+from autotune.records.ceilings import joint_rate, overlaps
+from autotune.records.diagnosis import CurvePoint, Evidence
+from autotune.settings.environment import DeviceKind
+from autotune.settings.training_config import TrainingConfig
+from autotune.space import constraints as rules
 
 __all__ = [
     "DEVICE_SETTINGS",

@@ -8,10 +8,10 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.core.ceilings import device_key, loader_key
-from autotune.core.floats import Floats
-from autotune.core.machine_model import Forecast
-from autotune.core.training_config import TrainingConfig
+from autotune.analysis.floats import Floats
+from autotune.analysis.rate_model import Forecast
+from autotune.records.ceilings import device_key, loader_key
+from autotune.settings.training_config import TrainingConfig
 
 __all__ = ["AMPLE", "expected_gain", "most_gain", "without_matter"]
 

@@ -6,9 +6,9 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from autotune.core.floats import Floats
-from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import TrialRecord
+from autotune.analysis.floats import Floats
+from autotune.records.trial import TrialRecord
+from autotune.settings.training_config import TrainingConfig
 
 __all__ = ["chance_to_run", "has_failed"]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.core.floats import Floats
+from autotune.analysis.floats import Floats
 
 __all__ = ["Problem", "Solution", "most_likely"]
 

@@ -19,9 +19,9 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.core.floats import Floats
-from autotune.core.rules import TORCH_PREFETCH_FACTOR
-from autotune.core.training_config import TrainingConfig
+from autotune.analysis.floats import Floats
+from autotune.settings.training_config import TrainingConfig
+from autotune.space.constraints import TORCH_PREFETCH_FACTOR
 
 __all__ = ["MemoryForecast", "forecast_memory"]
 

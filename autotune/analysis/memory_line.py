@@ -15,10 +15,10 @@ from typing import NamedTuple
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from autotune.core.phrasing import say_mib
-from autotune.core.statistics import t_95
-from autotune.core.training_config import AMP_DTYPES, AmpDtype, TrainingConfig
-from autotune.core.trial import TrialRecord
+from autotune.analysis.statistics import t_95
+from autotune.phrasing import say_mib
+from autotune.records.trial import TrialRecord
+from autotune.settings.training_config import AMP_DTYPES, AmpDtype, TrainingConfig
 
 __all__ = [
     "MemoryKind",

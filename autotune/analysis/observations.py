@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from autotune.core.ceilings import Ceiling
-from autotune.core.diagnosis import CurvePoint, Curves
-from autotune.core.machine_model import Sighting
-from autotune.core.racing import seen_rate
-from autotune.core.rules import normalised
-from autotune.core.search_space import ResolvedSpace
-from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import TrialRecord
+from autotune.analysis.early_stopping import seen_rate
+from autotune.analysis.rate_model import Sighting
+from autotune.records.ceilings import Ceiling
+from autotune.records.diagnosis import CurvePoint, Curves
+from autotune.records.trial import TrialRecord
+from autotune.settings.training_config import TrainingConfig
+from autotune.space.constraints import normalised
+from autotune.space.resolved_space import ResolvedSpace
 
 __all__ = ["Look", "changed", "looks_of", "peaks_seen", "rate_seen", "sightings_of"]
 

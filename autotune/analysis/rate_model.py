@@ -27,12 +27,12 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.core.ceilings import overlaps
-from autotune.core.environment import Environment
-from autotune.core.floats import Floats
-from autotune.core.gauss_newton import Problem, Solution, most_likely
-from autotune.core.rules import TORCH_PREFETCH_FACTOR, hosts_of
-from autotune.core.training_config import TrainingConfig
+from autotune.analysis.floats import Floats
+from autotune.analysis.laplace import Problem, Solution, most_likely
+from autotune.records.ceilings import overlaps
+from autotune.settings.environment import Environment
+from autotune.settings.training_config import TrainingConfig
+from autotune.space.constraints import TORCH_PREFETCH_FACTOR, hosts_of
 
 __all__ = ["Forecast", "MachineModel", "Sighting", "fit_machine"]
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from autotune.core.confirmation_plan import ROUNDS, UNHURRIED_CONFIRMATION_S
-from autotune.core.durations import rounds_of, typical_overhead_s, typical_s
-from autotune.core.stress import STRESS_S, look_s
-from autotune.core.trial import TrialRecord
+from autotune.analysis.confirmation_plan import ROUNDS, UNHURRIED_CONFIRMATION_S
+from autotune.analysis.durations import rounds_of, typical_overhead_s, typical_s
+from autotune.records.stress_check import STRESS_S, look_s
+from autotune.records.trial import TrialRecord
 
 __all__ = ["Pace", "expected_s", "further_trials", "payback_s"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autotune.core.ceilings import CeilingBook, device_key, loader_key
-from autotune.core.expected_gain import AMPLE
-from autotune.core.search_space import ResolvedSpace, spread, whole_numbers
-from autotune.core.sightings import changed
-from autotune.core.training_config import TrainingConfig
+from autotune.analysis.expected_gain import AMPLE
+from autotune.analysis.observations import changed
+from autotune.records.ceilings import CeilingBook, device_key, loader_key
+from autotune.settings.training_config import TrainingConfig
+from autotune.space.resolved_space import ResolvedSpace, spread, whole_numbers
 
 __all__ = ["device_variations", "loader_variations"]
 

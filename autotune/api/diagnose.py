@@ -14,34 +14,34 @@ from time import monotonic
 import psutil
 
 from autotune import __version__
-from autotune.by_value import unreachable_by_value
-from autotune.core import rules
-from autotune.core.advice import rank_advice
-from autotune.core.budget import Budget
-from autotune.core.ceilings import Standing
-from autotune.core.default_ranges import most_workers
-from autotune.core.diagnosis import Advice, Bottleneck, Curves, Diagnosis, Evidence, Finding
-from autotune.core.measurement import Measurement
-from autotune.core.objective import memory_fault
-from autotune.core.phrasing import say_settings
-from autotune.core.plan import Plan
-from autotune.core.result import Phase, Progress
-from autotune.core.search_space import ResolvedSpace, SearchSpace
-from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import TrialResult
-from autotune.core.verdict import find_bottlenecks, is_healthy, say_headline, standing_today
+from autotune.api.interrupts import kept_interrupts
+from autotune.api.random_state import kept_random_state
+from autotune.api.setup import opened_launcher, runner_for, temporary_folder
+from autotune.diagnosis.advice import rank_advice
+from autotune.diagnosis.bottlenecks import find_bottlenecks, is_healthy, say_headline, standing_today
 from autotune.errors import NothingFeasibleError, WorkloadError
-from autotune.interrupts import kept_interrupts
 from autotune.launch.launcher import Launcher
 from autotune.launch.runner import TrialRunner
-from autotune.probing import look
-from autotune.protocol import Extras, WindowRules, write_payload
-from autotune.random_state import kept_random_state
-from autotune.report.diagnosis import render_diagnosis
-from autotune.report.notebook import render_diagnosis_notebook
-from autotune.report.progress import ProgressMode, make_progress
-from autotune.timing import BASELINE_DEADLINE_S
-from autotune.wiring import opened_launcher, runner_for, temporary_folder
+from autotune.phrasing import say_settings
+from autotune.protocol.by_value import unreachable_by_value
+from autotune.protocol.messages import Extras, WindowRules, write_payload
+from autotune.records.ceilings import Standing
+from autotune.records.diagnosis import Advice, Bottleneck, Curves, Diagnosis, Evidence, Finding
+from autotune.records.measurement import Measurement
+from autotune.records.run_summary import Phase, Progress
+from autotune.records.trial import TrialResult
+from autotune.report.render.notebook import render_diagnosis_notebook
+from autotune.report.render.progress import ProgressMode, make_progress
+from autotune.report.sections.diagnosis import render_diagnosis
+from autotune.settings.budget import Budget
+from autotune.settings.objective import memory_fault
+from autotune.settings.plan import Plan
+from autotune.settings.training_config import TrainingConfig
+from autotune.space import constraints as rules
+from autotune.space.default_ranges import most_workers
+from autotune.space.resolved_space import ResolvedSpace, SearchSpace
+from autotune.tuning.probe import look
+from autotune.tuning.time_budget import BASELINE_DEADLINE_S
 
 __all__ = ["DiagnosisResult", "Pace", "diagnose_plan", "examine", "variations"]
 

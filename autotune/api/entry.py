@@ -10,26 +10,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from autotune.core.environment import Environment
-from autotune.core.executor import Executor
-from autotune.core.objective import Objective
-from autotune.core.plan import Plan
-from autotune.core.result import RunSummary
-from autotune.core.search_options import Method
-from autotune.core.search_space import ResolvedSpace, SearchSpace
-from autotune.core.training_config import TrainingConfig
-from autotune.core.workload import Workload, WorkloadFacts
-from autotune.diagnosing import DiagnosisResult, diagnose_plan
+from autotune.api.diagnose import DiagnosisResult, diagnose_plan
+from autotune.api.search import SearchResult, rebuild_report, run_plan
+from autotune.api.setup import opened_launcher, plan_of, runner_for, temporary_folder
 from autotune.errors import ConfigError
+from autotune.files.recommended_file import read_recommended
+from autotune.files.run_folder import RunFolder, new_run_dir, read_summary
 from autotune.launch.launcher import Launcher
-from autotune.probing import look
-from autotune.protocol import write_payload
-from autotune.run_config import read_recommended
-from autotune.run_folder import RunFolder, new_run_dir, read_summary
-from autotune.searching import SearchResult, rebuild_report, run_plan
-from autotune.timing import BASELINE_DEADLINE_S
-from autotune.warm_start import hints_of, say_stale
-from autotune.wiring import opened_launcher, plan_of, runner_for, temporary_folder
+from autotune.protocol.messages import write_payload
+from autotune.records.run_summary import RunSummary
+from autotune.settings.environment import Environment
+from autotune.settings.executor import Executor
+from autotune.settings.objective import Objective
+from autotune.settings.plan import Plan
+from autotune.settings.search_options import Method
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import Workload, WorkloadFacts
+from autotune.space.resolved_space import ResolvedSpace, SearchSpace
+from autotune.tuning.probe import look
+from autotune.tuning.time_budget import BASELINE_DEADLINE_S
+from autotune.tuning.warm_start import hints_of, say_stale
 
 __all__ = [
     "CheckResult",

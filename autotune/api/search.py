@@ -13,34 +13,34 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune import __version__
-from autotune.by_value import unreachable_by_value
-from autotune.clock import Clock
-from autotune.confirm import confirm, recommend
-from autotune.core.plan import Plan
-from autotune.core.recommendation import Recommendation
-from autotune.core.result import Progress, RunSummary
-from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import TrialRecord
+from autotune.api.interrupts import kept_interrupts, without_interrupts
+from autotune.api.random_state import kept_random_state
+from autotune.api.setup import identity_of, opened_launcher, runner_for
 from autotune.errors import NothingFeasibleError, RunFolderError, WorkloadError
-from autotune.guided import Guide
-from autotune.interrupts import kept_interrupts, without_interrupts
+from autotune.files.recommended_file import recommended_yaml
+from autotune.files.run_folder import RunFolder, new_run_dir, open_run_folder, read_summary
 from autotune.launch.launcher import Launcher, notes_of, slots_of
-from autotune.probing import look
-from autotune.protocol import write_atomic, write_payload
-from autotune.random_state import kept_random_state
+from autotune.protocol.by_value import unreachable_by_value
+from autotune.protocol.messages import write_atomic, write_payload
+from autotune.records.recommendation import Recommendation
+from autotune.records.run_summary import Progress, RunSummary
+from autotune.records.trial import TrialRecord
 from autotune.report.content import say_nothing_feasible
 from autotune.report.formatting import one_line
-from autotune.report.markdown import render_markdown
-from autotune.report.notebook import render_notebook
-from autotune.report.page import render_page
-from autotune.report.progress import ProgressMode, make_progress
-from autotune.run_config import recommended_yaml
-from autotune.run_folder import RunFolder, new_run_dir, open_run_folder, read_summary
+from autotune.report.render.html import render_page
+from autotune.report.render.markdown import render_markdown
+from autotune.report.render.notebook import render_notebook
+from autotune.report.render.progress import ProgressMode, make_progress
+from autotune.settings.plan import Plan
+from autotune.settings.training_config import TrainingConfig
 from autotune.study.study import Study
-from autotune.timing import Timing
-from autotune.tune import Tuning
-from autotune.warm_start import hints_of, say_hints, seed_params
-from autotune.wiring import identity_of, opened_launcher, runner_for
+from autotune.tuning.clock import Clock
+from autotune.tuning.confirmation import confirm, recommend
+from autotune.tuning.loop import Tuning
+from autotune.tuning.model_proposer import Guide
+from autotune.tuning.probe import look
+from autotune.tuning.time_budget import Timing
+from autotune.tuning.warm_start import hints_of, say_hints, seed_params
 
 if TYPE_CHECKING:
     import optuna

@@ -12,23 +12,23 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from autotune.core.budget import Budget
-from autotune.core.executor import Executor, device_obstacle
-from autotune.core.identity import identify
-from autotune.core.objective import Objective
-from autotune.core.plan import Plan
-from autotune.core.search_options import SearchOptions
-from autotune.core.search_space import ResolvedSpace, SearchSpace, whole_numbers
-from autotune.core.training_config import TrainingConfig
-from autotune.core.workload import Workload
 from autotune.errors import ConfigError
-from autotune.launch.driver import kept_initialised
-from autotune.launch.fork_server import ForkServerLauncher
-from autotune.launch.fresh import FreshInterpreterLauncher
+from autotune.files.run_folder import RunFolder, open_run_folder
+from autotune.files.validation import parse_model
 from autotune.launch.launcher import Launcher
+from autotune.launch.local.driver import kept_initialised
+from autotune.launch.local.fork_server import ForkServerLauncher
+from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
 from autotune.launch.runner import TrialRunner
-from autotune.run_config import parse_model
-from autotune.run_folder import RunFolder, open_run_folder
+from autotune.records.study_identity import identify
+from autotune.settings.budget import Budget
+from autotune.settings.executor import Executor, device_obstacle
+from autotune.settings.objective import Objective
+from autotune.settings.plan import Plan
+from autotune.settings.search_options import SearchOptions
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import Workload
+from autotune.space.resolved_space import ResolvedSpace, SearchSpace, whole_numbers
 
 __all__ = ["identity_of", "opened_launcher", "plan_of", "runner_for", "temporary_folder"]
 
@@ -166,7 +166,7 @@ def opened_launcher(given: Launcher | None, folder: RunFolder, plan: Plan) -> It
 def _connected(plan: Plan) -> Launcher:
     """A launcher on a Ray cluster."""
     try:
-        from autotune.launch.ray_launcher import RayLauncher
+        from autotune.ray.launcher import RayLauncher
 
         return RayLauncher.connect(plan.executor, device=plan.device)
     except ImportError as error:

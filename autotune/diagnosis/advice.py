@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autotune.core.diagnosis import Advice, CurvePoint, Evidence, Finding
-from autotune.core.expectation import (
+from autotune.analysis.expectation import (
     PINNING_KINDS,
     apply_changes,
     device_options,
@@ -17,9 +16,10 @@ from autotune.core.expectation import (
     loader_options,
     rate_without,
 )
-from autotune.core.phrasing import say_rate, say_seconds, say_settings, say_share
-from autotune.core.remedies import list_remedies
-from autotune.core.result import changed_settings
+from autotune.diagnosis.remedies import list_remedies
+from autotune.phrasing import say_rate, say_seconds, say_settings, say_share
+from autotune.records.diagnosis import Advice, CurvePoint, Evidence, Finding
+from autotune.records.run_summary import changed_settings
 
 __all__ = ["LEAST_GAIN", "rank_advice"]
 

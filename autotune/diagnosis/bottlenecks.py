@@ -8,10 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.core.breakdown import LoaderCosts, Share, TimeBreakdown
-from autotune.core.ceilings import Standing, standing_of
-from autotune.core.diagnosis import Advice, Bottleneck, Evidence, Finding
-from autotune.core.expectation import (
+from autotune.analysis.expectation import (
     device_ceiling,
     device_options,
     loader_ceiling,
@@ -19,7 +16,10 @@ from autotune.core.expectation import (
     threads_of,
     workers_run_too_many_threads,
 )
-from autotune.core.phrasing import say_bytes, say_gain, say_rate, say_seconds, say_settings, say_share
+from autotune.phrasing import say_bytes, say_gain, say_rate, say_seconds, say_settings, say_share
+from autotune.records.breakdown import LoaderCosts, Share, TimeBreakdown
+from autotune.records.ceilings import Standing, standing_of
+from autotune.records.diagnosis import Advice, Bottleneck, Evidence, Finding
 
 __all__ = [
     "BOTTLENECKS",

@@ -8,10 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import ceil
 
-from autotune.core.breakdown import LoaderCosts
-from autotune.core.ceilings import joint_rate, overlaps
-from autotune.core.diagnosis import Advice, Bottleneck, Evidence, Finding
-from autotune.core.expectation import (
+from autotune.analysis.expectation import (
     apply_changes,
     device_ceiling,
     device_options,
@@ -22,7 +19,10 @@ from autotune.core.expectation import (
     threads_of,
     workers_run_too_many_threads,
 )
-from autotune.core.phrasing import say_bytes, say_gain, say_rate, say_seconds, say_share
+from autotune.phrasing import say_bytes, say_gain, say_rate, say_seconds, say_share
+from autotune.records.breakdown import LoaderCosts
+from autotune.records.ceilings import joint_rate, overlaps
+from autotune.records.diagnosis import Advice, Bottleneck, Evidence, Finding
 
 __all__ = ["list_remedies"]
 

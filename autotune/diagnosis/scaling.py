@@ -11,15 +11,15 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from autotune.core.brakes import Brake, find_brakes
-from autotune.core.diagnosis import Advice
-from autotune.core.environment import Environment
-from autotune.core.group_advice import list_group_advice
-from autotune.core.paces import GroupCase
-from autotune.core.recommendation import Confirmation
-from autotune.core.result import changed_settings
-from autotune.core.strategies import StrategyBest, StrategyEntry, list_strategies
-from autotune.core.trial import TrialRecord
+from autotune.diagnosis.scaling_advice import list_group_advice
+from autotune.diagnosis.scaling_bottlenecks import Brake, find_brakes
+from autotune.diagnosis.step_time import GroupCase
+from autotune.diagnosis.strategies import StrategyBest, StrategyEntry, list_strategies
+from autotune.records.diagnosis import Advice
+from autotune.records.recommendation import Confirmation
+from autotune.records.run_summary import changed_settings
+from autotune.records.trial import TrialRecord
+from autotune.settings.environment import Environment
 
 __all__ = ["Helps", "StrategyComparison", "compare_strategies"]
 

@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import ceil
 
-from autotune.core.advice import LEAST_GAIN
-from autotune.core.brakes import LEAST_SHARE, Brake, Cause
-from autotune.core.diagnosis import Advice
-from autotune.core.paces import GroupCase, Pace, Paces, paces_of, smaller_batch, step_changes
-from autotune.core.phrasing import say_rate, say_seconds, say_settings, say_share
-from autotune.core.ranks import Communication, uneven_ranks
-from autotune.core.rules import hook_obstacle
+from autotune.diagnosis.advice import LEAST_GAIN
+from autotune.diagnosis.scaling_bottlenecks import LEAST_SHARE, Brake, Cause
+from autotune.diagnosis.step_time import GroupCase, Pace, Paces, paces_of, smaller_batch, step_changes
+from autotune.phrasing import say_rate, say_seconds, say_settings, say_share
+from autotune.records.diagnosis import Advice
+from autotune.records.ranks import Communication, uneven_ranks
+from autotune.space.constraints import hook_obstacle
 
 __all__ = ["list_group_advice"]
 

@@ -10,9 +10,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from autotune.core.paces import GroupCase, Paces, paces_of, smaller_batch, step_changes
-from autotune.core.phrasing import say_bytes, say_rate, say_seconds, say_settings, say_share
-from autotune.core.ranks import name_devices, uneven_ranks
+from autotune.diagnosis.step_time import GroupCase, Paces, paces_of, smaller_batch, step_changes
+from autotune.phrasing import say_bytes, say_rate, say_seconds, say_settings, say_share
+from autotune.records.ranks import name_devices, uneven_ranks
 
 __all__ = ["CAUSES", "LEAST_SHARE", "Brake", "Cause", "find_brakes"]
 

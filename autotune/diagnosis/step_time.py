@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median_high
 
-from autotune.core.breakdown import LoaderCosts
-from autotune.core.ceilings import overlaps
-from autotune.core.environment import Environment
-from autotune.core.strategies import StrategyBest
+from autotune.diagnosis.strategies import StrategyBest
+from autotune.records.breakdown import LoaderCosts
+from autotune.records.ceilings import overlaps
+from autotune.settings.environment import Environment
 
 __all__ = ["GroupCase", "Pace", "Paces", "paces_of", "smaller_batch", "step_changes"]
 

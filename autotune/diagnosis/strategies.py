@@ -12,12 +12,12 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from autotune.core.ceilings import device_key
-from autotune.core.measurement import Measurement, Rate
-from autotune.core.ranks import Communication, RankFigures
-from autotune.core.recommendation import Confirmation, Ratio, rate_of_runs, ratio_of
-from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import TrialRecord
+from autotune.records.ceilings import device_key
+from autotune.records.measurement import Measurement, Rate
+from autotune.records.ranks import Communication, RankFigures
+from autotune.records.recommendation import Confirmation, Ratio, rate_of_runs, ratio_of
+from autotune.records.trial import TrialRecord
+from autotune.settings.training_config import TrainingConfig
 
 __all__ = ["Strategy", "StrategyBest", "StrategyEntry", "best_known_ranks", "list_strategies"]
 

@@ -13,17 +13,17 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo
 
-from autotune.core.budget import Budget
-from autotune.core.executor import Executor, ExecutorKind, device_obstacle
-from autotune.core.objective import Objective
-from autotune.core.plan import Plan
-from autotune.core.search_options import SearchOptions
-from autotune.core.search_space import SearchSpace
-from autotune.core.training_config import TrainingConfig
-from autotune.core.workload import Ref, StartMethod, Workload
 from autotune.errors import ConfigError
-from autotune.run_config.document import Document, Problem, apply_override, read_document
-from autotune.run_config.parsing import issues_of
+from autotune.files.validation import issues_of
+from autotune.files.yaml_document import Document, Problem, apply_override, read_document
+from autotune.settings.budget import Budget
+from autotune.settings.executor import Executor, ExecutorKind, device_obstacle
+from autotune.settings.objective import Objective
+from autotune.settings.plan import Plan
+from autotune.settings.search_options import SearchOptions
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import Ref, StartMethod, Workload
+from autotune.space.resolved_space import SearchSpace
 
 __all__ = ["read_plan"]
 

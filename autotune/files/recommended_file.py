@@ -16,14 +16,14 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from autotune.core.environment import Environment
-from autotune.core.measurement import Measurement
-from autotune.core.recommendation import Ratio, Recommendation, rate_of_runs
-from autotune.core.result import RunSummary
-from autotune.core.training_config import DdpConfig, TrainingConfig
 from autotune.errors import ConfigError
-from autotune.run_config.document import Document, KeyPath, read_document
-from autotune.run_config.parsing import issues_of
+from autotune.files.validation import issues_of
+from autotune.files.yaml_document import Document, KeyPath, read_document
+from autotune.records.measurement import Measurement
+from autotune.records.recommendation import Ratio, Recommendation, rate_of_runs
+from autotune.records.run_summary import RunSummary
+from autotune.settings.environment import Environment
+from autotune.settings.training_config import DdpConfig, TrainingConfig
 
 __all__ = ["describe_machine", "read_recommended", "read_recommended_machine", "recommended_yaml"]
 

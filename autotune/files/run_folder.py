@@ -12,11 +12,11 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ValidationError
 
-from autotune.core.diagnosis import Curves
-from autotune.core.result import RunSummary
-from autotune.core.trial import TrialRecord
 from autotune.errors import ConfigError, RunFolderError
-from autotune.protocol import write_atomic
+from autotune.protocol.messages import write_atomic
+from autotune.records.diagnosis import Curves
+from autotune.records.run_summary import RunSummary
+from autotune.records.trial import TrialRecord
 
 __all__ = ["RunFolder", "new_run_dir", "open_run_folder", "read_summary"]
 

@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from autotune.errors import ConfigError
-from autotune.run_config.document import KeyPath, Problem
+from autotune.files.yaml_document import KeyPath, Problem
 
 __all__ = ["Issue", "issues_of", "parse_model"]
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import PurePath
 
-from autotune.core.group import merged_measurement
-from autotune.core.measurement import Measurement
-from autotune.core.trial import Failure, TrialResult
-from autotune.launch.endings import end_of
 from autotune.launch.launcher import Exit
-from autotune.launch.stacks import Frame, Whereabouts, read_stack, users_part, whereabouts
-from autotune.protocol import RankReport
+from autotune.launch.local.exit_codes import end_of
+from autotune.launch.local.hang_report import Frame, Whereabouts, read_stack, users_part, whereabouts
+from autotune.protocol.messages import RankReport
+from autotune.records.group import merged_measurement
+from autotune.records.measurement import Measurement
+from autotune.records.trial import Failure, TrialResult
 
 __all__ = ["one_report"]
 

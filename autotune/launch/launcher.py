@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
-from autotune.protocol import TrialFolder
+from autotune.protocol.messages import TrialFolder
 
 __all__ = [
     "Cluster",

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from autotune.core.diagnosis import Curves
-from autotune.protocol import RankReport
+from autotune.protocol.messages import RankReport
+from autotune.records.diagnosis import Curves
 
 __all__ = ["find_place", "go_on"]
 

@@ -17,15 +17,24 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from autotune.core.diagnosis import Curves
-from autotune.core.measurement import Block
-from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import TrialResult
-from autotune.launch.again import find_place, go_on
-from autotune.launch.endings import end_of
-from autotune.launch.group import one_report
+from autotune.launch.group_report import one_report
 from autotune.launch.launcher import Exit, Launch, Launcher
-from autotune.protocol import NO_EXTRAS, Extras, Job, RankReport, TrialFolder, WindowRules, read_model, write_model
+from autotune.launch.local.exit_codes import end_of
+from autotune.launch.repeat import find_place, go_on
+from autotune.protocol.messages import (
+    NO_EXTRAS,
+    Extras,
+    Job,
+    RankReport,
+    TrialFolder,
+    WindowRules,
+    read_model,
+    write_model,
+)
+from autotune.records.diagnosis import Curves
+from autotune.records.measurement import Block
+from autotune.records.trial import TrialResult
+from autotune.settings.training_config import TrainingConfig
 
 __all__ = ["ShouldEnd", "TrialRunner"]
 

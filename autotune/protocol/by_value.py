@@ -14,7 +14,7 @@ from typing import Any
 
 import cloudpickle
 
-from autotune.core.workload import PARTS, Ref, Workload
+from autotune.settings.workload import PARTS, Ref, Workload
 
 __all__ = ["unreachable_by_value"]
 

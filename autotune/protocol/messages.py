@@ -23,15 +23,15 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar
 import cloudpickle
 from pydantic import BaseModel, ConfigDict
 
-from autotune.core.conditions import DeviceConditions
-from autotune.core.diagnosis import Curves
-from autotune.core.environment import Environment
-from autotune.core.guard import GuardFigures
-from autotune.core.stress import StressFigures
-from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import TrialResult
-from autotune.core.workload import WorkloadFacts
 from autotune.errors import RunFolderError, WorkloadError
+from autotune.records.conditions import DeviceConditions
+from autotune.records.diagnosis import Curves
+from autotune.records.precision_check import GuardFigures
+from autotune.records.stress_check import StressFigures
+from autotune.records.trial import TrialResult
+from autotune.settings.environment import Environment
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import WorkloadFacts
 
 if TYPE_CHECKING:
     from torch import UntypedStorage

@@ -15,8 +15,8 @@ import ray
 from ray._private import worker as rays_worker
 from ray._private.services import get_ray_address_from_environment
 
-from autotune.core.phrasing import first_line
 from autotune.errors import ConfigError
+from autotune.phrasing import first_line
 
 __all__ = ["join", "refuse_another", "unheard_messages"]
 

@@ -17,11 +17,9 @@ from time import monotonic
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
-from autotune.core.environment import Environment
-from autotune.core.executor import Executor, places
 from autotune.errors import LauncherError
-from autotune.launch.ray_host import HostFacts
-from autotune.launch.ray_nodes import (
+from autotune.ray.host import HostFacts
+from autotune.ray.nodes import (
     Candidate,
     OneHost,
     facts_of,
@@ -32,6 +30,8 @@ from autotune.launch.ray_nodes import (
     say_other,
     start_actor,
 )
+from autotune.settings.environment import Environment
+from autotune.settings.executor import Executor, places
 
 __all__ = ["SEARCH_IS_OVER", "HostPool", "NoRoomError"]
 

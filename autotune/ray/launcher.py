@@ -26,16 +26,16 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
-from autotune.core.executor import Executor
-from autotune.core.phrasing import first_line
-from autotune.core.trial import Outcome, TrialResult
 from autotune.errors import LauncherError
 from autotune.launch.launcher import EndedFor, Exit, Launch
-from autotune.launch.ray_cluster import join, refuse_another, unheard_messages
-from autotune.launch.ray_host import HostAnswer, HostTask
-from autotune.launch.ray_hosts import SEARCH_IS_OVER, HostPool, NoRoomError
-from autotune.launch.ray_nodes import OneHost
-from autotune.protocol import GroupPart, Job, RankReport, read_model, write_atomic, write_model
+from autotune.phrasing import first_line
+from autotune.protocol.messages import GroupPart, Job, RankReport, read_model, write_atomic, write_model
+from autotune.ray.cluster import join, refuse_another, unheard_messages
+from autotune.ray.host import HostAnswer, HostTask
+from autotune.ray.hosts import SEARCH_IS_OVER, HostPool, NoRoomError
+from autotune.ray.nodes import OneHost
+from autotune.records.trial import Outcome, TrialResult
+from autotune.settings.executor import Executor
 
 __all__ = ["RayLauncher", "merged_exit"]
 

@@ -13,9 +13,9 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from autotune import __version__
-from autotune.core.environment import Environment
-from autotune.core.phrasing import first_line
-from autotune.launch.ray_host import Host, HostFacts
+from autotune.phrasing import first_line
+from autotune.ray.host import Host, HostFacts
+from autotune.settings.environment import Environment
 
 __all__ = [
     "Candidate",

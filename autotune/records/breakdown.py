@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from autotune.core.intervals import DeviceTime
+from autotune.records.trace_intervals import DeviceTime
 
 __all__ = ["PARTS", "LoaderCosts", "Part", "Share", "TimeBreakdown", "breakdown_on_cpu", "breakdown_on_device"]
 

@@ -11,8 +11,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from autotune.core.rules import TORCH_PREFETCH_FACTOR
-from autotune.core.training_config import TrainingConfig
+from autotune.settings.training_config import TrainingConfig
+from autotune.space.constraints import TORCH_PREFETCH_FACTOR
 
 __all__ = [
     "HOLDS_FROM",

@@ -13,7 +13,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from autotune.core.phrasing import say_bytes, say_share
+from autotune.phrasing import say_bytes, say_share
 
 __all__ = [
     "OTHERS_LEAST_BUSY",

@@ -9,11 +9,11 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from autotune.core.ceilings import Ceiling, Standing
-from autotune.core.environment import Environment
-from autotune.core.measurement import Measurement
-from autotune.core.training_config import TrainingConfig
-from autotune.core.workload import WorkloadFacts
+from autotune.records.ceilings import Ceiling, Standing
+from autotune.records.measurement import Measurement
+from autotune.settings.environment import Environment
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import WorkloadFacts
 
 __all__ = ["Advice", "Bottleneck", "CurvePoint", "Curves", "Diagnosis", "Evidence", "Finding", "Roofline"]
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from autotune.core import conditions
-from autotune.core.ceilings import Ceiling
-from autotune.core.environment import DeviceKind
-from autotune.core.measurement import (
+from autotune.records import conditions
+from autotune.records.ceilings import Ceiling
+from autotune.records.measurement import (
     Block,
     Ceilings,
     Measurement,
@@ -22,6 +21,7 @@ from autotune.core.measurement import (
     between_runs,
     rate_of,
 )
+from autotune.settings.environment import DeviceKind
 
 __all__ = ["merged_measurement"]
 

@@ -12,13 +12,13 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from autotune.core.breakdown import LoaderCosts, TimeBreakdown
-from autotune.core.busy import BusyReading, Fullness
-from autotune.core.ceilings import Ceiling
-from autotune.core.conditions import DeviceConditions
-from autotune.core.environment import DeviceKind
-from autotune.core.ranks import Communication, RankFigures
-from autotune.core.statistics import batch_means_half_width
+from autotune.analysis.statistics import batch_means_half_width
+from autotune.records.breakdown import LoaderCosts, TimeBreakdown
+from autotune.records.ceilings import Ceiling
+from autotune.records.conditions import DeviceConditions
+from autotune.records.ranks import Communication, RankFigures
+from autotune.records.utilization import BusyReading, Fullness
+from autotune.settings.environment import DeviceKind
 
 __all__ = [
     "RUN_SPREAD",

@@ -11,7 +11,7 @@ from math import isfinite
 
 from pydantic import BaseModel, ConfigDict
 
-from autotune.core.training_config import TrainingConfig
+from autotune.settings.training_config import TrainingConfig
 
 __all__ = [
     "GUARD_STEPS",

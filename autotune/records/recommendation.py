@@ -12,11 +12,11 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from autotune.core.lr_scaling import LrAdvice
-from autotune.core.measurement import Measurement, Rate
-from autotune.core.statistics import mean_interval, ratio_interval
-from autotune.core.stress import StressFigures
-from autotune.core.training_config import AMP_DTYPES, TrainingConfig
+from autotune.analysis.statistics import mean_interval, ratio_interval
+from autotune.records.measurement import Measurement, Rate
+from autotune.records.stress_check import StressFigures
+from autotune.settings.training_config import AMP_DTYPES, TrainingConfig
+from autotune.space.learning_rate import LrAdvice
 
 __all__ = ["Confirmation", "Ratio", "Recommendation", "choose", "gains_of", "rate_of_runs", "ratio_of", "simplicity"]
 

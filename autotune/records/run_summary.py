@@ -6,13 +6,13 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from autotune.core.budget import Budget
-from autotune.core.environment import Environment
-from autotune.core.objective import Objective
-from autotune.core.recommendation import Recommendation
-from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import TrialRecord
-from autotune.core.workload import WorkloadFacts
+from autotune.records.recommendation import Recommendation
+from autotune.records.trial import TrialRecord
+from autotune.settings.budget import Budget
+from autotune.settings.environment import Environment
+from autotune.settings.objective import Objective
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import WorkloadFacts
 
 __all__ = ["Phase", "Progress", "RunSummary", "changed_settings"]
 

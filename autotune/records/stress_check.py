@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict
 
-from autotune.core.ddp_config import DdpConfig
-from autotune.core.environment import Environment
-from autotune.core.measurement import MemorySample
-from autotune.core.phrasing import say_mib
-from autotune.core.rules import ranks_on_host
-from autotune.core.training_config import TrainingConfig
-from autotune.core.workload import WorkloadFacts
+from autotune.phrasing import say_mib
+from autotune.records.measurement import MemorySample
+from autotune.settings.ddp_config import DdpConfig
+from autotune.settings.environment import Environment
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import WorkloadFacts
+from autotune.space.constraints import ranks_on_host
 
 __all__ = ["STRESS_S", "Load", "StressFigures", "load_of", "look_s"]
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from autotune.core.environment import Environment
-from autotune.core.plan import Plan
-from autotune.core.workload import PARTS, Ref
+from autotune.settings.environment import Environment
+from autotune.settings.plan import Plan
+from autotune.settings.workload import PARTS, Ref
 
 __all__ = ["describe_part", "identify"]
 

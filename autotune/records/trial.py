@@ -7,10 +7,10 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from autotune.core.guard import GuardFigures
-from autotune.core.measurement import Block, Measurement
-from autotune.core.objective import Score
-from autotune.core.training_config import TrainingConfig
+from autotune.records.measurement import Block, Measurement
+from autotune.records.precision_check import GuardFigures
+from autotune.settings.objective import Score
+from autotune.settings.training_config import TrainingConfig
 
 __all__ = ["Failure", "Outcome", "TrialRecord", "TrialResult", "best_of", "reference_of", "score_value"]
 

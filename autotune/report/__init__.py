@@ -16,6 +16,6 @@ measures, decides or writes a file; text that stems from user code is never take
 
 from __future__ import annotations
 
-from autotune.report.export import summary_json
+from autotune.report.render.json_document import summary_json
 
 __all__ = ["summary_json"]

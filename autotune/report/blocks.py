@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autotune.core.breakdown import Part
+from autotune.records.breakdown import Part
 
 __all__ = [
     "Block",

@@ -11,14 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.core.busy import disagreement
-from autotune.core.environment import Environment
-from autotune.core.promise import payback_s
-from autotune.core.recommendation import Recommendation
-from autotune.core.result import RunSummary, changed_settings
-from autotune.core.trial import Outcome, TrialRecord
-from autotune.core.workload import WorkloadFacts
-from autotune.report.device_sections import figures_by_title, say_conditions
+from autotune.analysis.time_estimate import payback_s
+from autotune.records.recommendation import Recommendation
+from autotune.records.run_summary import RunSummary, changed_settings
+from autotune.records.trial import Outcome, TrialRecord
+from autotune.records.utilization import disagreement
 from autotune.report.figures import Column, Figures, find_trial, list_busy, summarise
 from autotune.report.formatting import (
     NO_VALUE,
@@ -34,7 +31,10 @@ from autotune.report.formatting import (
     name_outcome,
     one_line,
 )
-from autotune.report.memory_lines import say_memory_line
+from autotune.report.sections.devices import figures_by_title, say_conditions
+from autotune.report.sections.memory import say_memory_line
+from autotune.settings.environment import Environment
+from autotune.settings.workload import WorkloadFacts
 
 __all__ = [
     "FailureGroup",

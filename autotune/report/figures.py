@@ -12,17 +12,16 @@ from statistics import fmean
 
 from pydantic import BaseModel, ConfigDict
 
-from autotune.core.breakdown import PARTS, LoaderCosts, Part, TimeBreakdown
-from autotune.core.busy import BusyReading, Fullness, best_common_source, source_rank
-from autotune.core.ceilings import CeilingBook, device_key, loader_key
-from autotune.core.conditions import DeviceConditions
-from autotune.core.measurement import Measurement, Rate
-from autotune.core.ranks import Communication, RankFigures
-from autotune.core.recommendation import Ratio, Recommendation, rate_of_runs
-from autotune.core.result import RunSummary, changed_settings
-from autotune.core.strategies import best_known_ranks
-from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import TrialRecord
+from autotune.diagnosis.strategies import best_known_ranks
+from autotune.records.breakdown import PARTS, LoaderCosts, Part, TimeBreakdown
+from autotune.records.ceilings import CeilingBook, device_key, loader_key
+from autotune.records.conditions import DeviceConditions
+from autotune.records.measurement import Measurement, Rate
+from autotune.records.ranks import Communication, RankFigures
+from autotune.records.recommendation import Ratio, Recommendation, rate_of_runs
+from autotune.records.run_summary import RunSummary, changed_settings
+from autotune.records.trial import TrialRecord
+from autotune.records.utilization import BusyReading, Fullness, best_common_source, source_rank
 from autotune.report.formatting import (
     NO_VALUE,
     format_bytes,
@@ -33,6 +32,7 @@ from autotune.report.formatting import (
     format_setting,
     format_times,
 )
+from autotune.settings.training_config import TrainingConfig
 
 __all__ = [
     "PART_NAMES",

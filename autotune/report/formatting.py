@@ -11,10 +11,10 @@ from math import isfinite
 
 from rich.text import Text
 
-from autotune.core.phrasing import say_share
-from autotune.core.result import changed_settings
-from autotune.core.training_config import DdpConfig, TrainingConfig
-from autotune.core.trial import Outcome
+from autotune.phrasing import say_share
+from autotune.records.run_summary import changed_settings
+from autotune.records.trial import Outcome
+from autotune.settings.training_config import DdpConfig, TrainingConfig
 
 __all__ = [
     "NO_VALUE",

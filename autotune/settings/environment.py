@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from autotune.core.training_config import AmpDtype
+from autotune.settings.training_config import AmpDtype
 
 __all__ = ["DeviceKind", "Environment", "TF32Override"]
 

@@ -10,9 +10,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, TypeAdapter, ValidationError
 
-from autotune.core.lr_scaling import LrRule
-from autotune.core.measurement import Measurement
-from autotune.core.phrasing import say_mib
+from autotune.phrasing import say_mib
+from autotune.records.measurement import Measurement
+from autotune.space.learning_rate import LrRule
 
 __all__ = ["MemoryLimit", "Objective", "Score", "evaluate", "memory_fault"]
 

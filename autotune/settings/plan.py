@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from autotune.core.budget import Budget
-from autotune.core.executor import Executor
-from autotune.core.objective import Objective
-from autotune.core.search_options import SearchOptions
-from autotune.core.search_space import SearchSpace
-from autotune.core.training_config import TrainingConfig
-from autotune.core.workload import Workload
+from autotune.settings.budget import Budget
+from autotune.settings.executor import Executor
+from autotune.settings.objective import Objective
+from autotune.settings.search_options import SearchOptions
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import Workload
+from autotune.space.resolved_space import SearchSpace
 
 __all__ = ["Plan"]
 

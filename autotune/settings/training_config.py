@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from autotune.core import rules
-from autotune.core.ddp_config import DdpConfig
-from autotune.core.float32_precision import tf32_products
+from autotune.settings.ddp_config import DdpConfig
+from autotune.settings.float32_precision import tf32_products
+from autotune.space import constraints as rules
 
 if TYPE_CHECKING:
     import torch

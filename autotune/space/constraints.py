@@ -10,13 +10,13 @@ from __future__ import annotations
 from math import ceil, inf
 from typing import TYPE_CHECKING
 
-from autotune.core.ddp_config import TORCH_BUCKET_CAP_MB, TORCH_FIRST_BUCKET_MB, DdpConfig
-from autotune.core.executor import places
+from autotune.settings.ddp_config import TORCH_BUCKET_CAP_MB, TORCH_FIRST_BUCKET_MB, DdpConfig
+from autotune.settings.executor import places
 
 if TYPE_CHECKING:
-    from autotune.core.environment import DeviceKind, Environment
-    from autotune.core.training_config import TrainingConfig
-    from autotune.core.workload import WorkloadFacts
+    from autotune.settings.environment import DeviceKind, Environment
+    from autotune.settings.training_config import TrainingConfig
+    from autotune.settings.workload import WorkloadFacts
 
 __all__ = [
     "DATA_PARALLEL_KINDS",

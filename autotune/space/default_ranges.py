@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import inf, prod
 
-from autotune.core.ddp_config import TORCH_FIRST_BUCKET_MB, DdpConfig
-from autotune.core.domains import Choices, Domain, IntRange, SettingValue, whole_numbers
-from autotune.core.environment import Environment
-from autotune.core.objective import Objective
-from autotune.core.rules import (
+from autotune.settings.ddp_config import TORCH_FIRST_BUCKET_MB, DdpConfig
+from autotune.settings.environment import Environment
+from autotune.settings.objective import Objective
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import WorkloadFacts
+from autotune.space.constraints import (
     DATA_PARALLEL_KINDS,
     GROUP_BACKENDS,
     HOOK_DTYPES,
@@ -24,8 +25,7 @@ from autotune.core.rules import (
     ranks_of_host,
     ranks_on_host,
 )
-from autotune.core.training_config import TrainingConfig
-from autotune.core.workload import WorkloadFacts
+from autotune.space.domains import Choices, Domain, IntRange, SettingValue, whole_numbers
 
 __all__ = ["DDP_PREFIX", "Basis", "batch_cap", "default_ranges", "group_sizes", "most_workers", "workers_cap"]
 

@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from autotune.core.workload import OptimizerFacts
+from autotune.settings.workload import OptimizerFacts
 
 __all__ = ["LrAdvice", "LrRule", "scale_lr"]
 

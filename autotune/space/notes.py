@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from autotune.core import rules
-from autotune.core.default_ranges import DDP_PREFIX, Basis, group_sizes
-from autotune.core.domains import Choices, Domain
-from autotune.core.training_config import TrainingConfig
+from autotune.settings.training_config import TrainingConfig
+from autotune.space import constraints as rules
+from autotune.space.default_ranges import DDP_PREFIX, Basis, group_sizes
+from autotune.space.domains import Choices, Domain
 
 __all__ = ["space_notes"]
 

@@ -14,15 +14,15 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo
 
-from autotune.core import rules
-from autotune.core.ddp_config import DdpConfig
-from autotune.core.default_ranges import DDP_PREFIX, Basis, batch_cap, default_ranges, group_sizes, workers_cap
-from autotune.core.domains import Choices, Domain, IntRange, SettingValue, parse_domain, spread, whole_numbers
-from autotune.core.environment import Environment
-from autotune.core.objective import Objective
-from autotune.core.space_notes import space_notes
-from autotune.core.training_config import TrainingConfig
-from autotune.core.workload import WorkloadFacts
+from autotune.settings.ddp_config import DdpConfig
+from autotune.settings.environment import Environment
+from autotune.settings.objective import Objective
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import WorkloadFacts
+from autotune.space import constraints as rules
+from autotune.space.default_ranges import DDP_PREFIX, Basis, batch_cap, default_ranges, group_sizes, workers_cap
+from autotune.space.domains import Choices, Domain, IntRange, SettingValue, parse_domain, spread, whole_numbers
+from autotune.space.notes import space_notes
 
 __all__ = [
     "DDP_PREFIX",

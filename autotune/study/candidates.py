@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from autotune.core.search_space import IntRange, ResolvedSpace, SettingValue, compose, spread
-from autotune.core.training_config import TrainingConfig
+from autotune.settings.training_config import TrainingConfig
+from autotune.space.resolved_space import IntRange, ResolvedSpace, SettingValue, compose, spread
 from autotune.study.proposals import first_guesses, params_of
 
 __all__ = ["Candidates", "Params"]

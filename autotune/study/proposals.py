@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from autotune.core import rules
-from autotune.core.memory_line import is_too_big, memory_kind, memory_lines
-from autotune.core.search_space import (
+from autotune.analysis.memory_line import is_too_big, memory_kind, memory_lines
+from autotune.records.trial import TrialRecord
+from autotune.settings.training_config import DdpConfig, TrainingConfig
+from autotune.space import constraints as rules
+from autotune.space.resolved_space import (
     DDP_PREFIX,
     Domain,
     IntRange,
@@ -16,8 +18,6 @@ from autotune.core.search_space import (
     setting_of,
     whole_numbers,
 )
-from autotune.core.training_config import DdpConfig, TrainingConfig
-from autotune.core.trial import TrialRecord
 
 __all__ = [
     "explaining_setting",

@@ -6,8 +6,8 @@ from importlib.util import find_spec
 
 import optuna
 
-from autotune.core.search_options import Method
 from autotune.errors import ConfigError
+from autotune.settings.search_options import Method
 
 __all__ = ["make_sampler"]
 

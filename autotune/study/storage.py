@@ -12,8 +12,8 @@ import optuna
 from sqlalchemy import event
 from sqlalchemy.exc import SQLAlchemyError
 
-from autotune.core.search_options import Method
 from autotune.errors import RunFolderError, StudyMismatchError
+from autotune.settings.search_options import Method
 from autotune.study.samplers import make_sampler
 
 __all__ = ["disk_errors", "open_optuna", "open_storage", "quiet"]

@@ -17,14 +17,14 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.trial import TrialState
 
-from autotune.core import rules
-from autotune.core.objective import Score
-from autotune.core.racing import seen_rate
-from autotune.core.search_options import Method
-from autotune.core.search_space import Domain, IntRange, ResolvedSpace, SettingValue, compose, setting_of
-from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import TrialRecord, TrialResult
+from autotune.analysis.early_stopping import seen_rate
 from autotune.errors import ConfigError
+from autotune.records.trial import TrialRecord, TrialResult
+from autotune.settings.objective import Score
+from autotune.settings.search_options import Method
+from autotune.settings.training_config import TrainingConfig
+from autotune.space import constraints as rules
+from autotune.space.resolved_space import Domain, IntRange, ResolvedSpace, SettingValue, compose, setting_of
 from autotune.study.importance import setting_importances
 from autotune.study.proposals import params_of
 from autotune.study.storage import disk_errors, open_optuna, open_storage, quiet

@@ -13,23 +13,23 @@ from dataclasses import dataclass, field
 from math import ceil, inf
 from threading import Lock
 
-from autotune.core.breakdown import LoaderCosts, Share, TimeBreakdown
-from autotune.core.ceilings import Ceiling
-from autotune.core.conditions import DeviceConditions
-from autotune.core.ddp_config import TORCH_BUCKET_CAP_MB, DdpConfig
-from autotune.core.diagnosis import CurvePoint, Curves
-from autotune.core.environment import Environment
-from autotune.core.expectation import DEVICE_SETTINGS, LOADER_SETTINGS
-from autotune.core.guard import GuardFigures
-from autotune.core.measurement import Block, Ceilings, Measurement, MemorySample, Window, rate_of
-from autotune.core.ranks import Communication, RankFigures
-from autotune.core.result import changed_settings
-from autotune.core.stress import StressFigures
-from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import Failure, Outcome, TrialResult
-from autotune.core.workload import OptimizerFacts, WorkloadFacts
+from autotune.analysis.expectation import DEVICE_SETTINGS, LOADER_SETTINGS
 from autotune.launch.launcher import Exit, Launch
-from autotune.protocol import Job, RankReport, read_model, write_model
+from autotune.protocol.messages import Job, RankReport, read_model, write_model
+from autotune.records.breakdown import LoaderCosts, Share, TimeBreakdown
+from autotune.records.ceilings import Ceiling
+from autotune.records.conditions import DeviceConditions
+from autotune.records.diagnosis import CurvePoint, Curves
+from autotune.records.measurement import Block, Ceilings, Measurement, MemorySample, Window, rate_of
+from autotune.records.precision_check import GuardFigures
+from autotune.records.ranks import Communication, RankFigures
+from autotune.records.run_summary import changed_settings
+from autotune.records.stress_check import StressFigures
+from autotune.records.trial import Failure, Outcome, TrialResult
+from autotune.settings.ddp_config import TORCH_BUCKET_CAP_MB, DdpConfig
+from autotune.settings.environment import Environment
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import OptimizerFacts, WorkloadFacts
 
 __all__ = ["CostModel", "FakeLauncher", "FakeTrial", "analytic_cost", "fake_environment", "fake_facts"]
 

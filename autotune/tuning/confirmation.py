@@ -9,22 +9,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from autotune.core.confirmation_plan import ROUNDS, ConfirmationPlan, plan_confirmation
-from autotune.core.durations import overhead_s
-from autotune.core.lr_scaling import LrAdvice, scale_lr
-from autotune.core.memory_line import say_largest
-from autotune.core.objective import evaluate
-from autotune.core.phrasing import say_share
-from autotune.core.recommendation import Confirmation, Ratio, Recommendation, choose, gains_of, ratio_of
-from autotune.core.result import Progress, changed_settings
-from autotune.core.search_space import whole_numbers
-from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import TrialRecord, score_value
-from autotune.extras import everything, with_ceilings
-from autotune.protocol import NO_EXTRAS, WindowRules
-from autotune.race import Race, challengers, feasible_baseline, number_0, scores_of
-from autotune.stressing import MOST_STRESSED, reserve_s, say_stressed, stress
-from autotune.tune import Tuning
+from autotune.analysis.confirmation_plan import ROUNDS, ConfirmationPlan, plan_confirmation
+from autotune.analysis.durations import overhead_s
+from autotune.analysis.memory_line import say_largest
+from autotune.phrasing import say_share
+from autotune.protocol.messages import NO_EXTRAS, WindowRules
+from autotune.records.recommendation import Confirmation, Ratio, Recommendation, choose, gains_of, ratio_of
+from autotune.records.run_summary import Progress, changed_settings
+from autotune.records.trial import TrialRecord, score_value
+from autotune.settings.objective import evaluate
+from autotune.settings.training_config import TrainingConfig
+from autotune.space.learning_rate import LrAdvice, scale_lr
+from autotune.space.resolved_space import whole_numbers
+from autotune.tuning.extra_measurements import everything, with_ceilings
+from autotune.tuning.loop import Tuning
+from autotune.tuning.selection import Race, challengers, feasible_baseline, number_0, scores_of
+from autotune.tuning.stress_check import MOST_STRESSED, reserve_s, say_stressed, stress
 
 __all__ = ["confirm", "recommend"]
 

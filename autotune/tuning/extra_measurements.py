@@ -6,11 +6,11 @@ like tune and confirm, which call it.
 
 from __future__ import annotations
 
-from autotune.core.ceilings import CeilingBook, device_key, loader_key
-from autotune.core.measurement import Ceilings
-from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import TrialResult
-from autotune.protocol import NO_EXTRAS, Extras, WindowRules
+from autotune.protocol.messages import NO_EXTRAS, Extras, WindowRules
+from autotune.records.ceilings import CeilingBook, device_key, loader_key
+from autotune.records.measurement import Ceilings
+from autotune.records.trial import TrialResult
+from autotune.settings.training_config import TrainingConfig
 
 __all__ = ["everything", "extras_of", "with_ceilings"]
 

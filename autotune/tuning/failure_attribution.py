@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from autotune.core.search_space import SettingValue, setting_of
-from autotune.core.trial import TrialRecord
 from autotune.errors import RepeatedFailureError, WorkloadError
+from autotune.records.trial import TrialRecord
+from autotune.space.resolved_space import SettingValue, setting_of
 from autotune.study.proposals import explaining_setting
 from autotune.study.study import Study
 

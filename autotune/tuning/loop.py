@@ -10,27 +10,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from autotune.blaming import Blame
-from autotune.core.ceilings import CeilingBook
-from autotune.core.environment import Environment
-from autotune.core.guard import guard_key
-from autotune.core.objective import Objective, Score, evaluate
-from autotune.core.racing import lost_race
-from autotune.core.recommendation import Confirmation
-from autotune.core.result import Progress
-from autotune.core.rules import hosts_of
-from autotune.core.search_space import ResolvedSpace, SettingValue
-from autotune.core.stress import StressFigures
-from autotune.core.trial import TrialRecord, TrialResult, best_of, reference_of, score_value
-from autotune.extras import extras_of, with_ceilings
-from autotune.guarding import PrecisionGuard, guarded_settings
-from autotune.guided import Guide
+from autotune.analysis.early_stopping import lost_race
 from autotune.launch.runner import TrialRunner
 from autotune.launch.side_by_side import SideBySide
-from autotune.protocol import NO_EXTRAS, Extras, WindowRules
+from autotune.protocol.messages import NO_EXTRAS, Extras, WindowRules
+from autotune.records.ceilings import CeilingBook
+from autotune.records.precision_check import guard_key
+from autotune.records.recommendation import Confirmation
+from autotune.records.run_summary import Progress
+from autotune.records.stress_check import StressFigures
+from autotune.records.trial import TrialRecord, TrialResult, best_of, reference_of, score_value
+from autotune.settings.environment import Environment
+from autotune.settings.objective import Objective, Score, evaluate
+from autotune.space.constraints import hosts_of
+from autotune.space.resolved_space import ResolvedSpace, SettingValue
 from autotune.study.proposals import first_guesses, largest_batch_variant, same_batch_variant
 from autotune.study.study import Study, Trial
-from autotune.timing import Timing
+from autotune.tuning.extra_measurements import extras_of, with_ceilings
+from autotune.tuning.failure_attribution import Blame
+from autotune.tuning.model_proposer import Guide
+from autotune.tuning.precision_check import PrecisionGuard, guarded_settings
+from autotune.tuning.time_budget import Timing
 
 __all__ = ["Show", "Tuning"]
 

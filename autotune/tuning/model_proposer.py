@@ -12,21 +12,21 @@ from math import exp, hypot, inf, log
 
 import numpy as np
 
-from autotune.core.ceilings import CeilingBook
-from autotune.core.diagnosis import Curves
-from autotune.core.durations import queue_s
-from autotune.core.expected_gain import expected_gain, most_gain, without_matter
-from autotune.core.failures import chance_to_run, has_failed
-from autotune.core.machine_model import MachineModel, fit_machine
-from autotune.core.memory_forecast import MemoryForecast, forecast_memory
-from autotune.core.racing import Bar
-from autotune.core.search_space import ResolvedSpace
-from autotune.core.sightings import Look, looks_of, peaks_seen, rate_seen, sightings_of
-from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import TrialRecord
-from autotune.core.variations import device_variations, loader_variations
+from autotune.analysis.durations import queue_s
+from autotune.analysis.early_stopping import Bar
+from autotune.analysis.expected_gain import expected_gain, most_gain, without_matter
+from autotune.analysis.failures import chance_to_run, has_failed
+from autotune.analysis.memory_forecast import MemoryForecast, forecast_memory
+from autotune.analysis.observations import Look, looks_of, peaks_seen, rate_seen, sightings_of
+from autotune.analysis.rate_model import MachineModel, fit_machine
+from autotune.analysis.variations import device_variations, loader_variations
 from autotune.launch.runner import TrialRunner
-from autotune.protocol import Extras
+from autotune.protocol.messages import Extras
+from autotune.records.ceilings import CeilingBook
+from autotune.records.diagnosis import Curves
+from autotune.records.trial import TrialRecord
+from autotune.settings.training_config import TrainingConfig
+from autotune.space.resolved_space import ResolvedSpace
 from autotune.study.candidates import Candidates, Params
 from autotune.study.proposals import params_of
 from autotune.study.study import Doubt, Study, Trial

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autotune.core.conditions import note_on_others
-from autotune.core.plan import Plan
-from autotune.core.rules import obstacle
-from autotune.core.search_space import ResolvedSpace, compose, resolve
 from autotune.errors import ConfigError, WorkloadError
 from autotune.launch.launcher import notes_of, slots_of
 from autotune.launch.runner import TrialRunner
-from autotune.protocol import RankReport
-from autotune.timing import BASELINE_DEADLINE_S
+from autotune.protocol.messages import RankReport
+from autotune.records.conditions import note_on_others
+from autotune.settings.plan import Plan
+from autotune.space.constraints import obstacle
+from autotune.space.resolved_space import ResolvedSpace, compose, resolve
+from autotune.tuning.time_budget import BASELINE_DEADLINE_S
 
 __all__ = ["look"]
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from autotune.core.recommendation import Confirmation, choose
-from autotune.core.trial import TrialRecord, score_value
-from autotune.tune import Tuning
+from autotune.records.recommendation import Confirmation, choose
+from autotune.records.trial import TrialRecord, score_value
+from autotune.tuning.loop import Tuning
 
 __all__ = ["Race", "challengers", "feasible_baseline", "number_0", "scores_of"]
 

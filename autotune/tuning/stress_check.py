@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from math import inf
 
-from autotune.core.durations import overhead_s
-from autotune.core.phrasing import say_mib
-from autotune.core.stress import STRESS_S, StressFigures, load_of, look_s
-from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import TrialRecord
-from autotune.protocol import RankReport, WindowRules
-from autotune.tune import Tuning
+from autotune.analysis.durations import overhead_s
+from autotune.phrasing import say_mib
+from autotune.protocol.messages import RankReport, WindowRules
+from autotune.records.stress_check import STRESS_S, StressFigures, load_of, look_s
+from autotune.records.trial import TrialRecord
+from autotune.settings.training_config import TrainingConfig
+from autotune.tuning.loop import Tuning
 
 __all__ = ["MOST_STRESSED", "reserve_s", "say_stressed", "stress"]
 

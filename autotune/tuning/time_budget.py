@@ -9,15 +9,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from autotune.clock import Clock
-from autotune.core.budget import Budget
-from autotune.core.durations import SHORTEST_WINDOW_S, rounds_of, shortest_trial_s, typical_overhead_s, typical_s
-from autotune.core.promise import Pace, expected_s, further_trials
-from autotune.core.search_space import ResolvedSpace
-from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import TrialRecord, best_of, reference_of
-from autotune.protocol import WindowRules
+from autotune.analysis.durations import SHORTEST_WINDOW_S, rounds_of, shortest_trial_s, typical_overhead_s, typical_s
+from autotune.analysis.time_estimate import Pace, expected_s, further_trials
+from autotune.protocol.messages import WindowRules
+from autotune.records.trial import TrialRecord, best_of, reference_of
+from autotune.settings.budget import Budget
+from autotune.settings.training_config import TrainingConfig
+from autotune.space.resolved_space import ResolvedSpace
 from autotune.study.study import Study, Trial
+from autotune.tuning.clock import Clock
 
 __all__ = ["BASELINE_DEADLINE_S", "Timing"]
 

@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.core.environment import Environment
-from autotune.core.plan import Plan
-from autotune.core.result import RunSummary
-from autotune.core.rules import same_behaviour_key
-from autotune.core.search_space import Domain, ResolvedSpace, SettingValue, compose, setting_of
-from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import TrialRecord
 from autotune.errors import ConfigError
-from autotune.run_config import describe_machine, read_recommended, read_recommended_machine
-from autotune.run_folder import read_summary
+from autotune.files.recommended_file import describe_machine, read_recommended, read_recommended_machine
+from autotune.files.run_folder import read_summary
+from autotune.records.run_summary import RunSummary
+from autotune.records.trial import TrialRecord
+from autotune.settings.environment import Environment
+from autotune.settings.plan import Plan
+from autotune.settings.training_config import TrainingConfig
+from autotune.space.constraints import same_behaviour_key
+from autotune.space.resolved_space import Domain, ResolvedSpace, SettingValue, compose, setting_of
 from autotune.study.proposals import nearest, params_of
 
 __all__ = ["Hints", "hints_of", "read_hints", "say_hints", "say_stale", "seed_params", "staleness"]

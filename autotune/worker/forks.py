@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import torch
 
-from autotune.worker.device import DeviceError
+from autotune.worker.setup.device import DeviceError
 
 __all__ = ["refuse_bad_fork", "spoilt_devices", "spoilt_in_forks"]
 

@@ -16,15 +16,8 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-from autotune.core.conditions import DeviceConditions, remarks_on
-from autotune.core.diagnosis import Curves
-from autotune.core.measurement import Block, Measurement, between_runs, rate_of
-from autotune.core.ranks import RankFigures
-from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import TrialResult
-from autotune.core.workload import Workload
 from autotune.errors import RunFolderError
-from autotune.protocol import (
+from autotune.protocol.messages import (
     NO_EXTRAS,
     TRIAL_VARIABLE,
     Job,
@@ -35,8 +28,29 @@ from autotune.protocol import (
     read_payload,
     write_model,
 )
-from autotune.worker.after import measure_after
-from autotune.worker.build import (
+from autotune.records.conditions import DeviceConditions, remarks_on
+from autotune.records.diagnosis import Curves
+from autotune.records.measurement import Block, Measurement, between_runs, rate_of
+from autotune.records.ranks import RankFigures
+from autotune.records.trial import TrialResult
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import Workload
+from autotune.worker.after_window.extra_steps import measure_after
+from autotune.worker.failure.hang_dump import LastWords
+from autotune.worker.failure.kernel_failures import block_launches
+from autotune.worker.failure.outcome import outcome_of
+from autotune.worker.forks import refuse_bad_fork
+from autotune.worker.jobs.curves import trace_curves
+from autotune.worker.jobs.precision import compare_to_float32
+from autotune.worker.jobs.probe import probe
+from autotune.worker.jobs.stress import train_on_largest
+from autotune.worker.measure.conditions import BEFORE_S, ConditionsProbe, Others, conditions_before, others_before
+from autotune.worker.measure.feed import Delivery, Feed
+from autotune.worker.measure.loop import Run, measure_window, warm_up
+from autotune.worker.measure.nvml import Gpu, gpus_of
+from autotune.worker.measure.step import Trainer, batch_fingerprint, infer_step, make_trainer
+from autotune.worker.measure.utilization import BusyProbe
+from autotune.worker.setup.build import (
     WorkloadFault,
     build_dataset,
     build_loader,
@@ -45,24 +59,10 @@ from autotune.worker.build import (
     resolved,
     seed_all,
 )
-from autotune.worker.busy import BusyProbe
-from autotune.worker.conditions import BEFORE_S, ConditionsProbe, Others, conditions_before, others_before
-from autotune.worker.curves import trace_curves
-from autotune.worker.device import Device, describe, open_device
-from autotune.worker.feed import Delivery, Feed
-from autotune.worker.forks import refuse_bad_fork
-from autotune.worker.group import ALONE, Group, open_group
-from autotune.worker.guard import compare_to_float32
-from autotune.worker.kernel_failures import block_launches
-from autotune.worker.last_words import LastWords
-from autotune.worker.loop import Run, measure_window, warm_up
-from autotune.worker.machine import usable_cores
-from autotune.worker.nvml import Gpu, gpus_of
-from autotune.worker.outcome import outcome_of
-from autotune.worker.parallel import without_effect_here
-from autotune.worker.probe import probe
-from autotune.worker.step import Trainer, batch_fingerprint, infer_step, make_trainer
-from autotune.worker.stress import train_on_largest
+from autotune.worker.setup.device import Device, describe, open_device
+from autotune.worker.setup.machine import usable_cores
+from autotune.worker.setup.parallel import without_effect_here
+from autotune.worker.setup.process_group import ALONE, Group, open_group
 
 __all__ = ["run_rank"]
 

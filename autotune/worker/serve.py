@@ -27,7 +27,7 @@ from time import monotonic, perf_counter, sleep
 import psutil
 import torch._dynamo  # noqa: F401 - the first optimizer would import it, a second in every fork
 
-from autotune.protocol import TrialFolder, free_shared_memory
+from autotune.protocol.messages import TrialFolder, free_shared_memory
 from autotune.worker.forks import spoilt_in_forks
 from autotune.worker.rank import run_rank
 

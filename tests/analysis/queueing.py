@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.core.training_config import TrainingConfig
+from autotune.settings.training_config import TrainingConfig
 
 _BATCHES = 800
 _WARM_UP = 150

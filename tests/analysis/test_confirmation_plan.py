@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.core.confirmation_plan import ROUNDS, UNHURRIED_CONFIRMATION_S, plan_confirmation
+from autotune.analysis.confirmation_plan import ROUNDS, UNHURRIED_CONFIRMATION_S, plan_confirmation
 
 _OVERHEADS = st.lists(st.floats(0.0, 100.0), min_size=2, max_size=4)
 

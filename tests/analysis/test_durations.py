@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.core.durations import (
+from autotune.analysis.durations import (
     SHORTEST_WINDOW_S,
     queue_s,
     rounds_of,
@@ -12,9 +12,9 @@ from autotune.core.durations import (
     typical_overhead_s,
     typical_s,
 )
-from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import TrialRecord, TrialResult
-from core.evidence import make_measurement
+from autotune.records.trial import TrialRecord, TrialResult
+from autotune.settings.training_config import TrainingConfig
+from tests.evidence import make_measurement
 
 
 def record(wall_s: float, *, number: int = 1, after_s: float = 0.0, is_measured: bool = True) -> TrialRecord:

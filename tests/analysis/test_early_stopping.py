@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.core.measurement import Block
-from autotune.core.racing import Bar, lost_race, seen_rate
+from autotune.analysis.early_stopping import Bar, lost_race, seen_rate
+from autotune.records.measurement import Block
 
 BAR = Bar(number=3, low_samples_per_s=1_000.0)
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.core.expected_gain import AMPLE, expected_gain, without_matter
-from autotune.core.machine_model import Forecast
-from autotune.core.training_config import TrainingConfig
+from autotune.analysis.expected_gain import AMPLE, expected_gain, without_matter
+from autotune.analysis.rate_model import Forecast
+from autotune.settings.training_config import TrainingConfig
 
 SLOW, FAST = 1_000.0, 10_000.0
 RATES = st.floats(1.0, 1e6)

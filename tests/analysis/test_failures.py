@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.core.failures import chance_to_run, has_failed
-from autotune.core.measurement import Block
-from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import Outcome, TrialRecord, TrialResult
+from autotune.analysis.failures import chance_to_run, has_failed
+from autotune.records.measurement import Block
+from autotune.records.trial import Outcome, TrialRecord, TrialResult
+from autotune.settings.training_config import TrainingConfig
 
 OWN = TrainingConfig()
 FAILED = TrainingConfig(micro_batch_size=256, num_workers=8)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from autotune.core.gauss_newton import Problem, Solution, most_likely
+from autotune.analysis.laplace import Problem, Solution, most_likely
 
 Floats = NDArray[np.float64]
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.core.memory_forecast import MemoryForecast, forecast_memory
-from autotune.core.training_config import TrainingConfig
+from autotune.analysis.memory_forecast import MemoryForecast, forecast_memory
+from autotune.settings.training_config import TrainingConfig
 
 MIB = 2**20
 

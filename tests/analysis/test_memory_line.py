@@ -10,8 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from autotune.core.measurement import Measurement
-from autotune.core.memory_line import (
+from autotune.analysis.memory_line import (
     MemoryKind,
     MemoryLine,
     MemoryPoint,
@@ -20,9 +19,10 @@ from autotune.core.memory_line import (
     memory_lines,
     say_largest,
 )
-from autotune.core.objective import Score
-from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import TrialRecord, TrialResult
+from autotune.records.measurement import Measurement
+from autotune.records.trial import TrialRecord, TrialResult
+from autotune.settings.objective import Score
+from autotune.settings.training_config import TrainingConfig
 
 MIB = 2**20
 BATCHES = st.lists(st.integers(1, 4096), min_size=2, max_size=12).filter(lambda batches: len(set(batches)) > 1)

@@ -6,16 +6,16 @@ from collections.abc import Callable
 
 import pytest
 
-from autotune.core.ceilings import Ceiling
-from autotune.core.diagnosis import CurvePoint, Curves
-from autotune.core.environment import Environment
-from autotune.core.machine_model import Sighting
-from autotune.core.measurement import Block, Ceilings, Measurement
-from autotune.core.search_space import ResolvedSpace
-from autotune.core.sightings import Look, changed, looks_of, peaks_seen, rate_seen, sightings_of
-from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import TrialRecord, TrialResult
-from core.evidence import make_point
+from autotune.analysis.observations import Look, changed, looks_of, peaks_seen, rate_seen, sightings_of
+from autotune.analysis.rate_model import Sighting
+from autotune.records.ceilings import Ceiling
+from autotune.records.diagnosis import CurvePoint, Curves
+from autotune.records.measurement import Block, Ceilings, Measurement
+from autotune.records.trial import TrialRecord, TrialResult
+from autotune.settings.environment import Environment
+from autotune.settings.training_config import TrainingConfig
+from autotune.space.resolved_space import ResolvedSpace
+from tests.evidence import make_point
 
 LIMIT = 1_000
 FOUR = TrainingConfig(num_workers=4, prefetch_factor=2)

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.core.environment import Environment
-from autotune.core.machine_model import Forecast, MachineModel, Sighting, fit_machine
-from autotune.core.training_config import TrainingConfig
-from core.evidence import CPU, GPU
+from autotune.analysis.rate_model import Forecast, MachineModel, Sighting, fit_machine
+from autotune.settings.environment import Environment
+from autotune.settings.training_config import TrainingConfig
+from tests.evidence import CPU, GPU
 
 MANY_CORES = CPU.model_copy(update={"cores": 64})
 FOUR_GPUS = GPU.model_copy(update={"device_count": 4, "cores": 64})

@@ -8,10 +8,10 @@ from itertools import product
 import numpy as np
 import pytest
 
-from autotune.core.machine_model import Forecast, Sighting, fit_machine
-from autotune.core.training_config import TrainingConfig
-from core.evidence import CPU
-from core.queueing import Machine
+from autotune.analysis.rate_model import Forecast, Sighting, fit_machine
+from autotune.settings.training_config import TrainingConfig
+from tests.analysis.queueing import Machine
+from tests.evidence import CPU
 
 ENVIRONMENT = CPU.model_copy(update={"cores": 32})  # enough for every worker: items wait, they don't compute
 MACHINES = {

@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autotune.core.machine_model import Forecast, fit_machine
-from autotune.core.objective import Objective
-from autotune.core.search_space import SearchSpace, resolve
-from autotune.core.sightings import Look, looks_of, sightings_of
-from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import TrialRecord
+from autotune.analysis.observations import Look, looks_of, sightings_of
+from autotune.analysis.rate_model import Forecast, fit_machine
+from autotune.records.trial import TrialRecord
+from autotune.settings.objective import Objective
+from autotune.settings.training_config import TrainingConfig
+from autotune.space.resolved_space import SearchSpace, resolve
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # scripts that stand beside each other, not a package
 replay = importlib.import_module("replay")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.core.statistics import BATCH_MEANS, batch_means_half_width, mean_interval, ratio_interval, t_95
+from autotune.analysis.statistics import BATCH_MEANS, batch_means_half_width, mean_interval, ratio_interval, t_95
 
 
 def test_t_95_agrees_with_scipy() -> None:

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.core.budget import Budget
-from autotune.core.confirmation_plan import UNHURRIED_CONFIRMATION_S
-from autotune.core.measurement import Measurement
-from autotune.core.promise import Pace, expected_s, payback_s
-from autotune.core.trial import TrialRecord, TrialResult
+from autotune.analysis.confirmation_plan import UNHURRIED_CONFIRMATION_S
+from autotune.analysis.time_estimate import Pace, expected_s, payback_s
+from autotune.records.measurement import Measurement
+from autotune.records.trial import TrialRecord, TrialResult
+from autotune.settings.budget import Budget
 
 MakeRecords = Callable[..., list[TrialRecord]]
 STRESSED_S = 4.0 + 12.0

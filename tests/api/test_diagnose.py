@@ -9,24 +9,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import bottlenecks as cases
 import pytest
 
 import autotune
-from autotune import diagnosing
-from autotune.api import diagnose_plan
-from autotune.core.budget import Budget
-from autotune.core.diagnosis import Bottleneck, Diagnosis
-from autotune.core.objective import Objective
-from autotune.core.plan import Plan
-from autotune.core.search_space import ResolvedSpace, SearchSpace, resolve
-from autotune.core.training_config import TrainingConfig
-from autotune.core.workload import Workload
-from autotune.diagnosing import Pace, variations
+from autotune.api import diagnose as diagnosing
+from autotune.api.diagnose import Pace, variations
+from autotune.api.entry import diagnose_plan
 from autotune.errors import ConfigError, NothingFeasibleError, WorkloadError
-from autotune.launch.fork_server import ForkServerLauncher
-from autotune.protocol import Job, RankReport, read_model, write_model
+from autotune.launch.local.fork_server import ForkServerLauncher
+from autotune.protocol.messages import Job, RankReport, read_model, write_model
+from autotune.records.diagnosis import Bottleneck, Diagnosis
+from autotune.settings.budget import Budget
+from autotune.settings.objective import Objective
+from autotune.settings.plan import Plan
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import Workload
+from autotune.space.resolved_space import ResolvedSpace, SearchSpace, resolve
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost, fake_environment, fake_facts
+from tests.api import bottlenecks as cases
 
 GIB = 2**30
 
@@ -179,7 +179,7 @@ def test_the_arguments_that_a_search_alone_takes_are_named() -> None:
     of_search, own = (inspect.signature(one).parameters.keys() for one in (autotune.search, autotune.diagnose))
     only = list(of_search - own)
     assert own <= of_search
-    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     paragraph = next(part for part in readme.split("\n\n") if part.startswith("`autotune.diagnose("))
     docstring = autotune.diagnose.__doc__ or ""
     assert [name for name in only if name not in docstring or f"`{name}`" not in paragraph] == []

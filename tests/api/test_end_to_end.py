@@ -22,11 +22,11 @@ from click.testing import CliRunner, Result
 from torch.utils.data import TensorDataset
 
 import autotune
-from autotune import api
+from autotune.api import entry as api
 from autotune.cli import cli
 from autotune.errors import InputError, WorkloadError
-from autotune.launch.fork_server import ForkServerLauncher
-from autotune.run_config import read_plan
+from autotune.files.plan_file import read_plan
+from autotune.launch.local.fork_server import ForkServerLauncher
 
 pytestmark = pytest.mark.flaky(reruns=2)  # whole searches under time-outs, on a machine that others share
 

@@ -11,20 +11,21 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from tunings import NARROW
 
 import autotune
-from autotune import api, searching
-from autotune.core.executor import Executor
-from autotune.core.plan import Plan
-from autotune.core.training_config import TrainingConfig
-from autotune.core.workload import Workload
-from autotune.diagnosing import Pace, diagnose_plan
+from autotune.api import entry as api
+from autotune.api import search as searching
+from autotune.api.diagnose import Pace, diagnose_plan
+from autotune.api.setup import opened_launcher, temporary_folder
 from autotune.errors import ConfigError, LauncherError, StudyMismatchError
 from autotune.launch.launcher import Launcher
+from autotune.settings.executor import Executor
+from autotune.settings.plan import Plan
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import Workload
 from autotune.testing import FakeLauncher, fake_environment
-from autotune.tune import Tuning
-from autotune.wiring import opened_launcher, temporary_folder
+from autotune.tuning.loop import Tuning
+from tests.tuning.tunings import NARROW
 
 PLAN = Plan(name="case", workload=Workload(model=object, dataset=list), executor=Executor(kind="ray"))
 PAIR = {"strategy": ["single", "ddp"], "world_size": [1, 2]}
@@ -60,7 +61,7 @@ def on_ray(monkeypatch: pytest.MonkeyPatch) -> Callable[[Launcher], FakeRay]:
     def put_in(launcher: Launcher) -> FakeRay:
         fake, module = FakeRay(launcher), ModuleType("ray_launcher")
         module.__dict__["RayLauncher"] = fake
-        monkeypatch.setitem(sys.modules, "autotune.launch.ray_launcher", module)
+        monkeypatch.setitem(sys.modules, "autotune.ray.launcher", module)
         return fake
 
     return put_in
@@ -85,7 +86,7 @@ def test_executor_ray_connects_with_the_plans_device_and_closes(on_ray: Callable
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ray_launcher", "ray_hosts", "ray_host"):
-        monkeypatch.delitem(sys.modules, f"autotune.launch.{name}", raising=False)
+        monkeypatch.delitem(sys.modules, f"autotune.ray.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match="needs the package ray; pip install 'autotune-torch") as caught:
         autotune.diagnose(object, list, executor="ray", progress=False)
@@ -93,7 +94,7 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_another_module_that_is_missing_is_not_taken_for_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "autotune.launch.ray_launcher", None)
+    monkeypatch.setitem(sys.modules, "autotune.ray.launcher", None)
     with pytest.raises(ImportError, match="ray_launcher"), temporary_folder() as folder:
         opened_launcher(None, folder, PLAN).__enter__()
 
@@ -159,7 +160,7 @@ def test_the_probe_tells_the_space_of_the_hosts(tmp_path: Path) -> None:
     assert (environment.hosts, environment.is_spread) == (3, True)
     assert {trial.config.world_size for trial in result.trials} <= {1, 2, 3}
     assert environment.fingerprint == fake_environment().fingerprint
-    assert autotune.api.read_run(result.run_dir).environment == environment
+    assert api.read_run(result.run_dir).environment == environment
 
 
 def test_one_host_is_as_before(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ import torch
 from torch.utils.data import TensorDataset
 
 import autotune
-from autotune import searching
-from autotune.api import SearchResult, rebuild_report
+from autotune.api import search as searching
+from autotune.api.entry import SearchResult, rebuild_report
 from autotune.errors import RunFolderError
-from autotune.report import page
-from autotune.run_folder import RunFolder
+from autotune.files.run_folder import RunFolder
+from autotune.report.render import html as page
 from autotune.testing import FakeLauncher
 
 REPORTS = ("report.md", "report.html")

@@ -10,13 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tunings import GIB, NARROW
 
 import autotune
-from autotune import searching
-from autotune.api import read_run
-from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import Failure
+from autotune.api import search as searching
+from autotune.api.entry import read_run
 from autotune.errors import (
     ConfigError,
     NothingFeasibleError,
@@ -25,8 +22,11 @@ from autotune.errors import (
     StudyMismatchError,
     WorkloadError,
 )
-from autotune.protocol import Job, read_model
+from autotune.protocol.messages import Job, read_model
+from autotune.records.trial import Failure
+from autotune.settings.training_config import TrainingConfig
 from autotune.testing import CostModel, FakeLauncher, FakeTrial, analytic_cost, fake_environment
+from tests.tuning.tunings import GIB, NARROW
 
 
 def search(tmp_path: Path, cost: CostModel = analytic_cost, **arguments: Any) -> autotune.SearchResult:

@@ -13,7 +13,7 @@ from time import sleep
 import psutil
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # scripts that stand beside each other, not a package
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # scripts that stand beside each other, not a package
 
 import gpu
 import gpu_checks
@@ -28,8 +28,8 @@ from gpu_scale import SMOKE, Task
 from part_guard import Figures, Keep, run_guarded
 from recording import Recording, git_revision, read_results
 
-from autotune.core.memory_line import MemoryKind, MemoryPoint, fit_memory
-from autotune.core.trial import Outcome, TrialResult
+from autotune.analysis.memory_line import MemoryKind, MemoryPoint, fit_memory
+from autotune.records.trial import Outcome, TrialResult
 
 LONG_S = 60.0
 GIB = 1 << 30
@@ -194,7 +194,7 @@ def calls_for_everything(takes: str) -> int:
 
 
 def test_the_page_says_how_many_calls_prove_everything() -> None:
-    page = (Path(__file__).parents[1] / "docs" / "gpu.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "gpu.md").read_text()
     numbers = {4: "four", 5: "five"}
     assert (
         f"{numbers[calls_for_everything('least')]} calls, {numbers[calls_for_everything('most')]} at the most" in page

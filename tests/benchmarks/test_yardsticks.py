@@ -17,11 +17,12 @@ from uuid import UUID
 
 import pytest
 import torch
-from nvml_stub import NvmlStub
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # scripts that stand beside each other, not a package
+from tests.nvml_stub import NvmlStub
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # scripts that stand beside each other, not a package
 
 import gpu_watch
 import surfaces
@@ -32,7 +33,7 @@ from surface_cases import GRIDS, Grid, grids_for
 from surface_order import FIRST_POINTS, missing_visits, spread_order
 from surfaces import curve_points
 
-from autotune.core.trial import TrialResult
+from autotune.records.trial import TrialResult
 
 CASE = Case(model=lambda: nn.Linear(4, 2), dataset=None)
 CPU = torch.device("cpu")

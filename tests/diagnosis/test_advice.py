@@ -6,14 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.core.advice import LEAST_GAIN, rank_advice
-from autotune.core.diagnosis import Advice, Curves, Evidence
-from autotune.core.environment import DeviceKind, Environment
-from autotune.core.expectation import device_ceiling, expected_rate
-from autotune.core.training_config import TrainingConfig
-from autotune.core.verdict import find_bottlenecks
-
-from .evidence import CPU, FACTS, GPU, make_breakdown, make_costs, make_evidence, make_point
+from autotune.analysis.expectation import device_ceiling, expected_rate
+from autotune.diagnosis.advice import LEAST_GAIN, rank_advice
+from autotune.diagnosis.bottlenecks import find_bottlenecks
+from autotune.records.diagnosis import Advice, Curves, Evidence
+from autotune.settings.environment import DeviceKind, Environment
+from autotune.settings.training_config import TrainingConfig
+from tests.evidence import CPU, FACTS, GPU, make_breakdown, make_costs, make_evidence, make_point
 
 WAITING = make_breakdown(wait=0.8)
 IN_TURNS = CPU.model_copy(update={"cores": 64})

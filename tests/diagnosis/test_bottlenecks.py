@@ -7,11 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.core.busy import Fullness
-from autotune.core.ceilings import Standing
-from autotune.core.diagnosis import Advice, Bottleneck, Curves, Evidence
-from autotune.core.training_config import TrainingConfig
-from autotune.core.verdict import (
+from autotune.diagnosis.bottlenecks import (
     BOTTLENECKS,
     breakdown_of,
     find_bottlenecks,
@@ -20,8 +16,11 @@ from autotune.core.verdict import (
     say_headline,
     standing_today,
 )
-
-from .evidence import CPU, make_breakdown, make_costs, make_evidence, make_point, make_roofline
+from autotune.records.ceilings import Standing
+from autotune.records.diagnosis import Advice, Bottleneck, Curves, Evidence
+from autotune.records.utilization import Fullness
+from autotune.settings.training_config import TrainingConfig
+from tests.evidence import CPU, make_breakdown, make_costs, make_evidence, make_point, make_roofline
 
 
 def shares(evidence: Evidence) -> dict[Bottleneck, Any]:

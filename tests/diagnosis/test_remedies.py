@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from autotune.core.advice import rank_advice
-from autotune.core.diagnosis import Advice, Curves, Evidence
-from autotune.core.training_config import TrainingConfig
-from autotune.core.verdict import find_bottlenecks, is_healthy
-
-from .evidence import CPU, FACTS, make_breakdown, make_costs, make_evidence, make_point, make_roofline
+from autotune.diagnosis.advice import rank_advice
+from autotune.diagnosis.bottlenecks import find_bottlenecks, is_healthy
+from autotune.records.diagnosis import Advice, Curves, Evidence
+from autotune.settings.training_config import TrainingConfig
+from tests.evidence import CPU, FACTS, make_breakdown, make_costs, make_evidence, make_point, make_roofline
 
 MEMORY_BOUND = Curves(roofline=make_roofline(moved_bytes=0.8e11 * 0.032))
 PINNED = TrainingConfig(pin_memory=True)

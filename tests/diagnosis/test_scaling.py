@@ -9,18 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.core.brakes import LEAST_SHARE, Cause
-from autotune.core.diagnosis import Advice
-from autotune.core.environment import Environment
-from autotune.core.objective import Score
-from autotune.core.ranks import Communication, RankFigures
-from autotune.core.recommendation import Confirmation
-from autotune.core.scaling import Helps, StrategyComparison, compare_strategies
-from autotune.core.strategies import StrategyBest
-from autotune.core.training_config import DdpConfig, TrainingConfig
-from autotune.core.trial import TrialRecord, TrialResult
-
-from .evidence import CPU, GPU, make_costs, make_measurement
+from autotune.diagnosis.scaling import Helps, StrategyComparison, compare_strategies
+from autotune.diagnosis.scaling_bottlenecks import LEAST_SHARE, Cause
+from autotune.diagnosis.strategies import StrategyBest
+from autotune.records.diagnosis import Advice
+from autotune.records.ranks import Communication, RankFigures
+from autotune.records.recommendation import Confirmation
+from autotune.records.trial import TrialRecord, TrialResult
+from autotune.settings.environment import Environment
+from autotune.settings.objective import Score
+from autotune.settings.training_config import DdpConfig, TrainingConfig
+from tests.evidence import CPU, GPU, make_costs, make_measurement
 
 Measured = dict[str, Any]
 TALK = Communication(step_s=0.04, step_alone_s=0.032, exchange_s=0.012, bytes_exchanged=2**25)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from autotune.core.executor import Executor
+from autotune.settings.executor import Executor
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 SBATCH = DOCS / "autotune.sbatch"
 STAND_INS = {
     "scontrol": 'printf "node1\\nnode2\\n"',

@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, default_collate
 
-from autotune.core.search_space import SearchSpace
-from autotune.core.workload import PARTS, Ref
-from autotune.run_config import read_plan
+from autotune.files.plan_file import read_plan
+from autotune.settings.workload import PARTS, Ref
+from autotune.space.resolved_space import SearchSpace
 
-CONFIGS = Path(__file__).parent.parent / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 PLANS = sorted(CONFIGS.glob("*.yaml"))
 WORKLOADS = ("digits", "photos", "sleeping_vectors", "tiny_gpt")
 BATCH_SIZE = 4

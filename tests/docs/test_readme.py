@@ -15,7 +15,7 @@ from autotune.testing import FakeLauncher
 
 pytestmark = pytest.mark.flaky(reruns=2)  # whole searches under time-outs, on a machine that others share
 
-README = Path(__file__).parents[1] / "README.md"
+README = Path(__file__).parents[2] / "README.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```", README.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
@@ -61,7 +61,7 @@ def test_the_users_own_loop_runs_with_what_was_recommended(tmp_path: Path) -> No
 
 def test_the_yaml_example_is_a_valid_configuration() -> None:
     (block,) = re.findall(r"^```yaml\n(.*?)^```", README.read_text(), flags=re.MULTILINE | re.DOTALL)
-    from autotune.run_config import read_plan
+    from autotune.files.plan_file import read_plan
 
     path = README.parent / "configs" / "readme-example.yaml"
     try:

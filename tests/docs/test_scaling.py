@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))  # scripts that stand beside each other, not a package
 cluster, law, tables = (importlib.import_module(f"scaling_{name}") for name in ("cluster", "model", "tables"))
 

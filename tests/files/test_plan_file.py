@@ -9,15 +9,17 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.core.budget import Budget
-from autotune.core.executor import Executor, ExecutorKind
-from autotune.core.objective import Objective
-from autotune.core.search_options import Method, SearchOptions
-from autotune.core.search_space import Choices, IntRange, SearchSpace
-from autotune.core.training_config import DdpConfig, TrainingConfig
-from autotune.core.workload import Ref
 from autotune.errors import ConfigError
-from autotune.run_config import STARTER_YAML, parse_model, read_plan
+from autotune.files.plan_file import read_plan
+from autotune.files.starter import STARTER_YAML
+from autotune.files.validation import parse_model
+from autotune.settings.budget import Budget
+from autotune.settings.executor import Executor, ExecutorKind
+from autotune.settings.objective import Objective
+from autotune.settings.search_options import Method, SearchOptions
+from autotune.settings.training_config import DdpConfig, TrainingConfig
+from autotune.settings.workload import Ref
+from autotune.space.resolved_space import Choices, IntRange, SearchSpace
 
 WORKLOAD = "workload: {model: 'pkg.mod:model', dataset: 'pkg.mod:dataset'}\n"
 

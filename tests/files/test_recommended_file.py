@@ -9,18 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import autotune
-from autotune.core.budget import Budget
-from autotune.core.environment import Environment
-from autotune.core.lr_scaling import LrAdvice
-from autotune.core.measurement import Block, Measurement, MemorySample, Window
-from autotune.core.objective import Objective
-from autotune.core.recommendation import Confirmation, Ratio, Recommendation
-from autotune.core.result import RunSummary
-from autotune.core.training_config import AMP_DTYPES, DdpConfig, TrainingConfig
-from autotune.core.trial import TrialRecord, TrialResult
-from autotune.core.workload import OptimizerFacts, WorkloadFacts
 from autotune.errors import ConfigError
-from autotune.run_config import read_recommended, recommended_yaml
+from autotune.files.recommended_file import read_recommended, recommended_yaml
+from autotune.records.measurement import Block, Measurement, MemorySample, Window
+from autotune.records.recommendation import Confirmation, Ratio, Recommendation
+from autotune.records.run_summary import RunSummary
+from autotune.records.trial import TrialRecord, TrialResult
+from autotune.settings.budget import Budget
+from autotune.settings.environment import Environment
+from autotune.settings.objective import Objective
+from autotune.settings.training_config import AMP_DTYPES, DdpConfig, TrainingConfig
+from autotune.settings.workload import OptimizerFacts, WorkloadFacts
+from autotune.space.learning_rate import LrAdvice
 
 GROUP = TrainingConfig(strategy="ddp", world_size=2, num_workers=2, ddp=DdpConfig(bucket_cap_mb=50, comm_hook="fp16"))
 

@@ -9,7 +9,7 @@ import pytest
 
 import autotune
 from autotune.errors import ConfigError, RunFolderError
-from autotune.run_folder import RunFolder, new_run_dir, open_run_folder, read_summary
+from autotune.files.run_folder import RunFolder, new_run_dir, open_run_folder, read_summary
 from autotune.testing import FakeLauncher
 
 

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import marked
 
-from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import TrialResult
-from autotune.core.workload import Ref, Workload
-from autotune.launch.fork_server import ForkServerLauncher
-from autotune.launch.fresh import FreshInterpreterLauncher
+from autotune.launch.local.fork_server import ForkServerLauncher
+from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
 from autotune.launch.runner import ShouldEnd, TrialRunner
-from autotune.protocol import NO_EXTRAS, Extras, WindowRules, write_payload
+from autotune.protocol.messages import NO_EXTRAS, Extras, WindowRules, write_payload
+from autotune.records.trial import TrialResult
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import Ref, Workload
+from tests.processes import marked
 
 USER_CODE = Path(__file__).with_name("user_code.py")
 USER_RANKS = Path(__file__).with_name("user_ranks.py")

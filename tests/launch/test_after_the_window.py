@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.core.measurement import Measurement
-from autotune.core.training_config import TrainingConfig
-from autotune.protocol import Extras
-from launch.conftest import GENEROUS_S, SHORT, Rig
+from autotune.protocol.messages import Extras
+from autotune.records.measurement import Measurement
+from autotune.settings.training_config import TrainingConfig
+from tests.launch.conftest import GENEROUS_S, SHORT, Rig
 
 EXTRAS = Extras(loader_ceiling=True, device_ceiling=True, breakdown=True, stretch_s=0.05)
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from autotune.core.training_config import TrainingConfig
-from autotune.protocol import Extras, RankReport
-from launch.conftest import GENEROUS_S, Rig
+from autotune.protocol.messages import Extras, RankReport
+from autotune.settings.training_config import TrainingConfig
+from tests.launch.conftest import GENEROUS_S, Rig
 
 ALL = [{}, {"micro_batch_size": 2}, {"micro_batch_size": 8}, {"micro_batch_size": 16}]
 LOST = "RuntimeError: CUDA error: an illegal memory access was encountered"

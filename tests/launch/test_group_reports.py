@@ -9,13 +9,13 @@ import signal
 from typing import Any
 
 import pytest
-from core.evidence import make_measurement
 
-from autotune.core.ranks import RankFigures
-from autotune.core.trial import Failure, Outcome, TrialResult
-from autotune.launch.group import one_report
+from autotune.launch.group_report import one_report
 from autotune.launch.launcher import Exit
-from autotune.protocol import RankReport
+from autotune.protocol.messages import RankReport
+from autotune.records.ranks import RankFigures
+from autotune.records.trial import Failure, Outcome, TrialResult
+from tests.evidence import make_measurement
 
 MAIN = "Thread 0x01 (most recent call first):\n"
 BACKWARD = f'{MAIN}  File "/x/torch/autograd/graph.py", line 9 in _engine_run_backward\n'

@@ -10,17 +10,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from processes import marked
 
-from autotune.core.measurement import Block
-from autotune.core.ranks import uneven_ranks
-from autotune.core.trial import TrialResult
-from autotune.launch import watch
-from autotune.launch.fork_server import ForkServerLauncher
-from autotune.protocol import Extras, WindowRules
-from autotune.worker.machine import usable_cores
-from launch.conftest import GENEROUS_S, TWO_RANKS, Rig, in_user_ranks, rig_over
-from launch.user_ranks import PAUSE_S, STANDSTILL_S
+from autotune.launch.local import watch
+from autotune.launch.local.fork_server import ForkServerLauncher
+from autotune.protocol.messages import Extras, WindowRules
+from autotune.records.measurement import Block
+from autotune.records.ranks import uneven_ranks
+from autotune.records.trial import TrialResult
+from autotune.worker.setup.machine import usable_cores
+from tests.launch.conftest import GENEROUS_S, TWO_RANKS, Rig, in_user_ranks, rig_over
+from tests.launch.user_ranks import PAUSE_S, STANDSTILL_S
+from tests.processes import marked
 
 HANG_S = 7.0
 """A deadline that two forked ranks have long begun to train by."""

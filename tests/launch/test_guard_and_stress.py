@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from autotune.core.guard import objection
-from autotune.core.training_config import TrainingConfig
-from autotune.core.workload import Ref
-from autotune.protocol import RankReport, WindowRules
-from launch.conftest import GENEROUS_S, Rig
+from autotune.protocol.messages import RankReport, WindowRules
+from autotune.records.precision_check import objection
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import Ref
+from tests.launch.conftest import GENEROUS_S, Rig
 
 USER_CODE = Path(__file__).with_name("user_sizes.py")
 TEXTS = {"model": "averaging", "dataset": "texts", "collate_fn": "padded", "step": "averaged"}

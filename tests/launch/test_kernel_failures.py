@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from autotune.core.training_config import TrainingConfig
-from launch.conftest import GENEROUS_S, Rig
-from launch.test_user_faults import marked_lines
+from autotune.settings.training_config import TrainingConfig
+from tests.launch.conftest import GENEROUS_S, Rig
+from tests.launch.test_user_faults import marked_lines
 
 ASSERTED = "RuntimeError: CUDA error: device-side assert triggered"
 

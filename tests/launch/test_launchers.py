@@ -14,11 +14,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.core.trial import TrialResult
-from autotune.launch.fresh import FreshInterpreterLauncher
 from autotune.launch.launcher import Launch
-from autotune.protocol import TrialFolder
-from launch.conftest import AnyLauncher, Rig, rig_over
+from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
+from autotune.protocol.messages import TrialFolder
+from autotune.records.trial import TrialResult
+from tests.launch.conftest import AnyLauncher, Rig, rig_over
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
-from autotune.core.training_config import TrainingConfig
-from autotune.core.workload import Workload
-from autotune.launch.fork_server import ForkServerLauncher
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import Workload
+from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.launch.runner import TrialRunner
-from autotune.protocol import WindowRules, write_payload
+from autotune.protocol.messages import WindowRules, write_payload
 
 with open("starts", "a") as file:
     print("started", file=file)

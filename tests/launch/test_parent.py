@@ -12,20 +12,20 @@ from pathlib import Path
 from time import monotonic, sleep
 
 import pytest
-from processes import marked
 
-from autotune.launch.fork_server import ForkServerLauncher
-from launch.conftest import USER_CODE, Rig
+from autotune.launch.local.fork_server import ForkServerLauncher
+from tests.launch.conftest import USER_CODE, Rig
+from tests.processes import marked
 
 PARENT = """
 import sys
 from pathlib import Path
-from autotune.core.training_config import TrainingConfig
-from autotune.core.workload import Ref, Workload
-from autotune.launch.fork_server import ForkServerLauncher
-from autotune.launch.fresh import FreshInterpreterLauncher
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import Ref, Workload
+from autotune.launch.local.fork_server import ForkServerLauncher
+from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
 from autotune.launch.runner import TrialRunner
-from autotune.protocol import WindowRules, write_payload
+from autotune.protocol.messages import WindowRules, write_payload
 
 here = Path.cwd()
 launcher = ForkServerLauncher(here / "server.log") if "{kind}" == "fork server" else FreshInterpreterLauncher()

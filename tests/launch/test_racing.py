@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from autotune.core.measurement import Block
-from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import TrialResult
 from autotune.launch.launcher import Exit, Launch, Launcher
 from autotune.launch.runner import ShouldEnd
-from autotune.protocol import WindowRules
-from launch.conftest import GENEROUS_S, SHORT, TWO_RANKS, AnyLauncher, Rig, in_user_ranks, rig_over
+from autotune.protocol.messages import WindowRules
+from autotune.records.measurement import Block
+from autotune.records.trial import TrialResult
+from autotune.settings.training_config import TrainingConfig
+from tests.launch.conftest import GENEROUS_S, SHORT, TWO_RANKS, AnyLauncher, Rig, in_user_ranks, rig_over
 
 ENDLESS = WindowRules(max_s=600.0, precision=1e-9, block_s=0.02)
 """A window that only a reason or the deadline ends."""

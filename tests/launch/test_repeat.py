@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from autotune.core.diagnosis import Curves
-from autotune.core.trial import TrialResult
-from autotune.launch.again import go_on
-from autotune.protocol import RankReport
+from autotune.launch.repeat import go_on
+from autotune.protocol.messages import RankReport
+from autotune.records.diagnosis import Curves
+from autotune.records.trial import TrialResult
 
 
 def dying(known: Curves | None) -> Curves:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from autotune.core.measurement import Block
-from autotune.core.training_config import DdpConfig, TrainingConfig
-from autotune.core.trial import Failure
 from autotune.launch.launcher import Exit, Launch
 from autotune.launch.runner import TrialRunner, _BlockStream
-from autotune.protocol import NO_EXTRAS, Extras, TrialFolder, WindowRules
+from autotune.protocol.messages import NO_EXTRAS, Extras, TrialFolder, WindowRules
+from autotune.records.measurement import Block
+from autotune.records.trial import Failure
+from autotune.settings.training_config import DdpConfig, TrainingConfig
 from autotune.testing import FakeLauncher, FakeTrial
 
 GROUP = TrainingConfig(strategy="ddp", world_size=2, ddp=DdpConfig(bucket_cap_mb=50))

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import TrialResult
-from launch.conftest import USER_CODE, Rig
+from autotune.records.trial import TrialResult
+from autotune.settings.training_config import TrainingConfig
+from tests.launch.conftest import USER_CODE, Rig
 
 
 def test_the_machine_is_described_without_a_workload(rig: Rig) -> None:

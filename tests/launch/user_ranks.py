@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.utils.data import Dataset, IterableDataset
 
-from autotune.worker import last_words
+from autotune.worker.failure import hang_dump as last_words
 
 FEATURES = 4
 HELD_BYTES = 800 * 2**20

@@ -16,12 +16,8 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from autotune.core.measurement import Block, Measurement, MemorySample, Window
-from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import Failure, TrialResult
-from autotune.core.workload import Ref, Workload
 from autotune.errors import RunFolderError, WorkloadError
-from autotune.protocol import (
+from autotune.protocol.messages import (
     Job,
     RankReport,
     free_shared_memory,
@@ -31,6 +27,10 @@ from autotune.protocol import (
     write_model,
     write_payload,
 )
+from autotune.records.measurement import Block, Measurement, MemorySample, Window
+from autotune.records.trial import Failure, TrialResult
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import Ref, Workload
 
 
 def there_and_back(value: object, folder: Path) -> Any:
@@ -171,7 +171,7 @@ def test_a_large_tensor_is_mapped_and_costs_its_readers_no_memory_of_their_own(t
     script = """
 import sys
 from pathlib import Path
-from autotune.protocol import read_payload
+from autotune.protocol.messages import read_payload
 def private():
     lines = open("/proc/self/smaps_rollup").read().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("Anonymous")) * 1024

@@ -23,18 +23,19 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from torch.utils.data import TensorDataset
 
 from autotune import search
-from autotune.core.executor import Executor
-from autotune.core.measurement import Block
-from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import TrialResult
-from autotune.core.workload import Ref
 from autotune.errors import ConfigError, LauncherError
-from autotune.launch import ray_hosts, ray_launcher
 from autotune.launch.launcher import Exit, Launch, Launcher, slots_of
-from autotune.launch.ray_launcher import RayLauncher
-from autotune.protocol import WindowRules
-from launch.conftest import GENEROUS_S, SHORT, TWO_RANKS, Rig, in_user_code, in_user_ranks
-from launch.user_hosts import NOTES
+from autotune.protocol.messages import WindowRules
+from autotune.ray import hosts as ray_hosts
+from autotune.ray import launcher as ray_launcher
+from autotune.ray.launcher import RayLauncher
+from autotune.records.measurement import Block
+from autotune.records.trial import TrialResult
+from autotune.settings.executor import Executor
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import Ref
+from tests.launch.conftest import GENEROUS_S, SHORT, TWO_RANKS, Rig, in_user_code, in_user_ranks
+from tests.ray.user_hosts import NOTES
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 

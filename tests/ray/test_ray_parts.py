@@ -14,13 +14,13 @@ import pytest
 import ray
 from ray.exceptions import RayActorError
 
-from autotune.core.environment import Environment
-from autotune.launch import ray_host
 from autotune.launch.launcher import Exit
-from autotune.launch.ray_host import Host, trial_environment
-from autotune.launch.ray_launcher import _Blocks, _HostLostError, merged_exit
-from autotune.launch.ray_nodes import OneHost, most_of_a_kind
-from autotune.protocol import GroupPart
+from autotune.protocol.messages import GroupPart
+from autotune.ray import host as ray_host
+from autotune.ray.host import Host, trial_environment
+from autotune.ray.launcher import _Blocks, _HostLostError, merged_exit
+from autotune.ray.nodes import OneHost, most_of_a_kind
+from autotune.settings.environment import Environment
 
 PARTS = [GroupPart(host=0, first_rank=0, ranks=2), GroupPart(host=1, first_rank=2, ranks=2)]
 

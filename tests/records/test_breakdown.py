@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from autotune.core.breakdown import LoaderCosts, Share, TimeBreakdown, breakdown_on_cpu, breakdown_on_device
-from autotune.core.intervals import DeviceTime
+from autotune.records.breakdown import LoaderCosts, Share, TimeBreakdown, breakdown_on_cpu, breakdown_on_device
+from autotune.records.trace_intervals import DeviceTime
 
 seconds = st.floats(0, 10, allow_nan=False)
 positive = st.floats(1e-6, 10, allow_nan=False)

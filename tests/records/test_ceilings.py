@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.core.ceilings import Ceiling, CeilingBook, joint_rate, loader_key, overlaps
-from autotune.core.training_config import TrainingConfig
+from autotune.records.ceilings import Ceiling, CeilingBook, joint_rate, loader_key, overlaps
+from autotune.settings.training_config import TrainingConfig
 
 REACHED = Ceiling(samples_per_s=10.0, samples=10, seconds=1.0, batches=1)
 

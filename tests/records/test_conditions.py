@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from autotune.core.conditions import DeviceConditions, merged, note_on_others, remarks_on
+from autotune.records.conditions import DeviceConditions, merged, note_on_others, remarks_on
 
 GIB = 2**30
 

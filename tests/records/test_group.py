@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from autotune.core.ceilings import Ceiling
-from autotune.core.conditions import DeviceConditions
-from autotune.core.group import merged_measurement
-from autotune.core.measurement import Block, Ceilings, Measurement, MemorySample, Restart, Window
-from autotune.core.ranks import RankFigures
-from core.evidence import make_breakdown
+from autotune.records.ceilings import Ceiling
+from autotune.records.conditions import DeviceConditions
+from autotune.records.group import merged_measurement
+from autotune.records.measurement import Block, Ceilings, Measurement, MemorySample, Restart, Window
+from autotune.records.ranks import RankFigures
+from tests.evidence import make_breakdown
 
 
 def make_part(

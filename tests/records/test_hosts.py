@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from autotune.core import rules
-from autotune.core.domains import IntRange
-from autotune.core.environment import Environment
-from autotune.core.search_space import ResolvedSpace, compose
-from autotune.core.training_config import TrainingConfig
-from autotune.core.workload import WorkloadFacts
+from autotune.settings.environment import Environment
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import WorkloadFacts
+from autotune.space import constraints as rules
+from autotune.space.domains import IntRange
+from autotune.space.resolved_space import ResolvedSpace, compose
 
 MakeSpace = Callable[..., ResolvedSpace]
 LONG = {"dataset_length": 10**6}

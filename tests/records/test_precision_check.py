@@ -9,15 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.core.guard import (
-    GuardFigures,
-    deviation_of,
-    guard_key,
-    needs_guard,
-    objection,
-    shortfall,
-)
-from autotune.core.training_config import TrainingConfig
+from autotune.records.precision_check import GuardFigures, deviation_of, guard_key, needs_guard, objection, shortfall
+from autotune.settings.training_config import TrainingConfig
 
 FALLING = tuple(1.0 / (step + 1) for step in range(20))
 LOSSES = st.lists(st.floats(0.01, 100), min_size=1, max_size=20)

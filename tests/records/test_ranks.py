@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.core.ranks import Communication, RankFigures, uneven_ranks
+from autotune.records.ranks import Communication, RankFigures, uneven_ranks
 
 seconds = st.floats(0, 100, allow_nan=False)
 rates = st.floats(1e-3, 1e9, allow_nan=False)

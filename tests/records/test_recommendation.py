@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from autotune.core.measurement import Measurement
-from autotune.core.recommendation import Confirmation, choose, ratio_of, simplicity
-from autotune.core.training_config import DdpConfig, TrainingConfig
+from autotune.records.measurement import Measurement
+from autotune.records.recommendation import Confirmation, choose, ratio_of, simplicity
+from autotune.settings.training_config import DdpConfig, TrainingConfig
 
 MakeConfirmation = Callable[..., Confirmation]
 _FIELD = st.lists(

@@ -7,15 +7,15 @@ from math import inf
 
 import pytest
 
-from autotune.core.budget import Budget
-from autotune.core.environment import Environment
-from autotune.core.lr_scaling import LrAdvice
-from autotune.core.objective import Objective
-from autotune.core.recommendation import Confirmation, Ratio, Recommendation
-from autotune.core.result import RunSummary, changed_settings
-from autotune.core.training_config import DdpConfig, TrainingConfig
-from autotune.core.trial import TrialRecord
-from autotune.core.workload import WorkloadFacts
+from autotune.records.recommendation import Confirmation, Ratio, Recommendation
+from autotune.records.run_summary import RunSummary, changed_settings
+from autotune.records.trial import TrialRecord
+from autotune.settings.budget import Budget
+from autotune.settings.environment import Environment
+from autotune.settings.objective import Objective
+from autotune.settings.training_config import DdpConfig, TrainingConfig
+from autotune.settings.workload import WorkloadFacts
+from autotune.space.learning_rate import LrAdvice
 
 
 @pytest.mark.parametrize("has_recommendation", [True, False])

@@ -6,9 +6,9 @@ from math import inf
 
 import pytest
 
-from autotune.core.measurement import MemorySample
-from autotune.core.stress import Load, StressFigures, load_of, look_s
-from autotune.core.training_config import DdpConfig, TrainingConfig
+from autotune.records.measurement import MemorySample
+from autotune.records.stress_check import Load, StressFigures, load_of, look_s
+from autotune.settings.training_config import DdpConfig, TrainingConfig
 from autotune.testing import fake_environment, fake_facts
 
 MIB = 2**20

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from autotune.core.identity import describe_part, identify
-from autotune.core.plan import Plan
-from autotune.core.workload import Ref, Workload
+from autotune.records.study_identity import describe_part, identify
+from autotune.settings.plan import Plan
+from autotune.settings.workload import Ref, Workload
 from autotune.testing import fake_environment
 
 
@@ -21,7 +21,7 @@ def build(name: str) -> str:
 
 def test_a_function_is_the_same_in_every_process() -> None:
     code = """
-from autotune.core.identity import describe_part
+from autotune.records.study_identity import describe_part
 def loss(x):
     return x in {"a", "b", "c", "d"}
 print(describe_part(loss))

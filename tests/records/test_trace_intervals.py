@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.core.intervals import DeviceEvent, EventKind, device_time, kind_of, length, union
+from autotune.records.trace_intervals import DeviceEvent, EventKind, device_time, kind_of, length, union
 
 moments = st.integers(0, 60)
 intervals = st.lists(st.tuples(moments, moments), max_size=12)

@@ -8,9 +8,9 @@ from typing import get_args
 
 import pytest
 
-from autotune.core.measurement import Measurement
-from autotune.core.objective import Score
-from autotune.core.trial import Failure, Outcome, TrialRecord, TrialResult
+from autotune.records.measurement import Measurement
+from autotune.records.trial import Failure, Outcome, TrialRecord, TrialResult
+from autotune.settings.objective import Score
 
 _FAILED = [outcome for outcome in get_args(Outcome) if outcome not in {"ok", "over_memory"}]
 

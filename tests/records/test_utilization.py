@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.core.busy import (
+from autotune.records.utilization import (
     GPM_SOURCE,
     NVML_SOURCE,
     PROFILER_SOURCE,

@@ -7,22 +7,22 @@ from typing import Any
 
 import pytest
 
-from autotune.core.breakdown import LoaderCosts, Share, TimeBreakdown
-from autotune.core.budget import Budget
-from autotune.core.busy import NVML_SOURCE, PROFILER_SOURCE, BusyReading, Fullness
-from autotune.core.conditions import DeviceConditions
-from autotune.core.environment import Environment
-from autotune.core.guard import GuardFigures
-from autotune.core.lr_scaling import LrAdvice, scale_lr
-from autotune.core.measurement import Block, Measurement, MemorySample, Window
-from autotune.core.objective import Objective, Score
-from autotune.core.ranks import Communication, RankFigures
-from autotune.core.recommendation import Confirmation, Ratio, Recommendation
-from autotune.core.result import RunSummary
-from autotune.core.stress import StressFigures
-from autotune.core.training_config import DdpConfig, TrainingConfig
-from autotune.core.trial import Failure, Outcome, TrialRecord, TrialResult
-from autotune.core.workload import OptimizerFacts, WorkloadFacts
+from autotune.records.breakdown import LoaderCosts, Share, TimeBreakdown
+from autotune.records.conditions import DeviceConditions
+from autotune.records.measurement import Block, Measurement, MemorySample, Window
+from autotune.records.precision_check import GuardFigures
+from autotune.records.ranks import Communication, RankFigures
+from autotune.records.recommendation import Confirmation, Ratio, Recommendation
+from autotune.records.run_summary import RunSummary
+from autotune.records.stress_check import StressFigures
+from autotune.records.trial import Failure, Outcome, TrialRecord, TrialResult
+from autotune.records.utilization import NVML_SOURCE, PROFILER_SOURCE, BusyReading, Fullness
+from autotune.settings.budget import Budget
+from autotune.settings.environment import Environment
+from autotune.settings.objective import Objective, Score
+from autotune.settings.training_config import DdpConfig, TrainingConfig
+from autotune.settings.workload import OptimizerFacts, WorkloadFacts
+from autotune.space.learning_rate import LrAdvice, scale_lr
 
 LIMIT = 16 * 2**30
 BASELINE = TrainingConfig()

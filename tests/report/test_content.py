@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from autotune.report.content import describe_environment
-
-from .conftest import make_environment
+from tests.report.conftest import make_environment
 
 
 def test_one_host_is_not_counted() -> None:

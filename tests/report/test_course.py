@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from autotune.core.recommendation import Ratio
+from autotune.records.recommendation import Ratio
 from autotune.report.content import say_course
-
-from .conftest import make_recommendation, make_summary
+from tests.report.conftest import make_recommendation, make_summary
 
 TWICE = Ratio(value=2.0, low=1.9, high=2.1)
 

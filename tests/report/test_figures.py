@@ -6,17 +6,24 @@ from pathlib import Path
 
 import pytest
 
-from autotune.core.busy import NVML_SOURCE, PROFILER_SOURCE, WAIT_SOURCE, BusyReading
-from autotune.core.measurement import Measurement
-from autotune.core.recommendation import Confirmation
-from autotune.core.result import RunSummary
-from autotune.core.training_config import TrainingConfig
+from autotune.records.measurement import Measurement
+from autotune.records.recommendation import Confirmation
+from autotune.records.run_summary import RunSummary
+from autotune.records.utilization import NVML_SOURCE, PROFILER_SOURCE, WAIT_SOURCE, BusyReading
 from autotune.report.content import list_remarks
 from autotune.report.figures import list_busy, make_columns, make_rows, summarise
 from autotune.report.formatting import NO_VALUE
-from autotune.report.markdown import render_markdown
-
-from .conftest import BASELINE, FAST, make_breakdown, make_measurement, make_recommendation, make_summary, make_trial
+from autotune.report.render.markdown import render_markdown
+from autotune.settings.training_config import TrainingConfig
+from tests.report.conftest import (
+    BASELINE,
+    FAST,
+    make_breakdown,
+    make_measurement,
+    make_recommendation,
+    make_summary,
+    make_trial,
+)
 
 NVML = {NVML_SOURCE: 0.6}
 

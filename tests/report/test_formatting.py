@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from rich.cells import cell_len
 
-from autotune.core.phrasing import say_share
-from autotune.core.training_config import DdpConfig, TrainingConfig
+from autotune.phrasing import say_share
 from autotune.report.formatting import (
     cut_middle,
     describe_settings,
@@ -22,8 +21,8 @@ from autotune.report.formatting import (
     one_line,
     shorten,
 )
-
-from .conftest import BASELINE, FAST, GROUP
+from autotune.settings.training_config import DdpConfig, TrainingConfig
+from tests.report.conftest import BASELINE, FAST, GROUP
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from autotune.core.budget import Budget
+from autotune.settings.budget import Budget
 
 
 def test_a_number_left_open_means_at_most_forty_and_may_stop_early() -> None:

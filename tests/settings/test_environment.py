@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from pydantic import ValidationError
 
-from autotune.core.environment import Environment
+from autotune.settings.environment import Environment
 
 
 @pytest.mark.parametrize(

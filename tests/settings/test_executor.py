@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from autotune.core.executor import Executor, device_obstacle, places
+from autotune.settings.executor import Executor, device_obstacle, places
 
 _FEW = st.integers(1, 12)
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from autotune.core.busy import BusyReading
-from autotune.core.measurement import Measurement
-from autotune.core.objective import Objective, evaluate, memory_fault
+from autotune.records.measurement import Measurement
+from autotune.records.utilization import BusyReading
+from autotune.settings.objective import Objective, evaluate, memory_fault
 
 _LIMIT = 2**31
 

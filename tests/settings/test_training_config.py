@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch.utils.data import DataLoader, TensorDataset
 
-from autotune.core.training_config import AMP_DTYPES, AmpDtype, DdpConfig, TrainingConfig
+from autotune.settings.training_config import AMP_DTYPES, AmpDtype, DdpConfig, TrainingConfig
 
 _COUNTS = st.integers(1, 4096)
 _ANY_SETTINGS = st.fixed_dictionaries(

@@ -7,7 +7,7 @@ from dataclasses import FrozenInstanceError, fields
 
 import pytest
 
-from autotune.core.workload import PARTS, Ref, Workload, WorkloadFacts
+from autotune.settings.workload import PARTS, Ref, Workload, WorkloadFacts
 
 
 def test_parts_are_everything_but_the_loaders_switches() -> None:

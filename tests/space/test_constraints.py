@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.core import rules
-from autotune.core.environment import Environment
-from autotune.core.training_config import DdpConfig, TrainingConfig
-from autotune.core.workload import WorkloadFacts
+from autotune.settings.environment import Environment
+from autotune.settings.training_config import DdpConfig, TrainingConfig
+from autotune.settings.workload import WorkloadFacts
+from autotune.space import constraints as rules
 
 _LOADER_SETTINGS = st.fixed_dictionaries(
     {

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from autotune.core.default_ranges import most_workers
-from autotune.core.domains import IntRange
-from autotune.core.environment import Environment
-from autotune.core.search_space import ResolvedSpace, compose
-from autotune.core.training_config import DdpConfig, TrainingConfig
-from autotune.core.workload import WorkloadFacts
+from autotune.settings.environment import Environment
+from autotune.settings.training_config import DdpConfig, TrainingConfig
+from autotune.settings.workload import WorkloadFacts
+from autotune.space.default_ranges import most_workers
+from autotune.space.domains import IntRange
+from autotune.space.resolved_space import ResolvedSpace, compose
 
 MakeSpace = Callable[..., ResolvedSpace]
 MIB = 2**20

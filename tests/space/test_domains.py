@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.core.domains import spread
+from autotune.space.domains import spread
 
 
 def test_few_numbers_are_all_taken_in_order() -> None:

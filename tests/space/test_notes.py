@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from autotune.core.environment import Environment
-from autotune.core.search_space import ResolvedSpace, compose
-from autotune.core.training_config import DdpConfig, TrainingConfig
+from autotune.settings.environment import Environment
+from autotune.settings.training_config import DdpConfig, TrainingConfig
+from autotune.space.resolved_space import ResolvedSpace, compose
 
 MakeSpace = Callable[..., ResolvedSpace]
 GROUP: dict[str, Any] = {"strategy": "ddp", "world_size": 2}

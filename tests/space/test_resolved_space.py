@@ -12,18 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from autotune.core import rules
-from autotune.core.environment import Environment
-from autotune.core.search_space import (
-    Choices,
-    DdpSpace,
-    IntRange,
-    ResolvedSpace,
-    SearchSpace,
-    compose,
-    setting_of,
-)
-from autotune.core.training_config import DdpConfig, TrainingConfig
+from autotune.settings.environment import Environment
+from autotune.settings.training_config import DdpConfig, TrainingConfig
+from autotune.space import constraints as rules
+from autotune.space.resolved_space import Choices, DdpSpace, IntRange, ResolvedSpace, SearchSpace, compose, setting_of
 
 _DDP_SUBSETS: dict[str, st.SearchStrategy[Any]] = {
     "bucket_cap_mb": st.lists(st.none() | st.integers(1, 200), min_size=1, max_size=3),

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from autotune.core.objective import Objective
-from autotune.core.search_space import ResolvedSpace, SearchSpace, SettingValue, compose, resolve
-from autotune.core.training_config import TrainingConfig
+from autotune.settings.objective import Objective
+from autotune.settings.training_config import TrainingConfig
+from autotune.space.resolved_space import ResolvedSpace, SearchSpace, SettingValue, compose, resolve
 from autotune.study import candidates as candidates_module
 from autotune.study.candidates import Candidates
 from autotune.study.proposals import first_guesses, params_of

@@ -3,14 +3,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from core.evidence import make_measurement
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.core.objective import Objective
-from autotune.core.search_space import Choices, IntRange, ResolvedSpace, SearchSpace, compose, resolve
-from autotune.core.training_config import DdpConfig, TrainingConfig
-from autotune.core.trial import TrialRecord, TrialResult
+from autotune.records.trial import TrialRecord, TrialResult
+from autotune.settings.objective import Objective
+from autotune.settings.training_config import DdpConfig, TrainingConfig
+from autotune.space.resolved_space import Choices, IntRange, ResolvedSpace, SearchSpace, compose, resolve
 from autotune.study.proposals import (
     explaining_setting,
     first_guesses,
@@ -20,6 +19,7 @@ from autotune.study.proposals import (
     same_batch_variant,
 )
 from autotune.testing import fake_environment, fake_facts
+from tests.evidence import make_measurement
 
 MIB = 2**20
 

@@ -11,12 +11,12 @@ from typing import get_args
 import optuna
 import pytest
 
-from autotune.core.objective import Objective
-from autotune.core.search_options import Method
-from autotune.core.search_space import ResolvedSpace, SearchSpace, resolve
-from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import TrialResult
 from autotune.errors import ConfigError
+from autotune.records.trial import TrialResult
+from autotune.settings.objective import Objective
+from autotune.settings.search_options import Method
+from autotune.settings.training_config import TrainingConfig
+from autotune.space.resolved_space import ResolvedSpace, SearchSpace, resolve
 from autotune.study import samplers
 from autotune.study.samplers import make_sampler
 from autotune.study.study import Study

@@ -8,17 +8,17 @@ from typing import Any
 
 import optuna
 import pytest
-from core.evidence import make_measurement
 
-from autotune.core.objective import Objective, Score
-from autotune.core.search_space import ResolvedSpace, SearchSpace, resolve
-from autotune.core.training_config import DdpConfig, TrainingConfig
-from autotune.core.trial import TrialResult
 from autotune.errors import RunFolderError, StudyMismatchError
+from autotune.records.trial import TrialResult
+from autotune.settings.objective import Objective, Score
+from autotune.settings.training_config import DdpConfig, TrainingConfig
+from autotune.space.resolved_space import ResolvedSpace, SearchSpace, resolve
 from autotune.study import study as study_module
 from autotune.study.proposals import params_of
 from autotune.study.study import Study, Trial, read_records
 from autotune.testing import fake_environment, fake_facts
+from tests.evidence import make_measurement
 
 IDENTITY = {"model": "Net", "space": "abc"}
 OOM = TrialResult(outcome="oom", reason="no memory", violation=0.3)

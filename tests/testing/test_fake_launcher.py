@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tunings import make_tuning
 
 import autotune
-from autotune.core.diagnosis import Curves
-from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import TrialRecord
 from autotune.launch.launcher import Cluster, slots_of
-from autotune.protocol import NO_EXTRAS, WindowRules
+from autotune.protocol.messages import NO_EXTRAS, WindowRules
+from autotune.records.diagnosis import Curves
+from autotune.records.trial import TrialRecord
+from autotune.settings.training_config import TrainingConfig
 from autotune.testing import CostModel, FakeLauncher, FakeTrial, analytic_cost, fake_environment
+from tests.tuning.tunings import make_tuning
 
 BUSY = TrainingConfig(micro_batch_size=256, num_workers=8)
 

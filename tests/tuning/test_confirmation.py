@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tunings import GIB, FailingLauncher, make_tuning
 
-from autotune.confirm import confirm, recommend
-from autotune.core.recommendation import Recommendation
-from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import Outcome, TrialResult
 from autotune.launch.launcher import Exit, Launch
-from autotune.protocol import Job, RankReport, read_model, write_model
+from autotune.protocol.messages import Job, RankReport, read_model, write_model
+from autotune.records.recommendation import Recommendation
+from autotune.records.trial import Outcome, TrialResult
+from autotune.settings.training_config import TrainingConfig
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost
-from autotune.tune import Tuning
+from autotune.tuning.confirmation import confirm, recommend
+from autotune.tuning.loop import Tuning
+from tests.tuning.tunings import GIB, FailingLauncher, make_tuning
 
 
 def finished(folder: Path, launcher: FakeLauncher, **arguments: Any) -> tuple[Tuning, Recommendation]:

@@ -10,15 +10,15 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from tunings import GIB, make_tuning
 
-from autotune.confirm import confirm, recommend
-from autotune.core.confirmation_plan import UNHURRIED_CONFIRMATION_S
-from autotune.core.durations import overhead_s
-from autotune.core.training_config import TrainingConfig
+from autotune.analysis.confirmation_plan import UNHURRIED_CONFIRMATION_S
+from autotune.analysis.durations import overhead_s
 from autotune.launch.launcher import Exit, Launch
+from autotune.settings.training_config import TrainingConfig
 from autotune.testing import FakeLauncher, FakeTrial
-from autotune.tune import Tuning
+from autotune.tuning.confirmation import confirm, recommend
+from autotune.tuning.loop import Tuning
+from tests.tuning.tunings import GIB, make_tuning
 
 _BATCHES = (32, 64, 128)
 

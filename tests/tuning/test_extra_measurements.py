@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from core.evidence import GPU, make_measurement
-from tunings import make_tuning
 
-from autotune.confirm import confirm
-from autotune.core.ceilings import device_key
-from autotune.core.objective import Score
-from autotune.core.ranks import Communication
-from autotune.core.scaling import compare_strategies
-from autotune.core.training_config import DdpConfig, TrainingConfig
-from autotune.core.trial import TrialRecord, TrialResult
+from autotune.diagnosis.scaling import compare_strategies
+from autotune.records.ceilings import device_key
+from autotune.records.ranks import Communication
+from autotune.records.trial import TrialRecord, TrialResult
+from autotune.settings.objective import Score
+from autotune.settings.training_config import DdpConfig, TrainingConfig
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost, fake_environment
-from autotune.tune import Tuning
+from autotune.tuning.confirmation import confirm
+from autotune.tuning.loop import Tuning
+from tests.evidence import GPU, make_measurement
+from tests.tuning.tunings import make_tuning
 
 SPACE: dict[str, Any] = {
     "strategy": ["single", "ddp"],

@@ -7,25 +7,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from core.evidence import make_measurement
-from tunings import GIB, make_tuning
 
-from autotune import stressing
-from autotune.clock import Clock
-from autotune.confirm import confirm, recommend
-from autotune.core.ceilings import CeilingBook, device_key, loader_key
-from autotune.core.diagnosis import CurvePoint
-from autotune.core.durations import overhead_s
-from autotune.core.objective import Score
-from autotune.core.sightings import Look
-from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import Failure, TrialRecord, TrialResult
-from autotune.extras import extras_of, with_ceilings
-from autotune.guided import Guide
-from autotune.protocol import WindowRules
+from autotune.analysis.durations import overhead_s
+from autotune.analysis.observations import Look
+from autotune.protocol.messages import WindowRules
+from autotune.records.ceilings import CeilingBook, device_key, loader_key
+from autotune.records.diagnosis import CurvePoint
+from autotune.records.trial import Failure, TrialRecord, TrialResult
+from autotune.settings.objective import Score
+from autotune.settings.training_config import TrainingConfig
 from autotune.study.proposals import largest_batch_variant
 from autotune.study.study import Trial
 from autotune.testing import FakeLauncher, FakeTrial
+from autotune.tuning import stress_check as stressing
+from autotune.tuning.clock import Clock
+from autotune.tuning.confirmation import confirm, recommend
+from autotune.tuning.extra_measurements import extras_of, with_ceilings
+from autotune.tuning.model_proposer import Guide
+from tests.evidence import make_measurement
+from tests.tuning.tunings import GIB, make_tuning
 
 
 def test_without_a_time_out_no_time_runs_out() -> None:

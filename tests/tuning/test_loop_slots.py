@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tunings import GIB, NARROW, make_tuning
 
-from autotune.core import rules
-from autotune.core.result import Progress
-from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import Failure, TrialRecord, reference_of
+from autotune.api.interrupts import kept_interrupts
 from autotune.errors import LauncherError, RepeatedFailureError, RunFolderError
-from autotune.interrupts import kept_interrupts
 from autotune.launch.launcher import Exit, Launch
-from autotune.protocol import Job, read_model
+from autotune.protocol.messages import Job, read_model
+from autotune.records.run_summary import Progress
+from autotune.records.trial import Failure, TrialRecord, reference_of
+from autotune.settings.training_config import TrainingConfig
+from autotune.space import constraints as rules
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost
-from autotune.tune import Tuning
+from autotune.tuning.loop import Tuning
+from tests.tuning.tunings import GIB, NARROW, make_tuning
 
 AT_LAST_S = 60.0  # no test takes this long: a search that does not do what it must ends so
 TINY: dict[str, Any] = {

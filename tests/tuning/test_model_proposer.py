@@ -9,22 +9,22 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from tunings import GIB, FailingLauncher, make_tuning
 
 import autotune
-from autotune.core.ceilings import device_key, loader_key
-from autotune.core.racing import seen_rate
-from autotune.core.result import Progress
-from autotune.core.search_options import Method
-from autotune.core.search_space import compose
-from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import Failure, TrialResult
+from autotune.analysis.early_stopping import seen_rate
 from autotune.launch.launcher import Exit, Launch
-from autotune.protocol import Job, read_model
+from autotune.protocol.messages import Job, read_model
+from autotune.records.ceilings import device_key, loader_key
+from autotune.records.run_summary import Progress
+from autotune.records.trial import Failure, TrialResult
+from autotune.settings.search_options import Method
+from autotune.settings.training_config import TrainingConfig
+from autotune.space.resolved_space import compose
 from autotune.study.proposals import first_guesses
 from autotune.study.study import Trial
 from autotune.testing import CostModel, FakeLauncher, FakeTrial, analytic_cost
-from autotune.tune import Tuning
+from autotune.tuning.loop import Tuning
+from tests.tuning.tunings import GIB, FailingLauncher, make_tuning
 
 LIMIT = 14 * GIB
 NEAR = 0.97

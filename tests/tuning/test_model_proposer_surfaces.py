@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # scripts that stand beside each other, not a package
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # scripts that stand beside each other, not a package
 regret = importlib.import_module("regret")
 SURFACES = importlib.import_module("replay").SURFACES
 

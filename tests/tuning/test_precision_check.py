@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tunings import GIB, NARROW, FailingLauncher, make_tuning
 
 import autotune
-from autotune.confirm import confirm, recommend
-from autotune.core.guard import guard_key, needs_guard
-from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import Outcome, TrialRecord, TrialResult
-from autotune.guarding import PrecisionGuard
+from autotune.records.precision_check import guard_key, needs_guard
+from autotune.records.trial import Outcome, TrialRecord, TrialResult
+from autotune.settings.training_config import TrainingConfig
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost
-from autotune.tune import Tuning
+from autotune.tuning.confirmation import confirm, recommend
+from autotune.tuning.loop import Tuning
+from autotune.tuning.precision_check import PrecisionGuard
+from tests.tuning.tunings import GIB, NARROW, FailingLauncher, make_tuning
 
 
 def breaking(*dtypes: str) -> Any:

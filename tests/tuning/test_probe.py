@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.core.conditions import DeviceConditions
-from autotune.core.plan import Plan
-from autotune.core.training_config import TrainingConfig
-from autotune.core.workload import Workload
-from autotune.probing import look
+from autotune.api.setup import runner_for, temporary_folder
+from autotune.records.conditions import DeviceConditions
+from autotune.settings.plan import Plan
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import Workload
 from autotune.testing import FakeLauncher
-from autotune.wiring import runner_for, temporary_folder
+from autotune.tuning.probe import look
 
 NOTE = (
     "Before the first trial other processes held 20 GiB of the device's memory, which counts in every peak, and kept "

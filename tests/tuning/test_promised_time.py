@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from tunings import make_tuning
 
 import autotune
-from autotune.core.result import Progress
-from autotune.guided import Guide
+from autotune.records.run_summary import Progress
 from autotune.report.formatting import format_duration
-from autotune.report.progress import make_progress
+from autotune.report.render.progress import make_progress
 from autotune.testing import FakeLauncher
-from autotune.tune import Tuning
+from autotune.tuning.loop import Tuning
+from autotune.tuning.model_proposer import Guide
+from tests.tuning.tunings import make_tuning
 
 
 class Shown(Exception):  # noqa: N818 - it is no error

@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from tunings import GIB, make_tuning
 
-from autotune.core.durations import SHORTEST_WINDOW_S, queue_s
-from autotune.core.training_config import TrainingConfig
+from autotune.analysis.durations import SHORTEST_WINDOW_S, queue_s
 from autotune.launch.launcher import Exit, Launch
-from autotune.protocol import WindowRules
+from autotune.protocol.messages import WindowRules
+from autotune.settings.training_config import TrainingConfig
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost
-from autotune.tune import Tuning
+from autotune.tuning.loop import Tuning
+from tests.tuning.tunings import GIB, make_tuning
 
 
 @dataclass(slots=True)

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from core.evidence import make_measurement
-from tunings import GIB, make_tuning
 
-from autotune.core.training_config import DdpConfig, TrainingConfig
-from autotune.core.trial import TrialRecord, TrialResult
-from autotune.protocol import Job, WindowRules
-from autotune.stressing import reserve_s, say_stressed, stress
+from autotune.protocol.messages import Job, WindowRules
+from autotune.records.trial import TrialRecord, TrialResult
+from autotune.settings.training_config import DdpConfig, TrainingConfig
 from autotune.testing import FakeLauncher, FakeTrial, fake_environment, fake_facts
-from autotune.tune import Tuning
+from autotune.tuning.loop import Tuning
+from autotune.tuning.stress_check import reserve_s, say_stressed, stress
+from tests.evidence import make_measurement
+from tests.tuning.tunings import GIB, make_tuning
 
 GROUP = TrainingConfig(strategy="ddp", world_size=2)
 VIEWS = GROUP.model_copy(update={"ddp": DdpConfig(gradient_as_bucket_view=True)})

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from core.evidence import make_measurement
-from tunings import make_tuning
 
-from autotune.core.objective import Score
-from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import TrialRecord, TrialResult
+from autotune.records.trial import TrialRecord, TrialResult
+from autotune.settings.objective import Score
+from autotune.settings.training_config import TrainingConfig
 from autotune.study.study import Trial
 from autotune.testing import FakeLauncher
-from autotune.timing import BASELINE_DEADLINE_S, Timing
+from autotune.tuning.time_budget import BASELINE_DEADLINE_S, Timing
+from tests.evidence import make_measurement
+from tests.tuning.tunings import make_tuning
 
 WINDOW_S, OVERHEAD_S = 10.0, 3.0
 SHORTEST_TRIAL_S = OVERHEAD_S + 2.0

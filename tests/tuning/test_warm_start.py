@@ -13,17 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import autotune
-from autotune.api import check_plan, read_run
-from autotune.core.environment import Environment
-from autotune.core.objective import Objective
-from autotune.core.plan import Plan
-from autotune.core.search_space import ResolvedSpace, SearchSpace, compose, resolve
-from autotune.core.training_config import AMP_DTYPES, DdpConfig, TrainingConfig
-from autotune.core.workload import Workload
+from autotune.api.entry import check_plan, read_run
 from autotune.errors import ConfigError, StudyMismatchError
-from autotune.run_config import describe_machine
+from autotune.files.recommended_file import describe_machine
+from autotune.settings.environment import Environment
+from autotune.settings.objective import Objective
+from autotune.settings.plan import Plan
+from autotune.settings.training_config import AMP_DTYPES, DdpConfig, TrainingConfig
+from autotune.settings.workload import Workload
+from autotune.space.resolved_space import ResolvedSpace, SearchSpace, compose, resolve
 from autotune.testing import FakeLauncher, fake_environment, fake_facts
-from autotune.warm_start import Hints, read_hints, say_hints, say_stale, seed_params, staleness
+from autotune.tuning.warm_start import Hints, read_hints, say_hints, say_stale, seed_params, staleness
 
 HERE = fake_environment()
 FAST = TrainingConfig(

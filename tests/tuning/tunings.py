@@ -7,21 +7,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autotune.clock import Clock
-from autotune.core.budget import Budget
-from autotune.core.objective import Objective
-from autotune.core.search_options import Method
-from autotune.core.search_space import SearchSpace, resolve
-from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import TrialResult
-from autotune.guided import Guide
 from autotune.launch.launcher import Exit, Launch
 from autotune.launch.runner import TrialRunner
-from autotune.protocol import Job, RankReport, read_model, write_model
+from autotune.protocol.messages import Job, RankReport, read_model, write_model
+from autotune.records.trial import TrialResult
+from autotune.settings.budget import Budget
+from autotune.settings.objective import Objective
+from autotune.settings.search_options import Method
+from autotune.settings.training_config import TrainingConfig
+from autotune.space.resolved_space import SearchSpace, resolve
 from autotune.study.study import Study
 from autotune.testing import FakeLauncher
-from autotune.timing import Timing
-from autotune.tune import Tuning
+from autotune.tuning.clock import Clock
+from autotune.tuning.loop import Tuning
+from autotune.tuning.model_proposer import Guide
+from autotune.tuning.time_budget import Timing
 
 GIB = 2**30
 NARROW: dict[str, Any] = {

@@ -22,10 +22,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.testing._internal.distributed.multi_threaded_pg import ProcessLocalGroup, _install_threaded_pg
 
-from autotune.core.training_config import TrainingConfig
-from autotune.worker.device import open_device
-from autotune.worker.parallel import parallel_model
-from autotune.worker.step import Step, make_trainer
+from autotune.settings.training_config import TrainingConfig
+from autotune.worker.measure.step import Step, make_trainer
+from autotune.worker.setup.device import open_device
+from autotune.worker.setup.parallel import parallel_model
 
 RANKS, BATCH, LR = 8, 4, 0.1
 STEPS = 2

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from autotune.worker.device import Device
+from autotune.worker.setup.device import Device
 
 CUDA = Device(torch.device("cuda:0"), "cuda")
 

@@ -22,13 +22,13 @@ from torch import Tensor, distributed, nn
 from torch.nn import functional
 from torch.utils.data import Dataset, TensorDataset
 
-from autotune.core.training_config import AmpDtype, TrainingConfig
-from autotune.core.trial import TrialResult
-from autotune.core.workload import Workload
 from autotune.launch.launcher import Launcher
 from autotune.launch.runner import TrialRunner
-from autotune.protocol import NO_EXTRAS, Extras, WindowRules, write_payload
-from autotune.worker.machine import tf32_overrides
+from autotune.protocol.messages import NO_EXTRAS, Extras, WindowRules, write_payload
+from autotune.records.trial import TrialResult
+from autotune.settings.training_config import AmpDtype, TrainingConfig
+from autotune.settings.workload import Workload
+from autotune.worker.setup.machine import tf32_overrides
 
 GIB = 2**30
 MUST_HAVE_GPU = "AUTOTUNE_TEST_GPU"

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from math import isfinite
 
-from autotune.core.busy import PROFILER_SOURCE, WAIT_SOURCE, source_rank
-from autotune.core.diagnosis import Diagnosis
-from autotune.core.environment import Environment
-from autotune.core.measurement import Measurement
-from autotune.core.training_config import AmpDtype
-from autotune.core.trial import TrialResult
+from autotune.records.diagnosis import Diagnosis
+from autotune.records.measurement import Measurement
+from autotune.records.trial import TrialResult
+from autotune.records.utilization import PROFILER_SOURCE, WAIT_SOURCE, source_rank
+from autotune.settings.environment import Environment
+from autotune.settings.training_config import AmpDtype
 
 from .gpu_cases import Seen
 

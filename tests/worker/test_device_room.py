@@ -9,24 +9,24 @@ from time import perf_counter
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-import accelerator
 import pytest
 import torch
-from accelerator import CALLS, DEVICES, MIB, on_simulated_device
 from torch import distributed, nn
 from torch.utils.data import TensorDataset
 
-from autotune.core import rules
-from autotune.core.training_config import TrainingConfig
-from autotune.core.workload import Workload
-from autotune.launch.fresh import FreshInterpreterLauncher
+from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
 from autotune.launch.runner import TrialRunner
-from autotune.protocol import Job, RankReport, TrialFolder, WindowRules, read_model, write_model, write_payload
-from autotune.worker import group
-from autotune.worker.device import Device, DeviceError, describe, open_device, opened_device
-from autotune.worker.group import open_group
-from autotune.worker.out_of_memory import device_was_full, shortage_of
+from autotune.protocol.messages import Job, RankReport, TrialFolder, WindowRules, read_model, write_model, write_payload
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import Workload
+from autotune.space import constraints as rules
+from autotune.worker.failure.out_of_memory import device_was_full, shortage_of
 from autotune.worker.rank import run_rank
+from autotune.worker.setup import process_group as group
+from autotune.worker.setup.device import Device, DeviceError, describe, open_device, opened_device
+from autotune.worker.setup.process_group import open_group
+from tests import accelerator
+from tests.accelerator import CALLS, DEVICES, MIB, on_simulated_device
 
 
 def take(size_mib: float, device: str = "sim:0") -> torch.Tensor:

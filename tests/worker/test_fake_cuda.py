@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from autotune.core.training_config import AMP_DTYPES, AmpDtype, TrainingConfig
-from autotune.worker.parallel import _DataParallel
-from autotune.worker.step import Step, Trainer
-from worker.fake_cuda import CUDA, Seen, fake_cuda, forward_alone, on_device
+from autotune.settings.training_config import AMP_DTYPES, AmpDtype, TrainingConfig
+from autotune.worker.measure.step import Step, Trainer
+from autotune.worker.setup.parallel import _DataParallel
+from tests.worker.fake_cuda import CUDA, Seen, fake_cuda, forward_alone, on_device
 
 COMPUTED: dict[AmpDtype, torch.dtype] = {
     "float32": torch.float32,

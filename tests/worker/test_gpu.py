@@ -13,16 +13,16 @@ from typing import get_args
 
 import pytest
 
-from autotune import diagnosing
-from autotune.api import diagnose_plan
-from autotune.core.diagnosis import Diagnosis
-from autotune.core.measurement import Measurement
-from autotune.core.plan import Plan
-from autotune.core.training_config import AmpDtype, TrainingConfig
-from autotune.core.workload import Workload
-from autotune.diagnosing import Pace
-from autotune.launch.fork_server import ForkServerLauncher
+from autotune.api import diagnose as diagnosing
+from autotune.api.diagnose import Pace
+from autotune.api.entry import diagnose_plan
+from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.launch.runner import TrialRunner
+from autotune.records.diagnosis import Diagnosis
+from autotune.records.measurement import Measurement
+from autotune.settings.plan import Plan
+from autotune.settings.training_config import AmpDtype, TrainingConfig
+from autotune.settings.workload import Workload
 
 from . import gpu_cases as cases
 from . import gpu_promises as promises

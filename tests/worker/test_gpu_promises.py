@@ -17,26 +17,26 @@ from typing import Any, NoReturn
 
 import pytest
 import torch
-from accelerator import write_entry_point
-from nvml_stub import NvmlStub
 from torch import Tensor, nn
 
 import autotune
-from autotune.core.advice import rank_advice
-from autotune.core.breakdown import breakdown_on_device
-from autotune.core.busy import GPM_SOURCE, NVML_SOURCE, PROFILER_SOURCE, WAIT_SOURCE, BusyReading
-from autotune.core.diagnosis import Diagnosis
-from autotune.core.intervals import DeviceTime
-from autotune.core.measurement import Measurement
-from autotune.core.training_config import AmpDtype
-from autotune.core.trial import TrialResult
-from autotune.core.verdict import find_bottlenecks
-from autotune.launch.fork_server import ForkServerLauncher
+from autotune.diagnosis.advice import rank_advice
+from autotune.diagnosis.bottlenecks import find_bottlenecks
+from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.launch.runner import TrialRunner
+from autotune.records.breakdown import breakdown_on_device
+from autotune.records.diagnosis import Diagnosis
+from autotune.records.measurement import Measurement
+from autotune.records.trace_intervals import DeviceTime
+from autotune.records.trial import TrialResult
+from autotune.records.utilization import GPM_SOURCE, NVML_SOURCE, PROFILER_SOURCE, WAIT_SOURCE, BusyReading
+from autotune.settings.training_config import AmpDtype
 from autotune.testing import FakeLauncher
-from autotune.worker.busy import BusyProbe
-from autotune.worker.conditions import ConditionsProbe
-from autotune.worker.nvml import gpu_with_uuid
+from autotune.worker.measure.conditions import ConditionsProbe
+from autotune.worker.measure.nvml import gpu_with_uuid
+from autotune.worker.measure.utilization import BusyProbe
+from tests.accelerator import write_entry_point
+from tests.nvml_stub import NvmlStub
 
 from . import gpu_cases as cases
 from . import gpu_promises as promises

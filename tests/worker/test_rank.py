@@ -10,22 +10,22 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from nvml_stub import NvmlStub
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from autotune.core.busy import GPM_SOURCE
-from autotune.core.measurement import Measurement, MemorySample
-from autotune.core.training_config import TrainingConfig
-from autotune.core.workload import Workload
-from autotune.protocol import WindowRules
+from autotune.protocol.messages import WindowRules
+from autotune.records.measurement import Measurement, MemorySample
+from autotune.records.utilization import GPM_SOURCE
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import Workload
 from autotune.worker import rank
-from autotune.worker.build import build_loader, build_model, build_optimizer
-from autotune.worker.conditions import Others
-from autotune.worker.device import Device
-from autotune.worker.feed import Feed
-from autotune.worker.loop import Run
-from autotune.worker.step import infer_step, make_trainer
+from autotune.worker.measure.conditions import Others
+from autotune.worker.measure.feed import Feed
+from autotune.worker.measure.loop import Run
+from autotune.worker.measure.step import infer_step, make_trainer
+from autotune.worker.setup.build import build_loader, build_model, build_optimizer
+from autotune.worker.setup.device import Device
+from tests.nvml_stub import NvmlStub
 
 
 @dataclass(frozen=True)

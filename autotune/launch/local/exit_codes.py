@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from autotune.core.trial import TrialResult
+from autotune.records.trial import TrialResult
 
 __all__ = ["end_of"]
 

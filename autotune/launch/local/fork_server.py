@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.errors import LauncherError
-from autotune.launch.fresh import FreshInterpreterLauncher
 from autotune.launch.launcher import Exit, Launch, worker_command, worker_environment
-from autotune.launch.log_file import open_log
-from autotune.launch.process_tree import kill_all
-from autotune.launch.watch import watch
+from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
+from autotune.launch.local.log_file import open_log
+from autotune.launch.local.process_tree import kill_all
+from autotune.launch.local.watch import watch
 
 __all__ = ["ForkServerLauncher"]
 

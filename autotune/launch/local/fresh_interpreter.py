@@ -10,9 +10,9 @@ from contextlib import ExitStack, suppress
 
 from autotune.errors import LauncherError
 from autotune.launch.launcher import Exit, Launch, worker_command, worker_environment
-from autotune.launch.log_file import open_log
-from autotune.launch.process_tree import kill_all
-from autotune.launch.watch import watch
+from autotune.launch.local.log_file import open_log
+from autotune.launch.local.process_tree import kill_all
+from autotune.launch.local.watch import watch
 
 __all__ = ["FreshInterpreterLauncher"]
 

@@ -20,7 +20,7 @@ Whereabouts = Literal["elsewhere", "unknown", "ours", "calling", "waiting"]
 user's code asked for, or in one that all ranks come to."""
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x.*\(most recent call first\):$", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
-_OUR_PACKAGE = str(Path(__file__).resolve().parents[1]) + "/"
+_OUR_PACKAGE = str(Path(__file__).resolve().parents[2]) + "/"
 _COLLECTIVES = "/torch/distributed/"
 _WAITS_IN = (_COLLECTIVES, "/torch/nn/parallel/distributed.py")
 _NOBODYS = ("/site-packages/torch/", "/dist-packages/torch/", _OUR_PACKAGE)

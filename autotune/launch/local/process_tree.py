@@ -12,7 +12,7 @@ from time import monotonic, sleep
 import psutil
 
 from autotune.launch.launcher import TOKEN_VARIABLE
-from autotune.protocol import free_shared_memory
+from autotune.protocol.messages import free_shared_memory
 
 __all__ = ["bytes_above", "kill_all", "oom_kills"]
 

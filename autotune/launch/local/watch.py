@@ -15,9 +15,9 @@ from typing import Protocol
 import psutil
 
 from autotune.launch.launcher import EndedFor, Exit, Launch
-from autotune.launch.log_file import LogFile
-from autotune.launch.nccl_segments import free_segments, segments
-from autotune.launch.process_tree import bytes_above, kill_all, oom_kills
+from autotune.launch.local.log_file import LogFile
+from autotune.launch.local.nccl_segments import free_segments, segments
+from autotune.launch.local.process_tree import bytes_above, kill_all, oom_kills
 
 __all__ = ["Started", "watch"]
 

@@ -13,9 +13,9 @@ from io import StringIO
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from autotune.core.training_config import AMP_DTYPES
 from autotune.report.formatting import format_rate
-from autotune.report.plots import Fate, Mark, Plot, Role
+from autotune.report.plots.plots import Fate, Mark, Plot, Role
+from autotune.settings.training_config import AMP_DTYPES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from autotune.core.memory_line import MemoryLine, memory_kind
-from autotune.core.result import RunSummary
-from autotune.core.training_config import AmpDtype
-from autotune.core.trial import TrialRecord
+from autotune.analysis.memory_line import MemoryLine, memory_kind
+from autotune.records.run_summary import RunSummary
+from autotune.records.trial import TrialRecord
 from autotune.report.figures import summarise
 from autotune.report.formatting import format_bytes, format_count, format_rate
-from autotune.report.memory_lines import lines_of_group, say_group
+from autotune.report.sections.memory import lines_of_group, say_group
+from autotune.settings.training_config import AmpDtype
 
 __all__ = ["BYTES_PER_GIB", "Fate", "Level", "Mark", "Plot", "Quantity", "Role", "Trend", "list_plots"]
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from autotune.core.breakdown import Part
-from autotune.core.training_config import AMP_DTYPES
+from autotune.records.breakdown import Part
 from autotune.report.blocks import Block, Paragraph, Table, TimeBar, TimeBars
-from autotune.report.console_blocks import text_bar
 from autotune.report.figures import PART_NAMES
 from autotune.report.formatting import NO_VALUE, format_bytes, format_fraction, format_rate
-from autotune.report.plots import BYTES_PER_GIB, Fate, Mark, Plot, Quantity, Trend
+from autotune.report.plots.plots import BYTES_PER_GIB, Fate, Mark, Plot, Quantity, Trend
+from autotune.report.render.console_blocks import text_bar
+from autotune.settings.training_config import AMP_DTYPES
 
 __all__ = ["bar_table", "plot_blocks"]
 

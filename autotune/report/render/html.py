@@ -12,14 +12,14 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from autotune.core.result import RunSummary
+from autotune.records.run_summary import RunSummary
 from autotune.report.content import list_changes, say_headline
-from autotune.report.drawing import draw
 from autotune.report.figures import PART_NAMES
 from autotune.report.formatting import one_line
-from autotune.report.plots import Plot, list_plots
-from autotune.report.sections import list_sections, result_blocks
-from autotune.report.templating import render_template
+from autotune.report.plots.drawing import draw
+from autotune.report.plots.plots import Plot, list_plots
+from autotune.report.render.templating import render_template
+from autotune.report.sections.assembly import list_sections, result_blocks
 
 __all__ = ["Page", "render_page"]
 

@@ -12,13 +12,13 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from autotune.core.recommendation import Ratio, Recommendation
-from autotune.core.result import RunSummary
-from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import Outcome
+from autotune.records.recommendation import Ratio, Recommendation
+from autotune.records.run_summary import RunSummary
+from autotune.records.trial import Outcome
 from autotune.report.content import count_outcomes, list_advice, list_files, list_reasons, say_headline
-from autotune.report.device_sections import figures_by_title, say_conditions, say_doubts
 from autotune.report.figures import Figures, make_columns, summarise
+from autotune.report.sections.devices import figures_by_title, say_conditions, say_doubts
+from autotune.settings.training_config import TrainingConfig
 
 __all__ = ["MeasuredConfig", "SummaryDocument", "summary_json"]
 

@@ -10,13 +10,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from autotune.core.result import RunSummary
+from autotune.records.run_summary import RunSummary
 from autotune.report.blocks import Block, Bullets, Facts, Figure, Paragraph, Section, Shares, Table, TimeBars, Trace
 from autotune.report.content import say_changes, say_headline
 from autotune.report.formatting import format_fraction, one_line
-from autotune.report.plot_tables import bar_table, plot_blocks
-from autotune.report.plots import Plot, list_plots
-from autotune.report.sections import list_sections, result_blocks
+from autotune.report.plots.plots import Plot, list_plots
+from autotune.report.plots.tables import bar_table, plot_blocks
+from autotune.report.sections.assembly import list_sections, result_blocks
 
 __all__ = ["render_markdown", "render_sections"]
 

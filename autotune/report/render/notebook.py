@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from autotune.core.diagnosis import Diagnosis
-from autotune.core.result import RunSummary
+from autotune.records.diagnosis import Diagnosis
+from autotune.records.run_summary import RunSummary
 from autotune.report.blocks import Block, Facts, Section, Table
 from autotune.report.content import list_remarks, say_course, say_headline, show_path
-from autotune.report.device_sections import figures_by_title, say_doubts
-from autotune.report.diagnosis import diagnosis_sections, say_present
 from autotune.report.figures import make_columns, make_rows
-from autotune.report.sections import result_table
-from autotune.report.standing import say_standing
-from autotune.report.templating import render_template
-from autotune.report.trial_sections import trial_table
+from autotune.report.render.templating import render_template
+from autotune.report.sections.assembly import result_table
+from autotune.report.sections.devices import figures_by_title, say_doubts
+from autotune.report.sections.diagnosis import diagnosis_sections, say_present
+from autotune.report.sections.headroom import say_standing
+from autotune.report.sections.trials import trial_table
 
 __all__ = ["render_diagnosis_notebook", "render_notebook"]
 

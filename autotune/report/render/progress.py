@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from autotune.core.result import Progress
-from autotune.core.trial import TrialRecord
+from autotune.records.run_summary import Progress
+from autotune.records.trial import TrialRecord
 from autotune.report.formatting import (
     describe_settings,
     format_count,

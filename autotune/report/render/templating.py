@@ -19,7 +19,7 @@ def render_template(name: str, values: dict[str, object]) -> str:
 @cache
 def _environment() -> Environment:
     environment = Environment(
-        loader=PackageLoader("autotune.report"),
+        loader=PackageLoader("autotune.report.render"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -15,11 +15,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from autotune.core.environment import Environment
-from autotune.core.result import RunSummary
-from autotune.core.search_space import Choices, Domain, ResolvedSpace
-from autotune.core.workload import WorkloadFacts
-from autotune.report.console_blocks import print_section
+from autotune.records.run_summary import RunSummary
 from autotune.report.content import (
     describe_environment,
     describe_workload,
@@ -32,11 +28,15 @@ from autotune.report.content import (
     say_headline,
     show_path,
 )
-from autotune.report.device_sections import figures_by_title, say_doubts
 from autotune.report.figures import Column, Row, make_columns, make_rows
 from autotune.report.formatting import format_count, format_setting, format_value, name_outcome, one_line, shorten
-from autotune.report.rank_sections import scaling_sections
-from autotune.report.standing import say_standing
+from autotune.report.render.console_blocks import print_section
+from autotune.report.sections.devices import figures_by_title, say_doubts
+from autotune.report.sections.headroom import say_standing
+from autotune.report.sections.ranks import scaling_sections
+from autotune.settings.environment import Environment
+from autotune.settings.workload import WorkloadFacts
+from autotune.space.resolved_space import Choices, Domain, ResolvedSpace
 
 __all__ = ["print_check", "print_environment", "print_summary"]
 

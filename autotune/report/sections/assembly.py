@@ -10,7 +10,7 @@ from collections.abc import Container, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from autotune.core.result import RunSummary
+from autotune.records.run_summary import RunSummary
 from autotune.report.blocks import Block, Bullets, Facts, Figure, Paragraph, Section, Shares, Table
 from autotune.report.content import (
     describe_environment,
@@ -20,13 +20,13 @@ from autotune.report.content import (
     list_reasons,
     list_remarks,
 )
-from autotune.report.device_sections import device_section, figures_by_title, say_doubts
 from autotune.report.figures import Column, Row, make_columns, make_rows
 from autotune.report.formatting import describe_settings, format_bytes, format_duration
-from autotune.report.rank_sections import scaling_sections
-from autotune.report.standing import say_standing
-from autotune.report.time_sections import ceiling_section, loader_section, time_section
-from autotune.report.trial_sections import (
+from autotune.report.sections.devices import device_section, figures_by_title, say_doubts
+from autotune.report.sections.headroom import say_standing
+from autotune.report.sections.ranks import scaling_sections
+from autotune.report.sections.times import ceiling_section, loader_section, time_section
+from autotune.report.sections.trials import (
     confirmation_section,
     failure_section,
     guard_section,

@@ -11,18 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
-from autotune.core.conditions import OTHERS_LEAST_BUSY, OTHERS_LEAST_BYTES, REASON_NAMES, DeviceConditions
-from autotune.core.result import RunSummary
+from autotune.records.conditions import OTHERS_LEAST_BUSY, OTHERS_LEAST_BYTES, REASON_NAMES, DeviceConditions
+from autotune.records.run_summary import RunSummary
 from autotune.report.blocks import Bullets, Section, Table
 from autotune.report.figures import Column, Figures, make_columns
-from autotune.report.formatting import (
-    NO_VALUE,
-    format_bytes,
-    format_count,
-    format_fraction,
-    format_interval,
-    one_line,
-)
+from autotune.report.formatting import NO_VALUE, format_bytes, format_count, format_fraction, format_interval, one_line
 
 __all__ = ["device_facts", "device_section", "figures_by_title", "say_conditions", "say_doubts", "say_setup"]
 

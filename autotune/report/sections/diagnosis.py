@@ -10,15 +10,13 @@ from math import isfinite
 from rich.console import Console
 from rich.text import Text
 
-from autotune.core.breakdown import PARTS
-from autotune.core.ceilings import HOLDS_FROM, overlaps
-from autotune.core.diagnosis import CurvePoint, Diagnosis
-from autotune.core.phrasing import say_gain, say_settings
-from autotune.core.verdict import BOTTLENECKS, breakdown_of
+from autotune.diagnosis.bottlenecks import BOTTLENECKS, breakdown_of
+from autotune.phrasing import say_gain, say_settings
+from autotune.records.breakdown import PARTS
+from autotune.records.ceilings import HOLDS_FROM, overlaps
+from autotune.records.diagnosis import CurvePoint, Diagnosis
 from autotune.report.blocks import Block, Bullets, Facts, Section, Table
-from autotune.report.console_blocks import MEASURED_BY, print_section, text_bar
 from autotune.report.content import describe_environment
-from autotune.report.device_sections import device_facts, say_setup
 from autotune.report.figures import PART_NAMES, join_runs
 from autotune.report.formatting import (
     NO_VALUE,
@@ -32,9 +30,11 @@ from autotune.report.formatting import (
     format_short_time,
     one_line,
 )
-from autotune.report.markdown import render_sections
-from autotune.report.rank_sections import describe_exchange, rank_section
-from autotune.report.time_sections import fullness_facts, loader_facts
+from autotune.report.render.console_blocks import MEASURED_BY, print_section, text_bar
+from autotune.report.render.markdown import render_sections
+from autotune.report.sections.devices import device_facts, say_setup
+from autotune.report.sections.ranks import describe_exchange, rank_section
+from autotune.report.sections.times import fullness_facts, loader_facts
 
 __all__ = ["diagnosis_sections", "print_diagnosis", "render_diagnosis", "say_present"]
 

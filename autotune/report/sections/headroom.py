@@ -6,11 +6,11 @@ ceiling that is missing, a rate above its ceiling, a baseline that is no referen
 
 from __future__ import annotations
 
-from autotune.core.ceilings import HOLDS_FROM, Standing, standing_of
-from autotune.core.result import RunSummary
-from autotune.core.training_config import TrainingConfig
+from autotune.records.ceilings import HOLDS_FROM, Standing, standing_of
+from autotune.records.run_summary import RunSummary
 from autotune.report.figures import Figures, summarise
 from autotune.report.formatting import format_fraction
+from autotune.settings.training_config import TrainingConfig
 
 __all__ = ["find_standing", "say_standing"]
 

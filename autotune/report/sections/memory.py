@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autotune.core.memory_line import MemoryKind, MemoryLine, memory_kind, memory_lines
-from autotune.core.result import RunSummary
-from autotune.core.training_config import TrainingConfig
+from autotune.analysis.memory_line import MemoryKind, MemoryLine, memory_kind, memory_lines
+from autotune.records.run_summary import RunSummary
 from autotune.report.formatting import format_bytes, format_count, name_group
+from autotune.settings.training_config import TrainingConfig
 
 __all__ = [
     "format_base",

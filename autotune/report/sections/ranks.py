@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import isfinite
 
-from autotune.core.brakes import CAUSES, Brake
-from autotune.core.diagnosis import Advice
-from autotune.core.phrasing import say_gain
-from autotune.core.ranks import Communication, RankFigures, name_devices, uneven_ranks
-from autotune.core.recommendation import Ratio
-from autotune.core.result import RunSummary
-from autotune.core.scaling import StrategyComparison, compare_strategies
-from autotune.core.strategies import StrategyBest, StrategyEntry
+from autotune.diagnosis.scaling import StrategyComparison, compare_strategies
+from autotune.diagnosis.scaling_bottlenecks import CAUSES, Brake
+from autotune.diagnosis.strategies import StrategyBest, StrategyEntry
+from autotune.phrasing import say_gain
+from autotune.records.diagnosis import Advice
+from autotune.records.ranks import Communication, RankFigures, name_devices, uneven_ranks
+from autotune.records.recommendation import Ratio
+from autotune.records.run_summary import RunSummary
 from autotune.report.blocks import Bullets, Paragraph, Section, Table
 from autotune.report.figures import summarise
 from autotune.report.formatting import (

@@ -7,21 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autotune.core.breakdown import PARTS, LoaderCosts
-from autotune.core.busy import Fullness
-from autotune.core.result import RunSummary
+from autotune.records.breakdown import PARTS, LoaderCosts
+from autotune.records.run_summary import RunSummary
+from autotune.records.utilization import Fullness
 from autotune.report.blocks import Block, Bullets, Section, Table, TimeBar, TimeBars
 from autotune.report.figures import PART_NAMES, Column, Figures, make_columns
-from autotune.report.formatting import (
-    NO_VALUE,
-    format_bytes,
-    format_fraction,
-    format_rate,
-    format_short_time,
-    one_line,
-)
-from autotune.report.rank_sections import describe_exchange
-from autotune.report.standing import find_standing
+from autotune.report.formatting import NO_VALUE, format_bytes, format_fraction, format_rate, format_short_time, one_line
+from autotune.report.sections.headroom import find_standing
+from autotune.report.sections.ranks import describe_exchange
 
 __all__ = ["ceiling_section", "fullness_facts", "loader_facts", "loader_section", "time_section"]
 

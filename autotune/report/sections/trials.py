@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from autotune.core.guard import GuardFigures, objection, shortfall
-from autotune.core.measurement import Measurement
-from autotune.core.memory_line import MemoryLine
-from autotune.core.recommendation import Confirmation
-from autotune.core.result import RunSummary
-from autotune.core.stress import StressFigures, load_of
-from autotune.core.training_config import TrainingConfig
-from autotune.core.trial import TrialRecord
+from autotune.analysis.memory_line import MemoryLine
+from autotune.records.measurement import Measurement
+from autotune.records.precision_check import GuardFigures, objection, shortfall
+from autotune.records.recommendation import Confirmation
+from autotune.records.run_summary import RunSummary
+from autotune.records.stress_check import StressFigures, load_of
+from autotune.records.trial import TrialRecord
 from autotune.report.blocks import Bullets, Figure, Paragraph, Section, Table, Trace
 from autotune.report.content import FailureGroup, group_failures, say_course
 from autotune.report.formatting import (
@@ -34,7 +33,8 @@ from autotune.report.formatting import (
     shorten,
     without_controls,
 )
-from autotune.report.memory_lines import format_base, list_memory_lines, name_line, say_workers
+from autotune.report.sections.memory import format_base, list_memory_lines, name_line, say_workers
+from autotune.settings.training_config import TrainingConfig
 
 __all__ = [
     "confirmation_section",

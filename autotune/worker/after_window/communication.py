@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import distributed
 
-from autotune.core.ddp_config import TORCH_BUCKET_CAP_MB, TORCH_FIRST_BUCKET_MB, DdpConfig
-from autotune.core.ranks import Communication
-from autotune.core.training_config import TrainingConfig
-from autotune.worker.group import Group
-from autotune.worker.step import Trainer
+from autotune.records.ranks import Communication
+from autotune.settings.ddp_config import TORCH_BUCKET_CAP_MB, TORCH_FIRST_BUCKET_MB, DdpConfig
+from autotune.settings.training_config import TrainingConfig
+from autotune.worker.measure.step import Trainer
+from autotune.worker.setup.process_group import Group
 
 __all__ = ["measure_communication"]
 

@@ -15,17 +15,17 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-from autotune.core.expectation import PINNING_KINDS
-from autotune.core.measurement import Ceilings, Measurement
-from autotune.protocol import Extras
-from autotune.worker.alone import collect, device_alone, loader_alone, resident
-from autotune.worker.causes import cause_of
-from autotune.worker.communication import measure_communication
-from autotune.worker.item_costs import Surroundings, measure_items
-from autotune.worker.loop import Run
-from autotune.worker.profile import break_down
-from autotune.worker.reuse import unpacked
-from autotune.worker.step import Trainer
+from autotune.analysis.expectation import PINNING_KINDS
+from autotune.protocol.messages import Extras
+from autotune.records.measurement import Ceilings, Measurement
+from autotune.worker.after_window.communication import measure_communication
+from autotune.worker.after_window.item_costs import Surroundings, measure_items
+from autotune.worker.after_window.profile import break_down
+from autotune.worker.failure.causes import cause_of
+from autotune.worker.measure.loop import Run
+from autotune.worker.measure.reuse import unpacked
+from autotune.worker.measure.side_alone import collect, device_alone, loader_alone, resident
+from autotune.worker.measure.step import Trainer
 
 __all__ = ["measure_after"]
 

@@ -24,14 +24,14 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Subset
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from autotune.core.breakdown import LoaderCosts
-from autotune.core.ceilings import Ceiling
-from autotune.core.training_config import TrainingConfig
-from autotune.worker import machine
-from autotune.worker.alone import batch_bytes, loader_alone
-from autotune.worker.causes import cause_of
-from autotune.worker.feed import Feed
-from autotune.worker.step import tensors_of
+from autotune.records.breakdown import LoaderCosts
+from autotune.records.ceilings import Ceiling
+from autotune.settings.training_config import TrainingConfig
+from autotune.worker.failure.causes import cause_of
+from autotune.worker.measure.feed import Feed
+from autotune.worker.measure.side_alone import batch_bytes, loader_alone
+from autotune.worker.measure.step import tensors_of
+from autotune.worker.setup import machine
 
 __all__ = ["Surroundings", "measure_items"]
 

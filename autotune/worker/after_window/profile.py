@@ -15,13 +15,11 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile, record_function, supported_activities
 
-from autotune.core.breakdown import TimeBreakdown, breakdown_on_cpu, breakdown_on_device
-from autotune.core.busy import PROFILER_SOURCE, BusyReading
-from autotune.core.intervals import device_time
-from autotune.core.measurement import Restart, Window, rate_of
-from autotune.worker.reuse import Reused
-from autotune.worker.step import Trainer
-from autotune.worker.trace import (
+from autotune.records.breakdown import TimeBreakdown, breakdown_on_cpu, breakdown_on_device
+from autotune.records.measurement import Restart, Window, rate_of
+from autotune.records.trace_intervals import device_time
+from autotune.records.utilization import PROFILER_SOURCE, BusyReading
+from autotune.worker.after_window.trace import (
     MARK,
     TraceEvent,
     device_events,
@@ -30,6 +28,8 @@ from autotune.worker.trace import (
     marked_part,
     read_kineto,
 )
+from autotune.worker.measure.reuse import Reused
+from autotune.worker.measure.step import Trainer
 
 __all__ = ["Profiled", "StepTimes", "break_down", "profile_steps", "step_times"]
 

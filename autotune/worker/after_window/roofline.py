@@ -17,10 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from autotune.core.diagnosis import Roofline
-from autotune.core.training_config import TrainingConfig
-from autotune.worker.device import Device
-from autotune.worker.step import Trainer
+from autotune.records.diagnosis import Roofline
+from autotune.settings.training_config import TrainingConfig
+from autotune.worker.measure.step import Trainer
+from autotune.worker.setup.device import Device
 
 __all__ = ["BytesMode", "trace_roofline"]
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from autotune.core.intervals import DeviceEvent, kind_of, length, union
+from autotune.records.trace_intervals import DeviceEvent, kind_of, length, union
 
 __all__ = [
     "MARK",

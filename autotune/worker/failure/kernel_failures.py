@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 
-from autotune.worker.causes import told_by
+from autotune.worker.failure.causes import told_by
 
 __all__ = ["block_launches", "blocking_variable", "is_kernel_failure", "launches_block"]
 

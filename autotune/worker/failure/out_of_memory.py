@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from autotune.worker.causes import Told, told_by
-from autotune.worker.device import Device, opened_device
+from autotune.worker.failure.causes import Told, told_by
+from autotune.worker.setup.device import Device, opened_device
 
 __all__ = ["Shortage", "device_was_full", "shortage_of"]
 

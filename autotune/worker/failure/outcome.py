@@ -10,19 +10,19 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from autotune.core.trial import Failure, TrialResult
-from autotune.protocol import RankReport
-from autotune.worker.build import WorkloadFault
-from autotune.worker.causes import cause_of
-from autotune.worker.device import DeviceError
-from autotune.worker.group import is_collateral
-from autotune.worker.kernel_failures import is_kernel_failure, launches_block
-from autotune.worker.loop import Diverged
-from autotune.worker.out_of_memory import shortage_of
+from autotune.protocol.messages import RankReport
+from autotune.records.trial import Failure, TrialResult
+from autotune.worker.failure.causes import cause_of
+from autotune.worker.failure.kernel_failures import is_kernel_failure, launches_block
+from autotune.worker.failure.out_of_memory import shortage_of
+from autotune.worker.measure.loop import Diverged
+from autotune.worker.setup.build import WorkloadFault
+from autotune.worker.setup.device import DeviceError
+from autotune.worker.setup.process_group import is_collateral
 
 __all__ = ["outcome_of"]
 
-_OUR_PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
+_OUR_PACKAGE = str(Path(__file__).resolve().parents[2]) + os.sep
 _PLACE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 

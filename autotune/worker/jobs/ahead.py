@@ -15,14 +15,14 @@ from typing import Any
 
 import psutil
 
-from autotune.core.expectation import PINNING_KINDS
-from autotune.core.phrasing import say_mib
-from autotune.core.rules import TORCH_PREFETCH_FACTOR
-from autotune.core.training_config import TrainingConfig
-from autotune.protocol import Job
-from autotune.worker.device import Device
-from autotune.worker.machine import usable_ram_bytes
-from autotune.worker.step import tensors_of
+from autotune.analysis.expectation import PINNING_KINDS
+from autotune.phrasing import say_mib
+from autotune.protocol.messages import Job
+from autotune.settings.training_config import TrainingConfig
+from autotune.space.constraints import TORCH_PREFETCH_FACTOR
+from autotune.worker.measure.step import tensors_of
+from autotune.worker.setup.device import Device
+from autotune.worker.setup.machine import usable_ram_bytes
 
 __all__ = ["refuse_too_much_ahead"]
 

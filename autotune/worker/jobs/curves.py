@@ -21,23 +21,23 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from autotune.core.ceilings import Ceiling
-from autotune.core.diagnosis import CurvePoint, Curves, Roofline
-from autotune.core.expectation import DEVICE_SETTINGS, LOADER_SETTINGS
-from autotune.core.result import changed_settings
-from autotune.core.training_config import TrainingConfig
-from autotune.core.workload import Workload
-from autotune.protocol import Job
-from autotune.worker.ahead import refuse_too_much_ahead
-from autotune.worker.alone import collect, device_alone, loader_alone, resident
-from autotune.worker.build import build_dataset, build_loader, build_model, build_optimizer
-from autotune.worker.causes import cause_of
-from autotune.worker.device import Device
-from autotune.worker.feed import Feed
-from autotune.worker.points import NO_TIME, DeviceLostError, Seen, Traced, guarded
-from autotune.worker.roofline import trace_roofline
-from autotune.worker.step import Step, Trainer, count_samples, infer_step, make_trainer
-from autotune.worker.weights import kept_weights, put_back
+from autotune.analysis.expectation import DEVICE_SETTINGS, LOADER_SETTINGS
+from autotune.protocol.messages import Job
+from autotune.records.ceilings import Ceiling
+from autotune.records.diagnosis import CurvePoint, Curves, Roofline
+from autotune.records.run_summary import changed_settings
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import Workload
+from autotune.worker.after_window.roofline import trace_roofline
+from autotune.worker.failure.causes import cause_of
+from autotune.worker.jobs.ahead import refuse_too_much_ahead
+from autotune.worker.jobs.points import NO_TIME, DeviceLostError, Seen, Traced, guarded
+from autotune.worker.measure.feed import Feed
+from autotune.worker.measure.side_alone import collect, device_alone, loader_alone, resident
+from autotune.worker.measure.step import Step, Trainer, count_samples, infer_step, make_trainer
+from autotune.worker.setup.build import build_dataset, build_loader, build_model, build_optimizer
+from autotune.worker.setup.device import Device
+from autotune.worker.setup.weights import kept_weights, put_back
 
 __all__ = ["combined_config", "resized", "trace_curves"]
 

@@ -13,11 +13,11 @@ from typing import Literal
 
 import torch
 
-from autotune.core.ceilings import Ceiling
-from autotune.core.diagnosis import CurvePoint, Curves, Roofline
-from autotune.worker.causes import cause_of
-from autotune.worker.kernel_failures import is_kernel_failure
-from autotune.worker.out_of_memory import shortage_of
+from autotune.records.ceilings import Ceiling
+from autotune.records.diagnosis import CurvePoint, Curves, Roofline
+from autotune.worker.failure.causes import cause_of
+from autotune.worker.failure.kernel_failures import is_kernel_failure
+from autotune.worker.failure.out_of_memory import shortage_of
 
 __all__ = ["NO_TIME", "DeviceLostError", "Seen", "Side", "Traced", "guarded"]
 

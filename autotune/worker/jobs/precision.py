@@ -17,20 +17,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autotune.core.float32_precision import exact_matmuls
-from autotune.core.guard import GUARD_STEPS, GuardFigures, deviation_of
-from autotune.core.training_config import TrainingConfig
-from autotune.core.workload import Workload
-from autotune.protocol import Job
-from autotune.worker.alone import batch_bytes
-from autotune.worker.build import build_dataset, build_loader, build_model, build_optimizer, seed_all
-from autotune.worker.device import Device
-from autotune.worker.feed import Feed
-from autotune.worker.machine import tf32_overrides
-from autotune.worker.out_of_memory import device_was_full, shortage_of
-from autotune.worker.reuse import copied
-from autotune.worker.step import Step, Trainer, infer_step
-from autotune.worker.weights import kept_weights, put_back
+from autotune.protocol.messages import Job
+from autotune.records.precision_check import GUARD_STEPS, GuardFigures, deviation_of
+from autotune.settings.float32_precision import exact_matmuls
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import Workload
+from autotune.worker.failure.out_of_memory import device_was_full, shortage_of
+from autotune.worker.measure.feed import Feed
+from autotune.worker.measure.reuse import copied
+from autotune.worker.measure.side_alone import batch_bytes
+from autotune.worker.measure.step import Step, Trainer, infer_step
+from autotune.worker.setup.build import build_dataset, build_loader, build_model, build_optimizer, seed_all
+from autotune.worker.setup.device import Device
+from autotune.worker.setup.machine import tf32_overrides
+from autotune.worker.setup.weights import kept_weights, put_back
 
 __all__ = ["compare_to_float32", "gradient_cosine"]
 

@@ -15,9 +15,12 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils import worker as torch_worker
 
-from autotune.core.training_config import TrainingConfig
-from autotune.core.workload import Workload, WorkloadFacts
-from autotune.worker.build import (
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import Workload, WorkloadFacts
+from autotune.worker.failure.out_of_memory import shortage_of
+from autotune.worker.measure.feed import Feed
+from autotune.worker.measure.step import Trainer, count_samples, infer_step, make_trainer, tensors_of
+from autotune.worker.setup.build import (
     build_dataset,
     build_loader,
     build_model,
@@ -25,10 +28,7 @@ from autotune.worker.build import (
     dataset_length,
     optimizer_facts,
 )
-from autotune.worker.device import Device
-from autotune.worker.feed import Feed
-from autotune.worker.out_of_memory import shortage_of
-from autotune.worker.step import Trainer, count_samples, infer_step, make_trainer, tensors_of
+from autotune.worker.setup.device import Device
 
 __all__ = ["probe"]
 

@@ -23,16 +23,16 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from autotune.core.stress import StressFigures, look_s
-from autotune.core.workload import Workload
-from autotune.protocol import Job
-from autotune.worker.build import build_dataset, build_loader, build_model, build_optimizer, dataset_length
-from autotune.worker.causes import cause_of
-from autotune.worker.device import Device
-from autotune.worker.feed import Feed
-from autotune.worker.out_of_memory import shortage_of
-from autotune.worker.reuse import Reused
-from autotune.worker.step import Trainer, infer_step, make_trainer, tensors_of
+from autotune.protocol.messages import Job
+from autotune.records.stress_check import StressFigures, look_s
+from autotune.settings.workload import Workload
+from autotune.worker.failure.causes import cause_of
+from autotune.worker.failure.out_of_memory import shortage_of
+from autotune.worker.measure.feed import Feed
+from autotune.worker.measure.reuse import Reused
+from autotune.worker.measure.step import Trainer, infer_step, make_trainer, tensors_of
+from autotune.worker.setup.build import build_dataset, build_loader, build_model, build_optimizer, dataset_length
+from autotune.worker.setup.device import Device
 
 __all__ = ["LargestBatch", "bytes_of", "largest_batch", "train_on_largest"]
 

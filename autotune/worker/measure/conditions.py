@@ -14,10 +14,8 @@ from dataclasses import dataclass
 
 import torch
 
-from autotune.core.conditions import DeviceConditions, ThrottleReason, merged
-from autotune.worker.busy import covered_busy_fraction
-from autotune.worker.machine import tf32_overrides
-from autotune.worker.nvml import (
+from autotune.records.conditions import DeviceConditions, ThrottleReason, merged
+from autotune.worker.measure.nvml import (
     EdgeReading,
     Gpu,
     has_persistence,
@@ -27,6 +25,8 @@ from autotune.worker.nvml import (
     utilization_since,
     visible_gpu,
 )
+from autotune.worker.measure.utilization import covered_busy_fraction
+from autotune.worker.setup.machine import tf32_overrides
 
 __all__ = ["BEFORE_S", "ConditionsProbe", "Others", "conditions_before", "others_before"]
 

@@ -17,9 +17,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from autotune.core.measurement import Block
-from autotune.worker.device import Device
-from autotune.worker.group import Group
+from autotune.records.measurement import Block
+from autotune.worker.setup.device import Device
+from autotune.worker.setup.process_group import Group
 
 __all__ = ["DrainedEdges", "Edges", "Launched", "Mark", "Stretch", "TimedEdges", "open_edges", "open_mark"]
 

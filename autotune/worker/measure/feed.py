@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils import signal_handling
 
-from autotune.core import rules
-from autotune.worker.build import WorkloadFault
+from autotune.space import constraints as rules
+from autotune.worker.setup.build import WorkloadFault
 
 __all__ = ["Delivery", "Feed"]
 

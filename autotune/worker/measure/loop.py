@@ -17,15 +17,15 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from autotune.core.measurement import Block, Restart, Window, rate_of
-from autotune.core.statistics import BATCH_MEANS
-from autotune.core.training_config import TrainingConfig
-from autotune.protocol import WindowRules
-from autotune.worker.device import Device
-from autotune.worker.edges import DrainedEdges, Edges, Launched, Mark, Stretch, open_edges, open_mark
-from autotune.worker.feed import Delivery, Feed
-from autotune.worker.group import ALONE, Group
-from autotune.worker.step import count_samples
+from autotune.analysis.statistics import BATCH_MEANS
+from autotune.protocol.messages import WindowRules
+from autotune.records.measurement import Block, Restart, Window, rate_of
+from autotune.settings.training_config import TrainingConfig
+from autotune.worker.measure.edges import DrainedEdges, Edges, Launched, Mark, Stretch, open_edges, open_mark
+from autotune.worker.measure.feed import Delivery, Feed
+from autotune.worker.measure.step import count_samples
+from autotune.worker.setup.device import Device
+from autotune.worker.setup.process_group import ALONE, Group
 
 __all__ = ["Diverged", "Learner", "Run", "Warmth", "measure_window", "train_block", "warm_up", "window_of"]
 

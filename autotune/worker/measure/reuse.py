@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from autotune.worker.step import tensors_of
+from autotune.worker.measure.step import tensors_of
 
 __all__ = ["Reused", "copied", "unpacked"]
 

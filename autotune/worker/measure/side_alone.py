@@ -15,15 +15,15 @@ from typing import Any
 
 import torch
 
-from autotune.core.ceilings import Ceiling
-from autotune.core.measurement import Window, rate_of
-from autotune.core.training_config import TrainingConfig
-from autotune.worker.device import Device
-from autotune.worker.edges import Stretch
-from autotune.worker.feed import Feed
-from autotune.worker.loop import Run, Warmth, train_block, window_of
-from autotune.worker.reuse import Reused, unpacked
-from autotune.worker.step import Trainer, count_samples, tensors_of
+from autotune.records.ceilings import Ceiling
+from autotune.records.measurement import Window, rate_of
+from autotune.settings.training_config import TrainingConfig
+from autotune.worker.measure.edges import Stretch
+from autotune.worker.measure.feed import Feed
+from autotune.worker.measure.loop import Run, Warmth, train_block, window_of
+from autotune.worker.measure.reuse import Reused, unpacked
+from autotune.worker.measure.step import Trainer, count_samples, tensors_of
+from autotune.worker.setup.device import Device
 
 __all__ = ["batch_bytes", "collect", "device_alone", "loader_alone", "resident"]
 

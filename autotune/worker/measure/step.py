@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from autotune.core.training_config import TrainingConfig
-from autotune.core.workload import Workload
-from autotune.worker.build import WorkloadFault
-from autotune.worker.device import Device
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import Workload
+from autotune.worker.setup.build import WorkloadFault
+from autotune.worker.setup.device import Device
 
 __all__ = ["Step", "Trainer", "batch_fingerprint", "count_samples", "infer_step", "make_trainer", "tensors_of"]
 

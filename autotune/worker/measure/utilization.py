@@ -16,16 +16,8 @@ from math import fsum
 from time import perf_counter
 from typing import Any
 
-from autotune.core.busy import GPM_SOURCE, NVML_SOURCE, WAIT_SOURCE, BusyReading, Fullness
-from autotune.worker.nvml import (
-    GPM_LEAST_S,
-    Gpu,
-    GpuSample,
-    free_gpm,
-    gpm_shares,
-    take_gpm,
-    utilization_since,
-)
+from autotune.records.utilization import GPM_SOURCE, NVML_SOURCE, WAIT_SOURCE, BusyReading, Fullness
+from autotune.worker.measure.nvml import GPM_LEAST_S, Gpu, GpuSample, free_gpm, gpm_shares, take_gpm, utilization_since
 
 __all__ = ["BusyProbe", "Busyness", "covered_busy_fraction"]
 

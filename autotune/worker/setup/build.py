@@ -23,13 +23,13 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from autotune.core.training_config import TrainingConfig
-from autotune.core.workload import PARTS, OptimizerFacts, Ref, Workload
-from autotune.worker.device import Device
-from autotune.worker.group import ALONE, Group
-from autotune.worker.parallel import parallel_model
-from autotune.worker.portable import PortableFunction, make_portable
-from autotune.worker.shares import EachNth, own_share
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import PARTS, OptimizerFacts, Ref, Workload
+from autotune.worker.setup.device import Device
+from autotune.worker.setup.parallel import parallel_model
+from autotune.worker.setup.portable import PortableFunction, make_portable
+from autotune.worker.setup.process_group import ALONE, Group
+from autotune.worker.setup.sharding import EachNth, own_share
 
 __all__ = [
     "WorkloadFault",

@@ -19,12 +19,13 @@ from typing import Any
 import psutil
 import torch
 
-from autotune.core.environment import DeviceKind, Environment
-from autotune.core.measurement import MemorySample
-from autotune.core.training_config import AmpDtype
-from autotune.worker import machine, nvml
-from autotune.worker.kernel_failures import blocking_variable
-from autotune.worker.sight import DeviceError, choose, look, unusable
+from autotune.records.measurement import MemorySample
+from autotune.settings.environment import DeviceKind, Environment
+from autotune.settings.training_config import AmpDtype
+from autotune.worker.failure.kernel_failures import blocking_variable
+from autotune.worker.measure import nvml
+from autotune.worker.setup import machine
+from autotune.worker.setup.visibility import DeviceError, choose, look, unusable
 
 __all__ = ["Device", "DeviceError", "describe", "open_device", "opened_device"]
 

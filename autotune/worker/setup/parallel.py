@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from autotune.core.ddp_config import TORCH_BUCKET_CAP_MB, DdpConfig
-from autotune.core.training_config import TrainingConfig
-from autotune.worker.device import Device
+from autotune.settings.ddp_config import TORCH_BUCKET_CAP_MB, DdpConfig
+from autotune.settings.training_config import TrainingConfig
+from autotune.worker.setup.device import Device
 
 __all__ = ["ddp_arguments", "parallel_model", "without_effect_here"]
 

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import distributed
 
-from autotune.core import rules
-from autotune.protocol import Job
-from autotune.worker.device import Device, DeviceError
+from autotune.protocol.messages import Job
+from autotune.space import constraints as rules
+from autotune.worker.setup.device import Device, DeviceError
 
 __all__ = ["ALONE", "Group", "is_collateral", "open_group"]
 

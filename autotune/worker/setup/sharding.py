@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.utils.data import DistributedSampler, Sampler
 
-from autotune.worker.group import Group
+from autotune.worker.setup.process_group import Group
 
 __all__ = ["EachNth", "own_share"]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from autotune.worker import nvml
+from autotune.worker.measure import nvml
 
 __all__ = ["Choice", "DeviceError", "Sight", "choose", "look", "unusable"]
 

@@ -6,16 +6,16 @@ import sys
 
 import pynvml
 import pytest
-from nvml_stub import NO_PERMISSION, NvmlStub
 
-from autotune.core.executor import Executor
-from autotune.core.plan import Plan
-from autotune.core.training_config import TrainingConfig
-from autotune.core.workload import Workload
-from autotune.launch.driver import kept_initialised
-from autotune.launch.fork_server import ForkServerLauncher
+from autotune.api.setup import opened_launcher, temporary_folder
+from autotune.launch.local.driver import kept_initialised
+from autotune.launch.local.fork_server import ForkServerLauncher
+from autotune.settings.executor import Executor
+from autotune.settings.plan import Plan
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import Workload
 from autotune.testing import FakeLauncher
-from autotune.wiring import opened_launcher, temporary_folder
+from tests.nvml_stub import NO_PERMISSION, NvmlStub
 
 BY_INDEX, BY_UUID = "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetHandleByUUID"
 

@@ -11,7 +11,7 @@ from threading import Event, Thread
 import pytest
 
 import autotune
-from autotune.launch.stacks import Frame, Whereabouts, read_stack, users_part, whereabouts
+from autotune.launch.local.hang_report import Frame, Whereabouts, read_stack, users_part, whereabouts
 
 OURS = f"{Path(autotune.__file__).parent}/worker/step.py"
 LIBRARY = f"{sysconfig.get_path('stdlib')}/threading.py"

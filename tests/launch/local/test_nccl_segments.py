@@ -12,8 +12,8 @@ from time import monotonic, sleep
 
 import pytest
 
-from autotune.launch.nccl_segments import free_segments, segments
-from launch.conftest import GENEROUS_S, Rig
+from autotune.launch.local.nccl_segments import free_segments, segments
+from tests.launch.conftest import GENEROUS_S, Rig
 
 PLACE = "/dev/shm"
 

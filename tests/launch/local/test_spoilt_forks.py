@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from autotune.core.training_config import TrainingConfig
-from autotune.launch.fork_server import ForkServerLauncher
-from launch.conftest import GENEROUS_S, Rig, rig_over
+from autotune.launch.local.fork_server import ForkServerLauncher
+from autotune.settings.training_config import TrainingConfig
+from tests.launch.conftest import GENEROUS_S, Rig, rig_over
 
 PLUGIN = """
 import os

@@ -8,10 +8,9 @@ from xml.etree import ElementTree as ET
 import matplotlib as mpl
 import pytest
 
-from autotune.report.drawing import draw
-from autotune.report.plots import Mark, Plot, list_plots
-
-from .conftest import make_rich_summary
+from autotune.report.plots.drawing import draw
+from autotune.report.plots.plots import Mark, Plot, list_plots
+from tests.report.conftest import make_rich_summary
 
 
 @pytest.fixture(scope="module")

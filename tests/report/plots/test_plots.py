@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from autotune.core.result import RunSummary
-from autotune.report.plots import Plot, list_plots
-
-from .conftest import BASELINE, make_measurement, make_rich_summary, make_summary, make_trial
+from autotune.records.run_summary import RunSummary
+from autotune.report.plots.plots import Plot, list_plots
+from tests.report.conftest import BASELINE, make_measurement, make_rich_summary, make_summary, make_trial
 
 
 def plots_of(summary: RunSummary) -> dict[str, Plot]:

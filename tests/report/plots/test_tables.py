@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from autotune.core.breakdown import PARTS, Part
-from autotune.core.result import RunSummary
-from autotune.core.trial import TrialRecord
+from autotune.records.breakdown import PARTS, Part
+from autotune.records.run_summary import RunSummary
+from autotune.records.trial import TrialRecord
 from autotune.report.blocks import Paragraph, Table, TimeBar, TimeBars
 from autotune.report.formatting import NO_VALUE, format_bytes, format_rate
-from autotune.report.plot_tables import bar_table, plot_blocks
-from autotune.report.plots import list_plots
-
-from .conftest import BASELINE, FAST, make_measurement, make_rich_summary, make_summary, make_trial
+from autotune.report.plots.plots import list_plots
+from autotune.report.plots.tables import bar_table, plot_blocks
+from tests.report.conftest import BASELINE, FAST, make_measurement, make_rich_summary, make_summary, make_trial
 
 
 def table_of(summary: RunSummary, name: str) -> tuple[Table, str]:

@@ -10,14 +10,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from autotune.core.result import RunSummary
-from autotune.core.trial import Failure
-from autotune.report import page
-from autotune.report.markdown import render_markdown
-from autotune.report.page import Page, render_page
-from autotune.report.plots import Plot, list_plots
-
-from .conftest import FAST, SAME_BATCH, make_environment, make_facts, make_rich_summary, make_summary, make_trial
+from autotune.records.run_summary import RunSummary
+from autotune.records.trial import Failure
+from autotune.report.plots.plots import Plot, list_plots
+from autotune.report.render import html as page
+from autotune.report.render.html import Page, render_page
+from autotune.report.render.markdown import render_markdown
+from tests.report.conftest import (
+    FAST,
+    SAME_BATCH,
+    make_environment,
+    make_facts,
+    make_rich_summary,
+    make_summary,
+    make_trial,
+)
 
 EMPTY = {"meta", "link", "br", "img", "input", "hr", "path", "use"}
 ATTACK = (

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from autotune.core.recommendation import Ratio
-from autotune.core.result import RunSummary
-from autotune.core.training_config import TrainingConfig
-from autotune.report import summary_json
-
-from .conftest import make_group_summary, make_recommendation, make_summary, make_variants
+from autotune.records.recommendation import Ratio
+from autotune.records.run_summary import RunSummary
+from autotune.report.render.json_document import summary_json
+from autotune.settings.training_config import TrainingConfig
+from tests.report.conftest import make_group_summary, make_recommendation, make_summary, make_variants
 
 KEYS = [
     "format",

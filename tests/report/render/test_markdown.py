@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from autotune.core.memory_line import memory_lines
-from autotune.core.result import RunSummary
-from autotune.core.trial import Failure
+from autotune.analysis.memory_line import memory_lines
+from autotune.records.run_summary import RunSummary
+from autotune.records.trial import Failure
 from autotune.report.blocks import Figure, Shares
-from autotune.report.markdown import render_markdown
-from autotune.report.plots import list_plots
-from autotune.report.sections import list_sections
-
-from .conftest import (
+from autotune.report.plots.plots import list_plots
+from autotune.report.render.markdown import render_markdown
+from autotune.report.sections.assembly import list_sections
+from tests.report.conftest import (
     FAST,
     LIMIT,
     TRACEBACK,

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import autotune
-from autotune.core.result import RunSummary
-from autotune.report.notebook import render_diagnosis_notebook, render_notebook
+from autotune.records.run_summary import RunSummary
+from autotune.report.render.notebook import render_diagnosis_notebook, render_notebook
 from autotune.testing import FakeLauncher
-
-from .conftest import make_rich_summary
-from .test_page import ATTACK, Reader
+from tests.report.conftest import make_rich_summary
+from tests.report.render.test_html import ATTACK, Reader
 
 
 def test_every_verdict_is_a_well_formed_fragment(any_summary: RunSummary, tmp_path: Path) -> None:

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from autotune.core.result import Progress
-from autotune.core.trial import TrialRecord
-from autotune.report import progress
-from autotune.report.progress import ProgressMode, make_progress
-
-from .conftest import BASELINE, FAST, make_measurement, make_trial, make_trials
+from autotune.records.run_summary import Progress
+from autotune.records.trial import TrialRecord
+from autotune.report.render import progress
+from autotune.report.render.progress import ProgressMode, make_progress
+from tests.report.conftest import BASELINE, FAST, make_measurement, make_trial, make_trials
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 

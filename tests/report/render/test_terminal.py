@@ -9,16 +9,15 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from autotune.core.objective import Objective
-from autotune.core.recommendation import Ratio
-from autotune.core.result import RunSummary
-from autotune.core.search_space import Choices, IntRange, SearchSpace, resolve
-from autotune.core.training_config import DdpConfig, TrainingConfig
-from autotune.core.trial import Outcome
+from autotune.records.recommendation import Ratio
+from autotune.records.run_summary import RunSummary
+from autotune.records.trial import Outcome
 from autotune.report.formatting import NO_VALUE
-from autotune.report.terminal import print_check, print_environment, print_summary
-
-from .conftest import (
+from autotune.report.render.terminal import print_check, print_environment, print_summary
+from autotune.settings.objective import Objective
+from autotune.settings.training_config import DdpConfig, TrainingConfig
+from autotune.space.resolved_space import Choices, IntRange, SearchSpace, resolve
+from tests.report.conftest import (
     BASELINE,
     FAST,
     SAME_BATCH,

@@ -12,23 +12,22 @@ import pytest
 from rich.console import Console
 
 import autotune
-from autotune.core.result import RunSummary
-from autotune.core.trial import TrialRecord
-from autotune.report import summary_json
+from autotune.records.run_summary import RunSummary
+from autotune.records.trial import TrialRecord
 from autotune.report.content import list_remarks
-from autotune.report.device_sections import device_section, figures_by_title, say_conditions, say_doubts
-from autotune.report.diagnosis import print_diagnosis, render_diagnosis
 from autotune.report.figures import make_columns, make_rows, summarise
 from autotune.report.formatting import NO_VALUE, format_energy
-from autotune.report.markdown import render_markdown
-from autotune.report.notebook import render_notebook
-from autotune.report.page import render_page
-from autotune.report.terminal import print_summary
+from autotune.report.render.html import render_page
+from autotune.report.render.json_document import summary_json
+from autotune.report.render.markdown import render_markdown
+from autotune.report.render.notebook import render_notebook
+from autotune.report.render.terminal import print_summary
+from autotune.report.sections.devices import device_section, figures_by_title, say_conditions, say_doubts
+from autotune.report.sections.diagnosis import print_diagnosis, render_diagnosis
 from autotune.testing import FakeLauncher
-
-from .conftest import HOT, make_conditions, make_conditions_summary, make_summary, make_trial
-from .test_markdown import cells_of, table_after
-from .test_page import Reader
+from tests.report.conftest import HOT, make_conditions, make_conditions_summary, make_summary, make_trial
+from tests.report.render.test_html import Reader
+from tests.report.render.test_markdown import cells_of, table_after
 
 QUIET = make_conditions_summary()
 CAPPED: dict[str, Any] = {"throttle_reasons": ("power_cap",)}

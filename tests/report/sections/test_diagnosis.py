@@ -10,15 +10,14 @@ import pytest
 from rich.console import Console
 
 import autotune
-from autotune.core.breakdown import PARTS, Share, TimeBreakdown
-from autotune.core.busy import Fullness
-from autotune.core.diagnosis import Curves, Diagnosis
-from autotune.core.training_config import TrainingConfig
-from autotune.core.verdict import standing_today
-from autotune.report.diagnosis import print_diagnosis, render_diagnosis, say_present
+from autotune.diagnosis.bottlenecks import standing_today
+from autotune.records.breakdown import PARTS, Share, TimeBreakdown
+from autotune.records.diagnosis import Curves, Diagnosis
+from autotune.records.utilization import Fullness
+from autotune.report.sections.diagnosis import print_diagnosis, render_diagnosis, say_present
+from autotune.settings.training_config import TrainingConfig
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost
-
-from .conftest import TALK, make_rank
+from tests.report.conftest import TALK, make_rank
 
 Cost = Callable[[TrainingConfig], FakeTrial]
 

@@ -9,14 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.core.ceilings import Ceiling
-from autotune.core.measurement import Ceilings
-from autotune.core.recommendation import Ratio
-from autotune.core.result import RunSummary
-from autotune.core.training_config import TrainingConfig
-from autotune.report.standing import say_standing
-
-from .conftest import BASELINE, FAST, NO_ADVICE, make_measurement, make_recommendation, make_summary, make_trial
+from autotune.records.ceilings import Ceiling
+from autotune.records.measurement import Ceilings
+from autotune.records.recommendation import Ratio
+from autotune.records.run_summary import RunSummary
+from autotune.report.sections.headroom import say_standing
+from autotune.settings.training_config import TrainingConfig
+from tests.report.conftest import (
+    BASELINE,
+    FAST,
+    NO_ADVICE,
+    make_measurement,
+    make_recommendation,
+    make_summary,
+    make_trial,
+)
 
 Known = dict[str, float]
 

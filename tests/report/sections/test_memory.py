@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from autotune.core.result import RunSummary
-from autotune.core.training_config import TrainingConfig
+from autotune.records.run_summary import RunSummary
 from autotune.report.formatting import name_group
-from autotune.report.markdown import render_markdown
-from autotune.report.memory_lines import lines_of_group, say_group, say_memory_line
-from autotune.report.plots import list_plots
-
-from .conftest import (
+from autotune.report.plots.plots import list_plots
+from autotune.report.render.markdown import render_markdown
+from autotune.report.sections.memory import lines_of_group, say_group, say_memory_line
+from autotune.settings.training_config import TrainingConfig
+from tests.report.conftest import (
     BASELINE,
     make_environment,
     make_measurement,

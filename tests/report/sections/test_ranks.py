@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 
-from autotune.core.result import RunSummary
-from autotune.core.training_config import TrainingConfig
+from autotune.records.run_summary import RunSummary
 from autotune.report.blocks import Bullets, Paragraph, Section, Table
 from autotune.report.formatting import NO_VALUE
-from autotune.report.markdown import render_markdown
-from autotune.report.page import render_page
-from autotune.report.rank_sections import describe_exchange, rank_section, scaling_sections
-
-from .conftest import (
+from autotune.report.render.html import render_page
+from autotune.report.render.markdown import render_markdown
+from autotune.report.sections.ranks import describe_exchange, rank_section, scaling_sections
+from autotune.settings.training_config import TrainingConfig
+from tests.report.conftest import (
     BASELINE,
     FAST,
     GROUP,
@@ -27,8 +26,8 @@ from .conftest import (
     make_summary,
     make_trial,
 )
-from .test_page import Reader
-from .test_terminal import assert_fits, print_to_text, row_of
+from tests.report.render.test_html import Reader
+from tests.report.render.test_terminal import assert_fits, print_to_text, row_of
 
 ANSWER = (
     "Yes, the second device helps: ddp × 2 trains 1.66 times as fast as one device "  # noqa: RUF001 - a times sign

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from autotune.core.training_config import DdpConfig, TrainingConfig
-from autotune.worker.communication import _bucket_bytes
-from autotune.worker.device import open_device
-from autotune.worker.step import Step, make_trainer
+from autotune.settings.training_config import DdpConfig, TrainingConfig
+from autotune.worker.after_window.communication import _bucket_bytes
+from autotune.worker.measure.step import Step, make_trainer
+from autotune.worker.setup.device import open_device
 
 MIB = 2**20
 

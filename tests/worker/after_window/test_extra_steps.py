@@ -13,20 +13,23 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from autotune.core.diagnosis import Curves
-from autotune.core.measurement import Block, Measurement
-from autotune.core.training_config import TrainingConfig
-from autotune.core.workload import Workload
-from autotune.protocol import NO_EXTRAS, Extras, RankReport, TrialFolder, WindowRules, read_model
-from autotune.worker import after, item_costs, loop, rank
-from autotune.worker.after import measure_after
-from autotune.worker.build import build_loader, build_model, build_optimizer
-from autotune.worker.device import Device, open_device
-from autotune.worker.feed import Feed
-from autotune.worker.group import Group
-from autotune.worker.loop import Run
+from autotune.protocol.messages import NO_EXTRAS, Extras, RankReport, TrialFolder, WindowRules, read_model
+from autotune.records.diagnosis import Curves
+from autotune.records.measurement import Block, Measurement
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import Workload
+from autotune.worker import rank
+from autotune.worker.after_window import extra_steps as after
+from autotune.worker.after_window import item_costs
+from autotune.worker.after_window.extra_steps import measure_after
+from autotune.worker.measure import loop
+from autotune.worker.measure.feed import Feed
+from autotune.worker.measure.loop import Run
+from autotune.worker.measure.step import Trainer, infer_step, make_trainer
 from autotune.worker.rank import _ended_when_stuck, _measure, _StartTimes
-from autotune.worker.step import Trainer, infer_step, make_trainer
+from autotune.worker.setup.build import build_loader, build_model, build_optimizer
+from autotune.worker.setup.device import Device, open_device
+from autotune.worker.setup.process_group import Group
 
 RULES = WindowRules(max_s=0.1, precision=10.0, block_s=0.01)
 ALL = Extras(loader_ceiling=True, device_ceiling=True, breakdown=True, stretch_s=0.02)

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
-from autotune.core.breakdown import LoaderCosts
-from autotune.core.ceilings import Ceiling
-from autotune.core.training_config import TrainingConfig
-from autotune.core.workload import Workload
-from autotune.worker import item_costs, machine
-from autotune.worker.build import build_loader
-from autotune.worker.item_costs import Surroundings, measure_items
+from autotune.records.breakdown import LoaderCosts
+from autotune.records.ceilings import Ceiling
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import Workload
+from autotune.worker.after_window import item_costs
+from autotune.worker.after_window.item_costs import Surroundings, measure_items
+from autotune.worker.setup import machine
+from autotune.worker.setup.build import build_loader
 
 LEAST_S = item_costs._LEAST_S
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from autotune.core.measurement import Block, Restart, Window, rate_of
-from autotune.core.training_config import TrainingConfig
-from autotune.worker import reuse
-from autotune.worker.device import open_device
-from autotune.worker.profile import break_down, profile_steps, step_times
-from autotune.worker.step import Step, Trainer, make_trainer
-from autotune.worker.trace import MARK, marked_part
+from autotune.records.measurement import Block, Restart, Window, rate_of
+from autotune.settings.training_config import TrainingConfig
+from autotune.worker.after_window.profile import break_down, profile_steps, step_times
+from autotune.worker.after_window.trace import MARK, marked_part
+from autotune.worker.measure import reuse
+from autotune.worker.measure.step import Step, Trainer, make_trainer
+from autotune.worker.setup.device import open_device
 
 
 def window(*, whole_epochs: bool, restarts: tuple[Restart, ...] = (), **changes: Any) -> Window:

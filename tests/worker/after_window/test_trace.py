@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.core.intervals import DeviceTime, device_time
-from autotune.worker.trace import (
+from autotune.records.trace_intervals import DeviceTime, device_time
+from autotune.worker.after_window.trace import (
     MARK,
     TraceEvent,
     device_events,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch._utils import ExceptionWrapper
 
-from autotune.worker.causes import cause_of, told_by
+from autotune.worker.failure.causes import cause_of, told_by
 
 
 @pytest.mark.parametrize(

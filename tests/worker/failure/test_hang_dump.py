@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from autotune.worker import last_words
-from autotune.worker.last_words import LastWords
+from autotune.worker.failure import hang_dump as last_words
+from autotune.worker.failure.hang_dump import LastWords
 
 NOW = 1000.0
 

@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from autotune.worker.kernel_failures import block_launches, blocking_variable, is_kernel_failure, launches_block
+from autotune.worker.failure.kernel_failures import block_launches, blocking_variable, is_kernel_failure, launches_block
 
 # c10/cuda/CUDAException.cpp, after cudaGetErrorString
 SUFFIX = (

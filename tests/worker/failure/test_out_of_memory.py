@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data._utils import pin_memory
 
-from autotune.worker.out_of_memory import Shortage, shortage_of
+from autotune.worker.failure.out_of_memory import Shortage, shortage_of
 
 # c10/cuda/CUDACachingAllocator.cpp, malloc
 ALLOCATOR = (

@@ -7,11 +7,11 @@ from typing import NoReturn
 import pytest
 import torch
 
-from autotune.protocol import RankReport
-from autotune.worker.build import WorkloadFault
-from autotune.worker.device import DeviceError
-from autotune.worker.loop import Diverged
-from autotune.worker.outcome import outcome_of
+from autotune.protocol.messages import RankReport
+from autotune.worker.failure.outcome import outcome_of
+from autotune.worker.measure.loop import Diverged
+from autotune.worker.setup.build import WorkloadFault
+from autotune.worker.setup.device import DeviceError
 
 KILLED = "DataLoader worker (pid 7) is killed by signal: Killed."
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.core.training_config import TrainingConfig
-from autotune.protocol import Job
-from autotune.worker import ahead
-from autotune.worker.ahead import refuse_too_much_ahead
-from autotune.worker.device import Device
+from autotune.protocol.messages import Job
+from autotune.settings.training_config import TrainingConfig
+from autotune.worker.jobs import ahead
+from autotune.worker.jobs.ahead import refuse_too_much_ahead
+from autotune.worker.setup.device import Device
 
 MIB = 2**20
 BATCH = (torch.zeros(65, 2**10, dtype=torch.uint8), torch.zeros(2**14, dtype=torch.uint8))

@@ -15,18 +15,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-from autotune.core.ceilings import Ceiling
-from autotune.core.diagnosis import CurvePoint, Curves
-from autotune.core.measurement import MemorySample
-from autotune.core.training_config import TrainingConfig
-from autotune.core.workload import Workload
-from autotune.protocol import Extras, Job
-from autotune.worker import roofline
-from autotune.worker.build import build_model
-from autotune.worker.curves import combined_config, resized, trace_curves
-from autotune.worker.device import Device, open_device
-from autotune.worker.roofline import BytesMode, trace_roofline
-from autotune.worker.step import infer_step, make_trainer
+from autotune.protocol.messages import Extras, Job
+from autotune.records.ceilings import Ceiling
+from autotune.records.diagnosis import CurvePoint, Curves
+from autotune.records.measurement import MemorySample
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import Workload
+from autotune.worker.after_window import roofline
+from autotune.worker.after_window.roofline import BytesMode, trace_roofline
+from autotune.worker.jobs.curves import combined_config, resized, trace_curves
+from autotune.worker.measure.step import infer_step, make_trainer
+from autotune.worker.setup.build import build_model
+from autotune.worker.setup.device import Device, open_device
 
 Pair = namedtuple("Pair", "x y")
 SOME = torch.tensor([3, 5])

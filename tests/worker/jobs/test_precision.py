@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from autotune.core.float32_precision import tf32_products
-from autotune.core.guard import GUARD_STEPS, GuardFigures, objection
-from autotune.core.training_config import TrainingConfig
-from autotune.core.workload import Workload
-from autotune.protocol import Job
-from autotune.worker import guard
-from autotune.worker.device import Device, open_device
-from autotune.worker.guard import compare_to_float32, gradient_cosine
+from autotune.protocol.messages import Job
+from autotune.records.precision_check import GUARD_STEPS, GuardFigures, objection
+from autotune.settings.float32_precision import tf32_products
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import Workload
+from autotune.worker.jobs import precision as guard
+from autotune.worker.jobs.precision import compare_to_float32, gradient_cosine
+from autotune.worker.setup.device import Device, open_device
 
 FAR = float("inf")
 Compare = Callable[..., GuardFigures]

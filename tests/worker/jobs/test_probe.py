@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
 
-from autotune.core.training_config import TrainingConfig
-from autotune.core.workload import Workload, WorkloadFacts
-from autotune.worker.device import open_device
-from autotune.worker.probe import probe
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import Workload, WorkloadFacts
+from autotune.worker.jobs.probe import probe
+from autotune.worker.setup.device import open_device
 
 
 class Huge(Dataset[tuple[Tensor, int]]):

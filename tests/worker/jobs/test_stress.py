@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, SequentialSampler, SubsetRandomSampler
 
-from autotune.core.stress import StressFigures
-from autotune.core.training_config import TrainingConfig
-from autotune.core.workload import Workload
-from autotune.protocol import Job, WindowRules
-from autotune.worker import stress
-from autotune.worker.build import build_loader
-from autotune.worker.device import open_device
-from autotune.worker.feed import Feed
-from autotune.worker.stress import LargestBatch, bytes_of, largest_batch, train_on_largest
+from autotune.protocol.messages import Job, WindowRules
+from autotune.records.stress_check import StressFigures
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import Workload
+from autotune.worker.jobs import stress
+from autotune.worker.jobs.stress import LargestBatch, bytes_of, largest_batch, train_on_largest
+from autotune.worker.measure.feed import Feed
+from autotune.worker.setup.build import build_loader
+from autotune.worker.setup.device import open_device
 
 LENGTHS = [1 + (7 * index) % 50 for index in range(50)]
 """Each length from 1 to 50 once."""

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from nvml_stub import NO_PERMISSION, NvmlStub
 
-from autotune.core.conditions import DeviceConditions
-from autotune.worker import conditions
-from autotune.worker.conditions import ConditionsProbe, Others, conditions_before, others_before
-from autotune.worker.nvml import Gpu, gpu_with_uuid
+from autotune.records.conditions import DeviceConditions
+from autotune.worker.measure import conditions
+from autotune.worker.measure.conditions import ConditionsProbe, Others, conditions_before, others_before
+from autotune.worker.measure.nvml import Gpu, gpu_with_uuid
+from tests.nvml_stub import NO_PERMISSION, NvmlStub
 
 STEADY = {
     "sm_clock": 1980,
@@ -30,7 +30,7 @@ STEADY = {
 def _one_second_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that goes on by a second from one edge of a device to the next."""
     times = iter(range(1000))
-    monkeypatch.setattr("autotune.worker.nvml.perf_counter", lambda: float(next(times)))
+    monkeypatch.setattr("autotune.worker.measure.nvml.perf_counter", lambda: float(next(times)))
 
 
 @pytest.fixture

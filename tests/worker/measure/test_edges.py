@@ -11,25 +11,25 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-import accelerator
 import pytest
 import torch
-from accelerator import CALLS, DEVICES, StillClock, on_simulated_device
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from autotune.core.measurement import Block, Window, rate_of
-from autotune.core.training_config import TrainingConfig
-from autotune.core.workload import Workload
-from autotune.protocol import WindowRules
-from autotune.worker import edges, feed, loop
-from autotune.worker.build import build_loader
-from autotune.worker.device import open_device
-from autotune.worker.edges import DrainedEdges, Launched, TimedEdges, open_edges
-from autotune.worker.feed import Feed
-from autotune.worker.group import ALONE, Group
-from autotune.worker.loop import Diverged, Run, measure_window, warm_up
-from autotune.worker.step import Step, make_trainer
+from autotune.protocol.messages import WindowRules
+from autotune.records.measurement import Block, Window, rate_of
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import Workload
+from autotune.worker.measure import edges, feed, loop
+from autotune.worker.measure.edges import DrainedEdges, Launched, TimedEdges, open_edges
+from autotune.worker.measure.feed import Feed
+from autotune.worker.measure.loop import Diverged, Run, measure_window, warm_up
+from autotune.worker.measure.step import Step, make_trainer
+from autotune.worker.setup.build import build_loader
+from autotune.worker.setup.device import open_device
+from autotune.worker.setup.process_group import ALONE, Group
+from tests import accelerator
+from tests.accelerator import CALLS, DEVICES, StillClock, on_simulated_device
 
 BATCH_S = 0.01
 """What a batch takes on the device."""

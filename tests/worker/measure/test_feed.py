@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
-from autotune.core.training_config import TrainingConfig
-from autotune.core.workload import Workload
-from autotune.worker.build import WorkloadFault, build_loader
-from autotune.worker.feed import Feed
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import Workload
+from autotune.worker.measure.feed import Feed
+from autotune.worker.setup.build import WorkloadFault, build_loader
 
 
 class Stream(IterableDataset[torch.Tensor]):

@@ -12,17 +12,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from autotune.core.measurement import Block, Window
-from autotune.core.training_config import TrainingConfig
-from autotune.core.workload import Workload
-from autotune.protocol import WindowRules
-from autotune.worker import loop
-from autotune.worker.build import build_loader, build_model, build_optimizer
-from autotune.worker.device import open_device
-from autotune.worker.edges import Stretch
-from autotune.worker.feed import Feed
-from autotune.worker.loop import Diverged, Run, measure_window, train_block, warm_up
-from autotune.worker.step import infer_step, make_trainer
+from autotune.protocol.messages import WindowRules
+from autotune.records.measurement import Block, Window
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import Workload
+from autotune.worker.measure import loop
+from autotune.worker.measure.edges import Stretch
+from autotune.worker.measure.feed import Feed
+from autotune.worker.measure.loop import Diverged, Run, measure_window, train_block, warm_up
+from autotune.worker.measure.step import infer_step, make_trainer
+from autotune.worker.setup.build import build_loader, build_model, build_optimizer
+from autotune.worker.setup.device import open_device
 
 RULES = WindowRules(max_s=0.3, precision=0.5, block_s=0.01)
 

@@ -11,9 +11,8 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 import torch
-from nvml_stub import NO_PERMISSION, NOT_FOUND, NOT_SUPPORTED, NvmlStub
 
-from autotune.worker.nvml import (
+from autotune.worker.measure.nvml import (
     Gpu,
     GpuSample,
     driver_cuda,
@@ -30,6 +29,7 @@ from autotune.worker.nvml import (
     utilization_since,
     visible_gpu,
 )
+from tests.nvml_stub import NO_PERMISSION, NOT_FOUND, NOT_SUPPORTED, NvmlStub
 
 ANSWERS = {
     "driver": "580.65.06",

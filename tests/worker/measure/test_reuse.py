@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.worker import reuse
-from autotune.worker.reuse import Reused, copied, unpacked
+from autotune.worker.measure import reuse
+from autotune.worker.measure.reuse import Reused, copied, unpacked
 
 Pair = namedtuple("Pair", "x y")
 

@@ -15,14 +15,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset, TensorDataset
 
-from autotune.core.training_config import TrainingConfig
-from autotune.core.workload import Workload
-from autotune.worker import alone, reuse
-from autotune.worker.alone import batch_bytes, collect, device_alone, loader_alone, resident
-from autotune.worker.build import build_loader
-from autotune.worker.device import Device, open_device
-from autotune.worker.feed import Feed
-from autotune.worker.step import Step, Trainer, make_trainer
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import Workload
+from autotune.worker.measure import reuse
+from autotune.worker.measure import side_alone as alone
+from autotune.worker.measure.feed import Feed
+from autotune.worker.measure.side_alone import batch_bytes, collect, device_alone, loader_alone, resident
+from autotune.worker.measure.step import Step, Trainer, make_trainer
+from autotune.worker.setup.build import build_loader
+from autotune.worker.setup.device import Device, open_device
 
 SHORT_S = 0.02
 

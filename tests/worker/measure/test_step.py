@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from autotune.core.training_config import TrainingConfig
-from autotune.core.workload import Workload
-from autotune.worker.build import WorkloadFault, build_model
-from autotune.worker.device import Device, open_device
-from autotune.worker.step import Trainer, count_samples, infer_step, make_trainer, tensors_of
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import Workload
+from autotune.worker.measure.step import Trainer, count_samples, infer_step, make_trainer, tensors_of
+from autotune.worker.setup.build import WorkloadFault, build_model
+from autotune.worker.setup.device import Device, open_device
 
 Pair = namedtuple("Pair", "x y")
 

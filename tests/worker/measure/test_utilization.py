@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from nvml_stub import NO_PERMISSION, NvmlStub
 
-from autotune.core.busy import GPM_SOURCE, NVML_SOURCE, WAIT_SOURCE
-from autotune.worker import busy
-from autotune.worker.busy import Busyness, BusyProbe, covered_busy_fraction
-from autotune.worker.nvml import GpuSample, gpu_with_uuid
+from autotune.records.utilization import GPM_SOURCE, NVML_SOURCE, WAIT_SOURCE
+from autotune.worker.measure import utilization as busy
+from autotune.worker.measure.nvml import GpuSample, gpu_with_uuid
+from autotune.worker.measure.utilization import Busyness, BusyProbe, covered_busy_fraction
+from tests.nvml_stub import NO_PERMISSION, NvmlStub
 
 SAMPLES = tuple(f"{100_000_000 * time}:{percent}" for time, percent in ((1, 10), (2, 20), (4, 90), (7, 60), (9, 80)))
 """Of NVML's; a window begins after the second. They cover whatever a test takes many times over."""

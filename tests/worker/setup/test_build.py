@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from autotune.core.training_config import TrainingConfig
-from autotune.core.workload import Ref, Workload
-from autotune.worker.build import (
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import Ref, Workload
+from autotune.worker.setup.build import (
     WorkloadFault,
     build_dataset,
     build_loader,
@@ -23,7 +23,7 @@ from autotune.worker.build import (
     optimizer_facts,
     resolved,
 )
-from autotune.worker.device import open_device
+from autotune.worker.setup.device import open_device
 
 CODE = """
 import torch

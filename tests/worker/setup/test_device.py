@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from autotune.worker.device import Device, DeviceError, describe, open_device, opened_device
-from autotune.worker.machine import tf32_overrides
+from autotune.worker.setup.device import Device, DeviceError, describe, open_device, opened_device
+from autotune.worker.setup.machine import tf32_overrides
 
 
 def test_the_processor_is_described_with_what_it_computes_natively() -> None:

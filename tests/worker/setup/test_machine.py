@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.worker import machine
+from autotune.worker.setup import machine
 
 GIB = 2**30
 

@@ -15,15 +15,15 @@ import torch.distributed.nn.functional  # first imported where there is a group,
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from autotune.core.training_config import DdpConfig, TrainingConfig
-from autotune.core.workload import Workload
-from autotune.protocol import Job
-from autotune.worker import loop
-from autotune.worker.build import build_model
-from autotune.worker.device import open_device
-from autotune.worker.group import ALONE, is_collateral, open_group
-from autotune.worker.parallel import ddp_arguments, without_effect_here
-from autotune.worker.step import infer_step, make_trainer
+from autotune.protocol.messages import Job
+from autotune.settings.training_config import DdpConfig, TrainingConfig
+from autotune.settings.workload import Workload
+from autotune.worker.measure import loop
+from autotune.worker.measure.step import infer_step, make_trainer
+from autotune.worker.setup.build import build_model
+from autotune.worker.setup.device import open_device
+from autotune.worker.setup.parallel import ddp_arguments, without_effect_here
+from autotune.worker.setup.process_group import ALONE, is_collateral, open_group
 
 BATCH = (torch.randn(4, 8), torch.randint(0, 2, (4,)))
 WIDE_BATCH = (torch.randn(4, 64), torch.randint(0, 64, (4,)))

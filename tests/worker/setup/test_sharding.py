@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, SequentialSampler, TensorDataset
 
-from autotune.core.training_config import TrainingConfig
-from autotune.core.workload import Workload
-from autotune.worker.build import build_loader
-from autotune.worker.group import Group
-from autotune.worker.shares import EachNth, own_share
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import Workload
+from autotune.worker.setup.build import build_loader
+from autotune.worker.setup.process_group import Group
+from autotune.worker.setup.sharding import EachNth, own_share
 
 
 @given(length=st.integers(0, 50), size=st.integers(1, 5))

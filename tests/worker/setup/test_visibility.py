@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from nvml_stub import NvmlStub
 
-from autotune.worker import sight
-from autotune.worker.device import open_device
-from autotune.worker.sight import Choice, DeviceError, Sight, choose, look, unusable
+from autotune.worker.setup import visibility as sight
+from autotune.worker.setup.device import open_device
+from autotune.worker.setup.visibility import Choice, DeviceError, Sight, choose, look, unusable
+from tests.nvml_stub import NvmlStub
 
 CUDA, ROCM = "CUDA 13.0", "ROCm 7.0"
 
