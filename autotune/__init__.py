@@ -9,6 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 from warnings import catch_warnings, filterwarnings
 
+from autotune.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from autotune.api.entry import DiagnosisResult, SearchResult, diagnose, load, search
     from autotune.errors import AutotuneError
@@ -19,8 +21,6 @@ if TYPE_CHECKING:
     from autotune.settings.training_config import DdpConfig, TrainingConfig
     from autotune.settings.workload import Workload
     from autotune.space.resolved_space import SearchSpace
-
-__version__ = "0.1.0"
 
 __all__ = [
     "AutotuneError",

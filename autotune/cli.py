@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from autotune import __version__
 from autotune.errors import AutotuneError, ConfigError, RunFolderError
+from autotune.version import __version__
 
 if TYPE_CHECKING:
     from rich.console import Console

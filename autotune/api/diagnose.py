@@ -13,7 +13,6 @@ from time import monotonic
 
 import psutil
 
-from autotune import __version__
 from autotune.api.interrupts import kept_interrupts
 from autotune.api.random_state import kept_random_state
 from autotune.api.setup import opened_launcher, runner_for, temporary_folder
@@ -42,6 +41,7 @@ from autotune.space.default_ranges import most_workers
 from autotune.space.resolved_space import ResolvedSpace, SearchSpace
 from autotune.tuning.probe import look
 from autotune.tuning.time_budget import BASELINE_DEADLINE_S
+from autotune.version import __version__
 
 __all__ = ["DiagnosisResult", "Pace", "diagnose_plan", "examine", "variations"]
 

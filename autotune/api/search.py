@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotune import __version__
 from autotune.api.interrupts import kept_interrupts, without_interrupts
 from autotune.api.random_state import kept_random_state
 from autotune.api.setup import identity_of, opened_launcher, runner_for
@@ -41,6 +40,7 @@ from autotune.tuning.model_proposer import Guide
 from autotune.tuning.probe import look
 from autotune.tuning.time_budget import Timing
 from autotune.tuning.warm_start import hints_of, say_hints, seed_params
+from autotune.version import __version__
 
 if TYPE_CHECKING:
     import optuna

@@ -21,13 +21,13 @@ import psutil
 import ray
 from pydantic import BaseModel, ConfigDict
 
-from autotune import __version__
 from autotune.errors import AutotuneError
 from autotune.launch.launcher import Exit, Launch
 from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.launch.runner import TrialRunner
 from autotune.protocol.messages import GroupPart, Job, TrialFolder, write_model
 from autotune.settings.environment import Environment
+from autotune.version import __version__
 
 __all__ = ["Host", "HostAnswer", "HostFacts", "HostTask", "trial_environment"]
 

@@ -12,10 +12,10 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from autotune import __version__
 from autotune.phrasing import first_line
 from autotune.ray.host import Host, HostFacts
 from autotune.settings.environment import Environment
+from autotune.version import __version__
 
 __all__ = [
     "Candidate",

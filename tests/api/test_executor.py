@@ -85,7 +85,7 @@ def test_executor_ray_connects_with_the_plans_device_and_closes(on_ray: Callable
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("ray_launcher", "ray_hosts", "ray_host"):
+    for name in ("launcher", "hosts", "host"):
         monkeypatch.delitem(sys.modules, f"autotune.ray.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match="needs the package ray; pip install 'autotune-torch") as caught:
@@ -95,7 +95,7 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_another_module_that_is_missing_is_not_taken_for_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "autotune.ray.launcher", None)
-    with pytest.raises(ImportError, match="ray_launcher"), temporary_folder() as folder:
+    with pytest.raises(ImportError, match=r"autotune\.ray\.launcher"), temporary_folder() as folder:
         opened_launcher(None, folder, PLAN).__enter__()
 
 

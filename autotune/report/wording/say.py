@@ -1,0 +1,21 @@
+"""One table of all sentences, joined from the rooms' own, and the function that looks a note up in it."""
+
+from __future__ import annotations
+
+from autotune.note import Note
+from autotune.report.wording.template import Wording, fill
+
+__all__ = ["WORDINGS", "say"]
+
+WORDINGS: dict[str, Wording] = {}
+"""Every sentence by its note's code; a code stands in one room's table alone."""
+
+
+def say(note: Note | str) -> str:
+    """The sentence of a note; of an unknown code, which another version has stored, code and figures."""
+    if isinstance(note, str):
+        return note
+    wording = WORDINGS.get(note.code)
+    if wording is None:
+        return f"{note.code}: " + ", ".join(f"{name}={value}" for name, value in note.figures.items())
+    return fill(wording, note.figures)

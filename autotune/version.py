@@ -1,0 +1,7 @@
+"""The version of this package: what the build, reports and files name."""
+
+from __future__ import annotations
+
+__all__ = ["__version__"]
+
+__version__ = "0.1.0"
