@@ -16,17 +16,16 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from advice_cases import ADVICE_CASES
-from cases import Case
-from product_run import measurement_figures, open_trials
-from recording import describe_machine, make_parser, print_table, say, start_recording
-
 from autotune import TrainingConfig
 from autotune.api.diagnose import DiagnosisResult, Pace, diagnose_plan
 from autotune.protocol.messages import NO_EXTRAS, WindowRules
 from autotune.records.diagnosis import Advice
 from autotune.settings.plan import Plan
 from autotune.settings.workload import Workload
+from benchmarks.cases.advice import ADVICE_CASES
+from benchmarks.cases.cpu import Case
+from benchmarks.measures.recording import describe_machine, make_parser, print_table, say, start_recording
+from benchmarks.yardsticks.product_run import measurement_figures, open_trials
 
 _SETTINGS_WIDTH = 34
 

@@ -20,13 +20,12 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
-import fidelity_cases
-import gpu_cases
-from cases import Case
-from product_run import search, search_figures
-from recording import describe_machine, make_parser, print_table, say, start_recording
-
 from autotune.analysis.time_estimate import payback_s
+from benchmarks.cases import fidelity as fidelity_cases
+from benchmarks.cases import gpu as gpu_cases
+from benchmarks.cases.cpu import Case
+from benchmarks.measures.recording import describe_machine, make_parser, print_table, say, start_recording
+from benchmarks.yardsticks.product_run import search, search_figures
 
 _CPU = ("photos", "digits", "sleeping_vectors", "tiny_gpt")
 _GPU = ("resnet50", "gpt2", "jpeg_cnn")

@@ -31,17 +31,25 @@ from time import monotonic
 from typing import Any
 
 import torch
-from fidelity_cases import WORKLOADS, Settings
-from fidelity_tables import print_fidelity_tables, summarise
-from instrumentation import measure_instrumentation
-from plain_loop import run_plain
-from product_run import RunTrial, measurement_figures, open_trials
-from quietness import drift, keep_freed_memory, look_at_speeds
-from recording import Recording, describe_machine, git_revision, make_parser, read_results, say, start_recording
 
 from autotune import Measurement
 from autotune.protocol.messages import Extras, WindowRules
 from autotune.worker.setup.machine import processor_name, usable_cores
+from benchmarks.cases.fidelity import WORKLOADS, Settings
+from benchmarks.instrumentation import measure_instrumentation
+from benchmarks.measures.recording import (
+    Recording,
+    describe_machine,
+    git_revision,
+    make_parser,
+    read_results,
+    say,
+    start_recording,
+)
+from benchmarks.quietness import drift, keep_freed_memory, look_at_speeds
+from benchmarks.tables.fidelity import print_fidelity_tables, summarise
+from benchmarks.yardsticks.plain_loop import run_plain
+from benchmarks.yardsticks.product_run import RunTrial, measurement_figures, open_trials
 
 _PAIRS = 3
 _QUIET = 1.0  # own convention: more than looks of a second differ by while nothing lasting changes
@@ -177,7 +185,7 @@ def _pair(task: _Task, run_trial: RunTrial, scale: _Scale) -> dict[str, Any]:
     load = list(os.getloadavg())
 
     def plain() -> dict[str, Any]:
-        case = f"fidelity_cases:{task.workload}"
+        case = f"benchmarks.cases.fidelity:{task.workload}"
         return run_plain(case, settings, seconds=scale.plain_s, skip_s=scale.skip_s)
 
     looks = [look_at_speeds()]

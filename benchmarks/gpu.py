@@ -27,21 +27,26 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-import gpu_checks
-import gpu_memory
-import gpu_rates
-import gpu_searches
-import gpu_windows
 import pynvml
 import torch
-from gpu_nvml_log import describe_gpu
-from gpu_ranks import check_ranks
-from gpu_scale import LARGE, QUICK, SMOKE, Scale, Task
-from gpu_tables import print_gpu_tables
-from gpu_traces import record
-from gpu_watch import cuda_uuid, nvml_handle
-from part_guard import Figures, Keep, run_guarded
-from recording import Recording, describe_machine, git_revision, make_parser, read_results, say, start_recording
+
+from benchmarks.measures import gpu_checks, gpu_memory, gpu_rates, gpu_searches, gpu_windows
+from benchmarks.measures.gpu_nvml_log import describe_gpu
+from benchmarks.measures.gpu_ranks import check_ranks
+from benchmarks.measures.gpu_scale import LARGE, QUICK, SMOKE, Scale, Task
+from benchmarks.measures.gpu_traces import record
+from benchmarks.measures.gpu_watch import cuda_uuid, nvml_handle
+from benchmarks.measures.part_guard import Figures, Keep, run_guarded
+from benchmarks.measures.recording import (
+    Recording,
+    describe_machine,
+    git_revision,
+    make_parser,
+    read_results,
+    say,
+    start_recording,
+)
+from benchmarks.tables.gpu import print_gpu_tables
 
 __all__ = ["PARTS", "Part", "run_parts", "seconds_for", "wanted_parts"]
 

@@ -29,9 +29,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
-from cases import nothing_to_do
-from product_run import LaunchTimes, TimedLauncher, only, search, search_figures, window_s
-from recording import describe_machine, make_parser, print_table, say, start_recording
 
 import autotune
 from autotune import SearchResult
@@ -41,13 +38,17 @@ from autotune.launch.launcher import Exit, Launch, Launcher
 from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
 from autotune.testing import FakeLauncher
+from benchmarks import ROOT
+from benchmarks.cases.cpu import nothing_to_do
+from benchmarks.measures.recording import describe_machine, make_parser, print_table, say, start_recording
+from benchmarks.yardsticks.product_run import LaunchTimes, TimedLauncher, only, search, search_figures, window_s
 
 __all__ = ["measure_trial_start"]
 
 _TARGET_S = 0.25
 _TRIALS = 12  # of those after the baseline, whose start holds the study's
 _SLOWER_BATCHES = range(1, 17)  # all slower than the baseline's: nothing is left to confirm
-_CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+_CONFIGS = ROOT / "configs"
 _SEARCHES = ("sleeping_vectors", "digits")
 _MEMORY_TRIALS = 200
 _SETTLED_AFTER = 50  # trials in which imports and caches fill

@@ -24,22 +24,29 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
-import ranks_cases
-from cases import Case, nothing_to_do
-from plain_ranks import run_plain_ranks
-from product_run import RunTrial, TimedLauncher, measurement_figures, open_trials
-from quietness import keep_freed_memory
-from ranks_cases import RATE_SETTINGS, Death, dies
-from ranks_ray import measure_ray
-from ranks_tables import print_ranks_tables
-from recording import Recording, describe_machine, git_revision, make_parser, read_results, say, start_recording
-
 from autotune import Measurement
 from autotune.launch.launcher import Launcher
 from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
 from autotune.protocol.messages import NO_EXTRAS, Extras, WindowRules
 from autotune.records.trial import TrialResult
+from benchmarks.cases import ranks as ranks_cases
+from benchmarks.cases.cpu import Case, nothing_to_do
+from benchmarks.cases.ranks import RATE_SETTINGS, Death, dies
+from benchmarks.measures.ranks_ray import measure_ray
+from benchmarks.measures.recording import (
+    Recording,
+    describe_machine,
+    git_revision,
+    make_parser,
+    read_results,
+    say,
+    start_recording,
+)
+from benchmarks.quietness import keep_freed_memory
+from benchmarks.tables.ranks import print_ranks_tables
+from benchmarks.yardsticks.plain_ranks import run_plain_ranks
+from benchmarks.yardsticks.product_run import RunTrial, TimedLauncher, measurement_figures, open_trials
 
 _RANKS = 2
 _GROUP = {"world_size": _RANKS, "strategy": "ddp"}
@@ -146,7 +153,7 @@ def _rate_pair(
     load = list(os.getloadavg())
 
     def plain() -> dict[str, Any]:
-        case = f"ranks_cases:{name}"
+        case = f"benchmarks.cases.ranks:{name}"
         return run_plain_ranks(case, settings, ranks=_RANKS, seconds=scale.plain_s, skip_s=scale.skip_s)
 
     if number % 2 == 0:

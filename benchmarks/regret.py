@@ -27,12 +27,12 @@ from typing import Any
 
 import optuna
 import torch
-from recording import describe_machine, make_parser, print_table, say, start_recording
-from regret_methods import METHODS, Course
-from replay import SURFACES, Surface, read_surface
 
 from autotune import TrainingConfig
 from autotune.worker.setup.machine import usable_cores
+from benchmarks.measures.recording import describe_machine, make_parser, print_table, say, start_recording
+from benchmarks.replay.methods import METHODS, Course
+from benchmarks.replay.replay import SURFACES, Surface, read_surface
 
 _SEEDS = 20
 _WITHIN = 0.03

@@ -23,10 +23,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from recording import describe_machine, make_parser, say, start_recording
-from scaling_cluster import FLAT, JOB, KINKED, Cluster, step_s
-from scaling_model import Law, Seen, Setting, fit_law, with_network_of
-from scaling_search import (
+from benchmarks.cases.scaling_cluster import FLAT, JOB, KINKED, Cluster, step_s
+from benchmarks.cases.scaling_model import Law, Seen, Setting, fit_law, with_network_of
+from benchmarks.measures.recording import describe_machine, make_parser, say, start_recording
+from benchmarks.measures.scaling_search import (
     NOISE,
     SAMPLES_PER_GPU,
     TINY_BUCKET_MIB,
@@ -37,7 +37,7 @@ from scaling_search import (
     search_all,
     search_exchange,
 )
-from scaling_tables import filled, scaling_tables
+from benchmarks.tables.scaling import filled, scaling_tables
 
 _SEEDS = 10
 _NODE = FLAT.node_gpus

@@ -31,18 +31,17 @@ from pathlib import Path
 from statistics import median
 from time import monotonic
 
-from product_run import TRIAL_DEADLINE_S, open_runner
-from quietness import keep_freed_memory, look_at_speeds
-from recording import describe_machine, git_revision, machine_name, print_table, say
-from replay import FORMAT_VERSION, SURFACES, Surface, Visit, read_surface
-from surface_cases import Grid, grids_for, small_gpu_grids
-from surface_order import FIRST_POINTS, missing_visits
-
 from autotune import TrainingConfig
 from autotune.analysis.expectation import LOADER_SETTINGS
 from autotune.launch.runner import TrialRunner
 from autotune.protocol.messages import NO_EXTRAS, Extras, WindowRules
 from autotune.tuning.extra_measurements import everything
+from benchmarks.cases.surfaces import Grid, grids_for, small_gpu_grids
+from benchmarks.measures.recording import describe_machine, git_revision, machine_name, print_table, say
+from benchmarks.quietness import keep_freed_memory, look_at_speeds
+from benchmarks.replay.replay import FORMAT_VERSION, SURFACES, Surface, Visit, read_surface
+from benchmarks.replay.surface_order import FIRST_POINTS, missing_visits
+from benchmarks.yardsticks.product_run import TRIAL_DEADLINE_S, open_runner
 
 _WINDOW = WindowRules(max_s=2.0)
 _STRETCH_S = 0.2  # of a ceiling, as a search's probe takes

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from cases import Case, heavy_tail, queue_trap
-from plain_loop import run_plain
-from product_run import measurement_figures, only, search
-from quietness import keep_freed_memory
-from recording import describe_machine, make_parser, print_table, say, start_recording
+from benchmarks.cases.cpu import Case, heavy_tail, queue_trap
+from benchmarks.measures.recording import describe_machine, make_parser, print_table, say, start_recording
+from benchmarks.quietness import keep_freed_memory
+from benchmarks.yardsticks.plain_loop import run_plain
+from benchmarks.yardsticks.product_run import measurement_figures, only, search
 
 _TRAPS: dict[str, Callable[[], Case]] = {"queue_trap": queue_trap, "heavy_tail": heavy_tail}
 _PAIRS = 3
@@ -50,7 +50,7 @@ def _measure(name: str, case: Case, pairs: int, plain_s: float) -> dict[str, Any
                 products.append(_measure_by_product(case))
                 say(f"{name}: product {products[-1]['samples_per_s']:,.0f} samples/s")
             else:
-                plains.append(run_plain(f"cases:{name}", case.settings, seconds=plain_s, skip_s=_SKIP_S))
+                plains.append(run_plain(f"benchmarks.cases.cpu:{name}", case.settings, seconds=plain_s, skip_s=_SKIP_S))
                 say(f"{name}: plain   {plains[-1]['samples_per_s']:,.0f} samples/s")
     return {**_medians(products, plains), "products": products, "plains": plains}
 

@@ -24,21 +24,27 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
 
-from fidelity_cases import WORKLOADS
-from plain_loop import run_plain
-from product_run import search
-from quietness import keep_freed_memory
-from recording import describe_machine, git_revision, make_parser, print_table, read_results, say, start_recording
-from versus_loadtune import CASE_VARIABLE, SETTINGS_VARIABLE
-
 from autotune import TrainingConfig
+from benchmarks import ROOT
+from benchmarks.cases.fidelity import WORKLOADS
+from benchmarks.measures.recording import (
+    describe_machine,
+    git_revision,
+    make_parser,
+    print_table,
+    read_results,
+    say,
+    start_recording,
+)
+from benchmarks.quietness import keep_freed_memory
+from benchmarks.yardsticks.loadtune import CASE_VARIABLE, SETTINGS_VARIABLE
+from benchmarks.yardsticks.plain_loop import run_plain
+from benchmarks.yardsticks.product_run import search
 
-_HERE = Path(__file__).resolve().parent
 _ROUNDS = 3
 _PLAIN_S, _SKIP_S = 15.0, 3.0
 _QUICK_S = 1.0
@@ -116,13 +122,13 @@ def _theirs(function: str, today: Mapping[str, Any]) -> dict[str, Any]:
     """What loadtune recommends, or how it failed."""
     environment = {
         **os.environ,
-        CASE_VARIABLE: f"fidelity_cases:{function}",
+        CASE_VARIABLE: f"benchmarks.cases.fidelity:{function}",
         SETTINGS_VARIABLE: json.dumps(dict(today)),
     }
-    command = [sys.executable, str(_HERE / "versus_loadtune.py")]
+    command = [sys.executable, "-m", "benchmarks.yardsticks.loadtune"]
     begun = perf_counter()
     done = subprocess.run(
-        command, cwd=_HERE, env=environment, capture_output=True, text=True, timeout=_LOADTUNE_DEADLINE_S, check=False
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=_LOADTUNE_DEADLINE_S, check=False
     )
     if done.returncode != 0:
         told_last = (done.stdout + done.stderr).strip().splitlines()[-1:]  # what is above names folders of this machine
@@ -147,7 +153,7 @@ def _plain_rates(
     for number in range(1 if arguments.quick else arguments.rounds):
         for name in apart if number % 2 == 0 else apart[::-1]:
             figures = run_plain(
-                f"fidelity_cases:{function}",
+                f"benchmarks.cases.fidelity:{function}",
                 contenders[name],
                 seconds=seconds,
                 skip_s=min(seconds, _SKIP_S),

@@ -6,13 +6,10 @@ told in that spread.
 
 from __future__ import annotations
 
-import importlib
 import random
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from statistics import correlation, fmean, median
 from typing import Any
 
@@ -25,9 +22,7 @@ from autotune.records.trial import TrialRecord
 from autotune.settings.objective import Objective
 from autotune.settings.training_config import TrainingConfig
 from autotune.space.resolved_space import SearchSpace, resolve
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # scripts that stand beside each other, not a package
-replay = importlib.import_module("replay")
+from benchmarks.replay import replay
 
 PATHS = sorted(replay.SURFACES.glob("*.jsonl"))
 TRIALS, DRAWS = 12, 5

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -13,23 +12,14 @@ from time import sleep
 import psutil
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # scripts that stand beside each other, not a package
-
-import gpu
-import gpu_checks
-import gpu_memory
-import gpu_ranks
-import gpu_rates
-import gpu_searches
-import gpu_windows
-import part_guard
-from gpu import PARTS, Part, run_parts, seconds_for, wanted_parts
-from gpu_scale import SMOKE, Task
-from part_guard import Figures, Keep, run_guarded
-from recording import Recording, git_revision, read_results
-
 from autotune.analysis.memory_line import MemoryKind, MemoryPoint, fit_memory
 from autotune.records.trial import Outcome, TrialResult
+from benchmarks import gpu
+from benchmarks.gpu import PARTS, Part, run_parts, seconds_for, wanted_parts
+from benchmarks.measures import gpu_checks, gpu_memory, gpu_ranks, gpu_rates, gpu_searches, gpu_windows, part_guard
+from benchmarks.measures.gpu_scale import SMOKE, Task
+from benchmarks.measures.part_guard import Figures, Keep, run_guarded
+from benchmarks.measures.recording import Recording, git_revision, read_results
 
 LONG_S = 60.0
 GIB = 1 << 30
@@ -56,13 +46,13 @@ def test_a_part_that_raises_is_written_down_with_its_traceback_and_what_it_kept(
 def test_a_part_that_dies_is_written_down_with_what_it_kept() -> None:
     def work(keep: Keep) -> Figures:
         keep({"first": 1})
-        os.kill(os.getpid(), signal.SIGSEGV)
+        signal.raise_signal(signal.SIGSEGV)  # to this thread, at once
         return {}
 
     figures = run_guarded(work, limit_s=LONG_S)
     assert figures["first"] == 1
     assert "ended with -11" in figures["error"]
-    assert "test_benchmark_parts.py" in figures["error"], "where it stood"
+    assert Path(__file__).name in figures["error"], "where it stood"
 
 
 def test_figures_that_json_does_not_know_are_a_failure_of_the_part() -> None:

@@ -20,20 +20,16 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from tests.nvml_stub import NvmlStub
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # scripts that stand beside each other, not a package
-
-import gpu_watch
-import surfaces
-from cases import Case
-from plain_loop import Stepper
-from replay import RecordedTrial, Surface
-from surface_cases import GRIDS, Grid, grids_for
-from surface_order import FIRST_POINTS, missing_visits, spread_order
-from surfaces import curve_points
-
 from autotune.records.trial import TrialResult
+from benchmarks import surfaces
+from benchmarks.cases.cpu import Case
+from benchmarks.cases.surfaces import GRIDS, Grid, grids_for
+from benchmarks.measures import gpu_watch
+from benchmarks.replay.replay import RecordedTrial, Surface
+from benchmarks.replay.surface_order import FIRST_POINTS, missing_visits, spread_order
+from benchmarks.surfaces import curve_points
+from benchmarks.yardsticks.plain_loop import Stepper
+from tests.nvml_stub import NvmlStub
 
 CASE = Case(model=lambda: nn.Linear(4, 2), dataset=None)
 CPU = torch.device("cpu")
@@ -64,15 +60,15 @@ def test_the_plain_loop_copies_as_a_trial_does_by_pin_memory(pin_memory: bool) -
 
 TF32 = """
 import torch
-from cases import Case
-from plain_loop import Stepper
+from benchmarks.cases.cpu import Case
+from benchmarks.yardsticks.plain_loop import Stepper
 Stepper(Case(model=lambda: torch.nn.Linear(4, 2), dataset=None), {"amp_dtype": "tf32"}, torch.device("cpu"))
 print(torch.get_float32_matmul_precision(), torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
 """
 
 
 def test_tf32_of_the_plain_loop_can_be_read_as_torch_compile_reads_it() -> None:
-    folder = Path(gpu_watch.__file__).parent  # in a process of its own: precision is the process's
+    folder = Path(gpu_watch.__file__).parents[2]  # in a process of its own: precision is the process's
     done = subprocess.run([sys.executable, "-c", TF32], cwd=folder, capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["high", "True", "True"], done.stderr
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.cases import scaling_cluster as cluster
+from benchmarks.cases import scaling_model as law
+from benchmarks.tables import scaling as tables
+
 ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "benchmarks"))  # scripts that stand beside each other, not a package
-cluster, law, tables = (importlib.import_module(f"scaling_{name}") for name in ("cluster", "model", "tables"))
 
 DOCUMENT = (ROOT / "docs" / "scaling.md").read_text()
 RESULTS = [path for path in (ROOT / "benchmarks" / "results").glob("scaling-*.json") if "quick" not in path.name]

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # scripts that stand beside each other, not a package
-regret = importlib.import_module("regret")
-SURFACES = importlib.import_module("replay").SURFACES
+from benchmarks import regret
+from benchmarks.replay.replay import SURFACES
 
 
 def regret_at_the_end(name: str, seed: int) -> float:

@@ -1,0 +1,1 @@
+"""Searches replayed on measured surfaces."""

@@ -1,0 +1,1 @@
+"""Plain loops and other tools: what the product is compared with."""
