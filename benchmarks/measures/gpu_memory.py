@@ -12,10 +12,10 @@ from typing import Any
 
 from autotune import SearchResult, TrainingConfig
 from autotune.analysis.memory_line import MemoryKind, MemoryLine, MemoryPoint, fit_memory
+from autotune.analysis.scoring import memory_fault
 from autotune.launch.runner import TrialRunner
 from autotune.protocol.messages import WindowRules
 from autotune.records.trial import TrialResult
-from autotune.settings.objective import memory_fault
 from benchmarks.cases import gpu_checks as gpu_check_cases
 from benchmarks.cases.cpu import Case
 from benchmarks.measures.gpu_scale import TRIAL_S, Task, case_of, one_server

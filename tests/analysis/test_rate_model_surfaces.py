@@ -20,8 +20,9 @@ from autotune.analysis.observations import Look, looks_of, sightings_of
 from autotune.analysis.rate_model import Forecast, fit_machine
 from autotune.records.trial import TrialRecord
 from autotune.settings.objective import Objective
+from autotune.settings.search_space import SearchSpace
 from autotune.settings.training_config import TrainingConfig
-from autotune.space.resolved_space import SearchSpace, resolve
+from autotune.space.resolved_space import resolve
 from benchmarks.replay import replay
 
 PATHS = sorted(replay.SURFACES.glob("*.jsonl"))
