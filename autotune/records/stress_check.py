@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict
-
+from autotune.frozen import FrozenModel
 from autotune.note import Note
 from autotune.records.measurement import MemorySample
 from autotune.settings.ddp_config import DdpConfig
@@ -26,10 +25,8 @@ _LOOK_SHARE = 0.2
 _WHERE = {"ddp": "in one process", "dp": "on one device"}
 
 
-class StressFigures(BaseModel):
+class StressFigures(FrozenModel):
     """What a stress run has seen."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     steps: int
     """Optimizer steps, ordinary batches and batches of the largest samples in turns."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from math import ceil, inf
 
+from autotune.settings.contradictions import NEUTRAL_WITHOUT_WORKERS
 from autotune.settings.ddp_config import TORCH_BUCKET_CAP_MB, TORCH_FIRST_BUCKET_MB, DdpConfig
 from autotune.settings.environment import DeviceKind, Environment
 from autotune.settings.executor import places
@@ -18,7 +19,6 @@ __all__ = [
     "DATA_PARALLEL_KINDS",
     "GROUP_BACKENDS",
     "HOOK_DTYPES",
-    "TORCH_PREFETCH_FACTOR",
     "coarse_exchange",
     "hook_obstacle",
     "hosts_of",
@@ -31,8 +31,6 @@ __all__ = [
     "without_effect",
 ]
 
-TORCH_PREFETCH_FACTOR = 2
-"""torch.utils.data.DataLoader's own, where workers load and None is given."""
 GROUP_BACKENDS: dict[DeviceKind, str] = {"cuda": "nccl", "rocm": "nccl", "xpu": "xccl", "cpu": "gloo"}
 """What the ranks of a group exchange gradients by, for each kind of device that can."""
 DATA_PARALLEL_KINDS: frozenset[DeviceKind] = frozenset({"cuda", "rocm"})
@@ -140,7 +138,7 @@ def normalised(settings: dict[str, object], facts: WorkloadFacts, environment: E
     """
     result = {**settings, **_normalised_ranks(settings, facts)}
     if result.get("num_workers") == 0:
-        result.update(prefetch_factor=None, persistent_workers=False)
+        result.update(NEUTRAL_WITHOUT_WORKERS)
     if environment.has_only_ram:
         result["pin_memory"] = False
     if environment.device_kind != "cuda" and result.get("amp_dtype") == "tf32":
@@ -153,8 +151,7 @@ def normalised(settings: dict[str, object], facts: WorkloadFacts, environment: E
 def same_behaviour_key(config: TrainingConfig, facts: WorkloadFacts, environment: Environment) -> str:
     """A text that is equal for configurations that run alike: what one measured answers for the other."""
     settings = normalised(config.model_dump(exclude={"lr"}), facts, environment)
-    if config.num_workers > 0 and config.prefetch_factor is None:
-        settings["prefetch_factor"] = TORCH_PREFETCH_FACTOR
+    settings["prefetch_factor"] = config.batches_per_worker
     if settings["strategy"] == "ddp":
         settings["ddp"] = _ddp_behaviour(DdpConfig.model_validate(settings["ddp"] or {}), facts)
     return repr(sorted(settings.items()))
