@@ -57,36 +57,32 @@ def device_key(config: TrainingConfig) -> tuple[object, ...]:
 
 @dataclass(slots=True)
 class CeilingBook:
-    """The ceilings measured so far in a search, by what they depend on."""
+    """The ceilings measured so far in a search, by what they depend on; None where measuring was tried in vain."""
 
-    loader: dict[tuple[object, ...], Ceiling] = field(default_factory=dict)
-    device: dict[tuple[object, ...], Ceiling] = field(default_factory=dict)
-    failed: set[tuple[object, ...]] = field(default_factory=set)
-    """Side and key of each that was tried and not reached: nobody tries it again."""
+    loader: dict[tuple[object, ...], Ceiling | None] = field(default_factory=dict)
+    device: dict[tuple[object, ...], Ceiling | None] = field(default_factory=dict)
 
     def needs_loader(self, config: TrainingConfig) -> bool:
-        """Whether this loader's ceiling is unknown, and nobody has tried it in vain."""
-        key = loader_key(config)
-        return key not in self.loader and ("loader", *key) not in self.failed
+        """Whether this loader's ceiling was not tried yet."""
+        return loader_key(config) not in self.loader
 
     def needs_device(self, config: TrainingConfig) -> bool:
-        """Whether this device's ceiling is unknown, and nobody has tried it in vain."""
-        key = device_key(config)
-        return key not in self.device and ("device", *key) not in self.failed
+        """Whether this device's ceiling was not tried yet."""
+        return device_key(config) not in self.device
 
     def keep(self, config: TrainingConfig, *, loader: Ceiling | None, device: Ceiling | None) -> None:
-        """Note what a trial of this configuration has measured; the first measurement of a key stays."""
+        """Enter what a trial of this configuration has measured; the first measurement of a key stays."""
         if loader is not None:
-            self.loader.setdefault(loader_key(config), loader)
+            self.loader[loader_key(config)] = self.loader.get(loader_key(config)) or loader
         if device is not None:
-            self.device.setdefault(device_key(config), device)
+            self.device[device_key(config)] = self.device.get(device_key(config)) or device
 
     def give_up(self, config: TrainingConfig, *, loader: bool, device: bool) -> None:
-        """Note which sides a trial of this configuration has tried in vain."""
+        """Enter which sides a trial of this configuration has tried in vain."""
         if loader:
-            self.failed.add(("loader", *loader_key(config)))
+            self.loader.setdefault(loader_key(config), None)
         if device:
-            self.failed.add(("device", *device_key(config)))
+            self.device.setdefault(device_key(config), None)
 
 
 class Standing(FrozenModel):

@@ -11,7 +11,6 @@ from math import ceil, inf
 from autotune.settings.contradictions import NEUTRAL_WITHOUT_WORKERS
 from autotune.settings.ddp_config import TORCH_BUCKET_CAP_MB, TORCH_FIRST_BUCKET_MB, DdpConfig
 from autotune.settings.environment import DeviceKind, Environment
-from autotune.settings.executor import places
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import WorkloadFacts
 
@@ -63,28 +62,18 @@ def ranks_of_host(environment: Environment) -> int:
 
 
 def ranks_on_host(ranks: int, environment: Environment) -> int:
-    """Most ranks of a group of so many that share a host; of a group without room, as if there were some."""
-    most = ranks_of_host(environment)
-    if ranks > environment.hosts * most:
-        return ceil(ranks / environment.hosts)
-    return max(places(ranks, hosts=environment.hosts, per_host=most, spread=environment.is_spread))
+    """Most ranks of a group of so many that share a host; of a group without room, as if there were room."""
+    return ceil(ranks / _hosts_taken(ranks, environment))
 
 
 def hosts_of(config: TrainingConfig, environment: Environment) -> int:
     """Hosts that a trial takes; of a group without room, all of them."""
-    if config.strategy != "ddp" or environment.hosts == 1:
-        return 1
-    try:
-        return len(
-            places(
-                config.world_size,
-                hosts=environment.hosts,
-                per_host=ranks_of_host(environment),
-                spread=environment.is_spread,
-            )
-        )
-    except ValueError:
-        return environment.hosts
+    return _hosts_taken(config.world_size, environment) if config.strategy == "ddp" else 1
+
+
+def _hosts_taken(ranks: int, environment: Environment) -> int:
+    """As `executor.places` lays them out: on as few hosts as hold them, or spread over as many as there are."""
+    return min(environment.hosts, ranks if environment.is_spread else ceil(ranks / ranks_of_host(environment)))
 
 
 def hook_obstacle(hook: str | None, environment: Environment) -> str | None:
