@@ -7,13 +7,14 @@ proposed values into a TrainingConfig or a reason against it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 from math import prod
 from typing import Any
 
 from pydantic import ValidationError
 
+from autotune.note import Note
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.environment import Environment
 from autotune.settings.objective import Objective
@@ -46,9 +47,9 @@ class ResolvedSpace:
     """Most loader workers of all ranks on a host: more of a proposal are left out; None where the user has listed
     numbers of workers."""
     lists_hooks: bool = False
-    """The user has listed communication hooks: how coarse they are is his to judge."""
-    notes: tuple[str, ...] = field(default=())
-    """What has no effect here, and why a default range is narrower than usual, a sentence each."""
+    """The user has listed communication hooks: their rounding is the user's to judge."""
+    notes: tuple[Note | str, ...] = ()
+    """What has no effect here, and why a default range is narrower than usual."""
 
     @property
     def parameters(self) -> dict[str, Domain]:
@@ -63,7 +64,7 @@ class ResolvedSpace:
 
     @property
     def size(self) -> int:
-        """Combinations of values, those included that the rules exclude or that run alike."""
+        """Combinations of values, including those that the rules exclude or that behave the same."""
         return prod(len(domain) for domain in self.parameters.values())
 
     def combinations(self) -> Iterable[dict[str, SettingValue]]:
@@ -82,7 +83,7 @@ def resolve(
     environment: Environment,
     drop_last: bool = True,
 ) -> ResolvedSpace:
-    """Complete a user's space by the default ranges, which hold the baseline's values too.
+    """Complete a user's space by the default ranges, which include the baseline's values.
 
     Explicit choices override every cap.
     """
