@@ -1,14 +1,16 @@
-"""Why is it slow? The evidence of one look, and what follows from it: findings, verdict and ranked advice.
+"""Why is training slow? The evidence of one diagnosis, and what follows from it: findings, verdict and ranked advice.
 
-This file holds the models; `core.verdict` judges an Evidence and `core.advice` ranks what helps.
+Data alone. diagnosis/ judges an Evidence and hands on codes with figures; the texts beside them (`evidence`, `text`,
+`basis`, `headline`, `notes`) are empty there, and filled once from report/wording.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, JsonValue
 
+from autotune.note import Note
 from autotune.records.ceilings import Ceiling, Standing
 from autotune.records.measurement import Measurement
 from autotune.settings.environment import Environment
@@ -29,15 +31,15 @@ Bottleneck = Literal[
     "memory",
     "threads",
 ]
-"""What holds the rate: an item's CPU work, its waits, its slow tail; epochs that are too short; copies; computing;
-launching operations; a host that waits for the device before it launches more; the memory's bandwidth; threads that
-fight for cores."""
+"""What limits the rate: an item's CPU work, its waits for I/O, its slow tail; epochs that are too short; copies;
+computing; launching operations; a host that waits for the device before it launches more; memory bandwidth; CPU
+oversubscription."""
 
 
 class CurvePoint(BaseModel):
     """The loader alone, or the device alone, in a configuration that differs from the baseline in a few settings.
 
-    What changes a loader's point beside its own settings is the batch.
+    A loader's point may differ in its own settings and in the batch.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
@@ -47,13 +49,13 @@ class CurvePoint(BaseModel):
     ceiling: Ceiling | None
     """None where it could not be measured."""
     cpu_s_per_sample: float | None = None
-    """CPU seconds for a sample, of all threads and loader workers; None where nobody looked."""
+    """CPU seconds for a sample, of all threads and loader workers; None where not measured."""
     peak_memory_bytes: int | None = None
-    """Peak memory of the device's side; None for the loader's, and where nobody looked."""
+    """Peak memory of the device's side; None for the loader's, and where not measured."""
     took_s: float = 0.0
-    """Seconds that the point took in all: start, warm-up and stretch."""
+    """Seconds that the point took in all: start, warm-up and timed stretch."""
     reason: str = ""
-    """Why it could not."""
+    """Why it could not be measured."""
 
 
 class Roofline(BaseModel):
@@ -86,10 +88,10 @@ class Curves(BaseModel):
     roofline: Roofline | None = None
     threads: int | None = None
     """Threads of one operation on the CPU, where the configuration leaves them to torch or sets them."""
-    remarks: tuple[str, ...] = ()
-    """What could not be measured, and why, a sentence each."""
+    remarks: tuple[Note | str, ...] = ()
+    """What could not be measured, and why."""
     is_cut: bool = False
-    """The process that measured them ended early: another one can go on where it stood."""
+    """The process that measured them ended early: another process can continue from here."""
 
 
 class Evidence(BaseModel):
@@ -104,61 +106,73 @@ class Evidence(BaseModel):
     facts: WorkloadFacts
     limit_bytes: int
     free_ram_bytes: int | None = None
-    """RAM that was free before the look; None where nobody looked."""
+    """RAM that was free before the measurements; None where unknown."""
     measurement: Measurement
     """With breakdown, loader costs and both ceilings."""
     curves: Curves
 
 
 class Finding(BaseModel):
-    """Something that holds the rate."""
+    """A bottleneck, with the figures that show it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     bottleneck: Bottleneck
     share: float
-    """Of the wall time that it takes, or that it lengthens the run by; findings are ordered by it."""
-    evidence: str
-    """The figures that show it, in a sentence."""
+    """Of the wall time: what the bottleneck takes, or lengthens the run by; findings are ordered by it."""
+    figures: dict[str, JsonValue] = {}
+    """The figures that show it, by name."""
+    evidence: str = ""
+    """The same in a sentence."""
 
 
 class Advice(BaseModel):
-    """Something that can be done, and what it should bring."""
+    """Something that the user can do, and its expected gain."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    text: str
-    """What to do, in a sentence."""
-    settings: dict[str, object]
-    """Settings to change, under TrainingConfig's names; empty where no setting does it."""
+    kind: str
+    """What to do, as a code: "cache_items"."""
+    figures: dict[str, JsonValue] = {}
+    """What the text is filled with, and the measured figures that the expectation rests on."""
+    settings: dict[str, object] = {}
+    """Settings to change, under TrainingConfig's names; empty where no setting helps."""
     expected_samples_per_s: float | None
     """None where no figure can be given."""
     expected_gain: float | None
-    """The expected rate over the present one, less 1."""
-    basis: str
+    """The expected rate over the present rate, less 1."""
+    text: str = ""
+    """What to do, in a sentence."""
+    basis: str = ""
     """Which measured figures the expectation comes from."""
 
 
 class Diagnosis(BaseModel):
-    """The answer."""
+    """Why training is slow, and what to do about it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: str
-    """What was looked at, in a few words."""
+    """What was diagnosed, in a few words."""
     verdict: Bottleneck
     """The first finding's."""
-    headline: str
+    headline: str = ""
     """The answer in a sentence or two."""
+    headline_notes: tuple[Note, ...] = ()
+    """The same as codes."""
     is_healthy: bool
     """Nothing beside computing takes a tenth of the time, and nothing that was measured promises 5 % more."""
     standing: Standing
+    """Where today's rate stands between the ceilings."""
     findings: tuple[Finding, ...]
-    """What holds the rate, the heaviest first; at least one."""
+    """The bottlenecks, the largest share first; at least one."""
     advice: tuple[Advice, ...]
-    """What to do, the largest gain first; what no setting does stands behind what one does."""
+    """What to do: settings first, then what lies outside of them; the largest gain first in each."""
     evidence: Evidence
+    remarks: tuple[Note | str, ...] = ()
+    """What should be known about the evidence, as codes."""
     notes: tuple[str, ...] = ()
+    """The same as sentences."""
     wall_s: float = 0.0
-    """Seconds that the look has taken."""
+    """Seconds that the diagnosis took."""
     autotune_version: str = ""

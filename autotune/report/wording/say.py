@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from autotune.note import Note
+from autotune.report.wording.advice import ADVICE
+from autotune.report.wording.diagnosis import DIAGNOSIS
+from autotune.report.wording.scaling import SCALING
 from autotune.report.wording.template import Wording, fill
 
 __all__ = ["WORDINGS", "say"]
 
-WORDINGS: dict[str, Wording] = {}
+WORDINGS: dict[str, Wording] = {**DIAGNOSIS, **ADVICE, **SCALING}
 """Every sentence by its note's code; a code stands in one room's table alone."""
 
 
