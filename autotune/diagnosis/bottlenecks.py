@@ -6,7 +6,6 @@ Comes in: an Evidence. Goes out: findings as codes with figures, the largest sha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from pydantic import JsonValue
@@ -18,6 +17,7 @@ from autotune.analysis.expectation import (
     threads_of,
     workers_run_too_many_threads,
 )
+from autotune.diagnosis.gains import figures_of
 from autotune.records.breakdown import LoaderCosts, Share, TimeBreakdown
 from autotune.records.diagnosis import Bottleneck, Evidence, Finding
 
@@ -43,35 +43,21 @@ _FEWEST_BATCHES = 3
 """For a line through batch sizes and times: with two, any noise would be a fixed cost."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Work:
-    """The device's part of the wall time, without its waits for a host that had itself waited for the device."""
-
-    compute: float
-    idle: float
-
-    @property
-    def total(self) -> float:
-        return self.compute + self.idle
-
-
 def find_bottlenecks(evidence: Evidence) -> tuple[Finding, ...]:
     """What takes at least a tenth of the wall time, the largest share first; at least one finding."""
     parts = breakdown_of(evidence)
-    work = _Work(compute=parts.compute.fraction, idle=parts.idle.fraction)
-    threads = _threads(evidence, work)
-    if threads is not None:
-        left = 1 - threads.share / work.total
-        work = _Work(compute=work.compute * left, idle=work.idle * left)
-    launch = _launch(evidence, work)
+    compute, idle = parts.compute.fraction, parts.idle.fraction
+    threads = _threads(evidence, compute + idle)
+    left = 1.0 if threads is None else 1 - threads.share / (compute + idle)
+    launch = _launch(evidence, compute * left, idle * left)
     found = [
         _data(evidence, parts),
         _restart(evidence, parts),
         Finding(bottleneck="copy", share=parts.device_copy.fraction),
         Finding(bottleneck="synchronise", share=parts.synchronise.fraction),
         launch,
-        _device_work(evidence, max(0.0, work.total - launch.share)),
-        *([] if threads is None else [threads]),
+        _device_work(evidence, max(0.0, (compute + idle) * left - launch.share)),
+        *filter(None, [threads]),
     ]
     merged = _merged(found)
     heavy = [finding for finding in merged if finding.share >= _LEAST_SHARE]
@@ -104,13 +90,9 @@ def breakdown_of(evidence: Evidence) -> TimeBreakdown:
     if run.breakdown is not None:
         return run.breakdown
     waiting = min(1.0, max(0.0, run.data_wait_fraction))
-    return TimeBreakdown(
-        data_wait=Share(fraction=waiting, source="clock around the loader, in the window"),
-        device_copy=nothing,
-        compute=Share(fraction=1.0 - waiting, source=nothing.source),
-        synchronise=nothing,
-        idle=nothing,
-    )
+    wait = Share(fraction=waiting, source="clock around the loader, in the window")
+    rest = Share(fraction=1.0 - waiting, source=nothing.source)
+    return TimeBreakdown(data_wait=wait, compute=rest, device_copy=nothing, synchronise=nothing, idle=nothing)
 
 
 def fixed_step_share(evidence: Evidence) -> float:
@@ -143,8 +125,7 @@ def _what_loading_does(evidence: Evidence, costs: LoaderCosts | None) -> tuple[B
     if costs is None:
         return "data_cpu", {}
     if costs.slow_tail_fraction >= _TAIL_FRACTION:
-        names = ("slow_tail_fraction", "item_median_s", "item_slowest_s")
-        return "data_tail", {name: getattr(costs, name) for name in names}
+        return "data_tail", figures_of(costs, "slow_tail_fraction", "item_median_s", "item_slowest_s")
     if workers_run_too_many_threads(evidence):
         return "threads", {
             "cores_per_item": costs.cpu_fraction,
@@ -164,15 +145,15 @@ def _restart(evidence: Evidence, parts: TimeBreakdown) -> Finding:
     return Finding(bottleneck="restart", share=share, figures={"epoch_s": epoch_s})
 
 
-def _threads(evidence: Evidence, work: _Work) -> Finding | None:
-    """Computing in the loop against the device alone in at most as many threads as there are cores."""
-    if work.total <= 0 or not runs_too_many_threads(evidence, evidence.config):
+def _threads(evidence: Evidence, work: float) -> Finding | None:
+    """Computing in the loop, in this share of the time, against the device alone in at most a thread for each core."""
+    if work <= 0 or not runs_too_many_threads(evidence, evidence.config):
         return None
     alone = device_ceiling(evidence)
     for point in device_options(evidence):
         if point.ceiling is not None and set(point.changes) == {"intra_op_threads"}:
             alone = max(alone, point.ceiling.samples_per_s)
-    slowdown = alone / (evidence.measurement.samples_per_s / work.total)
+    slowdown = alone / (evidence.measurement.samples_per_s / work)
     if slowdown < _SLOWED_BY:
         return None
     figures: dict[str, JsonValue] = {
@@ -182,10 +163,10 @@ def _threads(evidence: Evidence, work: _Work) -> Finding | None:
         "slowdown": slowdown,
         "device_samples_per_s": alone,
     }
-    return Finding(bottleneck="threads", share=work.total * (1 - 1 / slowdown), figures=figures)
+    return Finding(bottleneck="threads", share=work * (1 - 1 / slowdown), figures=figures)
 
 
-def _launch(evidence: Evidence, work: _Work) -> Finding:
+def _launch(evidence: Evidence, compute: float, idle: float) -> Finding:
     """Gaps in which the device waits for the next operation; on the CPU the fixed cost of small operators too."""
     roofline = evidence.curves.roofline
     if evidence.environment.device_kind == "cpu" and roofline is not None and roofline.operators:
@@ -193,8 +174,8 @@ def _launch(evidence: Evidence, work: _Work) -> Finding:
         fixed = fixed_step_share(evidence)
         if operator_s < _SMALL_OPERATOR_S:
             figures = {"operators": roofline.operators, "operator_s": operator_s, "fixed_fraction": fixed}
-            return Finding(bottleneck="launch", share=work.idle + work.compute * fixed, figures=figures)
-    return Finding(bottleneck="launch", share=work.idle)
+            return Finding(bottleneck="launch", share=idle + compute * fixed, figures=figures)
+    return Finding(bottleneck="launch", share=idle)
 
 
 def _device_work(evidence: Evidence, share: float) -> Finding:

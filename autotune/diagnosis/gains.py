@@ -12,7 +12,7 @@ from pydantic import JsonValue
 
 from autotune.records.diagnosis import Advice
 
-__all__ = ["LEAST_GAIN", "NEAR_CEILING", "advise", "worth_giving"]
+__all__ = ["LEAST_GAIN", "NEAR_CEILING", "advise", "figures_of", "worth_giving"]
 
 LEAST_GAIN = 0.03
 """Expected gain below which nothing is advised: our own convention, the spread of repeated runs of one configuration on
@@ -37,6 +37,11 @@ def advise(
         expected_samples_per_s=expected,
         expected_gain=None if expected is None else expected / present - 1.0,
     )
+
+
+def figures_of(record: object, *names: str) -> dict[str, JsonValue]:
+    """The figures of a record that have these names."""
+    return {name: getattr(record, name) for name in names}
 
 
 def worth_giving(advice: Iterable[Advice]) -> list[Advice]:

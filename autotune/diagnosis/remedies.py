@@ -22,7 +22,7 @@ from autotune.analysis.expectation import (
     threads_of,
     workers_run_too_many_threads,
 )
-from autotune.diagnosis.gains import NEAR_CEILING, advise
+from autotune.diagnosis.gains import NEAR_CEILING, advise, figures_of
 from autotune.records.breakdown import LoaderCosts
 from autotune.records.ceilings import joint_rate, overlaps
 from autotune.records.diagnosis import Advice, Bottleneck, Evidence, Finding
@@ -71,15 +71,9 @@ def _waiting(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
     tried = (apply_changes(evidence, point).num_workers for point in loader_options(evidence))
     workers, workers_needed = max(1, evidence.config.num_workers, *tried), ceil(wanted * costs.item_s)
     if workers / wanted < costs.item_s:
-        is_helped = workers_needed > workers and evidence.facts.is_sharded
-        yield _up_to_the_device(
-            evidence,
-            "shorten_waits",
-            needed_s=workers / wanted,
-            item_s=costs.item_s,
-            workers=workers,
-            workers_needed=workers_needed if is_helped else None,
-        )
+        more = workers_needed if workers_needed > workers and evidence.facts.is_sharded else None
+        figures = {"needed_s": workers / wanted, "item_s": costs.item_s, "workers": workers, "workers_needed": more}
+        yield _up_to_the_device(evidence, "shorten_waits", **figures)
         yield from _shard_stream(evidence, costs)
     yield from _cache_items(evidence, costs)
 
@@ -102,15 +96,9 @@ def _slow_tail(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
     sample_s = costs.item_s * (1.0 - costs.slow_tail_fraction) + costs.collate_s / batch_size
     loader = max(workers / max(sample_s, 1e-9), loader_ceiling(evidence))
     is_overlapped = overlaps(evidence.config, evidence.environment.device_kind)
-    yield _expecting(
-        evidence,
-        "fix_slowest_items",
-        joint_rate(loader, device_ceiling(evidence), is_overlapped=is_overlapped),
-        item_slowest_s=costs.item_slowest_s,
-        item_median_s=costs.item_median_s,
-        loader_samples_per_s=loader,
-        slow_tail_fraction=costs.slow_tail_fraction,
-    )
+    expected = joint_rate(loader, device_ceiling(evidence), is_overlapped=is_overlapped)
+    figures = figures_of(costs, "item_slowest_s", "item_median_s", "slow_tail_fraction")
+    yield _expecting(evidence, "fix_slowest_items", expected, loader_samples_per_s=loader, **figures)
     yield from _cache_items(evidence, costs)
 
 
@@ -128,16 +116,9 @@ def _worker_threads(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
     shared = cores / (loader_cpu_s(evidence) + _device_cores(evidence) / device)
     is_overlapped = overlaps(evidence.config, evidence.environment.device_kind)
     expected = min(shared, joint_rate(max(allowed, today), device, is_overlapped=is_overlapped))
-    is_known = allowed * NEAR_CEILING > today
-    yield _expecting(
-        evidence,
-        "one_thread_per_worker",
-        expected if is_known else None,
-        item_cpu_s=costs.item_cpu_s,
-        allowed_samples_per_s=allowed,
-        cores=cores,
-        loader_samples_per_s=None if is_known else today,
-    )
+    figures: dict[str, JsonValue] = {"item_cpu_s": costs.item_cpu_s, "allowed_samples_per_s": allowed, "cores": cores}
+    known, unknown = (expected, None) if allowed * NEAR_CEILING > today else (None, today)
+    yield _expecting(evidence, "one_thread_per_worker", known, loader_samples_per_s=unknown, **figures)
     yield from _cpu_work(evidence, costs)
 
 
@@ -147,28 +128,15 @@ def _cache_items(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
     if length is None or free is None or evidence.facts.is_iterable or length * costs.item_bytes > free:
         return
     collating = evidence.config.micro_batch_size / costs.collate_s if costs.collate_s > 0 else float("inf")
-    is_overlapped = evidence.environment.device_kind != "cpu"
-    yield _expecting(
-        evidence,
-        "cache_items",
-        joint_rate(collating, device_ceiling(evidence), is_overlapped=is_overlapped),
-        items=length,
-        item_bytes=costs.item_bytes,
-        free_bytes=free,
-        collate_s=costs.collate_s,
-    )
+    expected = joint_rate(collating, device_ceiling(evidence), is_overlapped=evidence.environment.device_kind != "cpu")
+    figures = figures_of(costs, "item_bytes", "collate_s")
+    yield _expecting(evidence, "cache_items", expected, items=length, free_bytes=free, **figures)
 
 
 def _small_operations(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
-    roofline = evidence.curves.roofline
-    yield _saving(
-        evidence,
-        "fuse_operations",
-        finding.share,
-        share=finding.share,
-        operators=None if roofline is None else roofline.operators,
-        has_cuda_graphs=evidence.environment.device_kind in {"cuda", "rocm"},
-    )
+    roofline, has_graphs = evidence.curves.roofline, evidence.environment.device_kind in {"cuda", "rocm"}
+    figures = {"operators": None if roofline is None else roofline.operators, "has_cuda_graphs": has_graphs}
+    yield _saving(evidence, "fuse_operations", finding.share, share=finding.share, **figures)
 
 
 def _host_waits(evidence: Evidence, finding: Finding) -> Iterator[Advice]:

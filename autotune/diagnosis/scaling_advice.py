@@ -13,7 +13,7 @@ from math import ceil
 from pydantic import JsonValue
 
 from autotune.diagnosis.bottlenecks import WAITING_CPU_FRACTION
-from autotune.diagnosis.gains import advise, worth_giving
+from autotune.diagnosis.gains import advise, figures_of, worth_giving
 from autotune.diagnosis.scaling_bottlenecks import LEAST_SHARE, Brake, Cause
 from autotune.diagnosis.step_time import GroupCase, GroupTimes, StepTime, group_times, smaller_batch, step_changes
 from autotune.records.diagnosis import Advice
@@ -58,22 +58,17 @@ def _fewer_exchanges(case: GroupCase, times: GroupTimes, exchange: Communication
 
     A batch of k times the samples takes at most k times the time and the memory, and the exchange takes what it took.
     """
-    config, exposed_s, limit_share = case.group.config, exchange.exposed_s, case.group.limit_share
+    config, exposed_s, used = case.group.config, exchange.exposed_s, case.group.limit_share
     enough = [factor for factor in _FACTORS if exposed_s / (factor * exchange.step_alone_s + exposed_s) < LEAST_SHARE]
     wanted = min(enough, default=_FACTORS[-1])
-    fitting = [factor for factor in _FACTORS if factor <= wanted and factor * limit_share <= 1]
+    fitting = [factor for factor in _FACTORS if factor <= wanted and factor * used <= 1]
     factor, setting = max(fitting, default=wanted), "micro_batch_size" if fitting else "grad_accum_steps"
     return _advise(
         times,
         "more_samples_per_exchange",
         (times.actual, replace(times.actual, exchange_s=times.actual.exchange_s / factor)),
         settings={setting: factor * getattr(config, setting)},
-        figures={
-            "factor": factor,
-            "exposed_s": exposed_s,
-            "step_s": exchange.step_alone_s,
-            "limit_fraction": limit_share,
-        },
+        figures={"factor": factor, "exposed_s": exposed_s, "step_s": exchange.step_alone_s, "limit_fraction": used},
     )
 
 
@@ -89,7 +84,7 @@ def _smaller_exchanges(case: GroupCase, times: GroupTimes, exchange: Communicati
         "compress_gradients",
         (times.actual, replace(times.actual, exchange_s=left_s / case.group.config.global_batch_size)),
         settings={"ddp.comm_hook": "bf16" if is_bfloat16 else "fp16"},
-        figures={"exchange_s": exchange.exchange_s, "exposed_s": exchange.exposed_s},
+        figures=figures_of(exchange, "exchange_s", "exposed_s"),
     )
 
 

@@ -10,6 +10,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
+from autotune.diagnosis.gains import figures_of
 from autotune.diagnosis.step_time import GroupCase, GroupTimes, group_times, smaller_batch, step_changes
 from autotune.records.ranks import name_devices, uneven_ranks
 
@@ -56,7 +57,7 @@ def _loading(case: GroupCase, times: GroupTimes) -> Brake | None:
     if even.loader_s <= 0:
         return None
     figures: dict[str, JsonValue] = {
-        **_group(case),
+        **figures_of(case.group.config, "strategy", "world_size"),
         "loader_processes": case.group.config.process_count,
         "loader_samples_per_s": 1 / even.loader_s,
         "device_samples_per_s": 1 / even.computing_s if even.computing_s > 0 else None,
@@ -69,9 +70,9 @@ def _exchanging(case: GroupCase, times: GroupTimes) -> Brake | None:
     exchange = case.group.communication
     if exchange is None:
         return None
-    names = ("bytes_exchanged", "exposed_s", "exposed_fraction", "hidden_fraction")
+    figures = figures_of(exchange, "bytes_exchanged", "exposed_s", "exposed_fraction", "hidden_fraction")
     share = times.saved(times.actual, replace(times.actual, exchange_s=0.0))
-    return Brake(cause="communication", share=share, figures={name: getattr(exchange, name) for name in names})
+    return Brake(cause="communication", share=share, figures=figures)
 
 
 def _computing(case: GroupCase, times: GroupTimes) -> Brake | None:
@@ -84,7 +85,10 @@ def _computing(case: GroupCase, times: GroupTimes) -> Brake | None:
         return None
     is_cpu, batch = case.environment.device_kind == "cpu", smaller_batch(case)
     cause: Cause = "shared_machine"
-    figures: dict[str, JsonValue] = {"reached_fraction": ideal_s / even.device_s, **_group(case)}
+    figures: dict[str, JsonValue] = {
+        "reached_fraction": ideal_s / even.device_s,
+        **figures_of(case.group.config, "strategy", "world_size"),
+    }
     if config.strategy == "dp":
         cause = "communication"
     elif step_changes(case):
@@ -94,7 +98,3 @@ def _computing(case: GroupCase, times: GroupTimes) -> Brake | None:
     else:
         figures["cores"] = case.cores if is_cpu else None
     return Brake(cause=cause, share=times.saved(even, replace(even, device_s=ideal_s)), figures=figures)
-
-
-def _group(case: GroupCase) -> dict[str, JsonValue]:
-    return {"strategy": case.group.config.strategy, "world_size": case.group.config.world_size}

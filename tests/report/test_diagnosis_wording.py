@@ -98,16 +98,16 @@ WAITING = make_breakdown(wait=0.7)
             "data_cpu",
             {"breakdown": WAITING},
             (
-                "70 % of the time is spent waiting for data: an item takes 1.0 ms, 100 % of it CPU time; collating a batch "
-                "takes 0 us"
+                "70 % of the time is spent waiting for data: an item takes 1.0 ms, 100 % of it CPU time; "
+                "collating a batch takes 0 us"
             ),
         ),
         (
             "data_io",
             {"breakdown": WAITING, "loader_costs": make_costs(item_cpu_s=1e-4, disk_bytes_per_item=2048.0)},
             (
-                "70 % of the time is spent waiting for data: an item takes 1.0 ms, 10 % of it CPU time, and reads 2.0 KiB "
-                "from the disk"
+                "70 % of the time is spent waiting for data: an item takes 1.0 ms, 10 % of it CPU time, "
+                "and reads 2.0 KiB from the disk"
             ),
         ),
         (
