@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from autotune.diagnosis.scaling_advice import list_scaling_advice
 from autotune.diagnosis.scaling_bottlenecks import Brake, find_scaling_bottlenecks
 from autotune.diagnosis.step_time import GroupCase
 from autotune.diagnosis.strategies import StrategyBest, StrategyEntry, list_strategies
+from autotune.frozen import FrozenModel
 from autotune.records.diagnosis import Advice
 from autotune.records.recommendation import Confirmation
 from autotune.records.run_summary import changed_settings
@@ -28,10 +27,8 @@ Helps = Literal["yes", "no", "not_measurably"]
 _GROUP_SETTINGS = frozenset({"strategy", "world_size", "ddp"})
 
 
-class StrategyComparison(BaseModel):
+class StrategyComparison(FrozenModel):
     """Strategies side by side, and whether more than one device helps."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     entries: tuple[StrategyEntry, ...]
     """One device first, then DataParallel and DDP, fewest devices first."""

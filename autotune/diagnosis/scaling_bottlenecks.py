@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import Field, JsonValue
 
 from autotune.diagnosis.gains import figures_of
 from autotune.diagnosis.step_time import GroupCase, GroupTimes, group_times, smaller_batch, step_changes
+from autotune.frozen import FrozenModel
 from autotune.records.ranks import name_devices, uneven_ranks
 
 __all__ = ["LEAST_SHARE", "Brake", "Cause", "find_scaling_bottlenecks"]
@@ -22,15 +23,13 @@ LEAST_SHARE = 0.05
 """Of the group's time, below which nothing is a bottleneck: our own convention, over twice a window's 2 % interval."""
 
 
-class Brake(BaseModel):
+class Brake(FrozenModel):
     """Something that the group's time goes into."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     cause: Cause
     share: float
     """Of the group's time: what would be saved without it. The shares of two bottlenecks may overlap."""
-    figures: dict[str, JsonValue] = {}
+    figures: dict[str, JsonValue] = Field(default_factory=dict)
     """The figures that show it, by name."""
 
 
@@ -44,12 +43,12 @@ def find_scaling_bottlenecks(case: GroupCase) -> tuple[Brake, ...]:
 
 def _uneven(case: GroupCase, times: GroupTimes) -> Brake | None:
     devices = name_devices(case.group.ranks)
-    slow: list[JsonValue] = [
-        {"rank": rank, "device": devices[rank], "reason": reason}
-        for rank, reason in uneven_ranks(case.group.ranks).items()
+    uneven: list[JsonValue] = [
+        {"rank": rank, "device": devices[rank], "side": slow.side, "fraction": slow.fraction}
+        for rank, slow in uneven_ranks(case.group.ranks).items()
     ]
     share = times.saved(times.actual, times.even)
-    return Brake(cause="uneven_rank", share=share, figures={"ranks": slow}) if slow else None
+    return Brake(cause="uneven_rank", share=share, figures={"ranks": uneven}) if uneven else None
 
 
 def _loading(case: GroupCase, times: GroupTimes) -> Brake | None:

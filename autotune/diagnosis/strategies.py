@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from math import exp, hypot
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from autotune.analysis.selection_rules import rate_of_runs, ratio_of
+from autotune.frozen import FrozenModel
 from autotune.records.ceilings import device_key
 from autotune.records.measurement import Measurement, Rate
 from autotune.records.ranks import Communication, RankFigures
@@ -26,10 +25,8 @@ Strategy = Literal["single", "dp", "ddp"]
 _ORDER: tuple[Strategy, ...] = ("single", "dp", "ddp")
 
 
-class StrategyBest(BaseModel):
+class StrategyBest(FrozenModel):
     """The fastest feasible trial of a strategy with so many devices. Rates are the group's, in samples per second."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     number: int
     """The trial's number in the study."""
@@ -59,10 +56,8 @@ class StrategyBest(BaseModel):
         return Ratio(value=ratio.value / count, low=ratio.low / count, high=ratio.high / count)
 
 
-class StrategyEntry(BaseModel):
+class StrategyEntry(FrozenModel):
     """A strategy with a number of devices, and the study's trials of it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     strategy: Strategy
     world_size: int

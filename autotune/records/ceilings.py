@@ -9,10 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
-from autotune.settings.training_config import TrainingConfig
-from autotune.space.constraints import TORCH_PREFETCH_FACTOR
+from autotune.frozen import FrozenModel
+from autotune.settings.training_config import LOADER_SETTINGS, TrainingConfig
 
 __all__ = [
     "HOLDS_FROM",
@@ -30,10 +28,8 @@ HOLDS_FROM = 0.85
 """Share of the lower ceiling from which that side is said to hold the rate: our own convention."""
 
 
-class Ceiling(BaseModel):
+class Ceiling(FrozenModel):
     """A rate that one side reaches by itself."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     samples_per_s: float
     samples: int
@@ -44,32 +40,19 @@ class Ceiling(BaseModel):
 
 
 def loader_key(config: TrainingConfig) -> tuple[object, ...]:
-    """The settings that a loader's rate depends on; torch's own value, where a setting is left to it."""
+    """The settings that a loader's rate depends on; torch's own value where a setting is left to torch."""
     return (
+        *({**config.loader_settings, "prefetch_factor": config.batches_per_worker}).values(),
         config.micro_batch_size,
-        config.num_workers,
-        (config.prefetch_factor or TORCH_PREFETCH_FACTOR) if config.num_workers else None,
-        config.persistent_workers,
-        config.pin_memory,
         config.world_size,
         config.strategy,
-        config.intra_op_threads if config.num_workers == 0 else None,  # items are made under them in the trial itself
+        config.intra_op_threads if config.num_workers == 0 else None,  # the trial's own process makes the items
     )
 
 
 def device_key(config: TrainingConfig) -> tuple[object, ...]:
-    """The settings that a step's time depends on."""
-    return (
-        config.micro_batch_size,
-        config.grad_accum_steps,
-        config.amp_dtype,
-        config.channels_last,
-        config.compile,
-        config.intra_op_threads,
-        config.world_size,
-        config.strategy,
-        config.ddp,
-    )
+    """The settings that a step's time depends on: all but the loader's, and the learning rate."""
+    return tuple(value for name, value in config if name not in {"lr", *LOADER_SETTINGS})
 
 
 @dataclass(slots=True)
@@ -106,11 +89,8 @@ class CeilingBook:
             self.failed.add(("device", *device_key(config)))
 
 
-class Standing(BaseModel):
+class Standing(FrozenModel):
     """Where a rate stands between the ceilings."""
-
-    # JSON has no infinity: as a string it comes back, as null it would not
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="strings")
 
     samples_per_s: float
     loader_ceiling: float

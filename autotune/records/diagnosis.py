@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import Field, JsonValue
 
+from autotune.frozen import FrozenModel
 from autotune.note import Note
 from autotune.records.ceilings import Ceiling, Standing
 from autotune.records.measurement import Measurement
@@ -36,13 +37,11 @@ computing; launching operations; a host that waits for the device before it laun
 oversubscription."""
 
 
-class CurvePoint(BaseModel):
+class CurvePoint(FrozenModel):
     """The loader alone, or the device alone, in a configuration that differs from the baseline in a few settings.
 
     A loader's point may differ in its own settings and in the batch.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     changes: dict[str, object]
     """Settings under TrainingConfig's names; empty for the baseline itself."""
@@ -58,13 +57,11 @@ class CurvePoint(BaseModel):
     """Why it could not be measured."""
 
 
-class Roofline(BaseModel):
+class Roofline(FrozenModel):
     """What one step asks of the device, and what the device can do, each measured.
 
     Source: Williams, Waterman, Patterson 2009, "Roofline: an insightful visual performance model".
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     flops: float
     """Floating-point operations of training on one batch, forward and backward, by torch.utils.flop_counter."""
@@ -78,10 +75,8 @@ class Roofline(BaseModel):
     """Of a large copy, read and written bytes together."""
 
 
-class Curves(BaseModel):
+class Curves(FrozenModel):
     """Ceilings around the baseline, and a step's roofline."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     loader: tuple[CurvePoint, ...] = ()
     device: tuple[CurvePoint, ...] = ()
@@ -94,10 +89,8 @@ class Curves(BaseModel):
     """The process that measured them ended early: another process can continue from here."""
 
 
-class Evidence(BaseModel):
+class Evidence(FrozenModel):
     """All that a diagnosis rests on."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     config: TrainingConfig
     """What the user runs today."""
@@ -112,30 +105,26 @@ class Evidence(BaseModel):
     curves: Curves
 
 
-class Finding(BaseModel):
+class Finding(FrozenModel):
     """A bottleneck, with the figures that show it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     bottleneck: Bottleneck
     share: float
     """Of the wall time: what the bottleneck takes, or lengthens the run by; findings are ordered by it."""
-    figures: dict[str, JsonValue] = {}
+    figures: dict[str, JsonValue] = Field(default_factory=dict)
     """The figures that show it, by name."""
     evidence: str = ""
     """The same in a sentence."""
 
 
-class Advice(BaseModel):
+class Advice(FrozenModel):
     """Something that the user can do, and its expected gain."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     kind: str
     """What to do, as a code: "cache_items"."""
-    figures: dict[str, JsonValue] = {}
+    figures: dict[str, JsonValue] = Field(default_factory=dict)
     """What the text is filled with, and the measured figures that the expectation rests on."""
-    settings: dict[str, object] = {}
+    settings: dict[str, object] = Field(default_factory=dict)
     """Settings to change, under TrainingConfig's names; empty where no setting helps."""
     expected_samples_per_s: float | None
     """None where no figure can be given."""
@@ -147,10 +136,8 @@ class Advice(BaseModel):
     """Which measured figures the expectation comes from."""
 
 
-class Diagnosis(BaseModel):
+class Diagnosis(FrozenModel):
     """Why training is slow, and what to do about it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: str
     """What was diagnosed, in a few words."""

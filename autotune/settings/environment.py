@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import Field, StringConstraints
 
+from autotune.frozen import FrozenModel
+from autotune.note import Note
 from autotune.settings.training_config import AmpDtype
 
 __all__ = ["COMPARED", "DeviceKind", "Environment", "TF32Override"]
@@ -33,10 +35,8 @@ COMPARED = {
 """The fields by which two machines are compared, and what messages call them."""
 
 
-class Environment(BaseModel):
+class Environment(FrozenModel):
     """Hardware and versions. Holds no names of users, no paths, and of environment variables two switches alone."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     device: str
     """torch's name for the device, such as "cuda:0"."""
@@ -68,8 +68,8 @@ class Environment(BaseModel):
     """Versions of the packages that results depend on."""
     tf32_overrides: tuple[TF32Override, ...] = ()
     """Switches that are set in the environment and change what float32 means on an NVIDIA GPU, as NAME=value."""
-    remarks: tuple[str, ...] = ()
-    """What a person should know of the device's choice and of what holds it back, a sentence each."""
+    remarks: tuple[Note | str, ...] = ()
+    """What the user should know of how the device was chosen, and of what slows it down."""
 
     @property
     def has_only_ram(self) -> bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from math import inf
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ByteSize, Field, TypeAdapter, ValidationError
+
+from autotune.frozen import FrozenModel
 
 __all__ = ["LrRule", "MemoryLimit", "Objective"]
 
@@ -47,10 +49,8 @@ MemoryLimit = Annotated[int | float, BeforeValidator(_parse_memory_limit)]
 """A fraction of the device's memory where at most 1, bytes otherwise."""
 
 
-class Objective(BaseModel):
+class Objective(FrozenModel):
     """What counts as better, and under which limits."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     memory_limit: MemoryLimit = 0.9
     """Bytes, a size such as "20GiB", or a fraction of the device's memory."""

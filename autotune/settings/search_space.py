@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, ValidationInfo
+from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError, ValidationInfo
 
+from autotune.frozen import FrozenModel
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.training_config import TrainingConfig
 
@@ -21,10 +22,8 @@ DDP_PREFIX = "ddp."
 SettingValue = bool | int | float | str | None
 
 
-class Choices(BaseModel):
+class Choices(FrozenModel):
     """A list of values to choose from; one value fixes the setting."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     values: tuple[SettingValue, ...] = Field(min_length=1)
 
@@ -38,10 +37,8 @@ class Choices(BaseModel):
         return iter(self.values)
 
 
-class IntRange(BaseModel):
+class IntRange(FrozenModel):
     """Whole numbers from low to high, both included; log: tried evenly on a logarithmic scale."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     low: Annotated[int, Field(strict=True)]
     high: Annotated[int, Field(strict=True)]
@@ -72,10 +69,8 @@ _Setting = Annotated[Domain | None, BeforeValidator(_parse_setting)]
 _DdpSetting = Annotated[Domain | None, BeforeValidator(_parse_ddp_setting)]
 
 
-class DdpSpace(BaseModel):
+class DdpSpace(FrozenModel):
     """DistributedDataParallel's part of the space, written as the other settings are."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     bucket_cap_mb: _DdpSetting = None
     first_bucket_mb: _DdpSetting = None
@@ -86,14 +81,12 @@ class DdpSpace(BaseModel):
     comm_hook: _DdpSetting = None
 
 
-class SearchSpace(BaseModel):
+class SearchSpace(FrozenModel):
     """The user's part of the space: a setting left out takes its default range, a single value fixes it.
 
     Each setting takes a list of choices, {low, high[, log]}, or one value. The learning rate is not searched: it
     follows the global batch by `objective.lr_rule`.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     micro_batch_size: _Setting = None
     grad_accum_steps: _Setting = None

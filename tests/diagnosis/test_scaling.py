@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import exp, inf, isfinite, sqrt
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -235,12 +235,20 @@ def test_an_exchange_behind_a_slow_loader_is_no_bottleneck() -> None:
     assert list(shares(compared(trial(0, 700.0, ALONE), slow))) == ["loader"]
 
 
-@pytest.mark.parametrize("measured", [with_ranks(1000.0, 500.0), with_ranks(1000.0, 1000.0, loaders=(2000.0, 500.0))])
-def test_an_uneven_rank_costs_the_others_the_time_that_they_wait_for_it(measured: Measured) -> None:
+@pytest.mark.parametrize(
+    ("measured", "side", "fraction"),
+    [
+        (with_ranks(1000.0, 500.0), "device", 0.5),
+        (with_ranks(1000.0, 1000.0, loaders=(2000.0, 500.0)), "loader", 0.25),
+    ],
+)
+def test_an_uneven_rank_costs_the_others_the_time_that_they_wait_for_it(
+    measured: Measured, side: str, fraction: float
+) -> None:
     comparison = compared(trial(0, 1000.0, ALONE), ddp(1, 1000.0, measured))
     assert shares(comparison) == {"uneven_rank": 0.5}
-    (rank,) = cast("list[dict[str, object]]", comparison.brakes[0].figures["ranks"])
-    assert (rank["rank"], rank["device"]) == (1, "cuda:1")
+    slow = {"rank": 1, "device": "cuda:1", "side": side, "fraction": fraction}
+    assert comparison.brakes[0].figures == {"ranks": [slow]}
     assert (comparison.advice[0].kind, comparison.advice[0].figures) == ("find_slow_rank", {"ranks": [1]})
     assert comparison.advice[0].expected_gain == pytest.approx(1.0)
 

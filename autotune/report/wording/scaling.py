@@ -61,6 +61,10 @@ def _communication(f: _Figures) -> str:
     )
 
 
+def _uneven_rank(f: _Figures) -> str:
+    return f"rank {f['rank']} ({f['device']}): its {f['side']} alone gives {say_share(f['fraction'])} of what the others' do"
+
+
 def _shared_machine(f: _Figures) -> str:
     if f["cores"] is None:
         return f"{_slower(f)}, in the same settings: the ranks share the host"
@@ -70,9 +74,7 @@ def _shared_machine(f: _Figures) -> str:
 SCALING: dict[str, Wording] = {
     "communication_evidence": _communication,
     "loader_evidence": _group_loader,
-    "uneven_rank_evidence": lambda f: "; ".join(
-        f"rank {rank['rank']} ({rank['device']}): {rank['reason']}" for rank in f["ranks"]
-    ),
+    "uneven_rank_evidence": lambda f: "; ".join(map(_uneven_rank, f["ranks"])),
     "small_batch_evidence": lambda f: (
         f"with batches of {f['micro_batch_size']}, {_slower(f)} with {f['single_batch_size']}"
     ),
