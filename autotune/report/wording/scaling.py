@@ -62,7 +62,8 @@ def _communication(f: _Figures) -> str:
 
 
 def _uneven_rank(f: _Figures) -> str:
-    return f"rank {f['rank']} ({f['device']}): its {f['side']} alone gives {say_share(f['fraction'])} of what the others' do"
+    share = say_share(f["fraction"])
+    return f"rank {f['rank']} ({f['device']}): its {f['side']} alone gives {share} of what the others' do"
 
 
 def _shared_machine(f: _Figures) -> str:
