@@ -7,6 +7,7 @@ values the field of the same name of a TrainingConfig (or DdpConfig) takes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError, ValidationInfo
@@ -57,16 +58,48 @@ class IntRange(FrozenModel):
 Domain = Choices | IntRange
 
 
-def _parse_setting(value: object, info: ValidationInfo) -> Domain:
-    return _parse_domain(TrainingConfig, str(info.field_name), value)
+def _parse_domain(model: type[BaseModel], value: object, info: ValidationInfo) -> Domain:
+    """The domain that the user has written for the field of the same name of a model."""
+    name = str(info.field_name)
+    if isinstance(value, IntRange):
+        value = value.model_dump()
+    if isinstance(value, Mapping):
+        return _parse_range(model, name, value)
+    if isinstance(value, set | frozenset):
+        value = sorted(value, key=repr)
+    values = value if isinstance(value, Choices | list | tuple | range) else (value,)
+    if not values:
+        raise ValueError("a list of choices must have at least one value, but got []")
+    return Choices(values=tuple(dict.fromkeys(_checked(model, name, choice) for choice in values)))
 
 
-def _parse_ddp_setting(value: object, info: ValidationInfo) -> Domain:
-    return _parse_domain(DdpConfig, str(info.field_name), value)
+def _parse_range(model: type[BaseModel], name: str, value: Mapping[Any, Any]) -> IntRange:
+    try:
+        domain = IntRange.model_validate(dict(value))
+    except ValidationError as error:
+        detail = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+        rule = "a range is {low: int, high: int[, log: bool]}"
+        raise ValueError(f"{rule}, but got {dict(value)!r} ({detail})") from None
+    if domain.low > domain.high:
+        raise ValueError(f"`low <= high` must hold, but got (low={domain.low}, high={domain.high})")
+    if domain.log and domain.low < 1:
+        raise ValueError(f"a logarithmic range must start at 1 or more, but got low={domain.low}")
+    for end in (domain.low, domain.high):
+        _checked(model, name, end)
+    return domain
 
 
-_Setting = Annotated[Domain | None, BeforeValidator(_parse_setting)]
-_DdpSetting = Annotated[Domain | None, BeforeValidator(_parse_ddp_setting)]
+def _checked(model: type[BaseModel], name: str, value: object) -> Any:
+    info = model.model_fields[name]
+    annotation: Any = Annotated[info.annotation, info]
+    try:
+        return TypeAdapter(annotation).validate_python(value)
+    except ValidationError as error:
+        raise ValueError(f"{value!r} can't be a value of {name}: {error.errors()[0]['msg']}") from None
+
+
+_Setting = Annotated[Domain | None, BeforeValidator(partial(_parse_domain, TrainingConfig))]
+_DdpSetting = Annotated[Domain | None, BeforeValidator(partial(_parse_domain, DdpConfig))]
 
 
 class DdpSpace(FrozenModel):
@@ -108,46 +141,3 @@ class SearchSpace(FrozenModel):
         if self.ddp is not None:
             found |= {f"{DDP_PREFIX}{name}": getattr(self.ddp, name) for name in self.ddp.model_fields_set}
         return dict(sorted(found.items()))
-
-
-def _parse_domain(model: type[BaseModel], name: str, value: object) -> Domain:
-    """The domain that a user has written for a field of a model.
-
-    Raises:
-        ValueError: it is none, or holds what the field does not take.
-    """
-    if isinstance(value, IntRange):
-        value = value.model_dump()
-    if isinstance(value, Mapping):
-        return _parse_range(model, name, value)
-    if isinstance(value, set | frozenset):
-        value = sorted(value, key=repr)
-    values = value if isinstance(value, Choices | list | tuple | range) else (value,)
-    if not values:
-        raise ValueError("a list of choices must hold at least one value, but got []")
-    return Choices(values=tuple(dict.fromkeys(_checked(model, name, one) for one in values)))
-
-
-def _parse_range(model: type[BaseModel], name: str, value: Mapping[Any, Any]) -> IntRange:
-    try:
-        domain = IntRange.model_validate(dict(value))
-    except ValidationError as error:
-        detail = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
-        rule = "a range is {low: int, high: int[, log: bool]}"
-        raise ValueError(f"{rule}, but got {dict(value)!r} ({detail})") from None
-    if domain.low > domain.high:
-        raise ValueError(f"`low <= high` must hold, but got (low={domain.low}, high={domain.high})")
-    if domain.log and domain.low < 1:
-        raise ValueError(f"a logarithmic range must start at 1 or more, but got low={domain.low}")
-    for end in (domain.low, domain.high):
-        _checked(model, name, end)
-    return domain
-
-
-def _checked(model: type[BaseModel], name: str, value: object) -> Any:
-    info = model.model_fields[name]
-    annotation: Any = Annotated[info.annotation, info]
-    try:
-        return TypeAdapter(annotation).validate_python(value)
-    except ValidationError as error:
-        raise ValueError(f"{value!r} can't be a value of {name}: {error.errors()[0]['msg']}") from None
