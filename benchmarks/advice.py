@@ -1,9 +1,9 @@
-"""What a diagnosis promises against what following it gives, over workloads that are slow for one reason each.
+"""What a diagnosis expects against what following its advice brings, over workloads that are slow for one reason each.
 
 Each workload is diagnosed. Then trials are run in turns: today's settings, and those of every piece of advice that sets
-something, twice, the second time in the opposite order. Told of each piece: by how many times the rate was expected to
-rise (Advice.expected_gain), by how many it rose, and the second over the first, less 1. Advice without settings, such
-as cheaper items, can't be followed here.
+something, twice, the second time in the opposite order. Recorded for each piece: its kind, by how many times the rate
+was expected to rise (Advice.expected_gain), by how many it rose, and the second over the first, less 1. Advice without
+settings, such as cheaper items, can't be followed here.
 
 Some four minutes, on the CPU.
 """
@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from autotune import TrainingConfig
-from autotune.api.diagnose import DiagnosisResult, Pace, diagnose_plan
+from autotune.api.diagnose import DiagnosisResult, MeasuringTime, diagnose_plan
 from autotune.protocol.messages import NO_EXTRAS, WindowRules
 from autotune.records.diagnosis import Advice
 from autotune.settings.plan import Plan
@@ -34,13 +34,13 @@ _SETTINGS_WIDTH = 34
 class _Scale:
     """How long everything takes."""
 
-    pace: Pace
+    measuring: MeasuringTime
     window: WindowRules
     rounds: int
 
 
-_LARGE = _Scale(pace=Pace(window_s=3.0, stretch_s=0.5), window=WindowRules(max_s=3.0), rounds=2)
-_QUICK = _Scale(pace=Pace(window_s=0.5, stretch_s=0.1), window=WindowRules(max_s=0.5), rounds=1)
+_LARGE = _Scale(measuring=MeasuringTime(window_s=3.0, stretch_s=0.5), window=WindowRules(max_s=3.0), rounds=2)
+_QUICK = _Scale(measuring=MeasuringTime(window_s=0.5, stretch_s=0.1), window=WindowRules(max_s=0.5), rounds=1)
 
 
 def main() -> None:
@@ -62,20 +62,20 @@ def _parse() -> argparse.Namespace:
 
 def _follow(name: str, case: Case, scale: _Scale) -> dict[str, Any]:
     """A workload's diagnosis, and what each of its pieces of advice has given."""
-    found = _diagnose(name, case, scale.pace)
+    found = _diagnose(name, case, scale.measuring)
     say(f"{name}: {found.headline}")
-    advised = [one for one in found.advice if one.settings]
-    runs = _run_in_turns(case, [{}, *(one.settings for one in advised)], scale)
+    advised = [piece for piece in found.advice if piece.settings]
+    runs = _run_in_turns(case, [{}, *(piece.settings for piece in advised)], scale)
     return {
         "headline": found.headline,
         "verdict": found.verdict,
         "diagnosis": found.diagnosis.model_dump(mode="json"),
         "today": runs[0],
-        "advice": [_figures(one, own, runs[0]) for one, own in zip(advised, runs[1:], strict=True)],
+        "advice": [_figures(piece, own, runs[0]) for piece, own in zip(advised, runs[1:], strict=True)],
     }
 
 
-def _diagnose(name: str, case: Case, pace: Pace) -> DiagnosisResult:
+def _diagnose(name: str, case: Case, measuring: MeasuringTime) -> DiagnosisResult:
     workload = Workload(
         model=case.model,
         dataset=case.dataset,
@@ -86,7 +86,7 @@ def _diagnose(name: str, case: Case, pace: Pace) -> DiagnosisResult:
     )
     baseline = TrainingConfig.model_validate(dict(case.settings))
     plan = Plan(name=name, workload=workload, baseline=baseline, device="cpu")
-    return diagnose_plan(plan, progress=False, pace=pace)
+    return diagnose_plan(plan, progress=False, measuring=measuring)
 
 
 def _run_in_turns(case: Case, changes: Sequence[dict[str, object]], scale: _Scale) -> list[list[dict[str, Any]]]:
@@ -113,6 +113,8 @@ def _figures(advice: Advice, own: list[dict[str, Any]], today: list[dict[str, An
     assert advice.expected_gain is not None  # advice on settings always has a figure
     expected, reached = 1 + advice.expected_gain, _rate(own) / _rate(today)
     return {
+        "kind": advice.kind,
+        "figures": advice.figures,
         "settings": advice.settings,
         "basis": advice.basis,
         "expected_times": expected,

@@ -1,12 +1,12 @@
-"""What to do about it: settings with the gain to be expected from each, computed from measured ceilings. Pure.
+"""What to do about it, the largest expected gain first: settings whose ceilings were measured, then remedies. Pure.
 
-Takes an Evidence and its findings; hands on advice, the largest gain first. What no setting does stands behind
-(`core.remedies`).
+Comes in: an Evidence and its findings. Goes out: advice as codes with figures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 from autotune.analysis.expectation import (
     PINNING_KINDS,
@@ -16,133 +16,99 @@ from autotune.analysis.expectation import (
     loader_options,
     rate_without,
 )
+from autotune.diagnosis.gains import LEAST_GAIN, advise, worth_giving
 from autotune.diagnosis.remedies import list_remedies
-from autotune.phrasing import say_rate, say_seconds, say_settings, say_share
 from autotune.records.diagnosis import Advice, CurvePoint, Evidence, Finding
 from autotune.records.run_summary import changed_settings
 
-__all__ = ["LEAST_GAIN", "rank_advice"]
+__all__ = ["rank_advice"]
 
-LEAST_GAIN = 0.03
-"""Expected gain below which nothing is advised: our own convention, what a run may lie beside others of the same
-settings on a CPU (1.96 * RUN_SPREAD)."""
 _SAME_WITHIN = 0.02
-"""Expected rates that differ by less are the same: the fewest workers win."""
-_CAUTIONS = {
-    "micro_batch_size": "the learning rate has to follow the batch",
-    "amp_dtype": "check that the loss still falls as before",
-}
+"""Expected rates that differ by less count as equal: our own convention, a window's 95 % interval."""
+
+_Pair: TypeAlias = tuple[CurvePoint | None, CurvePoint | None]
+"""A point of the loader's curve and one of the device's; None: as today."""
 
 
 def rank_advice(evidence: Evidence, findings: Sequence[Finding]) -> tuple[Advice, ...]:
-    """Advice on settings by expected gain, then what no setting does; less than 3 % is left out."""
-    settings = sorted(_settings_advice(evidence, findings), key=_gain, reverse=True)
-    best = max((one.expected_samples_per_s or 0.0 for one in settings), default=evidence.measurement.samples_per_s)
-    remedies = sorted(list_remedies(evidence, findings, best_samples_per_s=best), key=_gain, reverse=True)
-    return (*settings, *(one for one in remedies if one.expected_gain is None or one.expected_gain >= LEAST_GAIN))
+    """Advice on settings by expected gain, then what lies outside of them; gains below 3 % are left out."""
+    settings = _advise_settings(evidence, findings)
+    best = max(map(_rate, settings), default=evidence.measurement.samples_per_s)
+    return (*settings, *worth_giving(list_remedies(evidence, findings, best_samples_per_s=best)))
 
 
-def _settings_advice(evidence: Evidence, findings: Sequence[Finding]) -> list[Advice]:
-    loader = _best_loader(evidence)
-    devices = _best_of_each_setting(evidence)
-    singles = [(loader, None)] if loader is not None else []
-    found = [_advice(evidence, *pair) for pair in [*singles, *((None, device) for device in devices)]]
-    pinned = _pin(evidence, findings)
-    worth = [one for one in [*found, pinned] if one is not None and _gain(one) >= LEAST_GAIN]
-    together = _together(evidence)
-    if together is not None and _gain(together) >= LEAST_GAIN:
-        best = max((one.expected_samples_per_s or 0.0 for one in worth), default=0.0)
-        if (together.expected_samples_per_s or 0.0) >= (1 + LEAST_GAIN) * best:
-            worth.append(together)
-    return worth
+def _advise_settings(evidence: Evidence, findings: Sequence[Finding]) -> list[Advice]:
+    """The loader's settings, each setting of the device, and both sides together where that gains 3 % on top."""
+    loaders: list[_Pair] = [(point, None) for point in loader_options(evidence)]
+    devices: list[_Pair] = [(None, point) for point in device_options(evidence)]
+    both = [(loader, device) for loader, _ in loaders for _, device in devices]
+    singles = [_best(evidence, loaders, cost=lambda workers, changes: (workers, changes))]
+    singles += _best_of_each_setting(evidence)
+    worth = worth_giving([*filter(None, singles), *_pin_memory(evidence, findings)])
+    most = max(map(_rate, worth), default=0.0)
+    together = _best(evidence, [*devices, *loaders, *both], cost=lambda workers, changes: (changes, workers))
+    if together is not None and _rate(together) >= (1 + LEAST_GAIN) * most:
+        worth.append(together)
+    return worth_giving(worth)
 
 
-def _best_loader(evidence: Evidence) -> CurvePoint | None:
-    """The loader settings of the best expected rate; among equals the fewest workers."""
-    rates = [(point, expected_rate(evidence, point, None)) for point in loader_options(evidence)]
+def _best(evidence: Evidence, pairs: Sequence[_Pair], *, cost: Callable[[int, int], tuple[int, int]]) -> Advice | None:
+    """The pair of the best expected rate; of equal pairs the one of the lowest cost in workers and changed settings."""
+    rates = [(pair, expected_rate(evidence, *pair)) for pair in pairs]
     if not rates:
         return None
+
+    def cost_of(pair: _Pair) -> tuple[int, int]:
+        changes = sum(len(point.changes) for point in pair if point is not None)
+        return cost(apply_changes(evidence, *pair).num_workers, changes)
+
     best = max(rate for _, rate in rates)
-    equal = [point for point, rate in rates if rate >= (1 - _SAME_WITHIN) * best]
-    return min(equal, key=lambda point: (apply_changes(evidence, point).num_workers, len(point.changes)))
+    return _advice(evidence, min((pair for pair, rate in rates if rate >= (1 - _SAME_WITHIN) * best), key=cost_of))
 
 
-def _best_of_each_setting(evidence: Evidence) -> list[CurvePoint]:
+def _best_of_each_setting(evidence: Evidence) -> Iterator[Advice]:
     """For each device setting alone, the value of the best expected rate."""
-    best: dict[tuple[str, ...], tuple[float, CurvePoint]] = {}
-    for point in device_options(evidence):
-        names, rate = tuple(point.changes), expected_rate(evidence, None, point)
-        if len(names) == 1 and (names not in best or rate > best[names][0]):
-            best[names] = rate, point
-    return [point for _, point in best.values()]
+    options = [point for point in device_options(evidence) if len(point.changes) == 1]
+    for name in dict.fromkeys(name for point in options for name in point.changes):
+        yield max((_advice(evidence, (None, point)) for point in options if name in point.changes), key=_rate)
 
 
-def _together(evidence: Evidence) -> Advice | None:
-    """The best pair of a loader's and a device's point; among equals the one that changes least."""
-    loaders = [None, *loader_options(evidence)]
-    devices = [None, *device_options(evidence)]
-    pairs = [(loader, device) for loader in loaders for device in devices if device is not None or loader is not None]
-    rates = [(expected_rate(evidence, *pair), pair) for pair in pairs]
-    if not rates:
-        return None
-    best = max(rate for rate, _ in rates)
-    equal = [pair for rate, pair in rates if rate >= (1 - _SAME_WITHIN) * best]
-    return _advice(evidence, *min(equal, key=lambda pair: _effort(evidence, *pair)))
-
-
-def _effort(evidence: Evidence, loader: CurvePoint | None, device: CurvePoint | None) -> tuple[int, int]:
-    changes = sum(len(point.changes) for point in (loader, device) if point is not None)
-    return changes, apply_changes(evidence, loader, device).num_workers
-
-
-def _advice(evidence: Evidence, loader: CurvePoint | None, device: CurvePoint | None) -> Advice:
-    config = apply_changes(evidence, loader, device)
-    settings = {name: after for name, (_, after) in changed_settings(config, evidence.config).items()}
-    expected, present = expected_rate(evidence, loader, device), evidence.measurement.samples_per_s
-    cautions = [_CAUTIONS[name] for name in settings if name in _CAUTIONS]
-    text = f"Set {say_settings(settings)}" + (f" ({'; '.join(cautions)})" if cautions else "")
-    sides = {"the loader alone": loader, "the device alone": device}
-    measured = [
-        f"{name} reaches {say_rate(point.ceiling.samples_per_s)} with it"
-        for name, point in sides.items()
+def _advice(evidence: Evidence, pair: _Pair) -> Advice:
+    ceilings = {
+        f"{side}_samples_per_s": point.ceiling.samples_per_s
+        for side, point in zip(("loader", "device"), pair, strict=True)
         if point is not None and point.ceiling is not None
-    ]
-    return Advice(
-        text=text,
-        settings=settings,
-        expected_samples_per_s=expected,
-        expected_gain=expected / present - 1.0,
-        basis=", ".join(measured),
+    }
+    changed = changed_settings(apply_changes(evidence, *pair), evidence.config)
+    return advise(
+        "set",
+        present=evidence.measurement.samples_per_s,
+        expected=expected_rate(evidence, *pair),
+        settings={name: after for name, (_, after) in changed.items()},
+        figures=ceilings,
     )
 
 
-def _pin(evidence: Evidence, findings: Sequence[Finding]) -> Advice | None:
-    """Copies from page-locked memory are faster; they still take turns with what the device computes.
+def _pin_memory(evidence: Evidence, findings: Sequence[Finding]) -> Iterator[Advice]:
+    """Copies from page-locked memory are faster, but still don't overlap with computing.
 
     Source: pytorch.org, "Use pinned memory buffers" (CUDA semantics).
     """
-    copy = next((one for one in findings if one.bottleneck == "copy"), None)
+    copy = next((finding for finding in findings if finding.bottleneck == "copy"), None)
     if copy is None or evidence.config.pin_memory or evidence.environment.device_kind not in PINNING_KINDS:
-        return None
-    saved, times = _saved_by_pinning(evidence)
-    present, expected = evidence.measurement.samples_per_s, rate_without(evidence, saved * copy.share)
-    return Advice(
-        text="Set pin_memory=True: copies from page-locked memory are faster, and the host does not wait for them",
+        return
+    costs, saved, times = evidence.measurement.loader_costs, 1.0, {}  # all of it at most, where not measured
+    if costs is not None and costs.copy_s and costs.pinned_copy_s is not None:
+        saved = max(0.0, 1.0 - costs.pinned_copy_s / costs.copy_s)
+        times = {"copy_s": costs.copy_s, "pinned_copy_s": costs.pinned_copy_s}
+    yield advise(
+        "pin_memory",
+        present=evidence.measurement.samples_per_s,
+        expected=rate_without(evidence, saved * copy.share),
         settings={"pin_memory": True},
-        expected_samples_per_s=expected,
-        expected_gain=expected / present - 1.0,
-        basis=f"{times}; the copies that nothing hides take {say_share(copy.share)} of the time",
+        figures={"share": copy.share, **times},
     )
 
 
-def _saved_by_pinning(evidence: Evidence) -> tuple[float, str]:
-    """The share of a copy's time that page-locked memory saves, and the figures; all of it where nobody measured."""
-    costs = evidence.measurement.loader_costs
-    if costs is None or not costs.copy_s or costs.pinned_copy_s is None:
-        return 1.0, "at most, since copies from page-locked memory were not measured"
-    said = f"a batch's copy takes {say_seconds(costs.pinned_copy_s)} from it instead of {say_seconds(costs.copy_s)}"
-    return max(0.0, 1.0 - costs.pinned_copy_s / costs.copy_s), said
-
-
-def _gain(advice: Advice) -> float:
-    return -1.0 if advice.expected_gain is None else advice.expected_gain
+def _rate(advice: Advice) -> float:
+    return advice.expected_samples_per_s or 0.0

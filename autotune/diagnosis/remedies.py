@@ -1,12 +1,15 @@
-"""What would help where no setting does: cheaper items, caching, other formats, more cores, each with its figure. Pure.
+"""What helps where no setting does: a table from bottleneck to remedies, each with the rate that it should bring. Pure.
 
-Takes an Evidence, its findings and the best rate that settings alone should reach; hands on advice without settings.
+Comes in: an Evidence, its findings and the best rate that settings alone should reach. Goes out: advice without
+settings, as codes with figures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import ceil
+
+from pydantic import JsonValue
 
 from autotune.analysis.expectation import (
     apply_changes,
@@ -19,257 +22,189 @@ from autotune.analysis.expectation import (
     threads_of,
     workers_run_too_many_threads,
 )
-from autotune.phrasing import say_bytes, say_gain, say_rate, say_seconds, say_share
+from autotune.diagnosis.gains import NEAR_CEILING, advise, figures_of
 from autotune.records.breakdown import LoaderCosts
 from autotune.records.ceilings import joint_rate, overlaps
 from autotune.records.diagnosis import Advice, Bottleneck, Evidence, Finding
 
 __all__ = ["list_remedies"]
 
-_NEAR = 0.97
-"""Of a ceiling, from which on nothing is worth doing about the other side (rule 6 of measuring)."""
 _MOSTLY = 0.5
-"""Of a batch's bytes, from which on they are taken to be of one type."""
+"""Of a batch's bytes, from which on its type is taken to be float32: our own convention, the larger part."""
+_LONGER_EPOCHS = 20
+"""Times as long an epoch: our own convention, a restart then costs a twentieth of what it costs now."""
+_BYTES_LEFT = 0.5
+"""Of the bytes, at best, after fusing operations or narrowing types: our own convention, bfloat16 for float32."""
+_UINT8_SAVES = 0.75
+"""Of the bytes of float32: uint8 has one byte instead of four."""
 
 
-def list_remedies(evidence: Evidence, findings: Sequence[Finding], *, best_samples_per_s: float) -> list[Advice]:
-    """Advice on what lies outside the settings, for each finding that settings alone don't remove."""
-    found: list[Advice] = []
-    is_held_by_data = best_samples_per_s < _NEAR * device_ceiling(evidence)
-    for finding in findings:
-        kind = finding.bottleneck
-        if kind in _FOR_DATA:
-            costs = evidence.measurement.loader_costs
-            if is_held_by_data and costs is not None:
-                found += _FOR_DATA[kind](evidence, costs)
-        elif kind in _FOR_DEVICE:
-            found += _FOR_DEVICE[kind](evidence, finding)
-    return found + (_computing(evidence, findings[0]) if findings[0].bottleneck == "compute" else [])
-
-
-def _cpu_work(evidence: Evidence, costs: LoaderCosts) -> list[Advice]:
-    needed = _needed_item_s(evidence)
-    cores = ceil(device_ceiling(evidence) * loader_cpu_s(evidence) + _device_cores(evidence))
-    have = evidence.environment.cores
-    if cores <= have and needed >= loader_cpu_s(evidence):  # the cores are enough: something else keeps them from work
-        return [*_sharding(evidence, costs), *_cache(evidence, costs)]
-    if needed > 0:
-        text = (
-            f"For the device to be the limit, make an item cheaper: at most {say_seconds(needed)} of CPU time instead "
-            f"of {say_seconds(loader_cpu_s(evidence))} (cheaper decoding, pre-processing once and offline, "
-            f"memory-mapped arrays instead of text or compressed files), or take {cores} cores instead of {have}"
-        )
-    else:
-        text = (
-            f"For the device to be the limit, take {cores} cores instead of {have}, or do without an item's CPU work "
-            f"of {say_seconds(loader_cpu_s(evidence))} (decode and pre-process once and offline): computing alone "
-            f"keeps the {have} cores here busy"
-        )
-    work = _up_to_the_device(evidence, text, f"an item's CPU time, {have} cores and the device's ceiling")
-    return [work, *_sharding(evidence, costs), *_cache(evidence, costs)]
-
-
-def _waiting(evidence: Evidence, costs: LoaderCosts) -> list[Advice]:
-    """Items that wait are loaded side by side: by so many workers, or in fewer and larger reads."""
-    wanted = device_ceiling(evidence)
-    workers = ceil(wanted * costs.item_s)
-    tried = [apply_changes(evidence, point).num_workers for point in loader_options(evidence)]
-    most = max([1, evidence.config.num_workers, *tried])
-    if most / wanted >= costs.item_s:  # so many workers are enough: something else keeps the items back
-        return _cache(evidence, costs)
-    side_by_side = f" with {most} workers" if most > 1 else ""
-    text = (
-        f"For the device to be the limit, let an item wait less: at most {say_seconds(most / wanted)}{side_by_side} "
-        f"instead of {say_seconds(costs.item_s)} (shards that are read in one piece, larger sequential reads, local or "
-        "faster storage)"
+def list_remedies(evidence: Evidence, findings: Sequence[Finding], *, best_samples_per_s: float) -> Iterator[Advice]:
+    """Remedies for each finding that settings alone don't remove; for computing only where it comes first."""
+    costs, is_data_bound = (
+        evidence.measurement.loader_costs,
+        best_samples_per_s < NEAR_CEILING * device_ceiling(evidence),
     )
-    if workers > most and evidence.facts.is_sharded:
-        text += f", or let about {workers} workers wait side by side"
-    wait = _up_to_the_device(evidence, text, "an item's wall time and the device's ceiling")
-    return [wait, *_sharding(evidence, costs), *_cache(evidence, costs)]
+    for finding in findings:
+        code = finding.bottleneck
+        if code in _FOR_LOADER:
+            if is_data_bound and costs is not None:
+                yield from _FOR_LOADER[code](evidence, costs)
+        elif code != "compute" or finding is findings[0]:
+            yield from _FOR_DEVICE[code](evidence, finding)
 
 
-def _sharding(evidence: Evidence, costs: LoaderCosts) -> list[Advice]:
-    """A stream that every worker reads whole can't be loaded side by side until it is divided among them.
+def _cpu_work(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
+    """Cheaper items or more cores, unless the cores suffice: then something else keeps the loader from them."""
+    needed_s, item_s, cores = _needed_item_s(evidence), loader_cpu_s(evidence), evidence.environment.cores
+    cores_needed = ceil(device_ceiling(evidence) * item_s + _device_cores(evidence))
+    if cores_needed > cores or needed_s < item_s:
+        figures = {"needed_s": needed_s, "item_cpu_s": item_s, "cores_needed": cores_needed, "cores": cores}
+        yield _up_to_the_device(evidence, "make_items_cheaper", **figures)
+    yield from _shard_stream(evidence, costs)
+    yield from _cache_items(evidence, costs)
+
+
+def _waiting(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
+    """Shorter waits, or more of them side by side, unless the workers suffice."""
+    wanted = device_ceiling(evidence)
+    tried = (apply_changes(evidence, point).num_workers for point in loader_options(evidence))
+    workers, workers_needed = max(1, evidence.config.num_workers, *tried), ceil(wanted * costs.item_s)
+    if workers / wanted < costs.item_s:
+        more = workers_needed if workers_needed > workers and evidence.facts.is_sharded else None
+        figures = {"needed_s": workers / wanted, "item_s": costs.item_s, "workers": workers, "workers_needed": more}
+        yield _up_to_the_device(evidence, "shorten_waits", **figures)
+        yield from _shard_stream(evidence, costs)
+    yield from _cache_items(evidence, costs)
+
+
+def _shard_stream(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
+    """A stream that every worker reads whole can't be loaded in parallel until it is divided among them.
 
     Source: pytorch.org, torch.utils.data.IterableDataset.
     """
-    workers = ceil(device_ceiling(evidence) * (costs.item_s + costs.collate_s / evidence.config.micro_batch_size))
-    if evidence.facts.is_sharded or workers < 2:
-        return []
-    text = (
-        "Divide the stream among the workers by torch.utils.data.get_worker_info(), which it does not do now: each "
-        f"would read all of it; for the device to be the limit takes about {workers} workers"
-    )
-    cores = _needed_item_s(evidence) / max(loader_cpu_s(evidence), 1e-9)
-    expected = device_ceiling(evidence) * min(1.0, cores)
-    basis = "an item's wall time, its CPU time with the cores here, and the device's ceiling"
-    return [_expecting(evidence, text, expected, basis)] if cores > 0 else []
+    sample_s = costs.item_s + costs.collate_s / evidence.config.micro_batch_size
+    workers, needed_s = ceil(device_ceiling(evidence) * sample_s), _needed_item_s(evidence)
+    share = min(1.0, needed_s / max(loader_cpu_s(evidence), 1e-9))
+    if not evidence.facts.is_sharded and workers >= 2 and share > 0:
+        yield _expecting(evidence, "shard_stream", device_ceiling(evidence) * share, workers_needed=workers)
 
 
-def _slow_tail(evidence: Evidence, costs: LoaderCosts) -> list[Advice]:
+def _slow_tail(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
     """The loader without its slowest items."""
     batch_size, workers = evidence.config.micro_batch_size, max(1, evidence.config.num_workers)
     sample_s = costs.item_s * (1.0 - costs.slow_tail_fraction) + costs.collate_s / batch_size
     loader = max(workers / max(sample_s, 1e-9), loader_ceiling(evidence))
     is_overlapped = overlaps(evidence.config, evidence.environment.device_kind)
     expected = joint_rate(loader, device_ceiling(evidence), is_overlapped=is_overlapped)
-    text = (
-        f"Look at the slowest items: they take up to {say_seconds(costs.item_slowest_s)}, where half of all take less "
-        f"than {say_seconds(costs.item_median_s)}; without them the loader would reach {say_rate(loader)}"
-    )
-    basis = f"{say_share(costs.slow_tail_fraction)} of the loading time goes into items over 8 times the median"
-    return [_expecting(evidence, text, expected, basis), *_cache(evidence, costs)]
+    figures = figures_of(costs, "item_slowest_s", "item_median_s", "slow_tail_fraction")
+    yield _expecting(evidence, "fix_slowest_items", expected, loader_samples_per_s=loader, **figures)
+    yield from _cache_items(evidence, costs)
 
 
-def _worker_threads(evidence: Evidence, costs: LoaderCosts) -> list[Advice]:
-    """One thread for each worker: what an item's CPU time then allows on the cores.
+def _worker_threads(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
+    """One thread for each worker: the rate that an item's CPU time then allows on the cores.
 
-    Source: pytorch.org, torch.utils.data: workers limit torch's own threads alone.
+    No figure where that is no more than today: threads that spin while they wait for each other add to the CPU time.
+    Source: pytorch.org, torch.utils.data: in workers torch limits only its own threads.
     """
     if not workers_run_too_many_threads(evidence):
-        return []
+        return
     cores, loaders = evidence.environment.cores, max(1, evidence.config.num_workers) * evidence.config.process_count
-    today, device_s = loader_ceiling(evidence), 1.0 / device_ceiling(evidence)
+    today, device = loader_ceiling(evidence), device_ceiling(evidence)
     allowed = min(loaders, cores) / loader_cpu_s(evidence)
-    shared = cores / (loader_cpu_s(evidence) + _device_cores(evidence) * device_s)
+    shared = cores / (loader_cpu_s(evidence) + _device_cores(evidence) / device)
     is_overlapped = overlaps(evidence.config, evidence.environment.device_kind)
-    expected = min(shared, joint_rate(max(allowed, today), 1.0 / device_s, is_overlapped=is_overlapped))
-    text = (
-        "Give each loader worker one thread, in worker_init_fn: cv2.setNumThreads(0) for OpenCV, "
-        "threadpoolctl.threadpool_limits(1) for NumPy, torch.set_num_threads(1) where the dataset has set more; or set "
-        "OMP_NUM_THREADS=1 before the start"
-    )
-    basis = f"an item's CPU time of {say_seconds(costs.item_cpu_s)} allows {say_rate(allowed)} on {cores} cores"
-    if allowed * _NEAR <= today:  # what several threads burn while they wait for each other is in the CPU time
-        fights = _without_figure(text, f"{basis}, and the loader alone reaches {say_rate(today)} today")
-    else:
-        fights = _expecting(evidence, text, expected, f"{basis}, and the device's ceiling")
-    return [fights, *_cpu_work(evidence, costs)]
+    expected = min(shared, joint_rate(max(allowed, today), device, is_overlapped=is_overlapped))
+    figures: dict[str, JsonValue] = {"item_cpu_s": costs.item_cpu_s, "allowed_samples_per_s": allowed, "cores": cores}
+    known, unknown = (expected, None) if allowed * NEAR_CEILING > today else (None, today)
+    yield _expecting(evidence, "one_thread_per_worker", known, loader_samples_per_s=unknown, **figures)
+    yield from _cpu_work(evidence, costs)
 
 
-def _cache(evidence: Evidence, costs: LoaderCosts) -> list[Advice]:
-    """Items kept in RAM: what is left is collating them."""
+def _cache_items(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
+    """Items kept in RAM: only collating them is left."""
     length, free = evidence.facts.dataset_length, evidence.free_ram_bytes
-    if length is None or free is None or evidence.facts.is_iterable:
-        return []
-    size = length * costs.item_bytes
-    if size > free:
-        return []
+    if length is None or free is None or evidence.facts.is_iterable or length * costs.item_bytes > free:
+        return
     collating = evidence.config.micro_batch_size / costs.collate_s if costs.collate_s > 0 else float("inf")
     expected = joint_rate(collating, device_ceiling(evidence), is_overlapped=evidence.environment.device_kind != "cpu")
-    text = (
-        f"Keep the items in RAM, where they are the same in every epoch: {length:,} items of "
-        f"{say_bytes(costs.item_bytes)} take {say_bytes(size)}, and {say_bytes(free)} are free"
-    )
-    basis = f"a batch then costs its collating ({say_seconds(costs.collate_s)}) and the device's own time"
-    return [_expecting(evidence, text, expected, basis)]
+    figures = figures_of(costs, "item_bytes", "collate_s")
+    yield _expecting(evidence, "cache_items", expected, items=length, free_bytes=free, **figures)
 
 
-def _small_operations(evidence: Evidence, finding: Finding) -> list[Advice]:
-    roofline = evidence.curves.roofline
-    count = "" if roofline is None else f" the {roofline.operators:,} operators of a batch by"
-    graphs = ", CUDA graphs" if evidence.environment.device_kind in {"cuda", "rocm"} else ""
-    text = (
-        f"Replace{count or ' many small operations by'} fewer and larger ones: torch.compile{graphs}, batched instead "
-        "of looped tensor code, a fused optimizer"
-    )
-    return [_saving(evidence, text, finding.share, f"at best, nothing is left of it: {finding.evidence}")]
+def _small_operations(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
+    roofline, has_graphs = evidence.curves.roofline, evidence.environment.device_kind in {"cuda", "rocm"}
+    figures = {"operators": None if roofline is None else roofline.operators, "has_cuda_graphs": has_graphs}
+    yield _saving(evidence, "fuse_operations", finding.share, share=finding.share, **figures)
 
 
-def _host_waits(evidence: Evidence, finding: Finding) -> list[Advice]:
-    """At best nothing is left of the gaps after the host's waits; where it is slow to launch, it then shows in others.
+def _host_waits(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
+    """At best none of the gaps after the host's waits is left; where it is slow to launch, it then shows in others.
 
     Source: pytorch.org, "Performance Tuning Guide", "Avoid unnecessary CPU-GPU synchronization".
     """
-    is_blocking = not evidence.config.pin_memory
-    copies = "without blocking (pin_memory=True)" if is_blocking else "without blocking (non_blocking=True)"
-    text = (
-        "Let the host run ahead of the device: read the loss every so many steps instead of after each (.item(), "
-        f".cpu(), print), and copy {copies}"
-    )
-    basis = f"at best, the {say_share(finding.share)} of the time after the host's waits is gone"
-    return [_saving(evidence, text, finding.share, basis)]
+    is_pinned = evidence.config.pin_memory
+    yield _saving(evidence, "avoid_synchronisation", finding.share, share=finding.share, is_pinned=is_pinned)
 
 
-def _bandwidth(evidence: Evidence, finding: Finding) -> list[Advice]:
-    best_dtype = [point for point in device_options(evidence) if "amp_dtype" in point.changes]
-    narrower = "" if best_dtype else ", a narrower precision"
-    text = f"Move fewer bytes: let element-wise operations be fused (torch.compile), work in place{narrower}"
-    return [_saving(evidence, text, finding.share / 2, f"at best, half of the bytes are left: {finding.evidence}")]
+def _bandwidth(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
+    is_dtype_known = any("amp_dtype" in point.changes for point in device_options(evidence))
+    saved = finding.share * (1 - _BYTES_LEFT)
+    yield _saving(evidence, "move_fewer_bytes", saved, share=finding.share, is_dtype_known=is_dtype_known)
 
 
-def _copies(evidence: Evidence, finding: Finding) -> list[Advice]:
-    """Fewer bytes. On the CPU, which needs no copies, what moving a batch does is to lay it out anew."""
-    share, said = finding.share, say_share(finding.share)
+def _copies(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
+    """Fewer bytes. On the CPU, which needs no copies, moving a batch converts its memory format."""
+    costs, share = evidence.measurement.loader_costs, finding.share
+    float32 = None if costs is None else costs.float32_fraction
+    item_bytes = None if costs is None else costs.item_bytes
     if evidence.environment.device_kind == "cpu":
-        text = (
-            "Lay batches out as training wants them (channels_last) in collate_fn, so that nothing is converted later"
-        )
-        return [_saving(evidence, text, share, f"at best, the {said} of the time that moving batches takes is gone")]
-    costs = evidence.measurement.loader_costs
-    size = "" if costs is None else f" (an item has {say_bytes(costs.item_bytes)} now)"
-    wide = None if costs is None else costs.float32_fraction
-    if wide is not None and wide < _MOSTLY:
-        text = f"Send fewer bytes{size}: narrower types, smaller items; make on the device what it can make itself"
-        return [_saving(evidence, text, share / 2, f"at best, half of the bytes that take {said} of the time are left")]
-    text = f"Send fewer bytes{size}: uint8 images instead of float32, converted and normalised on the device"
-    basis = f"at best, a quarter is left of float32, and copies take {said} of the time"
-    told = "at most, were all of it float32" if wide is None else f"{say_share(wide)} of the bytes are float32"
-    return [_saving(evidence, text, 0.75 * share * (1.0 if wide is None else wide), f"{basis}; {told}")]
+        yield _saving(evidence, "convert_batches_in_collate", share, share=share)
+    elif float32 is not None and float32 < _MOSTLY:
+        yield _saving(evidence, "copy_narrower_types", share * (1 - _BYTES_LEFT), share=share, item_bytes=item_bytes)
+    else:
+        saved, figures = _UINT8_SAVES * share * (1.0 if float32 is None else float32), {"float32_fraction": float32}
+        yield _saving(evidence, "copy_uint8", saved, share=share, item_bytes=item_bytes, **figures)
 
 
-def _computing(evidence: Evidence, finding: Finding) -> list[Advice]:
-    """What would help where the device computes, beside a large matrix product, which does little else.
+def _computing(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
+    """A cheaper step, beside the most that the device could give: the rate of a large matrix product.
 
-    Without an expected gain, since nobody reaches that rate with small and element-wise operations between.
+    Without an expected gain, since steps with small and element-wise operations don't reach that rate.
     Source: Williams et al. 2009.
     """
-    if evidence.measurement.breakdown is None:  # nobody knows whether it computes
-        return []
-    text = "Make a step cheaper: fused operations (torch.compile), fewer operations per sample, or a faster device"
-    roofline, present = evidence.curves.roofline, evidence.measurement.samples_per_s
-    if roofline is None or roofline.flops <= 0:
-        basis = f"{finding.evidence}; how far that is from a large matrix product's rate was not measured"
-        return [_without_figure(text, basis)]
-    batch = evidence.config.micro_batch_size * evidence.config.world_size  # the rate is that of all devices
-    product_s = roofline.flops / roofline.peak_flops_per_s / batch
-    most = 1.0 / max(1.0 - finding.share + present * product_s, 1e-3) - 1.0
-    text += (
-        f"; on this device the same arithmetic at the rate of a large matrix product would give at most "
-        f"{say_gain(max(0.0, most))}"
-    )
-    return [_without_figure(text, finding.evidence)]
+    if evidence.measurement.breakdown is None:  # it may not compute at all
+        return
+    roofline, present, most = evidence.curves.roofline, evidence.measurement.samples_per_s, None
+    if roofline is not None and roofline.flops > 0:
+        batch = evidence.config.micro_batch_size * evidence.config.world_size  # the rate is that of all devices
+        product_s = roofline.flops / roofline.peak_flops_per_s / batch
+        most = max(0.0, 1.0 / max(1.0 - finding.share + present * product_s, 1e-3) - 1.0)
+    yield _expecting(evidence, "make_step_cheaper", None, share=finding.share, most_gain=most, **finding.figures)
 
 
-def _short_epochs(evidence: Evidence, finding: Finding) -> list[Advice]:
-    if not evidence.config.persistent_workers:
-        return []
+def _short_epochs(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
     length = evidence.measurement.window.epoch_samples
-    wanted = 20  # epochs in one: a restart then takes a twentieth of what it takes now
-    if length is None:
-        return []
-    text = (
-        f"Make epochs longer: one of {length * wanted:,} samples instead of {length:,} (a sampler that goes over the "
-        "data several times) pays for a restart once"
-    )
-    present = evidence.measurement.samples_per_s
-    expected = present / (1.0 - finding.share * (1 - 1 / wanted))
-    return [_expecting(evidence, text, expected, f"restarts take {say_share(finding.share)} of the time now")]
+    if evidence.config.persistent_workers and length is not None:
+        expected = evidence.measurement.samples_per_s / (1.0 - finding.share * (1 - 1 / _LONGER_EPOCHS))
+        longer = {"epoch_samples": length, "wanted_samples": length * _LONGER_EPOCHS}
+        yield _expecting(evidence, "lengthen_epochs", expected, share=finding.share, **longer)
 
 
-_FOR_DATA: dict[Bottleneck, Callable[[Evidence, LoaderCosts], list[Advice]]] = {
+_FOR_LOADER: dict[Bottleneck, Callable[[Evidence, LoaderCosts], Iterator[Advice]]] = {
     "data_cpu": _cpu_work,
     "data_io": _waiting,
     "data_tail": _slow_tail,
     "threads": _worker_threads,
 }
-_FOR_DEVICE: dict[Bottleneck, Callable[[Evidence, Finding], list[Advice]]] = {
+_FOR_DEVICE: dict[Bottleneck, Callable[[Evidence, Finding], Iterator[Advice]]] = {
     "launch": _small_operations,
     "synchronise": _host_waits,
     "memory": _bandwidth,
     "copy": _copies,
     "restart": _short_epochs,
+    "compute": _computing,
 }
 
 
@@ -282,37 +217,31 @@ def _device_cores(evidence: Evidence) -> float:
     """Cores that computing keeps busy at the device's ceiling, in the most economical number of threads measured."""
     if evidence.environment.device_kind != "cpu":
         return 0.0
-    seen = [
+    measured = [
         point.cpu_s_per_sample
         for point in evidence.curves.device
         if point.cpu_s_per_sample is not None and set(point.changes) <= {"intra_op_threads"}
     ]
-    if seen:
-        return min(seen) * device_ceiling(evidence)
+    if measured:
+        return min(measured) * device_ceiling(evidence)
     return float(min(threads_of(evidence, evidence.config), evidence.environment.cores))
 
 
-def _up_to_the_device(evidence: Evidence, text: str, basis: str) -> Advice:
-    if evidence.measurement.device_ceiling is None:
-        basis += ", which was not measured but estimated from the waits for data"
-    return _expecting(evidence, text, device_ceiling(evidence), basis)
+def _expecting(evidence: Evidence, kind: str, expected: float | None, **figures: JsonValue) -> Advice:
+    return advise(kind, present=evidence.measurement.samples_per_s, expected=expected, figures=figures)
 
 
-def _expecting(evidence: Evidence, text: str, expected: float, basis: str) -> Advice:
-    gain = expected / evidence.measurement.samples_per_s - 1.0
-    return Advice(text=text, settings={}, expected_samples_per_s=expected, expected_gain=gain, basis=basis)
+def _up_to_the_device(evidence: Evidence, kind: str, **figures: JsonValue) -> Advice:
+    """Advice that should make the device the limit."""
+    is_estimated = evidence.measurement.device_ceiling is None
+    return _expecting(evidence, kind, device_ceiling(evidence), is_device_estimated=is_estimated, **figures)
 
 
-def _saving(evidence: Evidence, text: str, share: float, basis: str) -> Advice:
-    """Advice that takes a share of the wall time away; without a figure where the loader has to become faster first."""
-    expected, loader = rate_without(evidence, share), loader_ceiling(evidence)
+def _saving(evidence: Evidence, kind: str, saved: float, **figures: JsonValue) -> Advice:
+    """Advice that saves a share of the wall time; without a figure where the loader has to become faster first."""
+    expected, loader = rate_without(evidence, saved), loader_ceiling(evidence)
     if expected < loader:
-        return _expecting(evidence, text, expected, basis)
-    basis += f"; the loader alone reaches {say_rate(loader)}"
-    if evidence.measurement.samples_per_s >= _NEAR * loader:
-        return _without_figure(text, f"{basis}, which has to become more first")
-    return _expecting(evidence, text, expected, basis)
-
-
-def _without_figure(text: str, basis: str) -> Advice:
-    return Advice(text=text, settings={}, expected_samples_per_s=None, expected_gain=None, basis=basis)
+        return _expecting(evidence, kind, expected, **figures)
+    is_loader_first = evidence.measurement.samples_per_s >= NEAR_CEILING * loader
+    limits: dict[str, JsonValue] = {"loader_samples_per_s": loader, "is_loader_first": is_loader_first}
+    return _expecting(evidence, kind, None if is_loader_first else expected, **figures, **limits)

@@ -1,7 +1,7 @@
 """Does another device help? One device, DataParallel and DistributedDataParallel compared. Pure.
 
-Takes the records of a study, the machine, and what a confirmation has measured again; hands on a StrategyComparison:
-the best of each, the answer, what holds the fastest group, and what would help.
+Comes in: the records of a study, the machine, and a confirmation's measurements. Goes out: a StrategyComparison with
+the best trial of each strategy, the answer, the bottlenecks of the fastest group, and advice.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
-from autotune.diagnosis.scaling_advice import list_group_advice
-from autotune.diagnosis.scaling_bottlenecks import Brake, find_brakes
+from autotune.diagnosis.scaling_advice import list_scaling_advice
+from autotune.diagnosis.scaling_bottlenecks import Brake, find_scaling_bottlenecks
 from autotune.diagnosis.step_time import GroupCase
 from autotune.diagnosis.strategies import StrategyBest, StrategyEntry, list_strategies
+from autotune.frozen import FrozenModel
 from autotune.records.diagnosis import Advice
 from autotune.records.recommendation import Confirmation
 from autotune.records.run_summary import changed_settings
@@ -25,13 +24,11 @@ __all__ = ["Helps", "StrategyComparison", "compare_strategies"]
 
 Helps = Literal["yes", "no", "not_measurably"]
 
-_OF_A_GROUP = frozenset({"strategy", "world_size", "ddp"})
+_GROUP_SETTINGS = frozenset({"strategy", "world_size", "ddp"})
 
 
-class StrategyComparison(BaseModel):
+class StrategyComparison(FrozenModel):
     """Strategies side by side, and whether more than one device helps."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     entries: tuple[StrategyEntry, ...]
     """One device first, then DataParallel and DDP, fewest devices first."""
@@ -40,14 +37,14 @@ class StrategyComparison(BaseModel):
     fastest: StrategyBest | None
     """The fastest with more than one device; None where none ran well."""
     helps: Helps | None
-    """Whether `fastest` beats `single`: "not_measurably" where the interval of their ratio holds 1; None where one of
-    them is missing."""
+    """Whether `fastest` beats `single`: "not_measurably" where the interval of their ratio includes 1; None where
+    one of them is missing."""
     other_changes: tuple[str, ...]
     """Settings beside strategy, devices and DDP's own in which the two differ: part of the difference may be theirs."""
     brakes: tuple[Brake, ...]
-    """What holds `fastest`, the heaviest first; () where no figure shows anything."""
+    """The bottlenecks of `fastest`, the largest share first; () where no figure shows any."""
     advice: tuple[Advice, ...]
-    """What would help it, the largest gain first."""
+    """What should help it, the largest gain first."""
 
 
 def compare_strategies(
@@ -57,12 +54,14 @@ def compare_strategies(
     if all(record.config.world_size == 1 for record in records):
         return None
     entries = list_strategies(records, confirmations)
-    single = next((one.best for one in entries if one.strategy == "single"), None)
-    groups = [one.best for one in entries if one.best is not None and one.world_size > 1]
-    by_own_rate = {one.number: one.measurement.samples_per_s for one in records if one.measurement is not None}
-    fastest = max(groups, key=lambda one: by_own_rate[one.number], default=None)
+    single = next((entry.best for entry in entries if entry.strategy == "single"), None)
+    groups = [entry.best for entry in entries if entry.best is not None and entry.world_size > 1]
+    by_own_rate = {
+        record.number: record.measurement.samples_per_s for record in records if record.measurement is not None
+    }
+    fastest = max(groups, key=lambda best: by_own_rate[best.number], default=None)
     case = None if fastest is None else _case(fastest, single, records, environment)
-    brakes = () if case is None else find_brakes(case)
+    brakes = () if case is None else find_scaling_bottlenecks(case)
     return StrategyComparison(
         entries=entries,
         single=single,
@@ -70,26 +69,26 @@ def compare_strategies(
         helps=None if fastest is None else _judge(fastest),
         other_changes=_other_changes(single, fastest),
         brakes=brakes,
-        advice=() if case is None else list_group_advice(case, brakes),
+        advice=() if case is None else list_scaling_advice(case, brakes),
     )
 
 
 def _case(
     fastest: StrategyBest, single: StrategyBest | None, records: Sequence[TrialRecord], environment: Environment
 ) -> GroupCase:
-    costs = (one.measurement.loader_costs for one in records if one.measurement is not None)
+    costs = (record.measurement.loader_costs for record in records if record.measurement is not None)
     return GroupCase(
         group=fastest,
         single=single,
         environment=environment,
-        is_ddp_tried=any(one.config.strategy == "ddp" for one in records),
-        is_hook_tried=any(one.config.ddp is not None and one.config.ddp.comm_hook is not None for one in records),
-        loader_costs=next((one for one in costs if one is not None), None),
+        is_ddp_tried=any(record.config.strategy == "ddp" for record in records),
+        is_hook_tried=any(record.config.ddp is not None and record.config.ddp.comm_hook for record in records),
+        loader_costs=next(filter(None, costs), None),
     )
 
 
 def _judge(fastest: StrategyBest) -> Helps | None:
-    """As a recommendation is chosen: only what lies beyond noise is a gain, or a loss."""
+    """Only what lies beyond noise is a gain, or a loss, as for a recommendation."""
     ratio = fastest.speedup
     if ratio is None:
         return None
@@ -101,4 +100,4 @@ def _judge(fastest: StrategyBest) -> Helps | None:
 def _other_changes(single: StrategyBest | None, fastest: StrategyBest | None) -> tuple[str, ...]:
     if single is None or fastest is None:
         return ()
-    return tuple(name for name in changed_settings(fastest.config, single.config) if name not in _OF_A_GROUP)
+    return tuple(name for name in changed_settings(fastest.config, single.config) if name not in _GROUP_SETTINGS)

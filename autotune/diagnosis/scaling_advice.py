@@ -1,198 +1,171 @@
-"""What would bring several devices closer to as many times the rate of one, only where figures say so. Pure.
+"""What brings several devices closer to as many times the rate of a single device: a table from cause to advice. Pure.
 
-Takes a GroupCase and its brakes; hands on advice, the largest gain first. Gains are what the ceilings leave room for:
-expectations, not measurements.
+Comes in: a GroupCase and its bottlenecks. Goes out: advice as codes with figures, the largest gain first. Gains are
+what the ceilings leave room for: expectations, not measurements.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 
-from autotune.diagnosis.advice import LEAST_GAIN
+from pydantic import JsonValue
+
+from autotune.diagnosis.bottlenecks import WAITING_CPU_FRACTION
+from autotune.diagnosis.gains import advise, figures_of, worth_giving
 from autotune.diagnosis.scaling_bottlenecks import LEAST_SHARE, Brake, Cause
-from autotune.diagnosis.step_time import GroupCase, Pace, Paces, paces_of, smaller_batch, step_changes
-from autotune.phrasing import say_rate, say_seconds, say_settings, say_share
+from autotune.diagnosis.step_time import GroupCase, GroupTimes, StepTime, group_times, smaller_batch, step_changes
 from autotune.records.diagnosis import Advice
 from autotune.records.ranks import Communication, uneven_ranks
 from autotune.space.constraints import hook_obstacle
 
-__all__ = ["list_group_advice"]
+__all__ = ["list_scaling_advice"]
 
-_TIMES = (2, 4, 8)
+_FACTORS = (2, 4, 8)
 """Times as many samples for an exchange: our own convention, so that the global batch stays in reach."""
 _MOST_SAVED = 0.95
-"""Of the group's time, beyond which ceilings are not believed."""
-_WAITING_CPU_FRACTION = 0.5
-"""Of an item's time on a core, below which it mostly waits, and workers gain beyond the cores: as in core.verdict."""
-_FOLLOWS = "the learning rate has to follow the global batch"
+"""Of the group's time, beyond which ceilings are not believed: our own convention."""
 
 
-def list_group_advice(case: GroupCase, brakes: Sequence[Brake]) -> tuple[Advice, ...]:
-    """What would help against each brake; the largest gain first, what has no figure last, less than 3 % not at all.
+def list_scaling_advice(case: GroupCase, bottlenecks: Sequence[Brake]) -> tuple[Advice, ...]:
+    """What helps against each bottleneck; the largest gain first, what has no figure last, below 3 % not at all.
 
-    A setting is advised once, with the value of the larger gain.
+    A setting is advised only once, with the value of the larger gain.
     """
-    paces = paces_of(case)
-    found = [one for brake in brakes for one in _AGAINST[brake.cause](case, paces)]
-    worth = [one for one in found if one.expected_gain is None or one.expected_gain >= LEAST_GAIN]
+    times = group_times(case)
+    found = worth_giving(piece for bottleneck in bottlenecks for piece in _AGAINST[bottleneck.cause](case, times))
     advice: list[Advice] = []
-    for one in sorted(worth, key=_gain, reverse=True):
-        if not one.settings or all(one.settings.keys() != other.settings.keys() for other in advice):
-            advice.append(one)
+    for piece in found:
+        if not piece.settings or all(piece.settings.keys() != other.settings.keys() for other in advice):
+            advice.append(piece)
     return tuple(advice)
 
 
-def _against_communication(case: GroupCase, paces: Paces) -> list[Advice]:
-    talk = case.group.communication
-    if talk is None:
-        return _instead_of_data_parallel(case)
-    return [*_fewer_exchanges(case, paces, talk), *_smaller_exchanges(case, paces, talk)]
-
-
-def _instead_of_data_parallel(case: GroupCase) -> list[Advice]:
+def _communication(case: GroupCase, times: GroupTimes) -> Iterator[Advice]:
     """Source: pytorch.org, torch.nn.DataParallel, which recommends DistributedDataParallel instead."""
-    if case.is_ddp_tried:
-        return []
-    text = "Let the search try strategy ddp, which no trial had: a process for each device, gradients alone exchanged"
-    return [_without_figure(text, "no trial has measured it")]
+    exchange = case.group.communication
+    if exchange is not None:
+        yield _fewer_exchanges(case, times, exchange)
+        if not case.is_hook_tried:
+            yield _smaller_exchanges(case, times, exchange)
+    elif not case.is_ddp_tried:
+        yield _advise(times, "try_ddp")
 
 
-def _fewer_exchanges(case: GroupCase, paces: Paces, talk: Communication) -> list[Advice]:
+def _fewer_exchanges(case: GroupCase, times: GroupTimes, exchange: Communication) -> Advice:
     """More samples for each exchange: by a larger batch where memory has room, else by accumulation.
 
     A batch of k times the samples takes at most k times the time and the memory, and the exchange takes what it took.
     """
-    config, exposed_s = case.group.config, talk.exposed_s
-    enough = [one for one in _TIMES if exposed_s / (one * talk.step_alone_s + exposed_s) < LEAST_SHARE]
-    wanted = min(enough, default=_TIMES[-1])
-    fitting = [one for one in _TIMES if one <= wanted and one * case.group.limit_share <= 1]
-    times = max(fitting, default=wanted)
-    memory = f"peak memory is {say_share(case.group.limit_share)} of the limit"
-    settings: dict[str, object] = {"grad_accum_steps": times * config.grad_accum_steps}
-    if fitting:
-        settings = {"micro_batch_size": times * config.micro_batch_size}
-    after = replace(paces.actual, exchange_s=paces.actual.exchange_s / times)
-    text = f"Set {say_settings(settings)}: {times} times the samples for each exchange ({_FOLLOWS})"
-    basis = f"an exchange adds {say_seconds(exposed_s)} to a step of {say_seconds(talk.step_alone_s)}, and {memory}"
-    return [_expecting(paces, paces.actual, after, text=text, settings=settings, basis=basis)]
+    config, exposed_s, used = case.group.config, exchange.exposed_s, case.group.limit_share
+    enough = [factor for factor in _FACTORS if exposed_s / (factor * exchange.step_alone_s + exposed_s) < LEAST_SHARE]
+    wanted = min(enough, default=_FACTORS[-1])
+    fitting = [factor for factor in _FACTORS if factor <= wanted and factor * used <= 1]
+    factor, setting = max(fitting, default=wanted), "micro_batch_size" if fitting else "grad_accum_steps"
+    return _advise(
+        times,
+        "more_samples_per_exchange",
+        (times.actual, replace(times.actual, exchange_s=times.actual.exchange_s / factor)),
+        settings={setting: factor * getattr(config, setting)},
+        figures={"factor": factor, "exposed_s": exposed_s, "step_s": exchange.step_alone_s, "limit_fraction": used},
+    )
 
 
-def _smaller_exchanges(case: GroupCase, paces: Paces, talk: Communication) -> list[Advice]:
-    """Gradients in 16 bits on their way: half the bytes save at most half of the exchange.
+def _smaller_exchanges(case: GroupCase, times: GroupTimes, exchange: Communication) -> Advice:
+    """Gradients in 16 bits during the exchange: half the bytes save at most half of it.
 
     Source: pytorch.org, DDP communication hooks.
     """
-    if case.is_hook_tried:
-        return []
     is_bfloat16 = case.group.config.amp_dtype == "bfloat16" and hook_obstacle("bf16", case.environment) is None
-    settings: dict[str, object] = {"ddp.comm_hook": "bf16" if is_bfloat16 else "fp16"}
-    left_s = max(0.0, talk.exposed_s - talk.exchange_s / 2)
-    after = replace(paces.actual, exchange_s=left_s / case.group.config.global_batch_size)
-    text = (
-        f"Set {say_settings(settings)}: half the bytes on their way; the gain is the most it can be, compressing costs "
-        "too (check that the loss still falls as before)"
+    left_s = max(0.0, exchange.exposed_s - exchange.exchange_s / 2)
+    return _advise(
+        times,
+        "compress_gradients",
+        (times.actual, replace(times.actual, exchange_s=left_s / case.group.config.global_batch_size)),
+        settings={"ddp.comm_hook": "bf16" if is_bfloat16 else "fp16"},
+        figures=figures_of(exchange, "exchange_s", "exposed_s"),
     )
-    basis = f"the exchange alone takes {say_seconds(talk.exchange_s)}, {say_seconds(talk.exposed_s)} of it not hidden"
-    return [_expecting(paces, paces.actual, after, text=text, settings=settings, basis=basis)]
 
 
-def _against_loader(case: GroupCase, paces: Paces) -> list[Advice]:
-    """More workers where cores are left or items wait, else more cores."""
-    config, even, cores = case.group.config, paces.even, case.cores
+def _loader(case: GroupCase, times: GroupTimes) -> Iterator[Advice]:
+    """More workers where cores are free or items wait, else more cores."""
+    config, even, cores = case.group.config, times.even, case.cores
     if even.computing_s <= 0:
-        return []
-    loaders, times = config.process_count, even.loader_s / even.computing_s
+        return
+    loaders, factor = config.process_count, even.loader_s / even.computing_s
     running = max(1, config.num_workers) * loaders
-    waits = case.loader_costs is not None and case.loader_costs.cpu_fraction < _WAITING_CPU_FRACTION
-    if running >= cores and not waits:
-        return [_more_cores(case, paces, times)]
-    workers = _whole(running * times / loaders)
-    if not waits:
-        workers = min(workers, max(config.num_workers + 1, cores // loaders))
-    settings: dict[str, object] = {"num_workers": workers}
-    after = replace(even, loader_s=even.loader_s * running / (workers * loaders), is_overlapped=True)
-    text = f"Set {say_settings(settings)}{' for each rank' if loaders > 1 else ''}"
-    basis = f"today {running} loader processes on {cores} cores reach {say_rate(1 / even.loader_s)} together"
-    return [_expecting(paces, even, after, text=text, settings=settings, basis=basis)]
+    figures = {"loader_processes": running, "cores": cores, "loader_samples_per_s": 1 / even.loader_s}
+    waits = case.loader_costs is not None and case.loader_costs.cpu_fraction < WAITING_CPU_FRACTION
+    if waits or running < cores:
+        workers = _whole(running * factor / loaders)
+        if not waits:
+            workers = min(workers, max(config.num_workers + 1, cores // loaders))
+        after = replace(even, loader_s=even.loader_s * running / (workers * loaders), is_overlapped=True)
+        settings = {"num_workers": workers}
+        yield _advise(times, "more_workers", (even, after), settings=settings, figures={**figures, "ranks": loaders})
+    elif case.environment.device_kind == "cpu":
+        yield _advise(times, "more_cores_for_loaders", figures=figures)
+    else:
+        after = replace(even, loader_s=even.computing_s)
+        needed = {"cores_needed": _whole(cores * factor), "device_samples_per_s": 1 / even.computing_s}
+        yield _advise(times, "more_cores_or_cheaper_items", (even, after), figures=figures | needed)
 
 
-def _more_cores(case: GroupCase, paces: Paces, times: float) -> Advice:
-    config, even, cores = case.group.config, paces.even, case.cores
-    workers = max(1, config.num_workers) * config.process_count
-    taken = f"{workers} loader processes on {cores} cores reach {say_rate(1 / even.loader_s)}"
+def _uneven_rank(case: GroupCase, times: GroupTimes) -> Iterator[Advice]:
+    slow: list[JsonValue] = [*uneven_ranks(case.group.ranks)]
+    yield _advise(times, "find_slow_rank", (times.actual, times.even), figures={"ranks": slow})
+
+
+def _small_batch(case: GroupCase, times: GroupTimes) -> Iterator[Advice]:
+    batch, single, after = smaller_batch(case), case.single, _as_single(times)
+    if batch is not None and single is not None and after is not None:
+        settings, figures = {"micro_batch_size": batch}, {"limit_fraction": single.limit_share}
+        yield _advise(times, "batch_of_single_device", after, settings=settings, figures=figures)
+
+
+def _settings(case: GroupCase, times: GroupTimes) -> Iterator[Advice]:
+    after = _as_single(times)
+    if after is not None:
+        yield _advise(times, "settings_of_single_device", after, settings=step_changes(case))
+
+
+def _shared_machine(case: GroupCase, times: GroupTimes) -> Iterator[Advice]:
     if case.environment.device_kind == "cpu":
-        return _without_figure("Take more cores: loading and training share those that there are", taken)
-    text = f"Take about {_whole(cores * times)} cores instead of {cores}, or make an item cheaper"
-    basis = f"{taken}, the devices {say_rate(1 / even.computing_s)}"
-    return _expecting(paces, even, replace(even, loader_s=even.computing_s), text=text, settings={}, basis=basis)
+        yield _advise(times, "more_cores_for_ranks", figures={"cores": case.cores})
 
 
-def _against_uneven_rank(case: GroupCase, paces: Paces) -> list[Advice]:
-    slow = ", ".join(str(number) for number in uneven_ranks(case.group.ranks))
-    text = f"Find out what slows rank {slow} down: in every step the others wait for it"
-    return [_expecting(paces, paces.actual, paces.even, text=text, settings={}, basis="the pace of the other ranks")]
-
-
-def _against_small_batch(case: GroupCase, paces: Paces) -> list[Advice]:
-    batch, single, ideal_s = smaller_batch(case), case.single, paces.ideal_device_s
-    if batch is None or single is None or ideal_s is None:
-        return []
-    settings: dict[str, object] = {"micro_batch_size": batch}
-    text = f"Set {say_settings(settings)} on each rank, as on one device ({_FOLLOWS})"
-    basis = f"one device by itself; it took {say_share(single.limit_share)} of the memory limit"
-    after = replace(paces.even, device_s=ideal_s)
-    return [_expecting(paces, paces.even, after, text=text, settings=settings, basis=basis)]
-
-
-def _against_settings(case: GroupCase, paces: Paces) -> list[Advice]:
-    settings, ideal_s = step_changes(case), paces.ideal_device_s
-    if ideal_s is None:
-        return []
-    text = f"Set {say_settings(settings)}, as in the best trial on one device"
-    after = replace(paces.even, device_s=ideal_s)
-    return [_expecting(paces, paces.even, after, text=text, settings=settings, basis="one device by itself")]
-
-
-def _against_shared_machine(case: GroupCase, paces: Paces) -> list[Advice]:  # noqa: ARG001 - one signature
-    if case.environment.device_kind != "cpu":
-        return []
-    cores = case.cores
-    return [_without_figure("Take more cores: ranks on a CPU share those that there are", f"{cores} cores here")]
-
-
-_AGAINST: dict[Cause, Callable[[GroupCase, Paces], list[Advice]]] = {
-    "communication": _against_communication,
-    "loader": _against_loader,
-    "uneven_rank": _against_uneven_rank,
-    "small_batch": _against_small_batch,
-    "settings": _against_settings,
-    "shared_machine": _against_shared_machine,
+_AGAINST: dict[Cause, Callable[[GroupCase, GroupTimes], Iterator[Advice]]] = {
+    "communication": _communication,
+    "loader": _loader,
+    "uneven_rank": _uneven_rank,
+    "small_batch": _small_batch,
+    "settings": _settings,
+    "shared_machine": _shared_machine,
 }
 
 
-def _expecting(
-    paces: Paces, before: Pace, after: Pace, *, text: str, settings: dict[str, object], basis: str
+def _as_single(times: GroupTimes) -> tuple[StepTime, StepTime] | None:
+    """Before and after: each device as fast as a single device; None where that was not measured."""
+    if times.ideal_device_s is None:
+        return None
+    return times.even, replace(times.even, device_s=times.ideal_device_s)
+
+
+def _advise(
+    times: GroupTimes,
+    kind: str,
+    change: tuple[StepTime, StepTime] | None = None,
+    *,
+    settings: Mapping[str, object] | None = None,
+    figures: Mapping[str, JsonValue] | None = None,
 ) -> Advice:
-    gain = 1.0 / (1.0 - min(paces.saved(before, after), _MOST_SAVED)) - 1.0
-    return Advice(
-        text=text,
-        settings=settings,
-        expected_samples_per_s=paces.samples_per_s * (1.0 + gain),
-        expected_gain=gain,
-        basis=basis,
-    )
+    """Advice from the step times before and after a change; None: without a figure."""
+    saved = 0.0 if change is None else min(times.saved(*change), _MOST_SAVED)
+    expected = None if change is None else times.samples_per_s / (1.0 - saved)
+    return advise(kind, present=times.samples_per_s, expected=expected, settings=settings, figures=figures)
 
 
 def _whole(number: float) -> int:
-    """Rounded up, but for what floating point has added."""
+    """Rounded up, without what floating point has added."""
     return ceil(number - 1e-6)
-
-
-def _without_figure(text: str, basis: str) -> Advice:
-    return Advice(text=text, settings={}, expected_samples_per_s=None, expected_gain=None, basis=basis)
-
-
-def _gain(advice: Advice) -> float:
-    return -1.0 if advice.expected_gain is None else advice.expected_gain

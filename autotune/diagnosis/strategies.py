@@ -1,7 +1,7 @@
 """The best trial of each strategy with each number of devices, and what it measured. Pure.
 
-Takes the records of a study, and what a confirmation has measured again; hands on StrategyEntries, one device first.
-Why a group is no faster is judged in `core.brakes`, what follows from it in `core.scaling`.
+Comes in: the records of a study, and a confirmation's measurements. Goes out: a StrategyEntry for each strategy and
+number of devices, a single device first.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from math import exp, hypot
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from autotune.analysis.selection_rules import rate_of_runs, ratio_of
+from autotune.frozen import FrozenModel
 from autotune.records.ceilings import device_key
 from autotune.records.measurement import Measurement, Rate
 from autotune.records.ranks import Communication, RankFigures
@@ -26,29 +25,27 @@ Strategy = Literal["single", "dp", "ddp"]
 _ORDER: tuple[Strategy, ...] = ("single", "dp", "ddp")
 
 
-class StrategyBest(BaseModel):
+class StrategyBest(FrozenModel):
     """The fastest feasible trial of a strategy with so many devices. Rates are the group's, in samples per second."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     number: int
     """The trial's number in the study."""
     config: TrainingConfig
     runs: int
-    """Runs of a confirmation that the rate is made from; 0: the trial's own."""
+    """Runs of a confirmation that the rate comes from; 0: it is the trial's own."""
     samples_per_s: Rate
     speedup: Ratio | None
     """Over the best on one device, with its 95 % interval; None for that one, and where there is none."""
     limit_share: float
     """Peak memory over the memory limit."""
     loader_ceiling: float | None
-    """The loaders alone, every rank at the pace of the slowest; None where not measured."""
+    """The loaders alone, every rank as slow as the slowest; None where not measured."""
     device_ceiling: float | None
     """The devices alone, likewise; under ddp without exchanging gradients."""
     ranks: tuple[RankFigures, ...]
     communication: Communication | None
-    """Of this trial, or of one with the same settings of the step; with `static_graph`, under which nothing can be
-    measured, of one that differs in that and in how gradients are kept alone."""
+    """Of this trial, or of a trial with the same settings of the step; with `static_graph`, under which it can't be
+    measured, of a trial that differs only in that and in how gradients are kept."""
 
     @property
     def efficiency(self) -> Ratio | None:
@@ -59,10 +56,8 @@ class StrategyBest(BaseModel):
         return Ratio(value=ratio.value / count, low=ratio.low / count, high=ratio.high / count)
 
 
-class StrategyEntry(BaseModel):
-    """A strategy with a number of devices, as far as the study has tried it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+class StrategyEntry(FrozenModel):
+    """A strategy with a number of devices, and the study's trials of it."""
 
     strategy: Strategy
     world_size: int
@@ -79,10 +74,10 @@ def list_strategies(
 ) -> tuple[StrategyEntry, ...]:
     """An entry for each strategy and number of devices that was tried: single first, then dp and ddp, fewest first.
 
-    Trials are ranked by their own rates, all measured alike; what is told of the fastest is its confirmation's rate
-    where there is one.
+    Trials are ranked by their own rates, all measured alike; the rate given for the fastest is its confirmation's,
+    where it has one.
     """
-    confirmed = {one.number: one for one in confirmations if one.is_feasible and one.runs}
+    confirmed = {found.number: found for found in confirmations if found.is_feasible and found.runs}
     groups: dict[tuple[int, int], list[TrialRecord]] = {}
     for record in records:
         groups.setdefault((_ORDER.index(record.config.strategy), record.config.world_size), []).append(record)
@@ -104,12 +99,12 @@ def list_strategies(
 
 
 def best_known_ranks(runs: Sequence[Measurement]) -> tuple[RankFigures, ...]:
-    """The ranks of the run that knows most of their ceilings, the first of several; () where no run had any."""
+    """The ranks of the run that measured most of their ceilings, the first of several; () where no run had ranks."""
     return max((run.ranks for run in runs), key=_count_ceilings, default=())
 
 
 def _count_ceilings(ranks: Sequence[RankFigures]) -> int:
-    known = [one for rank in ranks for one in (rank.loader_ceiling, rank.device_ceiling) if one is not None]
+    known = [rate for rank in ranks for rate in (rank.loader_ceiling, rank.device_ceiling) if rate is not None]
     return len(ranks) + len(known)  # any ranks are more than none
 
 
@@ -118,7 +113,7 @@ def _is_usable(record: TrialRecord) -> bool:
 
 
 def _fastest(records: Sequence[TrialRecord]) -> TrialRecord | None:
-    return max(filter(_is_usable, records), key=lambda one: _measured(one).samples_per_s, default=None)
+    return max(filter(_is_usable, records), key=lambda record: _measured(record).samples_per_s, default=None)
 
 
 def _measured(record: TrialRecord) -> Measurement:
@@ -135,7 +130,7 @@ def _best(
     own, again = _measured(record), confirmed.get(record.number)
     runs = () if again is None else again.runs
     known = (*runs, own)
-    alike = [one.measurement for one in _like(record, records) if one.measurement is not None]
+    alike = [other.measurement for other in _like(record, records) if other.measurement is not None]
     return StrategyBest(
         number=record.number,
         config=record.config,
@@ -151,10 +146,10 @@ def _best(
 
 
 def _like(record: TrialRecord, records: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """Those whose exchange is the same: first of the same step, then of one without what changes no exchange."""
+    """Trials with the same exchange: first those of the same step, then those that differ in other settings."""
     key, alike = device_key(record.config), _exchange_key(record.config)
-    same = [one for one in records if device_key(one.config) == key]
-    return same + [one for one in records if _exchange_key(one.config) == alike]
+    same = [other for other in records if device_key(other.config) == key]
+    return same + [other for other in records if _exchange_key(other.config) == alike]
 
 
 def _exchange_key(config: TrainingConfig) -> tuple[object, ...]:
@@ -165,16 +160,16 @@ def _exchange_key(config: TrainingConfig) -> tuple[object, ...]:
 
 
 def _speedup(record: TrialRecord, reference: TrialRecord | None, confirmed: dict[int, Confirmation]) -> Ratio | None:
-    """Round by round where both were measured in turns; else the ratio of their rates, half-widths in quadrature."""
+    """Round by round where both were measured in turns; else the ratio of rates, with half-widths in quadrature."""
     if reference is None or reference.number == record.number:
         return None
-    one, other = confirmed.get(record.number), confirmed.get(reference.number)
-    if one is not None and other is not None:
-        in_turns = ratio_of(one, other)
+    again, reference_again = confirmed.get(record.number), confirmed.get(reference.number)
+    if again is not None and reference_again is not None:
+        in_turns = ratio_of(again, reference_again)
         if in_turns is not None:
             return in_turns
-    ours = rate_of_runs((_measured(record),) if one is None else one.runs)
-    theirs = rate_of_runs((_measured(reference),) if other is None else other.runs)
+    ours = rate_of_runs((_measured(record),) if again is None else again.runs)
+    theirs = rate_of_runs((_measured(reference),) if reference_again is None else reference_again.runs)
     spread = hypot(ours.relative_half_width, theirs.relative_half_width)
     value = ours.value / theirs.value
     return Ratio(value=value, low=value * exp(-spread), high=value * exp(spread))

@@ -1,11 +1,14 @@
-"""Why training is slow: the evidence of one diagnosis, and what follows from it: findings, verdict and ranked advice.
+"""Why is training slow? The evidence of one diagnosis, and what follows from it: findings, verdict and ranked advice.
 
-The models alone: diagnosis/ judges an Evidence and ranks what helps.
+Data alone. diagnosis/ judges an Evidence and hands on codes with figures; the texts beside them (`evidence`, `text`,
+`basis`, `headline`, `notes`) are empty there, and filled once from report/wording.
 """
 
 from __future__ import annotations
 
 from typing import Literal
+
+from pydantic import Field, JsonValue
 
 from autotune.frozen import FrozenModel
 from autotune.note import Note
@@ -29,15 +32,15 @@ Bottleneck = Literal[
     "memory",
     "threads",
 ]
-"""What limits the rate: an item's CPU work, its waits, its slow tail; epochs that are too short; copies; computing;
-launching operations; a host that waits for the device before it launches more; the memory's bandwidth; CPU
+"""What limits the rate: an item's CPU work, its waits for I/O, its slow tail; epochs that are too short; copies;
+computing; launching operations; a host that waits for the device before it launches more; memory bandwidth; CPU
 oversubscription."""
 
 
 class CurvePoint(FrozenModel):
     """The loader alone, or the device alone, in a configuration that differs from the baseline in a few settings.
 
-    What changes a loader's point beside its own settings is the batch.
+    A loader's point may differ in its own settings and in the batch.
     """
 
     changes: dict[str, object]
@@ -49,9 +52,9 @@ class CurvePoint(FrozenModel):
     peak_memory_bytes: int | None = None
     """Peak memory of the device's side; None for the loader's, and where not measured."""
     took_s: float = 0.0
-    """Seconds that the point took in all: start, warm-up and stretch."""
+    """Seconds that the point took in all: start, warm-up and timed stretch."""
     reason: str = ""
-    """Why it could not."""
+    """Why it could not be measured."""
 
 
 class Roofline(FrozenModel):
@@ -83,11 +86,11 @@ class Curves(FrozenModel):
     remarks: tuple[Note | str, ...] = ()
     """What could not be measured, and why."""
     is_cut: bool = False
-    """The process that measured them ended early: another one can go on where it stood."""
+    """The process that measured them ended early: another process can continue from here."""
 
 
 class Evidence(FrozenModel):
-    """All that a diagnosis is based on."""
+    """All that a diagnosis rests on."""
 
     config: TrainingConfig
     """What the user runs today."""
@@ -96,55 +99,67 @@ class Evidence(FrozenModel):
     facts: WorkloadFacts
     limit_bytes: int
     free_ram_bytes: int | None = None
-    """RAM that was free before the diagnosis; None where not measured."""
+    """RAM that was free before the measurements; None where unknown."""
     measurement: Measurement
     """With breakdown, loader costs and both ceilings."""
     curves: Curves
 
 
 class Finding(FrozenModel):
-    """Something that limits the rate."""
+    """A bottleneck, with the figures that show it."""
 
     bottleneck: Bottleneck
     share: float
-    """Of the wall time that it takes, or that it lengthens the run by; findings are ordered by it."""
-    evidence: str
-    """The figures that show it, in a sentence."""
+    """Of the wall time: what the bottleneck takes, or lengthens the run by; findings are ordered by it."""
+    figures: dict[str, JsonValue] = Field(default_factory=dict)
+    """The figures that show it, by name."""
+    evidence: str = ""
+    """The same in a sentence."""
 
 
 class Advice(FrozenModel):
-    """Something that can be done, and what it should bring."""
+    """Something that the user can do, and its expected gain."""
 
-    text: str
-    """What to do, in a sentence."""
-    settings: dict[str, object]
-    """Settings to change, under TrainingConfig's names; empty where no setting does it."""
+    kind: str
+    """What to do, as a code: "cache_items"."""
+    figures: dict[str, JsonValue] = Field(default_factory=dict)
+    """What the text is filled with, and the measured figures that the expectation rests on."""
+    settings: dict[str, object] = Field(default_factory=dict)
+    """Settings to change, under TrainingConfig's names; empty where no setting helps."""
     expected_samples_per_s: float | None
     """None where no figure can be given."""
     expected_gain: float | None
-    """The expected rate over the present one, less 1."""
-    basis: str
+    """The expected rate over the present rate, less 1."""
+    text: str = ""
+    """What to do, in a sentence."""
+    basis: str = ""
     """Which measured figures the expectation comes from."""
 
 
 class Diagnosis(FrozenModel):
-    """The answer."""
+    """Why training is slow, and what to do about it."""
 
     name: str
     """What was diagnosed, in a few words."""
     verdict: Bottleneck
     """The first finding's."""
-    headline: str
+    headline: str = ""
     """The answer in a sentence or two."""
+    headline_notes: tuple[Note, ...] = ()
+    """The same as codes."""
     is_healthy: bool
     """Nothing beside computing takes a tenth of the time, and nothing that was measured promises 5 % more."""
     standing: Standing
+    """Where today's rate stands between the ceilings."""
     findings: tuple[Finding, ...]
-    """What limits the rate, the largest share first; at least one."""
+    """The bottlenecks, the largest share first; at least one."""
     advice: tuple[Advice, ...]
-    """What to do, the largest gain first; what no setting does stands behind what one does."""
+    """What to do: settings first, then what lies outside of them; the largest gain first in each."""
     evidence: Evidence
-    notes: tuple[Note | str, ...] = ()
+    remarks: tuple[Note | str, ...] = ()
+    """What should be known about the evidence, as codes."""
+    notes: tuple[str, ...] = ()
+    """The same as sentences."""
     wall_s: float = 0.0
-    """Seconds that the diagnosis has taken."""
+    """Seconds that the diagnosis took."""
     autotune_version: str = ""

@@ -15,7 +15,7 @@ import pytest
 import autotune
 from autotune.api import entry as api
 from autotune.api import search as searching
-from autotune.api.diagnose import Pace, diagnose_plan
+from autotune.api.diagnose import MeasuringTime, diagnose_plan
 from autotune.api.setup import opened_launcher, temporary_folder
 from autotune.errors import ConfigError, LauncherError, StudyMismatchError
 from autotune.launch.launcher import Launcher
@@ -211,7 +211,9 @@ def test_as_many_trials_as_there_are_hosts_may_run_at_once(tmp_path: Path, monke
 
 def test_what_other_jobs_leave_free_is_not_asked_of_this_machine(on_ray: Callable[[Launcher], FakeRay]) -> None:
     on_ray(FakeLauncher())
-    local = diagnose_plan(replace(PLAN, executor=Executor()), progress=False, launcher=FakeLauncher(), pace=Pace())
+    local = diagnose_plan(
+        replace(PLAN, executor=Executor()), progress=False, launcher=FakeLauncher(), measuring=MeasuringTime()
+    )
     ray = diagnose_plan(PLAN, progress=False)
     assert local.diagnosis.evidence.free_ram_bytes is not None
     assert ray.diagnosis.evidence.free_ram_bytes is None

@@ -1,30 +1,20 @@
 from __future__ import annotations
 
-from math import inf
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.diagnosis.bottlenecks import (
-    BOTTLENECKS,
-    breakdown_of,
-    find_bottlenecks,
-    fixed_step_share,
-    is_healthy,
-    say_headline,
-    standing_today,
-)
-from autotune.records.ceilings import Standing
-from autotune.records.diagnosis import Advice, Bottleneck, Curves, Evidence
+from autotune.diagnosis.bottlenecks import breakdown_of, find_bottlenecks, fixed_step_share
+from autotune.records.diagnosis import Bottleneck, Curves, Evidence
 from autotune.records.utilization import Fullness
 from autotune.settings.training_config import TrainingConfig
 from tests.evidence import CPU, make_breakdown, make_costs, make_evidence, make_point, make_roofline
 
 
 def shares(evidence: Evidence) -> dict[Bottleneck, Any]:
-    return {one.bottleneck: pytest.approx(one.share) for one in find_bottlenecks(evidence)}
+    return {finding.bottleneck: pytest.approx(finding.share) for finding in find_bottlenecks(evidence)}
 
 
 def batch_curve(fixed_s: float, slope_s: float) -> Curves:
@@ -43,7 +33,7 @@ def batch_curve(fixed_s: float, slope_s: float) -> Curves:
         (None, "data_cpu"),
     ],
 )
-def test_waiting_for_data_is_told_by_what_an_item_does(costs: Any, kind: Bottleneck) -> None:
+def test_waiting_for_data_is_named_by_what_an_item_does(costs: Any, kind: Bottleneck) -> None:
     evidence = make_evidence(breakdown=make_breakdown(wait=0.7), loader_costs=costs)
     assert shares(evidence) == {kind: 0.7, "compute": 0.3}
 
@@ -52,7 +42,7 @@ def test_restarts_are_no_waiting_for_items() -> None:
     assert shares(make_evidence(breakdown=make_breakdown(wait=0.6, restart=0.6))) == {"restart": 0.6, "compute": 0.4}
 
 
-def test_copies_and_gaps_of_a_gpu_are_told_apart() -> None:
+def test_copies_and_gaps_of_a_gpu_are_separate_findings() -> None:
     evidence = make_evidence(breakdown=make_breakdown(copy=0.5, idle=0.3))
     assert shares(evidence) == {"copy": 0.5, "launch": 0.3, "compute": 0.2}
 
@@ -60,9 +50,6 @@ def test_copies_and_gaps_of_a_gpu_are_told_apart() -> None:
 def test_gaps_after_the_hosts_waits_are_no_computing() -> None:
     evidence = make_evidence(breakdown=make_breakdown(synchronise=0.4, idle=0.05))
     assert shares(evidence) == {"synchronise": 0.4, "compute": 0.55}
-    told = {one.bottleneck: one.evidence for one in find_bottlenecks(evidence)}
-    assert "40 % of the time the device has nothing to do because the host had waited" in told["synchronise"]
-    assert "computes 55 %" in told["compute"]
 
 
 def test_what_takes_less_than_a_tenth_is_noise() -> None:
@@ -101,7 +88,7 @@ def test_gpm_tells_memory_from_computing_where_there_is_one(dram: float, tensor:
     assert shares(make_evidence(curves=curves, fullness=fullness, busy_fraction=0.9)) == {kind: 1.0}
 
 
-def test_computing_slower_than_alone_with_more_threads_than_cores_is_a_fight() -> None:
+def test_computing_slower_than_alone_with_more_threads_than_cores_is_oversubscription() -> None:
     config = TrainingConfig(num_workers=4)
     evidence = make_evidence(1000.0, config=config, environment=CPU, device_ceiling=4000.0)
     assert shares(evidence) == {"threads": 0.75, "compute": 0.25}
@@ -114,13 +101,13 @@ def test_threads_beyond_the_cores_are_found_by_the_curve() -> None:
     assert shares(evidence) == {"threads": 0.8, "compute": 0.2}
 
 
-def test_nobody_fights_where_there_are_cores_for_all() -> None:
+def test_enough_cores_for_all_threads_are_no_oversubscription() -> None:
     config = TrainingConfig(num_workers=1, intra_op_threads=3)
     evidence = make_evidence(1000.0, config=config, environment=CPU, device_ceiling=4000.0)
     assert shares(evidence) == {"compute": 1.0}
 
 
-def test_a_gpu_has_no_threads_that_fight() -> None:
+def test_a_gpu_has_no_oversubscription_of_its_own() -> None:
     config = TrainingConfig(num_workers=64)
     assert shares(make_evidence(1000.0, config=config, device_ceiling=4000.0)) == {"compute": 1.0}
 
@@ -128,7 +115,7 @@ def test_a_gpu_has_no_threads_that_fight() -> None:
 @pytest.mark.parametrize(
     ("cores_busy", "workers", "kind"), [(2.5, 4, "threads"), (2.5, 3, "data_cpu"), (1.4, 8, "data_cpu")]
 )
-def test_items_in_several_threads_fight_where_the_workers_have_not_enough_cores(
+def test_items_in_several_threads_oversubscribe_cores_that_are_too_few_for_the_workers(
     cores_busy: float, workers: int, kind: Bottleneck
 ) -> None:
     costs = make_costs(1e-3, item_cpu_s=cores_busy * 1e-3)
@@ -138,20 +125,17 @@ def test_items_in_several_threads_fight_where_the_workers_have_not_enough_cores(
     assert shares(evidence) == {kind: 0.7, "compute": 0.3}
 
 
-def test_threads_of_items_are_told_in_figures() -> None:
+def test_threads_of_items_have_their_figures() -> None:
     costs = make_costs(2e-3, item_cpu_s=5e-3)
     evidence = make_evidence(
         config=TrainingConfig(num_workers=4), loader_costs=costs, breakdown=make_breakdown(wait=0.7)
     )
-    assert find_bottlenecks(evidence)[0].evidence == (
-        "70 % of the time is spent waiting for data: an item by itself keeps 2.5 cores busy for 2.0 ms, in threads of "
-        "a library's own (OpenCV's, NumPy's) or in processes that it starts; 4 loader processes at once would keep "
-        "10.0 busy, but there are 8"
-    )
+    figures = {"waiting_fraction": 0.7, "cores_per_item": 2.5, "item_s": 2e-3, "loader_processes": 4, "cores": 8}
+    assert find_bottlenecks(evidence)[0].figures == figures
 
 
-@pytest.mark.parametrize(("wait", "is_told"), [(0.4, True), (0.02, False)])
-def test_threads_that_fight_on_both_sides_are_one_finding(wait: float, is_told: bool) -> None:
+@pytest.mark.parametrize(("wait", "has_figures"), [(0.4, True), (0.02, False)])
+def test_oversubscription_on_both_sides_is_a_single_finding(wait: float, has_figures: bool) -> None:
     # computing takes four times as long as alone: three quarters of what is left beside the waits
     evidence = make_evidence(
         1000.0 * (1 - wait),
@@ -162,30 +146,19 @@ def test_threads_that_fight_on_both_sides_are_one_finding(wait: float, is_told: 
         breakdown=make_breakdown(wait=wait),
     )
     assert shares(evidence) == {"threads": wait + 0.75 * (1 - wait), "compute": 0.25 * (1 - wait)}
-    said = find_bottlenecks(evidence)[0].evidence
-    assert "computing is 4.0 times slower in the loop" in said
-    assert ("loader processes at once would keep 8.0 busy" in said) == is_told
+    figures = find_bottlenecks(evidence)[0].figures
+    assert figures["slowdown"] == pytest.approx(4.0)
+    assert ("cores_per_item" in figures) == has_figures
 
 
 def test_without_a_breakdown_the_clock_of_the_window_tells() -> None:
     evidence = make_evidence(breakdown=None, data_wait_fraction=0.6)
     assert shares(evidence) == {"data_cpu": 0.6, "compute": 0.4}
-    told = breakdown_of(evidence).shares()
-    assert sum(one.fraction for one in told.values()) == pytest.approx(1.0)
-    assert {part for part, one in told.items() if one.source == "not measured"} == set(told) - {"data_wait"}
-    assert "was not measured" in next(one.evidence for one in find_bottlenecks(evidence) if one.bottleneck == "compute")
-
-
-def test_ceilings_that_were_not_measured_come_from_what_was() -> None:
-    measured: dict[str, Any] = {"loader_ceiling": None, "device_ceiling": None, "data_wait_fraction": 0.5}
-    standing = standing_today(make_evidence(500.0, loader_costs=make_costs(1e-3), **measured))
-    assert [standing.loader_ceiling, standing.device_ceiling] == pytest.approx([1000.0, 1000.0])
-
-
-def test_a_loader_of_which_nothing_is_known_survives_json() -> None:
-    standing = standing_today(make_evidence(loader_ceiling=None, loader_costs=None))
-    assert standing.loader_ceiling == inf
-    assert Standing.model_validate_json(standing.model_dump_json()) == standing
+    parts = breakdown_of(evidence).shares()
+    assert sum(part.fraction for part in parts.values()) == pytest.approx(1.0)
+    assert {name for name, part in parts.items() if part.source == "not measured"} == set(parts) - {"data_wait"}
+    (compute,) = [finding for finding in find_bottlenecks(evidence) if finding.bottleneck == "compute"]
+    assert compute.figures["is_measured"] is False
 
 
 @given(fixed_s=st.floats(0, 1), slope_s=st.floats(1e-6, 1e-2))
@@ -201,7 +174,7 @@ def test_two_batches_are_too_few_for_a_line() -> None:
 
 
 @given(
-    parts=st.tuples(*[st.floats(0.0, 1.0)] * 5).map(lambda raw: [one / max(1.0, sum(raw)) for one in raw]),
+    parts=st.tuples(*[st.floats(0.0, 1.0)] * 5).map(lambda raw: [part / max(1.0, sum(raw)) for part in raw]),
     restart=st.floats(0.0, 1.0),
     alone=st.floats(0.1, 100.0),
     workers=st.integers(0, 8),
@@ -214,66 +187,7 @@ def test_every_finding_is_sorted_and_none_beyond_the_whole(
     breakdown = make_breakdown(wait=wait, copy=copy, synchronise=synchronise, idle=idle, restart=restart * wait)
     config = TrainingConfig(num_workers=workers)
     evidence = make_evidence(config=config, environment=CPU, breakdown=breakdown, device_ceiling=1000.0 * alone)
-    found = [one.share for one in find_bottlenecks(evidence)]
+    found = [finding.share for finding in find_bottlenecks(evidence)]
     assert found
     assert found == sorted(found, reverse=True)
     assert sum(found) <= 1 + 1e-6
-
-
-def advice(gain: float) -> Advice:
-    return Advice(text="", settings={"pin_memory": True}, expected_samples_per_s=1.0, expected_gain=gain, basis="")
-
-
-def test_healthy_is_what_computes_and_has_nothing_to_gain() -> None:
-    evidence = make_evidence()
-    computing = find_bottlenecks(evidence)
-    assert is_healthy(evidence, computing, [advice(0.04)])
-    assert not is_healthy(evidence, computing, [advice(0.06)])
-
-
-@pytest.mark.parametrize(
-    "breakdown",
-    [make_breakdown(wait=0.7), make_breakdown(idle=0.43), make_breakdown(synchronise=0.12), None],
-    ids=["waits for data", "gaps beside computing", "the host's waits beside it", "not measured"],
-)
-def test_what_has_more_than_computing_or_was_not_looked_at_is_not_healthy(breakdown: Any) -> None:
-    evidence = make_evidence(breakdown=breakdown, data_wait_fraction=0.0)
-    assert not is_healthy(evidence, find_bottlenecks(evidence), [])
-
-
-OTHERS = Curves(loader=(make_point(1000.0), make_point(1000.0, num_workers=1)))
-
-
-def headline(breakdown: Any, *pieces: Advice, curves: Curves = OTHERS) -> str:
-    evidence = make_evidence(breakdown=breakdown, curves=curves)
-    found = find_bottlenecks(evidence)
-    return say_headline(evidence, found, pieces, healthy=is_healthy(evidence, found, pieces))
-
-
-def test_the_headline_names_the_first_bottleneck_and_the_best_setting() -> None:
-    waiting = make_breakdown(wait=0.7)
-    assert headline(waiting, advice(1.4)) == (
-        "Data-bound by CPU work (70 % of the time). pin_memory=True should give 2.4 times."
-    )
-    assert "No setting" in headline(waiting)
-    assert headline(make_breakdown()).startswith("Healthy")
-
-
-def test_the_headline_of_what_mostly_computes_names_what_comes_after() -> None:
-    assert headline(make_breakdown(idle=0.43)).startswith(
-        "Compute-bound (57 % of the time), but also launch-bound: the operations are too small (43 %). No setting"
-    )
-    assert headline(None).startswith("90 % of the time is not spent waiting for data; what it goes into was not")
-
-
-@pytest.mark.parametrize("breakdown", [make_breakdown(), make_breakdown(wait=0.7)], ids=["healthy", "waiting"])
-def test_the_headline_does_not_speak_of_settings_that_nobody_measured(breakdown: Any) -> None:
-    curves = Curves(loader=(make_point(1000.0), make_point(None, num_workers=1)))
-    said = headline(breakdown, curves=curves)
-    assert said.endswith(". Other settings were not measured.")
-    assert "nothing measured" not in said
-
-
-@pytest.mark.parametrize("kind", BOTTLENECKS)
-def test_every_bottleneck_has_its_words(kind: Bottleneck) -> None:
-    assert BOTTLENECKS[kind]

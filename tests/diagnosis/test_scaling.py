@@ -1,4 +1,4 @@
-"""Does another device help: the best of each strategy, the verdict, what holds the group, and what would help it."""
+"""Does another device help: the best of each strategy, the verdict, the bottlenecks of the group, and advice."""
 
 from __future__ import annotations
 
@@ -65,6 +65,7 @@ def with_ranks(*devices: float | None, loaders: tuple[float | None, ...] = (), *
 
 ALONE: Measured = {"device_ceiling": 1000.0, "loader_ceiling": 1e6}
 """What one device and its loader reach."""
+TWO_RANKS = {"strategy": "ddp", "world_size": 2}
 
 
 def compared(
@@ -81,7 +82,7 @@ def fastest_of(comparison: StrategyComparison) -> StrategyBest:
 
 
 def shares(comparison: StrategyComparison) -> dict[Cause, Any]:
-    return {one.cause: pytest.approx(one.share) for one in comparison.brakes}
+    return {found.cause: pytest.approx(found.share) for found in comparison.brakes}
 
 
 def advised(comparison: StrategyComparison) -> dict[tuple[tuple[str, object], ...], Any]:
@@ -207,37 +208,48 @@ def held_by_exchange(**more: Any) -> TrialRecord:
 def test_an_exchange_that_nothing_hides_holds_the_group() -> None:
     comparison = compared(trial(0, 1000.0, ALONE), held_by_exchange())
     assert shares(comparison) == {"communication": 0.2}
-    evidence = comparison.brakes[0].evidence
-    assert "exchanging 32 MiB of gradients makes a step 8.0 ms longer (20 % of it)" in evidence
-    assert "33 % of the exchange is hidden" in evidence
+    assert comparison.brakes[0].figures == {
+        "bytes_exchanged": 2**25,
+        "exposed_s": pytest.approx(0.008),
+        "exposed_fraction": pytest.approx(0.2),
+        "hidden_fraction": pytest.approx(1 / 3),
+    }
 
 
 def test_loaders_that_are_slower_together_than_the_devices_hold_the_group() -> None:
     slow = ddp(1, 790.0, with_ranks(1000.0, 1000.0, loaders=(400.0, 400.0)))
     comparison = compared(trial(0, 700.0, ALONE), slow)
     assert shares(comparison) == {"loader": (1 / 800 - 1 / 2000) * 790}
-    assert comparison.brakes[0].evidence == (
-        "the loaders of the 2 ranks reach together 800 samples/s, the devices 2,000 samples/s"
-    )
+    assert comparison.brakes[0].figures == {
+        "strategy": "ddp",
+        "world_size": 2,
+        "loader_processes": 2,
+        "loader_samples_per_s": pytest.approx(800.0),
+        "device_samples_per_s": pytest.approx(2000.0),
+        "is_overlapped": True,
+    }
 
 
-def test_an_exchange_behind_a_slow_loader_is_no_brake() -> None:
+def test_an_exchange_behind_a_slow_loader_is_no_bottleneck() -> None:
     slow = ddp(1, 790.0, with_ranks(1000.0, 1000.0, loaders=(400.0, 400.0), communication=TALK))
     assert list(shares(compared(trial(0, 700.0, ALONE), slow))) == ["loader"]
 
 
 @pytest.mark.parametrize(
-    ("measured", "said"),
+    ("measured", "side", "fraction"),
     [
-        (with_ranks(1000.0, 500.0), "rank 1 (cuda:1): its device alone gives 50"),
-        (with_ranks(1000.0, 1000.0, loaders=(2000.0, 500.0)), "rank 1 (cuda:1): its loader alone gives 25"),
+        (with_ranks(1000.0, 500.0), "device", 0.5),
+        (with_ranks(1000.0, 1000.0, loaders=(2000.0, 500.0)), "loader", 0.25),
     ],
 )
-def test_an_uneven_rank_holds_the_others_by_what_its_pace_costs(measured: Measured, said: str) -> None:
+def test_an_uneven_rank_costs_the_others_the_time_that_they_wait_for_it(
+    measured: Measured, side: str, fraction: float
+) -> None:
     comparison = compared(trial(0, 1000.0, ALONE), ddp(1, 1000.0, measured))
     assert shares(comparison) == {"uneven_rank": 0.5}
-    assert comparison.brakes[0].evidence.startswith(said)
-    assert comparison.advice[0].text.startswith("Find out what slows rank 1 down")
+    slow = {"rank": 1, "device": "cuda:1", "side": side, "fraction": fraction}
+    assert comparison.brakes[0].figures == {"ranks": [slow]}
+    assert (comparison.advice[0].kind, comparison.advice[0].figures) == ("find_slow_rank", {"ranks": [1]})
     assert comparison.advice[0].expected_gain == pytest.approx(1.0)
 
 
@@ -250,14 +262,15 @@ def test_a_smaller_batch_that_makes_the_devices_slower_is_the_reason() -> None:
     group = ddp(1, 990.0, with_ranks(500.0, 500.0), micro_batch_size=16)
     comparison = compared(trial(0, 1000.0, ALONE, micro_batch_size=64), group)
     assert shares(comparison) == {"small_batch": 0.495}
-    assert "with batches of 16, alone, a rank's device reaches 50 %" in comparison.brakes[0].evidence
+    figures = {"micro_batch_size": 16, "single_batch_size": 64, "reached_fraction": 0.5}
+    assert comparison.brakes[0].figures == figures | TWO_RANKS
     assert advised(comparison) == {(("micro_batch_size", 64),): 0.980}
 
 
 def test_settings_that_make_the_step_slower_are_named() -> None:
     comparison = compared(trial(0, 1000.0, ALONE, amp_dtype="bfloat16"), ddp(1, 990.0, with_ranks(500.0, 500.0)))
     assert shares(comparison) == {"settings": 0.495}
-    assert comparison.brakes[0].evidence.endswith("with amp_dtype=bfloat16")
+    assert comparison.brakes[0].figures["settings"] == {"amp_dtype": "bfloat16"}
     assert advised(comparison) == {(("amp_dtype", "bfloat16"),): 0.980}
 
 
@@ -265,23 +278,24 @@ def test_ranks_on_a_cpu_share_its_cores() -> None:
     group = ddp(1, 990.0, with_ranks(500.0, 500.0), num_workers=1)
     comparison = compared(trial(0, 1000.0, ALONE, num_workers=1), group, environment=CPU)
     assert shares(comparison) == {"shared_machine": 0.495}
-    assert comparison.brakes[0].evidence.startswith("the 2 ranks share 4 cores: ")
-    assert [one.text.startswith("Take more cores") for one in comparison.advice] == [True]
+    assert comparison.brakes[0].figures == {"cores": 4, "reached_fraction": 0.5} | TWO_RANKS
+    assert [piece.kind for piece in comparison.advice] == ["more_cores_for_ranks"]
 
 
 def test_without_workers_on_a_cpu_loading_takes_its_turn() -> None:
     group = ddp(1, 1000.0, with_ranks(1000.0, 1000.0, loaders=(1000.0, 1000.0)))
     comparison = compared(trial(0, 500.0, ALONE), group, environment=CPU)
     assert shares(comparison) == {"loader": 0.5}
-    assert comparison.brakes[0].evidence.endswith("without workers the two take turns")
+    assert comparison.brakes[0].figures["is_overlapped"] is False
 
 
 def test_data_parallel_is_judged_by_what_its_devices_reach_together() -> None:
     group = trial(1, 1150.0, {"device_ceiling": 1200.0}, strategy="dp", world_size=2)
     comparison = compared(trial(0, 1000.0, ALONE), group)
     assert shares(comparison) == {"communication": (1 / 1200 - 1 / 2000) * 1150}
-    assert "2 devices under DataParallel reach 60 % of 2 times what one does" in comparison.brakes[0].evidence
-    assert [one.text.startswith("Let the search try strategy ddp") for one in comparison.advice] == [True]
+    figures = {"strategy": "dp", "world_size": 2, "reached_fraction": pytest.approx(0.6)}
+    assert comparison.brakes[0].figures == figures
+    assert [piece.kind for piece in comparison.advice] == ["try_ddp"]
     tried = crashed(2, strategy="ddp", world_size=2)
     assert compared(trial(0, 1000.0, ALONE), group, tried).advice == ()
 
@@ -295,7 +309,9 @@ def test_a_batch_that_surely_fits_gives_each_exchange_more_samples() -> None:
     """At a fifth of the limit four times the batch fits; eight times would be wanted."""
     comparison = compared(trial(0, 1000.0, ALONE), held_by_exchange(limit_share=0.2))
     assert advised(comparison)[(("micro_batch_size", 128),)] == 1 / 0.85 - 1
-    assert [one.basis for one in comparison.advice if "peak memory is 20 % of the limit" in one.basis]
+    (larger,) = [piece for piece in comparison.advice if piece.kind == "more_samples_per_exchange"]
+    assert larger.figures["factor"] == 4
+    assert larger.figures["limit_fraction"] == pytest.approx(0.2)
 
 
 def test_without_room_for_a_larger_batch_accumulation_is_advised() -> None:
@@ -329,13 +345,14 @@ def held_by_loaders(num_workers: int, **more: Any) -> TrialRecord:
 def test_more_workers_are_advised_while_cores_are_left() -> None:
     comparison = compared(trial(0, 700.0, ALONE), held_by_loaders(1))
     assert advised(comparison) == {(("num_workers", 3),): 1 / (1 - (1 / 800 - 1 / 2000) * 790) - 1}
-    assert "for each rank" in comparison.advice[0].text
+    assert (comparison.advice[0].kind, comparison.advice[0].figures["ranks"]) == ("more_workers", 2)
 
 
 def test_more_cores_are_advised_where_workers_take_all() -> None:
     comparison = compared(trial(0, 700.0, ALONE), held_by_loaders(4))
     assert [one.settings for one in comparison.advice] == [{}]
-    assert comparison.advice[0].text.startswith("Take about 20 cores instead of 8")
+    cheaper = comparison.advice[0]
+    assert (cheaper.kind, cheaper.figures["cores_needed"]) == ("more_cores_or_cheaper_items", 20)
 
 
 def test_items_that_wait_are_loaded_by_more_workers_than_cores() -> None:

@@ -14,7 +14,7 @@ from typing import get_args
 import pytest
 
 from autotune.api import diagnose as diagnosing
-from autotune.api.diagnose import Pace
+from autotune.api.diagnose import MeasuringTime
 from autotune.api.entry import diagnose_plan
 from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.launch.runner import TrialRunner
@@ -156,10 +156,12 @@ def diagnosed(
     launcher: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch, batch: int, **workload: object
 ) -> Diagnosis:
     """A look at one configuration alone: other settings take their time, and workers gigabytes of shared memory."""
-    monkeypatch.setattr(diagnosing, "variations", lambda _: [])
+    monkeypatch.setattr(diagnosing, "list_variations", lambda _: [])
     given = Workload(dataset=cases.Indices(), **workload)  # type: ignore[arg-type] # as the caller means it
     plan = Plan(name="case", workload=given, baseline=TrainingConfig(micro_batch_size=batch), device="cuda:0")
-    return diagnose_plan(plan, progress=False, launcher=launcher, pace=Pace(window_s=1.0, stretch_s=0.3)).diagnosis
+    return diagnose_plan(
+        plan, progress=False, launcher=launcher, measuring=MeasuringTime(window_s=1.0, stretch_s=0.3)
+    ).diagnosis
 
 
 def test_large_batches_of_a_cheap_model_are_copy_bound_and_pinning_is_advised(

@@ -1,6 +1,6 @@
 """A diagnosis on a console within 80 columns, and in Markdown: the answer, where the time goes, evidence, advice.
 
-Comes in: core's finished Diagnosis. Goes out: text. Both forms lay out the same blocks.
+Comes in: a Diagnosis with its words. Goes out: text. Both forms lay out the same blocks.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from math import isfinite
 from rich.console import Console
 from rich.text import Text
 
-from autotune.diagnosis.bottlenecks import BOTTLENECKS, breakdown_of
-from autotune.phrasing import say_gain, say_settings
+from autotune.diagnosis.bottlenecks import breakdown_of
+from autotune.diagnosis.gains import NEAR_CEILING
+from autotune.phrasing import say_settings
 from autotune.records.breakdown import PARTS
 from autotune.records.ceilings import HOLDS_FROM, overlaps
-from autotune.records.diagnosis import CurvePoint, Diagnosis
+from autotune.records.diagnosis import Diagnosis
 from autotune.report.blocks import Block, Bullets, Facts, Section, Table
 from autotune.report.content import describe_environment
 from autotune.report.figures import PART_NAMES, join_runs
@@ -32,16 +33,16 @@ from autotune.report.formatting import (
 )
 from autotune.report.render.console_blocks import MEASURED_BY, print_section, text_bar
 from autotune.report.render.markdown import render_sections
+from autotune.report.sections.advice import advice_table
 from autotune.report.sections.devices import device_facts, say_setup
 from autotune.report.sections.ranks import describe_exchange, rank_section
 from autotune.report.sections.times import fullness_facts, loader_facts
-from autotune.report.wording.say import say
+from autotune.report.wording.diagnosis import BOTTLENECKS
 
 __all__ = ["diagnosis_sections", "print_diagnosis", "render_diagnosis", "say_present"]
 
-_ALL_FROM = 0.97  # of the device's ceiling (rule 6 of measuring)
 _NOT_MEASURED = "not measured"
-_TEXTS = frozenset({"", "what", "evidence", "advice", MEASURED_BY, "settings"})
+_TEXTS = frozenset({"", "what", "evidence", MEASURED_BY, "settings"})
 
 
 def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
@@ -63,23 +64,22 @@ def render_diagnosis(diagnosis: Diagnosis) -> str:
 
 def say_present(diagnosis: Diagnosis) -> str:
     """Where today's rate stands, in a sentence or two."""
-    standing = diagnosis.standing
-    share = format_fraction(min(1.0, standing.share_of_device))
-    rates = f"{format_rate(standing.samples_per_s)} of {format_rate(standing.device_ceiling)} samples/s"
-    if diagnosis.evidence.measurement.device_ceiling is None:
-        told = f"By the waits for data you run at about {share} of what this device can do ({rates}); the device alone"
-        return f"{told} was {_NOT_MEASURED}; {_say_loader(diagnosis)}."
-    told = f"You run at {share} of what this device can do ({rates})"
-    if standing.share_of_device >= _ALL_FROM:
-        return f"{told}: only the device's own settings can make it faster."
-    told += f"; {_say_loader(diagnosis)}"
-    evidence = diagnosis.evidence
+    headroom, evidence = diagnosis.standing, diagnosis.evidence
+    share = format_fraction(min(1.0, headroom.share_of_device))
+    rates = f"{format_rate(headroom.samples_per_s)} of {format_rate(headroom.device_ceiling)} samples/s"
+    if evidence.measurement.device_ceiling is None:
+        estimate = f"Judged by the waits for data, you run at about {share} of what this device can do ({rates})"
+        return f"{estimate}; the device alone was {_NOT_MEASURED}; {_say_loader(diagnosis)}."
+    present = f"You run at {share} of what this device can do ({rates})"
+    if headroom.share_of_device >= NEAR_CEILING:
+        return f"{present}: only the device's own settings can make it faster."
+    present = f"{present}; {_say_loader(diagnosis)}"
     is_measured = evidence.measurement.loader_ceiling is not None
-    if is_measured and standing.lower == "loader" and standing.share_of_lower >= HOLDS_FROM:
-        return f"{told}: it is what holds it."
+    if is_measured and headroom.lower == "loader" and headroom.share_of_lower >= HOLDS_FROM:
+        return f"{present}: the loader is the bottleneck."
     if is_measured and not overlaps(evidence.config, evidence.environment.device_kind):
-        return f"{told}, and without workers the two take turns."
-    return f"{told}."
+        return f"{present}, and without workers the two take turns."
+    return f"{present}."
 
 
 def _say_loader(diagnosis: Diagnosis) -> str:
@@ -95,7 +95,7 @@ def diagnosis_sections(diagnosis: Diagnosis) -> tuple[Section, ...]:
     """Everything below the headline; what was not measured is left out."""
     sections = (
         Section(title="Where the time goes", blocks=(_time(diagnosis),)),
-        Section(title="What holds it", blocks=(_findings(diagnosis),)),
+        Section(title="Bottlenecks", blocks=(_findings(diagnosis),)),
         Section(title="What to do", blocks=(_advice(diagnosis),)),
         Section(title="Today's settings", blocks=(_today(diagnosis),)),
         *rank_section(diagnosis.evidence.measurement.ranks),
@@ -112,7 +112,9 @@ def _time(diagnosis: Diagnosis) -> Block:
         named = {PART_NAMES["data_wait"]: breakdown.data_wait, "all else": breakdown.compute}
     else:
         named = {PART_NAMES[part]: breakdown.shares()[part] for part in PARTS}
-    rows = [(name, text_bar(one.fraction), format_fraction(one.fraction), one.source) for name, one in named.items()]
+    rows = [
+        (name, text_bar(part.fraction), format_fraction(part.fraction), part.source) for name, part in named.items()
+    ]
     restart = breakdown.restart_fraction
     if restart >= 0.001:
         source = breakdown.data_wait.source
@@ -121,35 +123,30 @@ def _time(diagnosis: Diagnosis) -> Block:
 
 
 def _findings(diagnosis: Diagnosis) -> Block:
-    rows = [(format_fraction(one.share), BOTTLENECKS[one.bottleneck], one.evidence) for one in diagnosis.findings]
-    return Table(heads=("share", "what", "evidence"), rows=tuple(rows), texts=_TEXTS)
+    rows = tuple((format_fraction(it.share), BOTTLENECKS[it.bottleneck], it.evidence) for it in diagnosis.findings)
+    return Table(heads=("share", "what", "evidence"), rows=rows, texts=_TEXTS)
 
 
 def _advice(diagnosis: Diagnosis) -> Block:
-    rows = []
-    for one in diagnosis.advice:
-        gain = NO_VALUE if one.expected_gain is None else say_gain(one.expected_gain)
-        rate = NO_VALUE if one.expected_samples_per_s is None else format_rate(one.expected_samples_per_s)
-        rows.append((gain, rate, f"{one.text}. Basis: {one.basis}."))
-    if not rows:
+    if not diagnosis.advice:
         return Bullets(sentences=("Nothing that was measured promises 3 % or more.",))
-    return Table(heads=("gain", "samples/s", "advice"), rows=tuple(rows), texts=_TEXTS)
+    return advice_table(diagnosis.advice)
 
 
 def _today(diagnosis: Diagnosis) -> Block:
-    evidence, standing = diagnosis.evidence, diagnosis.standing
+    evidence, headroom = diagnosis.evidence, diagnosis.standing
     run, roofline = evidence.measurement, evidence.curves.roofline
     low, high = run.samples_per_s_ci
     facts = {
         "settings": describe_settings(evidence.config),
         "rate": f"{format_rate(run.samples_per_s)} samples/s "
         f"({format_interval(format_rate(low), format_rate(high))}, 95 %)",
-        "loader alone": _ceiling(standing.loader_ceiling, run.loader_ceiling, "its items' costs"),
-        "device alone": _ceiling(standing.device_ceiling, run.device_ceiling, "the waits for data"),
+        "loader alone": _ceiling(headroom.loader_ceiling, run.loader_ceiling, "its items' costs"),
+        "device alone": _ceiling(headroom.device_ceiling, run.device_ceiling, "the waits for data"),
         "peak memory": f"{format_bytes(run.peak_memory_bytes)} of {format_bytes(evidence.limit_bytes)}",
     }
     if run.busy_readings:
-        readings = (f"{format_fraction(one.fraction)} ({one_line(one.source)})" for one in run.busy_readings)
+        readings = (f"{format_fraction(busy.fraction)} ({one_line(busy.source)})" for busy in run.busy_readings)
         facts["busy"] = ", ".join(readings)
     facts |= fullness_facts(run.fullness)
     if run.joules_per_sample is not None:
@@ -158,7 +155,7 @@ def _today(diagnosis: Diagnosis) -> Block:
     if run.communication is not None:
         facts["exchange"] = describe_exchange(run.communication)
     if roofline is not None:
-        batch_s = evidence.config.micro_batch_size / standing.device_ceiling
+        batch_s = evidence.config.micro_batch_size / headroom.device_ceiling
         moved = f"{format_bytes(round(roofline.moved_bytes))} moved"
         device = "the device" if run.device_ceiling is not None else "the device (an estimate)"
         facts["a batch"] = (
@@ -169,7 +166,7 @@ def _today(diagnosis: Diagnosis) -> Block:
             f"{roofline.peak_flops_per_s / 1e9:,.3g} GFLOP/s in a large matrix product, "
             f"{roofline.peak_bytes_per_s / 1e9:,.3g} GB/s in a large copy"
         )
-    facts["looked at in"] = format_duration(diagnosis.wall_s)
+    facts["diagnosed in"] = format_duration(diagnosis.wall_s)
     return Facts(facts=facts)
 
 
@@ -186,23 +183,21 @@ def _loader(diagnosis: Diagnosis) -> Block:
 
 def _curves(diagnosis: Diagnosis) -> Block:
     curves = diagnosis.evidence.curves
-    rows = [("loader", _say_point(point), _say_rate(point)) for point in curves.loader]
-    rows += [("device", _say_point(point), _say_rate(point)) for point in curves.device]
+    points = [*(("loader", point) for point in curves.loader), *(("device", point) for point in curves.device)]
+    rows = [
+        (
+            side,
+            say_settings(point.changes) or "today's",
+            NO_VALUE if point.ceiling is None else format_rate(point.ceiling.samples_per_s),
+        )
+        for side, point in points
+    ]
     return Table(heads=("", "settings", "samples/s"), rows=tuple(rows), texts=_TEXTS)
 
 
 def _notes(diagnosis: Diagnosis) -> Block:
-    told = {"today's settings": join_runs([diagnosis.evidence.measurement])}
-    notes = tuple(one_line(say(note)) for note in diagnosis.notes)
-    return Bullets(sentences=(*notes, *say_setup(told)))  # the notes have what disturbed the window
-
-
-def _say_point(point: CurvePoint) -> str:
-    return say_settings(point.changes) or "today's"
-
-
-def _say_rate(point: CurvePoint) -> str:
-    return NO_VALUE if point.ceiling is None else format_rate(point.ceiling.samples_per_s)
+    figures = {"today's settings": join_runs([diagnosis.evidence.measurement])}
+    return Bullets(sentences=(*map(one_line, diagnosis.notes), *say_setup(figures)))  # of the window, the notes tell
 
 
 def _has_rows(block: Block) -> bool:

@@ -10,10 +10,8 @@ from collections.abc import Sequence
 from math import isfinite
 
 from autotune.diagnosis.scaling import StrategyComparison, compare_strategies
-from autotune.diagnosis.scaling_bottlenecks import CAUSES, Brake
+from autotune.diagnosis.scaling_bottlenecks import Brake
 from autotune.diagnosis.strategies import StrategyBest, StrategyEntry
-from autotune.phrasing import say_gain
-from autotune.records.diagnosis import Advice
 from autotune.records.ranks import Communication, RankFigures, name_devices, uneven_ranks
 from autotune.records.recommendation import Ratio
 from autotune.records.run_summary import RunSummary
@@ -30,6 +28,8 @@ from autotune.report.formatting import (
     format_times,
     name_group,
 )
+from autotune.report.sections.advice import advice_in_words, advice_table, say_group_evidence
+from autotune.report.wording.scaling import CAUSES
 
 __all__ = ["describe_exchange", "rank_section", "scaling_sections"]
 
@@ -50,7 +50,9 @@ def scaling_sections(summary: RunSummary) -> tuple[Section, ...]:
     if comparison.brakes:
         sections.append(Section(title=f"What holds {group}", blocks=(_brake_table(comparison.brakes),)))
     if comparison.advice:
-        sections.append(Section(title=f"What would help {group}", blocks=(_advice_table(comparison.advice),)))
+        sections.append(
+            Section(title=f"What would help {group}", blocks=(advice_table(map(advice_in_words, comparison.advice)),))
+        )
     return (*sections, *_ranks_of(comparison, summary))
 
 
@@ -194,17 +196,8 @@ def _say_choice(entry: StrategyEntry) -> str:
 
 
 def _brake_table(brakes: Sequence[Brake]) -> Table:
-    rows = tuple((format_fraction(one.share), CAUSES[one.cause], f"{one.evidence}.") for one in brakes)
+    rows = tuple((format_fraction(one.share), CAUSES[one.cause], f"{say_group_evidence(one)}.") for one in brakes)
     return Table(heads=("share", "what", "evidence"), rows=rows, texts=_TEXTS)
-
-
-def _advice_table(advice: Sequence[Advice]) -> Table:
-    rows = []
-    for one in advice:
-        gain = NO_VALUE if one.expected_gain is None else say_gain(one.expected_gain)
-        rate = NO_VALUE if one.expected_samples_per_s is None else format_rate(one.expected_samples_per_s)
-        rows.append((gain, rate, f"{one.text}. Basis: {one.basis}."))
-    return Table(heads=("gain", "samples/s", "advice"), rows=tuple(rows), texts=_TEXTS)
 
 
 def _ranks_of(comparison: StrategyComparison, summary: RunSummary) -> tuple[Section, ...]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from autotune.note import Note
+from autotune.report.wording.advice import ADVICE
 from autotune.report.wording.devices import DEVICES
+from autotune.report.wording.diagnosis import DIAGNOSIS
+from autotune.report.wording.scaling import SCALING
 from autotune.report.wording.space import SPACE
 from autotune.report.wording.template import Wording, fill
 
 __all__ = ["WORDINGS", "say"]
 
-WORDINGS: dict[str, Wording] = {**DEVICES, **SPACE}
+WORDINGS: dict[str, Wording] = {**DIAGNOSIS, **ADVICE, **SCALING, **DEVICES, **SPACE}
 """Every sentence by its note's code; a code stands in one room's table alone."""
 
 

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 import autotune
-from autotune.diagnosis.bottlenecks import standing_today
+from autotune.diagnosis.verdict import headroom_of
 from autotune.records.breakdown import PARTS, Share, TimeBreakdown
 from autotune.records.diagnosis import Curves, Diagnosis
 from autotune.records.utilization import Fullness
@@ -87,7 +87,7 @@ def test_advice_stands_in_its_order_with_its_gain() -> None:
 def test_the_present_rate_is_set_against_the_device_and_the_loader() -> None:
     assert say_present(diagnosis_of(held_by_loader)) == (
         "You run at 43 % of what this device can do (430 of 1,000 samples/s); "
-        "the loader alone reaches 440: it is what holds it."
+        "the loader alone reaches 440: the loader is the bottleneck."
     )
     beside = diagnosis_of(in_turns)
     on_cpu = beside.evidence.environment.model_copy(update={"device_kind": "cpu"})
@@ -101,7 +101,7 @@ def with_measurement(diagnosis: Diagnosis, **changes: Any) -> Diagnosis:
     """As if its run had measured otherwise."""
     run = diagnosis.evidence.measurement.model_copy(update=changes)
     evidence = diagnosis.evidence.model_copy(update={"measurement": run})
-    return diagnosis.model_copy(update={"evidence": evidence, "standing": standing_today(evidence)})
+    return diagnosis.model_copy(update={"evidence": evidence, "standing": headroom_of(evidence)})
 
 
 @pytest.mark.parametrize(
@@ -110,8 +110,8 @@ def with_measurement(diagnosis: Diagnosis, **changes: Any) -> Diagnosis:
         (
             {"device_ceiling": None},
             (
-                "By the waits for data you run at about 40 % of what this device can do (430 of 1,075 samples/s); "
-                "the device alone was not measured; the loader alone reaches 440."
+                "Judged by the waits for data, you run at about 40 % of what this device can do "
+                "(430 of 1,075 samples/s); the device alone was not measured; the loader alone reaches 440."
             ),
             "device alone not measured (about 1,075 samples/s by the waits for data)",
         ),
@@ -130,7 +130,7 @@ def with_measurement(diagnosis: Diagnosis, **changes: Any) -> Diagnosis:
         ),
     ],
 )
-def test_a_ceiling_that_was_not_measured_is_never_told_as_one(missing: Any, present: str, today: str) -> None:
+def test_a_ceiling_that_was_not_measured_is_never_given_as_measured(missing: Any, present: str, today: str) -> None:
     diagnosis = with_measurement(diagnosis_of(held_by_loader), **missing)
     assert say_present(diagnosis) == present
     assert today in " ".join(printed(diagnosis).split()) + " "
@@ -149,14 +149,14 @@ def test_each_part_of_the_time_names_its_source() -> None:
     assert all(f"source of {part}".replace("_", "\\_") in markdown for part in PARTS)
 
 
-def test_time_that_was_not_measured_is_not_told_as_computing() -> None:
+def test_time_that_was_not_measured_is_not_shown_as_computing() -> None:
     diagnosis = with_measurement(diagnosis_of(analytic_cost), breakdown=None)
     text = printed(diagnosis)
     assert "all else: not measured" in text
     assert "computing  " not in text
 
 
-def test_all_that_a_loader_costs_and_how_full_the_device_is_are_told() -> None:
+def test_a_loaders_costs_and_the_devices_fullness_are_shown() -> None:
     costs = diagnosis_of(analytic_cost).evidence.measurement.loader_costs
     assert costs is not None
     costs = costs.model_copy(update={"item_p99_s": 0.077, "batches_per_worker_per_s": 31.0, "pin_s": None})
@@ -171,7 +171,7 @@ def test_all_that_a_loader_costs_and_how_full_the_device_is_are_told() -> None:
     assert "warps resident" not in text
 
 
-def test_the_ranks_and_their_exchange_are_told_where_there_are_several() -> None:
+def test_several_ranks_and_their_exchange_are_shown() -> None:
     ranks = (make_rank(0), make_rank(1, device_ceiling=6_400.0))
     diagnosis = with_measurement(diagnosis_of(analytic_cost), ranks=ranks, communication=TALK)
     text = " ".join(printed(diagnosis).split())

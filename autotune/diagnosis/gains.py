@@ -1,0 +1,50 @@
+"""Advice with its expected gain, and which advice is worth giving. Pure.
+
+Comes in: a kind of advice, the rate that it should reach, the present rate and the figures behind both. Goes out:
+Advice without words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from pydantic import JsonValue
+
+from autotune.records.diagnosis import Advice
+
+__all__ = ["LEAST_GAIN", "NEAR_CEILING", "advise", "figures_of", "worth_giving"]
+
+LEAST_GAIN = 0.03
+"""Expected gain below which nothing is advised: our own convention, the spread of repeated runs of one configuration on
+a CPU (1.96 * RUN_SPREAD)."""
+NEAR_CEILING = 0.97
+"""Of a side's ceiling, from which on the other side's settings can't make a job faster: rule 6 of measuring."""
+
+
+def advise(
+    kind: str,
+    *,
+    present: float,
+    expected: float | None,
+    settings: Mapping[str, object] | None = None,
+    figures: Mapping[str, JsonValue] | None = None,
+) -> Advice:
+    """Advice of this kind, from the present and the expected rate in samples per second (None: no figure)."""
+    return Advice(
+        kind=kind,
+        figures=dict(figures or {}),
+        settings=dict(settings or {}),
+        expected_samples_per_s=expected,
+        expected_gain=None if expected is None else expected / present - 1.0,
+    )
+
+
+def figures_of(record: object, *names: str) -> dict[str, JsonValue]:
+    """The figures of a record that have these names."""
+    return {name: getattr(record, name) for name in names}
+
+
+def worth_giving(advice: Iterable[Advice]) -> list[Advice]:
+    """The advice that gains at least 3 %, the largest gain first, then the advice without a figure."""
+    worth = [piece for piece in advice if piece.expected_gain is None or piece.expected_gain >= LEAST_GAIN]
+    return sorted(worth, key=lambda piece: -1.0 if piece.expected_gain is None else piece.expected_gain, reverse=True)

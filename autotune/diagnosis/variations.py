@@ -1,0 +1,54 @@
+"""The configurations that a diagnosis measures beside today's, one side alone each. Pure.
+
+Comes in: a ResolvedSpace. Goes out: configurations that differ from its baseline in one respect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autotune.settings.training_config import TrainingConfig
+from autotune.space import constraints as rules
+from autotune.space.default_ranges import most_workers
+from autotune.space.resolved_space import ResolvedSpace
+
+__all__ = ["list_variations"]
+
+_BATCH_FACTORS = (0.5, 2.0, 4.0)
+"""Times today's batch: our own convention, with today's own enough for a line of times over batches."""
+
+
+def list_variations(space: ResolvedSpace) -> list[TrainingConfig]:
+    """Configurations whose loader or device is worth measuring alone.
+
+    Workers persist from epoch to epoch wherever there are any. torch.compile is left out: it takes too long here.
+    """
+    own, found = space.baseline, list[TrainingConfig]()
+    for changes in (*_loader_changes(space), *_device_changes(space)):
+        settings = rules.normalised(own.model_dump() | changes, space.facts, space.environment)
+        config = TrainingConfig.model_validate(settings)
+        is_allowed = rules.obstacle(config, space.facts, space.environment, drop_last=space.drop_last) is None
+        if is_allowed and config != own and config not in found:
+            found.append(config)
+    return found
+
+
+def _loader_changes(space: ResolvedSpace) -> Iterator[dict[str, object]]:
+    sharing = rules.ranks_on_host(space.baseline.process_count, space.environment)
+    most = max(1, most_workers(space.facts, space.environment) // sharing)
+    yield {"persistent_workers": space.baseline.num_workers > 0}
+    for count in (0, *(2**power for power in range(most.bit_length()))):
+        yield {"num_workers": count, "persistent_workers": count > 0}
+
+
+def _device_changes(space: ResolvedSpace) -> Iterator[dict[str, object]]:
+    own, environment = space.baseline, space.environment
+    for factor in _BATCH_FACTORS:
+        yield {"micro_batch_size": max(1, int(own.micro_batch_size * factor))}
+    for dtype in environment.native_amp_dtypes:
+        yield {"amp_dtype": dtype}
+    if environment.device_kind == "cpu":
+        yield {"intra_op_threads": 1}
+        yield {"intra_op_threads": environment.cores}
+    if space.facts.has_4d_input:
+        yield {"channels_last": True}

@@ -1,0 +1,98 @@
+"""The answer: an Evidence judged, with its findings, advice, headline and remarks as codes. Pure.
+
+Comes in: an Evidence. Goes out: a Diagnosis without words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import cast
+
+from pydantic import JsonValue
+
+from autotune.analysis.expectation import device_ceiling, loader_ceiling
+from autotune.analysis.scoring import memory_fault
+from autotune.diagnosis.advice import rank_advice
+from autotune.diagnosis.bottlenecks import find_bottlenecks
+from autotune.diagnosis.gains import LEAST_GAIN
+from autotune.note import Note, note
+from autotune.records.ceilings import Standing, standing_of
+from autotune.records.diagnosis import Advice, Diagnosis, Evidence, Finding
+from autotune.version import __version__
+
+__all__ = ["HEALTHY_GAIN", "headroom_of", "is_healthy", "judge", "make_headline"]
+
+HEALTHY_GAIN = 0.05
+"""Expected gain from which on a setting is worth changing: our own convention, just above the 4 % that two runs of the
+same settings may differ by on a CPU (1.96 * sqrt(2) * RUN_SPREAD)."""
+
+
+def judge(name: str, evidence: Evidence, notes: Iterable[Note | str] = (), *, wall_s: float = 0.0) -> Diagnosis:
+    """Why it is slow and what to do about it; the caller's notes come before the remarks on the evidence."""
+    findings = find_bottlenecks(evidence)
+    advice = rank_advice(evidence, findings)
+    return Diagnosis(
+        name=name,
+        verdict=findings[0].bottleneck,
+        headline_notes=make_headline(evidence, findings, advice),
+        is_healthy=is_healthy(evidence, findings, advice),
+        standing=headroom_of(evidence),
+        findings=findings,
+        advice=advice,
+        evidence=evidence,
+        remarks=(*notes, *_remarks(evidence)),
+        wall_s=wall_s,
+        autotune_version=__version__,
+    )
+
+
+def is_healthy(evidence: Evidence, findings: Sequence[Finding], advice: Sequence[Advice]) -> bool:
+    """Whether computing is the only finding, by a measured breakdown, and nothing that was measured promises 5 %."""
+    if evidence.measurement.breakdown is None or [finding.bottleneck for finding in findings] != ["compute"]:
+        return False
+    return all((piece.expected_gain or 0.0) < HEALTHY_GAIN for piece in advice)
+
+
+def headroom_of(evidence: Evidence) -> Standing:
+    """Where today's rate stands between the ceilings."""
+    rate = evidence.measurement.samples_per_s
+    return standing_of(rate, loader_ceiling=loader_ceiling(evidence), device_ceiling=device_ceiling(evidence))
+
+
+def make_headline(evidence: Evidence, findings: Sequence[Finding], advice: Sequence[Advice]) -> tuple[Note, ...]:
+    """The bottleneck, then the setting that should help most; after computing the next finding is named as well."""
+    first, second = findings[0], findings[1] if len(findings) > 1 else None
+    points = (*evidence.curves.loader, *evidence.curves.device)
+    has_others = any(point.changes and point.ceiling is not None for point in points)
+    if is_healthy(evidence, findings, advice):
+        return (note("healthy", share=first.share, least_gain=HEALTHY_GAIN if has_others else None),)
+    if first.bottleneck == "compute" and evidence.measurement.breakdown is None:
+        head = note("time_not_attributed", share=first.share)
+    elif first.bottleneck == "compute" and second is not None:
+        also: dict[str, JsonValue] = {"second": second.bottleneck, "second_share": second.share}
+        head = note("bottleneck", bottleneck="compute", share=first.share, **also)
+    else:
+        head = note("bottleneck", bottleneck=first.bottleneck, share=first.share)
+    best = next((piece for piece in advice if piece.settings and piece.expected_gain is not None), None)
+    if best is not None:
+        return head, note("best_setting", settings=_json(best.settings), gain=best.expected_gain)
+    return head, note("no_setting_helps", least_gain=LEAST_GAIN) if has_others else note("others_not_measured")
+
+
+def _remarks(evidence: Evidence) -> Iterator[Note | str]:
+    """What should be known about the evidence."""
+    if evidence.measurement.breakdown is None:
+        yield note("breakdown_not_measured")
+    fault = memory_fault(evidence.measurement, evidence.limit_bytes)
+    if fault is not None:
+        yield note("search_would_refuse", fault=fault)
+    yield from evidence.measurement.remarks
+    yield from evidence.curves.remarks
+    for side, points in (("loader", evidence.curves.loader), ("device", evidence.curves.device)):
+        for point in points:
+            if point.ceiling is None:
+                yield note("side_not_measured", side=side, settings=_json(point.changes), reason=point.reason)
+
+
+def _json(settings: dict[str, object]) -> dict[str, JsonValue]:
+    return cast("dict[str, JsonValue]", settings)  # settings come from YAML and go into it

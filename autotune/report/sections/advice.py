@@ -1,0 +1,62 @@
+"""A diagnosis' codes with their words filled in, and advice as a table.
+
+Comes in: a Diagnosis, a Finding's or a group's bottleneck, or Advice, as codes with figures. Goes out: the same with
+sentences, or a Table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from autotune.diagnosis.scaling_bottlenecks import Brake
+from autotune.phrasing import say_gain
+from autotune.records.diagnosis import Advice, Diagnosis, Finding
+from autotune.report.blocks import Table
+from autotune.report.formatting import NO_VALUE, format_rate
+from autotune.report.wording.say import WORDINGS, say
+from autotune.report.wording.template import fill
+
+__all__ = ["advice_in_words", "advice_table", "diagnosis_in_words", "say_group_evidence"]
+
+
+def diagnosis_in_words(diagnosis: Diagnosis) -> Diagnosis:
+    """The diagnosis with its headline, evidence, advice and notes in sentences."""
+    words = {
+        "headline": " ".join(map(say, diagnosis.headline_notes)),
+        "findings": tuple(map(_finding_in_words, diagnosis.findings)),
+        "advice": tuple(map(advice_in_words, diagnosis.advice)),
+        "notes": tuple(map(say, diagnosis.remarks)),
+    }
+    return diagnosis.model_copy(update=words)
+
+
+def advice_in_words(advice: Advice) -> Advice:
+    """The advice with its text and basis."""
+    figures = {**advice.figures, "settings": advice.settings}
+    words = {"text": _fill(advice.kind, figures), "basis": _fill(f"{advice.kind}_basis", figures)}
+    return advice.model_copy(update=words)
+
+
+def say_group_evidence(bottleneck: Brake) -> str:
+    """The figures that show a group's bottleneck, in a sentence without its full stop."""
+    return _fill(f"{bottleneck.cause}_evidence", bottleneck.figures)
+
+
+def advice_table(advice: Iterable[Advice]) -> Table:
+    """Advice in words: its gain, the rate that it should reach, what to do and the basis."""
+    rows = []
+    for piece in advice:
+        gain = NO_VALUE if piece.expected_gain is None else say_gain(piece.expected_gain)
+        rate = NO_VALUE if piece.expected_samples_per_s is None else format_rate(piece.expected_samples_per_s)
+        rows.append((gain, rate, f"{piece.text}. Basis: {piece.basis}."))
+    return Table(heads=("gain", "samples/s", "advice"), rows=tuple(rows), texts=frozenset({"advice"}))
+
+
+def _finding_in_words(finding: Finding) -> Finding:
+    figures = {**finding.figures, "share": finding.share}
+    return finding.model_copy(update={"evidence": _fill(f"{finding.bottleneck}_evidence", figures)})
+
+
+def _fill(code: str, figures: Mapping[str, Any]) -> str:
+    return fill(WORDINGS[code], figures)

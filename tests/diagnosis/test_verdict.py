@@ -1,0 +1,95 @@
+"""The answer as codes: health, headline, headroom and remarks of an Evidence."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+import pytest
+
+from autotune.diagnosis.bottlenecks import find_bottlenecks
+from autotune.diagnosis.verdict import headroom_of, is_healthy, judge, make_headline
+from autotune.note import Note, note
+from autotune.records.ceilings import Standing
+from autotune.records.diagnosis import Advice, Curves
+from tests.evidence import make_breakdown, make_costs, make_evidence, make_point
+
+
+def test_ceilings_that_were_not_measured_come_from_what_was() -> None:
+    measured: dict[str, Any] = {"loader_ceiling": None, "device_ceiling": None, "data_wait_fraction": 0.5}
+    headroom = headroom_of(make_evidence(500.0, loader_costs=make_costs(1e-3), **measured))
+    assert [headroom.loader_ceiling, headroom.device_ceiling] == pytest.approx([1000.0, 1000.0])
+
+
+def test_a_loader_of_which_nothing_is_known_survives_json() -> None:
+    headroom = headroom_of(make_evidence(loader_ceiling=None, loader_costs=None))
+    assert headroom.loader_ceiling == inf
+    assert Standing.model_validate_json(headroom.model_dump_json()) == headroom
+
+
+def advice(gain: float) -> Advice:
+    return Advice(kind="set", settings={"pin_memory": True}, expected_samples_per_s=1.0, expected_gain=gain)
+
+
+def test_a_job_is_healthy_that_only_computes_and_has_nothing_to_gain() -> None:
+    evidence = make_evidence()
+    computing = find_bottlenecks(evidence)
+    assert is_healthy(evidence, computing, [advice(0.04)])
+    assert not is_healthy(evidence, computing, [advice(0.06)])
+
+
+@pytest.mark.parametrize(
+    "breakdown",
+    [make_breakdown(wait=0.7), make_breakdown(idle=0.43), make_breakdown(synchronise=0.12), None],
+    ids=["waits for data", "gaps beside computing", "the host's waits beside it", "not measured"],
+)
+def test_a_job_is_not_healthy_with_another_finding_or_without_a_breakdown(breakdown: Any) -> None:
+    evidence = make_evidence(breakdown=breakdown, data_wait_fraction=0.0)
+    assert not is_healthy(evidence, find_bottlenecks(evidence), [])
+
+
+OTHERS = Curves(loader=(make_point(1000.0), make_point(1000.0, num_workers=1)))
+NO_OTHERS = Curves(loader=(make_point(1000.0), make_point(None, num_workers=1)))
+NOTHING_HELPS = note("no_setting_helps", least_gain=0.03)
+
+
+def headline(breakdown: Any, *pieces: Advice, curves: Curves = OTHERS) -> tuple[Note, ...]:
+    evidence = make_evidence(breakdown=breakdown, curves=curves)
+    return make_headline(evidence, find_bottlenecks(evidence), pieces)
+
+
+def test_the_headline_names_the_first_bottleneck_and_the_best_setting() -> None:
+    waiting = note("bottleneck", bottleneck="data_cpu", share=0.7)
+    best = note("best_setting", settings={"pin_memory": True}, gain=1.4)
+    assert headline(make_breakdown(wait=0.7), advice(1.4)) == (waiting, best)
+    assert headline(make_breakdown(wait=0.7)) == (waiting, NOTHING_HELPS)
+    assert headline(make_breakdown()) == (note("healthy", share=1.0, least_gain=0.05),)
+
+
+def test_the_headline_of_a_job_that_mostly_computes_names_the_next_finding() -> None:
+    found, rest = headline(make_breakdown(idle=0.43))
+    both = {"bottleneck": "compute", "share": pytest.approx(0.57), "second": "launch", "second_share": 0.43}
+    assert (found.code, found.figures, rest) == ("bottleneck", both, NOTHING_HELPS)
+    assert headline(None)[0] == note("time_not_attributed", share=0.9)
+
+
+def test_the_headline_claims_nothing_about_settings_that_were_not_measured() -> None:
+    assert headline(make_breakdown(), curves=NO_OTHERS) == (note("healthy", share=1.0, least_gain=None),)
+    assert headline(make_breakdown(wait=0.7), curves=NO_OTHERS)[1] == note("others_not_measured")
+
+
+def test_every_remark_on_the_evidence_comes_after_the_callers_notes() -> None:
+    failed = make_point(None, num_workers=1).model_copy(update={"reason": "it broke"})
+    curves = Curves(loader=(failed,), remarks=(note("others_failed", reason="late"),))
+    evidence = make_evidence(breakdown=None, curves=curves, peak_memory_bytes=2**40, remarks=("hot",))
+    found = judge("case", evidence, ["first"]).remarks
+    codes = [remark.code if isinstance(remark, Note) else remark for remark in found]
+    assert codes == [
+        "first",
+        "breakdown_not_measured",
+        "search_would_refuse",
+        "hot",
+        "others_failed",
+        "side_not_measured",
+    ]
+    assert found[-1] == note("side_not_measured", side="loader", settings={"num_workers": 1}, reason="it broke")

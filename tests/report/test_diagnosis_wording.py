@@ -1,0 +1,202 @@
+"""The words of a diagnosis and of several devices compared: every code has its sentence, and some are read here."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+import autotune.diagnosis
+from autotune.diagnosis.gains import advise
+from autotune.diagnosis.scaling_bottlenecks import Brake, Cause
+from autotune.diagnosis.verdict import judge
+from autotune.note import note
+from autotune.records.diagnosis import Bottleneck, Curves
+from autotune.report.sections.advice import advice_in_words, diagnosis_in_words, say_group_evidence
+from autotune.report.wording.advice import ADVICE
+from autotune.report.wording.diagnosis import BOTTLENECKS, DIAGNOSIS
+from autotune.report.wording.say import say
+from autotune.report.wording.scaling import CAUSES, SCALING
+from autotune.settings.training_config import TrainingConfig
+from tests.evidence import CPU, make_breakdown, make_costs, make_evidence, make_point, make_roofline
+
+GIVES_ADVICE = {"advise", "_advise", "_expecting", "_saving", "_up_to_the_device"}
+
+
+def test_every_bottleneck_has_its_name_and_its_evidence() -> None:
+    assert list(BOTTLENECKS) == list(get_args(Bottleneck))
+    assert {f"{code}_evidence" for code in BOTTLENECKS} <= DIAGNOSIS.keys()
+    assert list(CAUSES) == list(get_args(Cause))
+    assert {f"{code}_evidence" for code in CAUSES} <= SCALING.keys()
+
+
+def advised_kinds() -> set[str]:
+    """Every kind of advice that the room gives, read from its calls."""
+    calls = [
+        node
+        for path in Path(autotune.diagnosis.__file__).parent.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in GIVES_ADVICE
+    ]
+    texts = [next((one.value for one in call.args if isinstance(one, ast.Constant)), None) for call in calls]
+    return {text for text in texts if isinstance(text, str)}
+
+
+def test_every_kind_of_advice_has_its_text_and_its_basis_and_no_other_has() -> None:
+    worded = {code for code in (*ADVICE, *SCALING) if not code.endswith("_evidence")}
+    kinds = advised_kinds()
+    assert {*kinds, *(f"{kind}_basis" for kind in kinds)} == worded
+
+
+@pytest.mark.parametrize(
+    ("found", "sentence"),
+    [
+        (
+            note("healthy", share=0.99, least_gain=0.05),
+            "Healthy: the device computes 99 % of the time, and nothing measured here gives 5 %.",
+        ),
+        (
+            note("healthy", share=0.99, least_gain=None),
+            "Healthy: the device computes 99 % of the time. Other settings were not measured.",
+        ),
+        (note("bottleneck", bottleneck="data_cpu", share=0.7), "Data-bound by CPU work (70 % of the time)."),
+        (
+            note("bottleneck", bottleneck="compute", share=0.57, second="launch", second_share=0.43),
+            "Compute-bound (57 % of the time), but also launch-bound: the operations are too small (43 %).",
+        ),
+        (note("best_setting", settings={"pin_memory": True}, gain=1.4), "pin_memory=True should give 2.4 times."),
+        (note("no_setting_helps", least_gain=0.03), "No setting that was measured helps by more than 3 %."),
+        (
+            note("side_not_measured", side="loader", settings={}, reason="it broke"),
+            "The loader alone was not measured with today's settings: it broke.",
+        ),
+    ],
+)
+def test_notes_read_as_sentences(found: Any, sentence: str) -> None:
+    assert say(found) == sentence
+
+
+def evidence_of(bottleneck: Bottleneck, **evidence: Any) -> str:
+    found = diagnosis_in_words(judge("case", make_evidence(**evidence)))
+    return next(finding.evidence for finding in found.findings if finding.bottleneck == bottleneck)
+
+
+WAITING = make_breakdown(wait=0.7)
+
+
+@pytest.mark.parametrize(
+    ("bottleneck", "evidence", "sentence"),
+    [
+        (
+            "data_cpu",
+            {"breakdown": WAITING, "loader_costs": None},
+            "70 % of the time is spent waiting for data; what an item costs was not measured",
+        ),
+        (
+            "data_cpu",
+            {"breakdown": WAITING},
+            (
+                "70 % of the time is spent waiting for data: an item takes 1.0 ms, 100 % of it CPU time; "
+                "collating a batch takes 0 us"
+            ),
+        ),
+        (
+            "data_io",
+            {"breakdown": WAITING, "loader_costs": make_costs(item_cpu_s=1e-4, disk_bytes_per_item=2048.0)},
+            (
+                "70 % of the time is spent waiting for data: an item takes 1.0 ms, 10 % of it CPU time, "
+                "and reads 2.0 KiB from the disk"
+            ),
+        ),
+        (
+            "data_tail",
+            {"breakdown": WAITING, "loader_costs": make_costs(slow_tail_fraction=0.5, item_slowest_s=0.2)},
+            (
+                "70 % of the time is spent waiting for data: 50 % of the loading time goes into items over 8 times the "
+                "median of 1.0 ms, up to 200 ms"
+            ),
+        ),
+        (
+            "restart",
+            {"breakdown": make_breakdown(wait=0.6, restart=0.6)},
+            "restarting the loader takes 60 % of the time: 6.0 s in each epoch of 10 s",
+        ),
+        (
+            "threads",
+            {
+                "config": TrainingConfig(num_workers=4),
+                "environment": CPU,
+                "device_ceiling": 4000.0,
+                "loader_costs": make_costs(item_cpu_s=2e-3),
+                "breakdown": make_breakdown(wait=0.2),
+            },
+            (
+                "4 threads and 4 loader workers share 4 cores: computing is 3.2 times slower in the loop than on the "
+                "device alone (4,000 samples/s)"
+            ),
+        ),
+        (
+            "memory",
+            {"curves": Curves(roofline=make_roofline(moved_bytes=2.0**31))},
+            "a batch moves 2.0 GiB in 32 ms; a large copy would take 21 ms",
+        ),
+        (
+            "compute",
+            {"curves": Curves(roofline=make_roofline(flops=0.25e12 * 0.032))},
+            (
+                "the device computes 100 % of the time, at 25 % of the rate of a large matrix product in the same "
+                "precision"
+            ),
+        ),
+    ],
+)
+def test_evidence_reads_as_a_sentence(bottleneck: Bottleneck, evidence: Any, sentence: str) -> None:
+    said = evidence_of(bottleneck, **evidence)
+    assert sentence in said
+    assert "None" not in said
+
+
+def test_advice_on_settings_reads_with_its_caution_and_its_basis() -> None:
+    settings = {"micro_batch_size": 64}
+    figures = {"device_samples_per_s": 2000.0}
+    found = advice_in_words(advise("set", present=1000.0, expected=1500.0, settings=settings, figures=figures))
+    assert found.text == "Set micro_batch_size=64 (the learning rate has to follow the batch)"
+    assert found.basis == "the device alone reaches 2,000 samples/s with it"
+
+
+@pytest.mark.parametrize(
+    "evidence",
+    [
+        {"breakdown": make_breakdown(copy=0.5)},
+        {"breakdown": make_breakdown(idle=0.5), "loader_ceiling": 1000.0},
+        {"breakdown": make_breakdown(synchronise=0.5), "loader_ceiling": 1500.0},
+        {"breakdown": WAITING, "loader_ceiling": 250.0, "device_ceiling": 10_000.0, "device_kind": "cpu"},
+        {"breakdown": WAITING, "loader_costs": make_costs(20e-3), "loader_ceiling": 60.0, "device_ceiling": None},
+        {"breakdown": WAITING, "loader_costs": make_costs(item_cpu_s=1e-4), "device_ceiling": 9000.0},
+        {"breakdown": WAITING, "loader_costs": make_costs(item_cpu_s=4e-3), "device_ceiling": 9000.0, "workers": 4},
+        {"breakdown": WAITING, "loader_costs": make_costs(slow_tail_fraction=0.5), "device_ceiling": 9000.0},
+        {"breakdown": make_breakdown(wait=0.5, restart=0.5), "workers": 2},
+        {"curves": Curves(roofline=make_roofline(moved_bytes=2e9), loader=(make_point(9e9, num_workers=4),))},
+        {},
+    ],
+)
+def test_all_advice_of_a_diagnosis_has_a_text_and_a_basis_without_gaps(evidence: dict[str, Any]) -> None:
+    workers, kind = evidence.pop("workers", 0), evidence.pop("device_kind", "cuda")
+    config = TrainingConfig(num_workers=workers, persistent_workers=workers > 0)
+    environment = CPU.model_copy(update={"device_kind": kind})
+    found = diagnosis_in_words(judge("case", make_evidence(config=config, environment=environment, **evidence)))
+    assert found.advice
+    for piece in found.advice:
+        assert piece.text
+        assert piece.basis
+        assert "None" not in piece.text + piece.basis
+
+
+def test_a_groups_bottleneck_reads_as_a_sentence() -> None:
+    figures = {"strategy": "dp", "world_size": 2, "reached_fraction": 0.6}
+    assert say_group_evidence(Brake(cause="communication", share=0.3, figures=figures)) == (
+        "with batches on the devices, 2 devices under DataParallel reach 60 % of 2 times the rate of a single device: "
+        "each step copies the model to all of them and gathers their outputs"
+    )
