@@ -27,7 +27,7 @@ class SearchOptions(BaseModel):
     method: Method = "model"
     """model: a model of this machine, learned during the search, with Optuna's TPE where it does not explain what is
     seen; trials that fall behind are stopped early. tpe, gp, random: Optuna's sampler of that name, tpe and gp after an
-    expert's guesses; gp needs scipy. grid: every combination, in random order, of 20,000 at the most. With these each
+    expert's guesses. grid: every combination, in random order, of 20,000 at the most. With these each
     trial is measured to its end."""
     warm_start: Annotated[Path | None, BeforeValidator(_check_path)] = None
     """A run folder, or a recommended.yaml, of the same workload on another machine or of a similar one: what it found
