@@ -8,8 +8,8 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.analysis.floats import Floats
 from autotune.analysis.rate_model import Forecast
+from autotune.analysis.statistics import Floats
 from autotune.records.ceilings import device_key, loader_key
 from autotune.settings.training_config import TrainingConfig
 

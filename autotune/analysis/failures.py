@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from autotune.analysis.floats import Floats
+from autotune.analysis.statistics import Floats
 from autotune.records.trial import TrialRecord
 from autotune.settings.training_config import TrainingConfig
 

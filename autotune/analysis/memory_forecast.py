@@ -19,7 +19,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.analysis.floats import Floats
+from autotune.analysis.statistics import Floats
 from autotune.settings.training_config import TrainingConfig
 from autotune.space.constraints import TORCH_PREFETCH_FACTOR
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from autotune.analysis.early_stopping import seen_rate
-from autotune.analysis.rate_model import Sighting
+from autotune.analysis.rate_model import Observation
 from autotune.records.ceilings import Ceiling
 from autotune.records.diagnosis import CurvePoint, Curves
 from autotune.records.trial import TrialRecord
@@ -48,7 +48,7 @@ def looks_of(curves: Curves, space: ResolvedSpace) -> list[Look]:
     return loader + [Look(side="device", config=changed(space, one.changes), point=one) for one in curves.device]
 
 
-def sightings_of(looks: Sequence[Look], records: Sequence[TrialRecord], device_kind: str) -> Iterator[Sighting]:
+def sightings_of(looks: Sequence[Look], records: Sequence[TrialRecord], device_kind: str) -> Iterator[Observation]:
     """Every look at one side, and every trial that measured something.
 
     A trial that looked at its own sides too, as the baseline does, is another process: it tells how far they differ.
@@ -56,7 +56,7 @@ def sightings_of(looks: Sequence[Look], records: Sequence[TrialRecord], device_k
     look_sd = _LOOK_SD.get(device_kind, _OTHER_LOOK_SD)
     for look in looks:
         if look.point.ceiling is not None:
-            yield Sighting(
+            yield Observation(
                 kind=look.side,
                 config=look.config,
                 samples_per_s=look.point.ceiling.samples_per_s,
@@ -103,7 +103,7 @@ def rate_seen(record: TrialRecord) -> float | None:
     return None if run is None else run.samples_per_s
 
 
-def _own_sides(record: TrialRecord, relative_sd: float) -> Iterator[Sighting]:
+def _own_sides(record: TrialRecord, relative_sd: float) -> Iterator[Observation]:
     own = None if record.measurement is None else record.measurement.ceilings
     sides: dict[Literal["loader", "device"], Ceiling | None] = (
         {} if own is None else {"loader": own.loader, "device": own.device}
@@ -111,21 +111,21 @@ def _own_sides(record: TrialRecord, relative_sd: float) -> Iterator[Sighting]:
     for side, ceiling in sides.items():
         if ceiling is not None:
             rate = ceiling.samples_per_s
-            yield Sighting(kind=side, config=record.config, samples_per_s=rate, relative_sd=relative_sd)
+            yield Observation(kind=side, config=record.config, samples_per_s=rate, relative_sd=relative_sd)
 
 
 def _without_workers(config: TrainingConfig) -> TrainingConfig:
     return config.model_copy(update={"num_workers": 0, "prefetch_factor": None, "persistent_workers": False})
 
 
-def _run_of(record: TrialRecord) -> Sighting | None:
+def _run_of(record: TrialRecord) -> Observation | None:
     """What a trial has seen; of one that was stopped early, less sure."""
     if record.measurement is not None:
         rate, low = record.measurement.samples_per_s, record.measurement.samples_per_s_ci[0]
         sd = max(_LEAST_RUN_SD, (rate - low) / rate / _NORMAL_95)
-        return Sighting(kind="run", config=record.config, samples_per_s=rate, relative_sd=sd)
+        return Observation(kind="run", config=record.config, samples_per_s=rate, relative_sd=sd)
     if record.result.blocks:
         seen = seen_rate(record.result.blocks)
         sd = _STOPPED_SD + seen.half_width / seen.samples_per_s / _NORMAL_95
-        return Sighting(kind="run", config=record.config, samples_per_s=seen.samples_per_s, relative_sd=sd)
+        return Observation(kind="run", config=record.config, samples_per_s=seen.samples_per_s, relative_sd=sd)
     return None

@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from autotune.analysis.rate_model import Forecast, Sighting, fit_machine
+from autotune.analysis.rate_model import Forecast, Observation, fit_machine
 from autotune.settings.training_config import TrainingConfig
 from tests.analysis.queueing import Machine
 from tests.evidence import CPU
@@ -45,9 +45,9 @@ GRID = {
 UNSEEN = sorted(GRID - set(RUNS), key=repr)
 
 
-def look(machine: Machine, seed: int) -> list[Sighting]:
+def look(machine: Machine, seed: int) -> list[Observation]:
     loader = [
-        Sighting(
+        Observation(
             kind="loader",
             config=one,
             samples_per_s=machine.loader_rate(one, seed),
@@ -60,13 +60,13 @@ def look(machine: Machine, seed: int) -> list[Sighting]:
     for one in DEVICE_LOOKS:
         rate = machine.device_rate(one, seed)
         device.append(
-            Sighting(kind="device", config=one, samples_per_s=rate, relative_sd=LOOK_SD, cpu_s_per_sample=1 / rate)
+            Observation(kind="device", config=one, samples_per_s=rate, relative_sd=LOOK_SD, cpu_s_per_sample=1 / rate)
         )
     return loader + device
 
 
-def run(machine: Machine, one: TrainingConfig, seed: int = 0) -> Sighting:
-    return Sighting(kind="run", config=one, samples_per_s=machine.rate(one, seed), relative_sd=RUN_SD)
+def run(machine: Machine, one: TrainingConfig, seed: int = 0) -> Observation:
+    return Observation(kind="run", config=one, samples_per_s=machine.rate(one, seed), relative_sd=RUN_SD)
 
 
 @dataclass(frozen=True, slots=True)
