@@ -11,9 +11,21 @@ from autotune.records.measurement import Block, Measurement
 from autotune.records.precision_check import GuardFigures
 from autotune.settings.training_config import TrainingConfig
 
-__all__ = ["Failure", "Outcome", "Score", "TrialRecord", "TrialResult", "best_of", "reference_of", "score_value"]
+__all__ = [
+    "OUT_OF_MEMORY",
+    "Failure",
+    "Outcome",
+    "Score",
+    "TrialRecord",
+    "TrialResult",
+    "best_of",
+    "reference_of",
+    "score_value",
+]
 
 Outcome = Literal["ok", "over_memory", "oom", "host_oom", "timeout", "crashed", "diverged", "pruned", "invalid"]
+OUT_OF_MEMORY: frozenset[Outcome] = frozenset({"oom", "host_oom"})
+"""Outcomes of a trial that ran out of the device's memory or of RAM."""
 
 
 class Failure(BaseModel):

@@ -36,7 +36,7 @@ def test_a_trial_is_as_sure_as_its_interval(make_record: MakeRecord, make_measur
     result = TrialResult(outcome="ok", measurement=make_measurement(200.0, 0.1))
     (run,) = runs_of(make_record(config=FOUR, result=result))
     assert (run.kind, run.config, run.samples_per_s) == ("run", FOUR, 200.0)
-    assert run.relative_sd == pytest.approx(0.1 / 1.96)
+    assert run.relative_sd == pytest.approx(0.1 / 1.96, rel=1e-4)
 
 
 def test_a_trial_shows_a_rate_whether_it_was_stopped_early_or_not(
