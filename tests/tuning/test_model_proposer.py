@@ -397,7 +397,7 @@ def test_a_trial_that_is_stopped_early_is_told_to_optuna_with_the_rate_it_had(tm
         assert trial.state.name == "PRUNED"
         assert trial.intermediate_values == {len(blocks): pytest.approx(relative)}
         assert 3 <= len(blocks) < 10
-        assert record.reason.startswith("stopped early: ")
+        assert record.reason == "stopped_early"
         assert record.score is None
 
 

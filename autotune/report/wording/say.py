@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from autotune.note import Note
+from autotune.report.wording.analysis import ANALYSIS
 from autotune.report.wording.devices import DEVICES
 from autotune.report.wording.space import SPACE
 from autotune.report.wording.template import Wording, fill
 
 __all__ = ["WORDINGS", "say"]
 
-WORDINGS: dict[str, Wording] = {**DEVICES, **SPACE}
+WORDINGS: dict[str, Wording] = {**ANALYSIS, **DEVICES, **SPACE}
 """Every sentence by its note's code; a code stands in one room's table alone."""
 
 
