@@ -16,7 +16,7 @@ al. 2011, "Additive Gaussian Processes".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import log, log2
@@ -212,22 +212,6 @@ def _value(effect: _Effect, config: TrainingConfig) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Cores:
-    """How much of the machine's cores loading and training use."""
-
-    cores: int
-    loader_cpu_s: float
-    """CPU seconds of loading one sample in workers."""
-    threads: dict[int | None, float]
-    """Cores in use while a rank trains, by `intra_op_threads`."""
-
-    def in_use(self, config: TrainingConfig) -> float:
-        """Cores that a rank's training keeps busy."""
-        known = self.threads.get(config.intra_op_threads)
-        return known if known is not None else min(config.intra_op_threads or self.cores, self.cores)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Joint:
     """How loader and device work together in some configurations."""
 
@@ -265,7 +249,10 @@ class MachineModel:
 
     observations: tuple[Observation, ...]
     environment: Environment
-    cores: _Cores
+    loader_cpu_s: float
+    """CPU seconds of loading one sample in workers."""
+    busy_cores: Mapping[int | None, float]
+    """Cores that a rank's training keeps busy, by `intra_op_threads`."""
     loader_level: float
     """Mean of the logarithm of the loader's rate, before scaling by ranks."""
     device_level: float
@@ -345,20 +332,31 @@ class MachineModel:
         return np.stack([self.loader_level + ranks, self.device_level + ranks, np.zeros(len(configs))])
 
     def _joint_of(self, configs: Sequence[TrainingConfig]) -> _Joint:
-        kind, known = self.environment.device_kind, self.cores
+        environment, cores = self.environment, self.environment.cores
+        busy = [
+            config.process_count
+            * self.busy_cores.get(config.intra_op_threads, min(config.intra_op_threads or cores, cores))
+            for config in configs
+        ]
         return _Joint(
-            is_overlapped=np.array([overlaps(config, kind) for config in configs], dtype=np.bool_),
-            busy=np.array([known.in_use(config) * config.process_count for config in configs]),
-            cores=np.array([known.cores * hosts_of(config, self.environment) for config in configs], dtype=np.float64),
-            loader_cpu_s=known.loader_cpu_s,
+            is_overlapped=np.array([overlaps(config, environment.device_kind) for config in configs], dtype=np.bool_),
+            busy=np.array(busy, dtype=np.float64),
+            cores=np.array([cores * hosts_of(config, environment) for config in configs], dtype=np.float64),
+            loader_cpu_s=self.loader_cpu_s,
         )
 
 
 def fit_machine(observations: Sequence[Observation], environment: Environment) -> MachineModel:
     """Fit a model; one of the observations must be a run."""
     log_rates: dict[str, list[float]] = {"loader": [], "device": [], "run": []}
+    loader_cpu_s, busy_cores = list[float](), dict[int | None, list[float]]()
     for observation in observations:
-        log_rates[observation.kind].append(log(observation.samples_per_s / observation.config.world_size))
+        config, cpu_s = observation.config, observation.cpu_s_per_sample
+        log_rates[observation.kind].append(log(observation.samples_per_s / config.world_size))
+        if observation.kind == "loader" and config.num_workers > 0 and cpu_s:
+            loader_cpu_s.append(cpu_s)
+        elif observation.kind == "device" and cpu_s is not None:
+            busy_cores.setdefault(config.intra_op_threads, []).append(cpu_s * observation.samples_per_s)
 
     def level(side: str) -> float:
         """Where a side was not measured alone, it is expected at twice the rate of the runs: our own convention."""
@@ -367,24 +365,10 @@ def fit_machine(observations: Sequence[Observation], environment: Environment) -
     return MachineModel(
         observations=tuple(observations),
         environment=environment,
-        cores=_cores_of(observations, environment),
+        loader_cpu_s=median(loader_cpu_s) if loader_cpu_s else 0.0,
+        busy_cores={threads: median(values) for threads, values in busy_cores.items()},
         loader_level=level("loader"),
         device_level=level("device"),
-    )
-
-
-def _cores_of(observations: Sequence[Observation], environment: Environment) -> _Cores:
-    loader, training = list[float](), dict[int | None, list[float]]()
-    for observation in observations:
-        config, cpu_s = observation.config, observation.cpu_s_per_sample
-        if observation.kind == "loader" and config.num_workers > 0 and cpu_s:
-            loader.append(cpu_s)
-        elif observation.kind == "device" and cpu_s is not None:
-            training.setdefault(config.intra_op_threads, []).append(cpu_s * observation.samples_per_s)
-    return _Cores(
-        cores=environment.cores,
-        loader_cpu_s=median(loader) if loader else 0.0,
-        threads={threads: median(values) for threads, values in training.items()},
     )
 
 

@@ -14,15 +14,7 @@ from statistics import NormalDist, fmean, stdev
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "BATCH_MEANS",
-    "NORMAL_95",
-    "Floats",
-    "batch_means_half_width",
-    "mean_interval",
-    "ratio_interval",
-    "t_95",
-]
+__all__ = ["BATCH_MEANS", "NORMAL_95", "Floats", "batch_means_half_width", "mean_interval", "ratio_interval", "t_95"]
 
 Floats = NDArray[np.float64]
 """The arrays that models calculate with; each use states the shape."""
