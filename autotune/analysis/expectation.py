@@ -12,12 +12,14 @@ from math import inf
 from autotune.records.ceilings import joint_rate, overlaps
 from autotune.records.diagnosis import CurvePoint, Evidence
 from autotune.settings.environment import DeviceKind
+from autotune.settings.training_config import LOADER_SETTINGS as DATALOADER_ARGUMENTS
 from autotune.settings.training_config import TrainingConfig
 from autotune.space import constraints as rules
 
 __all__ = [
     "DEVICE_SETTINGS",
     "LOADER_SETTINGS",
+    "MOST_SAVED_FRACTION",
     "PINNING_KINDS",
     "apply_changes",
     "device_ceiling",
@@ -32,13 +34,13 @@ __all__ = [
     "workers_run_too_many_threads",
 ]
 
-LOADER_SETTINGS = frozenset({"num_workers", "prefetch_factor", "persistent_workers", "pin_memory"})
+LOADER_SETTINGS = frozenset(DATALOADER_ARGUMENTS)
 """Settings that a loader's curve varies."""
 DEVICE_SETTINGS = frozenset({"micro_batch_size", "amp_dtype", "channels_last", "intra_op_threads"})
 """Settings that a device's curve varies."""
 PINNING_KINDS: frozenset[DeviceKind] = frozenset({"cuda", "rocm", "xpu"})
 """Devices whose copies are faster from page-locked memory."""
-_MOST_SAVED = 0.95
+MOST_SAVED_FRACTION = 0.95
 """Share of the wall time that can be saved at the most: our own convention."""
 _SEVERAL_THREADS = 1.5
 """Cores that an item keeps busy, from which on it counts as running in several threads: our own convention."""
@@ -104,7 +106,7 @@ def expected_rate(evidence: Evidence, loader: CurvePoint | None, device: CurvePo
 def rate_without(evidence: Evidence, share: float) -> float:
     """The best rate without this share of the time: at most the loader's where it works beside the device."""
     present = evidence.measurement.samples_per_s
-    freed = present / (1.0 - min(share, _MOST_SAVED))
+    freed = present / (1.0 - min(share, MOST_SAVED_FRACTION))
     if not overlaps(evidence.config, evidence.environment.device_kind):
         return freed
     return max(present, min(freed, loader_ceiling(evidence)))

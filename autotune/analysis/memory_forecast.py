@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from autotune.analysis.statistics import Floats
 from autotune.settings.training_config import TrainingConfig
-from autotune.space.constraints import TORCH_PREFETCH_FACTOR
 
 __all__ = ["MemoryForecast", "forecast_memory"]
 
@@ -165,7 +164,7 @@ def _values(config: TrainingConfig) -> tuple[float, ...]:
     """The features of one configuration; cached, since a proposal asks for thousands of the same ones."""
     return (
         config.micro_batch_size,
-        config.num_workers * (config.prefetch_factor or TORCH_PREFETCH_FACTOR),
+        config.num_workers * config.batches_per_worker,
         config.num_workers,
         config.amp_dtype == "bfloat16",
         config.amp_dtype == "float16",

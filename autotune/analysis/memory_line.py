@@ -14,9 +14,9 @@ from math import floor, inf, sqrt
 from typing import NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
 
 from autotune.analysis.statistics import Floats, t_95
+from autotune.frozen import FrozenModel
 from autotune.note import Note, note
 from autotune.records.trial import OUT_OF_MEMORY, TrialRecord
 from autotune.settings.training_config import AMP_DTYPES, AmpDtype, TrainingConfig
@@ -59,10 +59,8 @@ class MemoryPoint(NamedTuple):
     """Loader workers whose memory is part of the peak."""
 
 
-class MemoryLine(BaseModel):
+class MemoryLine(FrozenModel):
     """Peak memory = intercept + slope * micro batch, by least squares over trials of one kind."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     kind: MemoryKind
     intercept_bytes: float

@@ -32,7 +32,7 @@ from autotune.analysis.statistics import Floats
 from autotune.records.ceilings import overlaps
 from autotune.settings.environment import Environment
 from autotune.settings.training_config import TrainingConfig
-from autotune.space.constraints import TORCH_PREFETCH_FACTOR, hosts_of
+from autotune.space.constraints import hosts_of
 
 __all__ = ["Forecast", "MachineModel", "Observation", "fit_machine"]
 
@@ -105,7 +105,7 @@ def _workers(config: TrainingConfig) -> float:
 
 
 def _prefetch(config: TrainingConfig) -> float:
-    return log2(config.prefetch_factor or TORCH_PREFETCH_FACTOR) if config.num_workers else 0.0
+    return log2(config.batches_per_worker) if config.num_workers else 0.0
 
 
 def _batch(config: TrainingConfig) -> float:

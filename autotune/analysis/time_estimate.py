@@ -14,7 +14,6 @@ from autotune.analysis.confirmation_plan import ROUNDS, UNHURRIED_CONFIRMATION_S
 from autotune.records.stress_check import STRESS_S, look_s
 from autotune.records.trial import TrialRecord
 from autotune.settings.training_config import TrainingConfig
-from autotune.space.constraints import TORCH_PREFETCH_FACTOR
 
 __all__ = [
     "SHORTEST_WINDOW_S",
@@ -93,8 +92,7 @@ def queue_s(config: TrainingConfig, samples_per_s: float, epoch_samples: int | N
 
     A shorter trial has only measured how a queue is used up.
     """
-    prefetch = config.prefetch_factor or TORCH_PREFETCH_FACTOR
-    queue = config.micro_batch_size * config.process_count * config.num_workers * prefetch
+    queue = config.micro_batch_size * config.process_count * config.num_workers * config.batches_per_worker
     return _QUEUES_OF_A_TRIAL * min(queue, inf if epoch_samples is None else epoch_samples) / samples_per_s
 
 
