@@ -21,8 +21,8 @@ from autotune.analysis.statistics import Floats
 __all__ = ["Posterior", "Problem", "factors_of", "most_likely"]
 
 _TOLERANCE = 1e-4
-"""Relative gain of the objective, and relative step, below which the fit ends. Our own convention: a hundredth of it
-changes no forecast by 0.1 % on the surfaces of benchmarks/regret.py."""
+"""Relative gain of the objective, and relative step, below which the fit ends. Our own convention: with a hundredth of
+it no forecast on the surfaces of benchmarks/regret.py differs by more than 0.3 %."""
 _LEAST_EIGENVALUE = 1e-6
 """Share of the largest one below which a direction is left out: its standard deviation is a thousandth, less than any
 measurement resolves. Our own convention."""

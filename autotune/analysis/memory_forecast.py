@@ -117,14 +117,14 @@ class MemoryForecast:
         return np.stack([*growing, *either, *(1 - feature for feature in either)])
 
 
-def forecast_memory(seen: Sequence[tuple[TrainingConfig, int]], *, has_workers_in_ram: bool) -> MemoryForecast:
+def forecast_memory(observed: Sequence[tuple[TrainingConfig, int]], *, has_workers_in_ram: bool) -> MemoryForecast:
     """Fit at least one pair of a configuration and its peak memory in bytes.
 
     Where the limit is on RAM, loader workers and the batches in their queues take a part of it.
     """
-    scale, reference = float(max(peak for _, peak in seen)), min(config.micro_batch_size for config, _ in seen)
-    rows = _rows([config for config, _ in seen], reference, has_workers=has_workers_in_ram)
-    peaks, noise = np.array([peak for _, peak in seen], dtype=np.float64), _NOISE * scale
+    scale, reference = float(max(peak for _, peak in observed)), min(config.micro_batch_size for config, _ in observed)
+    rows = _rows([config for config, _ in observed], reference, has_workers=has_workers_in_ram)
+    peaks, noise = np.array([peak for _, peak in observed], dtype=np.float64), _NOISE * scale
     prior_mean, sds = scale * np.array([(term.mean, term.sd) for term in _TERMS]).T
     correlation = np.eye(len(_TERMS))
     for pair in _HALVES:
@@ -137,7 +137,7 @@ def forecast_memory(seen: Sequence[tuple[TrainingConfig, int]], *, has_workers_i
         noise_bytes=noise,
         reference_batch=reference,
         has_workers_in_ram=has_workers_in_ram,
-        observed=tuple(seen),
+        observed=tuple(observed),
     )
 
 

@@ -40,7 +40,7 @@ _MOST_RUNS, _FEWEST_RUNS = 4 * ROUNDS, 2 * ROUNDS
 _EXPECTED_TRIALS = 12
 """Of a search that may stop by itself. Source: benchmarks/regret.py."""
 _EXPECTED_UNGUIDED_TRIALS = 20
-"""Of one that only its patience ends: our own convention, between 16 at the least and 12 after the last gain."""
+"""Of one that only its patience ends, after 16 trials and 12 since the last gain: our own convention."""
 _FIRST_TRIAL_S, _TRIAL_S, _CURVES_S, _RUN_S = 6.0, 3.5, 6.0, 4.0
 """Estimates before anything was measured, starts excluded: the baseline with ceilings and profile, another trial, the
 curves, and a run of the confirmation. Our own conventions."""
