@@ -88,7 +88,7 @@ def test_the_error_grows_away_from_the_points(batches: list[int], peaks: list[in
     assert far[0] >= line.error_bytes * 0.999999
 
 
-def test_one_batch_makes_no_line_and_two_points_a_vague_one() -> None:
+def test_one_batch_makes_no_line_and_two_points_an_uncertain_one() -> None:
     same = [MemoryPoint(32, 100), MemoryPoint(32, 110)]
     assert fit_memory(MemoryKind(amp_dtype="float32"), same) is None
     assert fitted([(32, 100), (64, 200)]).error_bytes == pytest.approx(20)

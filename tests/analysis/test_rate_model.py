@@ -72,7 +72,7 @@ OBSERVATIONS = st.lists(
 
 @settings(max_examples=50, deadline=None)
 @given(OBSERVATIONS, RATES, st.sampled_from([MANY_CORES, FOUR_GPUS]))
-def test_whatever_was_seen_forecasts_are_finite_and_no_vaguer_than_before(
+def test_whatever_was_seen_forecasts_are_finite_and_no_less_certain_than_before(
     observations: list[Observation], rate: float, environment: Environment
 ) -> None:
     asked = [config(workers, batch) for workers, batch in product((0, 2, 16), (1, 64, 4096))]
@@ -121,7 +121,7 @@ def test_a_machine_that_is_faster_in_all_is_forecast_as_much_faster(
 
 
 def scattered(sd: float, seed: int) -> list[Observation]:
-    """Runs of a machine whose loader scales, each measured with a chance error of this size, told as if with 1 %."""
+    """Runs of a machine whose loader scales, each measured with a chance error of this size, given as if of 1 %."""
     chance = random.Random(seed)
     configs = [config(workers, batch) for workers in (1, 2, 4, 8) for batch in (16, 32, 64, 128)]
     looks = [loader(400.0 * one.num_workers, one) for one in configs[::4]] + [device(1e5, one) for one in configs[:4]]
@@ -151,7 +151,7 @@ def test_with_one_run_all_that_was_not_run_is_wide_open() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(CONFIGS, max_size=4), CONFIGS, RATES, st.sampled_from(["loader", "device"]))
-def test_a_look_at_a_side_leaves_less_doubt_of_it_there(
+def test_a_look_at_a_side_leaves_less_uncertainty_of_it_there(
     others: list[TrainingConfig], one: TrainingConfig, rate: float, side: str
 ) -> None:
     seen = [loader(rate, config()), device(rate, config())]
@@ -159,8 +159,8 @@ def test_a_look_at_a_side_leaves_less_doubt_of_it_there(
         seen += [loader(rate, other), device(rate, other)]
     look = (loader if side == "loader" else device)(rate, one)
     before, after = (forecast(observations, one) for observations in (seen, [*seen, look]))
-    doubts = [known.loader_sd[0] if side == "loader" else known.device_sd[0] for known in (before, after)]
-    assert doubts[1] < min(doubts[0], look.relative_sd)
+    uncertainties = [known.loader_sd[0] if side == "loader" else known.device_sd[0] for known in (before, after)]
+    assert uncertainties[1] < min(uncertainties[0], look.relative_sd)
 
 
 @pytest.mark.parametrize("one", [config(), config(2), config(8, 128), config(4, 16, amp_dtype="bfloat16")])
@@ -184,7 +184,7 @@ def test_a_run_settles_what_its_settings_reach(one: TrainingConfig, share: float
         ([loader(10_000, config(2)), device(10_000, config())], {config(2): 100, config(8): 9_000}),
     ],
 )
-def test_runs_far_from_what_looks_have_told_are_believed(
+def test_runs_far_from_what_the_curves_showed_are_believed(
     looks: list[Observation], runs: dict[TrainingConfig, float]
 ) -> None:
     known = forecast([*looks, *(run(rate, one) for one, rate in runs.items())], *runs)
@@ -263,7 +263,7 @@ def ranks(count: int) -> TrainingConfig:
     return config(4, strategy="ddp" if count > 1 else "single", world_size=count)
 
 
-def test_until_a_group_was_seen_its_rate_grows_with_its_ranks_and_so_does_the_doubt() -> None:
+def test_until_a_group_was_seen_its_rate_grows_with_its_ranks_and_so_does_the_uncertainty() -> None:
     seen = [loader(1_000, ranks(1)), device(2_000, ranks(1)), run(900, ranks(1))]
     known = forecast(seen, ranks(1), ranks(2), ranks(4), environment=FOUR_GPUS)
     found = rates(known)
