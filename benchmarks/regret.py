@@ -10,6 +10,7 @@ best was visited four times. The confirmation draws from the same visits: a poin
     regret.py                      every surface in surfaces/, 20 seeds
     regret.py --surfaces FOLDER    others
     regret.py --seeds 3            fewer
+    regret.py --only autotune      one method anew; the file keeps the figures of the others, each with its revision
 """
 
 from __future__ import annotations
@@ -30,7 +31,15 @@ import torch
 
 from autotune import TrainingConfig
 from autotune.worker.setup.machine import usable_cores
-from benchmarks.measures.recording import describe_machine, make_parser, print_table, say, start_recording
+from benchmarks.measures.recording import (
+    describe_machine,
+    git_revision,
+    make_parser,
+    print_table,
+    read_results,
+    say,
+    start_recording,
+)
 from benchmarks.replay.methods import METHODS, Course
 from benchmarks.replay.replay import SURFACES, Surface, read_surface
 
@@ -43,15 +52,21 @@ def main() -> int:
     arguments = _parse()
     recording = start_recording("regret", arguments, describe_machine())
     seeds = range(2 if arguments.quick else arguments.seeds)
-    tasks = [(name, seed) for name in METHODS for seed in seeds]
+    methods = arguments.only or list(METHODS)
+    tasks = [(name, seed) for name in methods for seed in seeds]
+    earlier = read_results(recording.path, fresh=not arguments.only)
+    recording.results.update(earlier)
     with ProcessPoolExecutor(usable_cores(), initializer=torch.set_num_threads, initargs=(1,)) as processes:
         for path in sorted(arguments.surfaces.glob("*.jsonl")):
             surface = _surface(path)
             say(f"{path.stem}: {len(surface.configs)} points")
-            runs: dict[str, list[Course]] = {name: [] for name in METHODS}
+            runs: dict[str, list[Course]] = {name: [] for name in methods}
             for (name, _), course in zip(tasks, processes.map(_run, repeat(path), tasks), strict=True):
                 runs[name].append(course)
-            recording.add(path.stem, _figures(surface, runs))
+            figures = _figures(surface, runs)
+            known = {**earlier.get(path.stem, {}).get("methods", {}), **figures["methods"]}
+            figures["methods"] = {name: known[name] for name in METHODS if name in known}
+            recording.add(path.stem, figures)
     _print_tables(recording.results)
     plot = recording.path.with_suffix(".svg")
     _plot(recording.results, plot)
@@ -65,6 +80,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--surfaces", type=Path, default=SURFACES, metavar="FOLDER", help="where they are (%(default)s)"
     )
+    parser.add_argument("--only", nargs="+", choices=METHODS, metavar="METHOD", help="measure these alone anew")
     return parser.parse_args()
 
 
@@ -80,6 +96,7 @@ def _run(path: Path, task: tuple[str, int]) -> Course:
 
 def _figures(surface: Surface, runs: Mapping[str, Sequence[Course]]) -> dict[str, Any]:
     rates = surface.rates()
+    revision = git_revision()
     differences = [abs(one / other - 1) for one, other in surface.pairs()]
     return {
         "machine": surface.environment.device_name,
@@ -89,6 +106,7 @@ def _figures(surface: Surface, runs: Mapping[str, Sequence[Course]]) -> dict[str
         "repeats_differ_by": median(differences) if differences else None,
         "methods": {
             name: {
+                "revision": revision,
                 "courses": [_regrets(course, rates) for course in courses],
                 "seconds": [course.seconds for course in courses],
                 "trials": [course.trials for course in courses],

@@ -1,4 +1,4 @@
-"""Whether a trial that is under way may be stopped: its rate can't come near what others have reached. Pure."""
+"""Whether a trial under way can be stopped, since its rate can't come near the best so far. Pure."""
 
 from __future__ import annotations
 
@@ -6,50 +6,56 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.analysis.statistics import batch_means_half_width
+from autotune.note import Note, note
 from autotune.records.measurement import Block
 
 __all__ = ["Bar", "SeenRate", "lost_race", "seen_rate"]
 
 _FEWEST_BLOCKS = 3
-_MARGIN = 0.03  # what differs between runs of the same settings, and what a busier device may add to a score
+"""Before a trial may be stopped: our own convention."""
+_MARGIN = 0.03
+"""By how much runs of the same settings differ, and a busier device may raise a score: our own convention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """What a trial has to come near to go on."""
+    """A pruning threshold: the rate that a trial has to come near to go on."""
 
     number: int
-    """The trial that has set it."""
+    """The trial that sets it."""
     low_samples_per_s: float
-    """The lower end of its rate's interval."""
+    """The lower end of that trial's interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenRate:
-    """The rate in the blocks so far, and half of its 95 % interval, in samples per second."""
+    """The rate of the blocks so far, and half of its 95 % interval, in samples per second."""
 
     samples_per_s: float
     half_width: float
 
 
 def seen_rate(blocks: Sequence[Block]) -> SeenRate:
-    """The rate of some blocks by batch means, epochs' restarts and edges of the queue left out."""
+    """The rate of some blocks by batch means, not corrected for restarts and the edges of the queue."""
     amounts, seconds = [float(block.samples) for block in blocks], [block.seconds for block in blocks]
     return SeenRate(samples_per_s=sum(amounts) / sum(seconds), half_width=batch_means_half_width(amounts, seconds))
 
 
-def lost_race(blocks: Sequence[Block], bar: Bar) -> str | None:
-    """Why a trial need not go on, in a sentence; None while it may still come near the bar.
+def lost_race(blocks: Sequence[Block], bar: Bar) -> Note | None:
+    """Why a trial can be stopped; None while it may still come near the threshold.
 
-    A restart and a queue that was filled ahead only lower the final rate, so that an upper end below the bar stays
-    there.
+    Both corrections of the final rate, for restarts and for a queue that was filled before the window, only lower it.
+    So an upper end below the threshold stays below it.
     """
     if len(blocks) < _FEWEST_BLOCKS:
         return None
-    seen = seen_rate(blocks)
-    if (1 + _MARGIN) * (seen.samples_per_s + seen.half_width) >= bar.low_samples_per_s:
+    so_far = seen_rate(blocks)
+    if (1 + _MARGIN) * (so_far.samples_per_s + so_far.half_width) >= bar.low_samples_per_s:
         return None
-    return (
-        f"stopped early: {seen.samples_per_s:,.0f} ± {seen.half_width:,.0f} samples/s lie under trial {bar.number}'s, "
-        f"at least {bar.low_samples_per_s:,.0f}"
+    return note(
+        "stopped_early",
+        samples_per_s=so_far.samples_per_s,
+        half_width=so_far.half_width,
+        threshold_number=bar.number,
+        threshold_samples_per_s=bar.low_samples_per_s,
     )

@@ -1,24 +1,25 @@
-"""What rate other settings should give, from ceilings that were measured one by one. Pure.
+"""The rate to expect of other settings, from ceilings that were measured one by one. Pure.
 
-Takes an Evidence; `options` hands on the points of its curves that can be advised, `expected_rate` what a pair of them
-(one of the loader's, one of the device's) should reach in a run, `rate_without` what a run should that loses less time.
+Comes in: an Evidence. Goes out: the points of its curves that can be advised, the rate of a run with a pair of them
+(one of the loader's, one of the device's), and the rate of a run that loses less time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import inf
 
 from autotune.records.ceilings import joint_rate, overlaps
 from autotune.records.diagnosis import CurvePoint, Evidence
 from autotune.settings.environment import DeviceKind
+from autotune.settings.training_config import LOADER_SETTINGS as DATALOADER_ARGUMENTS
 from autotune.settings.training_config import TrainingConfig
 from autotune.space import constraints as rules
 
 __all__ = [
     "DEVICE_SETTINGS",
     "LOADER_SETTINGS",
+    "MOST_SAVED_FRACTION",
     "PINNING_KINDS",
     "apply_changes",
     "device_ceiling",
@@ -33,33 +34,22 @@ __all__ = [
     "workers_run_too_many_threads",
 ]
 
-LOADER_SETTINGS = frozenset({"num_workers", "prefetch_factor", "persistent_workers", "pin_memory"})
+LOADER_SETTINGS = frozenset(DATALOADER_ARGUMENTS)
 """Settings that a loader's curve varies."""
 DEVICE_SETTINGS = frozenset({"micro_batch_size", "amp_dtype", "channels_last", "intra_op_threads"})
 """Settings that a device's curve varies."""
 PINNING_KINDS: frozenset[DeviceKind] = frozenset({"cuda", "rocm", "xpu"})
 """Devices whose copies are faster from page-locked memory."""
-_MOST_SAVED = 0.95
-"""Of the wall time, beyond which nothing is promised: our own convention."""
+MOST_SAVED_FRACTION = 0.95
+"""Share of the wall time that can be saved at the most: our own convention."""
 _SEVERAL_THREADS = 1.5
-"""Cores that an item keeps busy, from which on it is taken to run in several threads: our own convention."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Sides:
-    """A configuration, and what its two sides reach alone."""
-
-    config: TrainingConfig
-    loader: float
-    device: float
-    loader_cpu_s: float
-    """CPU seconds of loading one sample, of all processes."""
-    device_cpu_s: float
-    """CPU seconds of training on one sample."""
+"""Cores that an item keeps busy, from which on it counts as running in several threads: our own convention."""
+_LEAST_BUSY_SHARE = 0.01
+"""Least share of the time without waits for data from which a device's ceiling is derived: our own convention."""
 
 
 def loader_ceiling(evidence: Evidence) -> float:
-    """Rate of the loader alone today; from the items' costs where it was not measured, infinite without those."""
+    """Rate of the loader alone today, from the items' costs where it was not measured; infinite without those."""
     measured, costs = evidence.measurement.loader_ceiling, evidence.measurement.loader_costs
     if measured is not None:
         return measured
@@ -72,11 +62,11 @@ def loader_ceiling(evidence: Evidence) -> float:
 def device_ceiling(evidence: Evidence) -> float:
     """Rate of the device alone today; where it was not measured, the rate without the waits for data."""
     run = evidence.measurement
-    return run.device_ceiling or run.samples_per_s / max(1.0 - run.data_wait_fraction, 0.01)
+    return run.device_ceiling or run.samples_per_s / max(1.0 - run.data_wait_fraction, _LEAST_BUSY_SHARE)
 
 
 def loader_cpu_s(evidence: Evidence) -> float:
-    """CPU seconds that the loader needs for one sample: the item's own, and its share of collating the batch."""
+    """CPU seconds of the loader for one sample: the item, and its share of collating the batch."""
     costs = evidence.measurement.loader_costs
     if costs is None:
         return 0.0
@@ -84,12 +74,12 @@ def loader_cpu_s(evidence: Evidence) -> float:
 
 
 def loader_options(evidence: Evidence) -> list[CurvePoint]:
-    """Loader settings that were measured and may be advised."""
+    """Loader settings that were measured and can be advised."""
     return _usable(evidence, evidence.curves.loader, LOADER_SETTINGS)
 
 
 def device_options(evidence: Evidence) -> list[CurvePoint]:
-    """Device settings that were measured and may be advised."""
+    """Device settings that were measured and can be advised."""
     return _usable(evidence, evidence.curves.device, DEVICE_SETTINGS)
 
 
@@ -101,22 +91,22 @@ def apply_changes(evidence: Evidence, *points: CurvePoint | None) -> TrainingCon
 
 
 def expected_rate(evidence: Evidence, loader: CurvePoint | None, device: CurvePoint | None) -> float:
-    """The rate that a run should reach with the changes of a loader's and of a device's point (None: as today).
+    """The rate of a run with the changes of a loader's and of a device's point (None: as today).
 
-    The two ceilings are joined, cores and restarts of epochs counted in; what today's run falls short of its own joint
-    rate by is expected to stay, unless the change ends a fight of threads for the cores.
+    Both ceilings are joined, with cores and restarts of epochs. Today's run falls short of its own joint rate by some
+    share, which is expected to stay, unless the change ends an oversubscription of the cores.
     """
-    today, after = _sides(evidence, None, None), _sides(evidence, loader, device)
-    joint = _modelled_rate(evidence, after)
-    if runs_too_many_threads(evidence, today.config) and not runs_too_many_threads(evidence, after.config):
+    own, config = apply_changes(evidence), apply_changes(evidence, loader, device)
+    joint, today = _joint_rate(evidence, config, loader, device), _joint_rate(evidence, own, None, None)
+    if runs_too_many_threads(evidence, own) and not runs_too_many_threads(evidence, config):
         return joint
-    return min(joint, evidence.measurement.samples_per_s * joint / _modelled_rate(evidence, today))
+    return min(joint, evidence.measurement.samples_per_s * joint / today)
 
 
 def rate_without(evidence: Evidence, share: float) -> float:
-    """The rate at best, were this share of the time gone: at most the loader's where it works beside the device."""
+    """The best rate without this share of the time: at most the loader's where it works beside the device."""
     present = evidence.measurement.samples_per_s
-    freed = present / (1.0 - min(share, _MOST_SAVED))
+    freed = present / (1.0 - min(share, MOST_SAVED_FRACTION))
     if not overlaps(evidence.config, evidence.environment.device_kind):
         return freed
     return max(present, min(freed, loader_ceiling(evidence)))
@@ -143,57 +133,48 @@ def workers_run_too_many_threads(evidence: Evidence) -> bool:
 
 
 def _usable(evidence: Evidence, points: Sequence[CurvePoint], settings: frozenset[str]) -> list[CurvePoint]:
-    found = []
-    for point in points:
-        if point.ceiling is not None and point.changes and settings.issuperset(point.changes):
-            config = apply_changes(evidence, point)
-            if rules.obstacle(config, evidence.facts, evidence.environment, drop_last=evidence.drop_last) is None:
-                found.append(point)
-    return found
+    def has_obstacle(point: CurvePoint) -> bool:
+        config = apply_changes(evidence, point)
+        obstacle = rules.obstacle(config, evidence.facts, evidence.environment, drop_last=evidence.drop_last)
+        return obstacle is not None
+
+    varied = (point for point in points if point.changes and settings.issuperset(point.changes))
+    return [point for point in varied if point.ceiling is not None and not has_obstacle(point)]
 
 
-def _sides(evidence: Evidence, loader: CurvePoint | None, device: CurvePoint | None) -> _Sides:
-    config = apply_changes(evidence, loader, device)
+def _joint_rate(
+    evidence: Evidence, config: TrainingConfig, loader: CurvePoint | None, device: CurvePoint | None
+) -> float:
+    """Both sides joined. A loader's ceiling includes its restarts; the device and the cores wait for them too.
+
+    Of today's own settings, which were measured in the run and in the curves, the better measurement counts.
+    """
+    environment = evidence.environment
     own_loader, own_device = _own(evidence.curves.loader), _own(evidence.curves.device)
-    loads = _rate(loader) or max(_rate(own_loader) or 0.0, loader_ceiling(evidence))
-    trains = _rate(device) or max(_rate(own_device) or 0.0, device_ceiling(evidence))
-    loading_s, training_s = _cpu_s(loader or own_loader), _cpu_s(device or own_device)
-    if training_s is None:
-        training_s = min(threads_of(evidence, config), evidence.environment.cores) / trains
-    return _Sides(
-        config=config,
-        loader=loads,
-        device=trains,
-        loader_cpu_s=loader_cpu_s(evidence) if loading_s is None else loading_s,
-        device_cpu_s=training_s,
-    )
+    loader_rate = _rate(loader) or max(_rate(own_loader), loader_ceiling(evidence))
+    device_rate = _rate(device) or max(_rate(own_device), device_ceiling(evidence))
+    if config.num_workers == 0:
+        return joint_rate(loader_rate, device_rate, is_overlapped=overlaps(config, environment.device_kind))
+    device_s, breakdown = 1.0 / device_rate, evidence.measurement.breakdown
+    if environment.device_kind == "cpu":
+        loading_s, training_s = _cpu_s(loader or own_loader), _cpu_s(device or own_device)
+        loading_s = loader_cpu_s(evidence) if loading_s is None else loading_s
+        if training_s is None:
+            training_s = min(threads_of(evidence, config), environment.cores) / device_rate
+        device_s = max(device_s, (loading_s + training_s) / environment.cores)
+    if breakdown is not None and not config.persistent_workers:
+        device_s += breakdown.restart_fraction / evidence.measurement.samples_per_s
+    return joint_rate(loader_rate, 1.0 / device_s, is_overlapped=True)
 
 
 def _own(points: Sequence[CurvePoint]) -> CurvePoint | None:
-    """Today's settings, measured beside the others of the curve; of two measurements the better one counts."""
+    """Today's settings, measured beside the others of the curve."""
     return next((point for point in points if not point.changes), None)
 
 
-def _rate(point: CurvePoint | None) -> float | None:
-    return None if point is None or point.ceiling is None else point.ceiling.samples_per_s
+def _rate(point: CurvePoint | None) -> float:
+    return 0.0 if point is None or point.ceiling is None else point.ceiling.samples_per_s
 
 
 def _cpu_s(point: CurvePoint | None) -> float | None:
     return None if point is None else point.cpu_s_per_sample
-
-
-def _modelled_rate(evidence: Evidence, sides: _Sides) -> float:
-    """Both sides joined. A loader's ceiling holds its restarts already; the device and the cores wait for them too."""
-    config, environment = sides.config, evidence.environment
-    if config.num_workers == 0:
-        return joint_rate(sides.loader, sides.device, is_overlapped=overlaps(config, environment.device_kind))
-    restart_s = 0.0 if config.persistent_workers else _restart_s_per_sample(evidence)
-    device_s = 1.0 / sides.device
-    if environment.device_kind == "cpu":
-        device_s = max(device_s, (sides.loader_cpu_s + sides.device_cpu_s) / environment.cores)
-    return joint_rate(sides.loader, 1.0 / (device_s + restart_s), is_overlapped=True)
-
-
-def _restart_s_per_sample(evidence: Evidence) -> float:
-    breakdown = evidence.measurement.breakdown
-    return 0.0 if breakdown is None else breakdown.restart_fraction / evidence.measurement.samples_per_s

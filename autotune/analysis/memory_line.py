@@ -1,23 +1,24 @@
-"""Memory as a line in the micro batch, fitted over trials: M0 + k * b for each kind of settings, with its own error.
+"""Peak memory as a line in the micro batch, one for each kind of settings: intercept + slope * batch, with its error.
 
-Comes in: trials. Goes out: MemoryLines, and a sentence on the biggest batch. What has a line to itself is a MemoryKind.
-Where the limit is on RAM, loader workers are part of the peak: what each of them takes is fitted beside the batch, and
-a line holds for a number of them. Pure.
+Comes in: trials. Goes out: MemoryLines, and a Note on the largest micro batch within the limit. Where the limit is on
+RAM, loader workers are part of the peak: their memory is fitted beside the batch's, and a line holds for a number of
+workers. Pure.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import floor, inf, sqrt
 from typing import NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
 
-from autotune.analysis.statistics import t_95
-from autotune.phrasing import say_mib
-from autotune.records.trial import TrialRecord
+from autotune.analysis.statistics import Floats, t_95
+from autotune.frozen import FrozenModel
+from autotune.note import Note, note
+from autotune.records.trial import OUT_OF_MEMORY, TrialRecord
 from autotune.settings.training_config import AMP_DTYPES, AmpDtype, TrainingConfig
 
 __all__ = [
@@ -32,14 +33,17 @@ __all__ = [
 ]
 
 _FEWEST_WITH_WORKERS = 5
-"""Trials that can tell what a worker takes: with fewer, the error grows by more than workers explain."""
-_TOLD_APART = 0.05
-"""Share of the workers' spread that the batch must leave unexplained."""
+"""Trials from which on a worker's memory is fitted: with fewer, the lost degree of freedom widens the error more than
+workers explain. Our own convention."""
+_LEAST_UNEXPLAINED = 0.05
+"""Share of the workers' variance that the batch must leave unexplained: our own convention."""
+_TWO_POINTS_ERROR = 0.1
+"""Error of a line through two points, as a share of the higher one: our own convention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryKind:
-    """What has a line of memory to itself: a group's buckets, and what DataParallel gathers, come on top."""
+    """Settings with a line of their own: a group adds its buckets, DataParallel what it gathers."""
 
     amp_dtype: AmpDtype
     strategy: str = "single"
@@ -47,7 +51,7 @@ class MemoryKind:
 
 
 class MemoryPoint(NamedTuple):
-    """What a trial took."""
+    """Peak memory of a trial."""
 
     micro_batch_size: int
     peak_bytes: int
@@ -55,10 +59,8 @@ class MemoryPoint(NamedTuple):
     """Loader workers whose memory is part of the peak."""
 
 
-class MemoryLine(BaseModel):
+class MemoryLine(FrozenModel):
     """Peak memory = intercept + slope * micro batch, by least squares over trials of one kind."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     kind: MemoryKind
     intercept_bytes: float
@@ -66,17 +68,17 @@ class MemoryLine(BaseModel):
     bytes_per_sample: float
     """At least 0: memory does not shrink with the batch."""
     num_workers: int = 0
-    """Loader workers that the line holds for, where they are part of the peak."""
+    """Loader workers that the line is valid for, where they are part of the peak."""
     bytes_per_worker: float = 0.0
-    """0 where they are no part of it, or where the trials do not tell."""
+    """0 where they are no part of it, or where the trials do not determine it."""
     points: tuple[MemoryPoint, ...]
     """The trials that it is fitted to, in order of the batch."""
     error_bytes: float
-    """Half of the 95 % prediction interval at `centre_batch`: what layout, chance and the like add."""
+    """Half of the 95 % prediction interval at `centre_batch`: the effect of layout, chance and other settings."""
     centre_batch: float
-    """Where the line is surest: in the middle of the points."""
+    """Where the error is smallest: in the middle of the points."""
     widening: float
-    """By how much the error's square, relative to that at the centre, grows with the distance's square."""
+    """Growth of the squared error, relative to that at the centre, with the squared distance."""
 
     def predict_bytes(self, micro_batch_size: int) -> float:
         """Expected peak memory."""
@@ -91,71 +93,61 @@ class MemoryLine(BaseModel):
         return self.predict_bytes(micro_batch_size) + self.error_at(micro_batch_size) <= limit_bytes
 
     def largest_batch(self, limit_bytes: int) -> int | None:
-        """The largest micro batch whose expected memory and error stay within a limit; None where none is in sight."""
+        """The largest micro batch whose expected memory and error stay within a limit; None without a slope."""
         if self.bytes_per_sample <= 0:
             return None
         most = max(0, floor((limit_bytes - self.intercept_bytes - self.error_bytes) / self.bytes_per_sample))
         least = min(most, max(0, floor(self.centre_batch)))  # from here on both parts only grow
-        while least < most:
-            middle = (least + most + 1) // 2
-            least, most = (middle, most) if self.fits(middle, limit_bytes) else (least, middle - 1)
-        return least
+        further = range(least + 1, most + 1)
+        return least + bisect_right(further, False, key=lambda batch: not self.fits(batch, limit_bytes))
 
 
 def memory_kind(config: TrainingConfig) -> MemoryKind:
-    """The kind of memory's line that a configuration lies on."""
+    """The kind of a configuration."""
     return MemoryKind(amp_dtype=config.amp_dtype, strategy=config.strategy, world_size=config.world_size)
 
 
 def memory_lines(records: Iterable[TrialRecord], *, num_workers: int | None) -> tuple[MemoryLine, ...]:
-    """A line for each kind that at least two micro batches were measured of, plainest precision first.
+    """A line for each kind with at least two measured micro batches, plainest precision first.
 
     Args:
         records: the trials.
-        num_workers: loader workers that the lines are to hold for; None where they are no part of the peak.
+        num_workers: loader workers that the lines are for; None where they are no part of the peak.
     """
     points: dict[MemoryKind, list[MemoryPoint]] = {}
     for record in records:
-        point = _point(record, counts_workers=num_workers is not None)
-        if point is not None:
+        for point in _points([record], counts_workers=num_workers is not None):
             points.setdefault(memory_kind(record.config), []).append(point)
-    lines = (fit_memory(kind, points[kind], num_workers=num_workers or 0) for kind in sorted(points, key=_place))
+    kinds = sorted(points, key=lambda kind: (AMP_DTYPES.index(kind.amp_dtype), kind.world_size, kind.strategy))
+    lines = (fit_memory(kind, points[kind], num_workers=num_workers or 0) for kind in kinds)
     return tuple(line for line in lines if line is not None)
 
 
-def _place(kind: MemoryKind) -> tuple[int, int, str]:
-    return AMP_DTYPES.index(kind.amp_dtype), kind.world_size, kind.strategy
-
-
-def _point(record: TrialRecord, *, counts_workers: bool) -> MemoryPoint | None:
-    if record.measurement is None or record.measurement.memory.is_thrashing:  # it would have taken more
-        return None
-    workers = record.config.num_workers if counts_workers else 0
-    return MemoryPoint(record.config.micro_batch_size, record.measurement.peak_memory_bytes, workers)
-
-
 def fit_memory(kind: MemoryKind, points: Sequence[MemoryPoint], *, num_workers: int = 0) -> MemoryLine | None:
-    """Fit a line that holds for a number of loader workers; None where all points have one micro batch.
+    """Fit a line for a number of loader workers; None where all points have the same micro batch.
 
-    Two points leave no degree of freedom: their error is taken as 10 % of the larger, our own convention.
+    Neither the batch nor a worker can take less than no memory: least squares with slopes of at least 0.
 
-    Source: prediction interval of linear regression, sqrt(1 + 1/n + d' (X' X)^-1 d) for a distance d from the means,
-    its square completed in the batch.
+    Source: Lawson and Hanson 1995, "Solving Least Squares Problems", chapter 23; prediction interval of linear
+    regression, sqrt(1 + 1/n + d' (X' X)^-1 d) for a distance d from the means, its square completed in the batch.
     """
+    from scipy.optimize import nnls
+
     if len({point.micro_batch_size for point in points}) < 2:
         return None
-    has_workers = _tell_workers(points)
-    seen = np.array([(batch, workers * has_workers) for batch, _, workers in points], dtype=np.float64)
+    settings = np.array([(point.micro_batch_size, point.num_workers) for point in points], dtype=np.float64)
     peaks = np.array([point.peak_bytes for point in points], dtype=np.float64)
-    means, level = seen.mean(axis=0), float(peaks.mean())
-    around = seen - means
-    inverse = np.linalg.pinv(around.T @ around)
-    slopes = np.maximum(inverse @ around.T @ (peaks - level), 0.0)
-    residual = float(np.sum((peaks - level - around @ slopes) ** 2))
-    away = (num_workers - float(means[1])) * has_workers
+    means, level = settings.mean(axis=0), float(peaks.mean())
+    away = num_workers - float(means[1])
+    distances = (settings - means) * (1.0, _can_tell_workers(settings))
+    slopes, residual = nnls(distances, peaks - level)
+    if slopes[1] == 0:
+        distances[:, 1] = away = 0.0
+    inverse = np.linalg.pinv(distances.T @ distances)
     tilt = float(inverse[0, 1] / inverse[0, 0])
     scatter = 1 + 1 / len(points) + float(inverse[1, 1] - tilt * inverse[0, 1]) * away**2
-    freedom = len(points) - 2 - has_workers
+    freedom = len(points) - 2 - int(slopes[1] > 0)
+    error = t_95(freedom) * residual * sqrt(scatter / freedom) if freedom else _TWO_POINTS_ERROR * float(peaks.max())
     return MemoryLine(
         kind=kind,
         intercept_bytes=level - float(slopes[0] * means[0]) + float(slopes[1]) * away,
@@ -163,25 +155,10 @@ def fit_memory(kind: MemoryKind, points: Sequence[MemoryPoint], *, num_workers: 
         num_workers=num_workers,
         bytes_per_worker=float(slopes[1]),
         points=tuple(sorted(points)),
-        error_bytes=t_95(freedom) * sqrt(residual / freedom * scatter) if freedom else 0.1 * float(peaks.max()),
+        error_bytes=error,
         centre_batch=float(means[0]) - tilt * away,
         widening=float(inverse[0, 0]) / scatter,
     )
-
-
-def _tell_workers(points: Sequence[MemoryPoint]) -> bool:
-    """Whether the trials tell what a loader worker takes.
-
-    There must be enough of them, it must not be the batch that goes along, and workers must not seem to give back any.
-    """
-    if len(points) < _FEWEST_WITH_WORKERS or len({point.num_workers for point in points}) < 2:
-        return False
-    batches, workers = [point.micro_batch_size for point in points], [point.num_workers for point in points]
-    if 1 - np.corrcoef(batches, workers)[0, 1] ** 2 <= _TOLD_APART:
-        return False
-    seen = np.column_stack([np.ones(len(points)), batches, workers])
-    (_, _, per_worker), *_ = np.linalg.lstsq(seen, np.array([point.peak_bytes for point in points], dtype=np.float64))
-    return bool(per_worker >= 0)
 
 
 def say_largest(
@@ -192,44 +169,63 @@ def say_largest(
     batches: Sequence[int],
     counts_workers: bool,
     overloaded: Collection[int] = (),
-) -> str | None:
-    """The biggest micro batch that the limit allows to a kind, in a sentence; None where none ran within it.
+) -> Note | None:
+    """The largest micro batch of a kind that ran within the limit, beside the prediction from the other batches.
 
-    Only what was run is named. The memory is compared to what the line through the other batches predicts.
+    None where no trial ran within the limit. The code tells whether a larger one is in the space, and failed.
 
     Args:
         records: the trials.
         config: settings of the kind.
         limit_bytes: of the peak memory.
-        batches: every micro batch of the space. The limit is said to allow no more than one of them only where the
-            next one was too big.
+        batches: every micro batch of the space.
         counts_workers: loader workers are part of the peak.
         overloaded: numbers of the trials that failed on the largest samples: their batches are too big.
     """
     own = [record for record in records if memory_kind(record.config) == memory_kind(config)]
-    points = (_point(record, counts_workers=counts_workers) for record in own)
-    run = [point for point in points if point is not None]
-    least_overloaded = min((one.config.micro_batch_size for one in own if one.number in overloaded), default=inf)
-    within = [one for one in run if one.peak_bytes <= limit_bytes and one.micro_batch_size < least_overloaded]
+    points = _points(own, counts_workers=counts_workers)
+    overloading = [record.config.micro_batch_size for record in own if record.number in overloaded]
+    below = min(overloading, default=inf)
+    within = [point for point in points if point.peak_bytes <= limit_bytes and point.micro_batch_size < below]
     if not within:
         return None
-    batch, peak, workers = max(within)
-    others = [one for one in run if one.micro_batch_size != batch]
+    batch, peak_bytes, workers = max(within)
+    others = [point for point in points if point.micro_batch_size != batch]
     line = fit_memory(memory_kind(config), others, num_workers=workers)
-    seen = f"run, it took {say_mib(peak)}"
-    if line is not None:
-        predicted, error = line.predict_bytes(batch), line.error_at(batch)
-        seen += f"; predicted from other batches: {say_mib(predicted)} ± {say_mib(error)}"
-    too_big = {one.config.micro_batch_size for one in own if is_too_big(one) or one.number in overloaded}
-    larger = [one for one in batches if one > batch]
-    if not larger:
-        return f"The biggest micro batch of the space, {batch}, stays within {say_mib(limit_bytes)} ({seen})."
-    if min(larger) in too_big:
-        return f"The biggest micro batch that the limit of {say_mib(limit_bytes)} allows is {batch} ({seen})."
-    return f"The biggest micro batch that was run within {say_mib(limit_bytes)} is {batch} ({seen})."
+    too_big = {*overloading, *(record.config.micro_batch_size for record in own if is_too_big(record))}
+    next_batch = min((size for size in batches if size > batch), default=None)
+    ending = "of_space" if next_batch is None else "of_limit" if next_batch in too_big else "that_ran"
+    predicted = (None, None) if line is None else (line.predict_bytes(batch), line.error_at(batch))
+    return note(
+        f"largest_batch_{ending}",
+        micro_batch_size=batch,
+        limit_bytes=limit_bytes,
+        peak_bytes=peak_bytes,
+        predicted_bytes=predicted[0],
+        error_bytes=predicted[1],
+    )
 
 
 def is_too_big(record: TrialRecord) -> bool:
     """Whether a trial passed the memory limit, or ran out of memory."""
-    has_run_out = record.measurement is None and record.outcome in {"oom", "host_oom"}
-    return has_run_out or record.outcome == "over_memory"
+    return record.outcome == "over_memory" or (record.measurement is None and record.outcome in OUT_OF_MEMORY)
+
+
+def _points(records: Iterable[TrialRecord], *, counts_workers: bool) -> list[MemoryPoint]:
+    """The measured trials, without those that thrashed: they needed more than they got."""
+    return [
+        MemoryPoint(
+            record.config.micro_batch_size,
+            record.measurement.peak_memory_bytes,
+            record.config.num_workers if counts_workers else 0,
+        )
+        for record in records
+        if record.measurement is not None and not record.measurement.memory.is_thrashing
+    ]
+
+
+def _can_tell_workers(settings: Floats) -> bool:
+    """Whether there are enough trials to fit a worker's memory, and their workers do not simply follow the batch."""
+    if len(settings) < _FEWEST_WITH_WORKERS or np.ptp(settings[:, 1]) == 0:
+        return False
+    return bool(1 - np.corrcoef(settings[:, 0], settings[:, 1])[0, 1] ** 2 > _LEAST_UNEXPLAINED)

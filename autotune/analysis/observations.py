@@ -1,4 +1,8 @@
-"""What a search's looks and trials tell a model of the machine: rates and peaks of memory, each with how sure it is."""
+"""What the curves of loader and device should measure, and what they and the trials tell the models.
+
+Comes in: the space, the measured curves, the trials. Goes out: the variations of the baseline to measure, and
+observations of rates and of peak memory, each with its uncertainty. Pure.
+"""
 
 from __future__ import annotations
 
@@ -6,126 +10,188 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from autotune.analysis.acquisition import AMPLE
 from autotune.analysis.early_stopping import seen_rate
-from autotune.analysis.rate_model import Sighting
-from autotune.records.ceilings import Ceiling
+from autotune.analysis.rate_model import Observation
+from autotune.analysis.statistics import NORMAL_95
+from autotune.records.ceilings import Ceiling, CeilingBook, device_key, loader_key
 from autotune.records.diagnosis import CurvePoint, Curves
 from autotune.records.trial import TrialRecord
 from autotune.settings.training_config import TrainingConfig
 from autotune.space.constraints import normalised
+from autotune.space.domains import spread, whole_numbers
 from autotune.space.resolved_space import ResolvedSpace
 
-__all__ = ["Look", "changed", "looks_of", "peaks_seen", "rate_seen", "sightings_of"]
+__all__ = [
+    "UNKNOWN_EXCESS_FRACTION",
+    "Look",
+    "changed",
+    "device_variations",
+    "loader_variations",
+    "looks_of",
+    "peaks_seen",
+    "rate_seen",
+    "sightings_of",
+]
 
-_LOOK_SD = {"cpu": 0.08}
-"""How far a side alone differs from what it does in a run, relatively: by chance, and since cores are shared."""
-_OTHER_LOOK_SD = 0.02
+UNKNOWN_EXCESS_FRACTION = 0.25
+"""By how much a trial is taken to have passed the limit that ran out of memory without saying how much was missing: our
+own convention."""
+_SIDE_SD = {"cpu": 0.08}
+"""Relative standard deviation between a side alone and the same side in a run, by chance and, on a CPU, by shared
+cores: our own convention."""
+_OTHER_SIDE_SD = 0.02
+"""The same on a device of its own: our own convention."""
 _LEAST_RUN_SD = 0.01
-_STOPPED_SD = 0.05  # a trial that was stopped early: its restarts and its queue were not seen through
-_NORMAL_95 = 1.96
-_UNKNOWN_EXCESS = 0.25  # of an out-of-memory that does not tell how much was missing
+"""Of a run, however narrow its interval is: our own convention."""
+_STOPPED_SD = 0.05
+"""In addition, of a trial that was stopped early, before its restarts and its whole queue were measured: our own
+convention."""
+_MOST_VALUES = 6
+"""Values of a number that a curve measures: our own convention."""
+_FASTEST_PRECISION = 8.0
+"""Times float32's rate, where there are tensor cores: our own convention."""
+_Side = Literal["loader", "device"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """A point of a curve, with the configuration that it stands for."""
+    """A point of a curve, with the configuration that it was measured in."""
 
-    side: Literal["loader", "device"]
+    side: _Side
     config: TrainingConfig
     point: CurvePoint
 
 
 def changed(space: ResolvedSpace, changes: dict[str, object]) -> TrainingConfig:
-    """The baseline on one device with other values of some settings, as a curve's point has it."""
-    alone = {"strategy": "single", "world_size": 1, "ddp": None}
-    settings = {**space.baseline.model_dump(), **alone, **changes}
+    """The baseline on one device with other values of some settings, as a curve measures it."""
+    single = {"strategy": "single", "world_size": 1, "ddp": None}
+    settings = {**space.baseline.model_dump(), **single, **changes}
     return TrainingConfig.model_validate(normalised(settings, space.facts, space.environment))
 
 
-def looks_of(curves: Curves, space: ResolvedSpace) -> list[Look]:
-    """The points of both curves, those that were not reached among them."""
-    loader = [Look(side="loader", config=changed(space, one.changes), point=one) for one in curves.loader]
-    return loader + [Look(side="device", config=changed(space, one.changes), point=one) for one in curves.device]
+def loader_variations(space: ResolvedSpace, book: CeilingBook) -> Iterator[TrainingConfig]:
+    """The baseline with another value of one of the loader's settings; none where no device could keep up with it.
 
-
-def sightings_of(looks: Sequence[Look], records: Sequence[TrialRecord], device_kind: str) -> Iterator[Sighting]:
-    """Every look at one side, and every trial that measured something.
-
-    A trial that looked at its own sides too, as the baseline does, is another process: it tells how far they differ.
+    With many workers the ends of the batch are measured too: there the cost of collating a batch shows.
     """
-    look_sd = _LOOK_SD.get(device_kind, _OTHER_LOOK_SD)
-    for look in looks:
-        if look.point.ceiling is not None:
-            yield Sighting(
-                kind=look.side,
-                config=look.config,
-                samples_per_s=look.point.ceiling.samples_per_s,
-                relative_sd=look_sd,
-                cpu_s_per_sample=look.point.cpu_s_per_sample,
-            )
+    domains, own = space.domains, space.baseline
+    if _is_loader_out_of_reach(space, book):
+        return
+    counts = whole_numbers(domains["num_workers"])
+    may_persist = True in domains["persistent_workers"]
+
+    def with_workers(count: int, **changes: object) -> TrainingConfig:
+        return changed(space, {"num_workers": count, "persistent_workers": count > 0 and may_persist, **changes})
+
+    for count in spread(counts, _MOST_VALUES):
+        yield with_workers(count)
+    workers, most = own.num_workers or min(max(counts), space.environment.cores), max(counts)
+    for name in ("prefetch_factor", "persistent_workers", "pin_memory") if workers else ():
+        for value in domains[name]:
+            yield with_workers(workers, **{name: value})
+    batches = whole_numbers(domains["micro_batch_size"])
+    for batch in {min(batches), max(batches)} - {own.micro_batch_size} if most else ():
+        yield with_workers(most, micro_batch_size=batch)
+
+
+def device_variations(space: ResolvedSpace) -> Iterator[TrainingConfig]:
+    """The baseline with another value of one of the step's settings.
+
+    Time may run out before the last one. So what costs no more than the baseline's own batch comes first, then larger
+    batches and last smaller ones. torch.compile is left out: only a trial has the time for it.
+    """
+    domains, own = space.domains, space.baseline.micro_batch_size
+    for name in ("amp_dtype", "channels_last", "intra_op_threads"):
+        for value in domains[name]:
+            yield changed(space, {name: value})
+    batches = spread(whole_numbers(domains["micro_batch_size"]), _MOST_VALUES)
+    for batch in sorted(batches, key=lambda size: (size < own, abs(size - own))):
+        yield changed(space, {"micro_batch_size": batch})
+
+
+def looks_of(curves: Curves, space: ResolvedSpace) -> list[Look]:
+    """The points of both curves, those without a rate among them."""
+    loader = [Look(side="loader", config=changed(space, point.changes), point=point) for point in curves.loader]
+    return loader + [Look(side="device", config=changed(space, point.changes), point=point) for point in curves.device]
+
+
+def sightings_of(looks: Sequence[Look], records: Sequence[TrialRecord], device_kind: str) -> Iterator[Observation]:
+    """Every trial that measured something, and every side that was measured alone.
+
+    A trial may have measured its own sides too, as the baseline does. That was another process than the curves', so
+    that the two show how far processes differ.
+    """
+    sides: list[tuple[_Side, TrainingConfig, Ceiling | None, float | None]]
+    sides = [(look.side, look.config, look.point.ceiling, look.point.cpu_s_per_sample) for look in looks]
     for record in records:
-        run = _run_of(record)
+        run, own = _run_of(record), None if record.measurement is None else record.measurement.ceilings
         if run is not None:
             yield run
-        yield from _own_sides(record, look_sd)
+        if own is not None:
+            sides += [("loader", record.config, own.loader, None), ("device", record.config, own.device, None)]
+    for side, config, ceiling, cpu_s in sides:
+        if ceiling is not None:
+            yield Observation(
+                kind=side,
+                config=config,
+                samples_per_s=ceiling.samples_per_s,
+                relative_sd=_SIDE_SD.get(device_kind, _OTHER_SIDE_SD),
+                cpu_s_per_sample=cpu_s,
+            )
 
 
 def peaks_seen(
     looks: Sequence[Look], records: Sequence[TrialRecord], limit_bytes: int, *, limit_is_ram: bool
 ) -> list[tuple[TrainingConfig, int]]:
-    """Peak memory of each look and trial, in bytes; of what ran out of it, by how much it passed the limit.
+    """Peak memory of each curve's point and each trial, in bytes, above the limit where a trial ran out of memory.
 
-    A look at the device has no workers. Of a trial that ran out of something else than what the limit is on (RAM beside
-    a GPU, shared memory, open files), nothing is known. A trial that thrashed has shown what it was allowed, and counts
-    as one that ran out of memory.
+    The device alone has no workers. A trial that ran out of something else than what the limit is on (RAM beside a GPU,
+    shared memory, open files) has no known peak. A trial that thrashed took what it was allowed, not what it needs, and
+    counts as one that ran out of memory.
     """
-    found = [
-        (_without_workers(one.config), one.point.peak_memory_bytes)
-        for one in looks
-        if one.point.peak_memory_bytes is not None
+    no_workers = {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}
+    peaks = [
+        (look.config.model_copy(update=no_workers), look.point.peak_memory_bytes)
+        for look in looks
+        if look.point.peak_memory_bytes is not None
     ]
     for record in records:
-        if record.measurement is not None and record.measurement.memory.is_thrashing:
-            found.append((record.config, int(limit_bytes * (1 + _UNKNOWN_EXCESS))))
-        elif record.measurement is not None:
-            found.append((record.config, record.measurement.peak_memory_bytes))
-        elif record.outcome == "oom" or (
-            record.outcome == "host_oom" and limit_is_ram and record.result.violation is not None
-        ):
-            excess = _UNKNOWN_EXCESS if record.result.violation is None else record.result.violation
-            found.append((record.config, int(limit_bytes * (1 + excess))))
-    return found
+        measurement, violation = record.measurement, record.result.violation
+        is_out = record.outcome == "oom" or (record.outcome == "host_oom" and limit_is_ram and violation is not None)
+        if measurement is not None and not measurement.memory.is_thrashing:
+            peaks.append((record.config, measurement.peak_memory_bytes))
+        elif measurement is not None or is_out:
+            known = None if measurement is not None else violation
+            excess = UNKNOWN_EXCESS_FRACTION if known is None else known
+            peaks.append((record.config, int(limit_bytes * (1 + excess))))
+    return peaks
 
 
 def rate_seen(record: TrialRecord) -> float | None:
-    """The rate that a trial has shown, stopped early or not, in samples per second; None where it has shown none."""
+    """The rate that a trial measured, stopped early or not, in samples per second; None without one."""
     run = _run_of(record)
     return None if run is None else run.samples_per_s
 
 
-def _own_sides(record: TrialRecord, relative_sd: float) -> Iterator[Sighting]:
-    own = None if record.measurement is None else record.measurement.ceilings
-    sides: dict[Literal["loader", "device"], Ceiling | None] = (
-        {} if own is None else {"loader": own.loader, "device": own.device}
-    )
-    for side, ceiling in sides.items():
-        if ceiling is not None:
-            rate = ceiling.samples_per_s
-            yield Sighting(kind=side, config=record.config, samples_per_s=rate, relative_sd=relative_sd)
-
-
-def _without_workers(config: TrainingConfig) -> TrainingConfig:
-    return config.model_copy(update={"num_workers": 0, "prefetch_factor": None, "persistent_workers": False})
-
-
-def _run_of(record: TrialRecord) -> Sighting | None:
-    """What a trial has seen; of one that was stopped early, less sure."""
+def _run_of(record: TrialRecord) -> Observation | None:
+    """What a trial measured; less certain where it was stopped early."""
     if record.measurement is not None:
         rate, low = record.measurement.samples_per_s, record.measurement.samples_per_s_ci[0]
-        sd = max(_LEAST_RUN_SD, (rate - low) / rate / _NORMAL_95)
-        return Sighting(kind="run", config=record.config, samples_per_s=rate, relative_sd=sd)
-    if record.result.blocks:
-        seen = seen_rate(record.result.blocks)
-        sd = _STOPPED_SD + seen.half_width / seen.samples_per_s / _NORMAL_95
-        return Sighting(kind="run", config=record.config, samples_per_s=seen.samples_per_s, relative_sd=sd)
-    return None
+        sd = max(_LEAST_RUN_SD, (rate - low) / rate / NORMAL_95)
+    elif record.result.blocks:
+        so_far = seen_rate(record.result.blocks)
+        rate, sd = so_far.samples_per_s, _STOPPED_SD + so_far.half_width / so_far.samples_per_s / NORMAL_95
+    else:
+        return None
+    return Observation(kind="run", config=record.config, samples_per_s=rate, relative_sd=sd)
+
+
+def _is_loader_out_of_reach(space: ResolvedSpace, book: CeilingBook) -> bool:
+    """Whether the device stays the slower side even with the largest batch and the fastest precision."""
+    own, batches = space.baseline, whole_numbers(space.domains["micro_batch_size"])
+    loader, device = book.loader.get(loader_key(own)), book.device.get(device_key(own))
+    if loader is None or device is None:
+        return False
+    growth = max(1.0, max(batches) / own.micro_batch_size) * _FASTEST_PRECISION
+    return loader.samples_per_s > AMPLE * growth * device.samples_per_s

@@ -1,14 +1,14 @@
-"""A model of the machine that learns during a search: what rate settings should reach that were not tried yet. Pure.
+"""A model of the machine, learned during a search: the rate to expect of settings that were not tried yet. Pure.
 
-Comes in: sightings of the loader alone, of the device alone, and of whole runs. Goes out: a MachineModel, which
-forecasts the rate of any configuration with its uncertainty, and what either side would reach by itself.
+Comes in: observations of the loader alone, of the device alone, and of whole runs. Goes out: a MachineModel, which
+forecasts the rate of any configuration with its uncertainty, and the rate of either side alone.
 
-The rate is the lower of loader, device and cores, softened. The logarithms of both sides are sums of effects of single
-settings (a Gaussian process each: smooth along numbers, free between categories) and of what settings do only together;
-what runs fall short of the joint rate by is a third such sum. Runs see both sides through the softened minimum, which
-is taken to be linear around the most likely state. How far the machine scatters from one measurement to the next is
-learned as well. The scales below say how far settings are expected to carry a rate
-before anything was measured: our own conventions, checked by benchmarks/regret.py.
+The rate is a softened minimum of loader, device and cores. The logarithms of both sides are sums of effects of single
+settings (a Gaussian process each: smooth along numbers, free between categories) and of interactions. What runs fall
+short of the joint rate by is a third such sum. Runs observe both sides through the softened minimum, which is taken to
+be linear around the most likely state. How far the machine scatters from one measurement to the next is learned too.
+The standard deviations and lengths below say how far settings are expected to change a rate before anything was
+measured: our own conventions, checked by benchmarks/regret.py.
 
 Source: Rasmussen and Williams 2006, "Gaussian Processes for Machine Learning", chapter 2; additive kernels: Duvenaud et
 al. 2011, "Additive Gaussian Processes".
@@ -16,7 +16,7 @@ al. 2011, "Additive Gaussian Processes".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import log, log2
@@ -27,28 +27,33 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.analysis.floats import Floats
-from autotune.analysis.laplace import Problem, Solution, most_likely
+from autotune.analysis.laplace import Posterior, Problem, factors_of, most_likely
+from autotune.analysis.statistics import Floats
 from autotune.records.ceilings import overlaps
 from autotune.settings.environment import Environment
-from autotune.settings.training_config import TORCH_PREFETCH_FACTOR, TrainingConfig
+from autotune.settings.training_config import TrainingConfig
 from autotune.space.constraints import hosts_of
 
-__all__ = ["Forecast", "MachineModel", "Sighting", "fit_machine"]
+__all__ = ["Forecast", "MachineModel", "Observation", "fit_machine"]
 
 _SOFTNESS = 8.0
-"""Of the minimum: two equal sides reach 92 % of either together, as a queue of a few batches between them does."""
+"""Of the minimum: two equal sides reach 92 % of either together, as a queue of a few batches between them does. Our own
+convention."""
 _LEVEL_SD = 1.5
-_LEAST_CPU_S = 1e-12  # of a sample, where nothing was seen to take any
+_LEAST_CPU_S = 1e-12
+"""CPU seconds of a sample where none were observed: only keeps the logarithm finite."""
 _SCATTERS = (0.16, 0.11, 0.07, 0.04, 0.02, 0.0)
-"""Standard deviations of the scatter that are considered. The more, the easier to fit: each is a start for the next."""
+"""Standard deviations of the scatter that are considered. The larger, the easier to fit: each is a start for the next.
+Our own convention."""
 _USUAL_SCATTER = 0.02
-"""What is expected of a machine before anything was seen."""
-_FEWEST_RUNS = 5  # fewer that contradict each other tell of settings
+"""Prior standard deviation of the scatter: our own convention."""
+_FEWEST_RUNS = 5
+"""Runs from which on the scatter is learned: fewer that contradict each other show effects of settings. Our own
+convention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sighting:
+class Observation:
     """A rate that was measured."""
 
     kind: Literal["loader", "device", "run"]
@@ -57,7 +62,7 @@ class Sighting:
     samples_per_s: float
     relative_sd: float
     cpu_s_per_sample: float | None = None
-    """CPU seconds for a sample, of all threads and workers; None where nobody looked."""
+    """CPU seconds for a sample, of all threads and workers; None where they were not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,17 +80,24 @@ class Forecast:
     """Standard deviation of its logarithm."""
     device_sd: Floats
     scatter_sd: float
-    """What measuring the same settings anew may differ by, beyond `sd` and what the measurement itself can tell."""
+    """By how much repeated measurements of the same settings differ, beyond `sd` and a measurement's own interval."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Effect:
-    """How far one setting carries the logarithm of a rate by itself."""
+    """How much one setting changes the logarithm of a rate by itself."""
 
     value: Callable[[TrainingConfig], object]
     sd: float
     length: float | None = None
     """Distance over which a number's effect changes; None: a category, each value free of the others."""
+
+    def kernel(self, left: Floats, right: Floats) -> Floats:
+        """Correlation of the effect between two lists of values, (left, right)."""
+        apart = left[:, None] - right[None, :]
+        if self.length is None:
+            return np.asarray(apart == 0, dtype=np.float64)
+        return np.asarray(np.exp(-0.5 * (apart / self.length) ** 2), dtype=np.float64)
 
 
 def _workers(config: TrainingConfig) -> float:
@@ -93,7 +105,7 @@ def _workers(config: TrainingConfig) -> float:
 
 
 def _prefetch(config: TrainingConfig) -> float:
-    return log2(config.prefetch_factor or TORCH_PREFETCH_FACTOR) if config.num_workers else 0.0
+    return log2(config.batches_per_worker) if config.num_workers else 0.0
 
 
 def _batch(config: TrainingConfig) -> float:
@@ -104,82 +116,84 @@ def _ranks(config: TrainingConfig) -> float:
     return log2(config.world_size)
 
 
-_LOADER = (
-    _Effect(_workers, sd=0.8, length=1.5),
-    _Effect(lambda one: one.num_workers > 0, sd=0.5),
-    _Effect(_prefetch, sd=0.15, length=2.0),
-    _Effect(_batch, sd=0.6, length=3.0),
-    _Effect(_ranks, sd=0.4, length=2.0),
-    _Effect(lambda one: one.persistent_workers, sd=0.15),
-    _Effect(lambda one: one.pin_memory, sd=0.1),
-    _Effect(lambda one: one.strategy, sd=0.3),
-)
-_DEVICE = (
-    _Effect(_batch, sd=0.7, length=3.0),
-    _Effect(lambda one: log2(one.grad_accum_steps), sd=0.1, length=2.0),
-    _Effect(lambda one: one.amp_dtype, sd=0.5),
-    _Effect(lambda one: one.channels_last, sd=0.2),
-    _Effect(lambda one: one.compile, sd=0.4),
-    _Effect(lambda one: one.intra_op_threads, sd=0.5),
-    _Effect(_ranks, sd=0.4, length=2.0),
-    _Effect(lambda one: one.strategy, sd=0.3),
-    _Effect(lambda one: one.ddp, sd=0.1),
-)
-_SHORTFALL = (
-    _Effect(lambda one: (one.num_workers > 0, one.intra_op_threads), sd=0.15),
-    _Effect(_workers, sd=0.1, length=1.5),
-    _Effect(_batch, sd=0.07, length=2.0),
-    _Effect(lambda one: one.amp_dtype, sd=0.05),
-    _Effect(lambda one: (one.strategy, one.world_size), sd=0.1),
-)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Process:
-    """A Gaussian process over configurations: effects, and what they do only together."""
+    """A Gaussian process over configurations: effects of single settings, and their interactions."""
 
     effects: tuple[_Effect, ...]
     level_sd: float
-    together_sd: float
-    """Of what all settings do only together."""
+    interaction_sd: float
+    """Of the interaction of all settings."""
     pair: frozenset[Callable[[TrainingConfig], object]] = frozenset()
-    """Numbers that do more together: what a batch costs a loader counts the more, the more workers share its items."""
+    """Two numbers with an interaction of their own: the more workers share the items, the more the cost of a batch
+    counts for a loader."""
     pair_sd: float = 0.0
 
-    def covariance(self, one: Floats, other: Floats) -> Floats:
-        """The prior covariance of two lists of places, (effects, places) each: (places of one, places of other)."""
-        total: Floats = np.full((one.shape[1], other.shape[1]), self.level_sd**2)
-        together = np.full_like(total, self.together_sd**2)
+    def covariance(self, left: Floats, right: Floats) -> Floats:
+        """The prior covariance of two lists of places, (effects, places) each: (left places, right places)."""
+        total: Floats = np.full((left.shape[1], right.shape[1]), self.level_sd**2)
+        interaction = np.full_like(total, self.interaction_sd**2)
         pair = np.full_like(total, self.pair_sd**2)
-        for effect, left, right in zip(self.effects, one, other, strict=True):
-            alike = _alike(effect, left, right)
-            total += effect.sd**2 * alike
-            together *= alike
-            pair *= alike if effect.value in self.pair else 1.0
-        return np.asarray(total + together + pair, dtype=np.float64)
+        for effect, values, others in zip(self.effects, left, right, strict=True):
+            kernel = effect.kernel(values, others)
+            total += effect.sd**2 * kernel
+            interaction *= kernel
+            pair *= kernel if effect.value in self.pair else 1.0
+        return np.asarray(total + interaction + pair, dtype=np.float64)
 
     def variance(self) -> float:
         """The prior variance at any place."""
-        return self.level_sd**2 + sum(effect.sd**2 for effect in self.effects) + self.together_sd**2 + self.pair_sd**2
+        effects = sum(effect.sd**2 for effect in self.effects)
+        return self.level_sd**2 + effects + self.interaction_sd**2 + self.pair_sd**2
 
 
-def _alike(effect: _Effect, left: Floats, right: Floats) -> Floats:
-    if effect.length is None:
-        return np.asarray(left[:, None] == right[None, :], dtype=np.float64)
-    alike: Floats = np.exp(-0.5 * ((left[:, None] - right[None, :]) / effect.length) ** 2)
-    return alike
-
-
-_LOADER_PROCESS = _Process(
-    effects=_LOADER, level_sd=_LEVEL_SD, together_sd=0.1, pair=frozenset({_workers, _batch}), pair_sd=0.4
+_LOADER = _Process(
+    effects=(
+        _Effect(_workers, sd=0.8, length=1.5),
+        _Effect(lambda config: config.num_workers > 0, sd=0.5),
+        _Effect(_prefetch, sd=0.15, length=2.0),
+        _Effect(_batch, sd=0.6, length=3.0),
+        _Effect(_ranks, sd=0.4, length=2.0),
+        _Effect(lambda config: config.persistent_workers, sd=0.15),
+        _Effect(lambda config: config.pin_memory, sd=0.1),
+        _Effect(lambda config: config.strategy, sd=0.3),
+    ),
+    level_sd=_LEVEL_SD,
+    interaction_sd=0.1,
+    pair=frozenset({_workers, _batch}),
+    pair_sd=0.4,
 )
-_DEVICE_PROCESS = _Process(effects=_DEVICE, level_sd=_LEVEL_SD, together_sd=0.08)
-_SHORTFALL_PROCESS = _Process(effects=_SHORTFALL, level_sd=0.1, together_sd=0.04)
-_PROCESSES = (_LOADER_PROCESS, _DEVICE_PROCESS, _SHORTFALL_PROCESS)
+_DEVICE = _Process(
+    effects=(
+        _Effect(_batch, sd=0.7, length=3.0),
+        _Effect(lambda config: log2(config.grad_accum_steps), sd=0.1, length=2.0),
+        _Effect(lambda config: config.amp_dtype, sd=0.5),
+        _Effect(lambda config: config.channels_last, sd=0.2),
+        _Effect(lambda config: config.compile, sd=0.4),
+        _Effect(lambda config: config.intra_op_threads, sd=0.5),
+        _Effect(_ranks, sd=0.4, length=2.0),
+        _Effect(lambda config: config.strategy, sd=0.3),
+        _Effect(lambda config: config.ddp, sd=0.1),
+    ),
+    level_sd=_LEVEL_SD,
+    interaction_sd=0.08,
+)
+_SHORTFALL = _Process(
+    effects=(
+        _Effect(lambda config: (config.num_workers > 0, config.intra_op_threads), sd=0.15),
+        _Effect(_workers, sd=0.1, length=1.5),
+        _Effect(_batch, sd=0.07, length=2.0),
+        _Effect(lambda config: config.amp_dtype, sd=0.05),
+        _Effect(lambda config: (config.strategy, config.world_size), sd=0.1),
+    ),
+    level_sd=0.1,
+    interaction_sd=0.04,
+)
+_PROCESSES = (_LOADER, _DEVICE, _SHORTFALL)
 
 
 def _places(configs: Sequence[TrainingConfig]) -> list[Floats]:
-    """Configurations as each process sees them: the values of its effects, (effects, configs)."""
+    """For each process, the values of its effects, (effects, configs)."""
     table = np.array([_values(config) for config in configs], dtype=np.float64).T
     starts = np.cumsum([len(process.effects) for process in _PROCESSES])
     return np.split(table, starts[:-1])
@@ -187,7 +201,7 @@ def _places(configs: Sequence[TrainingConfig]) -> list[Floats]:
 
 @lru_cache(maxsize=16_384)
 def _values(config: TrainingConfig) -> tuple[float, ...]:
-    """The values of all processes' effects; thousands are asked for before each trial, of much the same settings."""
+    """The values of all processes' effects; cached, since a proposal asks for thousands of the same configurations."""
     return tuple(_value(effect, config) for process in _PROCESSES for effect in process.effects)
 
 
@@ -198,24 +212,8 @@ def _value(effect: _Effect, config: TrainingConfig) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Cores:
-    """What sampling and training take of the machine's cores."""
-
-    cores: int
-    loader_cpu_s: float
-    """CPU seconds of loading one sample in workers."""
-    threads: dict[int | None, float]
-    """Cores in use while a rank trains, by `intra_op_threads`."""
-
-    def in_use(self, config: TrainingConfig) -> float:
-        """Cores that a rank's training keeps busy."""
-        known = self.threads.get(config.intra_op_threads)
-        return known if known is not None else min(config.intra_op_threads or self.cores, self.cores)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Joint:
-    """How loader and device go together in some configurations."""
+    """How loader and device work together in some configurations."""
 
     is_overlapped: NDArray[np.bool_]
     """They run side by side; else one after the other."""
@@ -226,13 +224,13 @@ class _Joint:
     loader_cpu_s: float
 
     def log_rate(self, log_loader: Floats, log_device: Floats) -> Floats:
-        """Side by side, the slowest of loader, device and cores, softened; else the times of both together."""
+        """Side by side, the slowest of loader, device and cores, softened; else the times of both added up."""
         bounds = np.stack([log_loader, log_device, np.log(self.cores / self._cpu_s(log_device))])
-        together = -np.logaddexp.reduce(-_SOFTNESS * bounds, axis=0) / _SOFTNESS
+        side_by_side = -np.logaddexp.reduce(-_SOFTNESS * bounds, axis=0) / _SOFTNESS
         in_turns = -np.logaddexp(-log_loader, -log_device)
-        return np.where(self.is_overlapped, together, in_turns)
+        return np.where(self.is_overlapped, side_by_side, in_turns)
 
-    def shares(self, log_loader: Floats, log_device: Floats) -> tuple[Floats, Floats]:
+    def slopes(self, log_loader: Floats, log_device: Floats) -> tuple[Floats, Floats]:
         """Derivatives of the logarithm of the joint rate by those of loader and device."""
         here, cpu_s = self.log_rate(log_loader, log_device), self._cpu_s(log_device)
         softness = np.where(self.is_overlapped, _SOFTNESS, 1.0)
@@ -241,7 +239,7 @@ class _Joint:
         return by_loader, by_device + np.where(self.is_overlapped, by_cores, 0.0)
 
     def _cpu_s(self, log_device: Floats) -> Floats:
-        """CPU seconds that a sample takes in all."""
+        """CPU seconds of a sample in all."""
         return np.maximum(self.loader_cpu_s + self.busy * np.exp(-log_device), _LEAST_CPU_S)
 
 
@@ -249,148 +247,132 @@ class _Joint:
 class MachineModel:
     """What is known of the machine. Made by `fit_machine`."""
 
-    sightings: tuple[Sighting, ...]
+    observations: tuple[Observation, ...]
     environment: Environment
-    cores: _Cores
+    loader_cpu_s: float
+    """CPU seconds of loading one sample in workers."""
+    busy_cores: Mapping[int | None, float]
+    """Cores that a rank's training keeps busy, by `intra_op_threads`."""
     loader_level: float
     """Mean of the logarithm of the loader's rate, before scaling by ranks."""
     device_level: float
 
     def forecast(self, configs: Sequence[TrainingConfig]) -> Forecast:
         """What configurations should reach. Takes milliseconds for thousands of them."""
-        scatter_sd, solution = self._likeliest
-        crossings = self._crossings(configs)
-        log_loader, log_device, short = self._before(configs) + np.einsum("pij,pj->pi", crossings, solution.weights)
+        scatter_sd, posterior = self._most_likely
+        cross_covariance = self._cross_covariance(configs)
+        moved = np.einsum("pij,pj->pi", cross_covariance, posterior.weights)
+        log_loader, log_device, shortfall = self._prior_mean(configs) + moved
         joint = self._joint_of(configs)
-        loader_share, device_share = joint.shares(log_loader, log_device)
-        of_loader, of_device, of_shortfall = crossings * solution.pulls[:, None, :]
-        of_joint = loader_share[:, None] * of_loader + device_share[:, None] * of_device + of_shortfall
-        before = (
-            loader_share**2 * _LOADER_PROCESS.variance()
-            + device_share**2 * _DEVICE_PROCESS.variance()
-            + _SHORTFALL_PROCESS.variance()
+        loader_slope, device_slope = joint.slopes(log_loader, log_device)
+        loader, device, short = cross_covariance * posterior.jacobian[:, None, :]
+        prior_variance = (
+            loader_slope**2 * _LOADER.variance() + device_slope**2 * _DEVICE.variance() + _SHORTFALL.variance()
         )
+        run = loader_slope[:, None] * loader + device_slope[:, None] * device + short
         return Forecast(
-            log_rate=joint.log_rate(log_loader, log_device) + short,
-            sd=_sd(before, of_joint, solution.root),
+            log_rate=joint.log_rate(log_loader, log_device) + shortfall,
+            sd=_sd(prior_variance, run, posterior.cholesky),
             loader=np.exp(log_loader),
             device=np.exp(log_device),
-            loader_sd=_sd(_LOADER_PROCESS.variance(), of_loader, solution.root),
-            device_sd=_sd(_DEVICE_PROCESS.variance(), of_device, solution.root),
+            loader_sd=_sd(_LOADER.variance(), loader, posterior.cholesky),
+            device_sd=_sd(_DEVICE.variance(), device, posterior.cholesky),
             scatter_sd=scatter_sd,
         )
 
     @cached_property
-    def _likeliest(self) -> tuple[float, Solution]:
-        """The scatter that explains best what was seen, and the state with it.
+    def _most_likely(self) -> tuple[float, Posterior]:
+        """The scatter that explains the observations best, and the state with it.
 
-        A sighting tells how sure it is by itself; that neighbours take turns on the machine, and what no sum of effects
-        can say, shows only in how sightings lie to each other.
+        An observation knows its own uncertainty. That neighbours take turns on the machine, and what no sum of effects
+        can express, shows only when observations are compared with each other.
         """
-        configs = [one.config for one in self.sightings]
-        expect, pulls = self._observers(configs)
-        problem = Problem(
-            seen=np.array([log(one.samples_per_s) for one in self.sightings]),
-            variances=np.array([one.relative_sd**2 for one in self.sightings]),
-            before=self._before(configs),
-            covariances=self._crossings(configs),
-            expect=expect,
-            pulls=pulls,
-        )
-        fits = list[tuple[float, Solution]]()
-        runs = sum(one.kind == "run" for one in self.sightings)
-        for scatter_sd in _SCATTERS:
-            scattered = replace(problem, variances=problem.variances + scatter_sd**2)
-            fits.append((scatter_sd, most_likely(scattered, start=fits[-1][1] if fits else None)))
-        return max(
-            fits if runs >= _FEWEST_RUNS else fits[-1:],
-            key=lambda fit: fit[1].log_evidence - 0.5 * (fit[0] / _USUAL_SCATTER) ** 2,
-        )
-
-    def _observers(
-        self, configs: Sequence[TrainingConfig]
-    ) -> tuple[Callable[[Floats], Floats], Callable[[Floats], Floats]]:
-        """What the sightings should have shown in a state, and its derivatives by loader, device and shortfall."""
+        configs = [observation.config for observation in self.observations]
         joint = self._joint_of(configs)
         is_loader, is_device, is_run = (
-            np.array([one.kind == kind for one in self.sightings], dtype=np.float64)
+            np.array([observation.kind == kind for observation in self.observations], dtype=np.float64)
             for kind in ("loader", "device", "run")
         )
 
         def expect(state: Floats) -> Floats:
-            log_loader, log_device, short = state
-            together = joint.log_rate(log_loader, log_device)
-            seen: Floats = is_loader * log_loader + is_device * log_device + is_run * (together + short)
-            return seen
+            log_loader, log_device, shortfall = state
+            run = joint.log_rate(log_loader, log_device) + shortfall
+            return np.asarray(is_loader * log_loader + is_device * log_device + is_run * run, dtype=np.float64)
 
-        def pulls(state: Floats) -> Floats:
-            by_loader, by_device = joint.shares(state[0], state[1])
+        def jacobian(state: Floats) -> Floats:
+            by_loader, by_device = joint.slopes(state[0], state[1])
             return np.stack([is_loader + is_run * by_loader, is_device + is_run * by_device, is_run])
 
-        return expect, pulls
+        problem = Problem(
+            observed=np.array([log(observation.samples_per_s) for observation in self.observations]),
+            variances=np.array([observation.relative_sd**2 for observation in self.observations]),
+            prior_mean=self._prior_mean(configs),
+            factors=factors_of(self._cross_covariance(configs)),
+            expect=expect,
+            jacobian=jacobian,
+        )
+        fits = list[tuple[float, Posterior]]()
+        for scatter_sd in _SCATTERS if is_run.sum() >= _FEWEST_RUNS else _SCATTERS[-1:]:
+            scattered = replace(problem, variances=problem.variances + scatter_sd**2)
+            fits.append((scatter_sd, most_likely(scattered, start=fits[-1][1] if fits else None)))
+        return max(fits, key=lambda fit: fit[1].log_evidence - 0.5 * (fit[0] / _USUAL_SCATTER) ** 2)
 
-    def _crossings(self, configs: Sequence[TrainingConfig]) -> Floats:
-        """Prior covariances between configurations and sightings, (processes, configs, sightings)."""
-        both = zip(_PROCESSES, _places(configs), self._places_seen, strict=True)
-        return np.stack([process.covariance(asked, seen) for process, asked, seen in both])
+    def _cross_covariance(self, configs: Sequence[TrainingConfig]) -> Floats:
+        """Prior covariances between configurations and observations, (processes, configs, observations)."""
+        both = zip(_PROCESSES, _places(configs), self._observed_places, strict=True)
+        return np.stack([process.covariance(places, observed) for process, places, observed in both])
 
     @cached_property
-    def _places_seen(self) -> list[Floats]:
-        return _places([one.config for one in self.sightings])
+    def _observed_places(self) -> list[Floats]:
+        return _places([observation.config for observation in self.observations])
 
-    def _before(self, configs: Sequence[TrainingConfig]) -> Floats:
-        """Means of loader, device and shortfall: a group's rates grow with its ranks, as long as nothing was seen."""
+    def _prior_mean(self, configs: Sequence[TrainingConfig]) -> Floats:
+        """Of loader, device and shortfall: the rates of a group grow with its ranks until one was measured."""
         ranks = np.array([log(config.world_size) for config in configs])
         return np.stack([self.loader_level + ranks, self.device_level + ranks, np.zeros(len(configs))])
 
     def _joint_of(self, configs: Sequence[TrainingConfig]) -> _Joint:
-        kind, known = self.environment.device_kind, self.cores
+        environment, cores = self.environment, self.environment.cores
+        busy = [
+            config.process_count
+            * self.busy_cores.get(config.intra_op_threads, min(config.intra_op_threads or cores, cores))
+            for config in configs
+        ]
         return _Joint(
-            is_overlapped=np.array([overlaps(config, kind) for config in configs], dtype=np.bool_),
-            busy=np.array([known.in_use(config) * config.process_count for config in configs]),
-            cores=np.array([known.cores * hosts_of(config, self.environment) for config in configs], dtype=np.float64),
-            loader_cpu_s=known.loader_cpu_s,
+            is_overlapped=np.array([overlaps(config, environment.device_kind) for config in configs], dtype=np.bool_),
+            busy=np.array(busy, dtype=np.float64),
+            cores=np.array([cores * hosts_of(config, environment) for config in configs], dtype=np.float64),
+            loader_cpu_s=self.loader_cpu_s,
         )
 
 
-def fit_machine(sightings: Sequence[Sighting], environment: Environment) -> MachineModel:
-    """A model of what was seen; there must be a run among it."""
-    runs = [log(one.samples_per_s / one.config.world_size) for one in sightings if one.kind == "run"]
+def fit_machine(observations: Sequence[Observation], environment: Environment) -> MachineModel:
+    """Fit a model; one of the observations must be a run."""
+    log_rates: dict[str, list[float]] = {"loader": [], "device": [], "run": []}
+    loader_cpu_s, busy_cores = list[float](), dict[int | None, list[float]]()
+    for observation in observations:
+        config, cpu_s = observation.config, observation.cpu_s_per_sample
+        log_rates[observation.kind].append(log(observation.samples_per_s / config.world_size))
+        if observation.kind == "loader" and config.num_workers > 0 and cpu_s:
+            loader_cpu_s.append(cpu_s)
+        elif observation.kind == "device" and cpu_s is not None:
+            busy_cores.setdefault(config.intra_op_threads, []).append(cpu_s * observation.samples_per_s)
+
+    def level(side: str) -> float:
+        """Where a side was not measured alone, it is expected at twice the rate of the runs: our own convention."""
+        return fmean(log_rates[side]) if log_rates[side] else fmean(log_rates["run"]) + log(2)
+
     return MachineModel(
-        sightings=tuple(sightings),
+        observations=tuple(observations),
         environment=environment,
-        cores=_cores_of(sightings, environment),
-        loader_level=_level(sightings, "loader", runs),
-        device_level=_level(sightings, "device", runs),
+        loader_cpu_s=median(loader_cpu_s) if loader_cpu_s else 0.0,
+        busy_cores={threads: median(values) for threads, values in busy_cores.items()},
+        loader_level=level("loader"),
+        device_level=level("device"),
     )
 
 
-def _level(sightings: Sequence[Sighting], kind: str, runs: Sequence[float]) -> float:
-    """Where a side was not looked at by itself, it is taken to be somewhat above the runs."""
-    own = [log(one.samples_per_s / one.config.world_size) for one in sightings if one.kind == kind]
-    return fmean(own) if own else fmean(runs) + log(2)
-
-
-def _cores_of(sightings: Sequence[Sighting], environment: Environment) -> _Cores:
-    loader = [
-        one.cpu_s_per_sample
-        for one in sightings
-        if one.kind == "loader" and one.config.num_workers > 0 and one.cpu_s_per_sample
-    ]
-    training: dict[int | None, list[float]] = {}
-    for one in sightings:
-        if one.kind == "device" and one.cpu_s_per_sample is not None:
-            in_use = one.cpu_s_per_sample * one.samples_per_s
-            training.setdefault(one.config.intra_op_threads, []).append(in_use)
-    return _Cores(
-        cores=environment.cores,
-        loader_cpu_s=median(loader) if loader else 0.0,
-        threads={threads: median(values) for threads, values in training.items()},
-    )
-
-
-def _sd(before: Floats | float, crossing: Floats, root: Floats) -> Floats:
-    """Standard deviations after what was seen."""
-    explained = np.linalg.solve(root, crossing.T)
-    sd: Floats = np.sqrt(np.maximum(before - (explained**2).sum(axis=0), 0.0))
-    return sd
+def _sd(prior_variance: Floats | float, cross_covariance: Floats, cholesky: Floats) -> Floats:
+    """Posterior standard deviations."""
+    explained = np.linalg.solve(cholesky, cross_covariance.T)
+    return np.asarray(np.sqrt(np.maximum(prior_variance - (explained**2).sum(axis=0), 0.0)), dtype=np.float64)

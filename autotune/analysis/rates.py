@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import hypot, inf
 
-from autotune.analysis.statistics import batch_means_half_width
+from autotune.analysis.statistics import NORMAL_95, batch_means_half_width
 from autotune.records.measurement import Rate, Window
 from autotune.settings.environment import DeviceKind
 
@@ -19,7 +19,6 @@ RUN_SPREAD: dict[DeviceKind, float] = {"cpu": 0.015}
 3.6 and 1.9 % apart in two settings of four and three (a range of that many values is about twice their deviation)."""
 _OTHER_RUN_SPREAD = 0.005
 """On an accelerator: our convention until benchmarks/gpu.py has measured it."""
-_NORMAL_95 = 1.96
 
 
 def rate_of(window: Window) -> Rate:
@@ -50,7 +49,7 @@ def between_runs(rate: Rate, device_kind: DeviceKind) -> Rate:
     minute. Runs of the same settings therefore spread more than batch means can tell; that spread is joined to the
     window's own half-widths in quadrature.
     """
-    run = _NORMAL_95 * RUN_SPREAD.get(device_kind, _OTHER_RUN_SPREAD) * rate.value
+    run = NORMAL_95 * RUN_SPREAD.get(device_kind, _OTHER_RUN_SPREAD) * rate.value
     return Rate(
         value=rate.value,
         low=max(0.0, rate.value - hypot(rate.value - rate.low, run)),

@@ -1,71 +1,126 @@
-"""What a search is expected to take, told before it and while it goes on, and when it has paid for itself. Pure."""
+"""How long trials and a whole search take, and after how much training the search has paid for itself.
+
+Comes in: the trials so far, and a Pace for the search that is to be estimated. Goes out: seconds. Pure.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
+from math import ceil, inf
+from statistics import median
 
 from autotune.analysis.confirmation_plan import ROUNDS, UNHURRIED_CONFIRMATION_S
-from autotune.analysis.durations import rounds_of, typical_overhead_s, typical_s
 from autotune.records.stress_check import STRESS_S, look_s
 from autotune.records.trial import TrialRecord
+from autotune.settings.training_config import TrainingConfig
 
-__all__ = ["Pace", "expected_s", "further_trials", "payback_s"]
+__all__ = [
+    "SHORTEST_WINDOW_S",
+    "Pace",
+    "expected_s",
+    "further_trials",
+    "overhead_s",
+    "payback_s",
+    "queue_s",
+    "rounds_of",
+    "shortest_trial_s",
+    "typical_overhead_s",
+    "typical_s",
+]
 
-_MOST_RUNS, _FEWEST_RUNS = 4 * ROUNDS, 2 * ROUNDS  # of the baseline with three finalists, or with one
+SHORTEST_WINDOW_S = 2.0
+"""A trial's window is not made shorter than this, however little time is left: our own convention."""
+_FIRST_OVERHEAD_S = 1.5
+"""Overhead of a trial before one has ended: our own convention."""
+_QUEUES_OF_A_TRIAL = 3
+"""The warm-up drains one queue, and the window is at least two long (DESIGN: Rules of measuring)."""
+_MOST_RUNS, _FEWEST_RUNS = 4 * ROUNDS, 2 * ROUNDS
+"""Runs of a confirmation: the baseline with three finalists, or with one."""
 _EXPECTED_TRIALS = 12
 """Of a search that may stop by itself. Source: benchmarks/regret.py."""
 _EXPECTED_UNGUIDED_TRIALS = 20
-"""Of one that only patience ends: 16 at the least, and 12 after the last gain."""
-_FIRST_TRIAL_S = 6.0  # beyond the probe: the window, ceilings and the profile of the baseline
-_TRIAL_S = 3.5  # beyond the start, which a probe has shown
-_LOOK_S = 6.0
-_RUN_S = 4.0
+"""Of one that only its patience ends, after 16 trials and 12 since the last gain: our own convention."""
+_FIRST_TRIAL_S, _TRIAL_S, _CURVES_S, _RUN_S = 6.0, 3.5, 6.0, 4.0
+"""Estimates before anything was measured, starts excluded: the baseline with ceilings and profile, another trial, the
+curves, and a run of the confirmation. Our own conventions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """What an estimate is made from."""
+    """What an estimate of a search is made from."""
 
     most_trials: int
     """Trials after which the search ends in any case."""
     may_stop_early: bool
-    """It ends by itself where nothing is to be won any more."""
+    """The search ends by itself where no further gain is expected."""
     records: Sequence[TrialRecord] = ()
     """The trials so far."""
     slots: int = 1
     """Trials that run at once."""
     probe_s: float = 1.0
-    """What one look at the workload took."""
+    """Seconds that the probe took."""
     left_s: float | None = None
-    """Seconds left of the time-out; None where there is none."""
+    """Seconds left of the time-out; None without one."""
     is_guided: bool = True
-    """A model proposes: it looks at loader and device first, and ends the search sooner."""
+    """A model proposes: it measures the curves of loader and device first, and ends the search sooner."""
+
+
+def typical_s(records: Sequence[TrialRecord]) -> float:
+    """Seconds of a trial, from at least one record."""
+    return median(_taken_s(record) for record in records)
+
+
+def typical_overhead_s(records: Sequence[TrialRecord]) -> float:
+    """Seconds of a trial outside its window: build, loader's start, warm-up."""
+    beyond = [_taken_s(record) - _window_s(record) for record in records if record.measurement is not None]
+    return max(0.0, median(beyond)) if beyond else _FIRST_OVERHEAD_S
+
+
+def overhead_s(record: TrialRecord) -> float:
+    """Seconds that a run of a trial's settings takes outside its window, without what is measured after it."""
+    return max(0.0, record.result.own_s - _window_s(record))
+
+
+def shortest_trial_s(records: Sequence[TrialRecord]) -> float:
+    """Seconds that a trial takes at the least."""
+    return typical_overhead_s(records) + SHORTEST_WINDOW_S
+
+
+def queue_s(config: TrainingConfig, samples_per_s: float, epoch_samples: int | None) -> float:
+    """Seconds in which the loop uses up, at a rate, the queues that a trial has to cover; none exceeds an epoch.
+
+    A shorter trial has only measured how a queue is used up.
+    """
+    queue = config.micro_batch_size * config.process_count * config.num_workers * config.batches_per_worker
+    return _QUEUES_OF_A_TRIAL * min(queue, inf if epoch_samples is None else epoch_samples) / samples_per_s
+
+
+def rounds_of(trials: int, *, slots: int, is_first_alone: bool = False) -> int:
+    """How often so many slots are filled until as many trials have run; the first may have to run alone."""
+    alone = 1 if is_first_alone else 0
+    return alone + ceil((trials - alone) / slots)
 
 
 def expected_s(pace: Pace) -> float:
     """Seconds that a search is expected to go on, confirmation and stress run included; at most what is left."""
     done, further = len(pace.records), further_trials(pace)
     if done == 0:
-        trial_s, overhead_s = pace.probe_s + _TRIAL_S, pace.probe_s
-        first_s = pace.probe_s + _FIRST_TRIAL_S + (_LOOK_S if pace.is_guided and further else 0.0)
+        trial_s, overhead = pace.probe_s + _TRIAL_S, pace.probe_s
+        first_s = pace.probe_s + _FIRST_TRIAL_S + (_CURVES_S if pace.is_guided and further else 0.0)
     else:
-        trial_s, overhead_s, first_s = typical_s(pace.records), typical_overhead_s(pace.records), 0.0
+        trial_s, overhead, first_s = typical_s(pace.records), typical_overhead_s(pace.records), 0.0
     total = first_s + trial_s * rounds_of(further, slots=pace.slots)
     trials = max(1, done) + further
-    if trials > 1:  # a baseline alone has nobody to be compared with
-        total += _confirmation_s(ROUNDS * trials, overhead_s + _RUN_S) + overhead_s + STRESS_S + look_s(inf)
+    if trials > 1:  # a baseline alone is not confirmed
+        most_runs, run_s = ROUNDS * trials, overhead + _RUN_S
+        unhurried_s = min(UNHURRIED_CONFIRMATION_S, min(_MOST_RUNS, most_runs) * run_s)
+        total += max(unhurried_s, min(_FEWEST_RUNS, most_runs) * run_s) + overhead + STRESS_S + look_s(inf)
     return total if pace.left_s is None else min(total, pace.left_s)
 
 
-def _confirmation_s(most_runs: int, run_s: float) -> float:
-    within = min(UNHURRIED_CONFIRMATION_S, min(_MOST_RUNS, most_runs) * run_s)
-    return max(within, min(_FEWEST_RUNS, most_runs) * run_s)
-
-
 def further_trials(pace: Pace) -> int:
-    """Trials beyond the baseline that are still to come; of a search that may stop by itself one at the least."""
+    """Trials beyond the baseline that are still to come; at least one in a search that may stop by itself."""
     begun, most = max(1, len(pace.records)), pace.most_trials
     if pace.may_stop_early and begun < most:
         return max(1, (_EXPECTED_TRIALS if pace.is_guided else _EXPECTED_UNGUIDED_TRIALS) - begun)
@@ -73,8 +128,17 @@ def further_trials(pace: Pace) -> int:
 
 
 def payback_s(search_s: float, speedup: float) -> float | None:
-    """Seconds of training, as it was before, after which a search has paid for itself; None where it never does.
+    """Seconds of training at the old speed after which a search breaks even; None where it never does.
 
-    A training of T seconds takes T / speedup now, so that T - T / speedup is won.
+    A training of T seconds takes T / speedup now, which saves T - T / speedup.
     """
     return search_s / (1 - 1 / speedup) if speedup > 1 else None
+
+
+def _window_s(record: TrialRecord) -> float:
+    return 0.0 if record.measurement is None else sum(block.seconds for block in record.measurement.blocks)
+
+
+def _taken_s(record: TrialRecord) -> float:
+    """Seconds of a trial. The baseline's without what follows its window, which no other trial measures."""
+    return record.result.own_s if record.number == 0 else record.result.wall_s

@@ -21,6 +21,7 @@ from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
 from autotune.launch.runner import TrialRunner
 from autotune.records.study_identity import identify
+from autotune.report.wording import say
 from autotune.settings.budget import Budget
 from autotune.settings.executor import Executor, device_obstacle
 from autotune.settings.objective import Objective
@@ -113,6 +114,7 @@ def runner_for(plan: Plan, folder: RunFolder, launcher: Launcher) -> TrialRunner
         logs=folder.logs,
         device=plan.device,
         seed=plan.seed,
+        say=say,
     )
 
 

@@ -21,6 +21,7 @@ from autotune.launch.group_report import one_report
 from autotune.launch.launcher import Exit, Launch, Launcher
 from autotune.launch.local.exit_codes import end_of
 from autotune.launch.repeat import find_place, go_on
+from autotune.note import Note
 from autotune.protocol.messages import (
     NO_EXTRAS,
     Extras,
@@ -38,8 +39,8 @@ from autotune.settings.training_config import TrainingConfig
 
 __all__ = ["ShouldEnd", "TrialRunner"]
 
-ShouldEnd = Callable[[tuple[Block, ...]], str | None]
-"""Given the blocks of a trial so far: why it is to be ended, in a sentence, or None."""
+ShouldEnd = Callable[[tuple[Block, ...]], Note | str | None]
+"""Given the blocks of a trial so far: why it is to be ended, or None."""
 
 _FAR_ABOVE = 1.2
 _RAM_SHARE = 0.95
@@ -63,6 +64,8 @@ class TrialRunner:
     """RAM of this machine; None until it is known."""
     limit_is_ram: bool = False
     """The limit is on the machine's RAM, not on a device's own memory."""
+    say: Callable[[Note | str], str] = lambda reason: reason if isinstance(reason, str) else reason.code
+    """Words the reason to end a trial; without a wording, its code."""
 
     def run(
         self,
@@ -168,7 +171,7 @@ class TrialRunner:
             exit_ = self.launcher.launch(launch)
             report = self._report(launch, exit_)
             if stream is not None and exit_.ended_for == "called_off" and report.result.outcome == "pruned":
-                report = report.model_copy(update={"result": stream.stopped()})
+                report = report.model_copy(update={"result": stream.stopped(self.say)})
         finally:
             shutil.rmtree(folder.path, ignore_errors=True)
         result = report.result.model_copy(update={"wall_s": exit_.wall_s, "log": f"{self.logs.name}/{log.name}"})
@@ -241,7 +244,7 @@ class _BlockStream:
     ranks: int
     should_end: ShouldEnd
     blocks: list[Block] = field(default_factory=list)
-    reason: str | None = None
+    reason: Note | str | None = None
     _read: int = 0
 
     def is_lost(self) -> bool:
@@ -250,9 +253,9 @@ class _BlockStream:
             self.reason = self.should_end(tuple(self.blocks))
         return self.reason is not None
 
-    def stopped(self) -> TrialResult:
+    def stopped(self, say: Callable[[Note | str], str]) -> TrialResult:
         """The result of a trial that was ended for it."""
-        return TrialResult(outcome="pruned", reason=self.reason or "", blocks=tuple(self.blocks))
+        return TrialResult(outcome="pruned", reason=say(self.reason or ""), blocks=tuple(self.blocks))
 
     def _take(self) -> bool:
         """Read what has been written since; whether there is more.

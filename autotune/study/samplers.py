@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import optuna
 
-from autotune.errors import ConfigError
 from autotune.settings.search_options import Method
 
 __all__ = ["make_sampler"]
@@ -19,13 +16,8 @@ def make_sampler(method: Method, seed: int) -> optuna.samplers.BaseSampler:
 
     A grid needs none: its combinations are enqueued one by one. Optuna's own GridSampler stops the study when it is
     through, which only `Study.optimize` allows.
-
-    Raises:
-        ConfigError: the sampler's package is not installed.
     """
     if method == "gp":
-        if find_spec("scipy") is None:
-            raise ConfigError("search.method gp needs the package scipy; pip install 'autotune-torch[gp]'")
         return optuna.samplers.GPSampler(seed=seed, n_startup_trials=_STARTUP_TRIALS)
     if method in {"random", "grid"}:
         return optuna.samplers.RandomSampler(seed=seed)

@@ -18,8 +18,9 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from optuna.trial import TrialState
 
 from autotune.analysis.early_stopping import seen_rate
+from autotune.analysis.observations import UNKNOWN_EXCESS_FRACTION
 from autotune.errors import ConfigError
-from autotune.records.trial import Score, TrialRecord, TrialResult
+from autotune.records.trial import OUT_OF_MEMORY, Score, TrialRecord, TrialResult
 from autotune.settings.search_options import Method
 from autotune.settings.search_space import Domain, IntRange, SettingValue
 from autotune.settings.training_config import TrainingConfig
@@ -43,7 +44,6 @@ _ENUMERABLE = 20_000
 _RANDOM_TRIES = 500
 _MEMORY = "memory"
 _NO_DOUBT: Doubt = ""
-_UNKNOWN_MEMORY = 0.25  # an out-of-memory that does not tell how much was missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,9 +266,9 @@ class Study:
         else:
             if record.result.blocks:
                 asked.report(self._relative_rate(record), step=len(record.result.blocks))
-            if record.outcome in {"oom", "host_oom"} and record.measurement is None:  # a guard's is not the trial's
+            if record.outcome in OUT_OF_MEMORY and record.measurement is None:  # a guard's is not the trial's
                 known = record.result.violation
-                asked.set_constraint(_MEMORY, _UNKNOWN_MEMORY if known is None else known)
+                asked.set_constraint(_MEMORY, UNKNOWN_EXCESS_FRACTION if known is None else known)
             self.optuna_study.tell(asked, state=TrialState.PRUNED)
 
     def _relative_rate(self, record: TrialRecord) -> float:
@@ -292,7 +292,7 @@ class Study:
         else:
             trial.set_user_attr("outcome", doubt or "invalid")
             if doubt == "would not fit":
-                trial.set_constraint(_MEMORY, _UNKNOWN_MEMORY)
+                trial.set_constraint(_MEMORY, UNKNOWN_EXCESS_FRACTION)
             self.optuna_study.tell(trial, state=TrialState.FAIL if doubt == "would tell nothing" else TrialState.PRUNED)
 
     def _config_of(self, trial: optuna.Trial) -> TrainingConfig | str:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from autotune.analysis.confirmation_plan import ROUNDS, ConfirmationPlan, plan_confirmation
-from autotune.analysis.durations import overhead_s
 from autotune.analysis.memory_line import say_largest
 from autotune.analysis.scoring import evaluate
 from autotune.analysis.selection_rules import choose, gains_of, ratio_of
+from autotune.analysis.time_estimate import overhead_s
 from autotune.phrasing import say_share
 from autotune.protocol.messages import NO_EXTRAS, WindowRules
 from autotune.records.recommendation import Confirmation, Ratio, Recommendation

@@ -12,14 +12,20 @@ from math import exp, hypot, inf, log
 
 import numpy as np
 
-from autotune.analysis.durations import queue_s
+from autotune.analysis.acquisition import chance_to_run, expected_gain, has_failed, most_gain, without_matter
 from autotune.analysis.early_stopping import Bar
-from autotune.analysis.expected_gain import expected_gain, most_gain, without_matter
-from autotune.analysis.failures import chance_to_run, has_failed
 from autotune.analysis.memory_forecast import MemoryForecast, forecast_memory
-from autotune.analysis.observations import Look, looks_of, peaks_seen, rate_seen, sightings_of
+from autotune.analysis.observations import (
+    Look,
+    device_variations,
+    loader_variations,
+    looks_of,
+    peaks_seen,
+    rate_seen,
+    sightings_of,
+)
 from autotune.analysis.rate_model import MachineModel, fit_machine
-from autotune.analysis.variations import device_variations, loader_variations
+from autotune.analysis.time_estimate import queue_s
 from autotune.launch.runner import TrialRunner
 from autotune.protocol.messages import Extras
 from autotune.records.ceilings import CeilingBook

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import inf
 
-from autotune.analysis.durations import overhead_s
+from autotune.analysis.time_estimate import overhead_s
 from autotune.phrasing import say_mib
 from autotune.protocol.messages import RankReport, WindowRules
 from autotune.records.stress_check import STRESS_S, StressFigures, load_of, look_s

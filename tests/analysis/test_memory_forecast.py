@@ -1,4 +1,4 @@
-"""Peaks are forecast as a line in the batch, with the doubt that is due before there is one."""
+"""Peaks are forecast as a line in the batch, with the uncertainty that is due before there is one."""
 
 from __future__ import annotations
 
@@ -37,12 +37,16 @@ def test_a_line_through_two_batches_is_found_again() -> None:
     known = forecast((batch(32), line(32)), (batch(128), line(128)))
     mean, sd = expected(known, batch(64), batch(256), batch(1024))
     assert mean == pytest.approx([556, 1324, 4396], rel=0.06)
-    assert all(abs(one - true) < 2 * doubt for one, true, doubt in zip(mean, [556, 1324, 4396], sd, strict=True))
+    assert all(
+        abs(one - true) < 2 * uncertainty for one, true, uncertainty in zip(mean, [556, 1324, 4396], sd, strict=True)
+    )
 
 
 @settings(deadline=None)
 @given(st.integers(1, 64), st.integers(1, 4), st.floats(0.05, 1.0), st.integers(10 * MIB, 2**36), st.integers(2, 1024))
-def test_a_line_stays_within_its_doubt(smallest: int, doublings: int, share: float, highest: int, further: int) -> None:
+def test_a_line_stays_within_its_uncertainty(
+    smallest: int, doublings: int, share: float, highest: int, further: int
+) -> None:
     """`share`: of the highest peak that grows with the batch; what is fixed takes the rest."""
     most = smallest * 2**doublings
     seen = [smallest * 2**step for step in range(doublings + 1)]
@@ -55,7 +59,7 @@ def test_a_line_stays_within_its_doubt(smallest: int, doublings: int, share: flo
     assert abs(mean[0] - peak(further)) < 2.5 * sd[0]
 
 
-def test_before_a_second_batch_the_doubt_is_as_large_as_the_growth() -> None:
+def test_before_a_second_batch_the_uncertainty_is_as_large_as_the_growth() -> None:
     one, two = forecast((batch(32), line(32))), forecast((batch(32), line(32)), (batch(64), line(64)))
     (here, there), (here_sd, there_sd) = expected(one, batch(32), batch(64))
     assert here == pytest.approx(428, rel=0.02)
@@ -67,14 +71,14 @@ def test_before_a_second_batch_the_doubt_is_as_large_as_the_growth() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.sampled_from([8, 16, 32, 64, 128]), min_size=1, max_size=6), st.sampled_from([8, 64, 512]))
-def test_what_is_seen_besides_never_adds_doubt(sizes: list[int], asked: int) -> None:
+def test_what_is_seen_besides_never_adds_uncertainty(sizes: list[int], asked: int) -> None:
     peaks = [(batch(size), line(size)) for size in sizes]
     highest = (batch(256), line(256))  # the scale of the prior, in both
     (before,), (after,) = (expected(forecast(highest, *seen), batch(asked))[1] for seen in (peaks[:-1], peaks))
     assert after <= before * (1 + 1e-9)
 
 
-def test_doubt_grows_with_the_distance_from_what_was_seen() -> None:
+def test_uncertainty_grows_with_the_distance_from_what_was_seen() -> None:
     known = forecast((batch(32), line(32)), (batch(64), line(64)))
     _, sd = expected(known, batch(64), batch(128), batch(256), batch(1024))
     assert sd == sorted(sd)
@@ -100,13 +104,13 @@ HALVES: dict[str, Callable[[int], int]] = {
 }
 
 
-def test_two_half_precisions_that_differ_are_told_apart() -> None:
+def test_two_half_precisions_that_differ_are_distinguished() -> None:
     """Each adds to what is fixed; a sample takes half as much in the one, three quarters in the other."""
     seen = [(batch(size, amp_dtype=dtype), peak(size)) for dtype, peak in HALVES.items() for size in (32, 64, 256)]
     mean, sd = expected(forecast(*seen), *(batch(512, amp_dtype=dtype) for dtype in HALVES))
     true = [peak(512) / MIB for peak in HALVES.values()]
     assert mean == pytest.approx(true, rel=0.05)
-    assert all(abs(one - peak) < 2 * doubt for one, peak, doubt in zip(mean, true, sd, strict=True))
+    assert all(abs(one - peak) < 2 * uncertainty for one, peak, uncertainty in zip(mean, true, sd, strict=True))
     assert mean[2] - mean[1] > 4 * max(sd[1:])
 
 

@@ -1,4 +1,4 @@
-"""Lines of memory against the micro batch, one a kind of settings, and the biggest batch: only what was run is told."""
+"""Lines of memory against the micro batch, one for each kind of settings, and the largest batch that ran."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from autotune.analysis.memory_line import (
     memory_lines,
     say_largest,
 )
+from autotune.note import Note
 from autotune.records.measurement import Measurement
 from autotune.records.trial import Score, TrialRecord, TrialResult
 from autotune.settings.training_config import TrainingConfig
@@ -87,7 +88,7 @@ def test_the_error_grows_away_from_the_points(batches: list[int], peaks: list[in
     assert far[0] >= line.error_bytes * 0.999999
 
 
-def test_one_batch_makes_no_line_and_two_points_a_vague_one() -> None:
+def test_one_batch_makes_no_line_and_two_points_an_uncertain_one() -> None:
     same = [MemoryPoint(32, 100), MemoryPoint(32, 110)]
     assert fit_memory(MemoryKind(amp_dtype="float32"), same) is None
     assert fitted([(32, 100), (64, 200)]).error_bytes == pytest.approx(20)
@@ -118,9 +119,11 @@ def test_trials_on_other_devices_have_lines_of_their_own(trial: MakeTrial) -> No
     assert [line.predict_bytes(64) for line in lines] == pytest.approx([164 * MIB, 328 * MIB, 328 * MIB])
     assert max(line.error_bytes for line in lines) < MIB
     of_two = records[-2].config
-    said = say_largest(records, of_two, 1000 * MIB, batches=[32, 64, 128], counts_workers=False)
-    assert said is not None
-    assert "128, stays within 1,000 MiB (run, it took 456 MiB; predicted from other batches: 456 MiB" in said
+    largest = say_largest(records, of_two, 1000 * MIB, batches=[32, 64, 128], counts_workers=False)
+    assert largest is not None
+    assert largest.code == "largest_batch_of_space"
+    assert mib_of(largest)[:3] == pytest.approx([1000, 456, 456], abs=0.5)
+    assert largest.figures["micro_batch_size"] == 128
 
 
 # Loader workers
@@ -165,11 +168,20 @@ def test_a_line_is_less_sure_for_workers_that_were_not_tried(trial: MakeTrial) -
     ],
     ids=["few trials", "they grow with the batch", "always as many"],
 )
-def test_what_does_not_tell_what_a_worker_takes_is_a_line_in_the_batch_alone(points: list[tuple[int, ...]]) -> None:
+def test_a_workers_memory_that_trials_do_not_determine_is_left_out(points: list[tuple[int, ...]]) -> None:
     line, plain = fitted(points, 8), fitted([(batch, peak) for batch, peak, _ in points])
     assert line.bytes_per_worker == 0
     assert line.predict_bytes(1024) == pytest.approx(plain.predict_bytes(1024))
     assert line.error_at(1024) == pytest.approx(plain.error_at(1024))
+
+
+def test_slopes_are_those_of_the_constrained_fit_not_clipped_ones() -> None:
+    """Unconstrained, the batch's slope is negative, and the workers' too large: without it they explain less."""
+    points = [(32, 100, 0), (64, 90, 0), (128, 150, 4), (256, 60, 0), (512, 160, 8), (48, 180, 8)]
+    line = fitted(points)
+    assert line.bytes_per_sample == 0
+    workers, peaks = [own for _, _, own in points], [peak for _, peak, _ in points]
+    assert line.bytes_per_worker == pytest.approx(statistics.linear_regression(workers, peaks).slope)
 
 
 def test_workers_do_not_shrink_memory() -> None:
@@ -185,32 +197,51 @@ def test_the_biggest_batch_is_predicted_for_its_own_workers(trial: MakeTrial) ->
     workers = {32: (0, 4), 64: (0, 2), 128: (0, 4), 512: (8,)}
     ran = [(batch, own) for batch, counts in workers.items() for own in counts]
     records = [trial(number, batch, 100 + batch + 30 * own, num_workers=own) for number, (batch, own) in enumerate(ran)]
-    said, mixed = (
+    largest, mixed = (
         say_largest(records, records[-1].config, 1000 * MIB, batches=[32, 64, 128, 512], counts_workers=counts)
         for counts in (True, False)
     )
-    assert "it took 852 MiB; predicted from other batches: 852 MiB ± 0 MiB" in (said or "")
-    assert "predicted from other batches: 852 MiB" not in (mixed or "")
+    assert largest is not None
+    assert mixed is not None
+    assert mib_of(largest) == pytest.approx([1000, 852, 852, 0], abs=0.5)
+    assert mib_of(mixed)[2] != pytest.approx(852, abs=0.5)
 
 
-def test_the_biggest_batch_is_one_that_was_run_with_what_was_predicted_of_it(trial: MakeTrial) -> None:
-    records = [trial(0, 32, 132), trial(1, 64, 164), trial(2, 128, 228), trial(3, 512, 700), trial(4, 1024, 1124)]
-    said = said_of(records, 32, 64, 128, 256, 512, 1024)
-    assert "limit of 1,000 MiB allows is 512" in said
-    assert "it took 700 MiB" in said
-    assert "predicted from other batches: 612 MiB" in said
+def mib_of(largest: Note) -> list[float]:
+    """Limit, peak, prediction and its error."""
+    names = ("limit_bytes", "peak_bytes", "predicted_bytes", "error_bytes")
+    return [float(figure) / MIB for name in names if isinstance(figure := largest.figures[name], int | float)]
 
 
-def said_of(records: list[TrialRecord], *batches: int, overloaded: tuple[int, ...] = ()) -> str:
-    said = say_largest(
+def largest_of(records: list[TrialRecord], *batches: int, overloaded: tuple[int, ...] = ()) -> tuple[str, int] | None:
+    """The note's code, less what all have in common, and the batch."""
+    largest = say_largest(
         records, TrainingConfig(), 1000 * MIB, batches=batches, counts_workers=False, overloaded=overloaded
     )
-    return said or ""
+    if largest is None:
+        return None
+    batch = largest.figures["micro_batch_size"]
+    assert isinstance(batch, int)
+    return largest.code.removeprefix("largest_batch_"), batch
 
 
-def test_running_out_of_memory_tells_a_biggest_batch_too(trial: MakeTrial) -> None:
-    records = [trial(0, 32, 132), trial(1, 64, None)]
-    assert "allows is 32 (run, it took 132 MiB)" in said_of(records, 32, 64)
+def test_the_largest_batch_ran_and_stands_beside_its_prediction(trial: MakeTrial) -> None:
+    records = [trial(0, 32, 132), trial(1, 64, 164), trial(2, 128, 228), trial(3, 512, 700), trial(4, 1024, 1124)]
+    batches = (32, 64, 128, 256, 512, 1024)
+    assert largest_of(records, *batches) == ("of_limit", 512)
+    largest = say_largest(records, TrainingConfig(), 1000 * MIB, batches=batches, counts_workers=False)
+    assert largest is not None
+    assert mib_of(largest)[:3] == pytest.approx([1000, 700, 612], abs=30)
+
+
+def test_without_two_other_batches_there_is_no_prediction(trial: MakeTrial) -> None:
+    largest = say_largest([trial(0, 32, 132)], TrainingConfig(), 1000 * MIB, batches=[32], counts_workers=False)
+    assert largest is not None
+    assert mib_of(largest) == [1000, 132]
+
+
+def test_out_of_memory_shows_a_largest_batch_too(trial: MakeTrial) -> None:
+    assert largest_of([trial(0, 32, 132), trial(1, 64, None)], 32, 64) == ("of_limit", 32)
 
 
 def test_a_trial_that_thrashed_is_too_big_and_no_point_of_a_line(trial: MakeTrial) -> None:
@@ -220,29 +251,29 @@ def test_a_trial_that_thrashed_is_too_big_and_no_point_of_a_line(trial: MakeTria
     result = TrialResult(outcome="ok", measurement=thrashing.measurement.model_copy(update={"memory": memory}))
     thrashing = thrashing.model_copy(update={"result": result, "score": Score(value=1.0, feasible=False)})
     records = [trial(0, 32, 132), trial(1, 64, 164), thrashing]
-    assert "allows is 64" in said_of(records, 32, 64, 128)
+    assert largest_of(records, 32, 64, 128) == ("of_limit", 64)
     (line,) = memory_lines(records, num_workers=None)
     assert [point.micro_batch_size for point in line.points] == [32, 64]
 
 
-def test_a_batch_between_that_was_never_run_leaves_open_what_the_limit_allows(trial: MakeTrial) -> None:
+def test_a_batch_between_that_never_ran_leaves_open_what_the_limit_allows(trial: MakeTrial) -> None:
     records = [trial(0, 32, 132), trial(1, 64, 164), trial(2, 512, None)]
-    assert "allows is 64" in said_of(records, 32, 64, 512)
-    assert said_of(records, 32, 64, 256, 512).startswith("The biggest micro batch that was run within 1,000 MiB is 64")
+    assert largest_of(records, 32, 64, 512) == ("of_limit", 64)
+    assert largest_of(records, 32, 64, 256, 512) == ("that_ran", 64)
 
 
 def test_a_batch_that_failed_on_the_largest_samples_counts_as_too_big(trial: MakeTrial) -> None:
     records = [trial(0, 32, 132), trial(1, 64, 164), trial(2, 128, 228), trial(3, 128, 228), trial(4, 256, 356)]
-    assert "of the space, 256," in said_of(records, 32, 64, 128, 256)
-    assert "allows is 64" in said_of(records, 32, 64, 128, 256, overloaded=(2,))
-    assert said_of(records, 32, 64, 128, 256, overloaded=(0,)) == ""
+    assert largest_of(records, 32, 64, 128, 256) == ("of_space", 256)
+    assert largest_of(records, 32, 64, 128, 256, overloaded=(2,)) == ("of_limit", 64)
+    assert largest_of(records, 32, 64, 128, 256, overloaded=(0,)) is None
 
 
 def test_without_a_batch_that_was_too_big_nothing_is_claimed_of_the_limit(trial: MakeTrial) -> None:
     records = [trial(0, 32, 132), trial(1, 64, 164)]
-    assert "of the space, 64," in said_of(records, 32, 64)
-    assert "that was run" in said_of(records, 32, 64, 256)
+    assert largest_of(records, 32, 64) == ("of_space", 64)
+    assert largest_of(records, 32, 64, 256) == ("that_ran", 64)
 
 
-def test_nothing_within_the_limit_is_nothing_to_say(trial: MakeTrial) -> None:
-    assert said_of([trial(0, 32, 2000)], 32, 64) == ""
+def test_where_nothing_is_within_the_limit_there_is_no_largest_batch(trial: MakeTrial) -> None:
+    assert largest_of([trial(0, 32, 2000)], 32, 64) is None

@@ -1,4 +1,4 @@
-"""What counts as a sighting of the machine, and how sure each is."""
+"""What counts as an observation of the machine, and how sure each is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from autotune.analysis.observations import Look, changed, looks_of, peaks_seen, rate_seen, sightings_of
-from autotune.analysis.rate_model import Sighting
+from autotune.analysis.rate_model import Observation
 from autotune.records.ceilings import Ceiling
 from autotune.records.diagnosis import CurvePoint, Curves
 from autotune.records.measurement import Block, Ceilings, Measurement
@@ -28,7 +28,7 @@ def blocks(*rates: float) -> tuple[Block, ...]:
     return tuple(Block(samples=round(rate), batches=4, seconds=1.0, data_wait_s=0.0) for rate in rates)
 
 
-def runs_of(*records: TrialRecord) -> list[Sighting]:
+def runs_of(*records: TrialRecord) -> list[Observation]:
     return list(sightings_of([], records, "cuda"))
 
 
@@ -36,7 +36,7 @@ def test_a_trial_is_as_sure_as_its_interval(make_record: MakeRecord, make_measur
     result = TrialResult(outcome="ok", measurement=make_measurement(200.0, 0.1))
     (run,) = runs_of(make_record(config=FOUR, result=result))
     assert (run.kind, run.config, run.samples_per_s) == ("run", FOUR, 200.0)
-    assert run.relative_sd == pytest.approx(0.1 / 1.96)
+    assert run.relative_sd == pytest.approx(0.1 / 1.96, rel=1e-4)
 
 
 def test_a_trial_shows_a_rate_whether_it_was_stopped_early_or_not(
@@ -52,7 +52,7 @@ def test_no_trial_is_surer_than_one_percent(make_record: MakeRecord, make_measur
     assert runs_of(make_record(result=result))[0].relative_sd == 0.01
 
 
-def test_a_trial_that_looked_at_its_own_sides_is_a_sighting_of_each(
+def test_a_trial_that_looked_at_its_own_sides_is_an_observation_of_each(
     make_record: MakeRecord, make_measurement: MakeMeasurement
 ) -> None:
     loader, device = (Ceiling(samples_per_s=rate, samples=100, seconds=1.0, batches=4) for rate in (300.0, 500.0))

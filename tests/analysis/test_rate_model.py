@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.analysis.rate_model import Forecast, MachineModel, Sighting, fit_machine
+from autotune.analysis.rate_model import Forecast, MachineModel, Observation, fit_machine
 from autotune.settings.environment import Environment
 from autotune.settings.training_config import TrainingConfig
 from tests.evidence import CPU, GPU
@@ -29,22 +29,22 @@ def config(workers: int = 0, batch: int = 32, **more: object) -> TrainingConfig:
     )
 
 
-def loader(rate: float, one: TrainingConfig, sd: float = 0.08, cpu_s: float | None = 0.0) -> Sighting:
-    return Sighting(kind="loader", config=one, samples_per_s=rate, relative_sd=sd, cpu_s_per_sample=cpu_s)
+def loader(rate: float, one: TrainingConfig, sd: float = 0.08, cpu_s: float | None = 0.0) -> Observation:
+    return Observation(kind="loader", config=one, samples_per_s=rate, relative_sd=sd, cpu_s_per_sample=cpu_s)
 
 
-def device(rate: float, one: TrainingConfig, sd: float = 0.08, cores: float = 1.0) -> Sighting:
-    return Sighting(kind="device", config=one, samples_per_s=rate, relative_sd=sd, cpu_s_per_sample=cores / rate)
+def device(rate: float, one: TrainingConfig, sd: float = 0.08, cores: float = 1.0) -> Observation:
+    return Observation(kind="device", config=one, samples_per_s=rate, relative_sd=sd, cpu_s_per_sample=cores / rate)
 
 
-def run(rate: float, one: TrainingConfig, sd: float = 0.015) -> Sighting:
-    return Sighting(kind="run", config=one, samples_per_s=rate, relative_sd=sd)
+def run(rate: float, one: TrainingConfig, sd: float = 0.015) -> Observation:
+    return Observation(kind="run", config=one, samples_per_s=rate, relative_sd=sd)
 
 
 def forecast(
-    sightings: Sequence[Sighting], *configs: TrainingConfig, environment: Environment = MANY_CORES
+    observations: Sequence[Observation], *configs: TrainingConfig, environment: Environment = MANY_CORES
 ) -> Forecast:
-    return fit_machine(sightings, environment).forecast(configs)
+    return fit_machine(observations, environment).forecast(configs)
 
 
 def rates(known: Forecast) -> list[float]:
@@ -57,9 +57,9 @@ CONFIGS = st.builds(
     st.sampled_from([8, 32, 128, 512]),
     st.sampled_from(["float32", "bfloat16"]),
 )
-SIGHTINGS = st.lists(
+OBSERVATIONS = st.lists(
     st.builds(
-        lambda kind, one, rate, sd: Sighting(kind=kind, config=one, samples_per_s=rate, relative_sd=sd),
+        lambda kind, one, rate, sd: Observation(kind=kind, config=one, samples_per_s=rate, relative_sd=sd),
         st.sampled_from(["loader", "device", "run"]),
         CONFIGS,
         RATES,
@@ -71,12 +71,12 @@ SIGHTINGS = st.lists(
 
 
 @settings(max_examples=50, deadline=None)
-@given(SIGHTINGS, RATES, st.sampled_from([MANY_CORES, FOUR_GPUS]))
-def test_whatever_was_seen_forecasts_are_finite_and_no_vaguer_than_before(
-    sightings: list[Sighting], rate: float, environment: Environment
+@given(OBSERVATIONS, RATES, st.sampled_from([MANY_CORES, FOUR_GPUS]))
+def test_whatever_was_seen_forecasts_are_finite_and_no_less_certain_than_before(
+    observations: list[Observation], rate: float, environment: Environment
 ) -> None:
     asked = [config(workers, batch) for workers, batch in product((0, 2, 16), (1, 64, 4096))]
-    known = forecast([run(rate, config()), *sightings], *asked, environment=environment)
+    known = forecast([run(rate, config()), *observations], *asked, environment=environment)
     for values in (known.log_rate, known.sd, known.loader, known.device, known.loader_sd, known.device_sd):
         assert np.isfinite(values).all()
     assert (known.sd > 0).all()
@@ -84,9 +84,9 @@ def test_whatever_was_seen_forecasts_are_finite_and_no_vaguer_than_before(
 
 
 @settings(max_examples=50, deadline=None)
-@given(SIGHTINGS, RATES, st.integers(0, 6))
-def test_the_order_of_sightings_changes_nothing(sightings: list[Sighting], rate: float, cut: int) -> None:
-    seen = [run(rate, config()), *sightings]
+@given(OBSERVATIONS, RATES, st.integers(0, 6))
+def test_the_order_of_observations_changes_nothing(observations: list[Observation], rate: float, cut: int) -> None:
+    seen = [run(rate, config()), *observations]
     turned = [*seen[cut:], *seen[:cut]]
     asked = config(3, 64)
     one, other = forecast(seen, asked), forecast(turned, asked)
@@ -94,7 +94,7 @@ def test_the_order_of_sightings_changes_nothing(sightings: list[Sighting], rate:
     assert one.sd == pytest.approx(other.sd, abs=1e-3)
 
 
-def test_the_same_sightings_give_the_same_forecast() -> None:
+def test_the_same_observations_give_the_same_forecast() -> None:
     seen = [loader(1_000, config(2)), device(3_000, config()), run(700, config())]
     once, again = (forecast(seen, config(1), config(4, 128)) for _ in range(2))
     assert np.array_equal(once.log_rate, again.log_rate)
@@ -108,7 +108,7 @@ def test_a_machine_that_is_faster_in_all_is_forecast_as_much_faster(
 ) -> None:
     asked = [config(4), config(0, 128), config(8, 256)]
 
-    def seen(by: float) -> list[Sighting]:
+    def seen(by: float) -> list[Observation]:
         return [
             loader(loads * by, config(1), cpu_s=0.5 / (loads * by)),
             device(trains * by, config()),
@@ -120,8 +120,8 @@ def test_a_machine_that_is_faster_in_all_is_forecast_as_much_faster(
     assert fast.sd == pytest.approx(slow.sd, abs=1e-3)
 
 
-def scattered(sd: float, seed: int) -> list[Sighting]:
-    """Runs of a machine whose loader scales, each measured with a chance error of this size, told as if with 1 %."""
+def scattered(sd: float, seed: int) -> list[Observation]:
+    """Runs of a machine whose loader scales, each measured with a chance error of this size, given as if of 1 %."""
     chance = random.Random(seed)
     configs = [config(workers, batch) for workers in (1, 2, 4, 8) for batch in (16, 32, 64, 128)]
     looks = [loader(400.0 * one.num_workers, one) for one in configs[::4]] + [device(1e5, one) for one in configs[:4]]
@@ -151,16 +151,16 @@ def test_with_one_run_all_that_was_not_run_is_wide_open() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(CONFIGS, max_size=4), CONFIGS, RATES, st.sampled_from(["loader", "device"]))
-def test_a_look_at_a_side_leaves_less_doubt_of_it_there(
+def test_a_look_at_a_side_leaves_less_uncertainty_of_it_there(
     others: list[TrainingConfig], one: TrainingConfig, rate: float, side: str
 ) -> None:
     seen = [loader(rate, config()), device(rate, config())]
     for other in others:
         seen += [loader(rate, other), device(rate, other)]
     look = (loader if side == "loader" else device)(rate, one)
-    before, after = (forecast(sightings, one) for sightings in (seen, [*seen, look]))
-    doubts = [known.loader_sd[0] if side == "loader" else known.device_sd[0] for known in (before, after)]
-    assert doubts[1] < min(doubts[0], look.relative_sd)
+    before, after = (forecast(observations, one) for observations in (seen, [*seen, look]))
+    uncertainties = [known.loader_sd[0] if side == "loader" else known.device_sd[0] for known in (before, after)]
+    assert uncertainties[1] < min(uncertainties[0], look.relative_sd)
 
 
 @pytest.mark.parametrize("one", [config(), config(2), config(8, 128), config(4, 16, amp_dtype="bfloat16")])
@@ -184,8 +184,8 @@ def test_a_run_settles_what_its_settings_reach(one: TrainingConfig, share: float
         ([loader(10_000, config(2)), device(10_000, config())], {config(2): 100, config(8): 9_000}),
     ],
 )
-def test_runs_far_from_what_looks_have_told_are_believed(
-    looks: list[Sighting], runs: dict[TrainingConfig, float]
+def test_runs_far_from_what_the_curves_showed_are_believed(
+    looks: list[Observation], runs: dict[TrainingConfig, float]
 ) -> None:
     known = forecast([*looks, *(run(rate, one) for one, rate in runs.items())], *runs)
     assert rates(known) == pytest.approx(list(runs.values()), rel=0.1)
@@ -263,7 +263,7 @@ def ranks(count: int) -> TrainingConfig:
     return config(4, strategy="ddp" if count > 1 else "single", world_size=count)
 
 
-def test_until_a_group_was_seen_its_rate_grows_with_its_ranks_and_so_does_the_doubt() -> None:
+def test_until_a_group_was_seen_its_rate_grows_with_its_ranks_and_so_does_the_uncertainty() -> None:
     seen = [loader(1_000, ranks(1)), device(2_000, ranks(1)), run(900, ranks(1))]
     known = forecast(seen, ranks(1), ranks(2), ranks(4), environment=FOUR_GPUS)
     found = rates(known)
@@ -311,14 +311,14 @@ def test_a_forecast_of_thousands_is_that_of_each() -> None:
 
 @pytest.mark.parametrize("environment", [CPU, GPU])
 @given(st.floats(-5, 15), st.floats(-5, 15), st.sampled_from([0.0, 1e-3]), st.sampled_from([0.0, 0.5, 2.0]))
-def test_shares_are_the_derivatives_of_the_joint_rate(
+def test_slopes_are_the_derivatives_of_the_joint_rate(
     environment: Environment, log_loader: float, log_device: float, loader_cpu_s: float, cores_in_use: float
 ) -> None:
     asked, step = [config(), config(4)], 1e-5
     looks = [loader(1_000, config(4), cpu_s=loader_cpu_s), device(1_000, config(), cores=cores_in_use)]
     joint = fit_machine([*looks, run(900, config())], environment)._joint_of(asked)
     sides = np.full(2, log_loader), np.full(2, log_device)
-    by_loader, by_device = joint.shares(*sides)
+    by_loader, by_device = joint.slopes(*sides)
     for found, loader_step, device_step in ((by_loader, step, 0.0), (by_device, 0.0, step)):
         after, before = (
             joint.log_rate(sides[0] + sign * loader_step, sides[1] + sign * device_step) for sign in (1, -1)

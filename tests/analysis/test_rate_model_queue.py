@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from autotune.analysis.rate_model import Forecast, Sighting, fit_machine
+from autotune.analysis.rate_model import Forecast, Observation, fit_machine
 from autotune.settings.training_config import TrainingConfig
 from tests.analysis.queueing import Machine
 from tests.evidence import CPU
@@ -45,9 +45,9 @@ GRID = {
 UNSEEN = sorted(GRID - set(RUNS), key=repr)
 
 
-def look(machine: Machine, seed: int) -> list[Sighting]:
+def look(machine: Machine, seed: int) -> list[Observation]:
     loader = [
-        Sighting(
+        Observation(
             kind="loader",
             config=one,
             samples_per_s=machine.loader_rate(one, seed),
@@ -60,17 +60,17 @@ def look(machine: Machine, seed: int) -> list[Sighting]:
     for one in DEVICE_LOOKS:
         rate = machine.device_rate(one, seed)
         device.append(
-            Sighting(kind="device", config=one, samples_per_s=rate, relative_sd=LOOK_SD, cpu_s_per_sample=1 / rate)
+            Observation(kind="device", config=one, samples_per_s=rate, relative_sd=LOOK_SD, cpu_s_per_sample=1 / rate)
         )
     return loader + device
 
 
-def run(machine: Machine, one: TrainingConfig, seed: int = 0) -> Sighting:
-    return Sighting(kind="run", config=one, samples_per_s=machine.rate(one, seed), relative_sd=RUN_SD)
+def run(machine: Machine, one: TrainingConfig, seed: int = 0) -> Observation:
+    return Observation(kind="run", config=one, samples_per_s=machine.rate(one, seed), relative_sd=RUN_SD)
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Comparison:
     """What was forecast of a machine, and what it does."""
 
     forecast: Forecast
@@ -85,24 +85,24 @@ class Told:
         return float(np.mean(self.errors < 1.96 * self.forecast.sd))
 
 
-def tell(machine: Machine, runs: int = len(RUNS), seed: int = 0) -> Told:
+def tell(machine: Machine, runs: int = len(RUNS), seed: int = 0) -> Comparison:
     seen = [*look(machine, seed), *(run(machine, one, seed) for one in RUNS[:runs])]
     known = fit_machine(seen, ENVIRONMENT).forecast(UNSEEN)
-    return Told(known, np.log([machine.rate(one, seed + 1) for one in UNSEEN]))
+    return Comparison(known, np.log([machine.rate(one, seed + 1) for one in UNSEEN]))
 
 
 @pytest.fixture(scope="module", params=MACHINES)
-def told(request: pytest.FixtureRequest) -> Told:
+def comparison(request: pytest.FixtureRequest) -> Comparison:
     return tell(MACHINES[request.param])
 
 
-def test_most_rates_that_were_not_measured_are_told_within_15_percent(told: Told) -> None:
-    assert np.mean(told.errors < 0.15) >= 0.85
-    assert np.median(told.errors) < 0.08
+def test_most_rates_that_were_not_measured_are_forecast_within_15_percent(comparison: Comparison) -> None:
+    assert np.mean(comparison.errors < 0.15) >= 0.85
+    assert np.median(comparison.errors) < 0.08
 
 
-def test_the_interval_holds_what_it_promises(told: Told) -> None:
-    assert told.coverage >= 0.9
+def test_the_interval_covers_what_it_promises(comparison: Comparison) -> None:
+    assert comparison.coverage >= 0.9
 
 
 def test_the_interval_is_wide_where_the_look_could_not_tell() -> None:
@@ -111,18 +111,18 @@ def test_the_interval_is_wide_where_the_look_could_not_tell() -> None:
     assert np.median(cheap.errors) < 0.25
 
 
-def test_the_fastest_is_told_within_a_few_percent(told: Told) -> None:
-    chosen = int(np.argmax(told.forecast.log_rate))
-    assert told.log_rate.max() - told.log_rate[chosen] < 0.05
+def test_the_fastest_is_forecast_within_a_few_percent(comparison: Comparison) -> None:
+    chosen = int(np.argmax(comparison.forecast.log_rate))
+    assert comparison.log_rate.max() - comparison.log_rate[chosen] < 0.05
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_runs_leave_less_doubt_than_the_look_alone(name: str) -> None:
+def test_runs_leave_less_uncertainty_than_the_curves_alone(name: str) -> None:
     few, all_of_them = (tell(MACHINES[name], runs=count) for count in (1, len(RUNS)))
     assert all_of_them.forecast.sd.mean() < few.forecast.sd.mean()
 
 
-def test_where_the_loader_holds_the_rate_more_workers_are_told_to_help_and_a_lower_precision_is_not() -> None:
+def test_where_the_loader_limits_the_rate_more_workers_help_and_a_lower_precision_does_not() -> None:
     machine = MACHINES["a slow loader"]
     seen = [*look(machine, 0), run(machine, RUNS[2])]
     asked = [RUNS[2], config(8, 64), RUNS[2].model_copy(update={"amp_dtype": "bfloat16"})]

@@ -1,7 +1,7 @@
 """The model of the machine, from the curves and a few trials of a recorded surface, tells what its other points reach.
 
 Surfaces are recorded by benchmarks/surfaces.py on real machines, whose rates differ from visit to visit: bounds are
-told in that spread.
+given in that spread.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Numbers = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Comparison:
     """What was forecast of the points that no trial was shown of, and the mean of what was measured there."""
 
     forecast: Forecast
@@ -53,8 +53,8 @@ class Told:
     @property
     def rank_correlation(self) -> float:
         """Spearman's."""
-        told, true = (np.argsort(np.argsort(values)).tolist() for values in (self.forecast.log_rate, self.log_rate))
-        return correlation(told, true)
+        ours, true = (np.argsort(np.argsort(values)).tolist() for values in (self.forecast.log_rate, self.log_rate))
+        return correlation(ours, true)
 
 
 def looks(surface: Any) -> list[Look]:
@@ -76,7 +76,7 @@ def fixed(surface: Any) -> Mapping[str, object]:
     return settings
 
 
-def tell(surface: Any, trials: int, seed: int = 0) -> Told:
+def tell(surface: Any, trials: int, seed: int = 0) -> Comparison:
     """Fit the curves, the baseline and so many other trials by chance, one visit of each."""
     measured = {
         config: [one.measurement.samples_per_s for one in visits if one.measurement is not None]
@@ -93,7 +93,7 @@ def tell(surface: Any, trials: int, seed: int = 0) -> Told:
     model = fit_machine(list(sightings_of(looks(surface), records, environment.device_kind)), environment)
     rest = others[trials:]
     differences = [abs(np.log(one / other)) for one, other in surface.pairs()]
-    return Told(
+    return Comparison(
         forecast=model.forecast(rest),
         log_rate=np.log([fmean(measured[config]) for config in rest]),
         spread=max(LEAST_SPREAD, median(differences)) if differences else LEAST_SPREAD,
@@ -110,23 +110,28 @@ def surface(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture(scope="module")
-def draws(surface: Any) -> list[Told]:
+def draws(surface: Any) -> list[Comparison]:
     return [tell(surface, TRIALS, seed) for seed in range(DRAWS)]
 
 
-def test_what_was_not_run_is_ranked(draws: list[Told]) -> None:
-    assert fmean(told.rank_correlation for told in draws) >= LEAST_RANK_CORRELATION
+def test_what_was_not_run_is_ranked(draws: list[Comparison]) -> None:
+    assert fmean(comparison.rank_correlation for comparison in draws) >= LEAST_RANK_CORRELATION
 
 
-def test_the_typical_error_is_that_of_a_few_visits(draws: list[Told]) -> None:
-    assert fmean(float(np.median(np.abs(told.errors))) / told.spread for told in draws) <= MOST_SPREADS
+def test_the_typical_error_is_that_of_a_few_visits(draws: list[Comparison]) -> None:
+    assert (
+        fmean(float(np.median(np.abs(comparison.errors))) / comparison.spread for comparison in draws) <= MOST_SPREADS
+    )
 
 
-def test_the_interval_of_another_visit_holds_most_of_what_it_promises(draws: list[Told]) -> None:
-    within = [told.errors**2 < 1.96**2 * (told.forecast.sd**2 + (VISIT_SD * told.spread) ** 2) for told in draws]
+def test_the_interval_of_another_visit_holds_most_of_what_it_promises(draws: list[Comparison]) -> None:
+    within = [
+        comparison.errors**2 < 1.96**2 * (comparison.forecast.sd**2 + (VISIT_SD * comparison.spread) ** 2)
+        for comparison in draws
+    ]
     assert np.mean(within) >= LEAST_COVERAGE
 
 
-def test_trials_leave_less_doubt_than_the_baseline_alone(surface: Any, draws: list[Told]) -> None:
+def test_trials_leave_less_uncertainty_than_the_baseline_alone(surface: Any, draws: list[Comparison]) -> None:
     start = tell(surface, 0)
-    assert all(told.forecast.sd.mean() < start.forecast.sd.mean() for told in draws)
+    assert all(comparison.forecast.sd.mean() < start.forecast.sd.mean() for comparison in draws)

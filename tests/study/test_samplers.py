@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from importlib.machinery import ModuleSpec
 from itertools import product
 from typing import get_args
 
@@ -18,7 +17,6 @@ from autotune.settings.search_options import Method
 from autotune.settings.search_space import SearchSpace
 from autotune.settings.training_config import TrainingConfig
 from autotune.space.resolved_space import ResolvedSpace, resolve
-from autotune.study import samplers
 from autotune.study.samplers import make_sampler
 from autotune.study.study import Study
 from autotune.testing import fake_environment, fake_facts
@@ -65,31 +63,13 @@ def visited(space: ResolvedSpace, method: Method, seed: int = 0, most: int = 1_0
     return found
 
 
-def without_scipy(name: str) -> ModuleSpec | None:
-    return None if name == "scipy" else ModuleSpec(name, None)
-
-
 def test_every_method_is_known() -> None:
     assert set(SAMPLERS) == set(get_args(Method))
 
 
 @pytest.mark.parametrize("method", get_args(Method))
 def test_each_method_has_its_sampler(method: Method) -> None:
-    if method == "gp":
-        pytest.importorskip("scipy")
     assert type(make_sampler(method, seed=0)) is SAMPLERS[method]
-
-
-def test_gp_without_scipy_is_told_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(samplers, "find_spec", without_scipy)
-    with pytest.raises(ConfigError, match=r"^search\.method gp needs the package scipy; pip install '[^']+\[gp\]'$"):
-        Study.open(None, SMALL, identity={}, seed=0, method="gp")
-
-
-@pytest.mark.parametrize("method", [one for one in get_args(Method) if one != "gp"])
-def test_no_other_method_needs_scipy(monkeypatch: pytest.MonkeyPatch, method: Method) -> None:
-    monkeypatch.setattr(samplers, "find_spec", without_scipy)
-    make_sampler(method, seed=0)
 
 
 @pytest.mark.parametrize("method", ["model", "tpe", "random", "grid"])

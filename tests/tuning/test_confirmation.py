@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from autotune.launch.launcher import Exit, Launch
+from autotune.note import Note
 from autotune.protocol.messages import Job, RankReport, read_model, write_model
 from autotune.records.recommendation import Recommendation
 from autotune.records.trial import Outcome, TrialResult
@@ -221,8 +222,8 @@ def test_the_biggest_batch_is_told_after_the_stress_runs_without_what_failed_the
     space: dict[str, Any] = {"micro_batch_size": [32, 64, 128, 256], "amp_dtype": "float32", "grad_accum_steps": 1}
     tuning, chosen = finished(tmp_path, launcher, n_trials=20, method="tpe", **space)
     assert chosen.config.micro_batch_size < 256
-    (note,) = (note for note in tuning.notes if note.startswith("The biggest micro batch"))
-    assert " is 128 (" in note
+    (largest,) = (note for note in tuning.notes if isinstance(note, Note) and note.code == "largest_batch_of_limit")
+    assert largest.figures["micro_batch_size"] == 128
 
 
 def test_a_baseline_that_stays_the_best_is_not_run_again(tmp_path: Path) -> None:

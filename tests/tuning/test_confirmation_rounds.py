@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from autotune.analysis.confirmation_plan import UNHURRIED_CONFIRMATION_S
-from autotune.analysis.durations import overhead_s
+from autotune.analysis.time_estimate import overhead_s
 from autotune.launch.launcher import Exit, Launch
 from autotune.settings.training_config import TrainingConfig
 from autotune.testing import FakeLauncher, FakeTrial

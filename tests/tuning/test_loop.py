@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from autotune.analysis.durations import overhead_s
 from autotune.analysis.observations import Look
+from autotune.analysis.time_estimate import overhead_s
 from autotune.protocol.messages import WindowRules
 from autotune.records.ceilings import CeilingBook, device_key, loader_key
 from autotune.records.diagnosis import CurvePoint

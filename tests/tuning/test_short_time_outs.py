@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.analysis.durations import SHORTEST_WINDOW_S, queue_s
+from autotune.analysis.time_estimate import SHORTEST_WINDOW_S, queue_s
 from autotune.launch.launcher import Exit, Launch
 from autotune.protocol.messages import WindowRules
 from autotune.settings.training_config import TrainingConfig
