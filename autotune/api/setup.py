@@ -13,93 +13,46 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from autotune.errors import ConfigError
+from autotune.files.plan_file import parse_plan
 from autotune.files.run_folder import RunFolder, open_run_folder
-from autotune.files.validation import parse_model
 from autotune.launch.launcher import Launcher
 from autotune.launch.local.driver import kept_initialised
 from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
 from autotune.launch.runner import TrialRunner
 from autotune.records.study_identity import identify
-from autotune.settings.budget import Budget
-from autotune.settings.executor import Executor, device_obstacle
 from autotune.settings.objective import Objective
 from autotune.settings.plan import Plan
-from autotune.settings.search_options import SearchOptions
-from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import Workload
-from autotune.space.resolved_space import ResolvedSpace, SearchSpace, whole_numbers
+from autotune.space.resolved_space import ResolvedSpace, whole_numbers
 
 __all__ = ["identity_of", "opened_launcher", "plan_of", "runner_for", "temporary_folder"]
 
+_LOADER_KEYS = {"shuffle", "drop_last", "sampler", "batch_sampler", "worker_init_fn", "multiprocessing_context"}
 
-def plan_of(  # noqa: PLR0913 - what the public functions take in common, each by its name
+
+def plan_of(
     model: Any,
     dataset: Any,
     *,
     parts: Mapping[str, Any],
     loader: Mapping[str, Any] | None,
-    baseline: TrainingConfig | Mapping[str, Any] | None,
     objective: Objective | Mapping[str, Any] | None,
     memory_limit: float | str | None,
-    device: str,
-    seed: int,
-    executor: Executor | Mapping[str, Any] | str,
-    space: SearchSpace | Mapping[str, Any] | None = None,
-    budget: Mapping[str, Any] | None = None,
-    search: Mapping[str, Any] | None = None,
-    run_dir: str | Path | None = None,
+    **sections: Any,
 ) -> Plan:
-    """The Plan of a Python call: `parts` are the workload's functions by name, the rest as `search` takes it.
+    """The Plan of a Python call: `parts` are the workload's functions by name, `sections` the Plan's other fields.
 
     Raises:
         ConfigError: an argument breaks a rule.
     """
-    runs_by = parse_model(Executor, executor, "executor")
-    return Plan(
-        name=getattr(model, "__name__", type(model).__name__),
-        workload=_workload_of(model, dataset, parts, loader),
-        baseline=parse_model(TrainingConfig, {} if baseline is None else baseline, "baseline"),
-        space=parse_model(SearchSpace, {} if space is None else space, "space"),
-        objective=_objective_of(objective, memory_limit),
-        budget=parse_model(Budget, {} if budget is None else budget, "budget"),
-        search=parse_model(SearchOptions, {} if search is None else search, "search"),
-        device=_checked_device(str(device), runs_by),
-        executor=runs_by,
-        run_dir=None if run_dir is None else Path(run_dir),
-        seed=_checked_seed(seed),
-    )
-
-
-def _workload_of(model: Any, dataset: Any, parts: Mapping[str, Any], loader: Mapping[str, Any] | None) -> Workload:
-    allowed = {"shuffle", "drop_last", "sampler", "batch_sampler", "worker_init_fn", "multiprocessing_context"}
-    unknown = sorted(set(loader or {}) - allowed)
+    unknown = sorted(set(loader or {}) - _LOADER_KEYS)
     if unknown:
-        raise ConfigError(f"loader takes {', '.join(sorted(allowed))}, but got {', '.join(unknown)}")
-    return Workload(model=model, dataset=dataset, **parts, **dict(loader or {}))
-
-
-def _objective_of(objective: Objective | Mapping[str, Any] | None, memory_limit: float | str | None) -> Objective:
-    """The objective, with a memory limit that was given apart from it."""
-    goal = parse_model(Objective, {} if objective is None else objective, "objective")
-    if memory_limit is None:
-        return goal
-    return parse_model(Objective, {**goal.model_dump(), "memory_limit": memory_limit}, "objective")
-
-
-def _checked_device(device: str, executor: Executor) -> str:
-    """A device's name that the executor can give to ranks."""
-    reason = device_obstacle(device, executor)
-    if reason is not None:
-        raise ConfigError(f"device: {reason}")
-    return device
-
-
-def _checked_seed(seed: int) -> int:
-    """A seed that torch and numpy take."""
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
-        raise ConfigError(f"seed must be a whole number from 0 to 2**32 - 1, but got {seed!r}")
-    return seed
+        raise ConfigError(f"loader takes {', '.join(sorted(_LOADER_KEYS))}, but got {', '.join(unknown)}")
+    workload = {"model": model, "dataset": dataset, **parts, **(loader or {})}
+    if memory_limit is not None and isinstance(objective, Objective | Mapping | None):
+        objective = {**dict(objective or {}), "memory_limit": memory_limit}
+    name = getattr(model, "__name__", type(model).__name__)
+    return parse_plan({**sections, "workload": workload, "objective": objective}, name=name)
 
 
 def runner_for(plan: Plan, folder: RunFolder, launcher: Launcher) -> TrialRunner:

@@ -17,8 +17,8 @@ import yaml
 from pydantic import ValidationError
 
 from autotune.errors import ConfigError
-from autotune.files.validation import issues_of
-from autotune.files.yaml_document import Document, KeyPath, read_document
+from autotune.files.validation import problems_of
+from autotune.files.yaml_document import Problem, read_document
 from autotune.records.measurement import Measurement
 from autotune.records.recommendation import Ratio, Recommendation, rate_of_runs
 from autotune.records.run_summary import RunSummary
@@ -97,11 +97,12 @@ def read_recommended(path: Path) -> TrainingConfig:
     number = document.data["format"]
     if number != _FORMAT or isinstance(number, bool):
         text = f"must be {_FORMAT}, but got {number!r}; read it with the autotune that wrote it, or search again"
-        raise ConfigError(str(document.problem(text, ("format",))))
-    config, problems = _settings(document, settings)
-    problems = [*(str(one) for one in document.problems if one.path[:1] in {(), ("settings",)}), *problems]
-    if config is None or problems:
-        raise ConfigError(*problems)
+        raise ConfigError(*map(str, document.placed([Problem(text=text, path=("format",))])))
+    config, problems = _settings(settings)
+    broken = [problem for problem in document.problems if problem.path[:1] in {(), ("settings",)}]
+    broken += document.placed(problems, below=("settings",))
+    if config is None or broken:
+        raise ConfigError(*map(str, broken))
     return config
 
 
@@ -126,22 +127,16 @@ def _ranks(config: TrainingConfig) -> str:
     return said + (_DP_BFLOAT16 if (config.strategy, config.amp_dtype) == ("dp", "bfloat16") else "")
 
 
-def _settings(document: Document, settings: dict[str, Any]) -> tuple[TrainingConfig | None, list[str]]:
-    # A line that was lost must not turn into a default: autotune writes every setting.
-    missing: list[KeyPath] = [("settings", name) for name in TrainingConfig.model_fields if name not in settings]
+def _settings(settings: dict[str, Any]) -> tuple[TrainingConfig | None, list[Problem]]:
+    """The configuration, and what is wrong with it. A line that was lost must not turn into a default."""
+    paths = [(name,) for name in TrainingConfig.model_fields if name not in settings]
     ddp = settings.get("ddp")
-    if isinstance(ddp, dict):
-        missing += [("settings", "ddp", name) for name in DdpConfig.model_fields if name not in ddp]
-    problems = [document.problem("must be given: autotune writes every setting", path) for path in missing]
+    paths += [("ddp", name) for name in DdpConfig.model_fields if name not in ddp] if isinstance(ddp, dict) else []
+    missing = [Problem(text="must be given: autotune writes every setting", path=path) for path in paths]
     try:
-        return TrainingConfig.model_validate(settings), [str(one) for one in problems]
+        return TrainingConfig.model_validate(settings), missing
     except ValidationError as error:
-        issues = issues_of(error, TrainingConfig, settings)
-    for one in issues:
-        path = ("settings", *one.path)
-        if path not in document.broken:
-            problems.append(document.problem(one.text, path, at_key=one.is_about_key))
-    return None, [str(one) for one in problems]
+        return None, [*missing, *problems_of(error, TrainingConfig, settings)]
 
 
 def _learning_rate(recommendation: Recommendation) -> dict[str, Any]:
