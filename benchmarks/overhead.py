@@ -35,7 +35,7 @@ from recording import describe_machine, make_parser, print_table, say, start_rec
 
 import autotune
 from autotune import SearchResult
-from autotune.api import entry as api
+from autotune.api import search as api
 from autotune.files.plan_file import read_plan
 from autotune.launch.launcher import Exit, Launch, Launcher
 from autotune.launch.local.fork_server import ForkServerLauncher

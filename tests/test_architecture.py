@@ -156,7 +156,7 @@ if TYPE_CHECKING:
 else:
     import yaml
 def f() -> None:
-    from autotune.api import entry as api
+    from autotune.api import search as api
     from autotune import __version__
     class A:
         import click
@@ -166,7 +166,7 @@ def f() -> None:
         ("torch.nn", "module"),
         ("optuna.Study", "typing"),
         ("yaml", "module"),
-        ("autotune.api.entry", "function"),
+        ("autotune.api.search", "function"),
         ("autotune.__version__", "function"),
         ("click", "function"),
     ]

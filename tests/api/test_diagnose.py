@@ -13,8 +13,7 @@ import pytest
 
 import autotune
 from autotune.api import diagnose as diagnosing
-from autotune.api.diagnose import Pace, variations
-from autotune.api.entry import diagnose_plan
+from autotune.api.diagnose import Pace, diagnose_plan, variations
 from autotune.errors import ConfigError, NothingFeasibleError, WorkloadError
 from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.protocol.messages import Job, RankReport, read_model, write_model

@@ -22,7 +22,7 @@ from click.testing import CliRunner, Result
 from torch.utils.data import TensorDataset
 
 import autotune
-from autotune.api import entry as api
+from autotune.api import search as api
 from autotune.cli import cli
 from autotune.errors import InputError, WorkloadError
 from autotune.files.plan_file import read_plan

@@ -13,7 +13,7 @@ import pytest
 
 import autotune
 from autotune.api import search as searching
-from autotune.api.entry import read_run
+from autotune.api.results import read_run
 from autotune.errors import (
     ConfigError,
     NothingFeasibleError,

@@ -15,7 +15,7 @@ import pytest
 
 from autotune.api import diagnose as diagnosing
 from autotune.api.diagnose import Pace
-from autotune.api.entry import diagnose_plan
+from autotune.api.diagnose import diagnose_plan
 from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.launch.runner import TrialRunner
 from autotune.records.diagnosis import Diagnosis

@@ -1,64 +1,23 @@
-"""The public functions and their result: `search`, `load`, and what the command line calls. The composition root.
-
-Arguments become a Plan here; `searching` and `diagnosing` do what it asks for.
-"""
+"""The public functions `search` and `diagnose`: a Python call's arguments become a Plan, which is carried out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from autotune.api.diagnose import DiagnosisResult, diagnose_plan
-from autotune.api.search import SearchResult, rebuild_report, run_plan
-from autotune.api.setup import opened_launcher, plan_of, runner_for, temporary_folder
-from autotune.errors import ConfigError
-from autotune.files.recommended_file import read_recommended
-from autotune.files.run_folder import RunFolder, new_run_dir, read_summary
+from autotune.api.search import SearchResult, run_plan
+from autotune.api.setup import plan_of
 from autotune.launch.launcher import Launcher
-from autotune.protocol.messages import write_payload
-from autotune.records.run_summary import RunSummary
-from autotune.settings.environment import Environment
+from autotune.report.render.progress import ProgressMode
 from autotune.settings.executor import Executor
 from autotune.settings.objective import Objective
-from autotune.settings.plan import Plan
 from autotune.settings.search_options import Method
 from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import Workload, WorkloadFacts
-from autotune.space.resolved_space import ResolvedSpace, SearchSpace
-from autotune.tuning.probe import look
-from autotune.tuning.time_budget import BASELINE_DEADLINE_S
-from autotune.tuning.warm_start import hints_of, say_stale
+from autotune.space.resolved_space import SearchSpace
 
-__all__ = [
-    "CheckResult",
-    "DiagnosisResult",
-    "SearchResult",
-    "check_plan",
-    "diagnose",
-    "diagnose_plan",
-    "environment",
-    "load",
-    "new_run_dir",
-    "read_run",
-    "rebuild_report",
-    "run_plan",
-    "search",
-]
-
-ProgressMode = Literal["auto"] | bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckResult:
-    """What a look at a plan has found out."""
-
-    environment: Environment
-    facts: WorkloadFacts
-    space: ResolvedSpace
-    stale: str | None = None
-    """That what run_dir recommends was found on another machine, or on this one as it was, in a sentence."""
+__all__ = ["diagnose", "search"]
 
 
 def search(  # noqa: PLR0913 - the contract's signature
@@ -192,37 +151,3 @@ def diagnose(  # noqa: PLR0913 - the contract's signature
         executor=executor,
     )
     return diagnose_plan(plan, progress=progress, launcher=launcher)
-
-
-def load(path: str | Path) -> TrainingConfig:
-    """Read the settings of a recommended.yaml.
-
-    Raises:
-        ConfigError: the file is missing or is no recommended.yaml.
-    """
-    return read_recommended(Path(path))
-
-
-def check_plan(plan: Plan, *, launcher: Launcher | None = None) -> CheckResult:
-    """Look at a plan without searching: one step of the workload, the machine, and the space it would search."""
-    hints_of(plan)  # raises where a search would
-    with temporary_folder() as folder, opened_launcher(launcher, folder, plan) as starts:
-        write_payload(plan.workload, folder.payload)
-        _, space = look(plan, runner_for(plan, folder, starts))
-    stale = None if plan.run_dir is None else say_stale(RunFolder(plan.run_dir).recommended, space.environment)
-    return CheckResult(environment=space.environment, facts=space.facts, space=space, stale=stale)
-
-
-def environment(device: str = "auto") -> Environment:
-    """This machine as trials see it."""
-    plan = Plan(name="env", workload=Workload(model=None, dataset=None), device=device)
-    with temporary_folder() as folder, opened_launcher(None, folder, plan) as starts:
-        report = runner_for(plan, folder, starts).describe(deadline_s=BASELINE_DEADLINE_S)
-    if report.environment is None:
-        raise ConfigError(report.result.reason)
-    return report.environment
-
-
-def read_run(run_dir: Path) -> RunSummary:
-    """Everything that reports are made from, read from a run folder alone."""
-    return read_summary(run_dir)
