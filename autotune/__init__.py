@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from autotune.records.trial import TrialRecord
     from autotune.settings.budget import Budget
     from autotune.settings.objective import Objective
+    from autotune.settings.search_space import SearchSpace
     from autotune.settings.training_config import DdpConfig, TrainingConfig
     from autotune.settings.workload import Workload
-    from autotune.space.resolved_space import SearchSpace
 
 __all__ = [
     "AutotuneError",
@@ -67,7 +67,7 @@ _HOMES = {
     "Measurement": "records.measurement",
     "Objective": "settings.objective",
     "SearchResult": "api.search",
-    "SearchSpace": "space.resolved_space",
+    "SearchSpace": "settings.search_space",
     "TrainingConfig": "settings.training_config",
     "TrialRecord": "records.trial",
     "Workload": "settings.workload",

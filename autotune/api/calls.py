@@ -14,8 +14,8 @@ from autotune.report.render.progress import ProgressMode
 from autotune.settings.executor import Executor
 from autotune.settings.objective import Objective
 from autotune.settings.search_options import Method
+from autotune.settings.search_space import SearchSpace
 from autotune.settings.training_config import TrainingConfig
-from autotune.space.resolved_space import SearchSpace
 
 __all__ = ["diagnose", "search"]
 

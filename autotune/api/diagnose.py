@@ -13,6 +13,7 @@ from time import monotonic
 
 import psutil
 
+from autotune.analysis.scoring import memory_fault
 from autotune.api.interrupts import kept_interrupts
 from autotune.api.random_state import kept_random_state
 from autotune.api.setup import opened_launcher, runner_for, temporary_folder
@@ -33,12 +34,12 @@ from autotune.report.render.notebook import render_diagnosis_notebook
 from autotune.report.render.progress import ProgressMode, make_progress
 from autotune.report.sections.diagnosis import render_diagnosis
 from autotune.settings.budget import Budget
-from autotune.settings.objective import memory_fault
 from autotune.settings.plan import Plan
+from autotune.settings.search_space import SearchSpace
 from autotune.settings.training_config import TrainingConfig
 from autotune.space import constraints as rules
 from autotune.space.default_ranges import most_workers
-from autotune.space.resolved_space import ResolvedSpace, SearchSpace
+from autotune.space.resolved_space import ResolvedSpace
 from autotune.tuning.probe import look
 from autotune.tuning.time_budget import BASELINE_DEADLINE_S
 from autotune.version import __version__

@@ -23,7 +23,8 @@ from autotune.launch.runner import TrialRunner
 from autotune.records.study_identity import identify
 from autotune.settings.objective import Objective
 from autotune.settings.plan import Plan
-from autotune.space.resolved_space import ResolvedSpace, whole_numbers
+from autotune.space.domains import whole_numbers
+from autotune.space.resolved_space import ResolvedSpace
 
 __all__ = ["identity_of", "opened_launcher", "plan_of", "runner_for", "temporary_folder"]
 

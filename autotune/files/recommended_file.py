@@ -16,11 +16,12 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from autotune.analysis.selection_rules import rate_of_runs
 from autotune.errors import ConfigError
 from autotune.files.validation import problems_of
 from autotune.files.yaml_document import Problem, read_document
 from autotune.records.measurement import Measurement
-from autotune.records.recommendation import Ratio, Recommendation, rate_of_runs
+from autotune.records.recommendation import Ratio, Recommendation
 from autotune.records.run_summary import RunSummary
 from autotune.settings.environment import Environment
 from autotune.settings.training_config import DdpConfig, TrainingConfig

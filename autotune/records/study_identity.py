@@ -14,7 +14,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from autotune.settings.environment import Environment
+from autotune.settings.environment import COMPARED, Environment
 from autotune.settings.plan import Plan
 from autotune.settings.workload import PARTS, Ref
 
@@ -37,19 +37,14 @@ def identify(plan: Plan, environment: Environment) -> dict[str, str]:
 
 
 def _machine(environment: Environment) -> dict[str, str]:
-    """All that the fingerprint is made from, so that what has changed of a machine is told by its name."""
-    told = {
-        "device": environment.device_name,
-        "kind of device": environment.device_kind,
-        "devices": environment.device_count,
-        "unlike devices": ", ".join(environment.device_names) or None,
-        "driver": environment.driver,
-        "cores": environment.cores,
-        "torch": environment.torch,
-        "CUDA": environment.cuda,
-        "TF32 switches": ", ".join(environment.tf32_overrides) or None,
-    }
-    return {name: "none" if value is None else str(value) for name, value in told.items()}
+    """What is compared of a machine, by the words that a message uses for it."""
+    return {COMPARED[name]: _in_words(value) for name, value in environment.comparable().items()}
+
+
+def _in_words(value: object) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(value) or "none"
+    return "none" if value is None else str(value)
 
 
 def describe_part(part: Any) -> str:

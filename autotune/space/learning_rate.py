@@ -13,11 +13,10 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from autotune.settings.objective import LrRule
 from autotune.settings.workload import OptimizerFacts
 
-__all__ = ["LrAdvice", "LrRule", "scale_lr"]
-
-LrRule = Literal["auto", "linear", "sqrt", "none"]
+__all__ = ["LrAdvice", "scale_lr"]
 
 _ADAPTIVE = ("adam", "rmsprop", "adagrad", "adadelta", "lamb", "lion", "adafactor", "rprop")
 _WARM_UP_EPOCHS = 5  # Goyal et al., section 2.2

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from autotune.settings.search_space import DDP_PREFIX, Choices, Domain
 from autotune.settings.training_config import TrainingConfig
 from autotune.space import constraints as rules
-from autotune.space.default_ranges import DDP_PREFIX, Basis, group_sizes
-from autotune.space.domains import Choices, Domain
+from autotune.space.default_ranges import Basis
+from autotune.space.domains import group_sizes
 
 __all__ = ["space_notes"]
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from autotune.errors import RepeatedFailureError, WorkloadError
 from autotune.records.trial import TrialRecord
-from autotune.space.resolved_space import SettingValue, setting_of
+from autotune.settings.search_space import SettingValue
+from autotune.space.resolved_space import setting_of
 from autotune.study.proposals import explaining_setting
 from autotune.study.study import Study
 

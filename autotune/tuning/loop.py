@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from autotune.analysis.early_stopping import lost_race
+from autotune.analysis.scoring import evaluate
 from autotune.launch.runner import TrialRunner
 from autotune.launch.side_by_side import SideBySide
 from autotune.protocol.messages import NO_EXTRAS, Extras, WindowRules
@@ -19,11 +20,12 @@ from autotune.records.precision_check import guard_key
 from autotune.records.recommendation import Confirmation
 from autotune.records.run_summary import Progress
 from autotune.records.stress_check import StressFigures
-from autotune.records.trial import TrialRecord, TrialResult, best_of, reference_of, score_value
+from autotune.records.trial import Score, TrialRecord, TrialResult, best_of, reference_of, score_value
 from autotune.settings.environment import Environment
-from autotune.settings.objective import Objective, Score, evaluate
+from autotune.settings.objective import Objective
+from autotune.settings.search_space import SettingValue
 from autotune.space.constraints import hosts_of
-from autotune.space.resolved_space import ResolvedSpace, SettingValue
+from autotune.space.resolved_space import ResolvedSpace
 from autotune.study.proposals import first_guesses, largest_batch_variant, same_batch_variant
 from autotune.study.study import Study, Trial
 from autotune.tuning.extra_measurements import extras_of, with_ceilings

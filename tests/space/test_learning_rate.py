@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotune.settings.objective import LrRule
 from autotune.settings.workload import OptimizerFacts
-from autotune.space.learning_rate import LrAdvice, LrRule, scale_lr
+from autotune.space.learning_rate import LrAdvice, scale_lr
 
 _SGD = OptimizerFacts(name="SGD")
 _ADAMW = OptimizerFacts(name="AdamW", betas=(0.9, 0.999), eps=1e-8)

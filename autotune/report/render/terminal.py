@@ -35,8 +35,9 @@ from autotune.report.sections.devices import figures_by_title, say_doubts
 from autotune.report.sections.headroom import say_standing
 from autotune.report.sections.ranks import scaling_sections
 from autotune.settings.environment import Environment
+from autotune.settings.search_space import Choices, Domain
 from autotune.settings.workload import WorkloadFacts
-from autotune.space.resolved_space import Choices, Domain, ResolvedSpace
+from autotune.space.resolved_space import ResolvedSpace
 
 __all__ = ["print_check", "print_environment", "print_summary"]
 

@@ -9,10 +9,10 @@ import pytest
 from pydantic import ValidationError
 
 from autotune.settings.environment import Environment
+from autotune.settings.search_space import IntRange
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import WorkloadFacts
 from autotune.space import constraints as rules
-from autotune.space.domains import IntRange
 from autotune.space.resolved_space import ResolvedSpace, compose
 
 MakeSpace = Callable[..., ResolvedSpace]

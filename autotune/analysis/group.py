@@ -9,18 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
+from autotune.analysis.rates import between_runs, rate_of
 from autotune.records import conditions
 from autotune.records.ceilings import Ceiling
-from autotune.records.measurement import (
-    Block,
-    Ceilings,
-    Measurement,
-    MemorySample,
-    Restart,
-    Window,
-    between_runs,
-    rate_of,
-)
+from autotune.records.measurement import Block, Ceilings, Measurement, MemorySample, Restart, Window
 from autotune.settings.environment import DeviceKind
 
 __all__ = ["merged_measurement"]
