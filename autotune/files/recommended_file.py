@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from autotune.analysis.selection_rules import rate_of_runs
 from autotune.errors import ConfigError
 from autotune.files.validation import problems_of
-from autotune.files.yaml_document import Problem, read_document
+from autotune.files.yaml_document import KeyPath, Problem, read_document
 from autotune.records.measurement import Measurement
 from autotune.records.recommendation import Ratio, Recommendation
 from autotune.records.run_summary import RunSummary
@@ -130,7 +130,7 @@ def _ranks(config: TrainingConfig) -> str:
 
 def _settings(settings: dict[str, Any]) -> tuple[TrainingConfig | None, list[Problem]]:
     """The configuration, and what is wrong with it. A line that was lost must not turn into a default."""
-    paths = [(name,) for name in TrainingConfig.model_fields if name not in settings]
+    paths: list[KeyPath] = [(name,) for name in TrainingConfig.model_fields if name not in settings]
     ddp = settings.get("ddp")
     paths += [("ddp", name) for name in DdpConfig.model_fields if name not in ddp] if isinstance(ddp, dict) else []
     missing = [Problem(text="must be given: autotune writes every setting", path=path) for path in paths]

@@ -1,32 +1,55 @@
-"""Which search a study belongs to, in words that can be compared: so that nothing is resumed with something else.
+"""Which search a study belongs to, in texts that can be compared: so that it never goes on with another's results.
 
-Looks at the user's objects from outside, without torch: a model by its class and its parameters' shapes, a dataset by
-its class and length, a function by its name and code. Random initial weights do not count.
+Comes in: a Plan, the machine, and a digest of the files behind each part of the workload that is a reference. Goes out:
+a StudyIdentity.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
-from functools import partial
+from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
-from types import CodeType
-from typing import Any
 
+from autotune.note import Note, note
+from autotune.records.object_identity import identify_object
 from autotune.settings.environment import COMPARED, Environment
 from autotune.settings.plan import Plan
 from autotune.settings.workload import PARTS, Ref
 
-__all__ = ["describe_part", "identify"]
+__all__ = ["StudyIdentity", "identify"]
 
 
-def identify(plan: Plan, environment: Environment) -> dict[str, str]:
-    """What must be equal for a study to go on, by name. Budget and run folder may change."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyIdentity:
+    """What must be equal for a study to go on."""
+
+    fields: dict[str, str]
+    """By the name that a message uses for each; budget and run folder may change."""
+    not_compared: tuple[str, ...]
+    """What of the workload is in no field, such as "dataset.reader (Connection)"."""
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """That not all was compared, where this is so."""
+        return (note("not_compared", parts=list(self.not_compared)),) if self.not_compared else ()
+
+
+def identify(plan: Plan, environment: Environment, sources: Mapping[str, str]) -> StudyIdentity:
+    """The identity of a plan's study; `sources` holds the digest of a reference's files by the part's name."""
     workload = plan.workload
     parts = {name: getattr(workload, name) for name in PARTS if getattr(workload, name) is not None}
-    return {
-        **{name: describe_part(part) for name, part in parts.items()},
+    texts, not_compared = dict[str, str](), list[str]()
+    for name, part in parts.items():
+        if isinstance(part, Ref):
+            texts[name] = "#".join(filter(None, (part.target, sources.get(name))))
+        elif isinstance(part, str):
+            texts[name] = part
+        else:
+            found = identify_object(part, name)
+            texts[name] = found.text
+            not_compared += found.not_compared
+    fields = {
+        **texts,
         "sampling": f"shuffle={workload.shuffle}, drop_last={workload.drop_last}",
         "space": _digest(repr(sorted((name, repr(domain)) for name, domain in plan.space.given().items()))),
         "baseline": plan.baseline.model_dump_json(exclude_defaults=True),
@@ -34,6 +57,7 @@ def identify(plan: Plan, environment: Environment) -> dict[str, str]:
         "seed": str(plan.seed),
         **_machine(environment),
     }
+    return StudyIdentity(fields=fields, not_compared=tuple(not_compared))
 
 
 def _machine(environment: Environment) -> dict[str, str]:
@@ -45,62 +69,6 @@ def _in_words(value: object) -> str:
     if isinstance(value, tuple):
         return ", ".join(value) or "none"
     return "none" if value is None else str(value)
-
-
-def describe_part(part: Any) -> str:
-    """A short text that is equal for the same model, dataset or function in another run of the same program."""
-    if isinstance(part, Ref):
-        return _describe_ref(part)
-    if isinstance(part, str):
-        return part
-    name = getattr(part, "__qualname__", None) or type(part).__qualname__
-    if isinstance(part, partial):
-        keywords = sorted(part.keywords.items())
-        return f"partial({describe_part(part.func)}, {part.args!r}, {keywords!r})"
-    code = getattr(part, "__code__", None)
-    if isinstance(code, CodeType):
-        return f"{name}#{_digest(_code_text(code))}"
-    named_parameters = getattr(part, "named_parameters", None)
-    if named_parameters is not None and not isinstance(part, type):
-        shapes = [(key, _shape(value)) for key, value in named_parameters()]
-        return f"{name}#{_digest(repr(shapes))}"
-    return f"{name}{_length(part)}"
-
-
-def _describe_ref(ref: Ref) -> str:
-    place = ref.target.rpartition(":")[0]
-    for folder in ref.folders:
-        path = Path(folder, place)
-        if place.endswith(".py") and path.is_file():
-            return f"{ref.target}#{_digest(path.read_text(errors='replace'))}"
-    return ref.target
-
-
-def _code_text(code: CodeType) -> str:
-    return f"{code.co_code.hex()}{code.co_names}{[_constant_text(one) for one in code.co_consts]}"
-
-
-def _constant_text(constant: object) -> str:
-    """Equal in every process: a set's own order depends on the hash seed."""
-    if isinstance(constant, CodeType):
-        return _code_text(constant)
-    return repr(sorted(map(repr, constant))) if isinstance(constant, frozenset) else repr(constant)
-
-
-def _shape(parameter: Any) -> str:
-    """A parameter's shape and dtype; a lazy one has no shape before its first batch."""
-    with suppress(RuntimeError):
-        return f"{tuple(parameter.shape)} {parameter.dtype}"
-    return "lazy"
-
-
-def _length(part: Any) -> str:
-    if isinstance(part, type | Mapping):
-        return ""
-    try:
-        return f"[{len(part)}]"
-    except (TypeError, NotImplementedError):
-        return ""
 
 
 def _digest(text: str) -> str:
