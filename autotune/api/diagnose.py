@@ -16,12 +16,13 @@ import psutil
 from autotune.analysis.scoring import memory_fault
 from autotune.api.interrupts import kept_interrupts
 from autotune.api.random_state import kept_random_state
-from autotune.api.setup import opened_launcher, runner_for, temporary_folder
+from autotune.api.setup import opened_launcher, runner_for, temporary_folder, warnings_in
 from autotune.diagnosis.advice import rank_advice
 from autotune.diagnosis.bottlenecks import find_bottlenecks, is_healthy, say_headline, standing_today
 from autotune.errors import NothingFeasibleError, WorkloadError
 from autotune.launch.launcher import Launcher
 from autotune.launch.runner import TrialRunner
+from autotune.note import Note
 from autotune.phrasing import say_settings
 from autotune.protocol.by_value import unreachable_by_value
 from autotune.protocol.messages import Extras, WindowRules, write_payload
@@ -135,6 +136,7 @@ def examine(plan: Plan, runner: TrialRunner, show: Show, pace: Pace) -> Diagnosi
     free_ram_bytes = _free_ram_bytes(plan)
     show(_progress("probe", begun))
     runner, space = look(replace(plan, space=SearchSpace(), budget=Budget()), runner)
+    show(_progress("probe", begun).model_copy(update={"warnings": warnings_in(space.notes)}))
     show(_progress("measure", begun))
     measurement = _measure(plan.baseline, runner, pace)
     show(_progress("curves", begun))
@@ -231,7 +233,7 @@ def _untraced(left_s: float, measurement: Measurement) -> Curves:
     return Curves(remarks=(told,))
 
 
-def _judged(name: str, evidence: Evidence, notes: tuple[str, ...], *, wall_s: float) -> Diagnosis:
+def _judged(name: str, evidence: Evidence, notes: tuple[Note | str, ...], *, wall_s: float) -> Diagnosis:
     findings = find_bottlenecks(evidence)
     advice = rank_advice(evidence, findings)
     healthy = is_healthy(evidence, findings, advice)
@@ -258,7 +260,7 @@ def _ignored(plan: Plan) -> Iterator[str]:
         yield f"No effect on a diagnosis, which searches nothing and keeps no run folder: {', '.join(names)}."
 
 
-def _remarks(evidence: Evidence) -> Iterator[str]:
+def _remarks(evidence: Evidence) -> Iterator[Note | str]:
     """What a person should know about the evidence."""
     if evidence.measurement.breakdown is None:
         yield "Where the time goes was not measured: all that is not spent waiting for data counts as computing."

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.api.interrupts import kept_interrupts, without_interrupts
 from autotune.api.random_state import kept_random_state
-from autotune.api.setup import identity_of, opened_launcher, runner_for
+from autotune.api.setup import identity_of, opened_launcher, runner_for, warnings_in
 from autotune.errors import NothingFeasibleError, RunFolderError, WorkloadError
 from autotune.files.recommended_file import recommended_yaml
 from autotune.files.run_folder import RunFolder, new_run_dir, open_run_folder, read_summary
@@ -30,6 +30,7 @@ from autotune.report.render.html import render_page
 from autotune.report.render.markdown import render_markdown
 from autotune.report.render.notebook import render_notebook
 from autotune.report.render.progress import ProgressMode, make_progress
+from autotune.report.wording.say import say
 from autotune.settings.plan import Plan
 from autotune.settings.training_config import TrainingConfig
 from autotune.study.study import Study
@@ -101,10 +102,13 @@ def _run_plan(plan: Plan, *, fresh: bool, progress: ProgressMode, launcher: Laun
         begun = clock.elapsed_s
         runner, space = look(plan, runner_for(plan, folder, starts))
         probe_s = clock.elapsed_s - begun
+        show(_probing(clock).model_copy(update={"warnings": warnings_in(space.notes)}))
+        identity = identity_of(plan, space)
+        space = replace(space, notes=(*space.notes, *identity.notes))
         study = Study.open(
             folder.study,
             space,
-            identity=identity_of(plan, space),
+            identity=identity.fields,
             seed=plan.seed,
             method=plan.search.method,
         )
@@ -202,7 +206,7 @@ def _finished(tuning: Tuning, folder: RunFolder) -> RunSummary | None:
 def _write(summary: RunSummary, folder: RunFolder) -> None:
     folder.write_summary(summary)
     if summary.recommendation is not None:
-        write_atomic(folder.recommended, recommended_yaml(summary).encode())
+        write_atomic(folder.recommended, recommended_yaml(summary, say=say).encode())
     else:
         folder.recommended.unlink(missing_ok=True)  # of an earlier run of the same search
     remark = _write_reports(summary, folder)

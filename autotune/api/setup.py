@@ -6,7 +6,7 @@ Comes in: arguments of a Python call, a Plan. Goes out: the parts of a Plan, and
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,6 +21,7 @@ from autotune.launch.local.driver import kept_initialised
 from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
 from autotune.launch.runner import TrialRunner
+from autotune.note import Note
 from autotune.records.study_identity import StudyIdentity, identify
 from autotune.settings.objective import Objective
 from autotune.settings.plan import Plan
@@ -28,7 +29,7 @@ from autotune.settings.workload import PARTS, Ref
 from autotune.space.domains import whole_numbers
 from autotune.space.resolved_space import ResolvedSpace
 
-__all__ = ["identity_of", "opened_launcher", "plan_of", "runner_for", "temporary_folder"]
+__all__ = ["identity_of", "opened_launcher", "plan_of", "runner_for", "temporary_folder", "warnings_in"]
 
 _LOADER_KEYS = {"shuffle", "drop_last", "sampler", "batch_sampler", "worker_init_fn", "multiprocessing_context"}
 
@@ -88,6 +89,11 @@ def identity_of(plan: Plan, space: ResolvedSpace) -> StudyIdentity:
         how = "spread over" if environment.is_spread else "packed on"
         fields = {**fields, "ranks": f"{', '.join(map(str, sizes))} {how} {environment.hosts} hosts"}
     return StudyIdentity(fields=fields, not_compared=(*own.not_compared, *cut))
+
+
+def warnings_in(notes: Iterable[Note | str]) -> tuple[Note, ...]:
+    """Those of a probe's notes that the user must read before a search begins, not after it."""
+    return tuple(each for each in notes if isinstance(each, Note) and each.code == "default_optimizer")
 
 
 @contextmanager

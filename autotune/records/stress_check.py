@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict
 
-from autotune.phrasing import say_mib
+from autotune.note import Note
 from autotune.records.measurement import MemorySample
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.environment import Environment
@@ -41,8 +41,8 @@ class StressFigures(BaseModel):
     """Equal to the median where all items have one size."""
     largest_batch_bytes: int = 0
     """Tensors of the batch of the largest samples, as it was trained on."""
-    remark: str = ""
-    """Why no batch of the largest samples was trained on, in a sentence; "" where one was."""
+    remark: Note | str = ""
+    """Why no batch of the largest samples was trained on; "" where one was."""
     memory: MemorySample
     """Of the one process that it ran in."""
 
@@ -79,7 +79,9 @@ class Load:
     def bearer(self) -> str:
         """Who takes that: "2 ranks with 64 MiB of gradient buckets each"."""
         who, each = ("a rank", "") if self.ranks == 1 else (f"{self.ranks} ranks", " each")
-        return f"{who} with {say_mib(self.bucket_bytes)} of gradient buckets{each}" if self.bucket_bytes else who
+        return (
+            f"{who} with {self.bucket_bytes / 2**20:,.0f} MiB of gradient buckets{each}" if self.bucket_bytes else who
+        )
 
 
 def look_s(left_s: float) -> float:

@@ -98,6 +98,8 @@ class WorkloadFacts(BaseModel):
     """Batch size that the user's own batch sampler imposes."""
     has_4d_input: bool
     parameter_count: int
+    trainable_parameter_count: int = 0
+    """Numbers in the parameters that require a gradient: what an optimizer keeps state for. 0: not known."""
     gradient_bytes: int = 0
     """Bytes of all gradients: what the ranks of a group exchange each step."""
     has_buffers: bool = False
