@@ -61,19 +61,19 @@ def search(  # noqa: PLR0913 - the contract's signature
         n_trials: measured trials, the baseline included; None: at most 40, and it may stop by itself.
         timeout_s: seconds for the whole search; None: no limit.
         device: torch's name for the device; "auto": the accelerator where there is one, else the CPU. A GPU that torch
-            was built for and can't use is refused, not passed over.
+            was built for and can't use is an error: the CPU does not take its place.
         run_dir: folder for study, logs, report and recommended.yaml; an interrupted search in it goes on. None: a new
             folder below ./runs.
         seed: of the sampler and of each trial.
         progress: True, False, or "auto": a live line on a terminal, plain lines elsewhere.
-        loader: more about the loader: shuffle, drop_last, sampler, batch_sampler, worker_init_fn,
+        loader: further arguments of the loader: shuffle, drop_last, sampler, batch_sampler, worker_init_fn,
             multiprocessing_context (see Workload).
         fresh: remove what a former search has left in run_dir.
         method: what proposes trials: "model", a model of this machine that learns as the search goes on; or one of
             Optuna's samplers: "tpe", "gp", "random", "grid".
         warm_start: a run folder or a recommended.yaml, of the same workload on another machine or of a similar one:
             what it found best is tried first.
-        launcher: starts trials, whatever the executor; None: the executor's. For tests, autotune.testing.FakeLauncher.
+        launcher: starts trials in place of the executor's. For tests, autotune.testing.FakeLauncher.
         executor: where trials run: "local", this machine; "ray", the machines of a Ray cluster, several trials at once
             (pip install 'autotune-torch[ray]'); or an Executor or its fields: kind, address, ranks.
 
@@ -127,10 +127,10 @@ def diagnose(  # noqa: PLR0913 - the contract's signature
 ) -> DiagnosisResult:
     """Say why training is slow and what to do about it, without a search.
 
-    It takes under a minute, unless your own code takes long to build (two or three times) or to make a step: then as
-    long as measuring the baseline does, and other settings stay unmeasured. The arguments are those of `search` but for
-    space, n_trials, timeout_s, run_dir, method, warm_start and fresh; `baseline` is what is looked at. No run folder is
-    kept: what trials need lies among the temporary files until the end.
+    It takes under a minute, unless your own code takes long to build (it is built two or three times) or to make a
+    step: then it takes as long as measuring the baseline does, and other settings are not measured. The arguments are
+    those of `search` but for space, n_trials, timeout_s, run_dir, method, warm_start and fresh; `baseline` is what is
+    diagnosed. No run folder is kept: the trials' files lie in a temporary folder until the end.
 
     Raises:
         ConfigError: an argument breaks a rule, or ray is not installed.

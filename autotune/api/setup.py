@@ -1,6 +1,6 @@
-"""What every public function needs before it can start: its arguments checked, a folder, a launcher, a runner.
+"""What every public function needs before it can start: a Plan, a folder, a launcher, a runner, a study's identity.
 
-Comes in: arguments of a Python call, a Plan. Goes out: the parts of a Plan, and open resources that close themselves.
+Comes in: the arguments of a Python call, or a Plan. Goes out: these values, and open resources as context managers.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def runner_for(plan: Plan, folder: RunFolder, launcher: Launcher) -> TrialRunner
 def identity_of(plan: Plan, space: ResolvedSpace) -> StudyIdentity:
     """What must be equal for a plan's study to go on, by name.
 
-    Where groups may span hosts, that is more: which numbers of ranks are tried by default follows from the hosts that
-    there are, and what a group reaches from how it is spread over them.
+    Where groups may span hosts, their layout is part of it: the hosts decide which numbers of ranks are tried by
+    default, and a group's rate depends on how it is spread over them.
     """
     environment, sizes = space.environment, whole_numbers(space.domains["world_size"])
     refs = {name: part for name in PARTS if isinstance(part := getattr(plan.workload, name), Ref)}
