@@ -495,7 +495,7 @@ def test_a_study_of_a_dataset_whose_code_has_changed_is_refused_by_name(tmp_path
     def run(body: str, **arguments: Any) -> FakeLauncher:
         launcher = FakeLauncher()
         options = {"space": NARROW, "n_trials": 3, "progress": False, "run_dir": tmp_path / "run", **arguments}
-        autotune.search(partial(object, tmp_path), dataset(body), launcher=launcher, **options)
+        autotune.search(partial(dict, path=tmp_path), dataset(body), launcher=launcher, **options)
         return launcher
 
     assert run("slowly(index)").launched
