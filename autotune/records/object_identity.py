@@ -26,10 +26,8 @@ from typing import Any
 
 __all__ = ["LIBRARY_FOLDERS", "ObjectIdentity", "identify_object"]
 
-LIBRARY_FOLDERS = (
-    *{sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")},
-    str(PurePath(__file__).parents[1]),
-)
+_PATHS = {sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")}
+LIBRARY_FOLDERS = (*_PATHS, str(PurePath(__file__).parents[1]))
 """Where code lies that is known by its name: Python's, that of installed packages, and our own."""
 
 # Our conventions: an unusually large workload is described in about half a second.
@@ -66,9 +64,9 @@ _BUILT_IN = (*_TEXTS, *_NUMBERS, list, tuple, deque, dict, set, frozenset)
 _DTYPES = ("torch.dtype", "torch.device", "numpy.dtype")
 _ARRAYS = ("torch.Tensor", "numpy.ndarray", "numpy.generic")
 _WITHOUT_EFFECT = frozenset({"_abc", "_thread", "collections", "logging", "threading", "typing", "weakref"})
-"""Modules of the standard library whose objects change nothing about training, and need no mention."""
+"""Modules of Python whose objects change nothing about training, and need no mention."""
 _READ_INSIDE = frozenset({"argparse", "torch", "torchaudio", "torchvision", "types"})
-"""Packages whose objects, such as a TensorDataset or a SimpleNamespace, hold what the user put into them."""
+"""Packages whose objects hold what the user put into them: TensorDataset, SimpleNamespace."""
 _QUALIFIED_NAME = type.__dict__["__qualname__"].__get__  # whatever a metaclass has in its place
 
 
@@ -148,10 +146,8 @@ class _Reader:
     def _content(self, value: Any, where: str) -> Iterable[str]:
         """The characters, digits or items of a value of a built-in type, or of a class derived from one."""
         base: Any = next((base for base in _BUILT_IN if issubclass(type(value), base)), None)
-        if base is None:
-            return []
-        if base in _NUMBERS:
-            return [base.__repr__(value)]
+        if base is None or base in _NUMBERS:
+            return [base.__repr__(value)] if base is not None else []
         length, most = base.__len__(value), _MOST_BYTES if base in _TEXTS else _MOST_ITEMS
         if length > most:
             self._leave_out(value, f"{where} from item {most} on")
