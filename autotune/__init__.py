@@ -12,8 +12,21 @@ from warnings import catch_warnings, filterwarnings
 from autotune.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from autotune.api.entry import DiagnosisResult, SearchResult, diagnose, load, search
-    from autotune.errors import AutotuneError
+    from autotune.api.calls import diagnose, search
+    from autotune.api.diagnose import DiagnosisResult
+    from autotune.api.results import load
+    from autotune.api.search import SearchResult
+    from autotune.errors import (
+        AutotuneError,
+        ConfigError,
+        InputError,
+        LauncherError,
+        NothingFeasibleError,
+        RepeatedFailureError,
+        RunFolderError,
+        StudyMismatchError,
+        WorkloadError,
+    )
     from autotune.records.measurement import Measurement
     from autotune.records.trial import TrialRecord
     from autotune.settings.budget import Budget
@@ -25,47 +38,54 @@ if TYPE_CHECKING:
 __all__ = [
     "AutotuneError",
     "Budget",
+    "ConfigError",
     "DdpConfig",
     "DiagnosisResult",
+    "InputError",
+    "LauncherError",
     "Measurement",
+    "NothingFeasibleError",
     "Objective",
+    "RepeatedFailureError",
+    "RunFolderError",
     "SearchResult",
     "SearchSpace",
+    "StudyMismatchError",
     "TrainingConfig",
     "TrialRecord",
     "Workload",
+    "WorkloadError",
     "diagnose",
     "load",
     "search",
 ]
 
 _HOMES = {
-    "AutotuneError": "autotune.errors",
-    "Budget": "autotune.settings.budget",
-    "DdpConfig": "autotune.settings.training_config",
-    "DiagnosisResult": "autotune.api.entry",
-    "Measurement": "autotune.records.measurement",
-    "Objective": "autotune.settings.objective",
-    "SearchResult": "autotune.api.entry",
-    "SearchSpace": "autotune.settings.search_space",
-    "TrainingConfig": "autotune.settings.training_config",
-    "TrialRecord": "autotune.records.trial",
-    "Workload": "autotune.settings.workload",
-    "diagnose": "autotune.api.entry",
-    "load": "autotune.api.entry",
-    "search": "autotune.api.entry",
+    "Budget": "settings.budget",
+    "DdpConfig": "settings.training_config",
+    "DiagnosisResult": "api.diagnose",
+    "Measurement": "records.measurement",
+    "Objective": "settings.objective",
+    "SearchResult": "api.search",
+    "SearchSpace": "settings.search_space",
+    "TrainingConfig": "settings.training_config",
+    "TrialRecord": "records.trial",
+    "Workload": "settings.workload",
+    "diagnose": "api.calls",
+    "load": "api.results",
+    "search": "api.calls",
 }
+"""The module of each public name; the exceptions, left out here, are those of errors.py."""
 
 
 def __getattr__(name: str) -> object:
-    home = _HOMES.get(name)
-    if home is None:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from autotune.api.random_state import kept_random_state
 
     with kept_random_state(), catch_warnings():  # rich draws from the global generator when it is imported
         filterwarnings("ignore", message="IProgress not found")  # optuna's progress bar, which is not shown
-        return getattr(import_module(home), name)
+        return getattr(import_module(f"autotune.{_HOMES.get(name, 'errors')}"), name)
 
 
 def __dir__() -> list[str]:

@@ -11,9 +11,11 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import wraps
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -26,11 +28,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from autotune.settings.executor import ExecutorKind
+    from autotune.settings.plan import Plan
 
 __all__ = ["cli", "main"]
 
 _FAILED = 1
 _INTERRUPTED = 130  # 128 + SIGINT, as a shell counts it
+_SET_HELP = "Override a value of CONFIG; may be repeated."
+_EXECUTOR_HELP = "Run trials on this machine, or on those of a Ray cluster."
 _INTERRUPT_NOTE = "autotune.interrupt_note"  # key in click's context: what to say about an interrupted run
 
 
@@ -55,14 +60,23 @@ class _Cli(click.Group):
             ctx.exit(_FAILED)
 
 
-_config = click.argument("config", type=click.Path(path_type=Path))
-_overrides = click.option(
-    "--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Override a value of CONFIG; may be repeated."
-)
-_executor = click.option(
-    "--executor", type=click.Choice(["local", "ray"]), help="Run trials on this machine, or on those of a Ray cluster."
-)
+def _of_plan(command: Callable[..., None]) -> Callable[..., None]:
+    """CONFIG and what overrides it, given to a command as a Plan."""
+
+    @click.argument("config", type=click.Path(path_type=Path))
+    @click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help=_SET_HELP)
+    @click.option("--executor", type=click.Choice(["local", "ray"]), help=_EXECUTOR_HELP)
+    @wraps(command)
+    def with_plan(config: Path, overrides: tuple[str, ...], executor: ExecutorKind | None, **options: Any) -> None:
+        from autotune.files.plan_file import read_plan
+
+        command(read_plan(config, overrides, executor=executor), **options)
+
+    return with_plan
+
+
 _as_json = click.option("--json", "as_json", is_flag=True, help="Write a single JSON document to stdout.")
+_quiet = click.option("--quiet", is_flag=True, help="Show no progress.")
 
 
 @click.group(cls=_Cli, context_settings={"help_option_names": ["-h", "--help"]})
@@ -75,66 +89,47 @@ def cli() -> None:
 
 
 @cli.command()
-@_config
-@_overrides
-@_executor
-@click.option("--fresh", is_flag=True, help="Start anew instead of going on with what the run folder holds.")
+@_of_plan
+@click.option("--fresh", is_flag=True, help="Remove what an earlier search left in the run folder, and start anew.")
 @_as_json
-@click.option("--quiet", is_flag=True, help="Show no progress.")
-def run(
-    config: Path, overrides: tuple[str, ...], executor: ExecutorKind | None, fresh: bool, as_json: bool, quiet: bool
-) -> None:
+@_quiet
+def run(plan: Plan, fresh: bool, as_json: bool, quiet: bool) -> None:
     """Search for the fastest settings as CONFIG says, and recommend them."""
-    from autotune.files.plan_file import read_plan
+    from autotune.api.search import run_plan
+    from autotune.files.run_folder import new_run_dir
 
-    plan = read_plan(config, overrides, executor=executor)
-    from autotune.api import entry as api
-
-    run_dir = plan.run_dir or api.new_run_dir()
+    run_dir = plan.run_dir or new_run_dir()
     go_on = "run the same command" if plan.run_dir else f"run it again with --set run_dir={run_dir}"
     click.get_current_context().meta[_INTERRUPT_NOTE] = lambda: _interrupt_note(run_dir, go_on)
-    plan = replace(plan, run_dir=run_dir)
-    result = api.run_plan(plan, fresh=fresh, progress=False if quiet else "auto")
+    result = run_plan(replace(plan, run_dir=run_dir), fresh=fresh, progress=False if quiet else "auto")
     _show_summary(result.summary, result.run_dir, as_json)
 
 
 @cli.command()
-@_config
-@_overrides
-@_executor
-def check(config: Path, overrides: tuple[str, ...], executor: ExecutorKind | None) -> None:
-    """Look at CONFIG, the workload and the machine, and show what would be searched. Trains one step."""
-    from autotune.files.plan_file import read_plan
-
-    plan = read_plan(config, overrides, executor=executor)
-    from autotune.api import entry as api
+@_of_plan
+def check(plan: Plan) -> None:
+    """Train one step of CONFIG's workload, and show the machine and what would be searched."""
+    from autotune.api.check import check_plan
     from autotune.report.render.terminal import print_check
 
-    found = api.check_plan(plan)
+    found = check_plan(plan)
     with _stdout() as console:
         print_check(found.environment, found.facts, found.space, console, stale=found.stale)
 
 
 @cli.command()
-@_config
-@_overrides
-@_executor
+@_of_plan
 @_as_json
-@click.option("--quiet", is_flag=True, help="Show no progress.")
-def diagnose(
-    config: Path, overrides: tuple[str, ...], executor: ExecutorKind | None, as_json: bool, quiet: bool
-) -> None:
+@_quiet
+def diagnose(plan: Plan, as_json: bool, quiet: bool) -> None:
     """Say why the baseline of CONFIG is slow and what to do about it. Keeps no run folder.
 
-    Takes under a minute, unless your own code takes long to build or to make a step: then as long as measuring the
-    baseline does, and other settings stay unmeasured.
+    Takes under a minute, unless your own code takes long to build or to make a step: then it takes as long as measuring
+    the baseline does, and other settings are not measured.
     """
-    from autotune.files.plan_file import read_plan
+    from autotune.api.diagnose import diagnose_plan
 
-    plan = read_plan(config, overrides, executor=executor)
-    from autotune.api import entry as api
-
-    found = api.diagnose_plan(plan, progress=False if quiet else "auto").diagnosis
+    found = diagnose_plan(plan, progress=False if quiet else "auto").diagnosis
     if as_json:
         _write(found.model_dump_json(indent=2))
         return
@@ -148,11 +143,10 @@ def diagnose(
 @click.argument("path", type=click.Path(path_type=Path), default=Path("autotune.yaml"))
 def init(path: Path) -> None:
     """Write a commented configuration to start from (PATH: autotune.yaml)."""
-    from autotune.files.starter import STARTER_YAML
-
+    starter = resources.files("autotune.files").joinpath("starter.yaml").read_text("utf-8")
     try:
         with path.open("x", encoding="utf-8") as file:
-            file.write(STARTER_YAML.replace("autotune.yaml", str(path)))
+            file.write(starter.replace("autotune.yaml", str(path)))
     except FileExistsError:
         raise ConfigError(f"{path}: exists already and is not overwritten; give another path") from None
     except (OSError, ValueError) as error:
@@ -171,9 +165,9 @@ def init(path: Path) -> None:
 @_as_json
 def report(run_dir: Path, as_json: bool) -> None:
     """Show the result of the search in RUN_DIR once more, and write its report.md and report.html anew."""
-    from autotune.api import entry as api
+    from autotune.api.search import rebuild_report
 
-    summary, remark = api.rebuild_report(run_dir)
+    summary, remark = rebuild_report(run_dir)
     _show_summary(summary, run_dir, as_json)
     if remark:
         _say(remark)
@@ -183,16 +177,16 @@ def report(run_dir: Path, as_json: bool) -> None:
 @_as_json
 def env(as_json: bool) -> None:
     """Show the machine as trials see it."""
-    from autotune.api import entry as api
+    from autotune.api.check import environment
 
-    environment = api.environment()
+    here = environment()
     if as_json:
-        _write(json.dumps({**environment.model_dump(mode="json"), "fingerprint": environment.fingerprint}, indent=2))
+        _write(json.dumps({**here.model_dump(mode="json"), "fingerprint": here.fingerprint}, indent=2))
         return
     from autotune.report.render.terminal import print_environment
 
     with _stdout() as console:
-        print_environment(environment, console)
+        print_environment(here, console)
 
 
 def main() -> NoReturn:

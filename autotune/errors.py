@@ -8,7 +8,7 @@
     │   └── RunFolderError               the run folder can't be written, is full, or is in use
     ├── NothingFeasibleError          3  no configuration meets the memory limit
     ├── RepeatedFailureError          1  the same exception ended three different configurations
-    └── LauncherError                 1  trials can't be started on this machine
+    └── LauncherError                 1  trials can't be started on this machine, or can't describe it
 
 A message states the rule, the value seen and the remedy. Nothing below this file is imported.
 """
@@ -83,4 +83,4 @@ class RepeatedFailureError(AutotuneError):
 
 
 class LauncherError(AutotuneError):
-    """A trial's process can't be started, or its server is gone."""
+    """A trial's process can't be started, its server is gone, or it can't describe the machine."""

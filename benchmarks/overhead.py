@@ -32,7 +32,7 @@ import psutil
 
 import autotune
 from autotune import SearchResult
-from autotune.api import entry as api
+from autotune.api import search as api
 from autotune.files.plan_file import read_plan
 from autotune.launch.launcher import Exit, Launch, Launcher
 from autotune.launch.local.fork_server import ForkServerLauncher

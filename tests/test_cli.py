@@ -13,9 +13,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 import autotune
-import autotune.api
+from autotune.api import check, diagnose, search
 from autotune.cli import cli
 from autotune.errors import ConfigError, LauncherError, NothingFeasibleError, WorkloadError
+from autotune.files import run_folder
 from autotune.report.render import json_document, terminal
 from autotune.report.sections import diagnosis
 from autotune.settings.environment import Environment
@@ -47,13 +48,30 @@ def _working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("x.yaml").write_text(CONFIG, encoding="utf-8")
 
 
+_FUNCTIONS = {
+    "run_plan": search,
+    "rebuild_report": search,
+    "check_plan": check,
+    "environment": check,
+    "diagnose_plan": diagnose,
+    "new_run_dir": run_folder,
+}
+"""What commands call, and the module that they import it from."""
+
+
+class FakeApi:
+    """An api without machine, trials or torch: a function that a test assigns takes the true one's place."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.__dict__["put"] = monkeypatch.setattr
+
+    def __setattr__(self, name: str, function: Callable[..., Any]) -> None:
+        self.__dict__["put"](_FUNCTIONS[name], name, function)
+
+
 @pytest.fixture
-def api(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """An api without machine, trials or torch: tests put in the functions that a command calls."""
-    fake = SimpleNamespace()
-    monkeypatch.setitem(sys.modules, "autotune.api.entry", fake)
-    monkeypatch.setattr(autotune.api, "entry", fake, raising=False)
-    return fake
+def api(monkeypatch: pytest.MonkeyPatch) -> Any:
+    return FakeApi(monkeypatch)
 
 
 @pytest.fixture
@@ -121,7 +139,7 @@ def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
 # run
 
 
-def test_run_hands_the_plan_on_and_shows_the_summary(api: SimpleNamespace, shown: None) -> None:
+def test_run_hands_the_plan_on_and_shows_the_summary(api: Any, shown: None) -> None:
     calls = []
 
     def run_plan(plan: Plan, **options: Any) -> SimpleNamespace:
@@ -136,7 +154,7 @@ def test_run_hands_the_plan_on_and_shows_the_summary(api: SimpleNamespace, shown
     assert options == {"fresh": True, "progress": "auto"}
 
 
-def test_quiet_asks_for_no_progress(api: SimpleNamespace, shown: None) -> None:
+def test_quiet_asks_for_no_progress(api: Any, shown: None) -> None:
     def run_plan(plan: Plan, *, fresh: bool, progress: object) -> SimpleNamespace:
         return SimpleNamespace(summary=f"{fresh=} {progress=}", run_dir=Path("out"))
 
@@ -144,7 +162,7 @@ def test_quiet_asks_for_no_progress(api: SimpleNamespace, shown: None) -> None:
     assert "fresh=False progress=False" in call("run", "x.yaml", "--quiet").stdout
 
 
-def test_json_is_a_single_document_on_stdout(api: SimpleNamespace, shown: None) -> None:
+def test_json_is_a_single_document_on_stdout(api: Any, shown: None) -> None:
     api.run_plan = lambda plan, **_: SimpleNamespace(summary="s", run_dir=Path("out"))
     assert json.loads(call("run", "x.yaml", "--json").stdout) == ["s", "out"]
 
@@ -158,7 +176,7 @@ def test_json_is_a_single_document_on_stdout(api: SimpleNamespace, shown: None) 
         (LauncherError("no process"), 1),
     ],
 )
-def test_an_error_is_told_on_stderr_with_its_exit_code(api: SimpleNamespace, error: Exception, code: int) -> None:
+def test_an_error_is_told_on_stderr_with_its_exit_code(api: Any, error: Exception, code: int) -> None:
     api.run_plan = raising(error)
     result = call("run", "x.yaml", "--json")
     assert (result.exit_code, result.stdout, result.stderr) == (code, "", f"error: {error}\n")
@@ -170,7 +188,7 @@ def test_a_wrong_configuration_exits_with_2_before_anything_is_started() -> None
     assert "did you mean 'num_workers'?" in result.stderr
 
 
-def test_any_other_exception_is_called_a_bug_with_its_traceback(api: SimpleNamespace) -> None:
+def test_any_other_exception_is_called_a_bug_with_its_traceback(api: Any) -> None:
     api.run_plan = raising(KeyError("lost"))
     result = call("run", "x.yaml")
     assert (result.exit_code, result.stdout) == (1, "")
@@ -180,7 +198,7 @@ def test_any_other_exception_is_called_a_bug_with_its_traceback(api: SimpleNames
     assert "Traceback (most recent call last)" in result.stderr
 
 
-def test_an_interrupted_run_names_the_best_so_far(api: SimpleNamespace) -> None:
+def test_an_interrupted_run_names_the_best_so_far(api: Any) -> None:
     api.run_plan = raising(KeyboardInterrupt())
     result = call("run", "x.yaml")
     assert (result.exit_code, result.stdout) == (130, "")
@@ -191,7 +209,7 @@ def test_an_interrupted_run_names_the_best_so_far(api: SimpleNamespace) -> None:
     assert call("run", "x.yaml").stderr == expected
 
 
-def test_an_interrupted_run_without_a_folder_names_the_one_it_took(api: SimpleNamespace) -> None:
+def test_an_interrupted_run_without_a_folder_names_the_one_it_took(api: Any) -> None:
     api.run_plan, api.new_run_dir = raising(KeyboardInterrupt()), lambda: Path("runs/new")
     result = call("run", "x.yaml", "--set", "run_dir=")
     assert (result.exit_code, "--set run_dir=runs/new to go on" in result.stderr) == (130, True)
@@ -208,10 +226,7 @@ def run_plan(plan, **options):
     os.kill(os.getpid(), signal.SIGTERM)
     signal.pause()
 
-sys.modules["autotune.api.entry"] = types.SimpleNamespace(run_plan=run_plan)
-import autotune
-import autotune.api
-autotune.api.entry = sys.modules["autotune.api.entry"]
+sys.modules["autotune.api.search"] = types.SimpleNamespace(run_plan=run_plan)
 main()
 """
     done = run_process("run", "x.yaml", code=code)
@@ -223,7 +238,7 @@ main()
 # diagnose
 
 
-def test_diagnose_hands_the_plan_on_and_shows_the_answer(api: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_diagnose_hands_the_plan_on_and_shows_the_answer(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
     def diagnose_plan(plan: Plan, **options: Any) -> SimpleNamespace:
@@ -238,7 +253,7 @@ def test_diagnose_hands_the_plan_on_and_shows_the_answer(api: SimpleNamespace, m
 
 
 @pytest.mark.parametrize(("error", "code"), [(WorkloadError("the step fails"), 2), (NothingFeasibleError("oom"), 3)])
-def test_a_diagnosis_that_fails_exits_as_a_run_does(api: SimpleNamespace, error: Exception, code: int) -> None:
+def test_a_diagnosis_that_fails_exits_as_a_run_does(api: Any, error: Exception, code: int) -> None:
     api.diagnose_plan = raising(error)
     result = call("diagnose", "x.yaml", "--json")
     assert (result.exit_code, result.stdout, result.stderr) == (code, "", f"error: {error}\n")
@@ -248,9 +263,7 @@ def test_a_diagnosis_that_fails_exits_as_a_run_does(api: SimpleNamespace, error:
 
 
 @pytest.mark.parametrize("command", ["run", "check", "diagnose"])
-def test_the_executor_reaches_the_plan(
-    api: SimpleNamespace, shown: None, command: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_executor_reaches_the_plan(api: Any, shown: None, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plans: list[Plan] = []
 
     def answer(plan: Plan, **_: Any) -> SimpleNamespace:
@@ -302,27 +315,27 @@ def test_init_tells_where_it_can_not_write() -> None:
     assert (result.exit_code, "can't be written" in result.stderr) == (2, True)
 
 
-def test_check_shows_what_the_api_found(api: SimpleNamespace, shown: None) -> None:
+def test_check_shows_what_the_api_found(api: Any, shown: None) -> None:
     api.check_plan = lambda plan: SimpleNamespace(environment=plan.name, facts="facts", space=plan.seed, stale="old")
     result = call("check", "x.yaml", "--set", "seed=5")
     assert (result.exit_code, result.stdout) == (0, "x facts 5 old\n")
 
 
-def test_report_shows_the_summary_of_a_run_folder(api: SimpleNamespace, shown: None) -> None:
+def test_report_shows_the_summary_of_a_run_folder(api: Any, shown: None) -> None:
     api.rebuild_report = lambda run_dir: (f"summary of {run_dir}", "no plots")
     assert call("report", "out").stdout == "summary of out in out\n"
     assert json.loads(call("report", "out", "--json").stdout) == ["summary of out", "out"]
     assert call("report", "out").stderr == "no plots\n"
 
 
-def test_env_as_json_is_the_environment_with_its_fingerprint(api: SimpleNamespace) -> None:
+def test_env_as_json_is_the_environment_with_its_fingerprint(api: Any) -> None:
     api.environment = lambda: ENVIRONMENT
     content = json.loads(call("env", "--json").stdout)
     assert content.pop("fingerprint") == ENVIRONMENT.fingerprint
     assert Environment.model_validate(content) == ENVIRONMENT
 
 
-def test_env_is_shown_to_people(api: SimpleNamespace) -> None:
+def test_env_is_shown_to_people(api: Any) -> None:
     api.environment = lambda: ENVIRONMENT
     result = call("env")
     assert (result.exit_code, "A processor" in result.stdout) == (0, True)

@@ -14,7 +14,7 @@ import psutil
 
 from autotune.api.interrupts import kept_interrupts
 from autotune.api.random_state import kept_random_state
-from autotune.api.setup import opened_launcher, runner_for, temporary_folder
+from autotune.api.setup import opened_launcher, runner_for, temporary_folder, warnings_in
 from autotune.diagnosis.variations import list_variations
 from autotune.diagnosis.verdict import judge
 from autotune.errors import NothingFeasibleError, WorkloadError
@@ -131,14 +131,15 @@ def examine(plan: Plan, runner: TrialRunner, show: ShowProgress, measuring: Meas
     """
     begun = monotonic()
 
-    def start(phase: Phase) -> None:
-        show(Progress(phase=phase, done=0, total=1, elapsed_s=monotonic() - begun, remaining_s=None))
+    def start(phase: Phase, warnings: tuple[Note, ...] = ()) -> None:
+        elapsed_s = monotonic() - begun
+        show(Progress(phase=phase, done=0, total=1, elapsed_s=elapsed_s, remaining_s=None, warnings=warnings))
 
     start("probe")
     # unknown where trials run on other machines
     free_ram_bytes = None if plan.executor.kind == "ray" else int(psutil.virtual_memory().available)
     runner, space = look(replace(plan, space=SearchSpace(), budget=Budget()), runner)
-    start("measure")
+    start("measure", warnings_in(space.notes))
     measurement = _measure_baseline(plan, runner, measuring)
     start("curves")
     evidence = Evidence(

@@ -1,4 +1,4 @@
-"""Ctrl-C that is neither lost nor harmful: what Python would drop is sent again; while results are saved none is heard.
+"""Ctrl-C is neither lost nor harmful: an interrupt that Python drops is sent again, and none cuts off saving results.
 
 A KeyboardInterrupt that is raised inside a weakref's callback or a `__del__` is printed and ignored; a study's database
 layer runs such callbacks all the time. Source: Python's documentation of sys.unraisablehook.
@@ -16,12 +16,12 @@ from typing import Any
 
 __all__ = ["kept_interrupts", "without_interrupts"]
 
-_AGAIN_AFTER_S = 0.05  # out of the callback by then
+_AGAIN_AFTER_S = 0.05  # our convention: by then the callback that dropped it has returned
 
 
 @contextmanager
 def kept_interrupts() -> Iterator[None]:
-    """While entered, interrupts that are dropped come again; other exceptions that are ignored go where they went."""
+    """While entered, interrupts that Python drops are sent again; other ignored exceptions are handled as before."""
     before = sys.unraisablehook
 
     def send_again(unraisable: Any) -> None:
@@ -41,7 +41,7 @@ def kept_interrupts() -> Iterator[None]:
 
 @contextmanager
 def without_interrupts() -> Iterator[None]:
-    """While entered, Ctrl-C and SIGTERM do nothing: what a search has found must be saved to the end."""
+    """While entered, Ctrl-C and SIGTERM do nothing: the results of a search must be saved completely."""
     if current_thread() is not main_thread():  # no other thread gets or handles signals
         yield
         return

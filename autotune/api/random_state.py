@@ -1,4 +1,4 @@
-"""The caller's random generators, put back: even an import may draw from them."""
+"""The caller's random generators are restored: even an import may draw from them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["kept_random_state"]
 
 @contextmanager
 def kept_random_state() -> Iterator[None]:
-    """Put Python's and NumPy's global generators back to where they were. torch's is not drawn from in this process."""
+    """Restore Python's and NumPy's global generators. Nothing in this process draws from torch's."""
     numpy = sys.modules.get("numpy")
     python_state = random.getstate()
     numpy_state = numpy.random.get_state() if numpy is not None else None

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.api.interrupts import kept_interrupts, without_interrupts
 from autotune.api.random_state import kept_random_state
-from autotune.api.setup import identity_of, opened_launcher, runner_for
+from autotune.api.setup import identity_of, opened_launcher, runner_for, warnings_in
 from autotune.errors import NothingFeasibleError, RunFolderError, WorkloadError
 from autotune.files.recommended_file import recommended_yaml
 from autotune.files.run_folder import RunFolder, new_run_dir, open_run_folder, read_summary
@@ -102,10 +102,13 @@ def _run_plan(plan: Plan, *, fresh: bool, progress: ProgressMode, launcher: Laun
         begun = clock.elapsed_s
         runner, space = look(plan, runner_for(plan, folder, starts))
         probe_s = clock.elapsed_s - begun
+        show(_probing(clock).model_copy(update={"warnings": warnings_in(space.notes)}))
+        identity = identity_of(plan, space)
+        space = replace(space, notes=(*space.notes, *identity.notes))
         study = Study.open(
             folder.study,
             space,
-            identity=identity_of(plan, space),
+            identity=identity.fields,
             seed=plan.seed,
             method=plan.search.method,
         )

@@ -1,108 +1,63 @@
-"""What every public function needs before it can start: its arguments checked, a folder, a launcher, a runner.
+"""What every public function needs before it can start: a Plan, a folder, a launcher, a runner, a study's identity.
 
-Comes in: arguments of a Python call, a Plan. Goes out: the parts of a Plan, and open resources that close themselves.
+Comes in: the arguments of a Python call, or a Plan. Goes out: these values, and open resources as context managers.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from autotune.errors import ConfigError
+from autotune.files.plan_file import parse_plan
 from autotune.files.run_folder import RunFolder, open_run_folder
-from autotune.files.validation import parse_model
+from autotune.files.source_files import source_digest
 from autotune.launch.launcher import Launcher
 from autotune.launch.local.driver import kept_initialised
 from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
 from autotune.launch.runner import TrialRunner
-from autotune.records.study_identity import identify
+from autotune.note import Note
+from autotune.records.study_identity import StudyIdentity, identify
 from autotune.report.wording import say
-from autotune.settings.budget import Budget
-from autotune.settings.executor import Executor, device_obstacle
 from autotune.settings.objective import Objective
 from autotune.settings.plan import Plan
-from autotune.settings.search_options import SearchOptions
-from autotune.settings.search_space import SearchSpace
-from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import Workload
+from autotune.settings.workload import PARTS, Ref
 from autotune.space.domains import whole_numbers
 from autotune.space.resolved_space import ResolvedSpace
 
-__all__ = ["identity_of", "opened_launcher", "plan_of", "runner_for", "temporary_folder"]
+__all__ = ["identity_of", "opened_launcher", "plan_of", "runner_for", "temporary_folder", "warnings_in"]
+
+_LOADER_KEYS = {"shuffle", "drop_last", "sampler", "batch_sampler", "worker_init_fn", "multiprocessing_context"}
 
 
-def plan_of(  # noqa: PLR0913 - what the public functions take in common, each by its name
+def plan_of(
     model: Any,
     dataset: Any,
     *,
     parts: Mapping[str, Any],
     loader: Mapping[str, Any] | None,
-    baseline: TrainingConfig | Mapping[str, Any] | None,
     objective: Objective | Mapping[str, Any] | None,
     memory_limit: float | str | None,
-    device: str,
-    seed: int,
-    executor: Executor | Mapping[str, Any] | str,
-    space: SearchSpace | Mapping[str, Any] | None = None,
-    budget: Mapping[str, Any] | None = None,
-    search: Mapping[str, Any] | None = None,
-    run_dir: str | Path | None = None,
+    **sections: Any,
 ) -> Plan:
-    """The Plan of a Python call: `parts` are the workload's functions by name, the rest as `search` takes it.
+    """The Plan of a Python call: `parts` are the workload's functions by name, `sections` the Plan's other fields.
 
     Raises:
         ConfigError: an argument breaks a rule.
     """
-    runs_by = parse_model(Executor, executor, "executor")
-    return Plan(
-        name=getattr(model, "__name__", type(model).__name__),
-        workload=_workload_of(model, dataset, parts, loader),
-        baseline=parse_model(TrainingConfig, {} if baseline is None else baseline, "baseline"),
-        space=parse_model(SearchSpace, {} if space is None else space, "space"),
-        objective=_objective_of(objective, memory_limit),
-        budget=parse_model(Budget, {} if budget is None else budget, "budget"),
-        search=parse_model(SearchOptions, {} if search is None else search, "search"),
-        device=_checked_device(str(device), runs_by),
-        executor=runs_by,
-        run_dir=None if run_dir is None else Path(run_dir),
-        seed=_checked_seed(seed),
-    )
-
-
-def _workload_of(model: Any, dataset: Any, parts: Mapping[str, Any], loader: Mapping[str, Any] | None) -> Workload:
-    allowed = {"shuffle", "drop_last", "sampler", "batch_sampler", "worker_init_fn", "multiprocessing_context"}
-    unknown = sorted(set(loader or {}) - allowed)
+    unknown = sorted(set(loader or {}) - _LOADER_KEYS)
     if unknown:
-        raise ConfigError(f"loader takes {', '.join(sorted(allowed))}, but got {', '.join(unknown)}")
-    return Workload(model=model, dataset=dataset, **parts, **dict(loader or {}))
-
-
-def _objective_of(objective: Objective | Mapping[str, Any] | None, memory_limit: float | str | None) -> Objective:
-    """The objective, with a memory limit that was given apart from it."""
-    goal = parse_model(Objective, {} if objective is None else objective, "objective")
-    if memory_limit is None:
-        return goal
-    return parse_model(Objective, {**goal.model_dump(), "memory_limit": memory_limit}, "objective")
-
-
-def _checked_device(device: str, executor: Executor) -> str:
-    """A device's name that the executor can give to ranks."""
-    reason = device_obstacle(device, executor)
-    if reason is not None:
-        raise ConfigError(f"device: {reason}")
-    return device
-
-
-def _checked_seed(seed: int) -> int:
-    """A seed that torch and numpy take."""
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
-        raise ConfigError(f"seed must be a whole number from 0 to 2**32 - 1, but got {seed!r}")
-    return seed
+        raise ConfigError(f"loader takes {', '.join(sorted(_LOADER_KEYS))}, but got {', '.join(unknown)}")
+    workload = {"model": model, "dataset": dataset, **parts, **(loader or {})}
+    if memory_limit is not None and isinstance(objective, Objective | Mapping | None):
+        objective = {**dict(objective or {}), "memory_limit": memory_limit}
+    name = getattr(model, "__name__", type(model).__name__)
+    return parse_plan({**sections, "workload": workload, "objective": objective}, name=name)
 
 
 def runner_for(plan: Plan, folder: RunFolder, launcher: Launcher) -> TrialRunner:
@@ -118,20 +73,29 @@ def runner_for(plan: Plan, folder: RunFolder, launcher: Launcher) -> TrialRunner
     )
 
 
-def identity_of(plan: Plan, space: ResolvedSpace) -> dict[str, str]:
+def identity_of(plan: Plan, space: ResolvedSpace) -> StudyIdentity:
     """What must be equal for a plan's study to go on, by name.
 
-    Where groups may span hosts, that is more: which numbers of ranks are tried by default follows from the hosts that
-    there are, and what a group reaches from how it is spread over them.
+    Where groups may span hosts, their layout is part of it: the hosts decide which numbers of ranks are tried by
+    default, and a group's rate depends on how it is spread over them.
     """
     environment, sizes = space.environment, whole_numbers(space.domains["world_size"])
-    own = identify(plan, environment)
+    refs = {name: part for name in PARTS if isinstance(part := getattr(plan.workload, name), Ref)}
+    sources = {name: source_digest(ref) for name, ref in refs.items()}
+    own = identify(plan, environment, {name: source.digest for name, source in sources.items()})
+    cut = tuple(f"{name}'s further modules" for name, source in sources.items() if not source.is_complete)
+    fields = own.fields
     is_default = "world_size" not in plan.space.given()
     has_groups = max(*sizes, plan.baseline.process_count) > 1
-    if environment.hosts == 1 or not has_groups or not (is_default or environment.is_spread):
-        return own
-    how = "spread over" if environment.is_spread else "packed on"
-    return {**own, "ranks": f"{', '.join(map(str, sizes))} {how} {environment.hosts} hosts"}
+    if environment.hosts > 1 and has_groups and (is_default or environment.is_spread):
+        how = "spread over" if environment.is_spread else "packed on"
+        fields = {**fields, "ranks": f"{', '.join(map(str, sizes))} {how} {environment.hosts} hosts"}
+    return StudyIdentity(fields=fields, not_compared=(*own.not_compared, *cut))
+
+
+def warnings_in(notes: Iterable[Note | str]) -> tuple[Note, ...]:
+    """Those of a probe's notes that the user must read before a search begins, not after it."""
+    return tuple(each for each in notes if isinstance(each, Note) and each.code == "default_optimizer")
 
 
 @contextmanager

@@ -18,10 +18,10 @@ from pydantic import ValidationError
 
 from autotune.analysis.selection_rules import rate_of_runs
 from autotune.errors import ConfigError
-from autotune.files.validation import issues_of
-from autotune.files.yaml_document import Document, KeyPath, read_document
+from autotune.files.validation import problems_of
+from autotune.files.yaml_document import KeyPath, Problem, read_document
 from autotune.note import Note
-from autotune.records.measurement import Measurement
+from autotune.records.measurement import Measurement, Rate
 from autotune.records.recommendation import Ratio, Recommendation
 from autotune.records.run_summary import RunSummary
 from autotune.settings.environment import Environment
@@ -30,7 +30,8 @@ from autotune.settings.training_config import DdpConfig, TrainingConfig
 __all__ = ["describe_machine", "read_recommended", "read_recommended_machine", "recommended_yaml"]
 
 _FORMAT = 1
-_DIGITS = 4
+_DIGITS = 4  # our convention: finer than any measured figure here
+_MACHINE_KEYS = {"device_name": "name", "device_count": "devices"}
 
 _HEADER = """\
 # The fastest training settings that autotune {version} found for {name} on {device}.
@@ -99,16 +100,17 @@ def read_recommended(path: Path) -> TrainingConfig:
     number = document.data["format"]
     if number != _FORMAT or isinstance(number, bool):
         text = f"must be {_FORMAT}, but got {number!r}; read it with the autotune that wrote it, or search again"
-        raise ConfigError(str(document.problem(text, ("format",))))
-    config, problems = _settings(document, settings)
-    problems = [*(str(one) for one in document.problems if one.path[:1] in {(), ("settings",)}), *problems]
-    if config is None or problems:
-        raise ConfigError(*problems)
+        raise ConfigError(*map(str, document.placed([Problem(text=text, path=("format",))])))
+    config, problems = _settings(settings)
+    broken = [problem for problem in document.problems if problem.path[:1] in {(), ("settings",)}]
+    broken += document.placed(problems, below=("settings",))
+    if config is None or broken:
+        raise ConfigError(*map(str, broken))
     return config
 
 
 def read_recommended_machine(path: Path) -> dict[str, object]:
-    """The machine that a recommended.yaml was found on, as it is told there; empty where it is not told."""
+    """What a recommended.yaml says of the machine that it was found on; empty where it says nothing."""
     machine = read_document(path).data.get("machine")
     return dict(machine) if isinstance(machine, dict) else {}
 
@@ -116,7 +118,7 @@ def read_recommended_machine(path: Path) -> dict[str, object]:
 def _is_folder(path: Path) -> bool:
     try:
         return path.is_dir()
-    except OSError:  # a name that no file system takes, or one that may not be looked at
+    except OSError:  # a name that no file system takes, or one that may not be read
         return False
 
 
@@ -124,26 +126,20 @@ def _ranks(config: TrainingConfig) -> str:
     """How several devices were used; "" for one."""
     if config.strategy == "single":
         return ""
-    said = (_DDP if config.strategy == "ddp" else _DP).format(count=config.world_size)
-    return said + (_DP_BFLOAT16 if (config.strategy, config.amp_dtype) == ("dp", "bfloat16") else "")
+    text = (_DDP if config.strategy == "ddp" else _DP).format(count=config.world_size)
+    return text + (_DP_BFLOAT16 if (config.strategy, config.amp_dtype) == ("dp", "bfloat16") else "")
 
 
-def _settings(document: Document, settings: dict[str, Any]) -> tuple[TrainingConfig | None, list[str]]:
-    # A line that was lost must not turn into a default: autotune writes every setting.
-    missing: list[KeyPath] = [("settings", name) for name in TrainingConfig.model_fields if name not in settings]
+def _settings(settings: dict[str, Any]) -> tuple[TrainingConfig | None, list[Problem]]:
+    """The configuration, and what is wrong with it. A line that was lost must not turn into a default."""
+    paths: list[KeyPath] = [(name,) for name in TrainingConfig.model_fields if name not in settings]
     ddp = settings.get("ddp")
-    if isinstance(ddp, dict):
-        missing += [("settings", "ddp", name) for name in DdpConfig.model_fields if name not in ddp]
-    problems = [document.problem("must be given: autotune writes every setting", path) for path in missing]
+    paths += [("ddp", name) for name in DdpConfig.model_fields if name not in ddp] if isinstance(ddp, dict) else []
+    missing = [Problem(text="must be given: autotune writes every setting", path=path) for path in paths]
     try:
-        return TrainingConfig.model_validate(settings), [str(one) for one in problems]
+        return TrainingConfig.model_validate(settings), missing
     except ValidationError as error:
-        issues = issues_of(error, TrainingConfig, settings)
-    for one in issues:
-        path = ("settings", *one.path)
-        if path not in document.broken:
-            problems.append(document.problem(one.text, path, at_key=one.is_about_key))
-    return None, [str(one) for one in problems]
+        return None, [*missing, *problems_of(error, TrainingConfig, settings)]
 
 
 def _learning_rate(recommendation: Recommendation, say: Callable[[Note | str], str]) -> dict[str, Any]:
@@ -153,24 +149,24 @@ def _learning_rate(recommendation: Recommendation, say: Callable[[Note | str], s
         "batch_ratio": _rounded(advice.batch_ratio),
         "betas": None if advice.betas is None else list(advice.betas),
         "eps": advice.eps,
-        "notes": [say(one) for one in advice.notes],
+        "notes": [say(each) for each in advice.notes],
     }
 
 
 def _evidence(summary: RunSummary, recommendation: Recommendation, say: Callable[[Note | str], str]) -> dict[str, Any]:
-    ours, theirs = _runs(summary, recommendation.number), _runs(summary, 0)
-    source = next((run.busy_source for run in (*ours, *theirs) if run.busy_source is not None), None)
-    peak = max((run.peak_memory_bytes for run in ours), default=None)
-    rounds = max((len(one.rounds) for one in recommendation.confirmations), default=0)
+    runs = {"baseline": _runs(summary, 0), "recommended": _runs(summary, recommendation.number)}
+    sources = (run.busy_source for each in runs.values() for run in each if run.busy_source is not None)
+    peak = max((run.peak_memory_bytes for run in runs["recommended"]), default=None)
+    rounds = max((len(entrant.rounds) for entrant in recommendation.confirmations), default=0)
     return {
         "verdict": recommendation.verdict,
-        "speedup": _ratio(recommendation.speedup),
-        "samples_per_s": {"baseline": _rate(theirs), "recommended": _rate(ours)},
-        "busy_fraction": {"baseline": _busy(theirs), "recommended": _busy(ours), "source": source},
+        "speedup": _interval(recommendation.speedup),
+        "samples_per_s": {name: _interval(rate_of_runs(each) if each else None) for name, each in runs.items()},
+        "busy_fraction": {**{name: _busy(each) for name, each in runs.items()}, "source": next(sources, None)},
         "peak_memory_gib": None if peak is None else _rounded(peak / 2**30),
         "memory_limit_gib": _rounded(summary.limit_bytes / 2**30),
         "memory_source": summary.memory_source,
-        "reasons": [say(one) for one in recommendation.reasons],
+        "reasons": [say(reason) for reason in recommendation.reasons],
         "trials": dict(Counter[str](trial.outcome for trial in summary.trials)),
         "confirmed_rounds": rounds,
     }
@@ -179,16 +175,10 @@ def _evidence(summary: RunSummary, recommendation: Recommendation, say: Callable
 def _runs(summary: RunSummary, number: int) -> Sequence[Measurement]:
     """The confirmation's runs of a trial; where there are none, what the search measured."""
     confirmations = () if summary.recommendation is None else summary.recommendation.confirmations
-    confirmed = [run for one in confirmations if one.number == number for run in one.runs]
-    measured = [trial.measurement for trial in summary.trials if trial.number == number]
-    return confirmed or [one for one in measured if one is not None]
-
-
-def _rate(runs: Sequence[Measurement]) -> dict[str, float | None] | None:
-    if not runs:
-        return None
-    rate = rate_of_runs(runs)
-    return {"value": _rounded(rate.value), "low": _rounded(rate.low), "high": _rounded(rate.high)}
+    confirmed = [run for entrant in confirmations if entrant.number == number for run in entrant.runs]
+    return confirmed or [
+        trial.measurement for trial in summary.trials if trial.number == number and trial.measurement is not None
+    ]
 
 
 def _busy(runs: Sequence[Measurement]) -> float | None:
@@ -196,25 +186,17 @@ def _busy(runs: Sequence[Measurement]) -> float | None:
     return _rounded(fmean(fractions)) if fractions else None
 
 
-def _ratio(ratio: Ratio | None) -> dict[str, float | None] | None:
-    if ratio is None:
+def _interval(figure: Rate | Ratio | None) -> dict[str, float | None] | None:
+    if figure is None:
         return None
-    return {"value": _rounded(ratio.value), "low": _rounded(ratio.low), "high": _rounded(ratio.high)}
+    return {name: _rounded(getattr(figure, name)) for name in ("value", "low", "high")}
 
 
 def describe_machine(environment: Environment) -> dict[str, object]:
-    """What is told of a machine."""
-    return {
-        "device": environment.device,
-        "name": environment.device_name,
-        "devices": environment.device_count,
-        "driver": environment.driver,
-        "cores": environment.cores,
-        "torch": environment.torch,
-        "cuda": environment.cuda,
-        "python": environment.python,
-        "fingerprint": environment.fingerprint,
-    }
+    """What the file says of a machine: the fields by which two machines are compared, device, Python, fingerprint."""
+    compared = {_MACHINE_KEYS.get(name, name): value for name, value in environment.comparable().items()}
+    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in compared.items()}
+    return {"device": environment.device, **plain, "python": environment.python, "fingerprint": environment.fingerprint}
 
 
 def _rounded(value: float) -> float | None:
@@ -224,4 +206,4 @@ def _rounded(value: float) -> float | None:
 
 def _printable(text: str) -> str:
     """A text for a comment, which must be one line of characters that YAML allows."""
-    return "".join(one if one.isprintable() else "?" for one in " ".join(text.split()))
+    return "".join(char if char.isprintable() else "?" for char in " ".join(text.split()))

@@ -1,4 +1,8 @@
-"""The run folder: its file names, its lock, and what is written there. The user's alone (0700, files 0600)."""
+"""The run folder: its file names, its lock, and what is written there.
+
+Comes in: a path, the records and models of a search. Goes out: a RunFolder that is locked while a search works in it,
+and the summary of a finished one. Only the user may read what lies there (0700, files 0600).
+"""
 
 from __future__ import annotations
 
@@ -26,73 +30,37 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-
-    @property
-    def study(self) -> Path:
+        self.study = path / "study.db"
         """An ordinary Optuna SQLite study."""
-        return self.path / "study.db"
-
-    @property
-    def trials(self) -> Path:
+        self.trials = path / "trials.jsonl"
         """One TrialRecord a line."""
-        return self.path / "trials.jsonl"
-
-    @property
-    def recommended(self) -> Path:
+        self.recommended = path / "recommended.yaml"
         """The configuration to use."""
-        return self.path / "recommended.yaml"
-
-    @property
-    def report(self) -> Path:
+        self.report = path / "report.md"
         """The report in Markdown."""
-        return self.path / "report.md"
-
-    @property
-    def page(self) -> Path:
+        self.page = path / "report.html"
         """The report with its plots, for a browser."""
-        return self.path / "report.html"
-
-    @property
-    def environment(self) -> Path:
+        self.environment = path / "environment.json"
         """The machine and the versions."""
-        return self.path / "environment.json"
-
-    @property
-    def summary(self) -> Path:
+        self.summary = path / "summary.json"
         """Everything that a report is made from, but for the trials."""
-        return self.path / "summary.json"
-
-    @property
-    def curves(self) -> Path:
-        """What a look at loader and device alone has shown, for a search that goes on."""
-        return self.path / "curves.json"
+        self.curves = path / "curves.json"
+        """What measuring loader and device alone has shown, for a search that goes on."""
+        self.logs = path / "logs"
+        """What trials have printed."""
+        self.payload = path / "payload"
+        """The workload as trials read it; gone when the search is over."""
+        self.scratch = path / "scratch"
+        """Trials' own folders; gone when the search is over."""
+        self.lock = path / ".lock"
+        """Held by the one search that works here."""
 
     def read_curves(self) -> Curves | None:
-        """What an earlier sitting has seen of loader and device alone; None where it has not looked."""
+        """What an earlier call measured of loader and device alone; None where it did not."""
         try:
             return Curves.model_validate_json(self.curves.read_bytes())
-        except (OSError, ValidationError):  # not there, or of another version: then it is looked at again
+        except (OSError, ValidationError):  # not there, or of another version: then it is measured again
             return None
-
-    @property
-    def logs(self) -> Path:
-        """What trials have printed."""
-        return self.path / "logs"
-
-    @property
-    def payload(self) -> Path:
-        """The workload as trials read it; gone when the search is over."""
-        return self.path / "payload"
-
-    @property
-    def scratch(self) -> Path:
-        """Trials' own folders; gone when the search is over."""
-        return self.path / "scratch"
-
-    @property
-    def lock(self) -> Path:
-        """Held by the one search that works here."""
-        return self.path / ".lock"
 
     def write_model(self, path: Path, model: BaseModel) -> None:
         """Write a model as readable JSON, atomically."""
@@ -114,11 +82,16 @@ class RunFolder:
 
     def clear(self) -> None:
         """Remove a former run: the files named here, and no other."""
-        for folder in (self.logs, self.payload, self.scratch):
-            shutil.rmtree(folder, ignore_errors=True)
+        self.remove_temporary()
+        shutil.rmtree(self.logs, ignore_errors=True)
         reports = (self.recommended, self.report, self.page)
         for file in (self.study, self.trials, *reports, self.environment, self.summary, self.curves):
             file.unlink(missing_ok=True)
+
+    def remove_temporary(self) -> None:
+        """Remove what only trials need; a search that was killed has left it."""
+        for folder in (self.payload, self.scratch):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def new_run_dir() -> Path:
@@ -153,8 +126,7 @@ def open_run_folder(path: Path, *, fresh: bool) -> Iterator[RunFolder]:
         _prepare(folder, fresh=fresh)
         yield folder
     finally:
-        for temporary in (folder.payload, folder.scratch):
-            shutil.rmtree(temporary, ignore_errors=True)
+        folder.remove_temporary()
         lock.release()
 
 
@@ -175,7 +147,7 @@ def read_summary(path: Path) -> RunSummary:
         ) from error
     try:
         trials = [TrialRecord.model_validate_json(line) for line in lines]
-        return _SummaryFile.model_validate_json(head).with_trials(tuple(trials))
+        return RunSummary(**{**dict(_SummaryFile.model_validate_json(head)), "trials": tuple(trials)})
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
@@ -189,16 +161,12 @@ class _SummaryFile(RunSummary):
 
     trials: tuple[TrialRecord, ...] = ()
 
-    def with_trials(self, trials: tuple[TrialRecord, ...]) -> RunSummary:
-        return RunSummary(**{**dict(self), "trials": trials})
-
 
 def _prepare(folder: RunFolder, *, fresh: bool) -> None:
     try:
         if fresh:
             folder.clear()
-        for temporary in (folder.payload, folder.scratch):
-            shutil.rmtree(temporary, ignore_errors=True)
+        folder.remove_temporary()
         for kept in (folder.logs, folder.scratch):
             kept.mkdir(mode=0o700, exist_ok=True)
         os.close(os.open(folder.study, os.O_WRONLY | os.O_CREAT, 0o600))  # SQLite would make it readable by others

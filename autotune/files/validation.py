@@ -1,28 +1,25 @@
-"""From data to the core's models, and from pydantic's errors to sentences: rule, value seen, remedy.
+"""From pydantic's errors to sentences: rule, value, remedy.
 
-Comes in: plain data (a Document's or a Python mapping). Goes out: a model, or what is wrong with the data, each with
-the path of the value.
+Comes in: a ValidationError, with the model and the plain data that it is about. Goes out: Problems, each with the path
+of its value.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from difflib import get_close_matches
 from reprlib import Repr
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from autotune.errors import ConfigError
 from autotune.files.yaml_document import KeyPath, Problem
 
-__all__ = ["Issue", "issues_of", "parse_model"]
+__all__ = ["problems_of"]
 
-_Model = TypeVar("_Model", bound=BaseModel)
 _BOOLEAN_WORDS = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
 _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = 80
@@ -45,42 +42,19 @@ _RULES = {
     "less_than_equal": "must be at most {le:g}",
     "model_type": "must be a mapping of settings",
     "model_attributes_type": "must be a mapping of settings",
+    "dataclass_type": "must be a mapping of settings",
     "invalid_key": "a key must be a text",
 }
+_UNKNOWN_KEY = {"extra_forbidden", "unexpected_keyword_argument"}  # of a model, of a dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Issue:
-    """What is wrong with a value, or with its key."""
-
-    path: KeyPath
-    text: str
-    is_about_key: bool
-
-
-def parse_model(model_type: type[_Model], value: object, where: str) -> _Model:
-    """A model from a Python mapping (a model is handed back as it is); `where` names the argument in messages.
-
-    Raises:
-        ConfigError: the mapping breaks a rule; all that is wrong, a sentence each.
-    """
-    if isinstance(value, model_type):
-        return value
-    data = dict(value) if isinstance(value, Mapping) else value
-    try:
-        return model_type.model_validate(data)
-    except ValidationError as error:
-        issues = issues_of(error, model_type, data)
-    raise ConfigError(*(str(Problem(text=one.text, path=(where, *one.path))) for one in issues))
-
-
-def issues_of(error: ValidationError, model_type: type[BaseModel], data: object) -> list[Issue]:
-    """Every broken rule that pydantic found in data for a model."""
+def problems_of(error: ValidationError, model_type: type, data: object) -> list[Problem]:
+    """Every broken rule that pydantic found in data for a model, none placed yet."""
     found = []
     for detail in error.errors(include_url=False):
-        is_about_key = detail["type"] == "extra_forbidden"
+        is_about_key = detail["type"] in _UNKNOWN_KEY
         path = detail["loc"] if is_about_key or detail["type"] == "missing" else _existing(detail["loc"], data)
-        found.append(Issue(path=path, text=_sentence(detail, model_type), is_about_key=is_about_key))
+        found.append(Problem(path=path, text=_sentence(detail, model_type), is_about_key=is_about_key))
     return list(dict.fromkeys(found))
 
 
@@ -94,15 +68,14 @@ def _existing(loc: KeyPath, data: Any) -> KeyPath:
     return loc
 
 
-def _sentence(detail: ErrorDetails, model_type: type[BaseModel]) -> str:
+def _sentence(detail: ErrorDetails, model_type: type) -> str:
     kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
     if kind == "value_error":
         return str(context["error"])
-    if kind == "extra_forbidden":
+    if kind in _UNKNOWN_KEY:
         return f"unknown key; {_nearest(detail['loc'], model_type)}"
     if kind == "missing":
-        owner = _model_at(model_type, detail["loc"][:-1])
-        description = None if owner is None else owner.model_fields[str(detail["loc"][-1])].description
+        description = _keys(_model_at(model_type, detail["loc"][:-1]))[str(detail["loc"][-1])].description
         return "must be given" + (f": {description}" if description else "")
     rule = _RULES[kind].format(**context) if kind in _RULES else detail["msg"]
     return f"{rule}, but got {_SHORT.repr(value)}{_remedy(kind, value, context)}"
@@ -121,42 +94,41 @@ def _remedy(kind: str, value: object, context: Mapping[str, Any]) -> str:
     return ""
 
 
-def _nearest(loc: KeyPath, model_type: type[BaseModel]) -> str:
+def _nearest(loc: KeyPath, model_type: type) -> str:
     """The remedy for an unknown key: where it belongs, the name that is nearest, or all that are allowed."""
     name, owner = str(loc[-1]), _model_at(model_type, loc[:-1])
-    homes = _homes(name, model_type, ()) + ([] if owner is None else _homes(name, owner, loc[:-1]))
+    homes = [*_homes(name, model_type, ()), *_homes(name, owner, loc[:-1])]
     if homes:
         return f"it belongs below {' or '.join(dict.fromkeys(homes))}"
-    allowed = [] if owner is None else list(owner.model_fields)
+    allowed = list(_keys(owner))
     near = get_close_matches(name.lower(), allowed, n=1)
     return f"did you mean {near[0]!r}?" if near else f"allowed are {', '.join(allowed)}"
 
 
-def _homes(name: str, model_type: type[BaseModel], path: KeyPath) -> list[str]:
-    """The sections of the model at a path that have a key of this name, each by its own path."""
-    found = [section for section, inner in _sections(model_type) if name in inner.model_fields]
+def _homes(name: str, model_type: type | None, path: KeyPath) -> list[str]:
+    """The sections of the model at a path that have a key of this name, each by its own path.
+
+    A field with a choice of models (a domain's) is no section.
+    """
+    inner = {section: _models_of(field) for section, field in _keys(model_type).items()}
+    found = [section for section, models in inner.items() if len(models) == 1 and name in _keys(models[0])]
     return [".".join(map(str, (*path, section))) for section in found]
 
 
-def _sections(model_type: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
-    """The fields that hold a model; a field with a choice of models (a domain's) is no section."""
-    for name, field in model_type.model_fields.items():
-        inner = _models_of(field)
-        if len(inner) == 1:
-            yield name, inner[0]
-
-
-def _model_at(model_type: type[BaseModel], path: KeyPath) -> type[BaseModel] | None:
+def _model_at(model_type: type, path: KeyPath) -> type | None:
     """The model that holds the value at a path; None where that is no model."""
+    owner: type | None = model_type
     for key in path:
-        field = model_type.model_fields.get(str(key))
-        inner = [] if field is None else _models_of(field)
-        if not inner:
-            return None
-        model_type = inner[0]
-    return model_type
+        field = _keys(owner).get(str(key))
+        owner = next(iter(_models_of(field)), None) if field is not None else None
+    return owner
 
 
-def _models_of(field: FieldInfo) -> list[type[BaseModel]]:
-    annotation = field.annotation
-    return [one for one in (annotation, *get_args(annotation)) if isinstance(one, type) and issubclass(one, BaseModel)]
+def _models_of(field: FieldInfo) -> list[type]:
+    return [choice for choice in (field.annotation, *get_args(field.annotation)) if _keys(choice)]
+
+
+def _keys(model_type: Any) -> dict[str, FieldInfo]:
+    """The keys of a model or of a pydantic dataclass; none of anything else."""
+    fields: dict[str, FieldInfo] = getattr(model_type, "__pydantic_fields__", {})
+    return {name: field for name, field in fields.items() if not field.exclude}

@@ -73,6 +73,8 @@ class Progress(FrozenModel):
     """The trial that has just ended; None at the start of a phase."""
     can_win: float | None = None
     """What other settings can still give at the most, as a share of the best rate: 0.04 = 4 %; None: not known."""
+    warnings: tuple[Note, ...] = ()
+    """What the user should know before the search begins; each is sent once."""
 
 
 def changed_settings(config: TrainingConfig, baseline: TrainingConfig) -> dict[str, tuple[object, object]]:

@@ -1,12 +1,18 @@
-"""A search, parsed and checked once: what the YAML border and the Python call both make, and what the search takes."""
+"""A search or a diagnosis, parsed and checked once: what the YAML border and the Python call both make.
+
+Comes in: a file's sections or a call's arguments, by the same names. Goes out: a Plan, which everything after trusts.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationInfo
+from pydantic.dataclasses import dataclass
 
 from autotune.settings.budget import Budget
-from autotune.settings.executor import Executor
+from autotune.settings.executor import Executor, device_obstacle
 from autotune.settings.objective import Objective
 from autotune.settings.search_options import SearchOptions
 from autotune.settings.search_space import SearchSpace
@@ -15,21 +21,50 @@ from autotune.settings.workload import Workload
 
 __all__ = ["Plan"]
 
+_COUNTED_DEVICES = frozenset({"cuda", "xpu", "hpu", "mlu", "mtia", "musa", "npu", "privateuseone"})
+"""Kinds of device of which a machine may have several: torch's own (torch.device) and those of its plug-ins."""
+_SEEDS = 2**32
+"""numpy.random.seed takes smaller seeds alone."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+def _check_device(value: str, info: ValidationInfo) -> str:
+    kind, colon, index = value.partition(":")
+    if value not in {"auto", "cpu", "mps"} and not (kind in _COUNTED_DEVICES and (index.isdecimal() or not colon)):
+        raise ValueError(f"must be auto, cpu, cuda, cuda:N, mps, xpu or xpu:N, but got {value!r}")
+    executor = info.data.get("executor")  # missing where it is wrong itself
+    reason = None if executor is None else device_obstacle(value, executor)
+    if reason is not None:
+        raise ValueError(reason)
+    return value
+
+
+def _check_run_dir(value: object) -> object:
+    if value is None:
+        return None
+    if not isinstance(value, str | Path) or value == "" or "\0" in str(value):
+        raise ValueError(f"must be a folder's path, but got {value!r}")
+    try:
+        return Path(value).expanduser()
+    except RuntimeError:
+        raise ValueError(f"'~' must stand for a known home folder, but got {value!r}; write the path out") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid", use_attribute_docstrings=True))
 class Plan:
     """Everything that a search is asked for."""
 
-    name: str
+    name: Annotated[str, Field(exclude=True)]  # no key of the YAML file
     """A few words for reports: the configuration file's name, or the model's class."""
     workload: Workload
-    baseline: TrainingConfig = field(default_factory=TrainingConfig)
-    space: SearchSpace = field(default_factory=SearchSpace)
-    objective: Objective = field(default_factory=Objective)
-    budget: Budget = field(default_factory=Budget)
-    search: SearchOptions = field(default_factory=SearchOptions)
-    device: str = "auto"
-    executor: Executor = field(default_factory=Executor)
-    run_dir: Path | None = None
+    """the functions that make the model and the dataset, as workload.model and workload.dataset"""
+    baseline: TrainingConfig = Field(default_factory=TrainingConfig)
+    space: SearchSpace = Field(default_factory=SearchSpace)
+    objective: Objective = Field(default_factory=Objective)
+    budget: Budget = Field(default_factory=Budget)
+    search: SearchOptions = Field(default_factory=SearchOptions)
+    executor: Executor = Field(default_factory=Executor)
+    device: Annotated[str, Field(strict=True), AfterValidator(_check_device)] = "auto"
+    """torch's name for the device; "auto": the accelerator where there is one, else the CPU."""
+    run_dir: Annotated[Path | None, BeforeValidator(_check_run_dir)] = None
     """None: a new folder below ./runs."""
-    seed: int = 0
+    seed: Annotated[int, Field(strict=True, ge=0, lt=_SEEDS)] = 0

@@ -6,11 +6,17 @@ A Workload is what a trial builds its model, data and step from. Only the worker
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo
+from pydantic.dataclasses import dataclass as validated_dataclass
 
 from autotune.frozen import FrozenModel
 
-__all__ = ["PARTS", "OptimizerFacts", "Ref", "StartMethod", "Workload", "WorkloadFacts"]
+__all__ = ["PARTS", "READ_PART", "OptimizerFacts", "Ref", "StartMethod", "Workload", "WorkloadFacts"]
+
+READ_PART = "read_part"
+"""Key of the validation context: the function by which a border that writes parts as text reads one."""
 
 StartMethod = Literal["fork", "spawn", "forkserver"]
 
@@ -26,28 +32,40 @@ class Ref:
     folders: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def _read_part(value: object, info: ValidationInfo) -> object:
+    read = (info.context or {}).get(READ_PART)
+    is_left_out = value is None and info.field_name not in {"model", "dataset"}
+    return value if read is None or is_left_out else read(value)
+
+
+_Part = Annotated[Any, AfterValidator(_read_part)]
+_Flag = Annotated[bool, Field(strict=True)]
+
+
+@validated_dataclass(
+    frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid", use_attribute_docstrings=True)
+)
 class Workload:
     """The user's training job. Each part is a live object or a Ref."""
 
-    model: Any
-    """nn.Module, or a zero-argument callable that returns one."""
-    dataset: Any
-    """Dataset, IterableDataset, or a zero-argument callable that returns one."""
-    loss: Any = None
+    model: _Part
+    """an nn.Module, or a function without arguments that returns one (in YAML: "train.py:build_model")"""
+    dataset: _Part
+    """a Dataset, or a function without arguments that returns one (in YAML: "train.py:build_dataset")"""
+    loss: _Part = None
     """loss(outputs, targets) -> scalar."""
-    step: Any = None
+    step: _Part = None
     """step(model, batch) -> scalar loss, for what inference does not cover."""
-    optimizer: Any = None
+    optimizer: _Part = None
     """optimizer(params, lr) -> torch.optim.Optimizer; None: SGD."""
-    collate_fn: Any = None
-    sampler: Any = None
+    collate_fn: _Part = None
+    sampler: _Part = None
     """A Sampler, or a callable: sampler(dataset) -> Sampler. Takes the place of shuffling."""
-    batch_sampler: Any = None
+    batch_sampler: _Part = None
     """A batch sampler, or a callable: batch_sampler(dataset, batch_size) -> iterable of index lists."""
-    worker_init_fn: Any = None
-    shuffle: bool = True
-    drop_last: bool = True
+    worker_init_fn: _Part = None
+    shuffle: _Flag = True
+    drop_last: _Flag = True
     multiprocessing_context: StartMethod | None = None
     """How loader workers start; None: Python's default."""
 
@@ -77,6 +95,8 @@ class WorkloadFacts(FrozenModel):
     """Batch size that the user's own batch sampler imposes."""
     has_4d_input: bool
     parameter_count: int
+    trainable_parameter_count: int = 0
+    """Numbers in the parameters that require a gradient: what an optimizer keeps state for. 0: not known."""
     gradient_bytes: int = 0
     """Bytes of all gradients: what the ranks of a group exchange each step."""
     has_buffers: bool = False

@@ -11,15 +11,19 @@ from dataclasses import replace
 from autotune.errors import ConfigError, WorkloadError
 from autotune.launch.launcher import notes_of, slots_of
 from autotune.launch.runner import TrialRunner
+from autotune.note import Note, note
 from autotune.protocol.messages import RankReport
 from autotune.records.conditions import note_on_others
 from autotune.settings.plan import Plan
+from autotune.settings.workload import WorkloadFacts
 from autotune.space.constraints import obstacle
 from autotune.space.resolved_space import ResolvedSpace, compose, resolve
 from autotune.tuning.time_budget import BASELINE_DEADLINE_S
 
 __all__ = ["look"]
 
+_ADAM_BYTES = 8
+"""Of state for each trainable parameter: two moments in float32. Source: torch.optim.Adam, exp_avg and exp_avg_sq."""
 _FEW_COMBINATIONS = 4096
 
 
@@ -51,8 +55,21 @@ def look(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, ResolvedSpace]:
         limit_is_ram=seen.has_only_ram,
     )
     others = note_on_others(report.conditions)
-    notes = (*space.notes, *(() if others is None else (others,)), *notes_of(runner.launcher))
+    notes = (
+        *_optimizer_note(plan, report.facts),
+        *space.notes,
+        *(() if others is None else (others,)),
+        *notes_of(runner.launcher),
+    )
     return ready, replace(space, notes=notes)
+
+
+def _optimizer_note(plan: Plan, facts: WorkloadFacts) -> tuple[Note, ...]:
+    """That the default optimizer is lighter than the user's may be."""
+    if plan.workload.optimizer is not None or not facts.trainable_parameter_count:
+        return ()
+    count = facts.trainable_parameter_count
+    return (note("default_optimizer", trainable_parameters=count, adam_bytes=_ADAM_BYTES * count),)
 
 
 def _refuse_empty(space: ResolvedSpace) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from autotune.api.diagnose import Pace, diagnose_plan
+from autotune.api.diagnose import MeasuringTime, diagnose_plan
 from autotune.launch.launcher import Launcher
 from autotune.records.utilization import PROFILER_SOURCE
 from autotune.settings.training_config import AMP_DTYPES
@@ -18,7 +18,9 @@ __all__ = ["check_diagnosis", "check_guard"]
 
 _SHORTEST_S = 5.0
 _CUT_OFF = frozenset({"timeout", "pruned"})  # how a trial ends that tells nothing of its precision
-_PACE = Pace(window_s=2.0, stretch_s=0.3)  # of some twenty ceilings: with a second each they take most of a minute
+_PACE = MeasuringTime(
+    window_s=2.0, stretch_s=0.3
+)  # of some twenty ceilings: with a second each they take most of a minute
 
 
 def check_diagnosis(task: Task) -> Figures:
@@ -28,7 +30,7 @@ def check_diagnosis(task: Task) -> Figures:
     except ImportError as error:
         return {"skipped": f"Pillow is not installed ({error})"}
     with one_server() as launcher:
-        found = diagnose_plan(plan_for(case, task.scale.device), progress=False, launcher=launcher, pace=_PACE)
+        found = diagnose_plan(plan_for(case, task.scale.device), progress=False, launcher=launcher, measuring=_PACE)
     readings = found.diagnosis.evidence.measurement.busy_readings
     task.keep({"headline": found.headline, "diagnosis": found.diagnosis.model_dump(mode="json")})
     return {
@@ -86,7 +88,7 @@ def _all_ended(outcomes: Mapping[str, str | None], wanted: str) -> bool | None:
 def _over_precisions(case: Case, precisions: Sequence[str], device: str, launcher: Launcher, seconds: float) -> Figures:
     result = search(
         case,
-        space=only(case.settings, amp_dtype=list(precisions)),
+        smeasuring=only(case.settings, amp_dtype=list(precisions)),
         n_trials=len(precisions),
         timeout_s=max(seconds, _SHORTEST_S),
         device=device,

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from autotune.api import entry as api
+from autotune.api.check import environment
 from autotune.worker.setup.machine import processor_name
 from benchmarks import ROOT
 
@@ -111,7 +111,7 @@ def read_results(path: Path, *, fresh: bool) -> dict[str, Any]:
 
 def describe_machine(device: str = "auto") -> dict[str, Any]:
     """Device, driver, cores and versions as a trial sees them, and the processor."""
-    seen = api.environment(device)
+    seen = environment(device)
     return {**seen.model_dump(mode="json"), "fingerprint": seen.fingerprint, "processor": processor_name()}
 
 

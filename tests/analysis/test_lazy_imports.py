@@ -9,7 +9,7 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    "module", ["autotune.cli", "autotune.api.entry", "autotune.worker.rank", "autotune.worker.jobs.curves"]
+    "module", ["autotune.cli", "autotune.api.search", "autotune.worker.rank", "autotune.worker.jobs.curves"]
 )
 def test_neither_a_start_nor_a_trial_imports_scipy(module: str) -> None:
     code = f"import sys, {module}; print(sorted(name for name in sys.modules if name.partition('.')[0] == 'scipy'))"

@@ -13,8 +13,7 @@ import pytest
 
 import autotune
 from autotune.api import diagnose as diagnosing
-from autotune.api.diagnose import MeasuringTime
-from autotune.api.entry import diagnose_plan
+from autotune.api.diagnose import MeasuringTime, diagnose_plan
 from autotune.diagnosis.variations import list_variations
 from autotune.errors import ConfigError, NothingFeasibleError, WorkloadError
 from autotune.launch.local.fork_server import ForkServerLauncher

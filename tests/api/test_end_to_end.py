@@ -22,7 +22,8 @@ from click.testing import CliRunner, Result
 from torch.utils.data import TensorDataset
 
 import autotune
-from autotune.api import entry as api
+from autotune.api import check as checking
+from autotune.api import search as api
 from autotune.cli import cli
 from autotune.errors import InputError, WorkloadError
 from autotune.files.plan_file import read_plan
@@ -99,8 +100,8 @@ def _ours(folder: Path) -> list[str]:
 def _here(folder: Path, fork_server: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command runs in this process, in the user's folder, and its trials come from the shared server."""
     monkeypatch.chdir(folder)
-    for name in ("run_plan", "check_plan"):
-        monkeypatch.setattr(api, name, partial(getattr(api, name), launcher=fork_server))
+    for module, name in ((api, "run_plan"), (checking, "check_plan")):
+        monkeypatch.setattr(module, name, partial(getattr(module, name), launcher=fork_server))
 
 
 def call(*arguments: str) -> Result:

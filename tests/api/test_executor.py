@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 import autotune
-from autotune.api import entry as api
 from autotune.api import search as searching
+from autotune.api.check import check_plan, environment
 from autotune.api.diagnose import MeasuringTime, diagnose_plan
+from autotune.api.results import read_run
 from autotune.api.setup import opened_launcher, temporary_folder
 from autotune.errors import ConfigError, LauncherError, StudyMismatchError
 from autotune.launch.launcher import Launcher
@@ -101,7 +102,7 @@ def test_another_module_that_is_missing_is_not_taken_for_ray(monkeypatch: pytest
 
 def test_the_environment_is_this_machines_whatever_the_cluster(on_ray: Callable[[Launcher], FakeRay]) -> None:
     fake = on_ray(FakeLauncher())
-    assert api.environment().hosts == 1
+    assert environment().hosts == 1
     assert fake.asked == []
 
 
@@ -156,11 +157,11 @@ def test_the_executor_comes_after_the_contracts_arguments(function: Callable[...
 
 def test_the_probe_tells_the_space_of_the_hosts(tmp_path: Path) -> None:
     result = search(tmp_path, FakeLauncher(slots=3), executor={"kind": "ray", "ranks": "spread"})
-    environment = result.summary.environment
-    assert (environment.hosts, environment.is_spread) == (3, True)
+    here = result.summary.environment
+    assert (here.hosts, here.is_spread) == (3, True)
     assert {trial.config.world_size for trial in result.trials} <= {1, 2, 3}
-    assert environment.fingerprint == fake_environment().fingerprint
-    assert api.read_run(result.run_dir).environment == environment
+    assert here.fingerprint == fake_environment().fingerprint
+    assert read_run(result.run_dir).environment == here
 
 
 def test_one_host_is_as_before(tmp_path: Path) -> None:
@@ -180,7 +181,7 @@ def test_hosts_that_are_not_used_are_said_once_in_every_answer(tmp_path: Path) -
     said = "node-3 is not used: it has another kind of device."
     launcher = FakeLauncher(slots=2, notes=(said,))
     assert search(tmp_path, launcher).summary.notes.count(said) == 1
-    assert api.check_plan(PLAN, launcher=launcher).space.notes.count(said) == 1
+    assert check_plan(PLAN, launcher=launcher).space.notes.count(said) == 1
     assert autotune.diagnose(object, list, launcher=launcher, progress=False).diagnosis.notes.count(said) == 1
 
 

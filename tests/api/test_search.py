@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+from functools import partial
 from math import isnan, nan
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 import autotune
 from autotune.api import search as searching
-from autotune.api.entry import read_run
+from autotune.api.results import read_run
 from autotune.errors import (
     ConfigError,
     NothingFeasibleError,
@@ -483,6 +484,33 @@ def test_another_searchs_folder_is_refused(tmp_path: Path, changed: dict[str, An
     search(tmp_path)
     with pytest.raises(StudyMismatchError, match=next(iter(changed))):
         search(tmp_path, **changed)
+
+
+def test_a_study_of_a_dataset_whose_code_has_changed_is_refused_by_name(tmp_path: Path) -> None:
+    def dataset(body: str) -> Any:
+        scope: dict[str, Any] = {"__name__": "program"}
+        exec(f"class Photos:\n    def __getitem__(self, index):\n        return {body}", scope)
+        return scope["Photos"]()
+
+    def run(body: str, **arguments: Any) -> FakeLauncher:
+        launcher = FakeLauncher()
+        options = {"space": NARROW, "n_trials": 3, "progress": False, "run_dir": tmp_path / "run", **arguments}
+        autotune.search(partial(dict, path=tmp_path), dataset(body), launcher=launcher, **options)
+        return launcher
+
+    assert run("slowly(index)").launched
+    assert run("slowly(index)").jobs == [], "equal code goes on, also where a partial holds an object"
+    with pytest.raises(StudyMismatchError, match=r"differs in dataset: Photos#\w+ there, Photos#\w+ here.*--fresh"):
+        run("fast(index)")
+    assert run("fast(index)", fresh=True).launched
+
+
+def test_what_a_search_that_goes_on_does_not_compare_is_a_note(tmp_path: Path) -> None:
+    dataset = [1, random.Random(0)]
+    options: Any = {"launcher": FakeLauncher(), "n_trials": 2, "progress": False, "run_dir": tmp_path / "run"}
+    notes = autotune.search(object, partial(list, dataset), **options).summary.notes
+    (found,) = [each for each in notes if isinstance(each, Note) and each.code == "not_compared"]
+    assert found.figures == {"parts": ["dataset[0][1] (Random)"]}
 
 
 def test_one_search_at_a_time_holds_a_run_folder(tmp_path: Path) -> None:

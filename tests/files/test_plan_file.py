@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import resources
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, get_args
 
 import pytest
@@ -10,17 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.errors import ConfigError
-from autotune.files.plan_file import read_plan
-from autotune.files.starter import STARTER_YAML
-from autotune.files.validation import parse_model
+from autotune.files.plan_file import parse_plan, read_plan
 from autotune.settings.budget import Budget
 from autotune.settings.executor import Executor, ExecutorKind
 from autotune.settings.objective import Objective
+from autotune.settings.plan import Plan
 from autotune.settings.search_options import Method, SearchOptions
 from autotune.settings.search_space import Choices, IntRange, SearchSpace
 from autotune.settings.training_config import DdpConfig, TrainingConfig
 from autotune.settings.workload import Ref
 
+STARTER_YAML = resources.files("autotune.files").joinpath("starter.yaml").read_text("utf-8")
 WORKLOAD = "workload: {model: 'pkg.mod:model', dataset: 'pkg.mod:dataset'}\n"
 
 
@@ -242,7 +244,10 @@ zzz: 1
         "nonsense",
     )
     assert found == [
-        'x.yaml:2:3: workload.model: must be given: a function that returns the model, such as "train.py:build_model"',
+        (
+            "x.yaml:2:3: workload.model: must be given: an nn.Module, or a function without arguments that "
+            'returns one (in YAML: "train.py:build_model")'
+        ),
         "x.yaml:2:3: workload.modle: unknown key; did you mean 'model'?",
         "x.yaml:4:30: baseline.micro_batch_size: must be at least 1, but got 0",
         (
@@ -312,8 +317,8 @@ def test_a_space_of_ddp_that_is_no_mapping_is_told(tmp_path: Path) -> None:
 
 def test_a_setting_of_ddp_is_told_where_it_belongs_in_a_baseline_and_in_python(tmp_path: Path) -> None:
     assert only_problem(tmp_path, f"{WORKLOAD}baseline: {{comm_hook: fp16}}").endswith("it belongs below baseline.ddp")
-    with pytest.raises(ConfigError, match=r"^space\.comm_hook: unknown key; it belongs below ddp$"):
-        parse_model(SearchSpace, {"comm_hook": ["fp16"]}, "space")
+    with pytest.raises(ConfigError, match=r"^space\.comm_hook: unknown key; it belongs below space\.ddp$"):
+        call(space={"comm_hook": ["fp16"]})
 
 
 def test_settings_that_contradict_each_other_are_told_in_a_clean_sentence(tmp_path: Path) -> None:
@@ -666,26 +671,78 @@ def test_any_override_gives_a_plan_or_a_config_error(folder: Path, override: str
 
 
 @settings(deadline=None, max_examples=200)
-@given(value=_VALUES, model=st.sampled_from([SearchSpace, *_MODELS]))
-def test_any_python_value_gives_a_model_or_a_config_error(value: Any, model: Any) -> None:
-    assert all(one.startswith("here") for one in told_by(lambda: parse_model(model, value, "here")))
+@given(value=_VALUES, key=st.sampled_from(_SECTION_NAMES))
+def test_any_python_value_gives_a_plan_or_a_config_error(value: Any, key: str) -> None:
+    assert all(problem.startswith(key) for problem in told_by(lambda: call(**{key: value})))
 
 
-# Mappings of the Python API
+# Python calls
+
+
+def call(**arguments: Any) -> Plan:
+    """The plan of a Python call."""
+    return parse_plan({"workload": {"model": object, "dataset": list}, **arguments}, name="x")
+
+
+def test_live_objects_reach_the_plan_untouched() -> None:
+    model, dataset = object(), [1, 2]
+    workload = parse_plan({"workload": {"model": model, "dataset": dataset, "loss": None}}, name="x").workload
+    assert workload.model is model
+    assert workload.dataset is dataset
+    assert workload.loss is None
+
+
+@pytest.mark.parametrize(
+    ("key", "written", "value"),
+    [
+        ("device", "gpu", "gpu"),
+        ("device", "'cuda:'", "cuda:"),
+        ("seed", "-1", -1),
+        ("seed", "true", True),
+        ("run_dir", "''", ""),
+        ("objective", "{memory_limit: 20 parsecs}", {"memory_limit": "20 parsecs"}),
+        ("baseline", "{num_wokers: 2}", {"num_wokers": 2}),
+        ("workload", "{model: 'a:b', dataset: 'a:b', shuffle: 1}", {"model": 1, "dataset": 1, "shuffle": 1}),
+        ("workload", "{model: 'a:b', dataset: 'a:b', samler: 1}", {"model": 1, "dataset": 1, "samler": 1}),
+    ],
+)
+def test_a_file_and_a_call_refuse_the_same_in_the_same_words(
+    tmp_path: Path, key: str, written: str, value: object
+) -> None:
+    text = f"{key}: {written}\n" + ("" if key == "workload" else WORKLOAD)
+    (in_call,) = told_by(lambda: call(**{key: value}))
+    place, _, in_file = only_problem(tmp_path, text).partition(" ")
+    assert place.startswith("x.yaml:1:")
+    assert in_file == in_call
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:1", "xpu:0", "mps", "cpu", "npu:1"])
+def test_devices_of_torch_and_of_its_plug_ins_are_accepted(device: str) -> None:
+    assert call(device=device).device == device
+
+
+def test_a_plans_name_is_no_key_of_the_file(tmp_path: Path) -> None:
+    assert (
+        only_problem(tmp_path, f"{WORKLOAD}name: mine") == "x.yaml:2:1: name: unknown key; a plan is named by its file"
+    )
 
 
 def test_a_mapping_becomes_a_model() -> None:
-    assert parse_model(TrainingConfig, {"num_workers": 2}, "baseline") == TrainingConfig(num_workers=2)
+    assert call(baseline={"num_workers": 2}).baseline == TrainingConfig(num_workers=2)
+
+
+def test_any_kind_of_mapping_is_accepted() -> None:
+    assert call(baseline=MappingProxyType({"num_workers": 2})).baseline == TrainingConfig(num_workers=2)
 
 
 def test_a_model_is_handed_back_as_it_is() -> None:
     config = TrainingConfig(num_workers=2)
-    assert parse_model(TrainingConfig, config, "baseline") is config
+    assert call(baseline=config).baseline is config
 
 
 def test_a_wrong_mapping_is_told_with_the_arguments_name() -> None:
     with pytest.raises(ConfigError) as caught:
-        parse_model(TrainingConfig, {"num_worker": 2, "lr": -1, "pin_memory": "yes"}, "baseline")
+        call(baseline={"num_worker": 2, "lr": -1, "pin_memory": "yes"})
     assert sorted(caught.value.problems) == [
         "baseline.lr: must be above 0, but got -1",
         "baseline.num_worker: unknown key; did you mean 'num_workers'?",
@@ -693,10 +750,10 @@ def test_a_wrong_mapping_is_told_with_the_arguments_name() -> None:
     ]
 
 
-@pytest.mark.parametrize("value", [None, 3, [1], "text"])
+@pytest.mark.parametrize("value", [3, [1], "text"])
 def test_what_is_no_mapping_is_told(value: object) -> None:
     with pytest.raises(ConfigError, match=r"^space: must be a mapping of settings, but got "):
-        parse_model(SearchSpace, value, "space")
+        call(space=value)
 
 
 # The starter

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import autotune
-from autotune.api.entry import check_plan, read_run
+from autotune.api.check import check_plan
+from autotune.api.results import read_run
 from autotune.errors import ConfigError, StudyMismatchError
 from autotune.files.recommended_file import describe_machine
 from autotune.settings.environment import Environment

@@ -14,8 +14,7 @@ from typing import get_args
 import pytest
 
 from autotune.api import diagnose as diagnosing
-from autotune.api.diagnose import MeasuringTime
-from autotune.api.entry import diagnose_plan
+from autotune.api.diagnose import MeasuringTime, diagnose_plan
 from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.launch.runner import TrialRunner
 from autotune.records.diagnosis import Diagnosis

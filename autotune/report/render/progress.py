@@ -30,6 +30,7 @@ from autotune.report.formatting import (
     one_line,
     shorten,
 )
+from autotune.report.wording import say
 
 __all__ = ["ProgressMode", "ShowProgress", "make_progress"]
 
@@ -142,6 +143,7 @@ class _PlainLines:
         if progress.phase != self._phase:
             self._phase = progress.phase
             self._print(_say_phase(progress))
+        _print_warnings(progress, self._console)
         if progress.last is None:
             return
         step = (progress.phase, progress.done, progress.last.number)
@@ -164,6 +166,7 @@ class _LiveLine:
     def show(self, progress: Progress) -> None:
         """Take the latest; the next refresh shows it."""
         self._progress, self._came_at = progress, monotonic()
+        _print_warnings(progress, self._console)
 
     def render(self) -> Text:
         """The line, no wider than the console."""
@@ -171,6 +174,12 @@ class _LiveLine:
             return Text("")
         line = _say_state(self._progress, monotonic() - self._came_at, self._console.width - 1)
         return Text(line, no_wrap=True, overflow="ellipsis")
+
+
+def _print_warnings(progress: Progress, console: Console) -> None:
+    """Each in full, above the live line where there is one."""
+    for warning in progress.warnings:
+        console.print(Text(f"Note: {one_line(say(warning))}", style="bold"))
 
 
 def _say_phase(progress: Progress) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from autotune.note import Note
 from autotune.report.wording.advice import ADVICE
 from autotune.report.wording.analysis import ANALYSIS
+from autotune.report.wording.api import API
 from autotune.report.wording.devices import DEVICES
 from autotune.report.wording.diagnosis import DIAGNOSIS
 from autotune.report.wording.scaling import SCALING
@@ -13,7 +14,7 @@ from autotune.report.wording.template import Wording, fill
 
 __all__ = ["WORDINGS", "say"]
 
-WORDINGS: dict[str, Wording] = {**ADVICE, **ANALYSIS, **DEVICES, **DIAGNOSIS, **SCALING, **SPACE}
+WORDINGS: dict[str, Wording] = {**ADVICE, **ANALYSIS, **API, **DEVICES, **DIAGNOSIS, **SCALING, **SPACE}
 """Every sentence by its note's code; a code stands in one room's table alone."""
 
 

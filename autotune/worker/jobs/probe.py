@@ -66,6 +66,7 @@ def probe(workload: Workload, config: TrainingConfig, device: Device, scratch: P
         fixed_batch_size=_fixed_batch_size(workload, loader, samples),
         has_4d_input=any(tensor.ndim == _IMAGE_DIMS and tensor.is_floating_point() for tensor in tensors_of(batch)),
         parameter_count=sum(parameter.numel() for parameter in model.parameters()),
+        trainable_parameter_count=sum(each.numel() for each in model.parameters() if each.requires_grad),
         gradient_bytes=sum(one.numel() * one.element_size() for one in model.parameters() if one.requires_grad),
         has_buffers=any(True for _ in model.buffers()),
         has_unused_parameters=has_unused,

@@ -1,65 +1,23 @@
-"""The public functions and their result: `search`, `load`, and what the command line calls. The composition root.
-
-Arguments become a Plan here; `searching` and `diagnosing` do what it asks for.
-"""
+"""The public functions `search` and `diagnose`: a Python call's arguments become a Plan, which is carried out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from autotune.api.diagnose import DiagnosisResult, diagnose_plan
-from autotune.api.search import SearchResult, rebuild_report, run_plan
-from autotune.api.setup import opened_launcher, plan_of, runner_for, temporary_folder
-from autotune.errors import ConfigError
-from autotune.files.recommended_file import read_recommended
-from autotune.files.run_folder import RunFolder, new_run_dir, read_summary
+from autotune.api.search import SearchResult, run_plan
+from autotune.api.setup import plan_of
 from autotune.launch.launcher import Launcher
-from autotune.protocol.messages import write_payload
-from autotune.records.run_summary import RunSummary
-from autotune.settings.environment import Environment
+from autotune.report.render.progress import ProgressMode
 from autotune.settings.executor import Executor
 from autotune.settings.objective import Objective
-from autotune.settings.plan import Plan
 from autotune.settings.search_options import Method
 from autotune.settings.search_space import SearchSpace
 from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import Workload, WorkloadFacts
-from autotune.space.resolved_space import ResolvedSpace
-from autotune.tuning.probe import look
-from autotune.tuning.time_budget import BASELINE_DEADLINE_S
-from autotune.tuning.warm_start import hints_of, say_stale
 
-__all__ = [
-    "CheckResult",
-    "DiagnosisResult",
-    "SearchResult",
-    "check_plan",
-    "diagnose",
-    "diagnose_plan",
-    "environment",
-    "load",
-    "new_run_dir",
-    "read_run",
-    "rebuild_report",
-    "run_plan",
-    "search",
-]
-
-ProgressMode = Literal["auto"] | bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckResult:
-    """What a look at a plan has found out."""
-
-    environment: Environment
-    facts: WorkloadFacts
-    space: ResolvedSpace
-    stale: str | None = None
-    """That what run_dir recommends was found on another machine, or on this one as it was, in a sentence."""
+__all__ = ["diagnose", "search"]
 
 
 def search(  # noqa: PLR0913 - the contract's signature
@@ -103,19 +61,19 @@ def search(  # noqa: PLR0913 - the contract's signature
         n_trials: measured trials, the baseline included; None: at most 40, and it may stop by itself.
         timeout_s: seconds for the whole search; None: no limit.
         device: torch's name for the device; "auto": the accelerator where there is one, else the CPU. A GPU that torch
-            was built for and can't use is refused, not passed over.
+            was built for and can't use is an error: the CPU does not take its place.
         run_dir: folder for study, logs, report and recommended.yaml; an interrupted search in it goes on. None: a new
             folder below ./runs.
         seed: of the sampler and of each trial.
         progress: True, False, or "auto": a live line on a terminal, plain lines elsewhere.
-        loader: more about the loader: shuffle, drop_last, sampler, batch_sampler, worker_init_fn,
+        loader: further arguments of the loader: shuffle, drop_last, sampler, batch_sampler, worker_init_fn,
             multiprocessing_context (see Workload).
         fresh: remove what a former search has left in run_dir.
         method: what proposes trials: "model", a model of this machine that learns as the search goes on; or one of
             Optuna's samplers: "tpe", "gp", "random", "grid".
         warm_start: a run folder or a recommended.yaml, of the same workload on another machine or of a similar one:
             what it found best is tried first.
-        launcher: starts trials, whatever the executor; None: the executor's. For tests, autotune.testing.FakeLauncher.
+        launcher: starts trials in place of the executor's. For tests, autotune.testing.FakeLauncher.
         executor: where trials run: "local", this machine; "ray", the machines of a Ray cluster, several trials at once
             (pip install 'autotune-torch[ray]'); or an Executor or its fields: kind, address, ranks.
 
@@ -169,10 +127,10 @@ def diagnose(  # noqa: PLR0913 - the contract's signature
 ) -> DiagnosisResult:
     """Say why training is slow and what to do about it, without a search.
 
-    It takes under a minute, unless your own code takes long to build (two or three times) or to make a step: then as
-    long as measuring the baseline does, and other settings stay unmeasured. The arguments are those of `search` but for
-    space, n_trials, timeout_s, run_dir, method, warm_start and fresh; `baseline` is what is looked at. No run folder is
-    kept: what trials need lies among the temporary files until the end.
+    It takes under a minute, unless your own code takes long to build (it is built two or three times) or to make a
+    step: then it takes as long as measuring the baseline does, and other settings are not measured. The arguments are
+    those of `search` but for space, n_trials, timeout_s, run_dir, method, warm_start and fresh; `baseline` is what is
+    diagnosed. No run folder is kept: the trials' files lie in a temporary folder until the end.
 
     Raises:
         ConfigError: an argument breaks a rule, or ray is not installed.
@@ -193,37 +151,3 @@ def diagnose(  # noqa: PLR0913 - the contract's signature
         executor=executor,
     )
     return diagnose_plan(plan, progress=progress, launcher=launcher)
-
-
-def load(path: str | Path) -> TrainingConfig:
-    """Read the settings of a recommended.yaml.
-
-    Raises:
-        ConfigError: the file is missing or is no recommended.yaml.
-    """
-    return read_recommended(Path(path))
-
-
-def check_plan(plan: Plan, *, launcher: Launcher | None = None) -> CheckResult:
-    """Look at a plan without searching: one step of the workload, the machine, and the space it would search."""
-    hints_of(plan)  # raises where a search would
-    with temporary_folder() as folder, opened_launcher(launcher, folder, plan) as starts:
-        write_payload(plan.workload, folder.payload)
-        _, space = look(plan, runner_for(plan, folder, starts))
-    stale = None if plan.run_dir is None else say_stale(RunFolder(plan.run_dir).recommended, space.environment)
-    return CheckResult(environment=space.environment, facts=space.facts, space=space, stale=stale)
-
-
-def environment(device: str = "auto") -> Environment:
-    """This machine as trials see it."""
-    plan = Plan(name="env", workload=Workload(model=None, dataset=None), device=device)
-    with temporary_folder() as folder, opened_launcher(None, folder, plan) as starts:
-        report = runner_for(plan, folder, starts).describe(deadline_s=BASELINE_DEADLINE_S)
-    if report.environment is None:
-        raise ConfigError(report.result.reason)
-    return report.environment
-
-
-def read_run(run_dir: Path) -> RunSummary:
-    """Everything that reports are made from, read from a run folder alone."""
-    return read_summary(run_dir)
