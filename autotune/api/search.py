@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from autotune.errors import NothingFeasibleError, RunFolderError, WorkloadError
 from autotune.files.recommended_file import recommended_yaml
 from autotune.files.run_folder import RunFolder, new_run_dir, open_run_folder, read_summary
 from autotune.launch.launcher import Launcher, notes_of, slots_of
+from autotune.note import note
 from autotune.protocol.by_value import unreachable_by_value
 from autotune.protocol.messages import write_atomic, write_payload
 from autotune.records.recommendation import Recommendation
@@ -104,11 +105,10 @@ def _run_plan(plan: Plan, *, fresh: bool, progress: ProgressMode, launcher: Laun
         probe_s = clock.elapsed_s - begun
         show(_probing(clock).model_copy(update={"warnings": warnings_in(space.notes)}))
         identity = identity_of(plan, space)
-        space = replace(space, notes=(*space.notes, *identity.notes))
         study = Study.open(
             folder.study,
             space,
-            identity=identity.fields,
+            identity=identity,
             seed=plan.seed,
             method=plan.search.method,
         )
@@ -127,7 +127,7 @@ def _run_plan(plan: Plan, *, fresh: bool, progress: ProgressMode, launcher: Laun
             limit_bytes=limit_bytes,
             show=show,
             on_record=folder.append_trial,
-            notes=list(space.notes),
+            notes=[*space.notes, *((note("goes_on"),) if study.records else ())],
             guide=_guide_of(plan, timing, folder, limit_bytes),
         )
         curves = folder.read_curves() if study.records else None

@@ -15,18 +15,16 @@ from typing import Any
 from autotune.errors import ConfigError
 from autotune.files.plan_file import parse_plan
 from autotune.files.run_folder import RunFolder, open_run_folder
-from autotune.files.source_files import source_digest
 from autotune.launch.launcher import Launcher
 from autotune.launch.local.driver import kept_initialised
 from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note
-from autotune.records.study_identity import StudyIdentity, identify
+from autotune.records.study_identity import identify
 from autotune.report.wording import say
 from autotune.settings.objective import Objective
 from autotune.settings.plan import Plan
-from autotune.settings.workload import PARTS, Ref
 from autotune.space.domains import whole_numbers
 from autotune.space.resolved_space import ResolvedSpace
 
@@ -73,24 +71,20 @@ def runner_for(plan: Plan, folder: RunFolder, launcher: Launcher) -> TrialRunner
     )
 
 
-def identity_of(plan: Plan, space: ResolvedSpace) -> StudyIdentity:
+def identity_of(plan: Plan, space: ResolvedSpace) -> dict[str, str]:
     """What must be equal for a plan's study to go on, by name.
 
     Where groups may span hosts, their layout is part of it: the hosts decide which numbers of ranks are tried by
     default, and a group's rate depends on how it is spread over them.
     """
     environment, sizes = space.environment, whole_numbers(space.domains["world_size"])
-    refs = {name: part for name in PARTS if isinstance(part := getattr(plan.workload, name), Ref)}
-    sources = {name: source_digest(ref) for name, ref in refs.items()}
-    own = identify(plan, environment, {name: source.digest for name, source in sources.items()})
-    cut = tuple(f"{name}'s further modules" for name, source in sources.items() if not source.is_complete)
-    fields = own.fields
+    own = identify(plan, environment)
     is_default = "world_size" not in plan.space.given()
     has_groups = max(*sizes, plan.baseline.process_count) > 1
-    if environment.hosts > 1 and has_groups and (is_default or environment.is_spread):
-        how = "spread over" if environment.is_spread else "packed on"
-        fields = {**fields, "ranks": f"{', '.join(map(str, sizes))} {how} {environment.hosts} hosts"}
-    return StudyIdentity(fields=fields, not_compared=(*own.not_compared, *cut))
+    if environment.hosts == 1 or not has_groups or not (is_default or environment.is_spread):
+        return own
+    how = "spread over" if environment.is_spread else "packed on"
+    return {**own, "ranks": f"{', '.join(map(str, sizes))} {how} {environment.hosts} hosts"}
 
 
 def warnings_in(notes: Iterable[Note | str]) -> tuple[Note, ...]:

@@ -1,55 +1,41 @@
-"""Which search a study belongs to, in texts that can be compared: so that it never goes on with another's results.
+"""Which search a study belongs to, as texts that can be compared: a study is resumed by the same search alone.
 
-Comes in: a Plan, the machine, and a digest of the files behind each part of the workload that is a reference. Goes out:
-a StudyIdentity.
+Comes in: a Plan and the Environment. Goes out: a short text for each part of the search, equal in another run of the
+same program. The user's objects are only described, without torch; of the user's code only __len__ runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from enum import Enum
+from functools import partial
 from hashlib import sha256
+from pathlib import Path, PurePath
+from types import CellType, CodeType, FunctionType, MethodType
+from typing import Any
 
-from autotune.note import Note, note
-from autotune.records.object_identity import identify_object
 from autotune.settings.environment import COMPARED, Environment
 from autotune.settings.plan import Plan
 from autotune.settings.workload import PARTS, Ref
 
-__all__ = ["StudyIdentity", "identify"]
+__all__ = ["describe_part", "identify"]
+
+_DEPTH = 4  # of objects, closures and called functions within each other: our convention
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+_PLAIN = (bool, int, float, complex, str, bytes, PurePath, Enum, type(None))
+"""Types whose values are compared as they are."""
+_CONTAINERS = (Mapping, list, tuple, set, frozenset)
+_MOST_ITEMS = 100  # of a container among arguments; a longer one is taken for data: our convention
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StudyIdentity:
-    """What must be equal for a study to go on."""
-
-    fields: dict[str, str]
-    """By the name that a message uses for each; budget and run folder may change."""
-    not_compared: tuple[str, ...]
-    """What of the workload is in no field, such as "dataset.reader (Connection)"."""
-
-    @property
-    def notes(self) -> tuple[Note, ...]:
-        """That not all was compared, where this is so."""
-        return (note("not_compared", parts=list(self.not_compared)),) if self.not_compared else ()
-
-
-def identify(plan: Plan, environment: Environment, sources: Mapping[str, str]) -> StudyIdentity:
-    """The identity of a plan's study; `sources` holds the digest of a reference's files by the part's name."""
+def identify(plan: Plan, environment: Environment) -> dict[str, str]:
+    """What must be equal for a study to go on, by name. Budget and run folder may change."""
     workload = plan.workload
     parts = {name: getattr(workload, name) for name in PARTS if getattr(workload, name) is not None}
-    texts, not_compared = dict[str, str](), list[str]()
-    for name, part in parts.items():
-        if isinstance(part, Ref):
-            texts[name] = "#".join(filter(None, (part.target, sources.get(name))))
-        elif isinstance(part, str):
-            texts[name] = part
-        else:
-            found = identify_object(part, name)
-            texts[name] = found.text
-            not_compared += found.not_compared
-    fields = {
-        **texts,
+    return {
+        **{name: describe_part(part) for name, part in parts.items()},
         "sampling": f"shuffle={workload.shuffle}, drop_last={workload.drop_last}",
         "space": _digest(repr(sorted((name, repr(domain)) for name, domain in plan.space.given().items()))),
         "baseline": plan.baseline.model_dump_json(exclude_defaults=True),
@@ -57,7 +43,6 @@ def identify(plan: Plan, environment: Environment, sources: Mapping[str, str]) -
         "seed": str(plan.seed),
         **_machine(environment),
     }
-    return StudyIdentity(fields=fields, not_compared=tuple(not_compared))
 
 
 def _machine(environment: Environment) -> dict[str, str]:
@@ -69,6 +54,134 @@ def _in_words(value: object) -> str:
     if isinstance(value, tuple):
         return ", ".join(value) or "none"
     return "none" if value is None else str(value)
+
+
+def describe_part(part: Any) -> str:
+    """A short text that is equal for the same model, dataset or function in another run of the same program.
+
+    Compared are the code of functions and classes, and of those of the user's that they name, four calls deep; the
+    arguments of partials, a closure's variables, parameters' shapes, the dataset's length, and public attributes that
+    are plain values. Not compared are the content of the data, random weights and installed packages.
+    """
+    if isinstance(part, Ref):
+        return _describe_ref(part)
+    if isinstance(part, str):
+        return part
+    name = getattr(part, "__qualname__", None) or type(part).__qualname__
+    digest = "" if isinstance(part, _CONTAINERS) else f"#{_digest(_text(part, _DEPTH))}"  # a container is data
+    return f"{name}{digest}{_length(part)}"
+
+
+def _describe_ref(ref: Ref) -> str:
+    place = ref.target.rpartition(":")[0]
+    modules = (
+        [place] if place.endswith(".py") else [f"{place.replace('.', '/')}{end}" for end in (".py", "/__init__.py")]
+    )
+    for path in (Path(folder, module) for folder in ref.folders for module in modules):
+        if path.is_file():
+            return f"{ref.target}#{_digest(path.read_text(errors='replace'))}"
+    return ref.target
+
+
+def _text(value: Any, depth: int) -> str:
+    """A value as text without addresses; at depth 0, and of a long container, its class's name and length alone."""
+    if depth == 0 or (isinstance(value, _CONTAINERS) and len(value) > _MOST_ITEMS):
+        return repr(value) if isinstance(value, _PLAIN) else f"{type(value).__qualname__}{_length(value)}"
+    match value:
+        case partial():
+            text = f"partial{_texts((value.func, value.args, value.keywords), depth)}"
+        case list() | tuple():
+            text = _texts(value, depth)
+        case Mapping() | set() | frozenset():  # a set's own order depends on the hash seed
+            items = value.items() if isinstance(value, Mapping) else value
+            text = str(sorted(_text(item, depth) for item in items))
+        case type():
+            text = _class_text(value, depth)
+        case MethodType():
+            text = _texts((value.__func__, value.__self__), depth)
+        case FunctionType():
+            closure = [_content(cell) for cell in value.__closure__ or ()]
+            called = [value.__globals__.get(name) for name in value.__code__.co_names]
+            own = [each for each in called if isinstance(each, FunctionType | type) and _is_own(each)]
+            parts = (value.__defaults__, value.__kwdefaults__, closure, own)
+            text = _code_text(value.__code__) + _texts(parts, depth - 1)
+        case _:
+            text = repr(value) if isinstance(value, _PLAIN) else _object_text(value, depth)
+    return text
+
+
+def _texts(values: Iterable[Any], depth: int) -> str:
+    return str([_text(value, depth) for value in values])
+
+
+def _object_text(value: Any, depth: int) -> str:
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return _shape(value)
+    if hasattr(value, "named_parameters"):
+        kinds = sorted({_class_text(type(module), depth) for module in value.modules()})
+        return f"{kinds}{[(name, _shape(parameter)) for name, parameter in value.named_parameters()]}"
+    attributes = {
+        name: _text(own, depth - 1)
+        for name, own in sorted(getattr(value, "__dict__", {}).items())
+        if not name.startswith("_") and not isinstance(own, _CONTAINERS)
+    }
+    return f"{_class_text(type(value), depth)}{attributes}"
+
+
+def _class_text(kind: type, depth: int) -> str:
+    """The code and plain values of a class and its bases; installed packages are known by their names."""
+    return f"{kind.__qualname__}{[sorted(_member_texts(base, depth - 1)) for base in kind.__mro__ if _is_own(base)]}"
+
+
+def _member_texts(kind: type, depth: int) -> Iterator[str]:
+    for name, member in vars(kind).items():
+        if isinstance(member, _PLAIN) and not name.startswith("__"):
+            yield f"{name}={member!r}"
+        for attribute in ("__func__", "__wrapped__", "func", "fget"):  # of static, cached and class methods, properties
+            member = getattr(member, attribute, member)  # noqa: PLW2901 - down to the function
+        if isinstance(member, FunctionType):
+            yield f"{name}:{_text(member, depth)}"
+
+
+def _is_own(code: FunctionType | type) -> bool:
+    """Whether code is the user's: neither Python's nor an installed package's."""
+    root = code.__module__.partition(".")[0]
+    file = getattr(sys.modules.get(root), "__file__", None) or ""
+    return root not in sys.stdlib_module_names - {"__main__"} and not _INSTALLED & set(Path(file).parts)
+
+
+def _content(cell: CellType) -> Any:
+    """The value of a closure's variable; None where it has none yet."""
+    with suppress(ValueError):
+        return cell.cell_contents
+    return None
+
+
+def _code_text(code: CodeType) -> str:
+    return f"{code.co_code.hex()}{code.co_names}{[_constant_text(constant) for constant in code.co_consts]}"
+
+
+def _constant_text(constant: object) -> str:
+    """Equal in every process: a set's own order depends on the hash seed."""
+    if isinstance(constant, CodeType):
+        return _code_text(constant)
+    return repr(sorted(map(repr, constant))) if isinstance(constant, frozenset) else repr(constant)
+
+
+def _shape(parameter: Any) -> str:
+    """A parameter's shape and dtype; a lazy one has no shape before its first batch."""
+    with suppress(RuntimeError):
+        return f"{tuple(parameter.shape)} {parameter.dtype}"
+    return "lazy"
+
+
+def _length(part: Any) -> str:
+    if isinstance(part, type | Mapping):
+        return ""
+    try:
+        return f"[{len(part)}]"
+    except (TypeError, NotImplementedError):
+        return ""
 
 
 def _digest(text: str) -> str:

@@ -1,47 +1,125 @@
 from __future__ import annotations
 
-import sqlite3
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from typing import cast
 
 import pytest
+import torch
 
-from autotune.note import note
-from autotune.records.study_identity import identify
+from autotune.records.study_identity import describe_part, identify
 from autotune.settings.plan import Plan
 from autotune.settings.workload import Ref, Workload
 from autotune.testing import fake_environment
 
 
-class Photos:
-    """A dataset with something that can't be compared."""
-
-    def __init__(self, side: int) -> None:
-        self.side, self.reader = side, sqlite3.connect(":memory:")
+def build(name: object) -> object:
+    return name
 
 
-def test_what_has_changed_is_named_by_the_part() -> None:
-    def fields(side: int) -> dict[str, str]:
-        workload = Workload(model=partial(Photos, 3), dataset=Photos(side), multiprocessing_context="spawn")
-        return identify(Plan(name="x", workload=workload), fake_environment(), {}).fields
-
-    before, after = fields(32), fields(64)
-    assert {name for name in before if before[name] != after[name]} == {"dataset"}
-    assert before["multiprocessing_context"] == "spawn"
-
-
-def test_what_is_not_compared_is_a_note_with_its_names() -> None:
-    workload = Workload(model=object, dataset=Photos(32))
-    found = identify(Plan(name="x", workload=workload), fake_environment(), {})
-    assert found.notes == (note("not_compared", parts=["dataset.reader (Connection)"]),)
-    assert "not compared: dataset.reader (Connection)" in found.fields["dataset"]
-    assert identify(PLAN, fake_environment(), {}).notes == ()
+def test_a_function_is_the_same_in_every_process() -> None:
+    code = """
+from autotune.records.study_identity import describe_part
+def loss(x):
+    return x in {"a", "b", "c", "d"}
+print(describe_part(loss))
+"""
+    seen = set()
+    for seed in ("1", "2", "3"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        seen.add(done.stdout)
+    assert len(seen) == 1
 
 
-def test_a_reference_counts_by_its_target_and_its_files() -> None:
-    ref = Ref(target="net.py:build", folders=("/anywhere",))
-    plan = Plan(name="x", workload=Workload(model=ref, dataset=ref))
-    found = identify(plan, fake_environment(), {"model": "abc", "dataset": ""}).fields
-    assert (found["model"], found["dataset"]) == ("net.py:build#abc", "net.py:build")
+def images(body: str, size: int = 8) -> type:
+    """A dataset's class, as a program defines it anew in each run."""
+    scope: dict[str, object] = {"__name__": "program"}
+    exec(f"class Images:\n    size = {size}\n    def __getitem__(self, index):\n        return {body}", scope)
+    return cast("type", scope["Images"])
+
+
+def test_a_dataset_whose_items_are_made_in_another_way_is_another_one() -> None:
+    assert describe_part(images("index")()) == describe_part(images("index")())
+    assert describe_part(images("index")()) != describe_part(images("index + 1")())
+    assert describe_part(images("index")) != describe_part(images("index + 1"))
+    assert describe_part(images("index")()) != describe_part(images("index", size=9)())
+
+
+def test_the_plain_attributes_of_a_dataset_count_and_its_data_does_not() -> None:
+    kind = images("index")
+    small, large, other_data = kind(), kind(), kind()
+    small.side, large.side, other_data.side = 32, 64, 32
+    small.items, other_data.items = [0.1], [0.2]
+    assert describe_part(small) == describe_part(other_data)
+    assert describe_part(small) != describe_part(large)
+
+
+def test_a_model_of_other_code_is_another_one() -> None:
+    def net(activation: str) -> torch.nn.Module:
+        scope: dict[str, object] = {"__name__": "program", "torch": torch}
+        exec(f"class Block(torch.nn.Linear):\n    def forward(self, x):\n        return torch.{activation}(x)", scope)
+        return torch.nn.Sequential(cast("type", scope["Block"])(2, 3))
+
+    assert describe_part(net("relu")) == describe_part(net("relu"))
+    assert describe_part(net("relu")) != describe_part(net("tanh"))
+
+
+def test_what_the_users_code_calls_counts_and_what_is_installed_does_not() -> None:
+    def dataset(helper: str) -> object:
+        scope: dict[str, object] = {"__name__": "program"}
+        code = f"import torch\ndef decode(index):\n    return {helper}\n"
+        exec(
+            f"{code}class Images:\n    def __getitem__(self, index):\n        return torch.tensor(decode(index))", scope
+        )
+        return cast("type", scope["Images"])()
+
+    assert describe_part(dataset("index")) == describe_part(dataset("index"))
+    assert describe_part(dataset("index")) != describe_part(dataset("index + 1"))
+
+
+def test_functions_that_call_each_other_are_described() -> None:
+    scope: dict[str, object] = {"__name__": "program"}
+    exec("def even(n):\n    return n == 0 or odd(n - 1)\ndef odd(n):\n    return n > 0 and even(n - 1)", scope)
+    assert describe_part(scope["even"]).startswith("even#")
+
+
+def test_a_partial_of_objects_is_described_without_their_addresses() -> None:
+    def loss(scale: int) -> Callable[[int], int]:
+        return lambda x: scale * x
+
+    assert describe_part(partial(build, loss(2))) == describe_part(partial(build, loss(2)))
+    assert describe_part(partial(build, loss(2))) != describe_part(partial(build, loss(3)))
+    assert describe_part(partial(build, name=[loss, images("1")()])) == describe_part(
+        partial(build, name=[loss, images("1")()])
+    )
+
+
+def test_partials_of_different_arguments_differ() -> None:
+    assert describe_part(partial(build, "resnet")) != describe_part(partial(build, "gpt"))
+    assert describe_part(partial(build, "gpt")) == describe_part(partial(build, "gpt"))
+
+
+def test_a_models_random_weights_do_not_count_but_its_shapes_do() -> None:
+    assert describe_part(torch.nn.Linear(2, 3)) == describe_part(torch.nn.Linear(2, 3))
+    assert describe_part(torch.nn.Linear(2, 3)) != describe_part(torch.nn.Linear(2, 4))
+
+
+def test_a_lazy_model_can_be_described() -> None:
+    assert "LazyLinear" in describe_part(torch.nn.LazyLinear(3))
+
+
+def test_a_file_counts_by_its_content(tmp_path: Path) -> None:
+    folder = tmp_path
+    (folder / "net.py").write_text("a = 1")
+    ref = Ref(target="net.py:a", folders=(str(folder),))
+    before = describe_part(ref)
+    (folder / "net.py").write_text("a = 2")
+    assert describe_part(ref) != before
 
 
 PLAN = Plan(name="x", workload=Workload(model=object, dataset=list))
@@ -67,7 +145,7 @@ def test_each_part_of_the_fingerprint_tells_searches_apart_by_its_own_name(
     before = fake_environment()
     after = before.model_copy(update={part: value})
     assert after.fingerprint != before.fingerprint
-    here, there = identify(PLAN, after, {}).fields, identify(PLAN, before, {}).fields
+    here, there = identify(PLAN, after), identify(PLAN, before)
     assert {key for key in here if here[key] != there[key]} == {name}
     assert here[name] == told
 
@@ -76,4 +154,4 @@ def test_what_the_fingerprint_leaves_out_tells_no_searches_apart() -> None:
     before = fake_environment()
     after = before.model_copy(update={"python": "3.14", "hosts": 4, "ram_bytes": 1, "versions": {"numpy": "3"}})
     assert after.fingerprint == before.fingerprint
-    assert identify(PLAN, after, {}) == identify(PLAN, before, {})
+    assert identify(PLAN, after) == identify(PLAN, before)

@@ -12,8 +12,9 @@ API: dict[str, Wording] = {
         "more memory on each device (8 bytes for each of {trainable_parameters:,} trainable parameters): what is "
         "recommended here may run out of memory with them. Give your own as workload.optimizer or optimizer=."
     ),
-    "not_compared": lambda figures: (
-        "A search that goes on in this run folder does not notice changes in: "
-        f"{', '.join(figures['parts'])}. After such a change, begin anew with --fresh (fresh=True)."
+    "goes_on": (
+        "This search goes on from an earlier one in its folder: workload, settings and machine are equal. The content "
+        "of the data, weights and installed packages were not compared; after a change there, begin anew with --fresh "
+        "(fresh=True)."
     ),
 }
