@@ -23,7 +23,7 @@ from recording import describe_machine, make_parser, print_table, say, start_rec
 
 from autotune import TrainingConfig
 from autotune.api.diagnose import DiagnosisResult, Pace, diagnose_plan
-from autotune.protocol.messages import NO_EXTRAS, WindowRules
+from autotune.protocol.jobs import NO_EXTRAS, WindowRules
 from autotune.records.diagnosis import Advice
 from autotune.settings.plan import Plan
 from autotune.settings.workload import Workload

@@ -40,7 +40,7 @@ from quietness import drift, keep_freed_memory, look_at_speeds
 from recording import Recording, describe_machine, git_revision, make_parser, read_results, say, start_recording
 
 from autotune import Measurement
-from autotune.protocol.messages import Extras, WindowRules
+from autotune.protocol.jobs import Extras, WindowRules
 from autotune.worker.setup.machine import processor_name, usable_cores
 
 _PAIRS = 3

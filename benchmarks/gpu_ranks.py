@@ -21,7 +21,7 @@ from ranks_cases import wide
 from recording import print_table, say
 
 from autotune.launch.local.fork_server import ForkServerLauncher
-from autotune.protocol.messages import NO_EXTRAS, WindowRules
+from autotune.protocol.jobs import NO_EXTRAS, WindowRules
 
 __all__ = ["check_ranks", "print_rank_rates"]
 

@@ -32,7 +32,7 @@ from recording import say
 
 from autotune import Measurement
 from autotune.launch.launcher import notes_of
-from autotune.protocol.messages import NO_EXTRAS, WindowRules
+from autotune.protocol.jobs import NO_EXTRAS, WindowRules
 from autotune.records.trial import TrialResult
 from autotune.records.utilization import WAIT_SOURCE
 from autotune.tuning.extra_measurements import everything

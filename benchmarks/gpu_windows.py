@@ -17,7 +17,7 @@ from recording import say
 
 from autotune import TrainingConfig
 from autotune.launch.runner import TrialRunner
-from autotune.protocol.messages import WindowRules
+from autotune.protocol.jobs import WindowRules
 
 __all__ = ["compare_blocks", "watch_conditions"]
 

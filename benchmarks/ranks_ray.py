@@ -19,7 +19,7 @@ from product_run import RunTrial, TimedLauncher, open_trials
 
 from autotune.launch.launcher import Launcher
 from autotune.launch.local.fork_server import ForkServerLauncher
-from autotune.protocol.messages import NO_EXTRAS, WindowRules
+from autotune.protocol.jobs import NO_EXTRAS, WindowRules
 from autotune.settings.executor import Executor
 
 __all__ = ["measure_ray"]

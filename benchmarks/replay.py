@@ -20,7 +20,9 @@ from typing import Any, Literal
 from autotune import TrainingConfig
 from autotune.analysis.expectation import DEVICE_SETTINGS, LOADER_SETTINGS
 from autotune.launch.launcher import Exit, Launch
-from autotune.protocol.messages import Job, RankReport, read_model, write_model
+from autotune.protocol.disk import read_model, write_model
+from autotune.protocol.jobs import Job
+from autotune.protocol.reports import RankReport
 from autotune.records.diagnosis import CurvePoint, Curves
 from autotune.records.precision_check import GuardFigures
 from autotune.records.run_summary import changed_settings
@@ -219,7 +221,7 @@ class ReplayLauncher:
         if job.streams_blocks and result.measurement is not None:
             lost_s = _stream(result, launch)
             if lost_s is not None:
-                return Exit(code=None, ended_for="called_off", wall_s=lost_s), None
+                return Exit(code=None, ended_for="cancelled", wall_s=lost_s), None
         return Exit(code=0, wall_s=result.wall_s), RankReport(result=result.model_copy(update={"wall_s": 0.0}))
 
     def _visit(self, job: Job) -> TrialResult:

@@ -23,8 +23,8 @@ from autotune.errors import NothingFeasibleError, WorkloadError
 from autotune.launch.launcher import Launcher
 from autotune.launch.runner import TrialRunner
 from autotune.phrasing import say_settings
-from autotune.protocol.by_value import unreachable_by_value
-from autotune.protocol.messages import Extras, WindowRules, write_payload
+from autotune.protocol.jobs import Extras, WindowRules
+from autotune.protocol.payload import write_payload
 from autotune.records.ceilings import Standing
 from autotune.records.diagnosis import Advice, Bottleneck, Curves, Diagnosis, Evidence, Finding
 from autotune.records.measurement import Measurement
@@ -118,8 +118,7 @@ def diagnose_plan(
         folder = held.enter_context(temporary_folder())
         show = held.enter_context(make_progress(progress))
         starts = held.enter_context(opened_launcher(launcher, folder, plan))
-        with unreachable_by_value(plan.workload):
-            write_payload(plan.workload, folder.payload)
+        write_payload(plan.workload, folder.payload)
         found = examine(plan, runner_for(plan, folder, starts), show, pace or Pace())
     return DiagnosisResult(diagnosis=found)
 
@@ -216,8 +215,9 @@ def _failure(result: TrialResult) -> NothingFeasibleError | WorkloadError:
 
 
 def _trace(config: TrainingConfig, runner: TrialRunner, space: ResolvedSpace, pace: Pace, deadline_s: float) -> Curves:
-    extras = Extras(roofline=True, stretch_s=pace.stretch_s)
-    report = runner.curves(config, variations(space), deadline_s=deadline_s, extras=extras)
+    report = runner.curves(
+        config, variations(space), deadline_s=deadline_s, stretch_s=pace.stretch_s, roofline=True
+    )
     if report.curves is not None:
         return report.curves
     return Curves(remarks=(f"Other settings were not measured: {report.result.reason or report.result.outcome}.",))

@@ -17,7 +17,7 @@ from autotune.errors import ConfigError
 from autotune.files.recommended_file import read_recommended
 from autotune.files.run_folder import RunFolder, new_run_dir, read_summary
 from autotune.launch.launcher import Launcher
-from autotune.protocol.messages import write_payload
+from autotune.protocol.payload import write_payload
 from autotune.records.run_summary import RunSummary
 from autotune.settings.environment import Environment
 from autotune.settings.executor import Executor

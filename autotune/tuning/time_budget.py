@@ -11,7 +11,7 @@ from math import inf
 
 from autotune.analysis.durations import SHORTEST_WINDOW_S, rounds_of, shortest_trial_s, typical_overhead_s, typical_s
 from autotune.analysis.time_estimate import Pace, expected_s, further_trials
-from autotune.protocol.messages import WindowRules
+from autotune.protocol.jobs import WindowRules
 from autotune.records.trial import TrialRecord, best_of, reference_of
 from autotune.settings.budget import Budget
 from autotune.settings.training_config import TrainingConfig

@@ -17,7 +17,9 @@ from autotune.api.diagnose import Pace, variations
 from autotune.api.entry import diagnose_plan
 from autotune.errors import ConfigError, NothingFeasibleError, WorkloadError
 from autotune.launch.local.fork_server import ForkServerLauncher
-from autotune.protocol.messages import Job, RankReport, read_model, write_model
+from autotune.protocol.disk import read_model, write_model
+from autotune.protocol.jobs import Job
+from autotune.protocol.reports import RankReport
 from autotune.records.diagnosis import Bottleneck, Diagnosis
 from autotune.settings.budget import Budget
 from autotune.settings.objective import Objective

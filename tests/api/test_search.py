@@ -22,7 +22,8 @@ from autotune.errors import (
     StudyMismatchError,
     WorkloadError,
 )
-from autotune.protocol.messages import Job, read_model
+from autotune.protocol.disk import read_model
+from autotune.protocol.jobs import Job
 from autotune.records.trial import Failure
 from autotune.settings.training_config import TrainingConfig
 from autotune.testing import CostModel, FakeLauncher, FakeTrial, analytic_cost, fake_environment

@@ -11,7 +11,8 @@ import pytest
 from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
 from autotune.launch.runner import ShouldEnd, TrialRunner
-from autotune.protocol.messages import NO_EXTRAS, Extras, WindowRules, write_payload
+from autotune.protocol.jobs import NO_EXTRAS, Extras, WindowRules
+from autotune.protocol.payload import write_payload
 from autotune.records.trial import TrialResult
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Ref, Workload

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.protocol.messages import Extras, RankReport
+from autotune.protocol.jobs import Extras
+from autotune.protocol.reports import RankReport
 from autotune.settings.training_config import TrainingConfig
 from tests.launch.conftest import GENEROUS_S, Rig
 

@@ -13,7 +13,7 @@ import pytest
 
 from autotune.launch.local import watch
 from autotune.launch.local.fork_server import ForkServerLauncher
-from autotune.protocol.messages import Extras, WindowRules
+from autotune.protocol.jobs import Extras, WindowRules
 from autotune.records.measurement import Block
 from autotune.records.ranks import uneven_ranks
 from autotune.records.trial import TrialResult

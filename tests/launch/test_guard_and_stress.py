@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.protocol.messages import RankReport, WindowRules
+from autotune.protocol.jobs import WindowRules
+from autotune.protocol.reports import RankReport
 from autotune.records.precision_check import objection
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Ref

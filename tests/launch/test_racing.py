@@ -13,7 +13,7 @@ import pytest
 
 from autotune.launch.launcher import Exit, Launch, Launcher
 from autotune.launch.runner import ShouldEnd
-from autotune.protocol.messages import WindowRules
+from autotune.protocol.jobs import WindowRules
 from autotune.records.measurement import Block
 from autotune.records.trial import TrialResult
 from autotune.settings.training_config import TrainingConfig

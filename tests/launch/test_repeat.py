@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from autotune.launch.repeat import go_on
-from autotune.protocol.messages import RankReport
+from autotune.protocol.reports import RankReport
 from autotune.records.diagnosis import Curves
 from autotune.records.trial import TrialResult
 

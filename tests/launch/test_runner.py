@@ -12,7 +12,8 @@ import pytest
 
 from autotune.launch.launcher import Exit, Launch
 from autotune.launch.runner import TrialRunner, _BlockStream
-from autotune.protocol.messages import NO_EXTRAS, Extras, TrialFolder, WindowRules
+from autotune.protocol.jobs import NO_EXTRAS, Extras, WindowRules
+from autotune.protocol.trial_folder import TrialFolder
 from autotune.records.measurement import Block
 from autotune.records.trial import Failure
 from autotune.settings.training_config import DdpConfig, TrainingConfig

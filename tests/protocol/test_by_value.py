@@ -12,7 +12,7 @@ import cloudpickle
 import pytest
 
 from autotune.protocol.by_value import unreachable_by_value
-from autotune.protocol.messages import write_payload
+from autotune.protocol.payload import write_payload
 from autotune.settings.workload import Workload
 
 CODE = """
@@ -49,7 +49,7 @@ def test_a_class_of_an_unreachable_module_is_read_in_another_process(loaded: Mod
     code = """
 import sys
 from pathlib import Path
-from autotune.protocol.messages import read_payload
+from autotune.protocol.payload import read_payload
 workload = read_payload(Path(sys.argv[1]))
 print([workload.dataset[1], workload.model(1)])
 """

@@ -17,16 +17,11 @@ from pydantic import ValidationError
 from torch import nn
 
 from autotune.errors import RunFolderError, WorkloadError
-from autotune.protocol.messages import (
-    Job,
-    RankReport,
-    free_shared_memory,
-    read_model,
-    read_payload,
-    write_atomic,
-    write_model,
-    write_payload,
-)
+from autotune.protocol.disk import read_model, write_atomic, write_model
+from autotune.protocol.jobs import Job
+from autotune.protocol.payload import read_payload, write_payload
+from autotune.protocol.reports import RankReport
+from autotune.protocol.shared_memory import free_shared_memory
 from autotune.records.measurement import Block, Measurement, MemorySample, Window
 from autotune.records.trial import Failure, TrialResult
 from autotune.settings.training_config import TrainingConfig
@@ -171,7 +166,7 @@ def test_a_large_tensor_is_mapped_and_costs_its_readers_no_memory_of_their_own(t
     script = """
 import sys
 from pathlib import Path
-from autotune.protocol.messages import read_payload
+from autotune.protocol.payload import read_payload
 def private():
     lines = open("/proc/self/smaps_rollup").read().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("Anonymous")) * 1024

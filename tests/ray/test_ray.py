@@ -25,7 +25,7 @@ from torch.utils.data import TensorDataset
 from autotune import search
 from autotune.errors import ConfigError, LauncherError
 from autotune.launch.launcher import Exit, Launch, Launcher, slots_of
-from autotune.protocol.messages import WindowRules
+from autotune.protocol.jobs import WindowRules
 from autotune.ray import hosts as ray_hosts
 from autotune.ray import launcher as ray_launcher
 from autotune.ray.launcher import RayLauncher

@@ -15,7 +15,7 @@ import ray
 from ray.exceptions import RayActorError
 
 from autotune.launch.launcher import Exit
-from autotune.protocol.messages import GroupPart
+from autotune.protocol.jobs import GroupPart
 from autotune.ray import host as ray_host
 from autotune.ray.host import Host, trial_environment
 from autotune.ray.launcher import _Blocks, _HostLostError, merged_exit

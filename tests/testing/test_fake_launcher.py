@@ -12,7 +12,7 @@ import pytest
 
 import autotune
 from autotune.launch.launcher import Cluster, slots_of
-from autotune.protocol.messages import NO_EXTRAS, WindowRules
+from autotune.protocol.jobs import NO_EXTRAS, WindowRules
 from autotune.records.diagnosis import Curves
 from autotune.records.trial import TrialRecord
 from autotune.settings.training_config import TrainingConfig

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from autotune.launch.launcher import Exit, Launch
-from autotune.protocol.messages import Job, RankReport, read_model, write_model
+from autotune.protocol.disk import read_model, write_model
+from autotune.protocol.jobs import Job
+from autotune.protocol.reports import RankReport
 from autotune.records.recommendation import Recommendation
 from autotune.records.trial import Outcome, TrialResult
 from autotune.settings.training_config import TrainingConfig

@@ -10,7 +10,7 @@ import pytest
 
 from autotune.analysis.durations import overhead_s
 from autotune.analysis.observations import Look
-from autotune.protocol.messages import WindowRules
+from autotune.protocol.jobs import WindowRules
 from autotune.records.ceilings import CeilingBook, device_key, loader_key
 from autotune.records.diagnosis import CurvePoint
 from autotune.records.trial import Failure, Score, TrialRecord, TrialResult

@@ -15,7 +15,8 @@ import pytest
 from autotune.api.interrupts import kept_interrupts
 from autotune.errors import LauncherError, RepeatedFailureError, RunFolderError
 from autotune.launch.launcher import Exit, Launch
-from autotune.protocol.messages import Job, read_model
+from autotune.protocol.disk import read_model
+from autotune.protocol.jobs import Job
 from autotune.records.run_summary import Progress
 from autotune.records.trial import Failure, TrialRecord, reference_of
 from autotune.settings.training_config import TrainingConfig

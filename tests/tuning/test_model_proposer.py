@@ -13,7 +13,8 @@ import pytest
 import autotune
 from autotune.analysis.early_stopping import seen_rate
 from autotune.launch.launcher import Exit, Launch
-from autotune.protocol.messages import Job, read_model
+from autotune.protocol.disk import read_model
+from autotune.protocol.jobs import Job
 from autotune.records.ceilings import device_key, loader_key
 from autotune.records.run_summary import Progress
 from autotune.records.trial import Failure, TrialResult

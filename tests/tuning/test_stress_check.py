@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autotune.protocol.messages import Job, WindowRules
+from autotune.protocol.jobs import Job, WindowRules
 from autotune.records.trial import TrialRecord, TrialResult
 from autotune.settings.training_config import DdpConfig, TrainingConfig
 from autotune.testing import FakeLauncher, FakeTrial, fake_environment, fake_facts

@@ -9,7 +9,9 @@ from typing import Any
 
 from autotune.launch.launcher import Exit, Launch
 from autotune.launch.runner import TrialRunner
-from autotune.protocol.messages import Job, RankReport, read_model, write_model
+from autotune.protocol.disk import read_model, write_model
+from autotune.protocol.jobs import Job
+from autotune.protocol.reports import RankReport
 from autotune.records.trial import TrialResult
 from autotune.settings.budget import Budget
 from autotune.settings.objective import Objective

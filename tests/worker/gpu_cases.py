@@ -24,7 +24,8 @@ from torch.utils.data import Dataset, TensorDataset
 
 from autotune.launch.launcher import Launcher
 from autotune.launch.runner import TrialRunner
-from autotune.protocol.messages import NO_EXTRAS, Extras, WindowRules, write_payload
+from autotune.protocol.jobs import NO_EXTRAS, Extras, WindowRules
+from autotune.protocol.payload import write_payload
 from autotune.records.trial import TrialResult
 from autotune.settings.training_config import AmpDtype, TrainingConfig
 from autotune.settings.workload import Workload

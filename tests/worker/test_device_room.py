@@ -16,7 +16,11 @@ from torch.utils.data import TensorDataset
 
 from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
 from autotune.launch.runner import TrialRunner
-from autotune.protocol.messages import Job, RankReport, TrialFolder, WindowRules, read_model, write_model, write_payload
+from autotune.protocol.disk import read_model, write_model
+from autotune.protocol.jobs import Job, WindowRules
+from autotune.protocol.payload import write_payload
+from autotune.protocol.reports import RankReport
+from autotune.protocol.trial_folder import TrialFolder
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.space import constraints as rules

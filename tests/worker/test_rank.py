@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from autotune.protocol.messages import WindowRules
+from autotune.protocol.jobs import WindowRules
 from autotune.records.measurement import Measurement, MemorySample
 from autotune.records.utilization import GPM_SOURCE
 from autotune.settings.training_config import TrainingConfig

@@ -1,7 +1,7 @@
 """Launcher over a fork server: one process that has imported torch forks each rank in some 10 ms. Linux only.
 
-Where the server says that its forks can't open a device, each rank is an interpreter of its own from then on, unless
-trials run on the CPU.
+Where the server answers that its forks can't open a device, each rank is an interpreter of its own from then on,
+unless trials run on the CPU.
 """
 
 from __future__ import annotations
@@ -22,26 +22,28 @@ from autotune.errors import LauncherError
 from autotune.launch.launcher import Exit, Launch, worker_command, worker_environment
 from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
 from autotune.launch.local.log_file import open_log
-from autotune.launch.local.process_tree import kill_all
+from autotune.launch.local.process_tree import exit_code, kill_all
 from autotune.launch.local.watch import watch
+from autotune.note import Note, note
 
 __all__ = ["ForkServerLauncher"]
 
 _MESSAGE_BYTES = 64 * 1024
-_READY_WITHIN_S = 120.0
-_ANSWER_WITHIN_S = 30.0
+_READY_WITHIN_S = 120.0  # our convention: `import torch` from a cold disk takes up to half a minute
+_ANSWER_WITHIN_S = 30.0  # our convention: a fork takes 10 ms
 _LOG_TAIL = 2000
 
 
-class _SpoiltForksError(Exception):
+class _BadForkError(Exception):
     """The server's forks can't open these kinds of devices."""
 
     def __init__(self, devices: Sequence[str]) -> None:
+        names = ", ".join(devices)
         super().__init__(
-            "Each trial starts an interpreter of its own, which takes some seconds: a fork of one that has imported "
-            f"torch can't open {', '.join(devices)} here, since a package that torch loads by itself has opened it "
-            "before. Set TORCH_DEVICE_BACKEND_AUTOLOAD=0 where you don't need that package."
+            f"each trial starts an interpreter of its own: a package that torch loads by itself has opened {names}, "
+            "which a fork can't open after that; set TORCH_DEVICE_BACKEND_AUTOLOAD=0 where you don't need the package"
         )
+        self.note = note("forks_cannot_open_device", devices=names)
 
 
 class ForkServerLauncher:
@@ -60,11 +62,11 @@ class ForkServerLauncher:
         self._process: subprocess.Popen[bytes] | None = None
         self._is_ready = False
         self._fresh: FreshInterpreterLauncher | None = None
-        """What starts trials in place of a server whose forks can't open a device."""
+        """Starts trials in place of a server whose forks can't open a device."""
         self._start()
 
     @property
-    def notes(self) -> tuple[str, ...]:
+    def notes(self) -> tuple[Note, ...]:
         """Why the server is not used, where it is not."""
         return () if self._fresh is None else self._fresh.notes
 
@@ -73,8 +75,8 @@ class ForkServerLauncher:
         if self._fresh is None:
             try:
                 return self._launch_forked(launch)
-            except _SpoiltForksError as spoilt:
-                self._fresh = FreshInterpreterLauncher(self._environment, (str(spoilt),))
+            except _BadForkError as error:
+                self._fresh = FreshInterpreterLauncher(self._environment, (error.note,), f"autotune: {error}\n")
         return self._fresh.launch(launch)
 
     def _launch_forked(self, launch: Launch) -> Exit:
@@ -91,10 +93,12 @@ class ForkServerLauncher:
             return watch(ranks, launch, log, self._token)
         finally:
             if ranks.running:
-                self.close()  # the server's next answer would be that to the trial that is gone
+                self.close()  # the server's next answer would be to the trial that is gone
+            else:
+                ranks.reap()
 
     def close(self) -> None:
-        """End the server and everything that bears its token."""
+        """End the server and all processes that have its token."""
         if self._connection is not None:
             self._connection.close()
         if self._process is not None:
@@ -105,7 +109,7 @@ class ForkServerLauncher:
     def _fork(self, launch: Launch, output: int) -> _Ranks:
         try:
             return self._ask(launch, output)
-        except LauncherError:  # it has died since the last trial, and was not yet known to be dead
+        except LauncherError:  # it has died since the last trial
             self.close()
             return self._ask(launch, output)
 
@@ -121,7 +125,7 @@ class ForkServerLauncher:
         return _Ranks(pids, self._process.pid, connection, set(range(len(pids))))
 
     def _living_server(self) -> socket.socket:
-        if self._process is None or self._process.poll() is not None:
+        if self._process is None or exit_code(self._process) is not None:
             self.close()
             self._start()
         return self._await_ready()
@@ -147,9 +151,9 @@ class ForkServerLauncher:
     def _await_ready(self) -> socket.socket:
         assert self._connection is not None  # noqa: S101 - _start made it
         if not self._is_ready:
-            spoilt = json.loads(self._answer(_READY_WITHIN_S))["spoilt"]
-            if spoilt and self._device != "cpu":
-                raise _SpoiltForksError(spoilt)
+            bad = json.loads(self._answer(_READY_WITHIN_S))["bad_forks"]
+            if bad and self._device != "cpu":
+                raise _BadForkError(bad)
             self._is_ready = True
         return self._connection
 
@@ -174,13 +178,13 @@ class ForkServerLauncher:
 
 @dataclass(slots=True)
 class _Ranks:
-    """Forked ranks; the server reaps them and sends their exit codes."""
+    """Forked ranks; the server sends their exit codes, and reaps them when it is told to."""
 
     pids: tuple[int, ...]
     spare: int | None
     connection: socket.socket
     running: set[int]
-    """Ranks whose exit code the server has yet to tell."""
+    """Ranks whose exit code has not come yet."""
 
     def poll(self, timeout_s: float) -> dict[int, int]:
         ready, _, _ = select.select([self.connection], [], [], timeout_s)
@@ -189,11 +193,15 @@ class _Ranks:
         message = b""
         with suppress(ConnectionError):
             message = self.connection.recv(_MESSAGE_BYTES)
-        ended = _exit_in(message) if message else dict.fromkeys(sorted(self.running), -signal.SIGKILL)
-        self.running -= ended.keys()  # all of them where the server is gone: they died with it
+        if message:
+            answer = json.loads(message)
+            ended = {int(answer["rank"]): int(answer["exit"])}
+        else:  # the server is gone, and its ranks died with it
+            ended = dict.fromkeys(sorted(self.running), -signal.SIGKILL)
+        self.running -= ended.keys()
         return ended
 
-
-def _exit_in(message: bytes) -> dict[int, int]:
-    told = json.loads(message)
-    return {int(told["rank"]): int(told["exit"])}
+    def reap(self) -> None:
+        """Let the server reap the ranks: nothing of them runs any more, and nobody asks for their numbers."""
+        with suppress(OSError):  # the server is gone
+            self.connection.send(json.dumps({"reap": self.pids}).encode())

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from autotune.note import Note
+from autotune.report.wording.launch import LAUNCH
 from autotune.report.wording.template import Wording, fill
 
 __all__ = ["WORDINGS", "say"]
 
-WORDINGS: dict[str, Wording] = {}
+WORDINGS: dict[str, Wording] = {**LAUNCH}
 """Every sentence by its note's code; a code stands in one room's table alone."""
 
 

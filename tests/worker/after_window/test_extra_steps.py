@@ -13,7 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from autotune.protocol.messages import NO_EXTRAS, Extras, RankReport, TrialFolder, WindowRules, read_model
+from autotune.protocol.disk import read_model
+from autotune.protocol.jobs import NO_EXTRAS, Extras, WindowRules
+from autotune.protocol.reports import RankReport
+from autotune.protocol.trial_folder import TrialFolder
 from autotune.records.diagnosis import Curves
 from autotune.records.measurement import Block, Measurement
 from autotune.settings.training_config import TrainingConfig

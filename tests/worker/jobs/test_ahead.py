@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.protocol.messages import Job
+from autotune.protocol.jobs import Job
 from autotune.settings.training_config import TrainingConfig
 from autotune.worker.jobs import ahead
 from autotune.worker.jobs.ahead import refuse_too_much_ahead

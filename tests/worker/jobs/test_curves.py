@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-from autotune.protocol.messages import Extras, Job
+from autotune.protocol.jobs import Extras, Job
 from autotune.records.ceilings import Ceiling
 from autotune.records.diagnosis import CurvePoint, Curves
 from autotune.records.measurement import MemorySample

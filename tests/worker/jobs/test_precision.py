@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from autotune.protocol.messages import Job
+from autotune.protocol.jobs import Job
 from autotune.records.precision_check import GUARD_STEPS, GuardFigures, objection
 from autotune.settings.float32_precision import tf32_products
 from autotune.settings.training_config import TrainingConfig

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, SequentialSampler, SubsetRandomSampler
 
-from autotune.protocol.messages import Job, WindowRules
+from autotune.protocol.jobs import Job, WindowRules
 from autotune.records.stress_check import StressFigures
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload

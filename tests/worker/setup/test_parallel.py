@@ -15,7 +15,7 @@ import torch.distributed.nn.functional  # first imported where there is a group,
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from autotune.protocol.messages import Job
+from autotune.protocol.jobs import Job
 from autotune.settings.training_config import DdpConfig, TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.worker.measure import loop
