@@ -22,6 +22,7 @@ from autotune.diagnosis.bottlenecks import find_bottlenecks, is_healthy, say_hea
 from autotune.errors import NothingFeasibleError, WorkloadError
 from autotune.launch.launcher import Launcher
 from autotune.launch.runner import TrialRunner
+from autotune.note import Note
 from autotune.phrasing import say_settings
 from autotune.protocol.jobs import Extras, WindowRules
 from autotune.protocol.payload import write_payload
@@ -215,9 +216,7 @@ def _failure(result: TrialResult) -> NothingFeasibleError | WorkloadError:
 
 
 def _trace(config: TrainingConfig, runner: TrialRunner, space: ResolvedSpace, pace: Pace, deadline_s: float) -> Curves:
-    report = runner.curves(
-        config, variations(space), deadline_s=deadline_s, stretch_s=pace.stretch_s, roofline=True
-    )
+    report = runner.curves(config, variations(space), deadline_s=deadline_s, stretch_s=pace.stretch_s, roofline=True)
     if report.curves is not None:
         return report.curves
     return Curves(remarks=(f"Other settings were not measured: {report.result.reason or report.result.outcome}.",))
@@ -231,7 +230,7 @@ def _untraced(left_s: float, measurement: Measurement) -> Curves:
     return Curves(remarks=(told,))
 
 
-def _judged(name: str, evidence: Evidence, notes: tuple[str, ...], *, wall_s: float) -> Diagnosis:
+def _judged(name: str, evidence: Evidence, notes: tuple[Note | str, ...], *, wall_s: float) -> Diagnosis:
     findings = find_bottlenecks(evidence)
     advice = rank_advice(evidence, findings)
     healthy = is_healthy(evidence, findings, advice)
@@ -258,7 +257,7 @@ def _ignored(plan: Plan) -> Iterator[str]:
         yield f"No effect on a diagnosis, which searches nothing and keeps no run folder: {', '.join(names)}."
 
 
-def _remarks(evidence: Evidence) -> Iterator[str]:
+def _remarks(evidence: Evidence) -> Iterator[Note | str]:
     """What a person should know about the evidence."""
     if evidence.measurement.breakdown is None:
         yield "Where the time goes was not measured: all that is not spent waiting for data counts as computing."

@@ -9,6 +9,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from autotune.note import Note
 from autotune.records.ceilings import Ceiling, Standing
 from autotune.records.measurement import Measurement
 from autotune.settings.environment import Environment
@@ -86,8 +87,8 @@ class Curves(BaseModel):
     roofline: Roofline | None = None
     threads: int | None = None
     """Threads of one operation on the CPU, where the configuration leaves them to torch or sets them."""
-    remarks: tuple[str, ...] = ()
-    """What could not be measured, and why, a sentence each."""
+    remarks: tuple[Note | str, ...] = ()
+    """What could not be measured, and why."""
     is_cut: bool = False
     """The process that measured them ended early: another one can go on where it stood."""
 
@@ -158,7 +159,7 @@ class Diagnosis(BaseModel):
     advice: tuple[Advice, ...]
     """What to do, the largest gain first; what no setting does stands behind what one does."""
     evidence: Evidence
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note | str, ...] = ()
     wall_s: float = 0.0
     """Seconds that the look has taken."""
     autotune_version: str = ""

@@ -11,6 +11,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from autotune.note import Note
 from autotune.records.breakdown import LoaderCosts, TimeBreakdown
 from autotune.records.ceilings import Ceiling
 from autotune.records.conditions import DeviceConditions
@@ -171,8 +172,9 @@ class Measurement(BaseModel):
     and window, the worst rank's waits, busy fraction and memory."""
     communication: Communication | None = None
     """What exchanging gradients takes; None for a single rank, and where not measured."""
-    remarks: tuple[str, ...] = ()
-    """What disturbed the window, what could not be measured after it, and why, a sentence each."""
+    remarks: tuple[Note | str, ...] = ()
+    """What disturbed the window, what could not be measured after it, and why. Of a group: with `on_ranks`, the ranks
+    that a remark is about, where it is not about all."""
     after_s: float = 0.0
     """Seconds that all this took after the window; a run that measures its window alone is so much shorter."""
     startup_s: float

@@ -8,6 +8,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from autotune.note import Note
 from autotune.records.measurement import Measurement
 from autotune.records.stress_check import StressFigures
 from autotune.settings.training_config import TrainingConfig
@@ -66,8 +67,8 @@ class Recommendation(BaseModel):
     """The best configuration that keeps the baseline's global batch."""
     same_batch_number: int | None = None
     same_batch_speedup: Ratio | None = None
-    reasons: tuple[str, ...] = ()
-    """Why this one, a sentence each."""
+    reasons: tuple[Note | str, ...] = ()
+    """Why this one."""
     confirmations: tuple[Confirmation, ...] = ()
     """Every finalist's runs, raw."""
     stress: StressFigures | None = None

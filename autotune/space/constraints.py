@@ -121,20 +121,16 @@ def coarse_exchange(config: TrainingConfig, baseline: TrainingConfig) -> str | N
 
 
 def without_effect(config: TrainingConfig, facts: WorkloadFacts, environment: Environment) -> dict[str, str]:
-    """Settings that are given but do nothing here, each with the reason."""
-    found = {}
-    if config.pin_memory and environment.device_kind in {"cpu", "mps"}:
-        found["pin_memory"] = f"pinned memory serves copies to an accelerator, and the device is {environment.device}"
-    if config.amp_dtype == "tf32" and environment.device_kind != "cuda":
-        found["amp_dtype"] = f"TF32 is computed by NVIDIA GPUs, and the device is {environment.device}"
-    if config.channels_last and not facts.has_4d_input:
-        found["channels_last"] = "no input of the model has four dimensions"
+    """Settings that are given but do nothing here, each with the reason's code."""
     ddp = config.ddp or DdpConfig()
-    if ddp.find_unused_parameters and ddp.static_graph:
-        found["ddp.find_unused_parameters"] = "with static_graph torch finds unused parameters by itself"
-    if not ddp.broadcast_buffers and not facts.has_buffers:
-        found["ddp.broadcast_buffers"] = "the model has no buffers"
-    return found
+    rules = (
+        ("pin_memory", "no_copy_to_accelerator", config.pin_memory and environment.has_only_ram),
+        ("amp_dtype", "no_nvidia_gpu", config.amp_dtype == "tf32" and environment.device_kind != "cuda"),
+        ("channels_last", "no_4d_input", config.channels_last and not facts.has_4d_input),
+        ("ddp.find_unused_parameters", "static_graph", ddp.find_unused_parameters and ddp.static_graph),
+        ("ddp.broadcast_buffers", "no_buffers", not ddp.broadcast_buffers and not facts.has_buffers),
+    )
+    return {setting: reason for setting, reason, holds in rules if holds}
 
 
 def normalised(settings: dict[str, object], facts: WorkloadFacts, environment: Environment) -> dict[str, object]:
@@ -145,7 +141,7 @@ def normalised(settings: dict[str, object], facts: WorkloadFacts, environment: E
     result = {**settings, **_normalised_ranks(settings, facts)}
     if result.get("num_workers") == 0:
         result.update(prefetch_factor=None, persistent_workers=False)
-    if environment.device_kind in {"cpu", "mps"}:
+    if environment.has_only_ram:
         result["pin_memory"] = False
     if environment.device_kind != "cuda" and result.get("amp_dtype") == "tf32":
         result["amp_dtype"] = "float32"

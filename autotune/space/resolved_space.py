@@ -7,13 +7,14 @@ proposed values into a TrainingConfig or a reason against it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 from math import prod
 from typing import Any
 
 from pydantic import ValidationError
 
+from autotune.note import Note
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.environment import Environment
 from autotune.settings.objective import Objective
@@ -47,8 +48,8 @@ class ResolvedSpace:
     numbers of workers."""
     lists_hooks: bool = False
     """The user has listed communication hooks: how coarse they are is his to judge."""
-    notes: tuple[str, ...] = field(default=())
-    """What has no effect here, and why a default range is narrower than usual, a sentence each."""
+    notes: tuple[Note | str, ...] = ()
+    """What has no effect here, and why a default range is narrower than usual."""
 
     @property
     def parameters(self) -> dict[str, Domain]:

@@ -14,6 +14,7 @@ from autotune.analysis.early_stopping import lost_race
 from autotune.analysis.scoring import evaluate
 from autotune.launch.runner import TrialRunner
 from autotune.launch.side_by_side import SideBySide
+from autotune.note import Note
 from autotune.protocol.jobs import NO_EXTRAS, Extras, WindowRules
 from autotune.records.ceilings import CeilingBook
 from autotune.records.precision_check import guard_key
@@ -64,7 +65,7 @@ class Tuning:
     show: Show
     on_record: Callable[[TrialRecord], None]
     """Called after each trial, to keep its record."""
-    notes: list[str] = field(default_factory=list)
+    notes: list[Note | str] = field(default_factory=list)
     stopped_because: str = ""
     is_interrupted: bool = False
     """Something ended the search before it was over."""

@@ -18,7 +18,7 @@ from autotune.api.entry import diagnose_plan
 from autotune.errors import ConfigError, NothingFeasibleError, WorkloadError
 from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.protocol.disk import read_model, write_model
-from autotune.protocol.jobs import Job
+from autotune.protocol.jobs import read_job
 from autotune.protocol.reports import RankReport
 from autotune.records.diagnosis import Bottleneck, Diagnosis
 from autotune.settings.budget import Budget
@@ -152,7 +152,7 @@ class WithoutCurves(FakeLauncher):
     """Its job of curves does not end."""
 
     def launch(self, launch: Any) -> Any:
-        if read_model(launch.folder.job, Job).kind == "curves":
+        if read_job(launch.folder.job).kind == "curves":
             self.cost = lambda _: FakeTrial(hangs=True)
         return super().launch(launch)
 

@@ -22,8 +22,8 @@ from autotune.errors import (
     StudyMismatchError,
     WorkloadError,
 )
-from autotune.protocol.disk import read_model
-from autotune.protocol.jobs import Job
+from autotune.note import Note, note
+from autotune.protocol.jobs import read_job
 from autotune.records.trial import Failure
 from autotune.settings.training_config import TrainingConfig
 from autotune.testing import CostModel, FakeLauncher, FakeTrial, analytic_cost, fake_environment
@@ -325,7 +325,7 @@ def test_of_a_time_out_some_is_kept_to_write_the_reports(tmp_path: Path) -> None
 def test_an_interrupted_stress_run_keeps_the_confirmation_and_is_made_up_for_by_the_next_call(tmp_path: Path) -> None:
     class Interrupting(FakeLauncher):
         def launch(self, launch: Any) -> Any:
-            if read_model(launch.folder.job, Job).kind == "stress":
+            if read_job(launch.folder.job).kind == "stress":
                 raise KeyboardInterrupt
             return super().launch(launch)
 
@@ -366,9 +366,11 @@ def test_a_listed_value_without_effect_is_said_by_name(tmp_path: Path) -> None:
     environment = fake_environment().model_copy(update={"device_kind": "cpu", "device": "cpu"})
     space = {"pin_memory": [True], "amp_dtype": ["float32", "tf32"]}
     result = search(tmp_path, launcher=FakeLauncher(environment=environment), space=space, n_trials=3)
-    assert any("pin_memory=True has no effect" in note for note in result.summary.notes)
-    assert any("amp_dtype=tf32 has no effect" in note for note in result.summary.notes)
-    assert not any("tried as given" in note for note in result.summary.notes)
+    found = [note for note in result.summary.notes if isinstance(note, Note)]
+    assert [(note.code, note.figures["setting"], note.figures["value"]) for note in found] == [
+        ("value_without_effect", "amp_dtype", "tf32"),
+        ("value_without_effect", "pin_memory", True),
+    ]
 
 
 def test_a_batch_that_fails_again_and_again_stops_the_search(tmp_path: Path) -> None:
@@ -394,7 +396,7 @@ def test_precisions_that_are_listed_are_tried_and_emulated_ones_named(tmp_path: 
     launcher = FakeLauncher(environment=environment)
     result = search(tmp_path, launcher=launcher, space={"amp_dtype": ["float32", "bfloat16"]}, n_trials=12)
     assert {trial.config.amp_dtype for trial in result.trials} == {"float32", "bfloat16"}
-    assert any("bfloat16 natively" in note for note in result.summary.notes)
+    assert note("precision_not_native", device="Fake GPU", precisions=("bfloat16",)) in result.summary.notes
 
 
 def test_finalists_are_measured_in_turns_with_the_baseline(tmp_path: Path) -> None:

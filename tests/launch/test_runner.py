@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from autotune.launch.block_stream import BlockStream
 from autotune.launch.launcher import Exit, Launch
-from autotune.launch.runner import TrialRunner, _BlockStream
-from autotune.protocol.jobs import NO_EXTRAS, Extras, WindowRules
+from autotune.launch.runner import TrialRunner
+from autotune.protocol.jobs import NO_EXTRAS, CurvesJob, Extras, TrialJob, WindowRules
 from autotune.protocol.trial_folder import TrialFolder
 from autotune.records.measurement import Block
 from autotune.records.trial import Failure
@@ -33,6 +34,10 @@ class KeepingLauncher(FakeLauncher):
         self.launches.append(launch)
         return FakeLauncher.launch(self, launch)
 
+    @property
+    def trial_jobs(self) -> list[TrialJob]:
+        return [job for job in self.jobs if isinstance(job, TrialJob)]
+
 
 @pytest.fixture
 def launcher() -> KeepingLauncher:
@@ -47,7 +52,7 @@ def runner(launcher: KeepingLauncher, tmp_path: Path) -> TrialRunner:
 def test_a_group_meets_at_a_file_in_its_trials_folder(runner: TrialRunner, launcher: KeepingLauncher) -> None:
     result = runner.run(GROUP, name="trial", deadline_s=60.0, window=WindowRules())
     assert result.outcome == "ok", result.reason
-    (launch,), (job,) = launcher.launches, launcher.jobs
+    (launch,), (job,) = launcher.launches, launcher.trial_jobs
     assert launch.ranks == 2
     assert job.rendezvous == f"file://{launch.folder.rendezvous}"
     assert launch.folder.rendezvous.is_absolute()
@@ -57,29 +62,31 @@ def test_a_group_meets_at_a_file_in_its_trials_folder(runner: TrialRunner, launc
 def test_a_single_rank_of_ddp_has_a_place_to_meet_too(runner: TrialRunner, launcher: KeepingLauncher) -> None:
     runner.run(TrainingConfig(strategy="ddp"), name="trial", deadline_s=60.0, window=WindowRules())
     assert launcher.launches[0].ranks == 1
-    assert launcher.jobs[0].rendezvous is not None
+    assert launcher.trial_jobs[0].rendezvous is not None
 
 
 @pytest.mark.parametrize("config", [ALONE, TrainingConfig(strategy="dp", world_size=2)])
 def test_a_single_process_meets_nobody(config: TrainingConfig, runner: TrialRunner, launcher: KeepingLauncher) -> None:
     runner.run(config, name="trial", deadline_s=60.0, window=WindowRules())
     assert launcher.launches[0].ranks == 1
-    assert (launcher.jobs[0].rendezvous, launcher.jobs[0].config) == (None, config)
+    (job,) = launcher.trial_jobs
+    assert (job.rendezvous, job.config) == (None, config)
 
 
 def test_what_is_looked_at_beside_the_trials_runs_in_one_process(
     runner: TrialRunner, launcher: KeepingLauncher
 ) -> None:
     runner.guard(GROUP, name="guard", deadline_s=60.0)
-    runner.stress(GROUP, name="stress", deadline_s=60.0, window=WindowRules())
-    runner.curves(GROUP, [GROUP], deadline_s=60.0, extras=NO_EXTRAS)
+    runner.stress(GROUP, name="stress", deadline_s=60.0, train_s=1.0)
+    runner.curves(GROUP, [GROUP], deadline_s=60.0, stretch_s=0.5)
     runner.probe(GROUP, deadline_s=60.0)
     assert [launch.ranks for launch in launcher.launches] == [1, 1, 1, 1]
-    assert [(job.kind, job.config, job.rendezvous) for job in launcher.jobs] == [
-        ("guard", ALONE, None),
-        ("stress", ALONE, None),
-        ("curves", ALONE, None),
+    assert [(job.kind, job.config) for job in launcher.jobs] == [
+        ("guard", ALONE),
+        ("stress", ALONE),
+        ("curves", ALONE),
     ]
+    assert isinstance(launcher.jobs[2], CurvesJob)
     assert launcher.jobs[2].variations == (ALONE,)
 
 
@@ -95,8 +102,8 @@ def test_a_failure_without_a_place_is_run_again_within_the_deadline_where_that_l
     result = runner.run(
         ALONE, name="trial", deadline_s=60.0, window=WindowRules(), extras=asked, should_end=lambda _: None
     )
-    assert [job.extras for job in launcher.jobs] == [asked, NO_EXTRAS][:runs]
-    assert [job.blocks_launches for job in launcher.jobs] == [False, True][:runs]
+    assert [job.extras for job in launcher.trial_jobs] == [asked, NO_EXTRAS][:runs]
+    assert [job.process.blocks_launches for job in launcher.trial_jobs] == [False, True][:runs]
     assert sum(launch.deadline_s for launch in launcher.launches[1:]) < 60.0 - took_s
     assert result.wall_s >= runs * took_s
     assert all(launch.should_end is None for launch in launcher.launches[1:]), "its measurement is worth nothing"
@@ -131,19 +138,19 @@ def block(batches: int) -> Block:
 
 
 @pytest.fixture
-def stream(tmp_path: Path) -> _BlockStream:
+def stream(tmp_path: Path) -> BlockStream:
     """It ends a trial at its third block."""
-    return _BlockStream(
+    return BlockStream(
         path=tmp_path / "blocks", ranks=1, should_end=lambda blocks: "enough" if len(blocks) >= 3 else None
     )
 
 
-def test_before_a_window_begins_there_are_no_blocks(stream: _BlockStream) -> None:
+def test_before_a_window_begins_there_are_no_blocks(stream: BlockStream) -> None:
     assert not stream.is_lost()
     assert stream.blocks == []
 
 
-def test_a_line_that_is_not_whole_yet_is_left_until_it_is(stream: _BlockStream) -> None:
+def test_a_line_that_is_not_whole_yet_is_left_until_it_is(stream: BlockStream) -> None:
     first, second = (f"{block(batches).model_dump_json()}\n" for batches in (1, 2))
     stream.path.write_text(first + second[:20])
     assert not stream.is_lost()
@@ -153,7 +160,7 @@ def test_a_line_that_is_not_whole_yet_is_left_until_it_is(stream: _BlockStream) 
     assert stream.blocks == [block(1), block(2)]
 
 
-def test_a_file_that_was_begun_anew_is_read_from_its_start(stream: _BlockStream) -> None:
+def test_a_file_that_was_begun_anew_is_read_from_its_start(stream: BlockStream) -> None:
     stream.path.write_text("".join(f"{block(batches).model_dump_json()}\n" for batches in (1, 2)))
     assert not stream.is_lost()
     stream.path.unlink()
@@ -164,14 +171,14 @@ def test_a_file_that_was_begun_anew_is_read_from_its_start(stream: _BlockStream)
     assert stream.blocks == [block(7)]
 
 
-def test_a_line_that_was_cut_off_is_passed_over_and_what_follows_is_read(stream: _BlockStream) -> None:
+def test_a_line_that_was_cut_off_is_passed_over_and_what_follows_is_read(stream: BlockStream) -> None:
     lines = [f"{block(batches).model_dump_json()}\n" for batches in range(1, 5)]
     stream.path.write_text(lines[0] + lines[1][:20] + lines[1] + lines[2] + lines[3])
     assert stream.is_lost()
     assert stream.blocks == [block(1), block(3), block(4)]
 
 
-def test_once_there_is_a_reason_it_stays_and_nobody_is_asked_again(stream: _BlockStream) -> None:
+def test_once_there_is_a_reason_it_stays_and_nobody_is_asked_again(stream: BlockStream) -> None:
     stream.path.write_text("".join(f"{block(batches).model_dump_json()}\n" for batches in (1, 2, 3)))
     assert stream.is_lost()
     stream.should_end = lambda blocks: pytest.fail("asked again")
@@ -181,14 +188,14 @@ def test_once_there_is_a_reason_it_stays_and_nobody_is_asked_again(stream: _Bloc
     assert (stopped.outcome, stopped.reason, stopped.blocks) == ("pruned", "enough", (block(1), block(2), block(3)))
 
 
-def test_nobody_is_asked_without_news(stream: _BlockStream) -> None:
+def test_nobody_is_asked_without_news(stream: BlockStream) -> None:
     stream.path.write_text(f"{block(1).model_dump_json()}\n")
     assert not stream.is_lost()
     stream.should_end = lambda blocks: pytest.fail("asked without a new block")
     assert not stream.is_lost()
 
 
-def test_what_rank_0_has_seen_is_taken_for_all_ranks(stream: _BlockStream) -> None:
+def test_what_rank_0_has_seen_is_taken_for_all_ranks(stream: BlockStream) -> None:
     stream.ranks = 4
     stream.path.write_text(f"{block(2).model_dump_json()}\n")
     assert not stream.is_lost()

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autotune.note import note
 from autotune.settings.environment import Environment
 from autotune.settings.search_space import IntRange, SearchSpace
 from autotune.settings.training_config import DdpConfig, TrainingConfig
@@ -104,10 +105,10 @@ def test_only_native_precisions_are_tried_by_default(
 def test_an_unsharded_iterable_gets_one_worker_and_a_note(make_space: Callable[..., ResolvedSpace]) -> None:
     space = make_space(is_iterable=True, is_sharded=False, dataset_length=None)
     assert space.domains["num_workers"] == IntRange(low=0, high=1)
-    assert "num_workers stayed within 1" in space.notes[0]
+    assert space.notes == (note("dataset_not_sharded", most_workers=1),)
     explicit = make_space({"num_workers": [4]}, is_iterable=True, is_sharded=False, dataset_length=None)
     assert _values(explicit, "num_workers") == [4]
-    assert "kept" in explicit.notes[0]
+    assert explicit.notes == (note("dataset_not_sharded", most_workers=None),)
 
 
 def test_a_small_dataset_caps_the_batch_where_the_last_one_is_dropped(make_space: Callable[..., ResolvedSpace]) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from autotune.launch.launcher import Exit, Launch
-from autotune.protocol.disk import read_model, write_model
-from autotune.protocol.jobs import Job
+from autotune.protocol.disk import write_model
+from autotune.protocol.jobs import read_job
 from autotune.protocol.reports import RankReport
 from autotune.records.recommendation import Recommendation
 from autotune.records.trial import Outcome, TrialResult
@@ -301,7 +301,7 @@ def test_an_interrupted_search_still_recommends_without_what_was_refuted(tmp_pat
 def test_an_interruption_of_the_stress_run_keeps_the_confirmation(tmp_path: Path) -> None:
     class Interrupting(FakeLauncher):
         def launch(self, launch: Launch) -> Exit:
-            if read_model(launch.folder.job, Job).kind == "stress":
+            if read_job(launch.folder.job).kind == "stress":
                 raise KeyboardInterrupt
             return FakeLauncher.launch(self, launch)
 

@@ -15,8 +15,7 @@ import pytest
 from autotune.api.interrupts import kept_interrupts
 from autotune.errors import LauncherError, RepeatedFailureError, RunFolderError
 from autotune.launch.launcher import Exit, Launch
-from autotune.protocol.disk import read_model
-from autotune.protocol.jobs import Job
+from autotune.protocol.jobs import read_job
 from autotune.records.run_summary import Progress
 from autotune.records.trial import Failure, TrialRecord, reference_of
 from autotune.settings.training_config import TrainingConfig
@@ -56,7 +55,7 @@ class Watched(FakeLauncher):
 
     def launch(self, launch: Launch) -> Exit:
         """Note what begins and ends."""
-        job = read_model(launch.folder.job, Job)
+        job = read_job(launch.folder.job)
         key = f"{job.kind}: {rules.same_behaviour_key(job.config, self.facts, self.environment)}"
         with self._lock:
             self.twice += [key] if key in self.running else []

@@ -13,8 +13,7 @@ import pytest
 import autotune
 from autotune.analysis.early_stopping import seen_rate
 from autotune.launch.launcher import Exit, Launch
-from autotune.protocol.disk import read_model
-from autotune.protocol.jobs import Job
+from autotune.protocol.jobs import Job, read_job
 from autotune.records.ceilings import device_key, loader_key
 from autotune.records.run_summary import Progress
 from autotune.records.trial import Failure, TrialResult
@@ -457,7 +456,7 @@ class Interrupting(FakeLauncher):
     at: Callable[[Job, int], bool] = staticmethod(lambda job, launched: False)
 
     def launch(self, launch: Launch) -> Exit:
-        if self.at(read_model(launch.folder.job, Job), len(self.launched)):
+        if self.at(read_job(launch.folder.job), len(self.launched)):
             raise KeyboardInterrupt
         return FakeLauncher.launch(self, launch)
 

@@ -18,7 +18,7 @@ from autotune.records.measurement import Measurement, MemorySample
 from autotune.records.utilization import GPM_SOURCE
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
-from autotune.worker import rank
+from autotune.worker import trial
 from autotune.worker.measure.conditions import Others
 from autotune.worker.measure.feed import Feed
 from autotune.worker.measure.loop import Run
@@ -61,9 +61,9 @@ def measure(nvml: NvmlStub, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Me
         model = build_model(workload, config, device)
         optimizer = build_optimizer(workload, model, config.lr)
         trainer = make_trainer(model, optimizer, infer_step(workload, first.batch), config, device)
-        times = rank._StartTimes(startup_s=0.0, build_s=0.0)
+        times = trial.StartTimes(startup_s=0.0, build_s=0.0)
         run = Run(feed, trainer, 0, perf_counter() + 60)
-        return rank._measure(run, WindowRules(max_s=0.3), first, times, lambda _: None, before or {})
+        return trial.measure(run, WindowRules(max_s=0.3), first, times, lambda _: None, before or {})
 
     return measured
 

@@ -18,7 +18,7 @@ from torch import nn
 
 from autotune.errors import RunFolderError, WorkloadError
 from autotune.protocol.disk import read_model, write_atomic, write_model
-from autotune.protocol.jobs import Job
+from autotune.protocol.jobs import TrialJob, read_job
 from autotune.protocol.payload import read_payload, write_payload
 from autotune.protocol.reports import RankReport
 from autotune.protocol.shared_memory import free_shared_memory
@@ -26,6 +26,7 @@ from autotune.records.measurement import Block, Measurement, MemorySample, Windo
 from autotune.records.trial import Failure, TrialResult
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Ref, Workload
+from tests.factories import make_process
 
 
 def there_and_back(value: object, folder: Path) -> Any:
@@ -240,19 +241,13 @@ def test_an_atomic_write_is_readable_by_its_owner_alone(tmp_path: Path) -> None:
 
 
 def test_a_job_comes_back_as_it_was_sent(tmp_path: Path) -> None:
-    job = Job(
-        kind="trial",
+    job = TrialJob(
+        process=make_process(tmp_path, seed=1, deadline_s=5, sys_path=("", "/a")),
         payload=tmp_path,
         config=TrainingConfig(num_workers=2, prefetch_factor=4),
-        device="cpu",
-        seed=1,
-        deadline_s=5,
-        sys_path=("", "/a"),
-        working_directory=tmp_path,
-        python_path=None,
     )
     write_model(tmp_path / "job.json", job)
-    assert read_model(tmp_path / "job.json", Job) == job
+    assert read_job(tmp_path / "job.json") == job
 
 
 @pytest.mark.parametrize("high", [1.5, float("inf")])
