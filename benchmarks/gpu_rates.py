@@ -79,7 +79,7 @@ def run_with_everything(task: Task) -> Figures:
     figures: Figures = {
         "outcome": result.outcome,
         "reason": result.reason,
-        "launcher_notes": list(notes),
+        "launcher_notes": [note.code for note in notes],
         "promises": ended,
     }
     if found is None:

@@ -21,6 +21,7 @@ from autotune.api.setup import opened_launcher, runner_for
 from autotune.files.run_folder import open_run_folder
 from autotune.launch.launcher import Exit, Launch, Launcher, notes_of
 from autotune.launch.runner import TrialRunner
+from autotune.note import Note
 from autotune.protocol.jobs import Extras, WindowRules
 from autotune.protocol.payload import write_payload
 from autotune.records.trial import TrialResult
@@ -98,7 +99,7 @@ class TimedLauncher:
         return ended
 
     @property
-    def notes(self) -> tuple[str, ...]:
+    def notes(self) -> tuple[Note, ...]:
         """The other one's."""
         return notes_of(self.inner)
 

@@ -54,5 +54,6 @@ def refuse_bad_fork(device: str) -> None:
     if devices and device != "cpu":
         raise DeviceError(
             f"a trial must be the first to open its device, but {', '.join(devices)} had been opened before its "
-            "process was forked, by a package that torch loads by itself, most likely; set TORCH_DEVICE_BACKEND_AUTOLOAD=0"
+            "process was forked, most likely by a package that torch loads by itself; set "
+            "TORCH_DEVICE_BACKEND_AUTOLOAD=0"
         )

@@ -171,7 +171,7 @@ def test_other_settings_are_measured_within_the_minute_or_not_at_all(startup_s: 
 
     launcher = FakeLauncher(cost)
     found = diagnose(launcher)
-    deadlines = [job.deadline_s for job in launcher.jobs if job.kind == "curves"]
+    deadlines = [job.process.deadline_s for job in launcher.jobs if job.kind == "curves"]
     assert [deadline_s <= 60 for deadline_s in deadlines] == [True] * is_traced
     told = any(note.endswith(f"a trial's start takes {startup_s:.0f} s.") for note in found.diagnosis.notes)
     assert told != is_traced

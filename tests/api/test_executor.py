@@ -19,6 +19,7 @@ from autotune.api.diagnose import Pace, diagnose_plan
 from autotune.api.setup import opened_launcher, temporary_folder
 from autotune.errors import ConfigError, LauncherError, StudyMismatchError
 from autotune.launch.launcher import Launcher
+from autotune.note import note
 from autotune.settings.executor import Executor
 from autotune.settings.plan import Plan
 from autotune.settings.training_config import TrainingConfig
@@ -177,7 +178,7 @@ def test_a_baseline_over_hosts_is_refused_by_name_where_there_are_too_few(tmp_pa
 
 
 def test_hosts_that_are_not_used_are_said_once_in_every_answer(tmp_path: Path) -> None:
-    said = "node-3 is not used: it has another kind of device."
+    said = note("host_of_other_kind", host="node-3", reason="it has another kind of device")
     launcher = FakeLauncher(slots=2, notes=(said,))
     assert search(tmp_path, launcher).summary.notes.count(said) == 1
     assert api.check_plan(PLAN, launcher=launcher).space.notes.count(said) == 1
@@ -188,7 +189,7 @@ class Losing(FakeLauncher):
     """Loses a host while it runs."""
 
     def launch(self, launch: Any) -> Any:
-        self.notes = ("node-2 went away.",) if self.launched else ()
+        self.notes = (note("host_without_trials", host="node-2", reason="it is gone"),) if self.launched else ()
         return super().launch(launch)
 
 

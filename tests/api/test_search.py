@@ -319,7 +319,7 @@ def test_of_a_time_out_some_is_kept_to_write_the_reports(tmp_path: Path) -> None
     launcher = FakeLauncher()
     search(tmp_path, n_trials=4, timeout_s=20, launcher=launcher)
     (last,) = (job for job in launcher.jobs if job.kind == "stress")
-    assert last.deadline_s < 19
+    assert last.process.deadline_s < 19
 
 
 def test_an_interrupted_stress_run_keeps_the_confirmation_and_is_made_up_for_by_the_next_call(tmp_path: Path) -> None:

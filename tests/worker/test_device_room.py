@@ -15,6 +15,7 @@ from torch import distributed, nn
 from torch.utils.data import TensorDataset
 
 from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
+from autotune.launch.memory_limits import MemoryLimits
 from autotune.launch.runner import TrialRunner
 from autotune.protocol.disk import read_model, write_model
 from autotune.protocol.jobs import CurvesJob, PrecisionJob, ProbeJob, StressJob, TrialJob, WindowRules, WorkloadJob
@@ -421,7 +422,7 @@ def test_the_device_of_a_plug_in_is_found_by_the_process_of_a_trial(
         logs=tmp_path,
         device="auto",
         seed=0,
-        limit_bytes=40 * MIB,
+        limits=MemoryLimits(limit_bytes=40 * MIB),
     )
     window = WindowRules(max_s=0.3, precision=0.5, block_s=0.01)
     result = runner.run(TrainingConfig(micro_batch_size=16), name="trial", deadline_s=60.0, window=window)

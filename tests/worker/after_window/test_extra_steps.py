@@ -19,6 +19,7 @@ from autotune.protocol.reports import RankReport
 from autotune.protocol.trial_folder import TrialFolder
 from autotune.records.diagnosis import Curves
 from autotune.records.measurement import Block, Measurement
+from autotune.records.trial import TrialResult
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.worker.after_window import extra_steps as after
