@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import Field, JsonValue
+
+from autotune.frozen import FrozenModel
 
 __all__ = ["Note", "note"]
 
 
-class Note(BaseModel):
+class Note(FrozenModel):
     """A code and its figures."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     code: str
     """What is the case, in snake_case: "no_time_for_stress"."""
-    figures: dict[str, JsonValue] = {}
+    figures: dict[str, JsonValue] = Field(default_factory=dict)
     """What the sentence is filled with, by the names that it has for them: seconds, bytes, shares in 0..1, numbers of
     trials, names of settings and files; units in the name (`_s`, `_bytes`, `_fraction`)."""
 

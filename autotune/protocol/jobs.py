@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import Field, TypeAdapter
 
+from autotune.frozen import FrozenModel
 from autotune.records.diagnosis import Curves
 from autotune.settings.training_config import TrainingConfig
 
@@ -28,11 +29,7 @@ __all__ = [
 ]
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class WindowRules(_Frozen):
+class WindowRules(FrozenModel):
     """How long a trial measures."""
 
     max_s: float = 8.0
@@ -47,7 +44,7 @@ class WindowRules(_Frozen):
     show what that costs (benchmarks/gpu.py)."""
 
 
-class Extras(_Frozen):
+class Extras(FrozenModel):
     """What a trial measures after its window, for as long as the deadline is far. The window's result is kept first."""
 
     loader_ceiling: bool = False
@@ -64,7 +61,7 @@ NO_EXTRAS = Extras()
 """The window alone."""
 
 
-class GroupPart(_Frozen):
+class GroupPart(FrozenModel):
     """Those ranks of a group that run on one of several hosts."""
 
     host: int
@@ -76,7 +73,7 @@ class GroupPart(_Frozen):
     """Network interface by which the other hosts are reached; None: torch finds one."""
 
 
-class ProcessSetup(_Frozen):
+class ProcessSetup(FrozenModel):
     """What every process of a trial needs, whatever its job is."""
 
     device: str
@@ -94,7 +91,7 @@ class ProcessSetup(_Frozen):
     """PYTHONPATH of the caller, restored before user code runs."""
 
 
-class _Job(_Frozen):
+class _Job(FrozenModel):
     version: Literal[1] = 1
     process: ProcessSetup
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
+from autotune.frozen import FrozenModel
 from autotune.records.conditions import DeviceConditions
 from autotune.records.diagnosis import Curves
 from autotune.records.precision_check import GuardFigures
@@ -22,10 +21,8 @@ from autotune.settings.workload import WorkloadFacts
 __all__ = ["RankReport"]
 
 
-class RankReport(BaseModel):
+class RankReport(FrozenModel):
     """A result, and the figures of the one kind of job that was run."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     version: Literal[1] = 1
     rank: int = 0

@@ -19,9 +19,10 @@ from threading import Event, Lock
 
 import psutil
 import ray
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 
 from autotune.errors import AutotuneError
+from autotune.frozen import FrozenModel
 from autotune.launch.launcher import Exit, Launch
 from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.launch.runner import TrialRunner
@@ -42,10 +43,8 @@ _OF_THE_HOST = ("CUDA_", "HIP_", "HOSTNAME", "NVIDIA_", "RAY_", "ROCR_", "SLURM"
 _RAYS_OWN = ("RAY_", "OMP_NUM_THREADS", "PYTHONBREAKPOINT", "SPT_NOENV")
 
 
-class HostFacts(BaseModel):
+class HostFacts(FrozenModel):
     """A host's description of itself."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     version: str
     """Of autotune."""
@@ -56,10 +55,8 @@ class HostFacts(BaseModel):
     """Network interface that has the host's address in the cluster; None where none is found."""
 
 
-class HostTask(BaseModel):
+class HostTask(FrozenModel):
     """What a host is to run of a trial."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     ticket: str
     """By which it can be cancelled."""
@@ -75,12 +72,10 @@ class HostTask(BaseModel):
     ram_ceiling_bytes: int | None
 
 
-class HostAnswer(BaseModel):
+class HostAnswer(FrozenModel):
     """How a host's part of a trial ended."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_bytes="base64", val_json_bytes="base64"
-    )
+    model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 
     exit: Exit | None
     """None: the trial could not be started."""

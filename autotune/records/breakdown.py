@@ -8,8 +8,9 @@ from __future__ import annotations
 from math import isclose
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from autotune.frozen import FrozenModel
 from autotune.records.trace_intervals import DeviceTime
 
 __all__ = ["PARTS", "LoaderCosts", "Part", "Share", "TimeBreakdown", "breakdown_on_cpu", "breakdown_on_device"]
@@ -21,23 +22,19 @@ PARTS: tuple[Part, ...] = ("data_wait", "device_copy", "compute", "synchronise",
 _Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
-class Share(BaseModel):
+class Share(FrozenModel):
     """A part of the wall time, and how it was measured."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     fraction: _Fraction
     source: str
     """In a few words, such as "clock around the loader" or "profiler, 5 extra steps"."""
 
 
-class TimeBreakdown(BaseModel):
+class TimeBreakdown(FrozenModel):
     """Fractions of the wall time of a long run; they add up to 1.
 
     An instant in which the device works counts as that, whatever the host waits for meanwhile.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     data_wait: Share
     """The device has nothing to do because the loader has not delivered, the restarts of epochs included."""
@@ -64,10 +61,8 @@ class TimeBreakdown(BaseModel):
         return {name: getattr(self, name) for name in PARTS}
 
 
-class LoaderCosts(BaseModel):
+class LoaderCosts(FrozenModel):
     """What data costs inside the loader, in seconds; measured outside the window, item by item, in one process."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     items: int
     """Items that were timed."""

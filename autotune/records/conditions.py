@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from autotune.frozen import FrozenModel
 from autotune.note import Note, note
 
 __all__ = [
@@ -38,10 +39,8 @@ OTHERS_LEAST_BUSY = 0.05
 convention."""
 
 
-class DeviceConditions(BaseModel):
+class DeviceConditions(FrozenModel):
     """One device during a window; of several devices the sum of energy and power, and otherwise the worst of them."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     sm_clock_mhz: tuple[int, int] | None = None
     """Clock of the multiprocessors at the window's two edges."""

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
+from autotune.frozen import FrozenModel
 from autotune.note import Note
 from autotune.records.ceilings import Ceiling, Standing
 from autotune.records.measurement import Measurement
@@ -35,13 +34,11 @@ launching operations; a host that waits for the device before it launches more; 
 fight for cores."""
 
 
-class CurvePoint(BaseModel):
+class CurvePoint(FrozenModel):
     """The loader alone, or the device alone, in a configuration that differs from the baseline in a few settings.
 
     What changes a loader's point beside its own settings is the batch.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     changes: dict[str, object]
     """Settings under TrainingConfig's names; empty for the baseline itself."""
@@ -57,13 +54,11 @@ class CurvePoint(BaseModel):
     """Why it could not."""
 
 
-class Roofline(BaseModel):
+class Roofline(FrozenModel):
     """What one step asks of the device, and what the device can do, each measured.
 
     Source: Williams, Waterman, Patterson 2009, "Roofline: an insightful visual performance model".
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     flops: float
     """Floating-point operations of training on one batch, forward and backward, by torch.utils.flop_counter."""
@@ -77,10 +72,8 @@ class Roofline(BaseModel):
     """Of a large copy, read and written bytes together."""
 
 
-class Curves(BaseModel):
+class Curves(FrozenModel):
     """Ceilings around the baseline, and a step's roofline."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     loader: tuple[CurvePoint, ...] = ()
     device: tuple[CurvePoint, ...] = ()
@@ -93,10 +86,8 @@ class Curves(BaseModel):
     """The process that measured them ended early: another one can go on where it stood."""
 
 
-class Evidence(BaseModel):
+class Evidence(FrozenModel):
     """All that a diagnosis rests on."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     config: TrainingConfig
     """What the user runs today."""
@@ -111,10 +102,8 @@ class Evidence(BaseModel):
     curves: Curves
 
 
-class Finding(BaseModel):
+class Finding(FrozenModel):
     """Something that holds the rate."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     bottleneck: Bottleneck
     share: float
@@ -123,10 +112,8 @@ class Finding(BaseModel):
     """The figures that show it, in a sentence."""
 
 
-class Advice(BaseModel):
+class Advice(FrozenModel):
     """Something that can be done, and what it should bring."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     text: str
     """What to do, in a sentence."""
@@ -140,10 +127,8 @@ class Advice(BaseModel):
     """Which measured figures the expectation comes from."""
 
 
-class Diagnosis(BaseModel):
+class Diagnosis(FrozenModel):
     """The answer."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: str
     """What was looked at, in a few words."""

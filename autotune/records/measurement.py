@@ -9,8 +9,9 @@ from __future__ import annotations
 from math import inf
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from autotune.frozen import FrozenModel
 from autotune.note import Note
 from autotune.records.breakdown import LoaderCosts, TimeBreakdown
 from autotune.records.ceilings import Ceiling
@@ -26,10 +27,8 @@ micro batch once two batches in a row had some. A single one has other causes to
 trials of a new shape. Source: composer/trainer/trainer.py, _handle_thrashing_in_automicrobatching."""
 
 
-class Block(BaseModel):
+class Block(FrozenModel):
     """A stretch of the loop between two edges, at each of which the device had done all that came before."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     samples: int
     """Samples that came, counted."""
@@ -41,13 +40,11 @@ class Block(BaseModel):
     the host, a single block's may be longer than the block; the sum over a window's blocks is a part of their time."""
 
 
-class Restart(BaseModel):
+class Restart(FrozenModel):
     """The end of an epoch and the start of the next, until the queue that workers fill ahead has been seen through.
 
     Batches that come right after a restart were made while the loop waited for the first of them: they belong to it.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     seconds: float
     """From the last batch's end on."""
@@ -55,10 +52,8 @@ class Restart(BaseModel):
     """Samples that came in these seconds."""
 
 
-class Window(BaseModel):
+class Window(FrozenModel):
     """The raw record of a timed window."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     blocks: tuple[Block, ...] = Field(min_length=1)
     restarts: tuple[Restart, ...] = ()
@@ -83,10 +78,8 @@ class Window(BaseModel):
     stopped_by: Literal["precision", "time", "deadline"]
 
 
-class Rate(BaseModel):
+class Rate(FrozenModel):
     """Samples per second with a 95 % interval."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
     value: float
     low: float
@@ -98,10 +91,8 @@ class Rate(BaseModel):
         return (self.high - self.low) / 2 / self.value if self.value > 0 else inf
 
 
-class MemorySample(BaseModel):
+class MemorySample(FrozenModel):
     """Peak memory of a trial, and where the figure comes from."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     peak_bytes: int
     source: str
@@ -127,19 +118,15 @@ class MemorySample(BaseModel):
         return self.alloc_retries is not None and self.alloc_retries >= _THRASHING_FROM
 
 
-class Ceilings(BaseModel):
+class Ceilings(FrozenModel):
     """What was measured of either side alone, after the window."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     loader: Ceiling | None = None
     device: Ceiling | None = None
 
 
-class Measurement(BaseModel):
+class Measurement(FrozenModel):
     """What a trial has measured. Rates are in samples per second, fractions in 0..1, memory in bytes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="strings")
 
     samples_per_s: float
     samples_per_s_ci: tuple[float, float]

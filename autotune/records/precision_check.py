@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import isfinite
 
-from pydantic import BaseModel, ConfigDict
-
+from autotune.frozen import FrozenModel
 from autotune.note import Note
 from autotune.settings.training_config import TrainingConfig
 
@@ -42,10 +41,8 @@ _TELLING_COSINE = 0.2
 """Where two float32 gradients agree less than this, the gradient is chance, and its cosine tells nothing."""
 
 
-class GuardFigures(BaseModel):
+class GuardFigures(FrozenModel):
     """What the guard has seen."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="strings")
 
     steps: int
     """Optimizer steps that were compared; those that the GradScaler skipped are not among them, their batches were

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict
+from autotune.frozen import FrozenModel
 
 __all__ = ["Communication", "RankFigures", "SlowSide", "name_devices", "uneven_ranks"]
 
@@ -17,10 +17,8 @@ _UNEVEN = 0.9  # of the others' median: our convention; ranks differ by a few pe
 _SIDES: tuple[Literal["loader", "device"], ...] = ("loader", "device")
 
 
-class RankFigures(BaseModel):
+class RankFigures(FrozenModel):
     """One rank's own part of a trial. Rates in samples per second, fractions in 0..1."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     rank: int
     host: int = 0
@@ -37,10 +35,8 @@ class RankFigures(BaseModel):
     """Its device alone, on batches that it holds, without exchanging gradients; None where not measured."""
 
 
-class Communication(BaseModel):
+class Communication(FrozenModel):
     """What exchanging gradients takes of an optimizer step, on batches that the devices already hold."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     step_s: float
     """A step as it is, gradients exchanged."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
+from autotune.frozen import FrozenModel
 from autotune.note import Note
 from autotune.records.recommendation import Recommendation
 from autotune.records.trial import TrialRecord
@@ -21,10 +22,8 @@ Phase = Literal["probe", "search", "confirm", "measure", "curves"]
 """Of a search: probe, search, confirm. Of a diagnosis: probe, measure (today's settings), curves (other settings)."""
 
 
-class RunSummary(BaseModel):
+class RunSummary(FrozenModel):
     """Everything that a report shows; read back from a run folder as it was written."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: str
     """What was tuned, in a few words."""
@@ -40,7 +39,7 @@ class RunSummary(BaseModel):
     trials: tuple[TrialRecord, ...]
     recommendation: Recommendation | None
     """None where nothing feasible was found."""
-    importances: dict[str, float] = {}
+    importances: dict[str, float] = Field(default_factory=dict)
     """How much each setting tells whether a trial is among the best quarter (PED-ANOVA, by Optuna), shares of 1; empty
     where too few trials can tell."""
     notes: tuple[Note | str, ...] = ()
@@ -56,10 +55,8 @@ class RunSummary(BaseModel):
     autotune_version: str
 
 
-class Progress(BaseModel):
+class Progress(FrozenModel):
     """Where a search or a diagnosis stands; sent to whoever shows it after every step."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     phase: Phase
     done: int

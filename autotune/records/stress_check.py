@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict
-
+from autotune.frozen import FrozenModel
 from autotune.note import Note
-from autotune.phrasing import say_mib
 from autotune.records.measurement import MemorySample
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.environment import Environment
@@ -27,10 +25,8 @@ _LOOK_SHARE = 0.2
 _WHERE = {"ddp": "in one process", "dp": "on one device"}
 
 
-class StressFigures(BaseModel):
+class StressFigures(FrozenModel):
     """What a stress run has seen."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     steps: int
     """Optimizer steps, ordinary batches and batches of the largest samples in turns."""
@@ -80,7 +76,9 @@ class Load:
     def bearer(self) -> str:
         """Who takes that: "2 ranks with 64 MiB of gradient buckets each"."""
         who, each = ("a rank", "") if self.ranks == 1 else (f"{self.ranks} ranks", " each")
-        return f"{who} with {say_mib(self.bucket_bytes)} of gradient buckets{each}" if self.bucket_bytes else who
+        return (
+            f"{who} with {self.bucket_bytes / 2**20:,.0f} MiB of gradient buckets{each}" if self.bucket_bytes else who
+        )
 
 
 def look_s(left_s: float) -> float:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from autotune.frozen import FrozenModel
 
 __all__ = ["DeviceEvent", "DeviceTime", "device_time", "kind_of", "length", "union"]
 
@@ -20,10 +20,8 @@ EventKind = Literal["compute", "copy", "communication"]
 _WAYS = ("htod", "dtoh", "ptop")  # of copies that leave or reach the device
 
 
-class DeviceEvent(BaseModel):
+class DeviceEvent(FrozenModel):
     """Something that the device did between two moments."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: str
     kind: EventKind
@@ -32,13 +30,11 @@ class DeviceEvent(BaseModel):
     device_index: int = 0
 
 
-class DeviceTime(BaseModel):
+class DeviceTime(FrozenModel):
     """What a device did in some steps, in seconds; where kinds overlap, the instant belongs to the first of them.
 
     Computing hides copies, and both hide communication: what is left of those two is what they cost.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     busy_s: float
     """With anything at all running."""

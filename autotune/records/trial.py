@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
+from autotune.frozen import FrozenModel
 from autotune.records.measurement import Block, Measurement
 from autotune.records.precision_check import GuardFigures
 from autotune.settings.training_config import TrainingConfig
@@ -16,10 +15,8 @@ __all__ = ["Failure", "Outcome", "Score", "TrialRecord", "TrialResult", "best_of
 Outcome = Literal["ok", "over_memory", "oom", "host_oom", "timeout", "crashed", "diverged", "pruned", "invalid"]
 
 
-class Failure(BaseModel):
+class Failure(FrozenModel):
     """The exception that ended a rank."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     signature: str
     """Type and place, equal for the same exception at the same place: "ValueError at net.py:12"."""
@@ -30,10 +27,8 @@ class Failure(BaseModel):
     at the same place need not have the same cause."""
 
 
-class TrialResult(BaseModel):
+class TrialResult(FrozenModel):
     """What a runner hands back for a configuration."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     outcome: Outcome
     reason: str = ""
@@ -58,10 +53,8 @@ class TrialResult(BaseModel):
         return self.wall_s - (self.measurement.after_s if self.measurement is not None else 0.0)
 
 
-class Score(BaseModel):
+class Score(FrozenModel):
     """What a trial is worth. Higher is better; the baseline's own is close to 1."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     value: float
     feasible: bool
@@ -72,10 +65,8 @@ class Score(BaseModel):
     """Why it is not feasible; "" where it is."""
 
 
-class TrialRecord(BaseModel):
+class TrialRecord(FrozenModel):
     """A finished trial of the study."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     number: int
     """Number of the trial in the Optuna study; 0 is the baseline."""

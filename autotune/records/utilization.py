@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from autotune.frozen import FrozenModel
 
 __all__ = [
     "GPM_SOURCE",
@@ -30,22 +32,18 @@ _AGREE_WITHIN = 0.10
 _Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
-class BusyReading(BaseModel):
+class BusyReading(FrozenModel):
     """A busy fraction, and where it comes from."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     fraction: _Fraction
     source: str
 
 
-class Fullness(BaseModel):
+class Fullness(FrozenModel):
     """How full the device's time was, by NVIDIA's GPM during the window, in 0..1; None where a metric is not given.
 
     Source: NVML API reference, GPM metrics 2 (SM_UTIL), 3 (SM_OCCUPANCY), 5 (ANY_TENSOR_UTIL), 10 (DRAM_BW_UTIL).
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     sm_fraction: _Fraction | None
     """"Percentage of SMs that were busy", as NVML has it; streaming multiprocessors."""

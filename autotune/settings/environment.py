@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import Field, StringConstraints
 
+from autotune.frozen import FrozenModel
 from autotune.note import Note
 from autotune.settings.training_config import AmpDtype
 
@@ -34,10 +35,8 @@ COMPARED = {
 """The fields by which two machines are compared, and what messages call them."""
 
 
-class Environment(BaseModel):
+class Environment(FrozenModel):
     """Hardware and versions. Holds no names of users, no paths, and of environment variables two switches alone."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     device: str
     """torch's name for the device, such as "cuda:0"."""

@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from reprlib import repr as short_repr
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
+
+from autotune.frozen import FrozenModel
 
 __all__ = ["Executor", "ExecutorKind", "device_obstacle", "places"]
 
@@ -28,10 +30,8 @@ def _check_address(address: str) -> str:
     return address
 
 
-class Executor(BaseModel):
+class Executor(FrozenModel):
     """Who runs trials. A plain text is taken as the kind: `executor: ray`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     kind: ExecutorKind = "local"
     """local: this machine; ray: the machines of a Ray cluster."""

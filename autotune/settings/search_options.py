@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BeforeValidator
+
+from autotune.frozen import FrozenModel
 
 __all__ = ["Method", "SearchOptions"]
 
@@ -19,10 +21,8 @@ def _check_path(value: object) -> object:
     return value
 
 
-class SearchOptions(BaseModel):
+class SearchOptions(FrozenModel):
     """What proposes trials, and what the search starts from."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     method: Method = "model"
     """model: a model of this machine, learned during the search, with Optuna's TPE where it does not explain what is

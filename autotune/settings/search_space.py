@@ -7,10 +7,12 @@ values the field of the same name of a TrainingConfig (or DdpConfig) takes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, ValidationInfo
+from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError, ValidationInfo
 
+from autotune.frozen import FrozenModel
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.training_config import TrainingConfig
 
@@ -21,10 +23,8 @@ DDP_PREFIX = "ddp."
 SettingValue = bool | int | float | str | None
 
 
-class Choices(BaseModel):
+class Choices(FrozenModel):
     """A list of values to choose from; one value fixes the setting."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     values: tuple[SettingValue, ...] = Field(min_length=1)
 
@@ -38,10 +38,8 @@ class Choices(BaseModel):
         return iter(self.values)
 
 
-class IntRange(BaseModel):
+class IntRange(FrozenModel):
     """Whole numbers from low to high, both included; log: tried evenly on a logarithmic scale."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     low: Annotated[int, Field(strict=True)]
     high: Annotated[int, Field(strict=True)]
@@ -60,69 +58,9 @@ class IntRange(BaseModel):
 Domain = Choices | IntRange
 
 
-def _parse_setting(value: object, info: ValidationInfo) -> Domain:
-    return _parse_domain(TrainingConfig, str(info.field_name), value)
-
-
-def _parse_ddp_setting(value: object, info: ValidationInfo) -> Domain:
-    return _parse_domain(DdpConfig, str(info.field_name), value)
-
-
-_Setting = Annotated[Domain | None, BeforeValidator(_parse_setting)]
-_DdpSetting = Annotated[Domain | None, BeforeValidator(_parse_ddp_setting)]
-
-
-class DdpSpace(BaseModel):
-    """DistributedDataParallel's part of the space, written as the other settings are."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    bucket_cap_mb: _DdpSetting = None
-    first_bucket_mb: _DdpSetting = None
-    gradient_as_bucket_view: _DdpSetting = None
-    static_graph: _DdpSetting = None
-    find_unused_parameters: _DdpSetting = None
-    broadcast_buffers: _DdpSetting = None
-    comm_hook: _DdpSetting = None
-
-
-class SearchSpace(BaseModel):
-    """The user's part of the space: a setting left out takes its default range, a single value fixes it.
-
-    Each setting takes a list of choices, {low, high[, log]}, or one value. The learning rate is not searched: it
-    follows the global batch by `objective.lr_rule`.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    micro_batch_size: _Setting = None
-    grad_accum_steps: _Setting = None
-    amp_dtype: _Setting = None
-    num_workers: _Setting = None
-    prefetch_factor: _Setting = None
-    persistent_workers: _Setting = None
-    pin_memory: _Setting = None
-    channels_last: _Setting = None
-    compile: _Setting = None
-    intra_op_threads: _Setting = None
-    world_size: _Setting = None
-    strategy: _Setting = None
-    ddp: DdpSpace | None = None
-
-    def given(self) -> dict[str, Domain]:
-        """The settings that the user has given, by name; those of `ddp` by names such as "ddp.bucket_cap_mb"."""
-        found = {name: getattr(self, name) for name in self.model_fields_set - {"ddp"}}
-        if self.ddp is not None:
-            found |= {f"{DDP_PREFIX}{name}": getattr(self.ddp, name) for name in self.ddp.model_fields_set}
-        return dict(sorted(found.items()))
-
-
-def _parse_domain(model: type[BaseModel], name: str, value: object) -> Domain:
-    """The domain that a user has written for a field of a model.
-
-    Raises:
-        ValueError: it is none, or holds what the field does not take.
-    """
+def _parse_domain(model: type[BaseModel], value: object, info: ValidationInfo) -> Domain:
+    """The domain that the user has written for the field of the same name of a model."""
+    name = str(info.field_name)
     if isinstance(value, IntRange):
         value = value.model_dump()
     if isinstance(value, Mapping):
@@ -158,3 +96,48 @@ def _checked(model: type[BaseModel], name: str, value: object) -> Any:
         return TypeAdapter(annotation).validate_python(value)
     except ValidationError as error:
         raise ValueError(f"{value!r} can't be a value of {name}: {error.errors()[0]['msg']}") from None
+
+
+_Setting = Annotated[Domain | None, BeforeValidator(partial(_parse_domain, TrainingConfig))]
+_DdpSetting = Annotated[Domain | None, BeforeValidator(partial(_parse_domain, DdpConfig))]
+
+
+class DdpSpace(FrozenModel):
+    """DistributedDataParallel's part of the space, written as the other settings are."""
+
+    bucket_cap_mb: _DdpSetting = None
+    first_bucket_mb: _DdpSetting = None
+    gradient_as_bucket_view: _DdpSetting = None
+    static_graph: _DdpSetting = None
+    find_unused_parameters: _DdpSetting = None
+    broadcast_buffers: _DdpSetting = None
+    comm_hook: _DdpSetting = None
+
+
+class SearchSpace(FrozenModel):
+    """The user's part of the space: a setting left out takes its default range, a single value fixes it.
+
+    Each setting takes a list of choices, {low, high[, log]}, or one value. The learning rate is not searched: it
+    follows the global batch by `objective.lr_rule`.
+    """
+
+    micro_batch_size: _Setting = None
+    grad_accum_steps: _Setting = None
+    amp_dtype: _Setting = None
+    num_workers: _Setting = None
+    prefetch_factor: _Setting = None
+    persistent_workers: _Setting = None
+    pin_memory: _Setting = None
+    channels_last: _Setting = None
+    compile: _Setting = None
+    intra_op_threads: _Setting = None
+    world_size: _Setting = None
+    strategy: _Setting = None
+    ddp: DdpSpace | None = None
+
+    def given(self) -> dict[str, Domain]:
+        """The settings that the user has given, by name; those of `ddp` by names such as "ddp.bucket_cap_mb"."""
+        found = {name: getattr(self, name) for name in self.model_fields_set - {"ddp"}}
+        if self.ddp is not None:
+            found |= {f"{DDP_PREFIX}{name}": getattr(self.ddp, name) for name in self.ddp.model_fields_set}
+        return dict(sorted(found.items()))

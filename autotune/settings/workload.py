@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from autotune.frozen import FrozenModel
 
 __all__ = ["PARTS", "OptimizerFacts", "Ref", "StartMethod", "Workload", "WorkloadFacts"]
 
@@ -56,10 +56,8 @@ PARTS = tuple(field.name for field in fields(Workload) if field.name not in {"sh
 """The parts of a workload that are the user's objects or references (and the start method)."""
 
 
-class OptimizerFacts(BaseModel):
+class OptimizerFacts(FrozenModel):
     """The optimizer that the workload builds, as far as learning-rate rules need it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: str
     """The class's name, such as "AdamW"."""
@@ -67,10 +65,8 @@ class OptimizerFacts(BaseModel):
     eps: float | None = None
 
 
-class WorkloadFacts(BaseModel):
+class WorkloadFacts(FrozenModel):
     """What one look at the workload, in a process of its own, has found out."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     dataset_length: int | None
     """Items of one epoch; None where the dataset does not tell."""

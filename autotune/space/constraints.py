@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from math import ceil, inf
 
+from autotune.settings.contradictions import NEUTRAL_WITHOUT_WORKERS
 from autotune.settings.ddp_config import TORCH_BUCKET_CAP_MB, TORCH_FIRST_BUCKET_MB, DdpConfig
 from autotune.settings.environment import DeviceKind, Environment
-from autotune.settings.executor import places
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import WorkloadFacts
 
@@ -18,7 +18,6 @@ __all__ = [
     "DATA_PARALLEL_KINDS",
     "GROUP_BACKENDS",
     "HOOK_DTYPES",
-    "TORCH_PREFETCH_FACTOR",
     "coarse_exchange",
     "hook_obstacle",
     "hosts_of",
@@ -31,8 +30,6 @@ __all__ = [
     "without_effect",
 ]
 
-TORCH_PREFETCH_FACTOR = 2
-"""torch.utils.data.DataLoader's own, where workers load and None is given."""
 GROUP_BACKENDS: dict[DeviceKind, str] = {"cuda": "nccl", "rocm": "nccl", "xpu": "xccl", "cpu": "gloo"}
 """What the ranks of a group exchange gradients by, for each kind of device that can."""
 DATA_PARALLEL_KINDS: frozenset[DeviceKind] = frozenset({"cuda", "rocm"})
@@ -65,28 +62,18 @@ def ranks_of_host(environment: Environment) -> int:
 
 
 def ranks_on_host(ranks: int, environment: Environment) -> int:
-    """Most ranks of a group of so many that share a host; of a group without room, as if there were some."""
-    most = ranks_of_host(environment)
-    if ranks > environment.hosts * most:
-        return ceil(ranks / environment.hosts)
-    return max(places(ranks, hosts=environment.hosts, per_host=most, spread=environment.is_spread))
+    """Most ranks of a group of so many that share a host; of a group without room, as if there were room."""
+    return ceil(ranks / _hosts_taken(ranks, environment))
 
 
 def hosts_of(config: TrainingConfig, environment: Environment) -> int:
     """Hosts that a trial takes; of a group without room, all of them."""
-    if config.strategy != "ddp" or environment.hosts == 1:
-        return 1
-    try:
-        return len(
-            places(
-                config.world_size,
-                hosts=environment.hosts,
-                per_host=ranks_of_host(environment),
-                spread=environment.is_spread,
-            )
-        )
-    except ValueError:
-        return environment.hosts
+    return _hosts_taken(config.world_size, environment) if config.strategy == "ddp" else 1
+
+
+def _hosts_taken(ranks: int, environment: Environment) -> int:
+    """As `executor.places` lays them out: on as few hosts as hold them, or spread over as many as there are."""
+    return min(environment.hosts, ranks if environment.is_spread else ceil(ranks / ranks_of_host(environment)))
 
 
 def hook_obstacle(hook: str | None, environment: Environment) -> str | None:
@@ -140,7 +127,7 @@ def normalised(settings: dict[str, object], facts: WorkloadFacts, environment: E
     """
     result = {**settings, **_normalised_ranks(settings, facts)}
     if result.get("num_workers") == 0:
-        result.update(prefetch_factor=None, persistent_workers=False)
+        result.update(NEUTRAL_WITHOUT_WORKERS)
     if environment.has_only_ram:
         result["pin_memory"] = False
     if environment.device_kind != "cuda" and result.get("amp_dtype") == "tf32":
@@ -153,8 +140,7 @@ def normalised(settings: dict[str, object], facts: WorkloadFacts, environment: E
 def same_behaviour_key(config: TrainingConfig, facts: WorkloadFacts, environment: Environment) -> str:
     """A text that is equal for configurations that run alike: what one measured answers for the other."""
     settings = normalised(config.model_dump(exclude={"lr"}), facts, environment)
-    if config.num_workers > 0 and config.prefetch_factor is None:
-        settings["prefetch_factor"] = TORCH_PREFETCH_FACTOR
+    settings["prefetch_factor"] = config.batches_per_worker
     if settings["strategy"] == "ddp":
         settings["ddp"] = _ddp_behaviour(DdpConfig.model_validate(settings["ddp"] or {}), facts)
     return repr(sorted(settings.items()))

@@ -11,8 +11,7 @@ from __future__ import annotations
 from math import sqrt
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
+from autotune.frozen import FrozenModel
 from autotune.note import Note, note
 from autotune.settings.objective import LrRule
 from autotune.settings.workload import OptimizerFacts
@@ -24,10 +23,8 @@ _WARM_UP_EPOCHS = 5  # Goyal et al., section 2.2
 _ROUNDING = 1e-9  # 10 * (1 - 0.9) falls just below 1 in floating point
 
 
-class LrAdvice(BaseModel):
+class LrAdvice(FrozenModel):
     """The learning rate for a new global batch, and what should change with it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     lr: float
     rule: Literal["linear", "sqrt", "none"]
