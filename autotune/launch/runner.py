@@ -20,19 +20,7 @@ from autotune.launch.launcher import Launch, Launcher
 from autotune.launch.memory_limits import NO_LIMITS, MemoryLimits
 from autotune.launch.repeat import find_place, go_on
 from autotune.protocol.disk import write_model
-from autotune.protocol.jobs import (
-    NO_EXTRAS,
-    CurvesJob,
-    DescribeJob,
-    Extras,
-    Job,
-    PrecisionJob,
-    ProbeJob,
-    ProcessSetup,
-    StressJob,
-    TrialJob,
-    WindowRules,
-)
+from autotune.protocol import jobs
 from autotune.protocol.reports import RankReport
 from autotune.protocol.trial_folder import TrialFolder
 from autotune.records.trial import TrialResult
@@ -69,8 +57,8 @@ class TrialRunner:
         *,
         name: str,
         deadline_s: float,
-        window: WindowRules,
-        extras: Extras = NO_EXTRAS,
+        window: jobs.WindowRules,
+        extras: jobs.Extras = jobs.NO_EXTRAS,
         should_end: ShouldEnd | None = None,
     ) -> TrialResult:
         """Measure a configuration. Whatever happens to the trial is an outcome, never an exception.
@@ -78,7 +66,7 @@ class TrialRunner:
         `should_end` is called with the blocks of the window so far whenever there is a new one (of a group those of
         rank 0, taken for all ranks). Once it returns a reason, the trial is ended, and is pruned with these blocks.
         """
-        job = TrialJob(
+        job = jobs.TrialJob(
             process=self._process(deadline_s),
             payload=self._payload,
             config=config,
@@ -90,16 +78,16 @@ class TrialRunner:
 
     def probe(self, config: TrainingConfig, *, deadline_s: float) -> RankReport:
         """Take a first look at the workload: environment and facts, or a result that says what is wrong."""
-        job = ProbeJob(process=self._process(deadline_s), payload=self._payload, config=_alone(config))
+        job = jobs.ProbeJob(process=self._process(deadline_s), payload=self._payload, config=_alone(config))
         return find_place(job, partial(self._run, "probe", None))
 
     def describe(self, *, deadline_s: float) -> RankReport:
         """Describe the machine alone, without a workload."""
-        return self._run("describe", None, DescribeJob(process=self._process(deadline_s)))
+        return self._run("describe", None, jobs.DescribeJob(process=self._process(deadline_s)))
 
     def guard(self, config: TrainingConfig, *, name: str, deadline_s: float) -> RankReport:
         """Compare a configuration's precision to float32; `config` has the batch size to compare at."""
-        job = PrecisionJob(process=self._process(deadline_s), payload=self._payload, config=_alone(config))
+        job = jobs.PrecisionJob(process=self._process(deadline_s), payload=self._payload, config=_alone(config))
         return self._run(name, None, job)
 
     def curves(
@@ -112,7 +100,7 @@ class TrialRunner:
         roofline: bool = False,
     ) -> RankReport:
         """Measure loader and device alone in variations of a configuration, in another process where one ends early."""
-        job = CurvesJob(
+        job = jobs.CurvesJob(
             process=self._process(deadline_s),
             payload=self._payload,
             config=_alone(config),
@@ -125,15 +113,15 @@ class TrialRunner:
     def stress(self, config: TrainingConfig, *, name: str, deadline_s: float, train_s: float) -> RankReport:
         """Train on the largest samples for `train_s` seconds."""
         process = self._process(deadline_s)
-        job = StressJob(process=process, payload=self._payload, config=_alone(config), train_s=train_s)
+        job = jobs.StressJob(process=process, payload=self._payload, config=_alone(config), train_s=train_s)
         return self._run(name, None, job)
 
     @property
     def _payload(self) -> Path:
         return self.payload.absolute()
 
-    def _process(self, deadline_s: float) -> ProcessSetup:
-        return ProcessSetup(
+    def _process(self, deadline_s: float) -> jobs.ProcessSetup:
+        return jobs.ProcessSetup(
             device=self.device,
             seed=self.seed,
             deadline_s=deadline_s,
@@ -143,10 +131,10 @@ class TrialRunner:
             python_path=os.environ.get("PYTHONPATH"),
         )
 
-    def _run(self, name: str, should_end: ShouldEnd | None, job: Job, suffix: str = "") -> RankReport:
+    def _run(self, name: str, should_end: ShouldEnd | None, job: jobs.Job, suffix: str = "") -> RankReport:
         folder = TrialFolder(Path(tempfile.mkdtemp(prefix=f"{name}{suffix}-", dir=self.scratch.absolute())))
         log, ranks, stream = self.logs / f"{name}{suffix}.log", 1, None
-        if isinstance(job, TrialJob):
+        if isinstance(job, jobs.TrialJob):
             ranks = job.config.process_count
             if job.config.strategy == "ddp":
                 job = job.model_copy(update={"rendezvous": f"file://{folder.rendezvous}"})

@@ -19,7 +19,7 @@ from threading import Event, Lock
 
 import psutil
 import ray
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
 from autotune.errors import AutotuneError
 from autotune.frozen import FrozenModel
@@ -27,7 +27,7 @@ from autotune.launch.launcher import Exit, Launch
 from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.launch.runner import TrialRunner
 from autotune.protocol.disk import write_model
-from autotune.protocol.jobs import GroupPart, Job, TrialJob
+from autotune.protocol.jobs import Job, TrialJob
 from autotune.protocol.trial_folder import TrialFolder
 from autotune.settings.environment import Environment
 from autotune.version import __version__
@@ -61,14 +61,10 @@ class HostTask(FrozenModel):
     ticket: str
     """By which it can be cancelled."""
     job: Job
-    """As the driver has written it; the host replaces the paths of the trial's folder and payload by its own."""
+    """For this host's ranks; the host replaces the paths of the trial's folder and payload by its own."""
     payload_key: str | None
     """Of the payload that was sent; None: the job needs none."""
-    rendezvous: str | None
-    """Where ranks of several hosts meet; None: in a file on the host."""
-    part: GroupPart | None
     ranks: int
-    deadline_s: float
     ram_ceiling_bytes: int | None
 
 
@@ -81,7 +77,7 @@ class HostAnswer(FrozenModel):
     """None: the trial could not be started."""
     error: str = ""
     """Why it could not."""
-    files: dict[str, bytes] = {}
+    files: dict[str, bytes] = Field(default_factory=dict)
     """Reports and stacks, by their names in the trial's folder."""
     log: bytes = b""
 
@@ -189,7 +185,7 @@ class Host:
             launch = Launch(
                 folder=folder,
                 log=log,
-                deadline_s=task.deadline_s,
+                deadline_s=task.job.process.deadline_s,
                 ranks=task.ranks,
                 ram_ceiling_bytes=task.ram_ceiling_bytes,
                 should_end=lambda: self._is_closing.is_set() or task.ticket in self._cancelled,
@@ -207,10 +203,8 @@ class Host:
         changes: dict[str, object] = {"process": task.job.process.model_copy(update={"sys_path": sys_path})}
         if task.payload_key is not None:
             changes["payload"] = self._payload(task.payload_key)
-        if isinstance(task.job, TrialJob):
-            changes["part"] = task.part
-            if task.job.rendezvous is not None:
-                changes["rendezvous"] = task.rendezvous or f"file://{folder.rendezvous}"
+        if isinstance(task.job, TrialJob) and task.job.rendezvous is not None and task.job.part is None:
+            changes["rendezvous"] = f"file://{folder.rendezvous}"
         return task.job.model_copy(update=changes)
 
     def _payload(self, key: str) -> Path:
@@ -229,7 +223,8 @@ def trial_environment(here: Mapping[str, str], callers: Mapping[str, str]) -> di
 
 
 def _files_of(folder: TrialFolder, task: HostTask) -> dict[str, bytes]:
-    first = 0 if task.part is None else task.part.first_rank
+    part = task.job.part if isinstance(task.job, TrialJob) else None
+    first = 0 if part is None else part.first_rank
     ranks = range(first, first + task.ranks)
     paths = [path for rank in ranks for path in (folder.report_of(rank), folder.stack_of(rank))]
     return {path.name: data for path in paths if (data := _read(path)) is not None}

@@ -18,7 +18,6 @@ from autotune.errors import LauncherError
 from autotune.note import Note
 from autotune.ray.actors import SEARCH_IS_OVER, NoRoomError, Team
 from autotune.ray.nodes import (
-    Candidate,
     OneHost,
     facts_of,
     kill_actor,
@@ -57,7 +56,7 @@ class HostPool:
         self._executor, self._device = executor, device
         self._state = Condition()
         self._hosts: dict[str, OneHost] = {}
-        self._candidates: dict[str, Candidate] = {}
+        self._candidates: dict[str, OneHost] = {}
         self._unused: dict[str, Note] = {}
         """Why a node is not used, by its id."""
         self._busy: set[str] = set()
@@ -192,9 +191,9 @@ class HostPool:
     def _team(self, ranks: int) -> Team | None:
         """Free hosts for so many ranks; [] where they are still busy, None where there are not enough at all."""
         known = list(self._hosts.values())
-        if not known:
+        if not known or self._bound is None:
             return None
-        per_host, spread = ranks_a_host(known[0].environment), self._executor.ranks == "spread"
+        per_host, spread = ranks_a_host(self._bound), self._executor.ranks == "spread"
         try:
             shares = places(ranks, hosts=len(known), per_host=per_host, spread=spread)
         except ValueError:
@@ -246,24 +245,25 @@ class HostPool:
         ready = ray.wait(waiting, num_returns=len(waiting), timeout=0)[0] if waiting else []
         if is_patient and self._bound is None and len(ready) < len(waiting):
             return
-        described: list[tuple[Candidate, Environment, str | None]] = []
+        described: list[tuple[OneHost, Environment]] = []
         for node in [node for node, candidate in self._candidates.items() if candidate.answer in ready]:
             candidate = self._candidates.pop(node)
             facts = facts_of(candidate)
             if isinstance(facts, Note):
                 self._refuse(candidate, facts)
             elif facts.environment is not None:
-                described.append((candidate, facts.environment, facts.interface))
+                candidate.interface = facts.interface
+                described.append((candidate, facts.environment))
         if self._bound is None:
-            self._bound = most_of_a_kind([environment for _, environment, _ in described])
-        for candidate, environment, interface in described:
+            self._bound = most_of_a_kind([environment for _, environment in described])
+        for candidate, environment in described:
             if self._bound is not None and environment.fingerprint != self._bound.fingerprint:
                 self._refuse(candidate, of_other_kind(candidate.name, environment, self._bound))
             else:
-                self._hosts[candidate.node] = candidate.as_host(environment, interface)
+                self._hosts[candidate.node] = candidate
         self._state.notify_all()
 
-    def _refuse(self, candidate: Candidate, why: Note) -> None:
+    def _refuse(self, candidate: OneHost, why: Note) -> None:
         self._unused[candidate.node] = why
         kill_actor(candidate.actor)
 

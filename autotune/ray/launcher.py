@@ -116,23 +116,19 @@ class RayLauncher:
             key = _key_of(job.payload)
             for host, _ in team:
                 _send_payload(host, key, job.payload)
-        parts, is_alone = _parts_of(team), len(team) == 1
-        rendezvous = None if is_alone else _meeting_place(team)
+        parts = _parts_of(team)
         launch.folder.blocks.unlink(missing_ok=True)  # of a host that was lost
         streams = isinstance(job, TrialJob) and job.streams_blocks
         running = RunningTrial(launch, BlockCopy(launch.folder.blocks) if streams else None)
         tasks = [
             HostTask(
                 ticket=running.ticket,
-                job=job,
+                job=part_job,
                 payload_key=key,
-                rendezvous=rendezvous,
-                part=None if is_alone else part,
                 ranks=part.ranks,
-                deadline_s=launch.deadline_s,
                 ram_ceiling_bytes=launch.ram_ceiling_bytes,
             )
-            for part in parts
+            for part, part_job in zip(parts, _jobs_of(job, team, parts), strict=True)
         ]
         hosts = [host for host, _ in team]
         answers = running.run(zip(hosts, tasks, strict=True))
@@ -176,6 +172,14 @@ def _parts_of(team: Team) -> list[GroupPart]:
         GroupPart(host=number, first_rank=first, ranks=ranks, interface=host.interface)
         for number, (first, (host, ranks)) in enumerate(zip(firsts, team, strict=True))
     ]
+
+
+def _jobs_of(job: Job, team: Team, parts: Sequence[GroupPart]) -> Sequence[Job]:
+    """The job of each host; the ranks of several hosts meet at the first one."""
+    if len(team) == 1 or not isinstance(job, TrialJob):
+        return [job]
+    place = _meeting_place(team)
+    return [job.model_copy(update={"rendezvous": place, "part": part}) for part in parts]
 
 
 def _collect(

@@ -19,7 +19,6 @@ from autotune.settings.environment import Environment
 from autotune.version import __version__
 
 __all__ = [
-    "Candidate",
     "OneHost",
     "facts_of",
     "kill_actor",
@@ -34,44 +33,21 @@ __all__ = [
 
 @dataclass(slots=True, eq=False)
 class OneHost:
-    """A host that trials may run on."""
+    """A node with its actor: a candidate until the actor has described the machine, then a host for trials."""
 
     node: str
     name: str
     address: str
     actor: Any
-    environment: Environment
-    interface: str | None
     bundle: dict[str, float]
     """All of the host's processors and devices, in Ray's terms."""
+    answer: Any = None
+    """Reference to the actor's description."""
+    interface: str | None = None
     payloads: set[str] = field(default_factory=set)
     """Keys of the payloads that it has received."""
     aside_until: float = 0.0
     """Another job uses it: other hosts come first until then, by monotonic()."""
-
-
-@dataclass(slots=True)
-class Candidate:
-    """A node whose actor has been started and has not yet described its machine."""
-
-    node: str
-    name: str
-    address: str
-    actor: Any
-    answer: Any
-    bundle: dict[str, float]
-
-    def as_host(self, environment: Environment, interface: str | None) -> OneHost:
-        """The host, now that its machine is known."""
-        return OneHost(
-            node=self.node,
-            name=self.name,
-            address=self.address,
-            actor=self.actor,
-            environment=environment,
-            interface=interface,
-            bundle=self.bundle,
-        )
 
 
 def most_of_a_kind(environments: Collection[Environment]) -> Environment | None:
@@ -96,7 +72,7 @@ def ranks_a_host(environment: Environment) -> int:
     return environment.cores if environment.device_kind == "cpu" else environment.device_count
 
 
-def start_actor(node: str, found: Mapping[str, Any], device: str) -> Candidate:
+def start_actor(node: str, found: Mapping[str, Any], device: str) -> OneHost:
     """Start a node's actor and have it describe its machine; returns at once."""
     host: Any = ray.remote(Host)
     actor = host.options(
@@ -110,10 +86,10 @@ def start_actor(node: str, found: Mapping[str, Any], device: str) -> Candidate:
     bundle = {name: float(resources[name]) for name in ("CPU", "GPU") if resources.get(name)}
     name = f"{found['NodeManagerHostname']} ({found['NodeManagerAddress']}, node {node[:8]})"
     address = found["NodeManagerAddress"]
-    return Candidate(node, name, address, actor, actor.describe.remote(device, address), bundle)
+    return OneHost(node, name, address, actor, bundle, answer=actor.describe.remote(device, address))
 
 
-def facts_of(candidate: Candidate) -> HostFacts | Note:
+def facts_of(candidate: OneHost) -> HostFacts | Note:
     """A host's description of itself, or why it can't be used."""
     try:
         facts = HostFacts.model_validate_json(ray.get(candidate.answer))

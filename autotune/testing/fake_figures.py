@@ -20,6 +20,7 @@ from autotune.testing.cost_model import FakeTrial
 
 __all__ = [
     "BLOCKS",
+    "Noise",
     "fake_ceilings",
     "fake_environment",
     "fake_facts",
@@ -65,19 +66,22 @@ def fake_facts(*, dataset_length: int | None = 100_000) -> WorkloadFacts:
     )
 
 
+class Noise:
+    """A relative noise between trials and between blocks, from a seed."""
+
+    def __init__(self, size: float, seed: str) -> None:
+        self._size, self._numbers = size, random.Random(seed)  # noqa: S311 - made-up noise
+
+    def factor(self) -> float:
+        """The next factor, around 1."""
+        return self._numbers.gauss(1, self._size)
+
+
 def fake_measurement(
-    trial: FakeTrial,
-    job: TrialJob,
-    *,
-    seed: str,
-    noise: float,
-    environment: Environment,
-    conditions: DeviceConditions | None,
+    trial: FakeTrial, job: TrialJob, noise: Noise, environment: Environment, conditions: DeviceConditions | None
 ) -> Measurement:
-    """The measurement of a trial that runs well, with noise between trials and between blocks."""
-    numbers = random.Random(seed)  # noqa: S311 - made-up noise
-    level = trial.samples_per_s * numbers.gauss(1, noise)
-    window = _window(level, noise, job, numbers)
+    """The measurement of a trial that runs well."""
+    window = _window(trial.samples_per_s * noise.factor(), noise, job)
     rate, extras = rate_of(window), job.extras
     ceilings = fake_ceilings(trial, loader=extras.loader_ceiling, device=extras.device_ceiling)
     has_batches = extras.device_ceiling or extras.breakdown
@@ -195,12 +199,12 @@ def _memory(trial: FakeTrial, peak_bytes: int) -> MemorySample:
     return MemorySample(peak_bytes=peak_bytes, source="made up", alloc_retries=trial.alloc_retries)
 
 
-def _window(level: float, noise: float, job: TrialJob, numbers: random.Random) -> Window:
+def _window(level: float, noise: Noise, job: TrialJob) -> Window:
     blocks, together = [], job.config.micro_batch_size * job.config.world_size
     for _ in range(BLOCKS):
         batches = max(1, round(level * job.window.block_s / together))
         samples = batches * together
-        seconds = samples / (level * numbers.gauss(1, noise))
+        seconds = samples / (level * noise.factor())
         blocks.append(Block(samples=samples, batches=batches, seconds=seconds, data_wait_s=0.0))
     return Window(
         blocks=tuple(blocks),

@@ -36,6 +36,7 @@ from autotune.settings.workload import WorkloadFacts
 from autotune.testing.cost_model import CostModel, FakeTrial, analytic_cost
 from autotune.testing.fake_figures import (
     BLOCKS,
+    Noise,
     fake_ceilings,
     fake_environment,
     fake_facts,
@@ -100,7 +101,8 @@ class FakeLauncher:
             result = TrialResult(outcome=trial.outcome, reason=trial.reason, failure=trial.failure)
             report = RankReport(result=result)
         elif isinstance(job, TrialJob):
-            measurement = self._measure(trial, job, place)
+            noise = Noise(self.noise, f"{self.seed}/{place}")
+            measurement = fake_measurement(trial, job, noise, self.environment, self.conditions)
             if job.streams_blocks:
                 lost_after = _stream(measurement, job, launch)
                 if lost_after is not None:
@@ -122,16 +124,6 @@ class FakeLauncher:
                 return RankReport(result=_DONE, stress=fake_stress(trial))
             case CurvesJob():
                 return RankReport(result=_DONE, curves=self._curves(job))
-
-    def _measure(self, trial: FakeTrial, job: TrialJob, place: int) -> Measurement:
-        return fake_measurement(
-            trial,
-            job,
-            seed=f"{self.seed}/{place}",
-            noise=self.noise,
-            environment=self.environment,
-            conditions=self.conditions,
-        )
 
     def _curves(self, job: CurvesJob) -> Curves:
         """Points of the sides that a variation changes, the job's own configuration first, as a rank has them."""

@@ -13,18 +13,7 @@ from typing import assert_never
 import torch
 
 from autotune.protocol.disk import write_model
-from autotune.protocol.jobs import (
-    CurvesJob,
-    DescribeJob,
-    Job,
-    PrecisionJob,
-    ProbeJob,
-    ProcessSetup,
-    StressJob,
-    TrialJob,
-    WorkloadJob,
-    read_job,
-)
+from autotune.protocol import jobs
 from autotune.protocol.payload import read_payload
 from autotune.protocol.reports import RankReport
 from autotune.protocol.trial_folder import TrialFolder
@@ -61,10 +50,10 @@ def run_rank(folder: TrialFolder, started: float, local_rank: int = 0) -> int:
         started: When the process began, by perf_counter: a fresh interpreter spends seconds of its deadline on imports.
         local_rank: This rank's number among those on this host, which are all unless the job says otherwise.
     """
-    job = read_job(folder.job)
+    job = jobs.read_job(folder.job)
     _enter_callers_world(job.process)
     faulthandler.enable()
-    part = job.part if isinstance(job, TrialJob) else None
+    part = job.part if isinstance(job, jobs.TrialJob) else None
     first, host = (0, 0) if part is None else (part.first_rank, part.host)
     place = Place(folder, first + local_rank, local_rank, host)
     stack = folder.stack_of(place.rank).open("w") if _ranks_of(job) > 1 else sys.stderr
@@ -78,17 +67,17 @@ def run_rank(folder: TrialFolder, started: float, local_rank: int = 0) -> int:
     return 0
 
 
-def _do(job: Job, place: Place, dump: LastWords, started: float) -> RankReport:
+def _do(job: jobs.Job, place: Place, dump: LastWords, started: float) -> RankReport:
     process = job.process
     refuse_bad_fork(process.device)
     nearest = place.local_rank if _ranks_of(job) > 1 else 0
-    count = job.config.world_size if isinstance(job, TrialJob) and job.config.strategy == "dp" else 1
+    count = job.config.world_size if isinstance(job, jobs.TrialJob) and job.config.strategy == "dp" else 1
     before = _others_before(job, nearest, count, started)
     device = open_device(process.device, nearest, count=count, limit_bytes=process.limit_bytes)
-    if isinstance(job, DescribeJob):
+    if isinstance(job, jobs.DescribeJob):
         return RankReport(result=_DONE, environment=describe(device, job_blocks=process.blocks_launches))
     _set_threads(job)
-    if isinstance(job, TrialJob):
+    if isinstance(job, jobs.TrialJob):
         place.group = open_group(job, place.rank, device)
     device.cap_memory()  # after the group has met: NCCL's buffers lie outside torch
     seed_all(process.seed)
@@ -97,61 +86,61 @@ def _do(job: Job, place: Place, dump: LastWords, started: float) -> RankReport:
     return _do_with_workload(job, device, place, dump, start)
 
 
-def _do_with_workload(job: WorkloadJob, device: Device, place: Place, dump: LastWords, start: Start) -> RankReport:
+def _do_with_workload(job: jobs.WorkloadJob, device: Device, place: Place, dump: LastWords, start: Start) -> RankReport:
     workload, scratch = resolved(read_payload(job.payload)), place.folder.path
     match job:
-        case TrialJob():
+        case jobs.TrialJob():
             return run_trial(job, workload, device, place, dump, start)
-        case ProbeJob():
+        case jobs.ProbeJob():
             return RankReport(
                 result=_DONE,
                 facts=probe(workload, job.config, device, scratch),
                 environment=describe(device, job_blocks=job.process.blocks_launches),
                 conditions=conditions_before(gpus_used(device), start.before),
             )
-        case PrecisionJob():
+        case jobs.PrecisionJob():
             guard = compare_to_float32(workload, job, device, scratch, start.ends_at)
             return RankReport(result=_DONE, guard=guard)
-        case CurvesJob():
+        case jobs.CurvesJob():
 
             def keep_curves(known: Curves) -> None:
                 keep(place.report, place.rank, RankReport(result=_DONE, curves=known))
 
             curves = trace_curves(workload, job, device, scratch, start.ends_at, keep=keep_curves)
             return RankReport(result=_DONE, curves=curves)
-        case StressJob():
+        case jobs.StressJob():
             stress = train_on_largest(workload, job, device, scratch, start.ends_at)
             return RankReport(result=_DONE, stress=stress)
         case _:
             assert_never(job)
 
 
-def _ranks_of(job: Job) -> int:
+def _ranks_of(job: jobs.Job) -> int:
     """Processes that do the job together."""
-    return job.config.process_count if isinstance(job, TrialJob) else 1
+    return job.config.process_count if isinstance(job, jobs.TrialJob) else 1
 
 
-def _set_threads(job: WorkloadJob) -> None:
+def _set_threads(job: jobs.WorkloadJob) -> None:
     """Threads as configured; without a setting, ranks share the cores of their host."""
-    part = job.part if isinstance(job, TrialJob) else None
+    part = job.part if isinstance(job, jobs.TrialJob) else None
     here = _ranks_of(job) if part is None else part.ranks
     threads = job.config.intra_op_threads
     if threads is not None or _ranks_of(job) > 1:
         torch.set_num_threads(threads or max(1, usable_cores() // here))
 
 
-def _others_before(job: Job, first: int, count: int, started: float) -> Mapping[str, Others]:
+def _others_before(job: jobs.Job, first: int, count: int, started: float) -> Mapping[str, Others]:
     """Other processes' use of this rank's `count` devices from `first` on, before it opens them.
 
     A probe is the first of a search to open a device; a trial comes right after another, whose kernels do not count.
     """
-    if not isinstance(job, ProbeJob | TrialJob):
+    if not isinstance(job, jobs.ProbeJob | jobs.TrialJob):
         return {}
-    quiet_s = BEFORE_S if isinstance(job, ProbeJob) else perf_counter() - started
+    quiet_s = BEFORE_S if isinstance(job, jobs.ProbeJob) else perf_counter() - started
     return others_before(job.process.device, first, count, quiet_s)
 
 
-def _enter_callers_world(process: ProcessSetup) -> None:
+def _enter_callers_world(process: jobs.ProcessSetup) -> None:
     """Take on the caller's folder, search path and environment, before any call to a device."""
     os.environ[_TRIAL_VARIABLE] = "1"
     if process.blocks_launches:

@@ -112,8 +112,8 @@ class Rig:
     @property
     def server_pid(self) -> int | None:
         """The fork server's process; None where there is none."""
-        process = getattr(self.launcher, "_process", None)
-        return None if process is None else int(process.pid)
+        server = getattr(self.launcher, "_server", None)
+        return None if server is None else int(server.process.pid)
 
 
 def in_user_code(name: str) -> Ref:

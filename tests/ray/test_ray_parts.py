@@ -185,8 +185,7 @@ class Wire:
     @property
     def host(self) -> OneHost:
         """A host whose actor answers through this."""
-        blank: Any = None
-        return OneHost(node="n", name="a host", address="", actor=self, environment=blank, interface=None, bundle={})
+        return OneHost(node="n", name="a host", address="", actor=self, bundle={})
 
     @property
     def blocks(self) -> Wire:

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from autotune.errors import LauncherError
 from autotune.launch.launcher import Exit, Launch, worker_command, worker_environment
@@ -58,12 +59,9 @@ class ForkServerLauncher:
     def __init__(self, server_log: Path, environment: Mapping[str, str] | None = None, *, device: str = "auto") -> None:
         self._log, self._token, self._device = server_log, uuid.uuid4().hex, device
         self._environment = os.environ if environment is None else environment
-        self._connection: socket.socket | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._is_ready = False
+        self._server: _Server | None = _Server(self._log, self._environment, self._token)
         self._fresh: FreshInterpreterLauncher | None = None
         """Starts trials in place of a server whose forks can't open a device."""
-        self._start()
 
     @property
     def notes(self) -> tuple[Note, ...]:
@@ -99,44 +97,41 @@ class ForkServerLauncher:
 
     def close(self) -> None:
         """End the server and all processes that have its token."""
-        if self._connection is not None:
-            self._connection.close()
-        if self._process is not None:
-            kill_all([self._process.pid], self._token)
-            self._process.wait()
-        self._connection, self._process, self._is_ready = None, None, False
+        if self._server is not None:
+            self._server.connection.close()
+            kill_all([self._server.process.pid], self._token)
+            self._server.process.wait()
+        self._server = None
 
     def _fork(self, launch: Launch, output: int) -> _Ranks:
         try:
-            return self._ask(launch, output)
+            return self._living_server().fork(launch, output)
         except LauncherError:  # it has died since the last trial
             self.close()
-            return self._ask(launch, output)
+            return self._living_server().fork(launch, output)
 
-    def _ask(self, launch: Launch, output: int) -> _Ranks:
-        connection = self._living_server()
-        message = json.dumps({"folder": str(launch.folder.path), "ranks": launch.ranks}).encode()
-        try:
-            socket.send_fds(connection, [message], [output])
-        except OSError as error:
-            raise self._failure("is gone") from error
-        pids = tuple(int(pid) for pid in json.loads(self._answer(_ANSWER_WITHIN_S))["pids"])
-        assert self._process is not None  # noqa: S101 - _start made it
-        return _Ranks(pids, self._process.pid, connection, set(range(len(pids))))
-
-    def _living_server(self) -> socket.socket:
-        if self._process is None or exit_code(self._process) is not None:
+    def _living_server(self) -> _Server:
+        if self._server is not None and exit_code(self._server.process) is not None:
             self.close()
-            self._start()
-        return self._await_ready()
+        self._server = self._server or _Server(self._log, self._environment, self._token)
+        bad = self._server.bad_forks()
+        if bad and self._device != "cpu":
+            raise _BadForkError(bad)
+        return self._server
 
-    def _start(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, self._log.open("wb") as output:
+
+class _Server:
+    """The process that forks ranks, and the socket to it. Starting it does not wait until it is ready."""
+
+    def __init__(self, log: Path, environment: Mapping[str, str], token: str) -> None:
+        self._log = log
+        self._bad_forks: list[str] | None = None
+        self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, log.open("wb") as output:
             try:
-                self._process = subprocess.Popen(
+                self.process = subprocess.Popen(
                     worker_command("serve", str(theirs.fileno())),
-                    env=worker_environment(self._environment, self._token),
+                    env=worker_environment(environment, token),
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
@@ -144,29 +139,39 @@ class ForkServerLauncher:
                     start_new_session=True,
                 )
             except OSError as error:
-                ours.close()
+                self.connection.close()
                 raise LauncherError(f"the process that starts trials can't be started: {error}") from error
-        self._connection = ours
 
-    def _await_ready(self) -> socket.socket:
-        assert self._connection is not None  # noqa: S101 - _start made it
-        if not self._is_ready:
-            bad = json.loads(self._answer(_READY_WITHIN_S))["bad_forks"]
-            if bad and self._device != "cpu":
-                raise _BadForkError(bad)
-            self._is_ready = True
-        return self._connection
+    def bad_forks(self) -> list[str]:
+        """Wait until the server is ready; the devices that its forks can't open."""
+        if self._bad_forks is None:
+            self._bad_forks = self._answer(_READY_WITHIN_S)["bad_forks"]
+        return self._bad_forks
 
-    def _answer(self, within_s: float) -> bytes:
-        assert self._connection is not None  # noqa: S101 - _start made it
-        ready, _, _ = select.select([self._connection], [], [], within_s)
+    def fork(self, launch: Launch, output: int) -> _Ranks:
+        """Have the server fork a trial's ranks, which print to `output`."""
+        message = json.dumps({"folder": str(launch.folder.path), "ranks": launch.ranks}).encode()
+        try:
+            socket.send_fds(self.connection, [message], [output])
+        except OSError as error:
+            raise self._failure("is gone") from error
+        pids = tuple(int(pid) for pid in self._answer(_ANSWER_WITHIN_S)["pids"])
+        return _Ranks(self, pids, set(range(len(pids))))
+
+    def receive(self, timeout_s: float) -> dict[str, Any] | None:
+        """The next message: None where none comes in time, empty where the server is gone."""
+        ready, _, _ = select.select([self.connection], [], [], timeout_s)
         if not ready:
-            raise self._failure(f"did not answer within {within_s:.0f} s")
+            return None
         message = b""
         with suppress(ConnectionError):
-            message = self._connection.recv(_MESSAGE_BYTES)
+            message = self.connection.recv(_MESSAGE_BYTES)
+        return dict(json.loads(message or b"{}"))
+
+    def _answer(self, within_s: float) -> dict[str, Any]:
+        message = self.receive(within_s)
         if not message:
-            raise self._failure("has ended")
+            raise self._failure("has ended" if message is not None else f"did not answer within {within_s:.0f} s")
         return message
 
     def _failure(self, what: str) -> LauncherError:
@@ -180,22 +185,21 @@ class ForkServerLauncher:
 class _Ranks:
     """Forked ranks; the server sends their exit codes, and reaps them when it is told to."""
 
+    server: _Server
     pids: tuple[int, ...]
-    spare: int | None
-    connection: socket.socket
     running: set[int]
     """Ranks whose exit code has not come yet."""
 
+    @property
+    def spare(self) -> int:
+        return self.server.process.pid
+
     def poll(self, timeout_s: float) -> dict[int, int]:
-        ready, _, _ = select.select([self.connection], [], [], timeout_s)
-        if not ready:
+        message = self.server.receive(timeout_s)
+        if message is None:
             return {}
-        message = b""
-        with suppress(ConnectionError):
-            message = self.connection.recv(_MESSAGE_BYTES)
         if message:
-            answer = json.loads(message)
-            ended = {int(answer["rank"]): int(answer["exit"])}
+            ended = {int(message["rank"]): int(message["exit"])}
         else:  # the server is gone, and its ranks died with it
             ended = dict.fromkeys(sorted(self.running), -signal.SIGKILL)
         self.running -= ended.keys()
@@ -204,4 +208,4 @@ class _Ranks:
     def reap(self) -> None:
         """Let the server reap the ranks: nothing of them runs any more, and nobody asks for their numbers."""
         with suppress(OSError):  # the server is gone
-            self.connection.send(json.dumps({"reap": self.pids}).encode())
+            self.server.connection.send(json.dumps({"reap": self.pids}).encode())

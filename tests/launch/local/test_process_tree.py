@@ -9,7 +9,7 @@ from collections.abc import Collection
 import psutil
 import pytest
 
-from autotune.launch.local import watch
+from autotune.launch.local import process_tree, watch
 from autotune.launch.local.process_tree import exit_code, kill_all
 from tests.launch.conftest import Rig
 
@@ -38,7 +38,7 @@ def test_a_child_that_runs_has_no_exit_code() -> None:
 
 def test_what_an_ended_rank_has_left_in_its_session_is_ended(any_rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank kills itself by SIGKILL; its number is still its own when its session is swept, and given back then."""
-    ranks, seen, sweep = set[int](), list[str](), watch.kill_all
+    ranks, seen, sweep = set[int](), list[str](), process_tree.kill_all
 
     def sweep_and_look(leaders: Collection[int], token: str, *, spare: int | None = None) -> None:
         ranks.update(leaders)
