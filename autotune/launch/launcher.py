@@ -83,7 +83,7 @@ class Launcher(Protocol):
         ...
 
     def close(self) -> None:
-        """End what is held between trials."""
+        """End what runs between trials."""
         ...
 
 

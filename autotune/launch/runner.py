@@ -77,7 +77,7 @@ class TrialRunner:
         return find_place(job, partial(self._run, name, should_end)).result
 
     def probe(self, config: TrainingConfig, *, deadline_s: float) -> RankReport:
-        """Take a first look at the workload: environment and facts, or a result that says what is wrong."""
+        """Take a first look at the workload: environment and facts, or a result with the reason why it fails."""
         job = jobs.ProbeJob(process=self._process(deadline_s), payload=self._payload, config=_alone(config))
         return find_place(job, partial(self._run, "probe", None))
 

@@ -1,4 +1,4 @@
-"""What a trial's processes are to do: one job type for each kind of work, told apart on disk by `kind`."""
+"""What a trial's processes are to do: one job type for each kind of work, with `kind` as its mark on disk."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class CurvesJob(_WorkloadJob):
 
     kind: Literal["curves"] = "curves"
     variations: tuple[TrainingConfig, ...] = ()
-    """What differs from `config` says whether the loader or the device is measured."""
+    """What differs from `config` decides whether the loader or the device is measured."""
     stretch_s: float = 0.5
     """Length of each measurement. Our convention."""
     roofline: bool = False

@@ -245,7 +245,7 @@ def _interface_of(address: str) -> str | None:
 
 
 def _leave_rays_path() -> None:
-    """Take the folders that Ray puts before the user's off the search path: they hold packages of its own."""
+    """Remove the folders that Ray puts before the user's from the search path: its own packages are in them."""
     rays = str(Path(ray.__file__).parent) + os.sep
     sys.path[:] = [entry for entry in sys.path if not entry.startswith(rays)]
 

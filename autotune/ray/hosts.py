@@ -34,7 +34,7 @@ from autotune.settings.executor import Executor, places
 
 __all__ = ["HostPool"]
 
-# Our conventions, where nothing else is said:
+# Our conventions:
 _READY_WITHIN_S = 180.0  # an actor imports torch, from a network's disk on some clusters
 _RESERVED_WITHIN_S = 300.0
 _RESERVED_SOON_S = 5.0  # else another host is tried first
@@ -87,7 +87,7 @@ class HostPool:
         """Refuse a cluster without a host that can run trials.
 
         Raises:
-            LauncherError: there is none; the message says why of each.
+            LauncherError: there is none; the message gives the reason for each.
         """
         if self._hosts:
             return

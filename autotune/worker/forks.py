@@ -2,7 +2,7 @@
 
 torch calls the children of a process that has used a device, if only by `torch.cuda.is_available()`, bad forks
 (torch/csrc/cuda/Module.cpp, poison_fork): it raises in them, or finds no device. A package that torch loads by itself,
-by an entry point of the group torch.backends, may do so before anybody can prevent it.
+by an entry point of the group torch.backends, may do so before it can be prevented.
 """
 
 from __future__ import annotations

@@ -43,12 +43,12 @@ _DONE = TrialResult(outcome="ok")
 
 
 def run_rank(folder: TrialFolder, started: float, local_rank: int = 0) -> int:
-    """Do the job in a trial's folder and write the report; the exit code says only whether a report was written.
+    """Do the job in a trial's folder and write the report; the exit code is 0 where a report was written.
 
     Args:
         folder: The trial's.
         started: When the process began, by perf_counter: a fresh interpreter spends seconds of its deadline on imports.
-        local_rank: This rank's number among those on this host, which are all unless the job says otherwise.
+        local_rank: This rank's number among those on this host, which are all of them unless the job names a part.
     """
     job = jobs.read_job(folder.job)
     _enter_callers_world(job.process)

@@ -145,7 +145,7 @@ def live(folder: TrialFolder, local_rank: int, started: float) -> None:
     code = 1
     try:
         code = run_rank(folder, started, local_rank)
-    except BaseException:  # noqa: BLE001 - the process ends here; the log says why
+    except BaseException:  # noqa: BLE001 - the process ends here; the reason is in the log
         with suppress(OSError, ValueError):  # the user's code may have closed it
             traceback.print_exc()
     for stream in (sys.stdout, sys.stderr):

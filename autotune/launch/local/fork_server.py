@@ -183,7 +183,7 @@ class _Server:
 
 @dataclass(slots=True)
 class _Ranks:
-    """Forked ranks; the server sends their exit codes, and reaps them when it is told to."""
+    """Forked ranks; the server sends their exit codes, and reaps them on request."""
 
     server: _Server
     pids: tuple[int, ...]
@@ -206,6 +206,6 @@ class _Ranks:
         return ended
 
     def reap(self) -> None:
-        """Let the server reap the ranks: nothing of them runs any more, and nobody asks for their numbers."""
+        """Let the server reap the ranks: nothing of them runs any more, and their numbers are not used again."""
         with suppress(OSError):  # the server is gone
             self.server.connection.send(json.dumps({"reap": self.pids}).encode())

@@ -1,11 +1,11 @@
 """Finds and ends all processes that a trial has started, also those that have left its session.
 
-A trial's processes are found by the session and process group of each rank, and by a token in their environment. The
-numbers of sessions and groups are only used while the ranks that lead them have not been reaped: the kernel gives a
-number to another process once nobody has it any more, and a killpg would then end a stranger's group. Whoever waits for
-ranks therefore reads their exit codes without reaping them (`exit_code`, and serve.py in the fork server), and reaps
-after `kill_all`. Only where the fork server itself dies, init reaps its ranks before that; numbers are handed out in
-turn, so that a number comes round again after at least 32,768 forks (man 5 proc, pid_max), seconds later.
+A trial's processes are found by the session and process group of each rank, and by a token in their environment. A
+session's number is only used while the rank that leads it has not been reaped: after that the kernel may give the
+number to another process, and killpg would end a stranger's group. The launchers therefore read exit codes without
+reaping the ranks (`exit_code`, and serve.py in the fork server), and reap them after `kill_all`. Only where the fork
+server itself dies does init reap its ranks before that. Numbers are given out in turn: one comes round again after
+32,768 forks or more (man 5 proc, pid_max), which take seconds, not the moment until `kill_all`.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from autotune.launch.local.process_tree import bytes_above, kill_all, oom_kills
 
 __all__ = ["Started", "watch"]
 
-# Our conventions, where nothing else is said:
+# Our conventions:
 _TICK_S = 0.05
 _FLOODED_TICK_S = 0.001  # a full pipe blocks the process that prints
 _RAM_CHECK_S = 0.5

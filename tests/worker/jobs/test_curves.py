@@ -72,7 +72,7 @@ def trace(
     left_s, has_roofline = job.pop("left_s", 60.0), job.pop("roofline", True)
     keep = job.pop("keep", lambda known: None)
     task = CurvesJob(
-        process=make_process(scratch),
+        process=make_process(scratch, limit_bytes=job.pop("limit_bytes", None)),
         payload=scratch,
         config=own,
         roofline=has_roofline,
