@@ -1,4 +1,4 @@
-"""Ceilings: what the loader alone and the device alone reach, and what they leave to be won.
+"""Ceilings: what the loader alone and the device alone reach, and the room that they leave.
 
 A loader's ceiling depends on the loader's settings, a device's on the step's; `loader_key` and `device_key` name them,
 so that each is measured once and kept in a CeilingBook.
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 HOLDS_FROM = 0.85
-"""Share of the lower ceiling from which that side is said to hold the rate: our own convention."""
+"""Share of the lower ceiling from which that side counts as the bottleneck: our convention."""
 
 
 class Ceiling(FrozenModel):
@@ -57,7 +57,7 @@ def device_key(config: TrainingConfig) -> tuple[object, ...]:
 
 @dataclass(slots=True)
 class CeilingBook:
-    """The ceilings measured so far in a search, by what they depend on; None where measuring was tried in vain."""
+    """The ceilings measured so far in a search, by what they depend on; None where a trial could not measure it."""
 
     loader: dict[tuple[object, ...], Ceiling | None] = field(default_factory=dict)
     device: dict[tuple[object, ...], Ceiling | None] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class CeilingBook:
             self.device[device_key(config)] = self.device.get(device_key(config)) or device
 
     def give_up(self, config: TrainingConfig, *, loader: bool, device: bool) -> None:
-        """Enter which sides a trial of this configuration has tried in vain."""
+        """Enter which sides a trial of this configuration could not measure."""
         if loader:
             self.loader.setdefault(loader_key(config), None)
         if device:
@@ -93,9 +93,9 @@ class Standing(FrozenModel):
     """Infinite where nothing is known of the loader."""
     device_ceiling: float
     lower: Literal["loader", "device"]
-    """Whose ceiling is the lower one."""
+    """The side whose ceiling is lower."""
     share_of_device: float
-    """The rate over what the device can do on a batch that it holds."""
+    """The rate over what the device can do on a batch in its memory."""
     share_of_lower: float
     """The rate over the lower ceiling; noise may carry it above 1."""
     room: float
@@ -117,7 +117,7 @@ def standing_of(samples_per_s: float, *, loader_ceiling: float, device_ceiling: 
 
 
 def overlaps(config: TrainingConfig, device_kind: str) -> bool:
-    """Whether loading goes on beside training: in workers, or beside an accelerator, which is launched to and left."""
+    """Whether loading goes on beside training: in workers, or beside an accelerator's own work."""
     return config.num_workers > 0 or device_kind != "cpu"
 
 

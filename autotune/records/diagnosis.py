@@ -1,6 +1,6 @@
-"""Why is it slow? The evidence of one look, and what follows from it: findings, verdict and ranked advice.
+"""Why training is slow: the evidence of one diagnosis, and what follows from it: findings, verdict and ranked advice.
 
-This file holds the models; `core.verdict` judges an Evidence and `core.advice` ranks what helps.
+The models alone: diagnosis/ judges an Evidence and ranks what helps.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Bottleneck = Literal[
     "memory",
     "threads",
 ]
-"""What holds the rate: an item's CPU work, its waits, its slow tail; epochs that are too short; copies; computing;
-launching operations; a host that waits for the device before it launches more; the memory's bandwidth; threads that
-fight for cores."""
+"""What limits the rate: an item's CPU work, its waits, its slow tail; epochs that are too short; copies; computing;
+launching operations; a host that waits for the device before it launches more; the memory's bandwidth; CPU
+oversubscription."""
 
 
 class CurvePoint(FrozenModel):
@@ -45,9 +45,9 @@ class CurvePoint(FrozenModel):
     ceiling: Ceiling | None
     """None where it could not be measured."""
     cpu_s_per_sample: float | None = None
-    """CPU seconds for a sample, of all threads and loader workers; None where nobody looked."""
+    """CPU seconds for a sample, of all threads and loader workers; None where not measured."""
     peak_memory_bytes: int | None = None
-    """Peak memory of the device's side; None for the loader's, and where nobody looked."""
+    """Peak memory of the device's side; None for the loader's, and where not measured."""
     took_s: float = 0.0
     """Seconds that the point took in all: start, warm-up and stretch."""
     reason: str = ""
@@ -87,7 +87,7 @@ class Curves(FrozenModel):
 
 
 class Evidence(FrozenModel):
-    """All that a diagnosis rests on."""
+    """All that a diagnosis is based on."""
 
     config: TrainingConfig
     """What the user runs today."""
@@ -96,14 +96,14 @@ class Evidence(FrozenModel):
     facts: WorkloadFacts
     limit_bytes: int
     free_ram_bytes: int | None = None
-    """RAM that was free before the look; None where nobody looked."""
+    """RAM that was free before the diagnosis; None where not measured."""
     measurement: Measurement
     """With breakdown, loader costs and both ceilings."""
     curves: Curves
 
 
 class Finding(FrozenModel):
-    """Something that holds the rate."""
+    """Something that limits the rate."""
 
     bottleneck: Bottleneck
     share: float
@@ -131,7 +131,7 @@ class Diagnosis(FrozenModel):
     """The answer."""
 
     name: str
-    """What was looked at, in a few words."""
+    """What was diagnosed, in a few words."""
     verdict: Bottleneck
     """The first finding's."""
     headline: str
@@ -140,11 +140,11 @@ class Diagnosis(FrozenModel):
     """Nothing beside computing takes a tenth of the time, and nothing that was measured promises 5 % more."""
     standing: Standing
     findings: tuple[Finding, ...]
-    """What holds the rate, the heaviest first; at least one."""
+    """What limits the rate, the largest share first; at least one."""
     advice: tuple[Advice, ...]
     """What to do, the largest gain first; what no setting does stands behind what one does."""
     evidence: Evidence
     notes: tuple[Note | str, ...] = ()
     wall_s: float = 0.0
-    """Seconds that the look has taken."""
+    """Seconds that the diagnosis has taken."""
     autotune_version: str = ""

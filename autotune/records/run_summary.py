@@ -1,4 +1,4 @@
-"""What a finished (or interrupted) search amounts to: the one thing that reports are made from."""
+"""The result of a finished or interrupted search, from which all reports are made, and its progress on the way."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class RunSummary(FrozenModel):
     recommendation: Recommendation | None
     """None where nothing feasible was found."""
     importances: dict[str, float] = Field(default_factory=dict)
-    """How much each setting tells whether a trial is among the best quarter (PED-ANOVA, by Optuna), shares of 1; empty
-    where too few trials can tell."""
+    """How much each setting decides whether a trial is among the best quarter (PED-ANOVA, by Optuna), shares of 1;
+    empty where there are too few trials."""
     notes: tuple[Note | str, ...] = ()
     """What the user should know of this run."""
     stopped_because: Note | str
@@ -51,12 +51,12 @@ class RunSummary(FrozenModel):
     wall_s: float
     """Seconds from the call to the recommendation; of a search that went on after an interruption, its last part."""
     promised_s: float | None = None
-    """What it was expected to take before its first trial; None where it went on from an earlier sitting."""
+    """What it was expected to take before its first trial; None where it continued an interrupted search."""
     autotune_version: str
 
 
 class Progress(FrozenModel):
-    """Where a search or a diagnosis stands; sent to whoever shows it after every step."""
+    """Where a search or a diagnosis stands; sent to the display after every step."""
 
     phase: Phase
     done: int

@@ -1,8 +1,8 @@
 """Busy time from a profiler's events: unions of intervals over streams. Pure functions over nanoseconds.
 
 Comes in: the events of a few profiled steps, in any order, with streams that overlap. Goes out: how long the device
-computed, copied and talked to other ranks, each instant counted once, and how long it did nothing since the host had
-waited for it.
+computed, copied and communicated with other ranks, each instant counted once, and how long it did nothing since the
+host had waited for it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def kind_of(name: str) -> EventKind:
 def union(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """The intervals merged: disjoint, in order; empty ones and such that end before they begin are dropped."""
     merged: list[tuple[int, int]] = []
-    for start, end in sorted(one for one in intervals if one[1] > one[0]):
+    for start, end in sorted(span for span in intervals if span[1] > span[0]):
         if merged and start <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(merged[-1][1], end))
         else:
@@ -78,11 +78,12 @@ def length(intervals: Iterable[tuple[int, int]]) -> int:
 
 def device_time(events: Sequence[DeviceEvent], host_waits: Sequence[tuple[int, int]] = ()) -> DeviceTime:
     """Sum up the events of one device; `host_waits` are the spans in which the host waited for it."""
-    compute = union((one.start_ns, one.end_ns) for one in events if one.kind == "compute")
-    copies = union((one.start_ns, one.end_ns) for one in events if one.kind == "copy")
-    talks = union((one.start_ns, one.end_ns) for one in events if one.kind == "communication")
+    kinds: tuple[EventKind, ...] = ("compute", "copy", "communication")
+    compute, copies, communication = (
+        union((event.start_ns, event.end_ns) for event in events if event.kind == kind) for kind in kinds
+    )
     computing_or_copying = union([*compute, *copies])
-    everything = union([*computing_or_copying, *talks])
+    everything = union([*computing_or_copying, *communication])
     return DeviceTime(
         busy_s=_seconds(length(everything)),
         compute_s=_seconds(length(compute)),

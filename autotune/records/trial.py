@@ -36,12 +36,12 @@ class TrialResult(FrozenModel):
     measurement: Measurement | None = None
     failure: Failure | None = None
     guard: GuardFigures | None = None
-    """What the precision guard has seen, where this trial was the first of its precision, or was refused for it. A
+    """What the precision guard has measured, where this trial was the first of its precision, or was refused for it. A
     refused trial keeps its measurement; its outcome and reason are the guard's."""
     blocks: tuple[Block, ...] = ()
     """What a trial had measured that was stopped early; else none, since a measurement has its own."""
     violation: float | None = None
-    """Share by which a limit was passed where no measurement can tell (out of memory)."""
+    """Share by which a limit was passed where there is no measurement (out of memory)."""
     wall_s: float = 0.0
     """Seconds from the start of the trial's process to its end."""
     log: str | None = None
@@ -59,8 +59,8 @@ class Score(FrozenModel):
     value: float
     feasible: bool
     violation: float = 0.0
-    """Share by which the memory limit is passed; negative: room left. Of what ran short of memory below the limit, the
-    least that tells so."""
+    """Share by which the memory limit is passed; negative: room left. Of a run that was short of memory below the
+    limit, a small constant."""
     reason: str = ""
     """Why it is not feasible; "" where it is."""
 
@@ -88,7 +88,7 @@ class TrialRecord(FrozenModel):
 
     @property
     def reason(self) -> str:
-        """Why the trial is no candidate; "" where it is one."""
+        """Why the trial is no candidate; "" where it is."""
         if self.outcome == "over_memory" and self.score is not None and self.score.reason:
             return self.score.reason
         return self.result.reason

@@ -69,15 +69,15 @@ def _parse_domain(model: type[BaseModel], value: object, info: ValidationInfo) -
         value = sorted(value, key=repr)
     values = value if isinstance(value, Choices | list | tuple | range) else (value,)
     if not values:
-        raise ValueError("a list of choices must hold at least one value, but got []")
-    return Choices(values=tuple(dict.fromkeys(_checked(model, name, one) for one in values)))
+        raise ValueError("a list of choices must have at least one value, but got []")
+    return Choices(values=tuple(dict.fromkeys(_checked(model, name, choice) for choice in values)))
 
 
 def _parse_range(model: type[BaseModel], name: str, value: Mapping[Any, Any]) -> IntRange:
     try:
         domain = IntRange.model_validate(dict(value))
     except ValidationError as error:
-        detail = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        detail = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
         rule = "a range is {low: int, high: int[, log: bool]}"
         raise ValueError(f"{rule}, but got {dict(value)!r} ({detail})") from None
     if domain.low > domain.high:

@@ -1,7 +1,7 @@
 """TrainingConfig: the settings of one training run, proposed, run, stored, recommended and exported as one type.
 
-Comes in from a user's mapping, a study's proposal or a recommended.yaml; goes out to a trial and to the user's own
-loop through `dataloader_kwargs`, `autocast` and `grad_scaler`, the only places here that import torch (when called).
+Comes in: a user's mapping, a study's proposal or a recommended.yaml. Goes out: to a trial, and to the user's own loop
+through `dataloader_kwargs`, `autocast` and `grad_scaler`, the only places here that import torch (when called).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["AMP_DTYPES", "LOADER_SETTINGS", "TORCH_PREFETCH_FACTOR", "AmpDtype",
 
 AmpDtype = Literal["float32", "tf32", "bfloat16", "float16"]
 AMP_DTYPES: tuple[AmpDtype, ...] = ("float32", "tf32", "bfloat16", "float16")
-"""From the plainest to the most delicate."""
+"""From the most to the least exact."""
 
 LOADER_SETTINGS = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
 """Arguments of torch.utils.data.DataLoader that are settings here, under their own names."""
@@ -54,7 +54,7 @@ class TrainingConfig(FrozenModel):
     num_workers: _CountOrZero = 0
     """Loader processes; 0: the training process loads."""
     prefetch_factor: _Count | None = None
-    """Batches that each worker holds ready; None: torch's own (2), the only value without workers."""
+    """Batches that each worker prepares in advance; None: torch's own (2), the only value without workers."""
     persistent_workers: _Flag = False
     """Keep the workers from one epoch to the next."""
     pin_memory: _Flag = False
@@ -103,7 +103,7 @@ class TrainingConfig(FrozenModel):
 
     @property
     def batches_per_worker(self) -> int:
-        """Batches that each worker holds ready, torch's own number where it is left to torch; 0 without workers."""
+        """Batches that each worker prepares in advance, torch's number where none is given; 0 without workers."""
         return (self.prefetch_factor or TORCH_PREFETCH_FACTOR) if self.num_workers else 0
 
     def dataloader_kwargs(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""What is trained: references from a YAML file or live objects from a Python call, and the facts a probe finds out.
+"""What is trained: references from a YAML file or live objects from a Python call, and the facts that a probe finds.
 
-A Workload is what a trial builds its model, data and step from. Live objects are opaque here: the worker looks inside.
+A Workload is what a trial builds its model, data and step from. Only the worker opens live objects.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ class OptimizerFacts(FrozenModel):
 
 
 class WorkloadFacts(FrozenModel):
-    """What one look at the workload, in a process of its own, has found out."""
+    """What the probe has found: one training step of the workload, in a process of its own."""
 
     dataset_length: int | None
-    """Items of one epoch; None where the dataset does not tell."""
+    """Items of one epoch; None where the dataset has no length."""
     is_iterable: bool
     is_sharded: bool = True
     """Whether several loader workers share the data out among them (an unsharded iterable repeats it)."""
@@ -82,7 +82,7 @@ class WorkloadFacts(FrozenModel):
     has_buffers: bool = False
     """The model has buffers, such as the running averages of batch norm, which ranks may share."""
     has_unused_parameters: bool = False
-    """Some parameters that require a gradient got none in one step: DDP must look for them."""
+    """Some parameters that require a gradient got none in one step: DDP must search for them."""
     optimizer: OptimizerFacts
     step_source: str
     """How the loss is computed, in words: what the user gave, or what was inferred."""
