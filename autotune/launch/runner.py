@@ -19,8 +19,8 @@ from autotune.launch.block_stream import BlockStream, ShouldEnd
 from autotune.launch.launcher import Launch, Launcher
 from autotune.launch.memory_limits import NO_LIMITS, MemoryLimits
 from autotune.launch.repeat import find_place, go_on
-from autotune.protocol.disk import write_model
 from autotune.protocol import jobs
+from autotune.protocol.disk import write_model
 from autotune.protocol.reports import RankReport
 from autotune.protocol.trial_folder import TrialFolder
 from autotune.records.trial import TrialResult

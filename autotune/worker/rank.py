@@ -12,8 +12,8 @@ from typing import assert_never
 
 import torch
 
-from autotune.protocol.disk import write_model
 from autotune.protocol import jobs
+from autotune.protocol.disk import write_model
 from autotune.protocol.payload import read_payload
 from autotune.protocol.reports import RankReport
 from autotune.protocol.trial_folder import TrialFolder

@@ -185,16 +185,19 @@ def test_hosts_that_are_not_used_are_said_once_in_every_answer(tmp_path: Path) -
     assert autotune.diagnose(object, list, launcher=launcher, progress=False).diagnosis.notes.count(said) == 1
 
 
+GONE = note("host_without_trials", host="node-2", reason="it is gone")
+
+
 class Losing(FakeLauncher):
     """Loses a host while it runs."""
 
     def launch(self, launch: Any) -> Any:
-        self.notes = (note("host_without_trials", host="node-2", reason="it is gone"),) if self.launched else ()
+        self.notes = (GONE,) if self.launched else ()
         return super().launch(launch)
 
 
 def test_hosts_that_are_not_used_any_more_are_said_too(tmp_path: Path) -> None:
-    assert "node-2 went away." in search(tmp_path, Losing(slots=2)).summary.notes
+    assert GONE in search(tmp_path, Losing(slots=2)).summary.notes
 
 
 def test_as_many_trials_as_there_are_hosts_may_run_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
