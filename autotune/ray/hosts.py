@@ -142,8 +142,7 @@ class HostPool:
         """End the actors, whatever they do, and wait until no host is in use."""
         with self._state:
             self.is_closed = True
-            actors = [host.actor for host in self._hosts.values()]
-            actors += [candidate.actor for candidate in self._candidates.values()]
+            actors = [host.actor for host in (*self._hosts.values(), *self._candidates.values())]
             closing = []
             for actor in actors:
                 with suppress(Exception):  # Ray raises a plain one for an actor that it does not know any more
@@ -203,8 +202,7 @@ class HostPool:
         return [] if len(free) < len(shares) else list(zip(free, shares, strict=False))
 
     def _say_missing(self, ranks: int) -> str:
-        count = len(self._hosts)
-        found = f"the {count} that there are can't hold it" if count else "there is none"
+        found = f"the {len(self._hosts)} that there are can't hold it" if self._hosts else "there is none"
         missing = (
             f"a trial of {ranks} {'rank' if ranks == 1 else 'ranks'} needs hosts of the cluster, but {found} for "
             f"{_BACK_WITHIN_S:.0f} s; start nodes (ray start --address=HOST:PORT) and run the same search again."
@@ -282,10 +280,9 @@ class HostPool:
                 return False
             if monotonic() - begun > _RESERVED_WITHIN_S:
                 self._reservations.give_back(nodes)
-                names = ", ".join(host.name for host in hosts)
                 raise LauncherError(
-                    f"a trial needs whole hosts, but other jobs of the cluster have kept {names} for "
-                    f"{_RESERVED_WITHIN_S:.0f} s; run the same search again when they are done"
+                    "a trial needs whole hosts, but other jobs of the cluster have kept "
+                    f"{', '.join(host.name for host in hosts)} for {_RESERVED_WITHIN_S:.0f} s; run the same search again when they are done"
                 )
         return True
 
