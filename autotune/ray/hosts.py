@@ -282,7 +282,8 @@ class HostPool:
                 self._reservations.give_back(nodes)
                 raise LauncherError(
                     "a trial needs whole hosts, but other jobs of the cluster have kept "
-                    f"{', '.join(host.name for host in hosts)} for {_RESERVED_WITHIN_S:.0f} s; run the same search again when they are done"
+                    f"{', '.join(host.name for host in hosts)} for {_RESERVED_WITHIN_S:.0f} s; "
+                    "run the same search again when they are done"
                 )
         return True
 
