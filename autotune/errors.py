@@ -25,6 +25,7 @@ __all__ = [
     "RunFolderError",
     "StudyMismatchError",
     "WorkloadError",
+    "first_line",
 ]
 
 
@@ -84,3 +85,8 @@ class RepeatedFailureError(AutotuneError):
 
 class LauncherError(AutotuneError):
     """A trial's process can't be started, its server is gone, or it can't describe the machine."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's message, or the name of its type where the message is empty."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

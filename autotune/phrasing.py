@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ["first_line", "say_bytes", "say_gain", "say_mib", "say_rate", "say_seconds", "say_settings", "say_share"]
+__all__ = ["say_bytes", "say_gain", "say_mib", "say_rate", "say_seconds", "say_settings", "say_share"]
 
 _BYTE_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 _TIME_UNITS = ((1.0, "s"), (1e-3, "ms"))
 _TWICE = 1.0
-
-
-def first_line(error: BaseException) -> str:
-    """What an exception says, in its first line; its type where it says nothing."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def say_seconds(seconds: float) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 from autotune import TrainingConfig
 from autotune.api.diagnose import DiagnosisResult, MeasuringTime, diagnose_plan
-from autotune.protocol.messages import NO_EXTRAS, WindowRules
+from autotune.protocol.jobs import NO_EXTRAS, WindowRules
 from autotune.records.diagnosis import Advice
 from autotune.settings.plan import Plan
 from autotune.settings.workload import Workload

@@ -33,7 +33,7 @@ from typing import Any
 import torch
 
 from autotune import Measurement
-from autotune.protocol.messages import Extras, WindowRules
+from autotune.protocol.jobs import Extras, WindowRules
 from autotune.worker.setup.machine import processor_name, usable_cores
 from benchmarks.cases.fidelity import WORKLOADS, Settings
 from benchmarks.instrumentation import measure_instrumentation

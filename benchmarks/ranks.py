@@ -28,7 +28,7 @@ from autotune import Measurement
 from autotune.launch.launcher import Launcher
 from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
-from autotune.protocol.messages import NO_EXTRAS, Extras, WindowRules
+from autotune.protocol.jobs import NO_EXTRAS, Extras, WindowRules
 from autotune.records.trial import TrialResult
 from benchmarks.cases import ranks as ranks_cases
 from benchmarks.cases.cpu import Case, nothing_to_do

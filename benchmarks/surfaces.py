@@ -34,7 +34,7 @@ from time import monotonic
 from autotune import TrainingConfig
 from autotune.analysis.expectation import LOADER_SETTINGS
 from autotune.launch.runner import TrialRunner
-from autotune.protocol.messages import NO_EXTRAS, Extras, WindowRules
+from autotune.protocol.jobs import NO_EXTRAS, WindowRules
 from autotune.tuning.extra_measurements import everything
 from benchmarks.cases.surfaces import Grid, grids_for, small_gpu_grids
 from benchmarks.measures.recording import describe_machine, git_revision, machine_name, print_table, say
@@ -225,7 +225,7 @@ def _record_curves(grid: Grid, runner: TrialRunner, file: _File, sitting: _Sitti
     """All device settings of the grid in one process, and all loader settings."""
     own = TrainingConfig.model_validate(dict(grid.baseline))
     deadline_s = min(_CURVES_DEADLINE_S, sitting.left_s)
-    report = runner.curves(own, curve_points(grid), deadline_s=deadline_s, extras=Extras(stretch_s=_STRETCH_S))
+    report = runner.curves(own, curve_points(grid), deadline_s=deadline_s, stretch_s=_STRETCH_S)
     if report.curves is None:
         print(f"the curves failed: {report.result.reason}", file=sys.stderr)
         return

@@ -219,8 +219,8 @@ def write_entry_point(folder: Path) -> tuple[Path, Path]:
     info = folder / "sim-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: sim\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[torch.backends]\nsim = accelerator:register\n")
-    return folder, Path(__file__).parent
+    (info / "entry_points.txt").write_text("[torch.backends]\nsim = tests.accelerator:register\n")
+    return folder, Path(__file__).parents[1]
 
 
 class _Block:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from autotune.protocol.jobs import ProcessSetup
 from autotune.records.measurement import Block, Measurement, MemorySample, Window
 from autotune.records.recommendation import Confirmation
 from autotune.records.trial import Score, TrialRecord, TrialResult
@@ -16,6 +18,19 @@ from autotune.settings.search_space import SearchSpace
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import OptimizerFacts, WorkloadFacts
 from autotune.space.resolved_space import ResolvedSpace, resolve
+
+
+def make_process(folder: Path, **changes: Any) -> ProcessSetup:
+    """What a job's process needs, on the CPU and in a folder."""
+    values = {
+        "device": "cpu",
+        "seed": 0,
+        "deadline_s": 60.0,
+        "sys_path": (),
+        "working_directory": folder,
+        "python_path": None,
+    }
+    return ProcessSetup.model_validate(values | changes)
 
 
 def _environment(**changes: Any) -> Environment:

@@ -9,7 +9,7 @@ from autotune.errors import LauncherError
 from autotune.files.plan_file import parse_plan
 from autotune.files.run_folder import RunFolder
 from autotune.launch.launcher import Launcher
-from autotune.protocol.messages import write_payload
+from autotune.protocol.payload import write_payload
 from autotune.settings.environment import Environment
 from autotune.settings.plan import Plan
 from autotune.settings.workload import Workload, WorkloadFacts

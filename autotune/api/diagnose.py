@@ -21,8 +21,8 @@ from autotune.errors import NothingFeasibleError, WorkloadError
 from autotune.launch.launcher import Launcher
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note, note
-from autotune.protocol.by_value import unreachable_by_value
-from autotune.protocol.messages import Extras, WindowRules, write_payload
+from autotune.protocol.jobs import Extras, WindowRules
+from autotune.protocol.payload import write_payload
 from autotune.records.ceilings import Standing
 from autotune.records.diagnosis import Advice, Bottleneck, Curves, Diagnosis, Evidence, Finding
 from autotune.records.measurement import Measurement
@@ -116,8 +116,7 @@ def diagnose_plan(
         folder = held.enter_context(temporary_folder())
         show = held.enter_context(make_progress(progress))
         starts = held.enter_context(opened_launcher(launcher, folder, plan))
-        with unreachable_by_value(plan.workload):
-            write_payload(plan.workload, folder.payload)
+        write_payload(plan.workload, folder.payload)
         found = examine(plan, runner_for(plan, folder, starts), show, measuring or MeasuringTime())
     return DiagnosisResult(diagnosis=diagnosis_in_words(found))
 
@@ -178,8 +177,13 @@ def _measure_curves(
     if left_s - run.startup_s < _LEAST_CURVES_S:
         short = note("no_time_for_others", left_s=max(left_s, 0.0), most_s=_MOST_S, startup_s=run.startup_s)
         return Curves(remarks=(short,))
-    extras = Extras(roofline=True, stretch_s=measuring.stretch_s)
-    report = runner.curves(space.baseline, list_variations(space), deadline_s=left_s, extras=extras)
+    report = runner.curves(
+        space.baseline,
+        list_variations(space),
+        deadline_s=left_s,
+        stretch_s=measuring.stretch_s,
+        roofline=True,
+    )
     if report.curves is not None:
         return report.curves
     return Curves(remarks=(note("others_failed", reason=report.result.reason or report.result.outcome),))

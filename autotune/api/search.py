@@ -20,8 +20,8 @@ from autotune.files.recommended_file import recommended_yaml
 from autotune.files.run_folder import RunFolder, new_run_dir, open_run_folder, read_summary
 from autotune.launch.launcher import Launcher, notes_of, slots_of
 from autotune.note import note
-from autotune.protocol.by_value import unreachable_by_value
-from autotune.protocol.messages import write_atomic, write_payload
+from autotune.protocol.disk import write_atomic
+from autotune.protocol.payload import write_payload
 from autotune.records.recommendation import Recommendation
 from autotune.records.run_summary import Progress, RunSummary
 from autotune.records.trial import TrialRecord
@@ -97,8 +97,7 @@ def _run_plan(plan: Plan, *, fresh: bool, progress: ProgressMode, launcher: Laun
         folder = held.enter_context(open_run_folder(run_dir, fresh=fresh))
         show = held.enter_context(make_progress(progress))
         starts = held.enter_context(opened_launcher(launcher, folder, plan))
-        with unreachable_by_value(plan.workload):
-            write_payload(plan.workload, folder.payload)
+        write_payload(plan.workload, folder.payload)
         show(_probing(clock))
         begun = clock.elapsed_s
         runner, space = look(plan, runner_for(plan, folder, starts))

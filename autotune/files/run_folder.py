@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 from pydantic import BaseModel, ValidationError
 
 from autotune.errors import ConfigError, RunFolderError
-from autotune.protocol.messages import write_atomic
+from autotune.protocol.disk import disk_error, write_atomic
 from autotune.records.diagnosis import Curves
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import TrialRecord
@@ -72,7 +72,7 @@ class RunFolder:
             with open(os.open(self.trials, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as file:  # noqa: PTH123 - a descriptor
                 file.write(f"{record.model_dump_json()}\n".encode())
         except OSError as error:
-            raise _unwritable(self.path, error) from error
+            raise disk_error(self.path, error) from error
 
     def write_summary(self, summary: RunSummary) -> None:
         """Write what reports are made from."""
@@ -121,7 +121,7 @@ def open_run_folder(path: Path, *, fresh: bool) -> Iterator[RunFolder]:
             f"one search at a time may use a run folder, but another works in {path}; name another run_dir"
         ) from None
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise disk_error(path, error) from error
     try:
         _prepare(folder, fresh=fresh)
         yield folder
@@ -173,11 +173,4 @@ def _prepare(folder: RunFolder, *, fresh: bool) -> None:
     except OSError as error:
         with suppress(OSError):
             folder.scratch.rmdir()
-        raise _unwritable(folder.path, error) from error
-
-
-def _unwritable(path: Path, error: OSError) -> RunFolderError:
-    return RunFolderError(
-        f"autotune must be able to write to its run folder, but {path} can't be written ({error.strerror or error}); "
-        "free space there, or name another folder by run_dir (a search) or TMPDIR (anything else)"
-    )
+        raise disk_error(folder.path, error) from error

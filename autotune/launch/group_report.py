@@ -1,8 +1,8 @@
 """One report of a group of ranks: the group's measurement, or the one outcome that explains the others.
 
-Receives what each rank has answered, how the processes ended, and where the ranks stood shortly before that.
-When a rank fails, the others fail with it: their connections close, their collectives time out. What such ranks answer
-is collateral; here the rank that began it is found and named. Pure.
+Receives each rank's answer, how the processes ended, and the ranks' stacks shortly before that. When a rank fails, the
+others fail with it: their connections close, their collectives time out. The answers of such ranks are collateral; here
+the rank that failed first is found and named. Pure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from autotune.analysis.group import merged_measurement
 from autotune.launch.launcher import Exit
 from autotune.launch.local.exit_codes import end_of
 from autotune.launch.local.hang_report import Frame, Whereabouts, read_stack, users_part, whereabouts
-from autotune.protocol.messages import RankReport
+from autotune.protocol.reports import RankReport
 from autotune.records.measurement import Measurement
 from autotune.records.trial import Failure, TrialResult
 
@@ -33,20 +33,20 @@ def one_report(
     deadline_s: float,
     over_memory: TrialResult | None = None,
 ) -> RankReport:
-    """What a group comes to.
+    """The report of the group.
 
-    Without a measurement of every rank, the first that there is of: a rank's failure of its own (memory before crashes
-    before others), the end of a process that left no report, the end that we made for memory, that for time, and at
-    last a failure that its rank takes for another's.
+    Without a measurement of every rank, it is the first of these that exists: a rank's failure of its own (memory
+    before crashes before others), the end of a process that left no report, the group's end for its memory, its end for
+    time, and last a collateral failure.
 
     Args:
         reports: Of each rank; None where it left none.
         exit_: How the ranks' processes ended, with a code for each.
         stacks: What faulthandler wrote of each rank, "" where nothing.
         deadline_s: The trial's.
-        over_memory: What it means that the group was ended for its memory, where it was.
+        over_memory: The result of a group that was ended for its memory; None where it was not.
     """
-    measured = [one.result.measurement for one in reports if one is not None and one.result.outcome == "ok"]
+    measured = [report.result.measurement for report in reports if report is not None and report.result.outcome == "ok"]
     known = [measurement for measurement in measured if measurement is not None]
     if len(known) == len(reports):
         return _merged(known)
@@ -67,14 +67,14 @@ def _merged(measurements: Sequence[Measurement]) -> RankReport:
 
 
 def _own_failure(reports: Sequence[RankReport | None]) -> RankReport | None:
-    failed = [(rank, one) for rank, one in _failures(reports) if not one.is_collateral]
+    failed = [(rank, report) for rank, report in _failures(reports) if not report.is_collateral]
     if not failed:
         return None
-    return _named(*min(failed, key=lambda found: _gravity(found[1].result)))  # the lowest rank among equals
+    return _named(*min(failed, key=lambda failure: _gravity(failure[1].result)))  # the lowest rank among equals
 
 
 def _sudden_end(reports: Sequence[RankReport | None], exit_: Exit) -> RankReport | None:
-    """That of a rank which died by itself and left no report: by the kernel's killer, else the one that died first."""
+    """The end of a rank that left no report: by the kernel's out-of-memory killer, else of the rank that died first."""
     ends = {
         rank: end_of(code, was_oom_killed=exit_.was_oom_killed)
         for rank, code in enumerate(exit_.codes)
@@ -82,18 +82,18 @@ def _sudden_end(reports: Sequence[RankReport | None], exit_: Exit) -> RankReport
     }
     if not ends:
         return None
-    rank = min(ends, key=lambda one: (_gravity(ends[one]), one != exit_.first, one))
+    rank = min(ends, key=lambda rank: (_gravity(ends[rank]), rank != exit_.first, rank))
     return _named(rank, RankReport(result=ends[rank]))
 
 
 def _time_out(
     reports: Sequence[RankReport | None], exit_: Exit, stacks: Sequence[tuple[Frame, ...]], deadline_s: float
 ) -> RankReport | None:
-    """Ranks that we have ended before they answered; named is the one that the others waited for.
+    """Ranks that were ended before they answered; the rank that the others waited for is named.
 
-    One that has told where it stood, and then saw others end before it, has no answer of its own.
+    A rank that has written its stack and then failed since others ended before it counts as one without an answer.
     """
-    silent = [rank for rank, one in enumerate(reports) if one is None or (one.is_collateral and stacks[rank])]
+    silent = [rank for rank, report in enumerate(reports) if report is None or (report.is_collateral and stacks[rank])]
     if not silent:
         return None
     stuck = _awaited(silent, stacks)
@@ -104,16 +104,16 @@ def _time_out(
         what = f"the trial did not end after rank {exit_.first} had"
     if exit_.ended_for == "standstill":
         what = "no block ended within ten times the longest one's time (at least 30 s)"
-    held = "" if stuck is None else ", the others waited for this rank"
-    reason = f"{what}{held}; no answer came from {_say_ranks(silent)}"
-    seen = [rank for rank in silent if stacks[rank]] if stuck is None else [stuck]
-    failure = _failure_at(seen[0], stacks[seen[0]]) if seen else None
+    others = "" if stuck is None else ", the others waited for this rank"
+    reason = f"{what}{others}; no answer came from {_say_ranks(silent)}"
+    shown = [rank for rank in silent if stacks[rank]] if stuck is None else [stuck]
+    failure = _failure_at(shown[0], stacks[shown[0]]) if shown else None
     report = RankReport(result=TrialResult(outcome="timeout", reason=reason, failure=failure))
     return report if stuck is None else _named(stuck, report)
 
 
 def _awaited(silent: Sequence[int], stacks: Sequence[tuple[Frame, ...]]) -> int | None:
-    """Of the ranks without an answer, the one whose end the others waited for; None where nothing tells them apart."""
+    """Of the ranks without an answer, the one that the others waited for; None where that is not known."""
     if len(silent) == 1:
         return silent[0]
     suspicion = {rank: _SUSPICION[whereabouts(stacks[rank])] for rank in silent}
@@ -132,16 +132,18 @@ def _failure_at(rank: int, stack: tuple[Frame, ...]) -> Failure | None:
 
 
 def _collateral(reports: Sequence[RankReport | None], exit_: Exit) -> RankReport:
-    """Every rank blames another: the one that ended first speaks for them."""
+    """All failures are collateral: the rank that ended first is reported."""
     failed = dict(_failures(reports))
-    rank = min(failed, key=lambda one: (one != exit_.first, one))
+    rank = min(failed, key=lambda rank: (rank != exit_.first, rank))
     return _named(rank, failed[rank])
 
 
 def _failures(reports: Sequence[RankReport | None]) -> list[tuple[int, RankReport]]:
     """Ranks that have answered, but measured nothing."""
-    answers = [(rank, one) for rank, one in enumerate(reports) if one is not None]
-    return [(rank, one) for rank, one in answers if one.result.outcome != "ok" or one.result.measurement is None]
+    answers = [(rank, report) for rank, report in enumerate(reports) if report is not None]
+    return [
+        (rank, report) for rank, report in answers if not report.result.measurement or report.result.outcome != "ok"
+    ]
 
 
 def _gravity(result: TrialResult) -> int:

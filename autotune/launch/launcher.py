@@ -1,4 +1,4 @@
-"""The seam behind which trials run: a Launcher starts the ranks of a trial's folder and says how they ended."""
+"""The seam behind which trials run: a Launcher starts the ranks of a trial's folder and reports how they ended."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
-from autotune.protocol.messages import TrialFolder
+from autotune.note import Note
+from autotune.protocol.trial_folder import TrialFolder
 
 __all__ = [
+    "TOKEN_VARIABLE",
     "Cluster",
     "EndedFor",
     "Exit",
@@ -24,10 +26,12 @@ __all__ = [
     "worker_environment",
 ]
 
+TOKEN_VARIABLE = "AUTOTUNE_TOKEN"  # noqa: S105 - marks processes, no secret
+"""Marks the processes of one launcher, so that those which have left their trial's session are found too."""
 
-EndedFor = Literal["deadline", "memory", "straggling", "standstill", "called_off"]
-"""straggling: it went on after another rank's end; standstill: none of its ranks went on; called_off:
-`Launch.should_end` said so."""
+EndedFor = Literal["deadline", "memory", "straggling", "standstill", "cancelled"]
+"""straggling: it went on after another rank's end; standstill: none of its ranks went on; cancelled:
+`Launch.should_end` returned True."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +44,9 @@ class Launch:
     ranks: int = 1
     """Processes to start side by side."""
     ram_ceiling_bytes: int | None = None
-    """All ranks are ended when their process trees together have more than this resident; None: not watched."""
+    """All ranks are ended when their process trees together have more than this in memory; None: not watched."""
     should_end: Callable[[], bool] | None = None
-    """Asked many times a second; the ranks are ended once it says yes. None: nobody but the deadline ends them."""
+    """Called many times a second; the ranks are ended once it returns True. None: only the deadline ends them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +54,8 @@ class Exit:
     """How a trial's processes ended."""
 
     code: int | None
-    """Exit code of rank 0, the only one of a single process; negative: the signal that ended it; None where we did."""
+    """Exit code of rank 0, the only one of a single process; negative: the signal that ended it; None where autotune
+    ended it."""
     codes: tuple[int | None, ...] = ()
     """Such a code for each rank; () from a launcher that has rank 0 report for all."""
     first: int | None = None
@@ -58,8 +63,8 @@ class Exit:
     first_s: float | None = None
     """Seconds from the start to that rank's end."""
     ended_for: EndedFor | None = None
-    """Why we ended what still ran."""
-    seen_bytes: int | None = None
+    """Why autotune ended what still ran."""
+    memory_bytes: int | None = None
     """Memory of the process trees when they were ended for it."""
     was_oom_killed: bool = False
     """The kernel's out-of-memory killer struck meanwhile."""
@@ -78,13 +83,13 @@ class Launcher(Protocol):
         ...
 
     def close(self) -> None:
-        """End what is held between trials."""
+        """End what runs between trials."""
         ...
 
 
 @runtime_checkable
 class Cluster(Protocol):
-    """What a launcher over several machines has besides; its `launch` may be called from several threads."""
+    """A launcher over several machines; its `launch` may be called from several threads."""
 
     @property
     def slots(self) -> int:
@@ -94,16 +99,16 @@ class Cluster(Protocol):
 
 @runtime_checkable
 class HasNotes(Protocol):
-    """What a launcher has besides that finds something to say about the machines or itself."""
+    """A launcher that has notes about the machines or about itself."""
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        """Sentences that a report should hold: how trials are started otherwise than they should, hosts not used."""
+    def notes(self) -> tuple[Note, ...]:
+        """For the report: trials that are not started as asked for, hosts that are not used."""
         ...
 
 
-def notes_of(launcher: Launcher) -> tuple[str, ...]:
-    """Sentences of a launcher that a report should hold; they may change between trials."""
+def notes_of(launcher: Launcher) -> tuple[Note, ...]:
+    """A launcher's notes for the report; they may change between trials."""
     return launcher.notes if isinstance(launcher, HasNotes) else ()
 
 
@@ -121,7 +126,3 @@ def worker_environment(environment: Mapping[str, str], token: str) -> dict[str, 
     """The caller's environment, its module search path included, and the token that marks all that a worker starts."""
     path = os.pathsep.join(entry for entry in sys.path if isinstance(entry, str) and entry)
     return {**environment, "PYTHONPATH": path, TOKEN_VARIABLE: token}
-
-
-TOKEN_VARIABLE = "AUTOTUNE_TOKEN"  # noqa: S105 - a marker of processes, no secret
-"""Marks the processes of one launcher, so that what has left its trial's session is found all the same."""

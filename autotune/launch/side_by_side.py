@@ -1,4 +1,4 @@
-"""Runs side by side: each in a thread of its own, or one alone in the calling thread; handed over as they end."""
+"""Runs functions side by side, each in a thread, or one alone in the calling thread; hands over results as they end."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _Ended = TypeVar("_Ended")
 
 
 class SideBySide(Generic[_Ended]):
-    """The runs under way. Its length is how many were begun and not yet taken by `next_ended`.
+    """The runs under way. Its length is how many have begun and were not yet returned by `next_ended`.
 
-    Nobody waits for what is under way when an exception leaves the context: to close the launcher ends that.
+    When an exception leaves the context, runs under way are not waited for: closing the launcher ends them.
 
     Args:
-        most: more than these are never under way.
+        most: the most runs that are under way at once.
     """
 
     def __init__(self, most: int) -> None:
@@ -37,9 +37,9 @@ class SideBySide(Generic[_Ended]):
         self._pool.shutdown(wait=kind is None, cancel_futures=True)
 
     def begin(self, run: Callable[[], _Ended], *, is_alone: bool) -> None:
-        """Begin a run; one that is alone has ended when this returns, and what it raises is raised here.
+        """Begin a run; if it is alone it has ended when this returns, and what it raises is raised here.
 
-        Ctrl-C reaches the calling thread alone: a run in it ends at once, and with all that it has started.
+        Ctrl-C reaches the calling thread only: a run in that thread ends at once, with all that it has started.
         """
         future: Future[_Ended]
         if is_alone:
@@ -51,7 +51,7 @@ class SideBySide(Generic[_Ended]):
         future.add_done_callback(self._ended.put)
 
     def next_ended(self) -> _Ended:
-        """Wait for the next run to end, and take what it has returned; what it has raised is raised here."""
+        """Wait for the next run to end; return what it has returned, or raise what it has raised."""
         future = self._ended.get()
         self._count -= 1
         return future.result()

@@ -1,4 +1,4 @@
-"""A Ray cluster joined by the driver, with what Ray does to its process on the way put right again."""
+"""Joins a Ray cluster from the driver, and undoes what Ray changes in its process: signal handlers, prints."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ import ray
 from ray._private import worker as rays_worker
 from ray._private.services import get_ray_address_from_environment
 
-from autotune.errors import ConfigError
-from autotune.phrasing import first_line
+from autotune.errors import ConfigError, first_line
 
-__all__ = ["join", "refuse_another", "unheard_messages"]
+__all__ = ["join", "refuse_another", "silenced_prints"]
 
 _LOG = logging.getLogger(__name__)
-_ANSWERS_WITHIN_S = 5.0
+_ANSWERS_WITHIN_S = 5.0  # our convention: a connection within a cluster takes milliseconds
 
 
 def join(address: str | None) -> None:
-    """Connect to the cluster. Ray's own handler of SIGTERM is taken out again: a search saves what it has."""
+    """Connect to the cluster. Ray's own handler of SIGTERM is removed: a search saves its results first."""
     where = address or os.environ.get("RAY_ADDRESS") or "auto"
     try:
-        _knock(get_ray_address_from_environment("auto", None) if where == "auto" else where)
+        _connect(get_ray_address_from_environment("auto", None) if where == "auto" else where)
     except (OSError, ValueError) as error:
         raise _unreachable(where, error) from error
     signals = (signal.SIGTERM, signal.SIGINT) if current_thread() is main_thread() else ()
@@ -43,7 +42,7 @@ def join(address: str | None) -> None:
 
 
 def refuse_another(address: str | None) -> None:
-    """Refuse an address that is not that of the cluster which the caller has joined already."""
+    """Refuse an address other than that of the cluster which the caller has joined already."""
     joined = ray.get_runtime_context().gcs_address
     if address not in {None, "auto", joined}:
         raise ConfigError(
@@ -52,8 +51,8 @@ def refuse_another(address: str | None) -> None:
         )
 
 
-def _knock(address: str) -> None:
-    """Raise where nobody listens: Ray itself would try it for minutes, printing."""
+def _connect(address: str) -> None:
+    """Raise where nothing listens: Ray itself would retry for minutes, and print."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     socket.create_connection((host.strip("[]"), int(port)), _ANSWERS_WITHIN_S).close()
 
@@ -67,8 +66,8 @@ def _unreachable(where: str, error: Exception) -> ConfigError:
 
 
 @contextmanager
-def unheard_messages() -> Iterator[None]:
-    """Keep off the caller's stdout what Ray prints of a node that died: 25 lines of its log, and results belong there.
+def silenced_prints() -> Iterator[None]:
+    """Keep Ray from printing 25 lines of a dead node's log on the caller's stdout, which is for results.
 
     Ray has no setting for it. Source: ray/_private/worker.py, listen_error_messages, also with log_to_driver=False.
     """

@@ -1,7 +1,7 @@
 """What runs on each host of a Ray cluster: an actor that measures trials there through a fork server of its own.
 
-Receives the workload's payload once, in parts, and jobs as JSON; answers as JSON with how the ranks ended, their
-reports and their log. Nothing of a host outlives its actor: the fork server sweeps up when the actor is gone.
+Receives the workload's payload once, in parts, and jobs as JSON; answers as JSON how the ranks ended, with their
+reports and their log. No process of a host outlives its actor: the fork server ends them when the actor is gone.
 """
 
 from __future__ import annotations
@@ -19,31 +19,32 @@ from threading import Event, Lock
 
 import psutil
 import ray
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict, Field
 
 from autotune.errors import AutotuneError
+from autotune.frozen import FrozenModel
 from autotune.launch.launcher import Exit, Launch
 from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.launch.runner import TrialRunner
-from autotune.protocol.messages import GroupPart, Job, TrialFolder, write_model
+from autotune.protocol.disk import write_model
+from autotune.protocol.jobs import Job, TrialJob
+from autotune.protocol.trial_folder import TrialFolder
 from autotune.settings.environment import Environment
 from autotune.version import __version__
 
 __all__ = ["Host", "HostAnswer", "HostFacts", "HostTask", "trial_environment"]
 
-_DESCRIBE_WITHIN_S = 120.0
-_ENDS_WITHIN_S = 8.0
-_FILE_BYTES = 16 * 1024 * 1024  # a report has some 100 KiB: what is larger was written by somebody else
-_FIRST_PORT, _PORTS = 20_000, 12_000  # below Linux's ephemeral ports (32768 on), which anything may take meanwhile
+_DESCRIBE_WITHIN_S = 120.0  # our convention, as fork_server.py's for its start
+_ENDS_WITHIN_S = 8.0  # our convention: less than the driver waits for it (hosts.py)
+_FILE_BYTES = 16 * 1024 * 1024  # our convention: a report has some 100 KiB; a larger one was written by user code
+_FIRST_PORT, _PORTS = 20_000, 12_000  # below Linux's ephemeral ports (32768 on), which any process may take meanwhile
 _PORT_TRIES = 100
 _OF_THE_HOST = ("CUDA_", "HIP_", "HOSTNAME", "NVIDIA_", "RAY_", "ROCR_", "SLURM", "TMPDIR", "XDG_", "ZE_")
 _RAYS_OWN = ("RAY_", "OMP_NUM_THREADS", "PYTHONBREAKPOINT", "SPT_NOENV")
 
 
-class HostFacts(BaseModel):
-    """What a host says of itself."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+class HostFacts(FrozenModel):
+    """A host's description of itself."""
 
     version: str
     """Of autotune."""
@@ -54,46 +55,38 @@ class HostFacts(BaseModel):
     """Network interface that has the host's address in the cluster; None where none is found."""
 
 
-class HostTask(BaseModel):
+class HostTask(FrozenModel):
     """What a host is to run of a trial."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
     ticket: str
-    """By which it can be called off."""
+    """By which it can be cancelled."""
     job: Job
-    """As it was written on the driver; paths of the trial's folder and payload are replaced by the host's."""
+    """For this host's ranks; the host replaces the paths of the trial's folder and payload by its own."""
     payload_key: str | None
     """Of the payload that was sent; None: the job needs none."""
-    rendezvous: str | None
-    """Where ranks of several hosts meet; None: at a file of the host's."""
-    part: GroupPart | None
     ranks: int
-    deadline_s: float
     ram_ceiling_bytes: int | None
 
 
-class HostAnswer(BaseModel):
+class HostAnswer(FrozenModel):
     """How a host's part of a trial ended."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_bytes="base64", val_json_bytes="base64"
-    )
+    model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 
     exit: Exit | None
     """None: the trial could not be started."""
     error: str = ""
     """Why it could not."""
-    files: dict[str, bytes] = {}
+    files: dict[str, bytes] = Field(default_factory=dict)
     """Reports and stacks, by their names in the trial's folder."""
     log: bytes = b""
 
 
 class Host:
-    """Measures one trial at a time on this host; `call_off`, `blocks` and `close` may be called meanwhile.
+    """Measures one trial at a time on this host; `cancel`, `blocks` and `close` may be called meanwhile.
 
     Args:
-        environment: the caller's; trials see it but for what is the host's own.
+        environment: the caller's; trials see it except for the host's own variables.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -102,7 +95,7 @@ class Host:
         self._scratch = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
         self._environment = trial_environment(os.environ, environment)
         self._launcher = ForkServerLauncher(self._scratch / "server.log", self._environment)
-        self._turn, self._called_off, self._is_closing = Lock(), set[str](), Event()
+        self._turn, self._cancelled, self._is_closing = Lock(), set[str](), Event()
         self._streaming: tuple[str, Path] | None = None
         """Ticket of the task that runs, and where its blocks come."""
 
@@ -119,13 +112,11 @@ class Host:
         interface = _interface_of(address)
         try:
             report = runner.describe(deadline_s=_DESCRIBE_WITHIN_S)
+            found, reason = report.environment, report.result.reason
         except AutotuneError as error:
-            return HostFacts(
-                version=__version__, environment=None, reason=str(error), interface=interface
-            ).model_dump_json()
-        return HostFacts(
-            version=__version__, environment=report.environment, reason=report.result.reason, interface=interface
-        ).model_dump_json()
+            found, reason = None, str(error)
+        facts = HostFacts(version=__version__, environment=found, reason=reason, interface=interface)
+        return facts.model_dump_json()
 
     def take(self, key: str, name: str, offset: int, data: bytes) -> str:
         """Write a part of the payload's file `name`, the first of which begins it; why that can't be, or ""."""
@@ -144,12 +135,12 @@ class Host:
         return ""
 
     def free_port(self) -> int:
-        """A port that nobody listens to now."""
+        """A port that is not in use now."""
         for _ in range(_PORT_TRIES):
             port = _FIRST_PORT + secrets.randbelow(_PORTS)
-            with socket.socket() as one:
+            with socket.socket() as probe:
                 try:
-                    one.bind(("", port))
+                    probe.bind(("", port))
                 except OSError:
                     continue
                 return port
@@ -157,12 +148,12 @@ class Host:
 
     def run(self, task: str) -> str:
         """Run a HostTask's ranks to their end; a HostAnswer. Both as JSON."""
-        with self._turn:  # a trial that was called off may not have ended yet
+        with self._turn:  # a trial that was cancelled may not have ended yet
             return self._run(HostTask.model_validate_json(task)).model_dump_json()
 
-    def call_off(self, ticket: str) -> None:
+    def cancel(self, ticket: str) -> None:
         """End a task where it runs, or as soon as it does."""
-        self._called_off.add(ticket)
+        self._cancelled.add(ticket)
 
     def blocks(self, ticket: str, offset: int) -> bytes:
         """What the task has written of its window's blocks from an offset in bytes on."""
@@ -174,7 +165,7 @@ class Host:
         return b""
 
     def close(self) -> None:
-        """End the trial that runs, the fork server, and remove what the host holds."""
+        """End the trial that runs and the fork server, and remove the host's files."""
         self._is_closing.set()
         is_idle = self._turn.acquire(timeout=_ENDS_WITHIN_S)
         self._launcher.close()
@@ -183,11 +174,10 @@ class Host:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _run(self, task: HostTask) -> HostAnswer:
-        if not task.job.working_directory.is_dir():
+        wanted = task.job.process.working_directory
+        if not wanted.is_dir():
             where = f"trials must find the caller's folder on every host, but {socket.gethostname()} has no"
-            return HostAnswer(
-                exit=None, error=f"{where} {task.job.working_directory}; use a file system that the hosts share"
-            )
+            return HostAnswer(exit=None, error=f"{where} {wanted}; use a file system that the hosts share")
         folder = TrialFolder(Path(tempfile.mkdtemp(prefix="trial-", dir=self._scratch)))
         log, self._streaming = folder.path / "log", (task.ticket, folder.blocks)
         try:
@@ -195,10 +185,10 @@ class Host:
             launch = Launch(
                 folder=folder,
                 log=log,
-                deadline_s=task.deadline_s,
+                deadline_s=task.job.process.deadline_s,
                 ranks=task.ranks,
                 ram_ceiling_bytes=task.ram_ceiling_bytes,
-                should_end=lambda: self._is_closing.is_set() or task.ticket in self._called_off,
+                should_end=lambda: self._is_closing.is_set() or task.ticket in self._cancelled,
             )
             exit_ = self._launcher.launch(launch)
             return HostAnswer(exit=exit_, files=_files_of(folder, task), log=_read(log) or b"")
@@ -208,16 +198,14 @@ class Host:
             shutil.rmtree(folder.path, ignore_errors=True)
 
     def _job(self, task: HostTask, folder: TrialFolder) -> Job:
-        is_group = task.job.rendezvous is not None
-        kept = [entry for entry in task.job.sys_path if not entry or Path(entry).exists()]
-        return task.job.model_copy(
-            update={
-                "payload": task.job.payload if task.payload_key is None else self._payload(task.payload_key),
-                "rendezvous": (task.rendezvous or f"file://{folder.rendezvous}") if is_group else None,
-                "part": task.part,
-                "sys_path": tuple(dict.fromkeys([*kept, *sys.path])),
-            }
-        )
+        kept = [entry for entry in task.job.process.sys_path if not entry or Path(entry).exists()]
+        sys_path = tuple(dict.fromkeys([*kept, *sys.path]))
+        changes: dict[str, object] = {"process": task.job.process.model_copy(update={"sys_path": sys_path})}
+        if task.payload_key is not None:
+            changes["payload"] = self._payload(task.payload_key)
+        if isinstance(task.job, TrialJob) and task.job.rendezvous is not None and task.job.part is None:
+            changes["rendezvous"] = f"file://{folder.rendezvous}"
+        return task.job.model_copy(update=changes)
 
     def _payload(self, key: str) -> Path:
         return self._scratch / f"{_PAYLOAD}{key}"
@@ -228,21 +216,22 @@ _PAYLOAD = "payload-"
 
 
 def trial_environment(here: Mapping[str, str], callers: Mapping[str, str]) -> dict[str, str]:
-    """The environment of trials on a host: the caller's, but for what tells of the host itself or comes from Ray."""
+    """The environment of trials on a host: the caller's, except for variables that are the host's own or Ray's."""
     own = {name: value for name, value in here.items() if not name.startswith(_RAYS_OWN)}
-    told = {name: value for name, value in callers.items() if not name.startswith(_OF_THE_HOST)}
-    return own | told
+    sent = {name: value for name, value in callers.items() if not name.startswith(_OF_THE_HOST)}
+    return own | sent
 
 
 def _files_of(folder: TrialFolder, task: HostTask) -> dict[str, bytes]:
-    first = 0 if task.part is None else task.part.first_rank
+    part = task.job.part if isinstance(task.job, TrialJob) else None
+    first = 0 if part is None else part.first_rank
     ranks = range(first, first + task.ranks)
     paths = [path for rank in ranks for path in (folder.report_of(rank), folder.stack_of(rank))]
     return {path.name: data for path in paths if (data := _read(path)) is not None}
 
 
 def _read(path: Path) -> bytes | None:
-    """A file's content; None where there is none. A file that is far too large is cut, and no report any more."""
+    """A file's content; None where there is none. A file that is far too large is cut, and no valid report any more."""
     try:
         with path.open("rb") as file:
             return file.read(_FILE_BYTES)
@@ -251,18 +240,18 @@ def _read(path: Path) -> bytes | None:
 
 
 def _interface_of(address: str) -> str | None:
-    found = (name for name, known in psutil.net_if_addrs().items() if any(one.address == address for one in known))
-    return next(found, None)
+    interfaces = psutil.net_if_addrs().items()
+    return next((name for name, known in interfaces if any(entry.address == address for entry in known)), None)
 
 
 def _leave_rays_path() -> None:
-    """Take the folders that Ray puts before the user's off the search path: they hold packages of its own."""
+    """Remove the folders that Ray puts before the user's from the search path: its own packages are in them."""
     rays = str(Path(ray.__file__).parent) + os.sep
     sys.path[:] = [entry for entry in sys.path if not entry.startswith(rays)]
 
 
 def _remove_left_behind() -> None:
-    """Remove the folders of this user's hosts that were killed here."""
+    """Remove the folders of this user's actors that were killed here."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
         with suppress(OSError):  # another host's actor may remove it at the same time

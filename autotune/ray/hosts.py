@@ -1,8 +1,7 @@
-"""The hosts of a Ray cluster as a search uses them: found, looked at, reserved for a trial each, dropped when lost.
+"""The hosts of a Ray cluster as a search uses them: found, described, reserved for a trial each, dropped when lost.
 
-One actor a host (ray_host.py) lives as long as the search; a trial takes a placement group over whole hosts, so that no
-other job of the cluster runs beside it and no two trials share a loader's cores. A study is bound to one kind of
-machine: hosts of another kind are named in `notes` and left alone.
+One actor a host (host.py) lives as long as the search. A trial takes whole hosts, so that no two trials share cores. A
+study is bound to one kind of machine: hosts of another kind are named in `notes` and not used.
 """
 
 from __future__ import annotations
@@ -10,62 +9,43 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from threading import Condition, Timer
+from threading import Condition
 from time import monotonic
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from autotune.errors import LauncherError
-from autotune.ray.host import HostFacts
+from autotune.note import Note
+from autotune.ray.actors import SEARCH_IS_OVER, NoRoomError, Team
 from autotune.ray.nodes import (
-    Candidate,
     OneHost,
     facts_of,
     kill_actor,
     living_nodes,
     most_of_a_kind,
+    of_other_kind,
     ranks_a_host,
-    say_other,
+    say_unused,
     start_actor,
 )
+from autotune.ray.reservations import Reservations
 from autotune.settings.environment import Environment
 from autotune.settings.executor import Executor, places
 
-__all__ = ["SEARCH_IS_OVER", "HostPool", "NoRoomError"]
+__all__ = ["HostPool"]
 
-SEARCH_IS_OVER = "the search is over: its hosts are given back"
-"""What a trial is told that was under way."""
-
-_READY_WITHIN_S = 180.0
+# Our conventions:
+_READY_WITHIN_S = 180.0  # an actor imports torch, from a network's disk on some clusters
 _RESERVED_WITHIN_S = 300.0
 _RESERVED_SOON_S = 5.0  # else another host is tried first
 _ASIDE_S = 60.0
 _BACK_WITHIN_S = 60.0  # a lost node's successor, where a cluster manager starts one
-_LOOK_S = 1.0
-_LINGERS_S = 1.0
-_LONGEST_HELD_S = 60.0  # then others who wait for the host come first
+_REFRESH_S = 1.0
 _CLOSED_WITHIN_S = 10.0
-_NODE_LABEL = "ray.io/node-id"
-
-
-class NoRoomError(LauncherError):
-    """The cluster has hosts, but too few for a trial's ranks."""
-
-
-@dataclass(slots=True, eq=False)
-class _Reservation:
-    """Hosts that Ray keeps for this search: anew for each trial it would take up to a second."""
-
-    group: PlacementGroup
-    begun: float
-    ending: Timer | None = None
-    """Gives them back; None while a trial runs."""
 
 
 class HostPool:
-    """Hands out hosts in the order in which they are asked for: the free ones that it has known for longest.
+    """Hands out hosts in the order of the requests: the free hosts that it has known for longest.
 
     Args:
         executor: how the ranks of a trial are laid out.
@@ -76,14 +56,15 @@ class HostPool:
         self._executor, self._device = executor, device
         self._state = Condition()
         self._hosts: dict[str, OneHost] = {}
-        self._candidates: dict[str, Candidate] = {}
-        self._others: dict[str, str] = {}
+        self._candidates: dict[str, OneHost] = {}
+        self._unused: dict[str, Note] = {}
         """Why a node is not used, by its id."""
         self._busy: set[str] = set()
-        self._reservations: dict[tuple[str, ...], _Reservation] = {}
+        self._reservations = Reservations(self._state)
         self._queue: deque[object] = deque()
-        self._looked = 0.0
-        self._is_closed = False
+        self._refreshed = 0.0
+        self.is_closed = False
+        """Whether the search is over."""
         self._bound: Environment | None = None
         """The kind of machine that this search is bound to."""
         with self._state:
@@ -93,35 +74,31 @@ class HostPool:
     def slots(self) -> int:
         """Hosts that trials may run on now."""
         with self._state:
-            self._look()
+            self._refresh()
             return max(1, len(self._hosts))
 
     @property
-    def notes(self) -> tuple[str, ...]:
+    def notes(self) -> tuple[Note, ...]:
         """Hosts that are not used, and why."""
         with self._state:
-            return tuple(dict.fromkeys(self._others.values()))
+            return tuple(self._unused.values())
 
     def require_hosts(self) -> None:
         """Refuse a cluster without a host that can run trials.
 
         Raises:
-            LauncherError: there is none; the message says why of each.
+            LauncherError: there is none; the message gives the reason for each.
         """
-        if not self._hosts:
-            silent = (
-                f"{len(self._candidates)} did not answer within {_READY_WITHIN_S:.0f} s." if self._candidates else ""
-            )
-            reasons = " ".join([*self.notes, silent]).strip()
-            reasons = reasons or "None of its nodes has a processor (ray start --num-cpus) to give."
-            raise LauncherError(f"a Ray cluster must have a host that can run trials, but has none. {reasons}")
+        if self._hosts:
+            return
+        silent = [f"{len(self._candidates)} did not answer within {_READY_WITHIN_S:.0f} s."] if self._candidates else []
+        why = (
+            " ".join([*say_unused(self.notes), *silent])
+            or "None of its nodes has a processor (ray start --num-cpus) to give."
+        )
+        raise LauncherError(f"a Ray cluster must have a host that can run trials, but has none. {why}")
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether the search is over."""
-        return self._is_closed
-
-    def acquire(self, ranks: int) -> list[tuple[OneHost, int]]:
+    def acquire(self, ranks: int) -> Team:
         """Wait until a trial's turn has come and its hosts are free; each of them, and the ranks that it gets.
 
         Raises:
@@ -142,51 +119,45 @@ class HostPool:
                     self.drop(host)
 
     def release(self, hosts: Collection[OneHost]) -> None:
-        """Hosts are free again; the reservation stays for a moment, in which the next trial most likely comes."""
+        """Hosts are free again."""
         nodes = tuple(host.node for host in hosts)
         with self._state:
             self._busy -= set(nodes)
-            held = self._reservations.get(nodes)
-            if held is not None and (self._is_closed or monotonic() - held.begun > _LONGEST_HELD_S):
-                self._unreserve(set(nodes))
-            elif held is not None:
-                held.ending = Timer(_LINGERS_S, self._let_go, (nodes, held))
-                held.ending.daemon = True
-                held.ending.start()
+            give_back = self._reservations.give_back if self.is_closed else self._reservations.give_back_soon
+            give_back(nodes)
             self._state.notify_all()
 
     def drop(self, host: OneHost) -> None:
-        """Forget a host that was lost; a node that still lives is looked at anew."""
+        """Forget a host that was lost; if its node still lives, it is described again."""
         with self._state:
-            if self._is_closed:
+            if self.is_closed:
                 return
             self._hosts.pop(host.node, None)
-            self._unreserve({host.node})
+            self._reservations.give_back([host.node])
             kill_actor(host.actor)
-            self._looked = 0.0
+            self._refreshed = 0.0
             self._state.notify_all()
 
     def close(self) -> None:
-        """End the actors, whatever they do, and wait until nobody holds a host."""
+        """End the actors, whatever they do, and wait until no host is in use."""
         with self._state:
-            self._is_closed = True
-            actors = [host.actor for host in self._hosts.values()]
-            actors += [one.actor for one in self._candidates.values()]
+            self.is_closed = True
+            actors = [host.actor for host in (*self._hosts.values(), *self._candidates.values())]
             closing = []
             for actor in actors:
-                with suppress(Exception):  # Ray raises a plain one for an actor that it knows no more
+                with suppress(Exception):  # Ray raises a plain one for an actor that it does not know any more
                     closing.append(actor.close.remote())
             if closing:
                 ray.wait(closing, num_returns=len(closing), timeout=_CLOSED_WITHIN_S)
             for actor in actors:
                 kill_actor(actor)
-            self._unreserve({node for nodes in self._reservations for node in nodes})
+            self._reservations.give_back()
             self._hosts.clear()
             self._candidates.clear()
             self._state.notify_all()
             self._state.wait_for(lambda: not (self._busy or self._queue), _CLOSED_WITHIN_S)
 
-    def _next_team(self, ranks: int) -> list[tuple[OneHost, int]]:
+    def _next_team(self, ranks: int) -> Team:
         ticket = object()
         with self._state:
             self._queue.append(ticket)
@@ -198,13 +169,13 @@ class HostPool:
                 self._state.notify_all()
         return team
 
-    def _wait_for_turn(self, ticket: object, ranks: int) -> list[tuple[OneHost, int]]:
+    def _wait_for_turn(self, ticket: object, ranks: int) -> Team:
         missing_since: float | None = None
         while True:
-            if self._is_closed:
+            if self.is_closed:
                 raise LauncherError(SEARCH_IS_OVER)
             if self._queue[0] is ticket:
-                self._look()
+                self._refresh()
                 team = self._team(ranks)
                 if team:
                     return team
@@ -214,20 +185,16 @@ class HostPool:
                     missing_since = monotonic()
                 elif monotonic() - missing_since > _BACK_WITHIN_S:
                     raise (NoRoomError if self._hosts else LauncherError)(self._say_missing(ranks))
-            self._state.wait(_LOOK_S)
+            self._state.wait(_REFRESH_S)
 
-    def _team(self, ranks: int) -> list[tuple[OneHost, int]] | None:
+    def _team(self, ranks: int) -> Team | None:
         """Free hosts for so many ranks; [] where they are still busy, None where there are not enough at all."""
         known = list(self._hosts.values())
-        if not known:
+        if not known or self._bound is None:
             return None
+        per_host, spread = ranks_a_host(self._bound), self._executor.ranks == "spread"
         try:
-            shares = places(
-                ranks,
-                hosts=len(known),
-                per_host=ranks_a_host(known[0].environment),
-                spread=self._executor.ranks == "spread",
-            )
+            shares = places(ranks, hosts=len(known), per_host=per_host, spread=spread)
         except ValueError:
             return None
         free = [host for host in known if host.node not in self._busy]
@@ -235,138 +202,99 @@ class HostPool:
         return [] if len(free) < len(shares) else list(zip(free, shares, strict=False))
 
     def _say_missing(self, ranks: int) -> str:
-        count = len(self._hosts)
-        found = f"the {count} that there are can't hold it" if count else "there is none"
+        found = f"the {len(self._hosts)} that there are can't hold it" if self._hosts else "there is none"
         missing = (
             f"a trial of {ranks} {'rank' if ranks == 1 else 'ranks'} needs hosts of the cluster, but {found} for "
             f"{_BACK_WITHIN_S:.0f} s; start nodes (ray start --address=HOST:PORT) and run the same search again."
         )
-        return " ".join([missing, *self._others.values()])
+        return " ".join([missing, *say_unused(self.notes)])
 
     def _settle(self) -> None:
-        """Look at the cluster until every node has answered."""
+        """Wait until every node has answered."""
         begun = monotonic()
-        self._look()
+        self._refresh()
         while self._candidates and monotonic() - begun < _READY_WITHIN_S:
-            answers = [one.answer for one in self._candidates.values()]
-            ray.wait(answers, num_returns=len(answers), timeout=_LOOK_S)
-            self._looked = 0.0
-            self._look()
+            answers = [candidate.answer for candidate in self._candidates.values()]
+            ray.wait(answers, num_returns=len(answers), timeout=_REFRESH_S)
+            self._refreshed = 0.0
+            self._refresh()
         self._admit(is_patient=False)
 
-    def _look(self) -> None:
-        """Take in nodes that have come, and forget those that are gone."""
-        if self._is_closed or monotonic() - self._looked < _LOOK_S:
+    def _refresh(self) -> None:
+        """Start actors on nodes that have joined, and forget those that are gone."""
+        if self.is_closed or monotonic() - self._refreshed < _REFRESH_S:
             return
-        self._looked = monotonic()
+        self._refreshed = monotonic()
         living = living_nodes()
         for node in [node for node in self._hosts if node not in living and node not in self._busy]:
             del self._hosts[node]
-            self._unreserve({node})
-        for known in (self._candidates, self._others):
+            self._reservations.give_back([node])
+        for known in (self._candidates, self._unused):
             for node in [node for node in known if node not in living]:
                 del known[node]
         for node, found in living.items():
-            if node not in self._hosts | self._candidates | self._others and found["Resources"].get("CPU", 0) >= 1:
+            if node not in self._hosts | self._candidates | self._unused and found["Resources"].get("CPU", 0) >= 1:
                 self._candidates[node] = start_actor(node, found, self._device)
         self._admit()
 
     def _admit(self, *, is_patient: bool = True) -> None:
-        """Make hosts of candidates that have answered; at first all are waited for: the most decide on the kind."""
-        waiting = [one.answer for one in self._candidates.values()]
+        """Make hosts of candidates that have answered; at first wait for all: the kind that most are of is chosen."""
+        waiting = [candidate.answer for candidate in self._candidates.values()]
         ready = ray.wait(waiting, num_returns=len(waiting), timeout=0)[0] if waiting else []
         if is_patient and self._bound is None and len(ready) < len(waiting):
             return
-        answered = {node: one for node, one in self._candidates.items() if one.answer in ready}
-        facts: dict[str, HostFacts] = {}
-        for node, one in answered.items():
-            del self._candidates[node]
-            told = facts_of(one)
-            if isinstance(told, str):
-                self._others[node] = told
-                kill_actor(one.actor)
-            else:
-                facts[node] = told
-        kinds = {node: one.environment for node, one in facts.items() if one.environment is not None}
+        described: list[tuple[OneHost, Environment]] = []
+        for node in [node for node, candidate in self._candidates.items() if candidate.answer in ready]:
+            candidate = self._candidates.pop(node)
+            facts = facts_of(candidate)
+            if isinstance(facts, Note):
+                self._refuse(candidate, facts)
+            elif facts.environment is not None:
+                candidate.interface = facts.interface
+                described.append((candidate, facts.environment))
         if self._bound is None:
-            self._bound = most_of_a_kind(kinds.values())
-        for node, environment in kinds.items():
-            one = answered[node]
-            if self._bound is None or environment.fingerprint != self._bound.fingerprint:
-                self._others[node] = say_other(one.name, environment, self._bound)
-                kill_actor(one.actor)
-                continue
-            self._hosts[node] = OneHost(
-                node=node,
-                name=one.name,
-                address=one.address,
-                actor=one.actor,
-                environment=environment,
-                interface=facts[node].interface,
-                bundle=one.bundle,
-            )
+            self._bound = most_of_a_kind([environment for _, environment in described])
+        for candidate, environment in described:
+            if self._bound is not None and environment.fingerprint != self._bound.fingerprint:
+                self._refuse(candidate, of_other_kind(candidate.name, environment, self._bound))
+            else:
+                self._hosts[candidate.node] = candidate
         self._state.notify_all()
 
+    def _refuse(self, candidate: OneHost, why: Note) -> None:
+        self._unused[candidate.node] = why
+        kill_actor(candidate.actor)
+
     def _is_reserved(self, hosts: Sequence[OneHost]) -> bool:
-        """Hold the hosts' processors and devices by a placement group; False where others are to be tried."""
-        nodes = tuple(host.node for host in hosts)
-        group = self._group_of(nodes, [host.bundle for host in hosts])
+        """Reserve the hosts' processors and devices; False where others are to be tried."""
+        nodes = [host.node for host in hosts]
+        with self._state:
+            if self.is_closed:
+                raise LauncherError(SEARCH_IS_OVER)
+            group = self._reservations.reserve(hosts)
         begun = monotonic()
-        while not group.wait(_LOOK_S):
-            if self._is_closed or not set(nodes) <= living_nodes().keys():
+        while not group.wait(_REFRESH_S):
+            if self.is_closed or not set(nodes) <= living_nodes().keys():
                 return False
             if monotonic() - begun > _RESERVED_SOON_S and self._set_aside(hosts):
                 return False
             if monotonic() - begun > _RESERVED_WITHIN_S:
-                with self._state:
-                    self._unreserve(set(nodes))
-                names = ", ".join(host.name for host in hosts)
+                self._reservations.give_back(nodes)
                 raise LauncherError(
-                    f"a trial needs whole hosts, but other jobs of the cluster have kept {names} for "
-                    f"{_RESERVED_WITHIN_S:.0f} s; run the same search again when they are done"
+                    "a trial needs whole hosts, but other jobs of the cluster have kept "
+                    f"{', '.join(host.name for host in hosts)} for {_RESERVED_WITHIN_S:.0f} s; "
+                    "run the same search again when they are done"
                 )
         return True
 
     def _set_aside(self, hosts: Sequence[OneHost]) -> bool:
-        """Let others come first, where as many are free."""
+        """Prefer other hosts for a while, where as many are free."""
         with self._state:
             now = monotonic()
-            others = [one for one in self._hosts.values() if one.node not in self._busy and one.aside_until <= now]
+            others = [host for host in self._hosts.values() if host.node not in self._busy and host.aside_until <= now]
             if len(others) < len(hosts):
                 return False
             for host in hosts:
                 host.aside_until = now + _ASIDE_S
-            self._unreserve({host.node for host in hosts})
+            self._reservations.give_back([host.node for host in hosts])
             return True
-
-    def _group_of(self, nodes: tuple[str, ...], bundles: Sequence[dict[str, float]]) -> PlacementGroup:
-        """The placement group of the last trial on these hosts where it is still held, else a new one."""
-        with self._state:
-            if self._is_closed:
-                raise LauncherError(SEARCH_IS_OVER)
-            held = self._reservations.get(nodes)
-            if held is None:
-                self._unreserve(set(nodes))
-                group = placement_group(
-                    list(bundles),
-                    strategy="STRICT_PACK" if len(nodes) == 1 else "STRICT_SPREAD",
-                    bundle_label_selector=[{_NODE_LABEL: node} for node in nodes],
-                )
-                held = self._reservations[nodes] = _Reservation(group, monotonic())
-            elif held.ending is not None:
-                held.ending.cancel()
-                held.ending = None
-            return held.group
-
-    def _unreserve(self, nodes: set[str]) -> None:
-        for held in [held for held in self._reservations if nodes & set(held)]:
-            reservation = self._reservations.pop(held)
-            if reservation.ending is not None:
-                reservation.ending.cancel()
-            remove_placement_group(reservation.group)
-
-    def _let_go(self, nodes: tuple[str, ...], held: _Reservation) -> None:
-        """Give hosts back to the cluster that no trial has asked for since."""
-        with self._state:
-            if self._reservations.get(nodes) is held and held.ending is not None and not self._is_closed:
-                self._unreserve(set(nodes))

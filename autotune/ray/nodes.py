@@ -1,4 +1,4 @@
-"""The nodes of a Ray cluster: those that live, an actor on each, what it tells of its machine, those of a kind."""
+"""The nodes of a Ray cluster: those that are alive, an actor on each, its description of the machine, its kind."""
 
 from __future__ import annotations
 
@@ -12,58 +12,49 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from autotune.phrasing import first_line
+from autotune.errors import first_line
+from autotune.note import Note, note
 from autotune.ray.host import Host, HostFacts
 from autotune.settings.environment import Environment
 from autotune.version import __version__
 
 __all__ = [
-    "Candidate",
     "OneHost",
     "facts_of",
     "kill_actor",
     "living_nodes",
     "most_of_a_kind",
+    "of_other_kind",
     "ranks_a_host",
-    "say_other",
+    "say_unused",
     "start_actor",
 ]
 
 
 @dataclass(slots=True, eq=False)
 class OneHost:
-    """A host that trials may run on."""
+    """A node with its actor: a candidate until the actor has described the machine, then a host for trials."""
 
     node: str
     name: str
     address: str
     actor: Any
-    environment: Environment
-    interface: str | None
     bundle: dict[str, float]
     """All of the host's processors and devices, in Ray's terms."""
+    answer: Any = None
+    """Reference to the actor's description."""
+    interface: str | None = None
     payloads: set[str] = field(default_factory=set)
-    """Keys of the payloads that it holds."""
+    """Keys of the payloads that it has received."""
     aside_until: float = 0.0
-    """Another job keeps it: others come first until then, by monotonic()."""
-
-
-@dataclass(slots=True)
-class Candidate:
-    """A node whose actor has been started and has not yet told what machine it is."""
-
-    name: str
-    address: str
-    actor: Any
-    answer: Any
-    bundle: dict[str, float]
+    """Another job uses it: other hosts come first until then, by monotonic()."""
 
 
 def most_of_a_kind(environments: Collection[Environment]) -> Environment | None:
-    """One of the machines that most are like; accelerators come before processors."""
+    """A machine of the kind that most are of; accelerators come before processors."""
     kinds: dict[str, list[Environment]] = {}
-    for one in environments:
-        kinds.setdefault(one.fingerprint, []).append(one)
+    for environment in environments:
+        kinds.setdefault(environment.fingerprint, []).append(environment)
 
     def weight(alike: Sequence[Environment]) -> tuple[bool, int, int]:
         return alike[0].device_kind != "cpu", len(alike) * alike[0].device_count, alike[0].cores
@@ -72,7 +63,7 @@ def most_of_a_kind(environments: Collection[Environment]) -> Environment | None:
 
 
 def living_nodes() -> dict[str, dict[str, Any]]:
-    """What Ray tells of each node that lives, by its id."""
+    """Ray's description of each node that is alive, by its id."""
     return {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}  # type: ignore[no-untyped-call] # Ray's own
 
 
@@ -81,8 +72,8 @@ def ranks_a_host(environment: Environment) -> int:
     return environment.cores if environment.device_kind == "cpu" else environment.device_count
 
 
-def start_actor(node: str, found: Mapping[str, Any], device: str) -> Candidate:
-    """Start a node's actor and have it look at its machine; returns at once."""
+def start_actor(node: str, found: Mapping[str, Any], device: str) -> OneHost:
+    """Start a node's actor and have it describe its machine; returns at once."""
     host: Any = ray.remote(Host)
     actor = host.options(
         num_cpus=0,
@@ -94,33 +85,41 @@ def start_actor(node: str, found: Mapping[str, Any], device: str) -> Candidate:
     resources = found["Resources"]
     bundle = {name: float(resources[name]) for name in ("CPU", "GPU") if resources.get(name)}
     name = f"{found['NodeManagerHostname']} ({found['NodeManagerAddress']}, node {node[:8]})"
-    return Candidate(
-        name, found["NodeManagerAddress"], actor, actor.describe.remote(device, found["NodeManagerAddress"]), bundle
-    )
+    address = found["NodeManagerAddress"]
+    return OneHost(node, name, address, actor, bundle, answer=actor.describe.remote(device, address))
 
 
-def facts_of(candidate: Candidate) -> HostFacts | str:
-    """What a host has told of itself, or why it can't be used."""
+def facts_of(candidate: OneHost) -> HostFacts | Note:
+    """A host's description of itself, or why it can't be used."""
     try:
         facts = HostFacts.model_validate_json(ray.get(candidate.answer))
     except (RayError, ValueError) as error:
         reason = f"{type(error).__name__}: {first_line(error)}"
-        return f"{candidate.name} is not used: autotune can't be started there ({reason})."
+        return _unused("host_without_autotune", candidate.name, f"autotune can't be started there ({reason})")
     if facts.version != __version__:
-        return f"{candidate.name} is not used: it has autotune {facts.version}, and here is {__version__}."
+        reason = f"it has autotune {facts.version}, and here is {__version__}"
+        return _unused("host_with_other_version", candidate.name, reason)
     if facts.environment is None:
-        return f"{candidate.name} is not used: {facts.reason}."
+        return _unused("host_without_trials", candidate.name, facts.reason)
     return facts
 
 
-def say_other(name: str, environment: Environment, chosen: Environment | None) -> str:
+def of_other_kind(name: str, environment: Environment, chosen: Environment) -> Note:
     """That a host is of another kind than the chosen one."""
-    if chosen is None:
-        return f"{name} is not used."
-    return (
-        f"{name} is not used: a study is bound to one kind of machine, here {_say_kind(chosen)}, but it has "
-        f"{_say_kind(environment)}."
+    own, other = _say_kind(chosen), _say_kind(environment)
+    return _unused(
+        "host_of_other_kind", name, f"a study is bound to one kind of machine, here {own}, but it has {other}"
     )
+
+
+def say_unused(notes: Collection[Note]) -> list[str]:
+    """Why hosts are not used, for an error's message."""
+    return [f"{note.figures['host']} is not used: {note.figures['reason']}." for note in notes]
+
+
+def _unused(code: str, host: str, reason: str) -> Note:
+    """A note on a host that is not used; the reason is an error's text."""
+    return note(code, host=host, reason=reason)
 
 
 def _say_kind(environment: Environment) -> str:

@@ -15,7 +15,7 @@ from autotune.analysis.scoring import evaluate
 from autotune.analysis.selection_rules import choose, gains_of, ratio_of
 from autotune.analysis.time_estimate import overhead_s
 from autotune.phrasing import say_share
-from autotune.protocol.messages import NO_EXTRAS, WindowRules
+from autotune.protocol.jobs import NO_EXTRAS, WindowRules
 from autotune.records.recommendation import Confirmation, Ratio, Recommendation
 from autotune.records.run_summary import Progress, changed_settings
 from autotune.records.trial import TrialRecord, score_value

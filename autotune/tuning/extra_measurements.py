@@ -6,7 +6,7 @@ like tune and confirm, which call it.
 
 from __future__ import annotations
 
-from autotune.protocol.messages import NO_EXTRAS, Extras, WindowRules
+from autotune.protocol.jobs import NO_EXTRAS, Extras, WindowRules
 from autotune.records.ceilings import CeilingBook, device_key, loader_key
 from autotune.records.measurement import Ceilings
 from autotune.records.trial import TrialResult

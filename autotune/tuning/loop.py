@@ -15,7 +15,7 @@ from autotune.analysis.scoring import evaluate
 from autotune.launch.runner import TrialRunner
 from autotune.launch.side_by_side import SideBySide
 from autotune.note import Note
-from autotune.protocol.messages import NO_EXTRAS, Extras, WindowRules
+from autotune.protocol.jobs import NO_EXTRAS, Extras, WindowRules
 from autotune.records.ceilings import CeilingBook
 from autotune.records.precision_check import guard_key
 from autotune.records.recommendation import Confirmation

@@ -27,7 +27,6 @@ from autotune.analysis.observations import (
 from autotune.analysis.rate_model import MachineModel, fit_machine
 from autotune.analysis.time_estimate import queue_s
 from autotune.launch.runner import TrialRunner
-from autotune.protocol.messages import Extras
 from autotune.records.ceilings import CeilingBook
 from autotune.records.diagnosis import Curves
 from autotune.records.trial import TrialRecord
@@ -97,8 +96,7 @@ class Guide:
     def look(self, runner: TrialRunner, deadline_s: float, book: CeilingBook) -> str | None:
         """Measure loader and device alone, in one process; why that can't be, or None. Ceilings go into the book."""
         variations = [*loader_variations(self.space, book), *device_variations(self.space)]
-        extras = Extras(stretch_s=_STRETCH_S)
-        report = runner.curves(self.space.baseline, variations, deadline_s=deadline_s, extras=extras)
+        report = runner.curves(self.space.baseline, variations, deadline_s=deadline_s, stretch_s=_STRETCH_S)
         curves = report.curves or Curves()
         self.recall(curves, book)
         if any(look.point.ceiling is not None for look in self.looks or ()):

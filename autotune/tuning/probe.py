@@ -12,7 +12,7 @@ from autotune.errors import ConfigError, WorkloadError
 from autotune.launch.launcher import notes_of, slots_of
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note, note
-from autotune.protocol.messages import RankReport
+from autotune.protocol.reports import RankReport
 from autotune.records.conditions import note_on_others
 from autotune.settings.plan import Plan
 from autotune.settings.workload import WorkloadFacts

@@ -10,7 +10,7 @@ from math import inf
 
 from autotune.analysis.time_estimate import overhead_s
 from autotune.phrasing import say_mib
-from autotune.protocol.messages import RankReport, WindowRules
+from autotune.protocol.reports import RankReport
 from autotune.records.stress_check import STRESS_S, StressFigures, load_of, look_s
 from autotune.records.trial import TrialRecord
 from autotune.settings.training_config import TrainingConfig
@@ -46,7 +46,7 @@ def stress(tuning: Tuning, record: TrialRecord) -> None:
         record.config,
         name=f"stress-{record.number:03d}",
         deadline_s=deadline_s if left is None else min(deadline_s, left),
-        window=WindowRules(max_s=window_s),
+        train_s=window_s,
     )
     against = _against(tuning, record.config, report)
     if against is not None:

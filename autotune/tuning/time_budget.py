@@ -19,7 +19,7 @@ from autotune.analysis.time_estimate import (
     typical_overhead_s,
     typical_s,
 )
-from autotune.protocol.messages import WindowRules
+from autotune.protocol.jobs import WindowRules
 from autotune.records.trial import TrialRecord, best_of, reference_of
 from autotune.settings.budget import Budget
 from autotune.settings.training_config import TrainingConfig

@@ -1,10 +1,11 @@
 """The fork server: has imported torch once, has touched no device, ran no tensor operation and no user code.
 
-Says once it is ready which devices its forks can't open, since torch has loaded by itself what opened them. Receives
-over its socket, one message a trial, the trial's folder, the number of its ranks and the descriptor to print to; forks
-the ranks (10 ms each instead of an interpreter's start and `import torch`); answers their pids, then each one's exit
-status as it ends, the last once all that the ranks have started is gone too. When the socket closes, the parent is
-gone: the same sweep is made and the server ends.
+Sends once it is ready which devices its forks can't open, since a package that torch has loaded by itself has opened
+them. Receives over its socket, in one message for each trial, the trial's folder, the number of its ranks and the
+descriptor to print to; forks the ranks (10 ms each instead of an interpreter's start and `import torch`); answers with
+their pids, then with each rank's exit code as it ends, the last one once all that the ranks have started is gone too.
+The ranks are reaped when the parent asks for it, after it has ended their sessions: until then no other process can get
+their numbers. When the socket closes, the parent is gone: the ranks are ended, the same sweep is made, the server ends.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
@@ -27,15 +28,16 @@ from time import monotonic, perf_counter, sleep
 import psutil
 import torch._dynamo  # noqa: F401 - the first optimizer would import it, a second in every fork
 
-from autotune.protocol.messages import TrialFolder, free_shared_memory
-from autotune.worker.forks import spoilt_in_forks
+from autotune.protocol.shared_memory import free_shared_memory
+from autotune.protocol.trial_folder import TrialFolder
+from autotune.worker.forks import bad_fork_devices_of_children
 from autotune.worker.rank import run_rank
 
 __all__ = ["die_with_parent", "live", "serve"]
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PR_SET_CHILD_SUBREAPER = 36  # as above: orphans below the server become its children
-_SWEEP_WITHIN_S = 5.0
+_SWEEP_WITHIN_S = 5.0  # our convention, as the parent's (process_tree.py)
 _OOM_SCORE_ADJ = "800"  # man 5 proc: of -1000 to 1000; the kernel spares the caller
 _MESSAGE_BYTES = 64 * 1024
 
@@ -45,7 +47,7 @@ def serve(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     with socket.socket(fileno=descriptor) as connection:
-        connection.send(json.dumps({"spoilt": spoilt_in_forks()}).encode())
+        connection.send(json.dumps({"bad_forks": bad_fork_devices_of_children()}).encode())
         gc.collect()
         gc.freeze()  # what is imported stays shared with every fork
         while True:
@@ -53,6 +55,10 @@ def serve(descriptor: int) -> None:
             if not message:
                 return
             request = json.loads(message)
+            if "reap" in request:
+                for pid in request["reap"]:
+                    os.waitpid(pid, 0)
+                continue
             _serve_one(connection, TrialFolder(Path(request["folder"])), request["ranks"], descriptors[0])
 
 
@@ -69,19 +75,19 @@ def _serve_one(connection: socket.socket, folder: TrialFolder, ranks: int, outpu
     for ended, (rank, code) in enumerate(_exits(pids, connection), 1):
         free_shared_memory(pids[rank])
         if ended == ranks:
-            _sweep()
+            _sweep(pids)
         with suppress(BrokenPipeError):
             connection.send(json.dumps({"rank": rank, "exit": code}).encode())
 
 
 def _exits(pids: Sequence[int], connection: socket.socket) -> Iterator[tuple[int, int]]:
-    """Each rank and its exit code as it ends; all are ended once the socket has closed."""
+    """Each rank and its exit code as it ends, unreaped; all are ended once the socket has closed."""
     running, parent = {os.pidfd_open(pid): rank for rank, pid in enumerate(pids)}, [connection.fileno()]
     try:
         while running:
             ready, _, _ = select.select([*running, *parent], [], [])
             ended = [exited for exited in ready if exited in running]
-            if not ended:  # only a closed socket speaks while a trial runs
+            if not ended:  # while a trial runs the socket is only readable once it has closed
                 parent = []
                 for rank in running.values():
                     with suppress(ProcessLookupError):
@@ -89,25 +95,32 @@ def _exits(pids: Sequence[int], connection: socket.socket) -> Iterator[tuple[int
             for exited in ended:
                 rank = running.pop(exited)
                 os.close(exited)
-                _, status = os.waitpid(pids[rank], 0)
-                yield rank, os.waitstatus_to_exitcode(status)
+                yield rank, _exit_code(pids[rank])
     finally:
         for exited in running:
             os.close(exited)
 
 
-def _sweep() -> None:
-    """End all that the ranks have left, daemons included: whoever loses his parent becomes the server's child."""
+def _exit_code(pid: int) -> int:
+    """Exit code of a rank that has ended (negative: a signal); the rank is not reaped."""
+    ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert ended is not None  # noqa: S101 - without WNOHANG it waits
+    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+
+def _sweep(ranks: Collection[int]) -> None:
+    """End all that the ranks have left, daemons included: processes without a parent become the server's children."""
     begun = monotonic()
     while monotonic() - begun < _SWEEP_WITHIN_S:
-        for child in psutil.Process().children():
+        children = [child for child in psutil.Process().children() if child.pid not in ranks]
+        if not children:
+            return
+        for child in children:
             with suppress(psutil.Error):
                 child.kill()
-        try:
-            while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
-                free_shared_memory(ended[0])
-        except ChildProcessError:
-            return
+            with suppress(ChildProcessError):
+                if os.waitpid(child.pid, os.WNOHANG) != (0, 0):
+                    free_shared_memory(child.pid)
         sleep(0.001)
 
 
@@ -132,7 +145,7 @@ def live(folder: TrialFolder, local_rank: int, started: float) -> None:
     code = 1
     try:
         code = run_rank(folder, started, local_rank)
-    except BaseException:  # noqa: BLE001 - the process ends here; the log says why
+    except BaseException:  # noqa: BLE001 - the process ends here; the reason is in the log
         with suppress(OSError, ValueError):  # the user's code may have closed it
             traceback.print_exc()
     for stream in (sys.stdout, sys.stderr):
@@ -142,7 +155,7 @@ def live(folder: TrialFolder, local_rank: int, started: float) -> None:
 
 
 def die_with_parent() -> None:
-    """End this process's group once the parent's end of standard input closes; user code reads from nothing."""
+    """End this process's group once the parent's end of standard input closes; user code reads an empty input."""
     lifeline, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)

@@ -14,7 +14,7 @@ from autotune import SearchResult, TrainingConfig
 from autotune.analysis.memory_line import MemoryKind, MemoryLine, MemoryPoint, fit_memory
 from autotune.analysis.scoring import memory_fault
 from autotune.launch.runner import TrialRunner
-from autotune.protocol.messages import WindowRules
+from autotune.protocol.jobs import WindowRules
 from autotune.records.trial import TrialResult
 from benchmarks.cases import gpu_checks as gpu_check_cases
 from benchmarks.cases.cpu import Case

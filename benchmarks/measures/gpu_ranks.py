@@ -15,7 +15,7 @@ from time import monotonic
 from typing import Any
 
 from autotune.launch.local.fork_server import ForkServerLauncher
-from autotune.protocol.messages import NO_EXTRAS, WindowRules
+from autotune.protocol.jobs import NO_EXTRAS, WindowRules
 from benchmarks.cases.ranks import wide
 from benchmarks.measures.gpu_scale import TRIAL_S, Task
 from benchmarks.measures.part_guard import Figures

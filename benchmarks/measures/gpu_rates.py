@@ -14,7 +14,7 @@ from typing import Any
 
 from autotune import Measurement
 from autotune.launch.launcher import notes_of
-from autotune.protocol.messages import NO_EXTRAS, WindowRules
+from autotune.protocol.jobs import NO_EXTRAS, WindowRules
 from autotune.records.trial import TrialResult
 from autotune.records.utilization import WAIT_SOURCE
 from autotune.tuning.extra_measurements import everything
@@ -78,7 +78,7 @@ def run_with_everything(task: Task) -> Figures:
     figures: Figures = {
         "outcome": result.outcome,
         "reason": result.reason,
-        "launcher_notes": list(notes),
+        "launcher_notes": [note.code for note in notes],
         "promises": ended,
     }
     if found is None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from autotune import Measurement, SearchResult
 from autotune.launch.launcher import Launcher
-from autotune.protocol.messages import Extras, WindowRules
+from autotune.protocol.jobs import Extras, WindowRules
 from autotune.records.ceilings import Standing, standing_of
 from autotune.records.utilization import WAIT_SOURCE, best_common_source, disagreement
 from autotune.worker.setup.machine import usable_cores

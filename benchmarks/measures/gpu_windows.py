@@ -10,7 +10,7 @@ from typing import Any
 
 from autotune import TrainingConfig
 from autotune.launch.runner import TrialRunner
-from autotune.protocol.messages import WindowRules
+from autotune.protocol.jobs import WindowRules
 from benchmarks.measures.gpu_rates import settings_of
 from benchmarks.measures.gpu_scale import PLAIN_STARTUP_S, TRIAL_S, Task, case_of, one_server, plain
 from benchmarks.measures.gpu_watch import GpuWatch

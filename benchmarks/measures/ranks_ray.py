@@ -16,7 +16,7 @@ from typing import Any
 
 from autotune.launch.launcher import Launcher
 from autotune.launch.local.fork_server import ForkServerLauncher
-from autotune.protocol.messages import NO_EXTRAS, WindowRules
+from autotune.protocol.jobs import NO_EXTRAS, WindowRules
 from autotune.settings.executor import Executor
 from benchmarks.cases.cpu import nothing_to_do
 from benchmarks.yardsticks.product_run import RunTrial, TimedLauncher, open_trials

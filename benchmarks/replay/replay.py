@@ -20,7 +20,9 @@ from typing import Any, Literal
 from autotune import TrainingConfig
 from autotune.analysis.expectation import DEVICE_SETTINGS, LOADER_SETTINGS
 from autotune.launch.launcher import Exit, Launch
-from autotune.protocol.messages import Job, RankReport, read_model, write_model
+from autotune.protocol.disk import write_model
+from autotune.protocol.jobs import CurvesJob, DescribeJob, Job, PrecisionJob, ProbeJob, StressJob, TrialJob, read_job
+from autotune.protocol.reports import RankReport
 from autotune.records.diagnosis import CurvePoint, Curves
 from autotune.records.precision_check import GuardFigures
 from autotune.records.run_summary import changed_settings
@@ -181,7 +183,7 @@ class ReplayLauncher:
 
     def launch(self, launch: Launch) -> Exit:
         """Answer a job from what was recorded."""
-        job = read_model(launch.folder.job, Job)
+        job = read_job(launch.folder.job)
         launch.log.touch(mode=0o600)
         exit_, report = self._answer(job, launch)
         self.now_s += exit_.wall_s
@@ -194,25 +196,23 @@ class ReplayLauncher:
 
     def _answer(self, job: Job, launch: Launch) -> tuple[Exit, RankReport | None]:
         done, surface = TrialResult(outcome="ok"), self.surface
-        match job.kind:
-            case "describe" | "probe":
+        match job:
+            case DescribeJob() | ProbeJob():
                 report = RankReport(result=done, environment=surface.environment, facts=surface.facts)
                 return Exit(code=0, wall_s=float(surface.header["probe_s"])), report
-            case "guard":
+            case PrecisionJob():
                 return Exit(code=0, wall_s=self._guard_s(job.config)), RankReport(
                     result=done, guard=_passed(job.config)
                 )
-            case "curves":
+            case CurvesJob():
                 curves, wall_s = self._curves(job)
                 return Exit(code=0, wall_s=wall_s), RankReport(result=done, curves=curves)
-            case "trial":
+            case TrialJob():
                 return self._trial(job, launch)
-            case "stress":
+            case StressJob():
                 return Exit(code=0, wall_s=0.0), RankReport(result=done)
-            case kind:
-                raise ValueError(f"a surface answers trials and looks, but was asked for {kind}")
 
-    def _trial(self, job: Job, launch: Launch) -> tuple[Exit, RankReport | None]:
+    def _trial(self, job: TrialJob, launch: Launch) -> tuple[Exit, RankReport | None]:
         """A visit of the point; where the parent has it ended early, its blocks until then."""
         result = self._visit(job)
         self.trials += 1
@@ -220,10 +220,10 @@ class ReplayLauncher:
         if job.streams_blocks and result.measurement is not None:
             lost_s = _stream(result, launch)
             if lost_s is not None:
-                return Exit(code=None, ended_for="called_off", wall_s=lost_s), None
+                return Exit(code=None, ended_for="cancelled", wall_s=lost_s), None
         return Exit(code=0, wall_s=result.wall_s), RankReport(result=result.model_copy(update={"wall_s": 0.0}))
 
-    def _visit(self, job: Job) -> TrialResult:
+    def _visit(self, job: TrialJob) -> TrialResult:
         wants_all = job.extras.breakdown and job.config == self.surface.baseline
         if wants_all:
             visits = [one.result for one in self.surface.trials if one.visit == "reference"]
@@ -245,7 +245,7 @@ class ReplayLauncher:
             return point.ceiling.samples_per_s
         return fmean(one.measurement.samples_per_s for one in self.surface.visits[config] if one.measurement)
 
-    def _curves(self, job: Job) -> tuple[Curves, float]:
+    def _curves(self, job: CurvesJob) -> tuple[Curves, float]:
         """The recorded points among those that are asked for, and what these took."""
         recorded = self.surface.curves
         if recorded is None:

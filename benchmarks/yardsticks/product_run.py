@@ -19,8 +19,9 @@ from autotune.api.setup import opened_launcher, runner_for
 from autotune.files.run_folder import open_run_folder
 from autotune.launch.launcher import Exit, Launch, Launcher, notes_of
 from autotune.launch.runner import TrialRunner
-from autotune.protocol.by_value import unreachable_by_value
-from autotune.protocol.messages import Extras, WindowRules, write_payload
+from autotune.note import Note
+from autotune.protocol.jobs import Extras, WindowRules
+from autotune.protocol.payload import write_payload
 from autotune.records.trial import TrialResult
 from autotune.settings.objective import Objective
 from autotune.settings.plan import Plan
@@ -97,7 +98,7 @@ class TimedLauncher:
         return ended
 
     @property
-    def notes(self) -> tuple[str, ...]:
+    def notes(self) -> tuple[Note, ...]:
         """The other one's."""
         return notes_of(self.inner)
 
@@ -163,8 +164,7 @@ def open_runner(
         open_run_folder(Path(path), fresh=False) as folder,
         opened_launcher(launcher, folder, plan) as starts,
     ):
-        with unreachable_by_value(plan.workload):
-            write_payload(plan.workload, folder.payload)
+        write_payload(plan.workload, folder.payload)
         yield look(plan, runner_for(plan, folder, starts))
 
 

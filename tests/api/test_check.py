@@ -13,7 +13,8 @@ from autotune.api.check import check_plan, environment
 from autotune.errors import ConfigError, LauncherError
 from autotune.files.plan_file import parse_plan
 from autotune.note import note
-from autotune.protocol.messages import RankReport, read_model, write_model
+from autotune.protocol.disk import read_model, write_model
+from autotune.protocol.reports import RankReport
 from autotune.report.wording import say
 from autotune.testing import FakeLauncher
 

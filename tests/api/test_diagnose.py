@@ -18,7 +18,9 @@ from autotune.diagnosis.variations import list_variations
 from autotune.errors import ConfigError, NothingFeasibleError, WorkloadError
 from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.note import Note, note
-from autotune.protocol.messages import Job, RankReport, read_model, write_model
+from autotune.protocol.disk import read_model, write_model
+from autotune.protocol.jobs import read_job
+from autotune.protocol.reports import RankReport
 from autotune.records.diagnosis import Bottleneck, Diagnosis
 from autotune.settings.budget import Budget
 from autotune.settings.objective import Objective
@@ -164,7 +166,7 @@ class WithoutCurves(FakeLauncher):
     """Its job of curves does not end."""
 
     def launch(self, launch: Any) -> Any:
-        if read_model(launch.folder.job, Job).kind == "curves":
+        if read_job(launch.folder.job).kind == "curves":
             self.cost = lambda _: FakeTrial(hangs=True)
         return super().launch(launch)
 
@@ -183,7 +185,7 @@ def test_other_settings_are_measured_within_the_minute_or_not_at_all(startup_s: 
 
     launcher = FakeLauncher(cost)
     found = diagnose(launcher)
-    deadlines = [job.deadline_s for job in launcher.jobs if job.kind == "curves"]
+    deadlines = [job.process.deadline_s for job in launcher.jobs if job.kind == "curves"]
     assert [deadline_s <= 60 for deadline_s in deadlines] == [True] * is_traced
     short = remarks_of(found).get("no_time_for_others", {})
     assert short.get("startup_s") == (None if is_traced else startup_s)

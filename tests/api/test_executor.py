@@ -20,6 +20,7 @@ from autotune.api.results import read_run
 from autotune.api.setup import opened_launcher, temporary_folder
 from autotune.errors import ConfigError, LauncherError, StudyMismatchError
 from autotune.launch.launcher import Launcher
+from autotune.note import note
 from autotune.settings.executor import Executor
 from autotune.settings.plan import Plan
 from autotune.settings.training_config import TrainingConfig
@@ -178,23 +179,26 @@ def test_a_baseline_over_hosts_is_refused_by_name_where_there_are_too_few(tmp_pa
 
 
 def test_hosts_that_are_not_used_are_said_once_in_every_answer(tmp_path: Path) -> None:
-    said = "node-3 is not used: it has another kind of device."
+    said = note("host_of_other_kind", host="node-3", reason="it has another kind of device")
     launcher = FakeLauncher(slots=2, notes=(said,))
     assert search(tmp_path, launcher).summary.notes.count(said) == 1
     assert check_plan(PLAN, launcher=launcher).space.notes.count(said) == 1
     assert autotune.diagnose(object, list, launcher=launcher, progress=False).diagnosis.notes.count(said) == 1
 
 
+GONE = note("host_without_trials", host="node-2", reason="it is gone")
+
+
 class Losing(FakeLauncher):
     """Loses a host while it runs."""
 
     def launch(self, launch: Any) -> Any:
-        self.notes = ("node-2 went away.",) if self.launched else ()
+        self.notes = (GONE,) if self.launched else ()
         return super().launch(launch)
 
 
 def test_hosts_that_are_not_used_any_more_are_said_too(tmp_path: Path) -> None:
-    assert "node-2 went away." in search(tmp_path, Losing(slots=2)).summary.notes
+    assert GONE in search(tmp_path, Losing(slots=2)).summary.notes
 
 
 def test_as_many_trials_as_there_are_hosts_may_run_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

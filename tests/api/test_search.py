@@ -24,7 +24,7 @@ from autotune.errors import (
     WorkloadError,
 )
 from autotune.note import Note, note
-from autotune.protocol.messages import Job, read_model
+from autotune.protocol.jobs import read_job
 from autotune.records.trial import Failure
 from autotune.settings.training_config import TrainingConfig
 from autotune.testing import CostModel, FakeLauncher, FakeTrial, analytic_cost, fake_environment
@@ -320,13 +320,13 @@ def test_of_a_time_out_some_is_kept_to_write_the_reports(tmp_path: Path) -> None
     launcher = FakeLauncher()
     search(tmp_path, n_trials=4, timeout_s=20, launcher=launcher)
     (last,) = (job for job in launcher.jobs if job.kind == "stress")
-    assert last.deadline_s < 19
+    assert last.process.deadline_s < 19
 
 
 def test_an_interrupted_stress_run_keeps_the_confirmation_and_is_made_up_for_by_the_next_call(tmp_path: Path) -> None:
     class Interrupting(FakeLauncher):
         def launch(self, launch: Any) -> Any:
-            if read_model(launch.folder.job, Job).kind == "stress":
+            if read_job(launch.folder.job).kind == "stress":
                 raise KeyboardInterrupt
             return super().launch(launch)
 

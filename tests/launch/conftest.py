@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from autotune.launch.block_stream import ShouldEnd
 from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
-from autotune.launch.runner import ShouldEnd, TrialRunner
-from autotune.protocol.messages import NO_EXTRAS, Extras, WindowRules, write_payload
+from autotune.launch.runner import TrialRunner
+from autotune.protocol.jobs import NO_EXTRAS, Extras, WindowRules
+from autotune.protocol.payload import write_payload
 from autotune.records.trial import TrialResult
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Ref, Workload
@@ -110,8 +112,8 @@ class Rig:
     @property
     def server_pid(self) -> int | None:
         """The fork server's process; None where there is none."""
-        process = getattr(self.launcher, "_process", None)
-        return None if process is None else int(process.pid)
+        server = getattr(self.launcher, "_server", None)
+        return None if server is None else int(server.process.pid)
 
 
 def in_user_code(name: str) -> Ref:

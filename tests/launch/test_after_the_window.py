@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.protocol.messages import Extras
+from autotune.protocol.jobs import Extras
 from autotune.records.measurement import Measurement
 from autotune.settings.training_config import TrainingConfig
 from tests.launch.conftest import GENEROUS_S, SHORT, Rig

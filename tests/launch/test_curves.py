@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.protocol.messages import Extras, RankReport
+from autotune.protocol.reports import RankReport
 from autotune.settings.training_config import TrainingConfig
 from tests.launch.conftest import GENEROUS_S, Rig
 
@@ -18,7 +18,7 @@ CUT = "The job ended before the rest was measured."
 def trace(rig: Rig, model: str, *, deadline_s: float = GENEROUS_S) -> RankReport:
     own = TrainingConfig(micro_batch_size=4)
     varied = [own.model_copy(update=changes) for changes in ({"num_workers": 1}, *ALL[1:])]
-    return rig.runner(model=model).curves(own, varied, deadline_s=deadline_s, extras=Extras(stretch_s=0.01))
+    return rig.runner(model=model).curves(own, varied, deadline_s=deadline_s, stretch_s=0.01)
 
 
 def seen() -> dict[str, list[int]]:

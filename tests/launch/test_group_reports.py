@@ -12,7 +12,7 @@ import pytest
 
 from autotune.launch.group_report import one_report
 from autotune.launch.launcher import Exit
-from autotune.protocol.messages import RankReport
+from autotune.protocol.reports import RankReport
 from autotune.records.ranks import RankFigures
 from autotune.records.trial import Failure, Outcome, TrialResult
 from tests.evidence import make_measurement

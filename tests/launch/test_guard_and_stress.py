@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.protocol.messages import RankReport, WindowRules
+from autotune.protocol.reports import RankReport
 from autotune.records.precision_check import objection
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Ref
@@ -61,7 +61,7 @@ def test_a_hang_in_the_guard_ends_at_the_deadline(rig: Rig) -> None:
 def test_a_stress_run_sees_the_largest_samples_with_workers_too(rig: Rig) -> None:
     runner = rig.runner(**named(**TEXTS))
     config = TrainingConfig(micro_batch_size=4, num_workers=2, grad_accum_steps=2)
-    report = runner.stress(config, name="stress", deadline_s=GENEROUS_S, window=WindowRules(max_s=0.1))
+    report = runner.stress(config, name="stress", deadline_s=GENEROUS_S, train_s=0.1)
     assert report.result.outcome == "ok", report.result.reason
     figures = report.stress
     assert figures is not None
@@ -75,5 +75,5 @@ def test_a_stress_run_sees_the_largest_samples_with_workers_too(rig: Rig) -> Non
 def test_memory_that_the_largest_samples_take_is_an_outcome(rig: Rig) -> None:
     runner = rig.runner(**named(**(TEXTS | {"step": "running_out_at_64"})))
     config = TrainingConfig(micro_batch_size=4)
-    report = runner.stress(config, name="stress", deadline_s=GENEROUS_S, window=WindowRules(max_s=0.1))
+    report = runner.stress(config, name="stress", deadline_s=GENEROUS_S, train_s=0.1)
     assert report.result.outcome == "host_oom"

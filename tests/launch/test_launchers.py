@@ -16,7 +16,7 @@ import pytest
 
 from autotune.launch.launcher import Launch
 from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
-from autotune.protocol.messages import TrialFolder
+from autotune.protocol.trial_folder import TrialFolder
 from autotune.records.trial import TrialResult
 from tests.launch.conftest import AnyLauncher, Rig, rig_over
 
@@ -102,11 +102,11 @@ def test_what_grows_far_beyond_the_limit_is_ended(any_rig: Rig) -> None:
     assert not any_rig.left_over()
 
 
-def test_a_note_that_can_not_be_written_leaves_nothing_open(tmp_path: Path) -> None:
+def test_a_line_that_can_not_be_written_leaves_nothing_open(tmp_path: Path) -> None:
     launch = Launch(folder=TrialFolder(tmp_path), log=tmp_path / "log", deadline_s=1.0)
     before = psutil.Process().num_fds()
     with pytest.raises(UnicodeEncodeError):
-        FreshInterpreterLauncher(notes=("\udc80",)).launch(launch)
+        FreshInterpreterLauncher(log_line="\udc80").launch(launch)
     assert psutil.Process().num_fds() == before
 
 

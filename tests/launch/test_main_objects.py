@@ -17,7 +17,8 @@ from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.launch.runner import TrialRunner
-from autotune.protocol.messages import WindowRules, write_payload
+from autotune.protocol.jobs import WindowRules
+from autotune.protocol.payload import write_payload
 
 with open("starts", "a") as file:
     print("started", file=file)

@@ -25,7 +25,8 @@ from autotune.settings.workload import Ref, Workload
 from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
 from autotune.launch.runner import TrialRunner
-from autotune.protocol.messages import WindowRules, write_payload
+from autotune.protocol.jobs import WindowRules
+from autotune.protocol.payload import write_payload
 
 here = Path.cwd()
 launcher = ForkServerLauncher(here / "server.log") if "{kind}" == "fork server" else FreshInterpreterLauncher()

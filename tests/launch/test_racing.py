@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from autotune.launch.block_stream import ShouldEnd
 from autotune.launch.launcher import Exit, Launch, Launcher
-from autotune.launch.runner import ShouldEnd
-from autotune.protocol.messages import WindowRules
+from autotune.protocol.jobs import WindowRules
 from autotune.records.measurement import Block
 from autotune.records.trial import TrialResult
 from autotune.settings.training_config import TrainingConfig
@@ -182,7 +182,7 @@ class BeginningAnew:
         assert not launch.should_end()
         write_blocks(launch, self.anew)
         assert launch.should_end()
-        return Exit(code=None, ended_for="called_off", wall_s=1.0)
+        return Exit(code=None, ended_for="cancelled", wall_s=1.0)
 
     def close(self) -> None:
         """Nothing is held."""

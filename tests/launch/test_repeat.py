@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from autotune.launch.repeat import go_on
-from autotune.protocol.messages import RankReport
+from autotune.protocol.jobs import CurvesJob
+from autotune.protocol.reports import RankReport
 from autotune.records.diagnosis import Curves
 from autotune.records.trial import TrialResult
+from autotune.settings.training_config import TrainingConfig
+from tests.factories import make_process
 
 
 def dying(known: Curves | None) -> Curves:
@@ -23,11 +27,12 @@ def processes(measure: Callable[[Curves | None], Curves | None]) -> list[str]:
     """The logs' names of the processes that curves took."""
     names: list[str] = []
 
-    def run(name: str, left_s: float, known: Curves | None) -> RankReport:
-        names.append(name)
-        return RankReport(result=TrialResult(outcome="ok", wall_s=1.0), curves=measure(known))
+    def run(job: CurvesJob, suffix: str) -> RankReport:
+        names.append(f"curves{suffix}")
+        return RankReport(result=TrialResult(outcome="ok", wall_s=1.0), curves=measure(job.known))
 
-    assert go_on(run, "curves", 60.0).result.wall_s == len(names)
+    job = CurvesJob(process=make_process(Path()), payload=Path(), config=TrainingConfig())
+    assert go_on(job, run).result.wall_s == len(names)
     return names
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from autotune.launch.launcher import Exit, Launch
-from autotune.launch.runner import TrialRunner, _BlockStream
-from autotune.protocol.messages import NO_EXTRAS, Extras, TrialFolder, WindowRules
+from autotune.launch.runner import TrialRunner
+from autotune.protocol.jobs import NO_EXTRAS, CurvesJob, Extras, TrialJob, WindowRules
 from autotune.records.measurement import Block
 from autotune.records.trial import Failure
 from autotune.settings.training_config import DdpConfig, TrainingConfig
@@ -32,6 +32,10 @@ class KeepingLauncher(FakeLauncher):
         self.launches.append(launch)
         return FakeLauncher.launch(self, launch)
 
+    @property
+    def trial_jobs(self) -> list[TrialJob]:
+        return [job for job in self.jobs if isinstance(job, TrialJob)]
+
 
 @pytest.fixture
 def launcher() -> KeepingLauncher:
@@ -46,7 +50,7 @@ def runner(launcher: KeepingLauncher, tmp_path: Path) -> TrialRunner:
 def test_a_group_meets_at_a_file_in_its_trials_folder(runner: TrialRunner, launcher: KeepingLauncher) -> None:
     result = runner.run(GROUP, name="trial", deadline_s=60.0, window=WindowRules())
     assert result.outcome == "ok", result.reason
-    (launch,), (job,) = launcher.launches, launcher.jobs
+    (launch,), (job,) = launcher.launches, launcher.trial_jobs
     assert launch.ranks == 2
     assert job.rendezvous == f"file://{launch.folder.rendezvous}"
     assert launch.folder.rendezvous.is_absolute()
@@ -56,29 +60,31 @@ def test_a_group_meets_at_a_file_in_its_trials_folder(runner: TrialRunner, launc
 def test_a_single_rank_of_ddp_has_a_place_to_meet_too(runner: TrialRunner, launcher: KeepingLauncher) -> None:
     runner.run(TrainingConfig(strategy="ddp"), name="trial", deadline_s=60.0, window=WindowRules())
     assert launcher.launches[0].ranks == 1
-    assert launcher.jobs[0].rendezvous is not None
+    assert launcher.trial_jobs[0].rendezvous is not None
 
 
 @pytest.mark.parametrize("config", [ALONE, TrainingConfig(strategy="dp", world_size=2)])
 def test_a_single_process_meets_nobody(config: TrainingConfig, runner: TrialRunner, launcher: KeepingLauncher) -> None:
     runner.run(config, name="trial", deadline_s=60.0, window=WindowRules())
     assert launcher.launches[0].ranks == 1
-    assert (launcher.jobs[0].rendezvous, launcher.jobs[0].config) == (None, config)
+    (job,) = launcher.trial_jobs
+    assert (job.rendezvous, job.config) == (None, config)
 
 
 def test_what_is_looked_at_beside_the_trials_runs_in_one_process(
     runner: TrialRunner, launcher: KeepingLauncher
 ) -> None:
     runner.guard(GROUP, name="guard", deadline_s=60.0)
-    runner.stress(GROUP, name="stress", deadline_s=60.0, window=WindowRules())
-    runner.curves(GROUP, [GROUP], deadline_s=60.0, extras=NO_EXTRAS)
+    runner.stress(GROUP, name="stress", deadline_s=60.0, train_s=1.0)
+    runner.curves(GROUP, [GROUP], deadline_s=60.0, stretch_s=0.5)
     runner.probe(GROUP, deadline_s=60.0)
     assert [launch.ranks for launch in launcher.launches] == [1, 1, 1, 1]
-    assert [(job.kind, job.config, job.rendezvous) for job in launcher.jobs] == [
-        ("guard", ALONE, None),
-        ("stress", ALONE, None),
-        ("curves", ALONE, None),
+    assert [(job.kind, job.config) for job in launcher.jobs] == [
+        ("guard", ALONE),
+        ("stress", ALONE),
+        ("curves", ALONE),
     ]
+    assert isinstance(launcher.jobs[2], CurvesJob)
     assert launcher.jobs[2].variations == (ALONE,)
 
 
@@ -94,104 +100,13 @@ def test_a_failure_without_a_place_is_run_again_within_the_deadline_where_that_l
     result = runner.run(
         ALONE, name="trial", deadline_s=60.0, window=WindowRules(), extras=asked, should_end=lambda _: None
     )
-    assert [job.extras for job in launcher.jobs] == [asked, NO_EXTRAS][:runs]
-    assert [job.blocks_launches for job in launcher.jobs] == [False, True][:runs]
+    assert [job.extras for job in launcher.trial_jobs] == [asked, NO_EXTRAS][:runs]
+    assert [job.process.blocks_launches for job in launcher.trial_jobs] == [False, True][:runs]
     assert sum(launch.deadline_s for launch in launcher.launches[1:]) < 60.0 - took_s
     assert result.wall_s >= runs * took_s
     assert all(launch.should_end is None for launch in launcher.launches[1:]), "its measurement is worth nothing"
     assert result.failure == failure
     assert ("no time was left" in result.reason) == (runs == 1)
-
-
-def test_each_rank_has_files_of_its_own(tmp_path: Path) -> None:
-    folder = TrialFolder(tmp_path)
-    assert folder.report_of(0) == folder.report
-    names = {one.name for rank in range(3) for one in (folder.report_of(rank), folder.stack_of(rank))}
-    assert len(names) == 6
-    assert folder.stack_of(0).name == "stack-0.txt"
-    assert folder.report_of(1).name == "report-1.json"
-
-
-def test_a_stack_is_there_once_a_rank_has_written_one(tmp_path: Path) -> None:
-    folder = TrialFolder(tmp_path)
-    assert not TrialFolder(tmp_path / "gone").has_stacks()
-    folder.stack_of(0).touch()
-    folder.stack_of(3).touch()
-    assert not folder.has_stacks(), "faulthandler's files are made at the start"
-    folder.stack_of(3).write_text("Timeout!")
-    assert folder.has_stacks()
-
-
-# Blocks of a trial under way
-
-
-def block(batches: int) -> Block:
-    return Block(samples=4 * batches, batches=batches, seconds=0.5, data_wait_s=0.0)
-
-
-@pytest.fixture
-def stream(tmp_path: Path) -> _BlockStream:
-    """It ends a trial at its third block."""
-    return _BlockStream(
-        path=tmp_path / "blocks", ranks=1, should_end=lambda blocks: "enough" if len(blocks) >= 3 else None
-    )
-
-
-def test_before_a_window_begins_there_are_no_blocks(stream: _BlockStream) -> None:
-    assert not stream.is_lost()
-    assert stream.blocks == []
-
-
-def test_a_line_that_is_not_whole_yet_is_left_until_it_is(stream: _BlockStream) -> None:
-    first, second = (f"{block(batches).model_dump_json()}\n" for batches in (1, 2))
-    stream.path.write_text(first + second[:20])
-    assert not stream.is_lost()
-    assert stream.blocks == [block(1)]
-    stream.path.write_text(first + second)
-    assert not stream.is_lost()
-    assert stream.blocks == [block(1), block(2)]
-
-
-def test_a_file_that_was_begun_anew_is_read_from_its_start(stream: _BlockStream) -> None:
-    stream.path.write_text("".join(f"{block(batches).model_dump_json()}\n" for batches in (1, 2)))
-    assert not stream.is_lost()
-    stream.path.unlink()
-    assert not stream.is_lost()
-    assert stream.blocks == []
-    stream.path.write_text(f"{block(7).model_dump_json()}\n")
-    assert not stream.is_lost()
-    assert stream.blocks == [block(7)]
-
-
-def test_a_line_that_was_cut_off_is_passed_over_and_what_follows_is_read(stream: _BlockStream) -> None:
-    lines = [f"{block(batches).model_dump_json()}\n" for batches in range(1, 5)]
-    stream.path.write_text(lines[0] + lines[1][:20] + lines[1] + lines[2] + lines[3])
-    assert stream.is_lost()
-    assert stream.blocks == [block(1), block(3), block(4)]
-
-
-def test_once_there_is_a_reason_it_stays_and_nobody_is_asked_again(stream: _BlockStream) -> None:
-    stream.path.write_text("".join(f"{block(batches).model_dump_json()}\n" for batches in (1, 2, 3)))
-    assert stream.is_lost()
-    stream.should_end = lambda blocks: pytest.fail("asked again")
-    stream.path.unlink()
-    assert stream.is_lost()
-    stopped = stream.stopped()
-    assert (stopped.outcome, stopped.reason, stopped.blocks) == ("pruned", "enough", (block(1), block(2), block(3)))
-
-
-def test_nobody_is_asked_without_news(stream: _BlockStream) -> None:
-    stream.path.write_text(f"{block(1).model_dump_json()}\n")
-    assert not stream.is_lost()
-    stream.should_end = lambda blocks: pytest.fail("asked without a new block")
-    assert not stream.is_lost()
-
-
-def test_what_rank_0_has_seen_is_taken_for_all_ranks(stream: _BlockStream) -> None:
-    stream.ranks = 4
-    stream.path.write_text(f"{block(2).model_dump_json()}\n")
-    assert not stream.is_lost()
-    assert stream.blocks == [block(2).model_copy(update={"samples": 4 * 4 * 2})]
 
 
 def test_a_trial_that_is_over_before_its_reason_is_known_keeps_its_measurement(tmp_path: Path) -> None:

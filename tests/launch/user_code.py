@@ -371,7 +371,7 @@ def seen_world() -> dict[str, Any]:
 
 def trial_folder() -> Path:
     """The trial's own folder, found as user code should not: in the frames above."""
-    from autotune.protocol.messages import TrialFolder
+    from autotune.protocol.trial_folder import TrialFolder
 
     return next(one.path for one in gc.get_objects() if isinstance(one, TrialFolder))
 

@@ -25,7 +25,7 @@ from torch.utils.data import TensorDataset
 from autotune import search
 from autotune.errors import ConfigError, LauncherError
 from autotune.launch.launcher import Exit, Launch, Launcher, slots_of
-from autotune.protocol.messages import WindowRules
+from autotune.protocol.jobs import WindowRules
 from autotune.ray import hosts as ray_hosts
 from autotune.ray import launcher as ray_launcher
 from autotune.ray.launcher import RayLauncher
@@ -269,12 +269,12 @@ def test_a_workload_comes_in_parts(rig: Rig, monkeypatch: pytest.MonkeyPatch) ->
     assert (rig.folder / "payload" / "bytes").stat().st_size > 100
 
 
-def test_a_trial_ends_when_it_is_called_off(rig: Rig, nodes: Nodes, tmp_path: Path) -> None:
+def test_a_trial_ends_when_it_is_cancelled(rig: Rig, nodes: Nodes, tmp_path: Path) -> None:
     runner = rig.runner(model=in_user_hosts("waiting"))
     calling_off = replace(runner, launcher=CallingOff(rig.launcher, lambda: bool(nodes.noted("waiting"))))
     config = TrainingConfig(micro_batch_size=4)
     result = calling_off.run(config, name="trial", deadline_s=GENEROUS_S, window=SHORT)
-    assert (result.outcome, result.reason) == ("pruned", "the trial was called off")
+    assert (result.outcome, result.reason) == ("pruned", "the trial was cancelled")
     assert rig.run().outcome == "ok"
 
 
@@ -364,9 +364,9 @@ def test_hosts_of_another_kind_are_left_alone_and_named(shared: RayLauncher, nod
         assert slots_of(shared) == 3
         sleep(0.1)
     (note,) = shared.notes
-    assert "is not used: a study is bound to one kind of machine" in note
-    assert f"{len(cores)} cores" in note
-    assert "1 cores" in note
+    assert note.code == "host_of_other_kind"
+    assert f"{len(cores)} cores" in str(note.figures["reason"])
+    assert "1 cores" in str(note.figures["reason"])
     nodes.cluster.remove_node(other)
 
 

@@ -15,11 +15,13 @@ import ray
 from ray.exceptions import RayActorError
 
 from autotune.launch.launcher import Exit
-from autotune.protocol.messages import GroupPart
+from autotune.protocol.jobs import GroupPart
 from autotune.ray import host as ray_host
+from autotune.ray.actors import HostLostError
 from autotune.ray.host import Host, trial_environment
-from autotune.ray.launcher import _Blocks, _HostLostError, merged_exit
+from autotune.ray.launcher import merged_exit
 from autotune.ray.nodes import OneHost, most_of_a_kind
+from autotune.ray.running import BlockCopy
 from autotune.settings.environment import Environment
 
 PARTS = [GroupPart(host=0, first_rank=0, ranks=2), GroupPart(host=1, first_rank=2, ranks=2)]
@@ -84,13 +86,13 @@ def test_a_groups_first_end_is_that_of_the_host_that_ended_first() -> None:
     assert (merged.ended_for, merged.wall_s) == ("straggling", 15.0)
 
 
-def test_what_did_not_follow_the_others_end_was_not_called_off_by_the_search() -> None:
+def test_what_did_not_follow_the_others_end_was_not_cancelled_by_the_search() -> None:
     exits = [
-        Exit(code=None, codes=(None, None), ended_for="called_off", wall_s=9.0),
+        Exit(code=None, codes=(None, None), ended_for="cancelled", wall_s=9.0),
         Exit(code=0, codes=(0, 0), first=0, first_s=4.0, wall_s=4.1),
     ]
     assert merged_exit(exits, PARTS, "straggling").ended_for == "straggling"
-    assert merged_exit(exits, PARTS, "called_off").ended_for == "called_off"
+    assert merged_exit(exits, PARTS, "cancelled").ended_for == "cancelled"
     assert merged_exit(exits, PARTS, "straggling").first == 2
 
 
@@ -105,10 +107,10 @@ def test_a_standstill_that_one_host_has_seen_is_the_groups() -> None:
 def test_memory_is_told_before_time() -> None:
     exits = [
         Exit(code=None, codes=(None, None), ended_for="deadline", wall_s=9.0),
-        Exit(code=None, codes=(None, None), ended_for="memory", seen_bytes=7, was_oom_killed=True, wall_s=8.0),
+        Exit(code=None, codes=(None, None), ended_for="memory", memory_bytes=7, was_oom_killed=True, wall_s=8.0),
     ]
     merged = merged_exit(exits, PARTS)
-    assert (merged.ended_for, merged.seen_bytes, merged.was_oom_killed, merged.first) == ("memory", 7, True, None)
+    assert (merged.ended_for, merged.memory_bytes, merged.was_oom_killed, merged.first) == ("memory", 7, True, None)
 
 
 def test_a_free_port_lies_below_those_that_linux_hands_out() -> None:
@@ -183,8 +185,7 @@ class Wire:
     @property
     def host(self) -> OneHost:
         """A host whose actor answers through this."""
-        blank: Any = None
-        return OneHost(node="n", name="a host", address="", actor=self, environment=blank, interface=None, bundle={})
+        return OneHost(node="n", name="a host", address="", actor=self, bundle={})
 
     @property
     def blocks(self) -> Wire:
@@ -217,7 +218,7 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
 
 
 def test_blocks_come_here_as_they_were_written_there(wire: Wire, tmp_path: Path) -> None:
-    blocks, whole = _Blocks(tmp_path / "blocks"), b"".join(b"block %d\n" % number for number in range(20))
+    blocks, whole = BlockCopy(tmp_path / "blocks"), b"".join(b"block %d\n" % number for number in range(20))
     wire.most = 25
     for end in range(0, len(whole) + 1, 7):
         wire.told = whole[:end]
@@ -230,7 +231,7 @@ def test_blocks_come_here_as_they_were_written_there(wire: Wire, tmp_path: Path)
 
 
 def test_one_request_for_blocks_is_under_way_at_a_time(wire: Wire, tmp_path: Path) -> None:
-    blocks, wire.told, wire.has_come = _Blocks(tmp_path / "blocks"), b"first\n", False
+    blocks, wire.told, wire.has_come = BlockCopy(tmp_path / "blocks"), b"first\n", False
     for _ in range(3):
         blocks.fetch(wire.host, "mine")
     assert wire.asked == [("mine", 0)]
@@ -243,16 +244,16 @@ def test_one_request_for_blocks_is_under_way_at_a_time(wire: Wire, tmp_path: Pat
 
 def test_blocks_that_cant_be_kept_here_do_not_end_the_trial(wire: Wire, tmp_path: Path) -> None:
     (tmp_path / "blocks").mkdir()
-    blocks, wire.told = _Blocks(tmp_path / "blocks"), b"first\n"
+    blocks, wire.told = BlockCopy(tmp_path / "blocks"), b"first\n"
     for _ in range(3):
         blocks.fetch(wire.host, "mine")
     assert wire.asked[-1] == ("mine", 6)
 
 
 def test_a_host_that_is_lost_while_it_is_asked_for_blocks_is_a_lost_host(wire: Wire, tmp_path: Path) -> None:
-    blocks = _Blocks(tmp_path / "blocks")
+    blocks = BlockCopy(tmp_path / "blocks")
     blocks.fetch(wire.host, "mine")
     wire.is_lost = True
-    with pytest.raises(_HostLostError) as lost:
+    with pytest.raises(HostLostError) as lost:
         blocks.fetch(wire.host, "mine")
     assert lost.value.was_running

@@ -12,7 +12,8 @@ import pytest
 
 import autotune
 from autotune.launch.launcher import Cluster, slots_of
-from autotune.protocol.messages import NO_EXTRAS, WindowRules
+from autotune.launch.memory_limits import MemoryLimits
+from autotune.protocol.jobs import WindowRules
 from autotune.records.diagnosis import Curves
 from autotune.records.trial import TrialRecord
 from autotune.settings.training_config import TrainingConfig
@@ -161,8 +162,8 @@ def test_a_search_over_several_machines_is_a_search(tmp_path: Path) -> None:
 
 def curves_of(tmp_path: Path, cost: CostModel, *variations: TrainingConfig, limit_bytes: int | None = None) -> Curves:
     """What a made-up look at the default configuration and its variations shows."""
-    runner = replace(make_tuning(tmp_path, FakeLauncher(cost)).runner, limit_bytes=limit_bytes)
-    report = runner.curves(TrainingConfig(), variations, deadline_s=60.0, extras=NO_EXTRAS)
+    runner = replace(make_tuning(tmp_path, FakeLauncher(cost)).runner, limits=MemoryLimits(limit_bytes=limit_bytes))
+    report = runner.curves(TrainingConfig(), variations, deadline_s=60.0, stretch_s=0.5)
     assert report.curves is not None
     return report.curves
 

@@ -11,7 +11,9 @@ import pytest
 
 from autotune.launch.launcher import Exit, Launch
 from autotune.note import Note
-from autotune.protocol.messages import Job, RankReport, read_model, write_model
+from autotune.protocol.disk import write_model
+from autotune.protocol.jobs import StressJob, TrialJob, read_job
+from autotune.protocol.reports import RankReport
 from autotune.records.recommendation import Recommendation
 from autotune.records.trial import Outcome, TrialResult
 from autotune.settings.training_config import TrainingConfig
@@ -126,8 +128,11 @@ class Ticking(FakeLauncher):
 
     def launch(self, launch: Launch) -> Exit:
         done = FakeLauncher.launch(self, launch)
-        kind, window_s = self.jobs[-1].kind, self.jobs[-1].window.max_s
-        self.now_s += {"trial": window_s + self.beside_s, "stress": window_s}.get(kind, 0.0)
+        match self.jobs[-1]:
+            case TrialJob(window=window):
+                self.now_s += window.max_s + self.beside_s
+            case StressJob(train_s=train_s):
+                self.now_s += train_s
         return replace(done, wall_s=done.wall_s + self.beside_s)
 
 
@@ -251,8 +256,8 @@ def test_a_time_out_leaves_the_run_its_part(tmp_path: Path) -> None:
     began_s = launcher.now_s
     confirm(tuning)
     (stress,) = (job for job in launcher.jobs if job.kind == "stress")
-    assert 0.15 * (60 - began_s) < stress.window.max_s <= 12
-    assert stress.deadline_s <= 60 - began_s
+    assert 0.15 * (60 - began_s) < stress.train_s <= 12
+    assert stress.process.deadline_s <= 60 - began_s
     assert launcher.now_s <= 60
 
 
@@ -269,7 +274,7 @@ def test_runs_that_take_longer_than_planned_leave_the_stress_run_its_part(tmp_pa
     planned = 3 * len({job.config for job in runs})
     assert windows[-1] < windows[0] or len(windows) < planned
     assert stress.kind == "stress"
-    assert stress.window.max_s > 0.12 * left_s
+    assert stress.train_s > 0.12 * left_s
 
 
 def test_the_first_round_of_every_entrant_shows_where_the_time_goes(tmp_path: Path) -> None:
@@ -300,7 +305,7 @@ def test_an_interrupted_search_still_recommends_without_what_was_refuted(tmp_pat
 def test_an_interruption_of_the_stress_run_keeps_the_confirmation(tmp_path: Path) -> None:
     class Interrupting(FakeLauncher):
         def launch(self, launch: Launch) -> Exit:
-            if read_model(launch.folder.job, Job).kind == "stress":
+            if read_job(launch.folder.job).kind == "stress":
                 raise KeyboardInterrupt
             return FakeLauncher.launch(self, launch)
 

@@ -15,7 +15,7 @@ import pytest
 from autotune.api.interrupts import kept_interrupts
 from autotune.errors import LauncherError, RepeatedFailureError, RunFolderError
 from autotune.launch.launcher import Exit, Launch
-from autotune.protocol.messages import Job, read_model
+from autotune.protocol.jobs import DescribeJob, TrialJob, read_job
 from autotune.records.run_summary import Progress
 from autotune.records.trial import Failure, TrialRecord, reference_of
 from autotune.settings.training_config import TrainingConfig
@@ -55,7 +55,8 @@ class Watched(FakeLauncher):
 
     def launch(self, launch: Launch) -> Exit:
         """Note what begins and ends."""
-        job = read_model(launch.folder.job, Job)
+        job = read_job(launch.folder.job)
+        assert not isinstance(job, DescribeJob)
         key = f"{job.kind}: {rules.same_behaviour_key(job.config, self.facts, self.environment)}"
         with self._lock:
             self.twice += [key] if key in self.running else []
@@ -359,7 +360,9 @@ def test_windows_and_the_time_left_are_reckoned_with_all_slots(tmp_path: Path) -
         launcher, shown = FakeLauncher(slots=slots), list[Progress]()
         tuning = make_parallel(tmp_path / f"timed-{slots}", launcher, n_trials=7, timeout_s=30.0)
         tuning.search()
-        windows[slots] = launcher.jobs[0].window.max_s
+        first = launcher.jobs[0]
+        assert isinstance(first, TrialJob)
+        windows[slots] = first.window.max_s
         tuning = make_parallel(tmp_path / f"free-{slots}", FakeLauncher(slots=slots, noise=0.0), n_trials=7)
         tuning.show = shown.append
         tuning.search()

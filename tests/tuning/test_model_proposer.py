@@ -13,7 +13,7 @@ import pytest
 import autotune
 from autotune.analysis.early_stopping import seen_rate
 from autotune.launch.launcher import Exit, Launch
-from autotune.protocol.messages import Job, read_model
+from autotune.protocol.jobs import CurvesJob, Job, PrecisionJob, StressJob, TrialJob, read_job
 from autotune.records.ceilings import device_key, loader_key
 from autotune.records.run_summary import Progress
 from autotune.records.trial import Failure, TrialResult
@@ -104,10 +104,10 @@ def until_near(tuning: Tuning, cost: CostModel) -> int:
     return 1 + next(place for place, rate in enumerate(rates) if rate >= NEAR * best)
 
 
-def jobs_of(tuning: Tuning, kind: str) -> list[Job]:
+def curves_of(tuning: Tuning) -> list[CurvesJob]:
     launcher = tuning.runner.launcher
     assert isinstance(launcher, FakeLauncher)
-    return [job for job in launcher.jobs if job.kind == kind]
+    return [job for job in launcher.jobs if job.kind == "curves"]
 
 
 # Where a search gets to
@@ -243,7 +243,7 @@ def test_one_look_at_either_side_alone_comes_right_after_the_baseline(tmp_path: 
     launcher = tuning.runner.launcher
     assert isinstance(launcher, FakeLauncher)
     assert [job.kind for job in launcher.jobs[:3]] == ["trial", "curves", "trial"]
-    (look,) = jobs_of(tuning, "curves")
+    (look,) = curves_of(tuning)
     assert look.config == tuning.space.baseline
     assert {one.micro_batch_size for one in look.variations} == {16, 32, 64, 128}
     assert {one.num_workers for one in look.variations} == {0, 2, 4, 8}
@@ -258,13 +258,13 @@ def test_a_loader_that_no_step_could_keep_up_with_is_not_looked_at(
     def cost(config: TrainingConfig) -> FakeTrial:
         return FakeTrial(samples_per_s=device, peak_memory_bytes=GIB, loader_ceiling=1000.0, device_ceiling=device)
 
-    (look,) = jobs_of(guided(tmp_path, cost, **SMALL), "curves")
+    (look,) = curves_of(guided(tmp_path, cost, **SMALL))
     assert ({one.num_workers for one in look.variations} != {0}) == is_looked_at
     assert {one.micro_batch_size for one in look.variations} == {16, 32, 64, 128}
 
 
 def test_a_look_begins_with_what_costs_no_more_than_the_own_batch(tmp_path: Path) -> None:
-    (look,) = jobs_of(guided(tmp_path, analytic_cost, **SMALL), "curves")
+    (look,) = curves_of(guided(tmp_path, analytic_cost, **SMALL))
     own = [one.micro_batch_size for one in look.variations if one.num_workers == 0]
     assert own == sorted(own, key=lambda batch: (batch < 32, abs(batch - 32)))
 
@@ -276,7 +276,7 @@ def test_a_look_that_fails_is_noted_and_an_experts_guesses_are_tried_instead(tmp
     assert tuning.notes == ["Loader and device were not looked at alone: it took too long."]
     guesses = [compose(guess, tuning.space) for guess in first_guesses(tuning.space)]
     assert [one.config for one in tuning.study.records[1 : 1 + len(guesses)]] == guesses
-    assert len(jobs_of(tuning, "curves")) == 1
+    assert len(curves_of(tuning)) == 1
     assert len(tuning.study.records) == 10
 
 
@@ -296,8 +296,8 @@ def test_a_look_takes_no_more_than_its_share_of_the_time(tmp_path: Path) -> None
     free = make_tuning(tmp_path / "free", FakeLauncher())
     for tuning in (timed, free):
         tuning.search()
-    assert [job.deadline_s for job in jobs_of(timed, "curves")] == [pytest.approx(0.15 * 70.0)]
-    assert [job.deadline_s for job in jobs_of(free, "curves")] == [60.0]
+    assert [job.process.deadline_s for job in curves_of(timed)] == [pytest.approx(0.15 * 70.0)]
+    assert [job.process.deadline_s for job in curves_of(free)] == [60.0]
 
 
 def test_what_was_left_out_promises_no_gain(tmp_path: Path) -> None:
@@ -446,7 +446,7 @@ def test_three_trials_at_once_are_guided_as_one_is(tmp_path: Path, n_trials: int
     assert len({one.config for one in records}) == len(records)
     assert len(records) == n_trials or (n_trials is None and len(records) < 20)
     assert {one.outcome for one in records} <= {"ok", "pruned"}
-    assert len(jobs_of(tuning, "curves")) == 1
+    assert len(curves_of(tuning)) == 1
     assert until_near(tuning, memory_cliff) <= 8
 
 
@@ -456,12 +456,14 @@ class Interrupting(FakeLauncher):
     at: Callable[[Job, int], bool] = staticmethod(lambda job, launched: False)
 
     def launch(self, launch: Launch) -> Exit:
-        if self.at(read_model(launch.folder.job, Job), len(self.launched)):
+        if self.at(read_job(launch.folder.job), len(self.launched)):
             raise KeyboardInterrupt
         return FakeLauncher.launch(self, launch)
 
 
-def resumed(folder: Path, at: Callable[[Job, int], bool], **arguments: Any) -> tuple[autotune.SearchResult, list[Job]]:
+def resumed(
+    folder: Path, at: Callable[[Job, int], bool], **arguments: Any
+) -> tuple[autotune.SearchResult, list[TrialJob | PrecisionJob | CurvesJob | StressJob]]:
     """A search that was interrupted and called again: its result, and the jobs of the second call."""
     interrupting, launcher = Interrupting(memory_cliff), FakeLauncher(memory_cliff, seed=1)
     interrupting.at = at
@@ -479,7 +481,7 @@ def test_an_interrupted_search_goes_on_with_what_its_look_has_shown(tmp_path: Pa
     assert len({one.config for one in result.trials}) == len(result.trials)
     assert len(result.trials) == n_trials or n_trials is None
     assert {one.outcome for one in result.trials} <= {"ok", "pruned"}
-    assert any(job.streams_blocks for job in jobs)
+    assert any(job.kind == "trial" and job.streams_blocks for job in jobs)
     assert result.best.micro_batch_size == 128
 
 
@@ -507,7 +509,7 @@ def test_with_a_sampler_of_optunas_nothing_is_looked_at_or_stopped_early(tmp_pat
     )
     assert len(result.trials) == 12
     assert {one.outcome for one in result.trials} == {"ok"}
-    assert not any(job.streams_blocks or job.kind == "curves" for job in launcher.jobs)
+    assert not any(job.kind == "curves" or (job.kind == "trial" and job.streams_blocks) for job in launcher.jobs)
     assert result.speedup is not None
     assert result.speedup > 3
 

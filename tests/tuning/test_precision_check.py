@@ -191,6 +191,6 @@ def test_any_trial_of_a_refused_precision_is_refused_without_another_comparison(
 def test_the_guards_deadline_ends_before_the_time_out(tmp_path: Path) -> None:
     launcher = FakeLauncher()
     searched(tmp_path, launcher, n_trials=10, timeout_s=40.0)
-    deadlines = [job.deadline_s for job in launcher.jobs if job.kind == "guard"]
+    deadlines = [job.process.deadline_s for job in launcher.jobs if job.kind == "guard"]
     assert deadlines
     assert max(deadlines) <= 40

@@ -9,7 +9,7 @@ import pytest
 
 from autotune.analysis.time_estimate import SHORTEST_WINDOW_S, queue_s
 from autotune.launch.launcher import Exit, Launch
-from autotune.protocol.messages import WindowRules
+from autotune.protocol.jobs import WindowRules
 from autotune.settings.training_config import TrainingConfig
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost
 from autotune.tuning.loop import Tuning

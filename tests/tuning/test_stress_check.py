@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autotune.protocol.messages import Job, WindowRules
+from autotune.protocol.jobs import StressJob, WindowRules
 from autotune.records.trial import TrialRecord, TrialResult
 from autotune.settings.training_config import DdpConfig, TrainingConfig
 from autotune.testing import FakeLauncher, FakeTrial, fake_environment, fake_facts
@@ -40,10 +40,11 @@ def stressed(folder: Path, config: TrainingConfig, peak_gib: float, kind: str = 
     return tuning
 
 
-def job_of(tuning: Tuning) -> Job:
+def job_of(tuning: Tuning) -> StressJob:
     launcher = tuning.runner.launcher
     assert isinstance(launcher, FakeLauncher)
     (job,) = launcher.jobs
+    assert isinstance(job, StressJob)
     return job
 
 
@@ -107,16 +108,16 @@ def test_what_fits_the_largest_samples_by_giving_memory_back_is_noted(tmp_path: 
 
 def test_without_a_time_out_it_is_longer_than_a_window(tmp_path: Path) -> None:
     job = job_of(stressed(tmp_path, ALONE, 1.0))
-    assert job.window.max_s == 12.0 > WindowRules().max_s
-    assert job.deadline_s > 30.0
+    assert job.train_s == 12.0 > WindowRules().max_s
+    assert job.process.deadline_s > 30.0
 
 
 @pytest.mark.parametrize(("timeout_s", "window_s"), [(100.0, 12.0), (10.0, 6.0), (4.0, 1.2)])
 def test_with_one_it_takes_what_the_start_and_the_look_leave(tmp_path: Path, timeout_s: float, window_s: float) -> None:
     """The start takes 2 s, the look at samples a fifth of what is left, 4 s at the most."""
     job = job_of(stressed(tmp_path, ALONE, 1.0, timeout_s=timeout_s))
-    assert job.window.max_s == pytest.approx(window_s)
-    assert job.deadline_s <= timeout_s
+    assert job.train_s == pytest.approx(window_s)
+    assert job.process.deadline_s <= timeout_s
 
 
 def test_the_confirmation_leaves_it_a_quarter_of_the_time_at_the_most() -> None:

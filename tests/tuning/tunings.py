@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from autotune.launch.launcher import Exit, Launch
+from autotune.launch.memory_limits import MemoryLimits
 from autotune.launch.runner import TrialRunner
-from autotune.protocol.messages import Job, RankReport, read_model, write_model
+from autotune.protocol.disk import write_model
+from autotune.protocol.jobs import DescribeJob, ProbeJob, read_job
+from autotune.protocol.reports import RankReport
 from autotune.records.trial import TrialResult
 from autotune.settings.budget import Budget
 from autotune.settings.objective import Objective
@@ -43,8 +46,8 @@ class FailingLauncher(FakeLauncher):
 
     def launch(self, launch: Launch) -> Exit:
         """Fail, or do as the cost model says."""
-        job = read_model(launch.folder.job, Job)
-        if job.kind not in self.failures:
+        job = read_job(launch.folder.job)
+        if isinstance(job, DescribeJob | ProbeJob) or job.kind not in self.failures:
             return FakeLauncher.launch(self, launch)
         self.jobs.append(job)
         write_model(launch.folder.report, RankReport(result=self.failures[job.kind]))
@@ -80,7 +83,7 @@ def make_tuning(
         logs=folder,
         device="cuda:0",
         seed=0,
-        limit_bytes=limit_bytes,
+        limits=MemoryLimits(limit_bytes=limit_bytes),
     )
     study = Study.open(folder / "study.db" if is_kept else None, resolved, identity={}, seed=0, method=method)
     timing = Timing(

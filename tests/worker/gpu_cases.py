@@ -23,8 +23,10 @@ from torch.nn import functional
 from torch.utils.data import Dataset, TensorDataset
 
 from autotune.launch.launcher import Launcher
+from autotune.launch.memory_limits import MemoryLimits
 from autotune.launch.runner import TrialRunner
-from autotune.protocol.messages import NO_EXTRAS, Extras, WindowRules, write_payload
+from autotune.protocol.jobs import NO_EXTRAS, Extras, WindowRules
+from autotune.protocol.payload import write_payload
 from autotune.records.trial import TrialResult
 from autotune.settings.training_config import AmpDtype, TrainingConfig
 from autotune.settings.workload import Workload
@@ -105,7 +107,7 @@ def run(
         logs=folder,
         device=device,
         seed=0,
-        limit_bytes=limit_bytes,
+        limits=MemoryLimits(limit_bytes=limit_bytes),
     )
     window, extras = WindowRules(max_s=given.pop("max_s", 0.5)), given.pop("extras", NO_EXTRAS)
     config = TrainingConfig(**({"micro_batch_size": 64} | given))

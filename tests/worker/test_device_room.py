@@ -15,8 +15,13 @@ from torch import distributed, nn
 from torch.utils.data import TensorDataset
 
 from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
+from autotune.launch.memory_limits import MemoryLimits
 from autotune.launch.runner import TrialRunner
-from autotune.protocol.messages import Job, RankReport, TrialFolder, WindowRules, read_model, write_model, write_payload
+from autotune.protocol.disk import read_model, write_model
+from autotune.protocol.jobs import CurvesJob, PrecisionJob, ProbeJob, StressJob, TrialJob, WindowRules, WorkloadJob
+from autotune.protocol.payload import write_payload
+from autotune.protocol.reports import RankReport
+from autotune.protocol.trial_folder import TrialFolder
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.space import constraints as rules
@@ -27,6 +32,7 @@ from autotune.worker.setup.device import Device, DeviceError, describe, open_dev
 from autotune.worker.setup.process_group import open_group
 from tests import accelerator
 from tests.accelerator import CALLS, DEVICES, MIB, on_simulated_device
+from tests.factories import make_process
 
 
 def take(size_mib: float, device: str = "sim:0") -> torch.Tensor:
@@ -257,16 +263,23 @@ class Growing(nn.Linear):
         return super().forward(inputs)
 
 
-def trained(folder: Path, model: nn.Module, **given: Any) -> RankReport:
+def trained(
+    folder: Path,
+    model: nn.Module,
+    kind: type[WorkloadJob] = TrialJob,
+    *,
+    limit_bytes: int | None = 40 * MIB,
+    **given: Any,
+) -> RankReport:
     """A rank's whole life on the device: build, warm up, window, peak."""
     payload = folder / "payload"
     write_payload(Workload(model=model, dataset=ROWS), payload)
-    named: dict[str, Any] = {"limit_bytes": 40 * MIB, "window": WindowRules(max_s=0.3, precision=0.5, block_s=0.01)}
+    if kind is TrialJob:
+        given["window"] = WindowRules(max_s=0.3, precision=0.5, block_s=0.01)
     config = TrainingConfig(micro_batch_size=16)
-    job = {"kind": "trial", "payload": payload, "config": config, "device": "auto", "seed": 0, "deadline_s": 60.0}
-    world = {"sys_path": (), "working_directory": folder, "python_path": None}
+    process = make_process(folder, device="auto", limit_bytes=limit_bytes)
     place = TrialFolder(folder)
-    write_model(place.job, Job.model_validate(job | world | named | given))
+    write_model(place.job, kind(process=process, payload=payload, config=config, **given))
     before = Path.cwd()
     try:
         accelerator.use_still_clock()
@@ -299,9 +312,18 @@ def test_the_cap_follows_what_the_first_steps_have_brought(tmp_path: Path) -> No
 
 
 @on_simulated_device
-@pytest.mark.parametrize("kind", ["guard", "stress", "curves"])
-def test_the_cap_of_other_jobs_follows_their_first_steps_too(kind: str, tmp_path: Path) -> None:
-    report = trained(tmp_path, Growing(64, 2), kind=kind, variations=(TrainingConfig(micro_batch_size=32),))
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        (PrecisionJob, {}),
+        (StressJob, {"train_s": 0.3}),
+        (CurvesJob, {"variations": (TrainingConfig(micro_batch_size=32),)}),
+    ],
+)
+def test_the_cap_of_other_jobs_follows_their_first_steps_too(
+    kind: type[WorkloadJob], given: dict[str, Any], tmp_path: Path
+) -> None:
+    report = trained(tmp_path, Growing(64, 2), kind, **given)
     assert report.result.outcome == "ok", report.result
     assert DEVICES[0].memory.fraction == 28 / 64
     if report.curves is not None:
@@ -312,7 +334,7 @@ def test_the_cap_of_other_jobs_follows_their_first_steps_too(kind: str, tmp_path
 
 @on_simulated_device
 def test_a_probe_looks_at_the_device_without_a_limit(tmp_path: Path) -> None:
-    report = trained(tmp_path, nn.Linear(64, 2), kind="probe", limit_bytes=None)
+    report = trained(tmp_path, nn.Linear(64, 2), ProbeJob, limit_bytes=None)
     assert report.environment is not None
     assert report.environment.device_kind == "other"
     assert report.facts is not None
@@ -330,7 +352,7 @@ def test_retries_within_the_window_are_in_its_record_and_those_before_are_not(tm
 
 @on_simulated_device
 def test_a_stress_runs_retries_count_from_its_first_step_on(tmp_path: Path) -> None:
-    report = trained(tmp_path, Retrying(64, 2), kind="stress")
+    report = trained(tmp_path, Retrying(64, 2), StressJob, train_s=0.3)
     assert report.stress is not None, report.result
     assert report.stress.memory.alloc_retries == report.stress.steps - 1
     assert DEVICES[0].memory.retries == report.stress.steps
@@ -347,7 +369,9 @@ def as_rank(rank: int, store: Path, *, binds: bool) -> str:
     """Meet another rank over a backend of the device's own; what was raised, or the group's answer."""
     device = open_device("sim", rank=rank)
     config = TrainingConfig(strategy="ddp", world_size=2)
-    job: Any = SimpleNamespace(config=config, rendezvous=f"file://{store}", part=None, deadline_s=30.0)
+    job: Any = SimpleNamespace(
+        config=config, rendezvous=f"file://{store}", part=None, process=SimpleNamespace(deadline_s=30.0)
+    )
     distributed.Backend.register_backend("simccl", _backend, devices=["sim"])
     rules.GROUP_BACKENDS["other"] = "simccl"
     group._exchange_once = lambda device: None  # nothing carries its tensors
@@ -398,7 +422,7 @@ def test_the_device_of_a_plug_in_is_found_by_the_process_of_a_trial(
         logs=tmp_path,
         device="auto",
         seed=0,
-        limit_bytes=40 * MIB,
+        limits=MemoryLimits(limit_bytes=40 * MIB),
     )
     window = WindowRules(max_s=0.3, precision=0.5, block_s=0.01)
     result = runner.run(TrainingConfig(micro_batch_size=16), name="trial", deadline_s=60.0, window=window)

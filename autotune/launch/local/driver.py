@@ -1,8 +1,8 @@
-"""NVIDIA's driver, kept from letting go of the devices between trials.
+"""Keeps NVIDIA's driver from releasing the GPUs between trials.
 
-Without persistence mode the driver initialises a GPU for the first process that opens it, and lets go of it after the
-last: one to three seconds a trial, and state such as clocks that were set is lost. The parent therefore holds handles
-of NVML's while trials come and go: they initialise the GPU as a CUDA context would, but take no memory of it.
+Without persistence mode the driver initialises a GPU for the first process that opens it and releases it after the
+last: this costs each trial one to three seconds, and state such as clocks that were set is lost. The parent therefore
+keeps NVML handles open while trials start and end: they initialise the GPU like a CUDA context, but take no memory.
 Source: NVIDIA Driver Persistence, Overview; NVML API reference, nvmlInit_v2 ("GPUs are discovered and initialized in
 nvmlDeviceGetHandleBy* functions"). A Ray cluster's hosts are left alone.
 """
@@ -19,10 +19,10 @@ __all__ = ["kept_initialised"]
 
 @contextmanager
 def kept_initialised(device: str) -> Iterator[None]:
-    """Hold the GPUs that trials may run on, or more; where they run on none, do nothing.
+    """Keep handles of at least the GPUs that trials may run on, if they run on any.
 
-    Nothing is done either without NVIDIA's driver, and no refusal of NVML's ends a search. NVML counts who uses it:
-    nobody else in this process is cut off at the end.
+    Without NVIDIA's driver nothing is done, and an error of NVML never ends a search. NVML counts its users: at the end
+    no other user in this process is disconnected.
 
     Args:
         device: as asked for: torch's name, or "auto".
@@ -46,10 +46,10 @@ def kept_initialised(device: str) -> Iterator[None]:
 
 
 def _take_handles() -> None:
-    """Hold the GPUs that CUDA_VISIBLE_DEVICES names by UUID, else, unless it hides them, all.
+    """Open handles of the GPUs that CUDA_VISIBLE_DEVICES names by UUID, else of all, unless it hides them.
 
-    Its ordinals are CUDA's, which may count the GPUs in another order (CUDA_DEVICE_ORDER). A handle takes no memory,
-    and needs no closing: NVML holds the device until it is shut down.
+    Its ordinals are CUDA's, which may count the GPUs in another order (CUDA_DEVICE_ORDER). A handle needs no closing:
+    NVML keeps the device initialised until its shutdown.
     """
     import pynvml
 
@@ -64,6 +64,6 @@ def _take_handles() -> None:
 def _take_each(take: Callable[[Any], object], names: Iterable[object]) -> None:
     import pynvml
 
-    for one in names:
-        with suppress(pynvml.NVMLError):  # a device that is not there, or not this user's
-            take(one)
+    for name in names:
+        with suppress(pynvml.NVMLError):  # a device that does not exist, or not this user's
+            take(name)

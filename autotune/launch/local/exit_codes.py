@@ -12,7 +12,7 @@ _MEANINGS = {"SIGSEGV": "a segmentation fault", "SIGABRT": "an abort", "SIGBUS":
 
 
 def end_of(code: int, *, was_oom_killed: bool) -> TrialResult:
-    """The outcome of a process that ended by itself, or by a signal that we did not send.
+    """The outcome of a process that ended by itself, or by a signal that autotune did not send.
 
     Args:
         code: Its exit code; negative: the signal.

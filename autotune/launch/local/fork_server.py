@@ -1,7 +1,7 @@
 """Launcher over a fork server: one process that has imported torch forks each rank in some 10 ms. Linux only.
 
-Where the server says that its forks can't open a device, each rank is an interpreter of its own from then on, unless
-trials run on the CPU.
+Where the server answers that its forks can't open a device, each rank is an interpreter of its own from then on,
+unless trials run on the CPU.
 """
 
 from __future__ import annotations
@@ -17,31 +17,34 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from autotune.errors import LauncherError
 from autotune.launch.launcher import Exit, Launch, worker_command, worker_environment
 from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
 from autotune.launch.local.log_file import open_log
-from autotune.launch.local.process_tree import kill_all
+from autotune.launch.local.process_tree import exit_code, kill_all
 from autotune.launch.local.watch import watch
+from autotune.note import Note, note
 
 __all__ = ["ForkServerLauncher"]
 
 _MESSAGE_BYTES = 64 * 1024
-_READY_WITHIN_S = 120.0
-_ANSWER_WITHIN_S = 30.0
+_READY_WITHIN_S = 120.0  # our convention: `import torch` from a cold disk takes up to half a minute
+_ANSWER_WITHIN_S = 30.0  # our convention: a fork takes 10 ms
 _LOG_TAIL = 2000
 
 
-class _SpoiltForksError(Exception):
+class _BadForkError(Exception):
     """The server's forks can't open these kinds of devices."""
 
     def __init__(self, devices: Sequence[str]) -> None:
+        names = ", ".join(devices)
         super().__init__(
-            "Each trial starts an interpreter of its own, which takes some seconds: a fork of one that has imported "
-            f"torch can't open {', '.join(devices)} here, since a package that torch loads by itself has opened it "
-            "before. Set TORCH_DEVICE_BACKEND_AUTOLOAD=0 where you don't need that package."
+            f"each trial starts an interpreter of its own: a package that torch loads by itself has opened {names}, "
+            "which a fork can't open after that; set TORCH_DEVICE_BACKEND_AUTOLOAD=0 where you don't need the package"
         )
+        self.note = note("forks_cannot_open_device", devices=names)
 
 
 class ForkServerLauncher:
@@ -56,15 +59,12 @@ class ForkServerLauncher:
     def __init__(self, server_log: Path, environment: Mapping[str, str] | None = None, *, device: str = "auto") -> None:
         self._log, self._token, self._device = server_log, uuid.uuid4().hex, device
         self._environment = os.environ if environment is None else environment
-        self._connection: socket.socket | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._is_ready = False
+        self._server: _Server | None = _Server(self._log, self._environment, self._token)
         self._fresh: FreshInterpreterLauncher | None = None
-        """What starts trials in place of a server whose forks can't open a device."""
-        self._start()
+        """Starts trials in place of a server whose forks can't open a device."""
 
     @property
-    def notes(self) -> tuple[str, ...]:
+    def notes(self) -> tuple[Note, ...]:
         """Why the server is not used, where it is not."""
         return () if self._fresh is None else self._fresh.notes
 
@@ -73,8 +73,8 @@ class ForkServerLauncher:
         if self._fresh is None:
             try:
                 return self._launch_forked(launch)
-            except _SpoiltForksError as spoilt:
-                self._fresh = FreshInterpreterLauncher(self._environment, (str(spoilt),))
+            except _BadForkError as error:
+                self._fresh = FreshInterpreterLauncher(self._environment, (error.note,), f"autotune: {error}\n")
         return self._fresh.launch(launch)
 
     def _launch_forked(self, launch: Launch) -> Exit:
@@ -91,48 +91,47 @@ class ForkServerLauncher:
             return watch(ranks, launch, log, self._token)
         finally:
             if ranks.running:
-                self.close()  # the server's next answer would be that to the trial that is gone
+                self.close()  # the server's next answer would be to the trial that is gone
+            else:
+                ranks.reap()
 
     def close(self) -> None:
-        """End the server and everything that bears its token."""
-        if self._connection is not None:
-            self._connection.close()
-        if self._process is not None:
-            kill_all([self._process.pid], self._token)
-            self._process.wait()
-        self._connection, self._process, self._is_ready = None, None, False
+        """End the server and all processes that have its token."""
+        if self._server is not None:
+            self._server.connection.close()
+            kill_all([self._server.process.pid], self._token)
+            self._server.process.wait()
+        self._server = None
 
     def _fork(self, launch: Launch, output: int) -> _Ranks:
         try:
-            return self._ask(launch, output)
-        except LauncherError:  # it has died since the last trial, and was not yet known to be dead
+            return self._living_server().fork(launch, output)
+        except LauncherError:  # it has died since the last trial
             self.close()
-            return self._ask(launch, output)
+            return self._living_server().fork(launch, output)
 
-    def _ask(self, launch: Launch, output: int) -> _Ranks:
-        connection = self._living_server()
-        message = json.dumps({"folder": str(launch.folder.path), "ranks": launch.ranks}).encode()
-        try:
-            socket.send_fds(connection, [message], [output])
-        except OSError as error:
-            raise self._failure("is gone") from error
-        pids = tuple(int(pid) for pid in json.loads(self._answer(_ANSWER_WITHIN_S))["pids"])
-        assert self._process is not None  # noqa: S101 - _start made it
-        return _Ranks(pids, self._process.pid, connection, set(range(len(pids))))
-
-    def _living_server(self) -> socket.socket:
-        if self._process is None or self._process.poll() is not None:
+    def _living_server(self) -> _Server:
+        if self._server is not None and exit_code(self._server.process) is not None:
             self.close()
-            self._start()
-        return self._await_ready()
+        self._server = self._server or _Server(self._log, self._environment, self._token)
+        bad = self._server.bad_forks()
+        if bad and self._device != "cpu":
+            raise _BadForkError(bad)
+        return self._server
 
-    def _start(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, self._log.open("wb") as output:
+
+class _Server:
+    """The process that forks ranks, and the socket to it. Starting it does not wait until it is ready."""
+
+    def __init__(self, log: Path, environment: Mapping[str, str], token: str) -> None:
+        self._log = log
+        self._bad_forks: list[str] | None = None
+        self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, log.open("wb") as output:
             try:
-                self._process = subprocess.Popen(
+                self.process = subprocess.Popen(
                     worker_command("serve", str(theirs.fileno())),
-                    env=worker_environment(self._environment, self._token),
+                    env=worker_environment(environment, token),
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
@@ -140,29 +139,39 @@ class ForkServerLauncher:
                     start_new_session=True,
                 )
             except OSError as error:
-                ours.close()
+                self.connection.close()
                 raise LauncherError(f"the process that starts trials can't be started: {error}") from error
-        self._connection = ours
 
-    def _await_ready(self) -> socket.socket:
-        assert self._connection is not None  # noqa: S101 - _start made it
-        if not self._is_ready:
-            spoilt = json.loads(self._answer(_READY_WITHIN_S))["spoilt"]
-            if spoilt and self._device != "cpu":
-                raise _SpoiltForksError(spoilt)
-            self._is_ready = True
-        return self._connection
+    def bad_forks(self) -> list[str]:
+        """Wait until the server is ready; the devices that its forks can't open."""
+        if self._bad_forks is None:
+            self._bad_forks = self._answer(_READY_WITHIN_S)["bad_forks"]
+        return self._bad_forks
 
-    def _answer(self, within_s: float) -> bytes:
-        assert self._connection is not None  # noqa: S101 - _start made it
-        ready, _, _ = select.select([self._connection], [], [], within_s)
+    def fork(self, launch: Launch, output: int) -> _Ranks:
+        """Have the server fork a trial's ranks, which print to `output`."""
+        message = json.dumps({"folder": str(launch.folder.path), "ranks": launch.ranks}).encode()
+        try:
+            socket.send_fds(self.connection, [message], [output])
+        except OSError as error:
+            raise self._failure("is gone") from error
+        pids = tuple(int(pid) for pid in self._answer(_ANSWER_WITHIN_S)["pids"])
+        return _Ranks(self, pids, set(range(len(pids))))
+
+    def receive(self, timeout_s: float) -> dict[str, Any] | None:
+        """The next message: None where none comes in time, empty where the server is gone."""
+        ready, _, _ = select.select([self.connection], [], [], timeout_s)
         if not ready:
-            raise self._failure(f"did not answer within {within_s:.0f} s")
+            return None
         message = b""
         with suppress(ConnectionError):
-            message = self._connection.recv(_MESSAGE_BYTES)
+            message = self.connection.recv(_MESSAGE_BYTES)
+        return dict(json.loads(message or b"{}"))
+
+    def _answer(self, within_s: float) -> dict[str, Any]:
+        message = self.receive(within_s)
         if not message:
-            raise self._failure("has ended")
+            raise self._failure("has ended" if message is not None else f"did not answer within {within_s:.0f} s")
         return message
 
     def _failure(self, what: str) -> LauncherError:
@@ -174,26 +183,29 @@ class ForkServerLauncher:
 
 @dataclass(slots=True)
 class _Ranks:
-    """Forked ranks; the server reaps them and sends their exit codes."""
+    """Forked ranks; the server sends their exit codes, and reaps them on request."""
 
+    server: _Server
     pids: tuple[int, ...]
-    spare: int | None
-    connection: socket.socket
     running: set[int]
-    """Ranks whose exit code the server has yet to tell."""
+    """Ranks whose exit code has not come yet."""
+
+    @property
+    def spare(self) -> int:
+        return self.server.process.pid
 
     def poll(self, timeout_s: float) -> dict[int, int]:
-        ready, _, _ = select.select([self.connection], [], [], timeout_s)
-        if not ready:
+        message = self.server.receive(timeout_s)
+        if message is None:
             return {}
-        message = b""
-        with suppress(ConnectionError):
-            message = self.connection.recv(_MESSAGE_BYTES)
-        ended = _exit_in(message) if message else dict.fromkeys(sorted(self.running), -signal.SIGKILL)
-        self.running -= ended.keys()  # all of them where the server is gone: they died with it
+        if message:
+            ended = {int(message["rank"]): int(message["exit"])}
+        else:  # the server is gone, and its ranks died with it
+            ended = dict.fromkeys(sorted(self.running), -signal.SIGKILL)
+        self.running -= ended.keys()
         return ended
 
-
-def _exit_in(message: bytes) -> dict[int, int]:
-    told = json.loads(message)
-    return {int(told["rank"]): int(told["exit"])}
+    def reap(self) -> None:
+        """Let the server reap the ranks: nothing of them runs any more, and their numbers are not used again."""
+        with suppress(OSError):  # the server is gone
+            self.server.connection.send(json.dumps({"reap": self.pids}).encode())

@@ -1,7 +1,7 @@
-"""Where a rank stood shortly before it was ended: what faulthandler has written of it, read back.
+"""The stack of a rank shortly before it was ended, as faulthandler has written it.
 
 Receives the text; hands on the main thread's frames, whether they wait for other ranks, and which are the user's.
-Source: Python/traceback.c of CPython (_Py_DumpTracebackThreads): threads stand from the newest to the oldest, the main
+Source: Python/traceback.c of CPython (_Py_DumpTracebackThreads): threads come from the newest to the oldest, the main
 thread last, and frames from the innermost to the outermost.
 """
 
@@ -16,14 +16,14 @@ from typing import Literal
 __all__ = ["Frame", "Whereabouts", "read_stack", "users_part", "whereabouts"]
 
 Whereabouts = Literal["elsewhere", "unknown", "ours", "calling", "waiting"]
-"""Of the innermost frame: in user code or in what that calls, not told, in autotune, in a wait for other ranks that the
-user's code asked for, or in one that all ranks come to."""
+"""Of the innermost frame: in user code or what it calls; not known; in autotune; in a wait for other ranks that the
+user's code asked for; in a wait that all ranks come to."""
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x.*\(most recent call first\):$", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
 _OUR_PACKAGE = str(Path(__file__).resolve().parents[2]) + "/"
 _COLLECTIVES = "/torch/distributed/"
 _WAITS_IN = (_COLLECTIVES, "/torch/nn/parallel/distributed.py")
-_NOBODYS = ("/site-packages/torch/", "/dist-packages/torch/", _OUR_PACKAGE)
+_LIBRARIES = ("/site-packages/torch/", "/dist-packages/torch/", _OUR_PACKAGE)
 _BACKWARD = "_engine_run_backward"  # torch/autograd/graph.py; DDP's all-reduce is awaited in it, without a frame
 _DEVICE_WAIT = (("/torch/cuda/", "/torch/accelerator/"), "synchronize")  # for kernels, those of NCCL among them
 _NOT_THE_USERS = ("/site-packages/", "/dist-packages/")
@@ -44,12 +44,12 @@ class Frame:
 def read_stack(text: str) -> tuple[Frame, ...]:
     """The main thread's frames, the innermost last; () where faulthandler wrote none."""
     frames = _FRAME.finditer(_THREAD.split(text)[-1])
-    told = [Frame(file=one["file"], line=int(one["line"]), name=one["name"]) for one in frames]
-    return tuple(reversed(told))
+    parsed = [Frame(file=frame["file"], line=int(frame["line"]), name=frame["name"]) for frame in frames]
+    return tuple(reversed(parsed))
 
 
 def whereabouts(stack: tuple[Frame, ...]) -> Whereabouts:
-    """What a rank was at, by its innermost frame."""
+    """What a rank was doing, by its innermost frame."""
     if not stack:
         return "unknown"
     innermost = stack[-1]
@@ -57,8 +57,8 @@ def whereabouts(stack: tuple[Frame, ...]) -> Whereabouts:
     if innermost.name == _BACKWARD:
         return "waiting"
     if any(place in innermost.file for place in _WAITS_IN):
-        caller = next((one.file for one in reversed(stack) if _COLLECTIVES not in one.file), innermost.file)
-        return "waiting" if any(place in caller for place in _NOBODYS) else "calling"
+        caller = next((frame.file for frame in reversed(stack) if _COLLECTIVES not in frame.file), innermost.file)
+        return "waiting" if any(place in caller for place in _LIBRARIES) else "calling"
     if innermost.name == name and any(folder in innermost.file for folder in folders):
         return "waiting"
     return "ours" if innermost.file.startswith(_OUR_PACKAGE) else "elsewhere"

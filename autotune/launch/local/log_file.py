@@ -1,4 +1,4 @@
-"""A trial's log: whatever its processes print, of a flood the beginning and the end."""
+"""A trial's log: all that its processes print, or the beginning and the end where that is too much."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from autotune.errors import RunFolderError
+from autotune.protocol.disk import disk_error
 
 __all__ = ["LogFile", "open_log"]
 
-_HEAD_BYTES = 256 * 1024
+_HEAD_BYTES = 256 * 1024  # our convention, as the tail's: some thousand lines of each
 _TAIL_BYTES = 256 * 1024
 _CHUNK_BYTES = 64 * 1024  # what a pipe holds; man 7 pipe
-_PUMP_BYTES = 1024 * 1024  # then the deadline and the memory are looked at again
+_PUMP_BYTES = 1024 * 1024  # our convention; then the deadline and the memory are checked again
 
 
 def open_log(path: Path) -> tuple[LogFile, int]:
@@ -30,14 +30,11 @@ def open_log(path: Path) -> tuple[LogFile, int]:
     except OSError as error:
         os.close(reading)
         os.close(writing)
-        raise RunFolderError(
-            f"autotune must be able to write a trial's log, but {path} can't be written ({error.strerror or error}). "
-            "Free space there, or name another folder by run_dir."
-        ) from error
+        raise disk_error(path, error) from error
 
 
 class LogFile:
-    """Takes what comes out of a pipe; the disk never gets more than half a MiB of it."""
+    """Writes what comes out of a pipe to a file, at most half a MiB."""
 
     def __init__(self, path: Path, pipe: int) -> None:
         self._file: BinaryIO = open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb", buffering=0)  # noqa: PTH123, SIM115 - a descriptor, closed by close()
@@ -53,7 +50,7 @@ class LogFile:
         return self._pipe
 
     def pump(self) -> bool:
-        """Take what lies in the pipe now, 1 MiB at most; whether it held as much as it can, so that more may wait."""
+        """Read what is in the pipe now, 1 MiB at most; whether it was full, so that more may wait."""
         taken = 0
         with suppress(BlockingIOError):
             while taken < _PUMP_BYTES and (chunk := os.read(self._pipe, _CHUNK_BYTES)):
@@ -62,7 +59,7 @@ class LogFile:
         return taken >= _CHUNK_BYTES
 
     def close(self) -> None:
-        """Take the rest and write the end down; a full disk costs the log its end, not the study a trial."""
+        """Read the rest and write the end; a full disk costs the log its end, not the study a trial."""
         while self.pump():
             pass
         if self._dropped:

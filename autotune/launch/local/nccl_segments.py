@@ -1,6 +1,6 @@
 """Shared memory that the ranks of a killed group have left: NCCL removes its files once all ranks have them open.
 
-Takes what was there before a trial; removes what came since and nobody uses. Source: NCCL's src/misc/shmutils.cc
+Takes what was there before a trial; removes what has come since and is not used. Source: NCCL's src/misc/shmutils.cc
 (ncclShmOpen): mkstemp of "/dev/shm/nccl-XXXXXX", unlinked by the last rank that attaches.
 """
 
@@ -25,16 +25,16 @@ def segments() -> frozenset[int]:
 def free_segments(before: Collection[int]) -> None:
     """Remove the files that were not there before, and that no living process has open or mapped.
 
-    Processes of other containers that share /dev/shm are not seen: a group of this user's that starts in one while a
-    trial's ranks run here may find its file gone. Hence this is for after groups alone, which may have left some.
+    Processes of other containers that share /dev/shm are not visible: a group of this user's that starts in one while a
+    trial's ranks run here may lose its file. Hence this is called after groups only, which may have left some.
     """
-    came = {inode: path for inode, path in _own().items() if inode not in before}
-    if not came:
+    new = {inode: path for inode, path in _own().items() if inode not in before}
+    if not new:
         return
     used = _used_names()
-    for path in came.values():
+    for path in new.values():
         if path.name not in used:
-            with suppress(OSError):  # its owner was faster
+            with suppress(OSError):  # its owner has removed it
                 path.unlink()
 
 

@@ -1,7 +1,7 @@
-"""Waiting for a trial: takes its output, keeps its deadline, watches the RAM, and sweeps up when it is over.
+"""Waits for a trial's end: reads its output, keeps its deadline, watches its RAM, and ends all that is left of it.
 
-The ranks of a group end together: once one has ended, the others soon do so by themselves or are ended. Once one has
-written down that the group stands still, and does not take it back, all are ended.
+The ranks of a group end together: once one has ended, the others soon end by themselves or are ended. Once one has
+written its stack because the group stands still, and has not removed it since, all are ended.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from autotune.launch.local.process_tree import bytes_above, kill_all, oom_kills
 
 __all__ = ["Started", "watch"]
 
+# Our conventions:
 _TICK_S = 0.05
-_FLOODED_TICK_S = 0.001  # a full pipe holds up whoever prints
-_RAM_LOOK_S = 0.5
-_WORTH_A_LOOK = 0.5  # of the ceiling gone from the machine's free RAM: to walk the processes' tree takes from the trial
-_LOOKS_ANYWAY = 10  # one in so many is made in any case: others may have freed RAM meanwhile
+_FLOODED_TICK_S = 0.001  # a full pipe blocks the process that prints
+_RAM_CHECK_S = 0.5
+_WORTH_A_CHECK = 0.5  # of the ceiling gone from the machine's free RAM: to sum up the process tree costs the trial time
+_CHECKS_ANYWAY = 10  # one check in so many is made in any case: other processes may have freed RAM meanwhile
 _LAST_EXIT_WITHIN_S = 5.0
-_STACKS_WITHIN_S = 2.0  # all ranks tell at about the same time; before the deadline they do so too, but later than this
-_FOLLOW_WITHIN_S = 5.0  # gloo's ranks see a closed connection at once and report it; NCCL's would wait for minutes
+_STACKS_WITHIN_S = 2.0  # all ranks write theirs at about the same time; those before the deadline come later than this
+_FOLLOW_WITHIN_S = 5.0  # gloo's ranks notice a closed connection at once and report it; NCCL's would wait for minutes
 
 
 class Started(Protocol):
@@ -41,13 +42,13 @@ class Started(Protocol):
 
     @property
     def spare(self) -> int | None:
-        """A server that carries the trial's token and lives on."""
+        """A server that has the trial's token and lives on."""
         ...
 
     def poll(self, timeout_s: float) -> Mapping[int, int]:
-        """Exit codes (negative: a signal) of ranks that have ended since the last call, which waits so long at most.
+        """Wait at most so long; exit codes (negative: a signal) of the ranks that have ended since the last call.
 
-        Not to be called once all have ended.
+        The ranks are not reaped: `pids` stay theirs until `watch` returns. Not to be called once all have ended.
         """
         ...
 
@@ -58,11 +59,11 @@ class _End:
     """Of the ranks that ended by themselves, in that order."""
     ended_for: EndedFor | None
     first_s: float | None = None
-    seen_bytes: int | None = None
+    memory_bytes: int | None = None
 
 
 def watch(started: Started, launch: Launch, log: LogFile, token: str) -> Exit:
-    """Wait for a trial's end or make it; when this returns or raises, nothing of the trial runs any more."""
+    """Wait for a trial's end, or end it; when this returns or raises, nothing of the trial runs any more."""
     begun, kills = monotonic(), oom_kills()
     before = segments()
     try:
@@ -81,7 +82,7 @@ def watch(started: Started, launch: Launch, log: LogFile, token: str) -> Exit:
         first=next(iter(end.codes), None),
         first_s=end.first_s,
         ended_for=end.ended_for,
-        seen_bytes=end.seen_bytes,
+        memory_bytes=end.memory_bytes,
         was_oom_killed=oom_kills() > kills,
         wall_s=wall_s,
     )
@@ -89,7 +90,7 @@ def watch(started: Started, launch: Launch, log: LogFile, token: str) -> Exit:
 
 def _wait(started: Started, launch: Launch, log: LogFile, begun: float) -> _End:
     codes: dict[int, int] = {}
-    ram = _RamWatch(launch.ram_ceiling_bytes, begun + _RAM_LOOK_S, psutil.virtual_memory().available)
+    ram = _RamWatch(launch.ram_ceiling_bytes, begun + _RAM_CHECK_S, psutil.virtual_memory().available)
     straggling_from, standing_from, first_s = inf, inf, None
     while True:
         is_flooded = log.pump()
@@ -108,14 +109,14 @@ def _wait(started: Started, launch: Launch, log: LogFile, begun: float) -> _End:
         if now >= standing_from:
             return _End(codes, "standstill", first_s)
         if launch.should_end is not None and launch.should_end():
-            return _End(codes, "called_off", first_s)
-        held = ram.held_above([pid for rank, pid in enumerate(started.pids) if rank not in codes], now)
-        if held is not None:
-            return _End(codes, "memory", first_s, held)
+            return _End(codes, "cancelled", first_s)
+        taken = ram.above_ceiling([pid for rank, pid in enumerate(started.pids) if rank not in codes], now)
+        if taken is not None:
+            return _End(codes, "memory", first_s, taken)
 
 
 def _await_last_exits(started: Started, count: int) -> None:
-    """Take the exits of ranks that were ended: they are not to be taken for the next trial's."""
+    """Receive the exits of ranks that were ended, so that they are not taken for the next trial's."""
     begun = monotonic()
     while count > 0 and (left_s := begun + _LAST_EXIT_WITHIN_S - monotonic()) > 0:
         count -= len(started.poll(left_s))
@@ -123,19 +124,19 @@ def _await_last_exits(started: Started, count: int) -> None:
 
 @dataclass(slots=True)
 class _RamWatch:
-    """Looks at a trial's memory now and then, and walks its processes only where it may matter."""
+    """Checks a trial's memory from time to time, and sums up its processes only where that may matter."""
 
     ceiling_bytes: int | None
-    next_look: float
+    next_check: float
     free_bytes: int
-    looks: int = 0
+    checks: int = 0
 
-    def held_above(self, leaders: Collection[int], now: float) -> int | None:
-        """What the ranks together hold where that is above the ceiling."""
-        if self.ceiling_bytes is None or now < self.next_look:
+    def above_ceiling(self, leaders: Collection[int], now: float) -> int | None:
+        """Memory of the ranks together where it is above the ceiling."""
+        if self.ceiling_bytes is None or now < self.next_check:
             return None
-        self.next_look, self.looks = now + _RAM_LOOK_S, self.looks + 1
+        self.next_check, self.checks = now + _RAM_CHECK_S, self.checks + 1
         taken_bytes = self.free_bytes - psutil.virtual_memory().available
-        if taken_bytes < _WORTH_A_LOOK * self.ceiling_bytes and self.looks % _LOOKS_ANYWAY != 0:
+        if taken_bytes < _WORTH_A_CHECK * self.ceiling_bytes and self.checks % _CHECKS_ANYWAY != 0:
             return None
         return bytes_above(leaders, self.ceiling_bytes)

@@ -8,13 +8,14 @@ from autotune.report.wording.analysis import ANALYSIS
 from autotune.report.wording.api import API
 from autotune.report.wording.devices import DEVICES
 from autotune.report.wording.diagnosis import DIAGNOSIS
+from autotune.report.wording.launch import LAUNCH
 from autotune.report.wording.scaling import SCALING
 from autotune.report.wording.space import SPACE
 from autotune.report.wording.template import Wording, fill
 
 __all__ = ["WORDINGS", "say"]
 
-WORDINGS: dict[str, Wording] = {**ADVICE, **ANALYSIS, **API, **DEVICES, **DIAGNOSIS, **SCALING, **SPACE}
+WORDINGS: dict[str, Wording] = {**ADVICE, **ANALYSIS, **API, **DEVICES, **DIAGNOSIS, **LAUNCH, **SCALING, **SPACE}
 """Every sentence by its note's code; a code stands in one room's table alone."""
 
 

@@ -16,7 +16,7 @@ from time import perf_counter
 from typing import Any
 
 from autotune.analysis.expectation import PINNING_KINDS
-from autotune.protocol.messages import Extras
+from autotune.protocol.jobs import Extras
 from autotune.records.measurement import Ceilings, Measurement
 from autotune.worker.after_window.communication import measure_communication
 from autotune.worker.after_window.item_costs import Surroundings, measure_items

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from autotune.protocol.messages import RankReport
+from autotune.protocol.reports import RankReport
 from autotune.records.trial import Failure, TrialResult
 from autotune.worker.failure.causes import cause_of
 from autotune.worker.failure.kernel_failures import is_kernel_failure, launches_block

@@ -17,7 +17,7 @@ import psutil
 
 from autotune.analysis.expectation import PINNING_KINDS
 from autotune.phrasing import say_mib
-from autotune.protocol.messages import Job
+from autotune.protocol.jobs import CurvesJob
 from autotune.settings.training_config import TORCH_PREFETCH_FACTOR, TrainingConfig
 from autotune.worker.measure.step import tensors_of
 from autotune.worker.setup.device import Device
@@ -36,7 +36,7 @@ class _Sizes:
     pinned: int
 
 
-def refuse_too_much_ahead(batches: Sequence[Any], config: TrainingConfig, job: Job, device: Device) -> None:
+def refuse_too_much_ahead(batches: Sequence[Any], config: TrainingConfig, job: CurvesJob, device: Device) -> None:
     """Workers hold batches ready in shared memory, and nothing refuses them until that is full.
 
     Raises:
@@ -65,11 +65,11 @@ def _sizes_of(batch: Any, growth: float) -> _Sizes:
     return _Sizes(sum(sizes), sum(1 << (size - 1).bit_length() for size in sizes if size > 0))
 
 
-def _free_ram_bytes(job: Job, device: Device) -> int:
+def _free_ram_bytes(job: CurvesJob, device: Device) -> int:
     """Bytes of RAM that are free now, and no more than may be used at all."""
     free = min(psutil.virtual_memory().available, usable_ram_bytes())
-    if not device.has_own_memory and job.limit_bytes is not None:
-        free = min(free, job.limit_bytes)
+    if not device.has_own_memory and job.process.limit_bytes is not None:
+        free = min(free, job.process.limit_bytes)
     return free
 
 

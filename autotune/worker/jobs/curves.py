@@ -1,6 +1,6 @@
 """Ceilings around a configuration: the loader alone and the device alone in settings that differ from it.
 
-Takes a curves job; hands on Curves. A setting that fails (out of memory, an exception of the user's code) leaves a
+Takes a CurvesJob; hands on Curves. A setting that fails (out of memory, an exception of the user's code) leaves a
 reason in its point and spares the others; near the deadline the rest is left out. Around each point the caller is given
 the curves so far to keep, so that not even the death of the process loses them. After the failure of a kernel nothing
 works in a process any more: the curves end there, for another process to go on with.
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from autotune.analysis.expectation import DEVICE_SETTINGS, LOADER_SETTINGS
-from autotune.protocol.messages import Job
+from autotune.protocol.jobs import CurvesJob
 from autotune.records.ceilings import Ceiling
 from autotune.records.diagnosis import CurvePoint, Curves, Roofline
 from autotune.records.run_summary import changed_settings
@@ -54,7 +54,7 @@ class _Bench:
     """What the points of both curves share."""
 
     workload: Workload
-    job: Job
+    job: CurvesJob
     device: Device
     scratch: Path
     dataset: Any
@@ -79,7 +79,7 @@ class _Training:
 
 
 def trace_curves(
-    workload: Workload, job: Job, device: Device, scratch: Path, ends_at: float, *, keep: Callable[[Curves], None]
+    workload: Workload, job: CurvesJob, device: Device, scratch: Path, ends_at: float, *, keep: Callable[[Curves], None]
 ) -> Curves:
     """Measure the job's own configuration and each variation alone, on the side that it changes.
 
@@ -123,7 +123,7 @@ def _trace_device(bench: _Bench, traced: Traced) -> Curves:
     combined = combined_config(job.config, traced.points["device"])
     if combined is not None:
         traced.add("device", _changes(combined, job, DEVICE_SETTINGS), partial(_device_point, training, combined))
-    roofline, remarks = _roofline(training) if job.extras.roofline else (None, ())
+    roofline, remarks = _roofline(training) if job.roofline else (None, ())
     return traced.curves(roofline, *remarks)
 
 
@@ -176,11 +176,11 @@ def _repeated(tensor: Tensor, count: int, size: int) -> Tensor:
     return tensor[torch.arange(size) % count]
 
 
-def _varying(job: Job, settings: frozenset[str]) -> list[TrainingConfig]:
+def _varying(job: CurvesJob, settings: frozenset[str]) -> list[TrainingConfig]:
     return [config for config in job.variations if settings & set(changed_settings(config, job.config))]
 
 
-def _varying_device(job: Job) -> list[TrainingConfig]:
+def _varying_device(job: CurvesJob) -> list[TrainingConfig]:
     """Those that leave the loader as it is, without such as only spell out the threads that torch takes anyway."""
     own, threads = job.config, torch.get_num_threads()
     spelt = own.model_copy(update={"intra_op_threads": threads}) if own.intra_op_threads is None else None
@@ -188,11 +188,11 @@ def _varying_device(job: Job) -> list[TrainingConfig]:
     return [config for config in alone if config != spelt]
 
 
-def _changed_names(config: TrainingConfig, job: Job) -> set[str]:
+def _changed_names(config: TrainingConfig, job: CurvesJob) -> set[str]:
     return set(changed_settings(config, job.config))
 
 
-def _changes(config: TrainingConfig, job: Job, settings: frozenset[str]) -> dict[str, object]:
+def _changes(config: TrainingConfig, job: CurvesJob, settings: frozenset[str]) -> dict[str, object]:
     changed = changed_settings(config, job.config)
     return {name: after for name, (_, after) in changed.items() if name in settings}
 
@@ -224,7 +224,7 @@ def _loader_point(bench: _Bench, config: TrainingConfig) -> CurvePoint:
 
 
 def _loader_alone(bench: _Bench, feed: Feed, config: TrainingConfig) -> Seen:
-    seconds, ends_at = bench.job.extras.stretch_s, bench.ends_at
+    seconds, ends_at = bench.job.stretch_s, bench.ends_at
     return _with_cpu_s(lambda: loader_alone(feed, config, seconds=seconds, ends_at=ends_at))
 
 
@@ -239,7 +239,7 @@ def _device_point(training: _Training, config: TrainingConfig) -> CurvePoint:
         with _as_configured(config, bench.device):
             trainer = _trainer(training, config)
             held = resident(trainer, _batches_of(bench, config))
-            seconds, ends_at = bench.job.extras.stretch_s, bench.ends_at
+            seconds, ends_at = bench.job.stretch_s, bench.ends_at
             return _with_cpu_s(lambda: device_alone(trainer, held, seconds=seconds, ends_at=ends_at))
 
     point = guarded(_changes(config, bench.job, DEVICE_SETTINGS), measure, bench.ends_at)
@@ -284,7 +284,7 @@ def _refuse_too_large(bench: _Bench, config: TrainingConfig) -> None:
     Raises:
         ValueError: the memory seen so far, grown with the batch, would pass the limit.
     """
-    batch, limit = config.micro_batch_size, bench.job.limit_bytes
+    batch, limit = config.micro_batch_size, bench.job.process.limit_bytes
     largest = max(bench.peaks, default=bench.job.config.micro_batch_size)
     if bench.device.has_own_memory or limit is None or batch <= largest:
         return

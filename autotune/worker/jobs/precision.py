@@ -1,6 +1,6 @@
 """The precision guard's comparison: some 20 optimizer steps of a candidate against float32, from the same start.
 
-Takes a Job whose configuration carries the candidate's precision and the batch to compare on; hands on GuardFigures,
+Takes a PrecisionJob: its configuration has the candidate's precision and batch; hands on GuardFigures,
 for `core.guard` to judge. The model is built once, and every run begins from the same weights, seeds and batches.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autotune.protocol.messages import Job
+from autotune.protocol.jobs import PrecisionJob
 from autotune.records.precision_check import GUARD_STEPS, GuardFigures, deviation_of
 from autotune.settings.float32_precision import exact_matmuls
 from autotune.settings.training_config import TrainingConfig
@@ -74,7 +74,9 @@ class _Trained:
     """Between the first step's gradient and the reference's."""
 
 
-def compare_to_float32(workload: Workload, job: Job, device: Device, scratch: Path, ends_at: float) -> GuardFigures:
+def compare_to_float32(
+    workload: Workload, job: PrecisionJob, device: Device, scratch: Path, ends_at: float
+) -> GuardFigures:
     """Train the same steps in float32, in float32 with other random draws, and as the candidate would.
 
     float32 is what torch means by it where nobody has changed that: exact matrix products, and convolutions as they
@@ -87,7 +89,7 @@ def compare_to_float32(workload: Workload, job: Job, device: Device, scratch: Pa
         WorkloadFault: something about the workload can't be used.
     """
     begun = perf_counter()
-    left_s = min(ends_at - begun, job.deadline_s)
+    left_s = min(ends_at - begun, job.process.deadline_s)
     plain = job.config.model_copy(update={"amp_dtype": "float32", "compile": False})
     dataset, model = build_dataset(workload), build_model(workload, plain, device)
     initial, reference = kept_weights(model), None
@@ -100,7 +102,7 @@ def compare_to_float32(workload: Workload, job: Job, device: Device, scratch: Pa
             batches=batches,
             step=infer_step(workload, batches[0]),
             device=device,
-            seed=job.seed,
+            seed=job.process.seed,
         )
         reference = _reference(bench, plain, begun + _REFERENCE_SHARE * left_s)
         if reference is None:

@@ -1,6 +1,6 @@
 """The stress run: trains on ordinary batches and on a batch of the largest samples in turns, and reads the peak memory.
 
-Takes a Job with the configuration to try and a window for its length; hands on StressFigures. Samples are looked at for
+Takes a StressJob; hands on StressFigures. Samples are looked at for
 a short while only: what is called the largest is the largest of those seen. They are read as training reads them, by
 loader workers where there are any: a file that this process had opened would be shared by all that are forked from it.
 """
@@ -23,7 +23,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from autotune.protocol.messages import Job
+from autotune.protocol.jobs import StressJob
 from autotune.records.stress_check import StressFigures, look_s
 from autotune.settings.workload import Workload
 from autotune.worker.failure.causes import cause_of
@@ -53,8 +53,10 @@ class LargestBatch:
     """Why there is no such batch, in a sentence."""
 
 
-def train_on_largest(workload: Workload, job: Job, device: Device, scratch: Path, ends_at: float) -> StressFigures:
-    """Train for `job.window.max_s` seconds, and at least three optimizer steps; `ends_at` cuts that short.
+def train_on_largest(
+    workload: Workload, job: StressJob, device: Device, scratch: Path, ends_at: float
+) -> StressFigures:
+    """Train for `job.train_s` seconds, and at least three optimizer steps; `ends_at` cuts that short.
 
     Raises:
         Exception: whatever tells that the memory does not suffice for the largest samples, see `out_of_memory`.
@@ -73,7 +75,7 @@ def train_on_largest(workload: Workload, job: Job, device: Device, scratch: Path
     gc.collect()
     device.reset_peak()
     begun = perf_counter()
-    steps, retries = _train(trainer, _in_turns(first, feed, largest), begun + job.window.max_s, ends_at)
+    steps, retries = _train(trainer, _in_turns(first, feed, largest), begun + job.train_s, ends_at)
     return StressFigures(
         steps=steps,
         seconds=perf_counter() - begun,

@@ -19,7 +19,7 @@ import torch
 
 from autotune.analysis.rates import rate_of
 from autotune.analysis.statistics import BATCH_MEANS
-from autotune.protocol.messages import WindowRules
+from autotune.protocol.jobs import WindowRules
 from autotune.records.measurement import Block, Restart, Window
 from autotune.settings.training_config import TrainingConfig
 from autotune.worker.measure.edges import DrainedEdges, Edges, Launched, Mark, Stretch, open_edges, open_mark

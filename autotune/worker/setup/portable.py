@@ -12,7 +12,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
-from autotune.protocol.messages import read_payload, write_payload
+from autotune.protocol.payload import read_payload, write_payload
 
 __all__ = ["PortableFunction", "make_portable"]
 

@@ -1,6 +1,6 @@
 """The ranks of one trial as one: opens the process group, and lets them agree on what all must do alike.
 
-Takes a Job, this rank's number and its device; hands on a Group. A single process is a Group of one, for which agreeing
+Takes a job, this rank's number and its device; hands on a Group. A single process is a Group of one, for which agreeing
 costs nothing. Ranks that train in step must take the same number of batches: whatever depends on a clock is agreed on
 here first, over the CPU, also where gradients go over NCCL.
 """
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from autotune.protocol.messages import Job
+from autotune.protocol.jobs import TrialJob
 from autotune.space import constraints as rules
 from autotune.worker.setup.device import Device, DeviceError
 
@@ -75,7 +75,7 @@ ALONE = Group()
 """A single process."""
 
 
-def open_group(job: Job, rank: int, device: Device) -> Group:
+def open_group(job: TrialJob, rank: int, device: Device) -> Group:
     """Join the other ranks of a DDP trial; for any other trial, the group of one.
 
     A rendezvous by a file keeps all traffic on the loopback interface: nothing outside the machine is asked for a name.
@@ -101,7 +101,7 @@ def open_group(job: Job, rank: int, device: Device) -> Group:
         **_meeting_place(job.rendezvous, size, None if part is None else part.interface),
         rank=rank,
         world_size=size,
-        timeout=timedelta(seconds=max(_SHORTEST_TIMEOUT_S, job.deadline_s - _BEFORE_DEADLINE_S)),
+        timeout=timedelta(seconds=max(_SHORTEST_TIMEOUT_S, job.process.deadline_s - _BEFORE_DEADLINE_S)),
         device_id=device.torch_device if backend == "nccl" else None,
     )
     if backend != "gloo":

@@ -13,23 +13,27 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from autotune.protocol.messages import NO_EXTRAS, Extras, RankReport, TrialFolder, WindowRules, read_model
+from autotune.protocol.disk import read_model
+from autotune.protocol.jobs import NO_EXTRAS, Extras, WindowRules
+from autotune.protocol.reports import RankReport
+from autotune.protocol.trial_folder import TrialFolder
 from autotune.records.diagnosis import Curves
 from autotune.records.measurement import Block, Measurement
+from autotune.records.trial import TrialResult
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
-from autotune.worker import rank
 from autotune.worker.after_window import extra_steps as after
 from autotune.worker.after_window import item_costs
 from autotune.worker.after_window.extra_steps import measure_after
+from autotune.worker.kept_report import ended_when_stuck, keep, longest_after_s, success
 from autotune.worker.measure import loop
 from autotune.worker.measure.feed import Feed
 from autotune.worker.measure.loop import Run
 from autotune.worker.measure.step import Trainer, infer_step, make_trainer
-from autotune.worker.rank import _ended_when_stuck, _measure, _StartTimes
 from autotune.worker.setup.build import build_loader, build_model, build_optimizer
 from autotune.worker.setup.device import Device, open_device
 from autotune.worker.setup.process_group import Group
+from autotune.worker.trial import StartTimes, measure
 
 RULES = WindowRules(max_s=0.1, precision=10.0, block_s=0.01)
 ALL = Extras(loader_ceiling=True, device_ceiling=True, breakdown=True, stretch_s=0.02)
@@ -58,7 +62,7 @@ class Scene:
         step = infer_step(workload, first.batch)
         self.trainer: Trainer = make_trainer(model, build_optimizer(workload, model, 1e-3), step, config, device)
         self.run = Run(feed, self.trainer, feed.queue_capacity, perf_counter() + 60)
-        self.measured = _measure(self.run, RULES, first, _StartTimes(startup_s=1.0, build_s=0.5), lambda _: None, {})
+        self.measured = measure(self.run, RULES, first, StartTimes(startup_s=1.0, build_s=0.5), lambda _: None, {})
         self.kept: list[Measurement] = []
 
     def after(self, extras: Extras = ALL) -> Measurement:
@@ -201,13 +205,13 @@ def test_what_hangs_after_the_window_ends_the_process_with_its_stack_in_the_log_
 
     monkeypatch.setattr(os, "_exit", end)
     measured = Scene().measured
-    rank._keep(rank._Place(folder, 0, 0), rank._success(measured))
+    keep(folder.report, 0, success(measured))
     begun = perf_counter()
-    with _ended_when_stuck(0.2, folder.report):
+    with ended_when_stuck(0.2, folder.report):
         assert ended.wait(30)
     spent_s = perf_counter() - begun
     assert codes == [0], "the report that was kept stands"
-    assert "test_after.py" in capfd.readouterr().err
+    assert "test_extra_steps.py" in capfd.readouterr().err
     kept = read_model(folder.report, RankReport).result.measurement
     assert kept is not None
     assert 0.2 <= kept.after_s <= spent_s
@@ -222,13 +226,13 @@ def test_what_hangs_ends_the_process_whatever_became_of_the_report(
     monkeypatch.setattr(os, "_exit", lambda _: ended.set())
     if written is not None:
         folder.report.write_bytes(written)
-    with _ended_when_stuck(0.0, folder.report):
+    with ended_when_stuck(0.0, folder.report):
         assert ended.wait(30)
 
 
 def test_curves_that_were_kept_are_a_report_of_their_own(tmp_path: Path) -> None:
     folder = TrialFolder(tmp_path)
-    rank._keep(rank._Place(folder, 0, 0), rank._traced(Curves(threads=3, remarks=("cut",))))
+    keep(folder.report, 0, RankReport(result=TrialResult(outcome="ok"), curves=Curves(threads=3, remarks=("cut",))))
     report = read_model(folder.report, RankReport)
     assert (report.result.outcome, report.curves) == ("ok", Curves(threads=3, remarks=("cut",)))
 
@@ -238,14 +242,14 @@ def test_long_steps_are_given_longer_before_they_are_taken_to_hang() -> None:
     block = Block(samples=16, batches=2, seconds=20.0, data_wait_s=0.0)
     slow = measured.model_copy(update={"window": measured.window.model_copy(update={"blocks": (block,)})})
     config = TrainingConfig(micro_batch_size=8, grad_accum_steps=2)
-    assert rank._longest_after_s(slow, config) == 60 + 40 * 2 * 10
+    assert longest_after_s(slow, config) == 60 + 40 * 2 * 10
 
 
 def test_what_ends_in_time_ends_nothing_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     codes = list[int]()
     monkeypatch.setattr(os, "_exit", codes.append)
     before = active_count()
-    with _ended_when_stuck(60.0, TrialFolder(tmp_path).report):
+    with ended_when_stuck(60.0, TrialFolder(tmp_path).report):
         pass
     while active_count() > before:
         pass

@@ -7,7 +7,7 @@ from typing import NoReturn
 import pytest
 import torch
 
-from autotune.protocol.messages import RankReport
+from autotune.protocol.reports import RankReport
 from autotune.worker.failure.outcome import outcome_of
 from autotune.worker.measure.loop import Diverged
 from autotune.worker.setup.build import WorkloadFault

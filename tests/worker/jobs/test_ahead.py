@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.protocol.messages import Job
+from autotune.protocol.jobs import CurvesJob
 from autotune.settings.training_config import TrainingConfig
 from autotune.worker.jobs import ahead
 from autotune.worker.jobs.ahead import refuse_too_much_ahead
 from autotune.worker.setup.device import Device
+from tests.factories import make_process
 
 MIB = 2**20
 BATCH = (torch.zeros(65, 2**10, dtype=torch.uint8), torch.zeros(2**14, dtype=torch.uint8))
@@ -41,16 +42,10 @@ def test_batches_that_are_pinned_exist_twice_and_take_a_power_of_two(
     tmp_path: Path,
 ) -> None:
     own = TrainingConfig(micro_batch_size=8)
-    job = Job(
-        kind="curves",
+    job = CurvesJob(
+        process=make_process(tmp_path, device=kind),
         payload=tmp_path,
         config=own,
-        device=kind,
-        seed=0,
-        deadline_s=60.0,
-        sys_path=(),
-        working_directory=tmp_path,
-        python_path=None,
     )
     config = own.model_copy(update={"num_workers": 2, "prefetch_factor": 2, "pin_memory": pins})
     device = Device(torch.device("cpu"), kind)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-from autotune.protocol.messages import Extras, Job
+from autotune.protocol.jobs import CurvesJob
 from autotune.records.ceilings import Ceiling
 from autotune.records.diagnosis import CurvePoint, Curves
 from autotune.records.measurement import MemorySample
@@ -27,6 +27,7 @@ from autotune.worker.jobs.curves import combined_config, resized, trace_curves
 from autotune.worker.measure.step import infer_step, make_trainer
 from autotune.worker.setup.build import build_model
 from autotune.worker.setup.device import Device, open_device
+from tests.factories import make_process
 
 Pair = namedtuple("Pair", "x y")
 SOME = torch.tensor([3, 5])
@@ -70,18 +71,13 @@ def trace(
     own = TrainingConfig(micro_batch_size=4, **job.pop("own", {}))
     left_s, has_roofline = job.pop("left_s", 60.0), job.pop("roofline", True)
     keep = job.pop("keep", lambda known: None)
-    task = Job(
-        kind="curves",
+    task = CurvesJob(
+        process=make_process(scratch, limit_bytes=job.pop("limit_bytes", None)),
         payload=scratch,
         config=own,
-        device="cpu",
-        seed=0,
-        deadline_s=60,
-        extras=Extras(roofline=has_roofline, stretch_s=0.005),
+        roofline=has_roofline,
+        stretch_s=0.005,
         variations=tuple(TrainingConfig.model_validate(own.model_dump() | changes) for changes in variations),
-        sys_path=(),
-        working_directory=scratch,
-        python_path=None,
         **job,
     )
     workload = Workload(model=model, dataset=data(8) if dataset is None else dataset)

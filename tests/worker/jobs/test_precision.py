@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from autotune.protocol.messages import Job
+from autotune.protocol.jobs import PrecisionJob
 from autotune.records.precision_check import GUARD_STEPS, GuardFigures, objection
 from autotune.settings.float32_precision import tf32_products
 from autotune.settings.training_config import TrainingConfig
@@ -22,6 +22,7 @@ from autotune.settings.workload import Workload
 from autotune.worker.jobs import precision as guard
 from autotune.worker.jobs.precision import compare_to_float32, gradient_cosine
 from autotune.worker.setup.device import Device, open_device
+from tests.factories import make_process
 
 FAR = float("inf")
 Compare = Callable[..., GuardFigures]
@@ -66,16 +67,10 @@ def compare(tmp_path: Path) -> Compare:
         **changes: Any,
     ) -> GuardFigures:
         settings = {"amp_dtype": "bfloat16", "micro_batch_size": 16, "lr": 0.1} | changes
-        job = Job(
-            kind="guard",
+        job = PrecisionJob(
+            process=make_process(tmp_path),
             payload=tmp_path,
             config=TrainingConfig(**settings),
-            device="cpu",
-            seed=0,
-            deadline_s=60.0,
-            sys_path=(),
-            working_directory=tmp_path,
-            python_path=None,
         )
         workload = Workload(**({"model": model, "dataset": pairs()} | (parts or {})))
         return compare_to_float32(workload, job, open_device("cpu"), tmp_path, ends_at)

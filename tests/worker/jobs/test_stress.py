@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, SequentialSampler, SubsetRandomSampler
 
-from autotune.protocol.messages import Job, WindowRules
+from autotune.protocol.jobs import StressJob
 from autotune.records.stress_check import StressFigures
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
@@ -25,6 +25,7 @@ from autotune.worker.jobs.stress import LargestBatch, bytes_of, largest_batch, t
 from autotune.worker.measure.feed import Feed
 from autotune.worker.setup.build import build_loader
 from autotune.worker.setup.device import open_device
+from tests.factories import make_process
 
 LENGTHS = [1 + (7 * index) % 50 for index in range(50)]
 """Each length from 1 to 50 once."""
@@ -74,17 +75,11 @@ def train(tmp_path: Path) -> Callable[..., StressFigures]:
     """A stress run in this process; keywords are parts of the workload."""
 
     def run(*, window_s: float = 0.0, ends_at: float = inf, accumulated: int = 1, **parts: Any) -> Any:
-        job = Job(
-            kind="stress",
+        job = StressJob(
+            process=make_process(tmp_path),
             payload=tmp_path,
             config=TrainingConfig(micro_batch_size=4, grad_accum_steps=accumulated),
-            device="cpu",
-            seed=0,
-            deadline_s=60.0,
-            window=WindowRules(max_s=window_s),
-            sys_path=(),
-            working_directory=tmp_path,
-            python_path=None,
+            train_s=window_s,
         )
         named: dict[str, Any] = {
             "model": nn.Linear(1, 1),

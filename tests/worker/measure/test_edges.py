@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from autotune.analysis.rates import rate_of
-from autotune.protocol.messages import WindowRules
+from autotune.protocol.jobs import WindowRules
 from autotune.records.measurement import Block, Window
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload

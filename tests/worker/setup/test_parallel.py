@@ -15,7 +15,7 @@ import torch.distributed.nn.functional  # first imported where there is a group,
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from autotune.protocol.messages import Job
+from autotune.protocol.jobs import TrialJob
 from autotune.settings.training_config import DdpConfig, TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.worker.measure import loop
@@ -24,25 +24,20 @@ from autotune.worker.setup.build import build_model
 from autotune.worker.setup.device import open_device
 from autotune.worker.setup.parallel import ddp_arguments, without_effect_here
 from autotune.worker.setup.process_group import ALONE, is_collateral, open_group
+from tests.factories import make_process
 
 BATCH = (torch.randn(4, 8), torch.randint(0, 2, (4,)))
 WIDE_BATCH = (torch.randn(4, 64), torch.randint(0, 64, (4,)))
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[Job]:
+def job(tmp_path: Path) -> Iterator[TrialJob]:
     """A DDP trial of one rank, whose process group is closed afterwards."""
-    yield Job(
-        kind="trial",
+    yield TrialJob(
+        process=make_process(tmp_path),
         payload=tmp_path,
         config=TrainingConfig(micro_batch_size=4, strategy="ddp", world_size=1),
-        device="cpu",
-        seed=0,
-        deadline_s=60.0,
         rendezvous=f"file://{tmp_path}/rendezvous",
-        sys_path=(),
-        working_directory=tmp_path,
-        python_path=None,
     )
     if distributed.is_initialized():
         gc.collect()  # a model in a cycle would let go of the group on one of gloo's own threads, which then aborts
@@ -84,7 +79,9 @@ def test_buffers_go_by_the_newest_name() -> None:
 
 @pytest.mark.parametrize("hook", [None, "fp16", "powersgd"])
 @pytest.mark.parametrize("steps", [1, 2])
-def test_a_group_of_one_trains_with_each_hook_and_with_accumulation(job: Job, hook: str | None, steps: int) -> None:
+def test_a_group_of_one_trains_with_each_hook_and_with_accumulation(
+    job: TrialJob, hook: str | None, steps: int
+) -> None:
     device = open_device("cpu")
     config = job.config.model_copy(update={"ddp": DdpConfig(comm_hook=hook), "grad_accum_steps": steps})
     assert open_group(job, 0, device).size == 1
@@ -99,7 +96,7 @@ def test_a_group_of_one_trains_with_each_hook_and_with_accumulation(job: Job, ho
     assert trainer.accumulated == 0
 
 
-def test_powersgd_compresses_before_the_window_begins(job: Job) -> None:
+def test_powersgd_compresses_before_the_window_begins(job: TrialJob) -> None:
     device = open_device("cpu")
     config = job.config.model_copy(update={"ddp": DdpConfig(comm_hook="powersgd")})
     open_group(job, 0, device)
@@ -114,7 +111,7 @@ def test_powersgd_compresses_before_the_window_begins(job: Job) -> None:
     assert state.p_memory_dict, "what is left of a gradient of low rank"
 
 
-def test_a_static_graph_can_not_hold_the_exchange_back(job: Job) -> None:
+def test_a_static_graph_can_not_hold_the_exchange_back(job: TrialJob) -> None:
     device = open_device("cpu")
     config = job.config.model_copy(update={"ddp": DdpConfig(static_graph=True)})
     open_group(job, 0, device)
@@ -125,7 +122,7 @@ def test_a_static_graph_can_not_hold_the_exchange_back(job: Job) -> None:
     trainer.train(BATCH)
 
 
-def test_one_process_is_a_group_of_one(job: Job) -> None:
+def test_one_process_is_a_group_of_one(job: TrialJob) -> None:
     single = job.model_copy(update={"config": TrainingConfig()})
     assert open_group(single, 0, open_device("cpu")) is ALONE
     assert ALONE.any(True)
@@ -135,7 +132,7 @@ def test_one_process_is_a_group_of_one(job: Job) -> None:
     ALONE.wait()
 
 
-def test_only_a_message_about_the_others_is_collateral(job: Job) -> None:
+def test_only_a_message_about_the_others_is_collateral(job: TrialJob) -> None:
     closed = RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:23456")
     assert not is_collateral(closed)  # without a group there are no others
     open_group(job, 0, open_device("cpu"))

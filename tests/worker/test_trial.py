@@ -1,4 +1,4 @@
-"""What a rank's window is told with: the device's conditions, over NVML's stub, from the rank's own `_measure`."""
+"""What a rank reports beside its window: the device's conditions, over NVML's stub, from the trial's own `measure`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from autotune.protocol.messages import WindowRules
+from autotune.note import note
+from autotune.protocol.jobs import WindowRules
 from autotune.records.measurement import Measurement, MemorySample
 from autotune.records.utilization import GPM_SOURCE
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
-from autotune.worker import rank
+from autotune.worker import trial
 from autotune.worker.measure.conditions import Others
 from autotune.worker.measure.feed import Feed
 from autotune.worker.measure.loop import Run
@@ -61,9 +62,9 @@ def measure(nvml: NvmlStub, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Me
         model = build_model(workload, config, device)
         optimizer = build_optimizer(workload, model, config.lr)
         trainer = make_trainer(model, optimizer, infer_step(workload, first.batch), config, device)
-        times = rank._StartTimes(startup_s=0.0, build_s=0.0)
+        times = trial.StartTimes(startup_s=0.0, build_s=0.0)
         run = Run(feed, trainer, 0, perf_counter() + 60)
-        return rank._measure(run, WindowRules(max_s=0.3), first, times, lambda _: None, before or {})
+        return trial.measure(run, WindowRules(max_s=0.3), first, times, lambda _: None, before or {})
 
     return measured
 
@@ -83,8 +84,8 @@ def test_a_window_is_told_with_what_the_device_did(measure: Callable[..., Measur
 def test_a_window_that_was_disturbed_says_so(measure: Callable[..., Measurement], nvml: NvmlStub) -> None:
     nvml.play(sm_clock=(1980, 1400), reasons=(0, 0x40))
     assert measure().remarks == (
-        "The device's clock was held down during the window: heat.",
-        "The device's clock moved from 1980 to 1400 MHz during the window.",
+        note("clock_lowered", reasons=["thermal"]),
+        note("clock_moved", first_mhz=1980, last_mhz=1400),
     )
 
 

@@ -11,8 +11,7 @@ from types import ModuleType
 import cloudpickle
 import pytest
 
-from autotune.protocol.by_value import unreachable_by_value
-from autotune.protocol.messages import write_payload
+from autotune.protocol.payload import read_payload, write_payload
 from autotune.settings.workload import Workload
 
 CODE = """
@@ -44,12 +43,11 @@ def loaded(tmp_path: Path) -> Iterator[ModuleType]:
 
 def test_a_class_of_an_unreachable_module_is_read_in_another_process(loaded: ModuleType, tmp_path: Path) -> None:
     workload = Workload(model=loaded.helper, dataset=loaded.Data())
-    with unreachable_by_value(workload):
-        write_payload(workload, tmp_path / "payload")
+    write_payload(workload, tmp_path / "payload")
     code = """
 import sys
 from pathlib import Path
-from autotune.protocol.messages import read_payload
+from autotune.protocol.payload import read_payload
 workload = read_payload(Path(sys.argv[1]))
 print([workload.dataset[1], workload.model(1)])
 """
@@ -60,13 +58,12 @@ print([workload.dataset[1], workload.model(1)])
     assert json.loads(done.stdout) == [2, 2]
 
 
-def test_cloudpickles_registry_is_as_before(loaded: ModuleType) -> None:
+def test_cloudpickles_registry_is_as_before(loaded: ModuleType, tmp_path: Path) -> None:
     before = cloudpickle.list_registry_pickle_by_value()
-    with unreachable_by_value(Workload(model=loaded.helper, dataset=loaded.Data())):
-        assert "loaded_by_hand" in cloudpickle.list_registry_pickle_by_value()
+    write_payload(Workload(model=loaded.helper, dataset=loaded.Data()), tmp_path / "payload")
     assert cloudpickle.list_registry_pickle_by_value() == before
 
 
-def test_modules_that_can_be_imported_go_by_name() -> None:
-    with unreachable_by_value(Workload(model=json.dumps, dataset=Path())):
-        assert not cloudpickle.list_registry_pickle_by_value()
+def test_modules_that_can_be_imported_go_by_name(tmp_path: Path) -> None:
+    write_payload(Workload(model=json.dumps, dataset=Path()), tmp_path / "payload")
+    assert read_payload(tmp_path / "payload").model is json.dumps, "by value it would be a copy"

@@ -1,4 +1,4 @@
-"""The payload keeps what it is given, names what can't travel, and nothing is left half-written."""
+"""The payload keeps what it is given, names what can't travel, and leaves nothing half-written."""
 
 from __future__ import annotations
 
@@ -6,30 +6,16 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 from torch import nn
 
 from autotune.errors import RunFolderError, WorkloadError
-from autotune.protocol.messages import (
-    Job,
-    RankReport,
-    free_shared_memory,
-    read_model,
-    read_payload,
-    write_atomic,
-    write_model,
-    write_payload,
-)
-from autotune.records.measurement import Block, Measurement, MemorySample, Window
-from autotune.records.trial import Failure, TrialResult
-from autotune.settings.training_config import TrainingConfig
+from autotune.protocol.payload import read_payload, write_payload
 from autotune.settings.workload import Ref, Workload
 
 
@@ -171,7 +157,7 @@ def test_a_large_tensor_is_mapped_and_costs_its_readers_no_memory_of_their_own(t
     script = """
 import sys
 from pathlib import Path
-from autotune.protocol.messages import read_payload
+from autotune.protocol.payload import read_payload
 def private():
     lines = open("/proc/self/smaps_rollup").read().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("Anonymous")) * 1024
@@ -215,100 +201,7 @@ def test_a_folder_that_cannot_be_made_is_told_with_the_remedy(tmp_path: Path) ->
         write_payload([1], tmp_path / "file" / "payload")
 
 
-@pytest.fixture
-def full_disk(disk_of: Callable[[str], Path]) -> Path:
-    """A disk of 1 MiB with 64 KiB left."""
-    place = disk_of("1m")
-    (place / "ballast").write_bytes(b"x" * (2**20 - 2**16))
-    return place
-
-
-def test_a_full_disk_leaves_the_old_file_and_nothing_half_written(full_disk: Path) -> None:
-    target = full_disk / "report.json"
-    write_atomic(target, b"old")
-    with pytest.raises(RunFolderError, match=r"No space left on device\)\. Free space there"):
-        write_atomic(target, b"y" * 2**18)
-    assert target.read_bytes() == b"old"
-    assert sorted(one.name for one in full_disk.iterdir()) == ["ballast", "report.json"]
-
-
 def test_a_payload_that_does_not_fit_is_told_and_takes_no_room(full_disk: Path) -> None:
     with pytest.raises(RunFolderError, match="No space left on device"):
         write_payload({"x": torch.zeros(2**20)}, full_disk / "payload")
     assert not list((full_disk / "payload").iterdir())
-
-
-def test_an_atomic_write_is_readable_by_its_owner_alone(tmp_path: Path) -> None:
-    write_atomic(tmp_path / "a", b"1")
-    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o600
-    assert [one.name for one in tmp_path.iterdir()] == ["a"]
-
-
-def test_a_job_comes_back_as_it_was_sent(tmp_path: Path) -> None:
-    job = Job(
-        kind="trial",
-        payload=tmp_path,
-        config=TrainingConfig(num_workers=2, prefetch_factor=4),
-        device="cpu",
-        seed=1,
-        deadline_s=5,
-        sys_path=("", "/a"),
-        working_directory=tmp_path,
-        python_path=None,
-    )
-    write_model(tmp_path / "job.json", job)
-    assert read_model(tmp_path / "job.json", Job) == job
-
-
-@pytest.mark.parametrize("high", [1.5, float("inf")])
-def test_a_report_comes_back_as_it_was_sent(high: float, tmp_path: Path) -> None:
-    window = Window(
-        blocks=(Block(samples=8, batches=2, seconds=0.5, data_wait_s=0.1),),
-        whole_epochs=False,
-        epoch_samples=None,
-        queue_capacity=0,
-        queue_at_start=0,
-        queue_at_end=None,
-        warm_up_batches=1,
-        warm_up_s=0.1,
-        is_drained=True,
-        is_steady=True,
-        stopped_by="time",
-    )
-    measurement = Measurement(
-        samples_per_s=1.0,
-        samples_per_s_ci=(0.5, high),
-        busy_fraction=None,
-        busy_source=None,
-        data_wait_fraction=0.0,
-        peak_memory_bytes=1,
-        startup_s=0.1,
-        build_s=0.1,
-        memory=MemorySample(peak_bytes=1, source="none"),
-        window=window,
-        loss=0.1,
-    )
-    failure = Failure(signature="E at f:1", traceback="é\ud7ff")
-    report = RankReport(result=TrialResult(outcome="ok", measurement=measurement, failure=failure))
-    write_model(tmp_path / "report.json", report)
-    assert read_model(tmp_path / "report.json", RankReport) == report
-
-
-@pytest.mark.parametrize("text", ["", "{}", "[1", '{"version": 2, "result": {"outcome": "ok"}}'])
-def test_what_is_no_report_of_this_version_is_refused(text: str, tmp_path: Path) -> None:
-    (tmp_path / "report.json").write_text(text)
-    with pytest.raises(ValidationError):
-        read_model(tmp_path / "report.json", RankReport)
-
-
-def test_shared_memory_of_one_process_alone_is_freed() -> None:
-    mine, anothers = Path("/dev/shm/torch_99999991_1_0"), Path("/dev/shm/torch_999999911_1_0")
-    mine.touch()
-    anothers.touch()
-    try:
-        free_shared_memory(99999991)
-        assert not mine.exists()
-        assert anothers.exists()
-    finally:
-        mine.unlink(missing_ok=True)
-        anothers.unlink(missing_ok=True)

@@ -1,0 +1,57 @@
+"""Files that are written whole or not at all, and the one message for a place that can't be written."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel
+
+from autotune.errors import RunFolderError
+
+__all__ = ["disk_error", "read_model", "write_atomic", "write_model"]
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all, readable by its owner alone.
+
+    Raises:
+        RunFolderError: the folder can't be written or its disk is full.
+    """
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:  # noqa: PTH123 - a descriptor
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise disk_error(path, error) from error
+
+
+def write_model(path: Path, model: BaseModel) -> None:
+    """Write a model as JSON, atomically."""
+    write_atomic(path, model.model_dump_json().encode())
+
+
+def read_model(path: Path, model_type: type[Model]) -> Model:
+    """Read what `write_model` wrote.
+
+    Raises:
+        OSError, pydantic.ValidationError: the file is missing, or not of this kind and version.
+    """
+    return model_type.model_validate_json(path.read_bytes())
+
+
+def disk_error(path: Path, error: OSError) -> RunFolderError:
+    """The error for a file or folder that autotune must write but can't."""
+    return RunFolderError(
+        f"autotune must be able to write to its run folder, but {path} can't be written ({error.strerror or error}). "
+        "Free space there, or name another folder by run_dir (a search) or TMPDIR (anything else)."
+    )

@@ -1,0 +1,171 @@
+"""What a trial's processes are to do: one job type for each kind of work, with `kind` as its mark on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field, TypeAdapter
+
+from autotune.frozen import FrozenModel
+from autotune.records.diagnosis import Curves
+from autotune.settings.training_config import TrainingConfig
+
+__all__ = [
+    "NO_EXTRAS",
+    "CurvesJob",
+    "DescribeJob",
+    "Extras",
+    "GroupPart",
+    "Job",
+    "PrecisionJob",
+    "ProbeJob",
+    "ProcessSetup",
+    "StressJob",
+    "TrialJob",
+    "WindowRules",
+    "WorkloadJob",
+    "read_job",
+]
+
+
+class WindowRules(FrozenModel):
+    """How long a trial measures."""
+
+    max_s: float = 8.0
+    """The window ends after so many seconds, whatever its interval is by then. Our convention."""
+    precision: float = 0.02
+    """The window ends when half of its 95 % interval is this share of the rate. Our convention: differences below 2 %
+    do not decide a search."""
+    block_s: float = 0.2
+    """Least length of a block. Our convention: long beside a synchronisation, short beside the window."""
+    drains_at_edges: bool = False
+    """Wait for the device at the end of each block before more is launched, also where it can time its own edges: to
+    show what that costs (benchmarks/gpu.py)."""
+
+
+class Extras(FrozenModel):
+    """What a trial measures after its window, for as long as the deadline is far. The window's result is kept first."""
+
+    loader_ceiling: bool = False
+    """The loader alone."""
+    device_ceiling: bool = False
+    """The device alone, on batches that are already on it."""
+    breakdown: bool = False
+    """Where the time goes, by extra steps under a profiler, and what an item costs."""
+    stretch_s: float = 0.5
+    """Length of each of these. Our convention."""
+
+
+NO_EXTRAS = Extras()
+"""The window alone."""
+
+
+class GroupPart(FrozenModel):
+    """Those ranks of a group that run on one of several hosts."""
+
+    host: int
+    """Number of this host among those of the group, from 0."""
+    first_rank: int
+    """The lowest rank here; the others follow it."""
+    ranks: int
+    interface: str | None = None
+    """Network interface by which the other hosts are reached; None: torch finds one."""
+
+
+class ProcessSetup(FrozenModel):
+    """What every process of a trial needs, whatever its job is."""
+
+    device: str
+    """torch's name, or "auto"."""
+    seed: int
+    deadline_s: float
+    limit_bytes: int | None = None
+    """Memory limit, enforced where the device can; None: not known yet."""
+    blocks_launches: bool = False
+    """Each launch waits for its kernel (CUDA_LAUNCH_BLOCKING), so that an error shows where it happens. For a job that
+    is run once more to find that place; what it measures is worth nothing."""
+    sys_path: tuple[str, ...]
+    working_directory: Path
+    python_path: str | None
+    """PYTHONPATH of the caller, restored before user code runs."""
+
+
+class _Job(FrozenModel):
+    version: Literal[1] = 1
+    process: ProcessSetup
+
+
+class DescribeJob(_Job):
+    """Describe the machine, without a workload."""
+
+    kind: Literal["describe"] = "describe"
+
+
+class _WorkloadJob(_Job):
+    payload: Path
+    config: TrainingConfig
+
+
+class ProbeJob(_WorkloadJob):
+    """Take a first look at the workload and the machine."""
+
+    kind: Literal["probe"] = "probe"
+
+
+class TrialJob(_WorkloadJob):
+    """Measure a configuration: the only job that a group of ranks may run."""
+
+    kind: Literal["trial"] = "trial"
+    rendezvous: str | None = None
+    """Where the ranks of strategy ddp meet, as init_method of torch.distributed.init_process_group: "file://" with the
+    path as it is, or "tcp://host:port"; None where there is no other rank to meet."""
+    part: GroupPart | None = None
+    """Which of the ranks are on this host; None: all of them."""
+    window: WindowRules = WindowRules()
+    extras: Extras = NO_EXTRAS
+    streams_blocks: bool = False
+    """Rank 0 writes each block of its window as soon as it has ended."""
+
+
+class PrecisionJob(_WorkloadJob):
+    """Compare 20 steps in the configuration's precision to float32 (the precision guard)."""
+
+    kind: Literal["guard"] = "guard"
+
+
+class CurvesJob(_WorkloadJob):
+    """Measure the loader and the device alone, at the configuration and at variations of it."""
+
+    kind: Literal["curves"] = "curves"
+    variations: tuple[TrainingConfig, ...] = ()
+    """What differs from `config` decides whether the loader or the device is measured."""
+    stretch_s: float = 0.5
+    """Length of each measurement. Our convention."""
+    roofline: bool = False
+    """Also count what a batch's operators compute and move, and measure what the device can do."""
+    known: Curves | None = None
+    """Points that an earlier process has measured, or ended at; they are reported unchanged."""
+
+
+class StressJob(_WorkloadJob):
+    """Train on the largest samples."""
+
+    kind: Literal["stress"] = "stress"
+    train_s: float
+    """Length of the training."""
+
+
+WorkloadJob: TypeAlias = ProbeJob | TrialJob | PrecisionJob | CurvesJob | StressJob
+"""A job that builds the user's workload."""
+Job: TypeAlias = Annotated[DescribeJob | WorkloadJob, Field(discriminator="kind")]
+_JOB: TypeAdapter[Job] = TypeAdapter(Job)
+
+
+def read_job(path: Path) -> Job:
+    """Read the job that `write_model` wrote.
+
+    Raises:
+        OSError, pydantic.ValidationError: the file is missing, or not a job of this version.
+    """
+    return _JOB.validate_json(path.read_bytes())

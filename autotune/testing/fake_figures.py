@@ -1,0 +1,221 @@
+"""The figures of made-up trials, as a rank would report them: measurements, ceilings, checks; machine and workload."""
+
+from __future__ import annotations
+
+import random
+
+from autotune.analysis.rates import rate_of
+from autotune.protocol.jobs import TrialJob
+from autotune.records.breakdown import LoaderCosts, Share, TimeBreakdown
+from autotune.records.ceilings import Ceiling
+from autotune.records.conditions import DeviceConditions
+from autotune.records.measurement import Block, Ceilings, Measurement, MemorySample, Window
+from autotune.records.precision_check import GuardFigures
+from autotune.records.ranks import RankFigures
+from autotune.records.stress_check import StressFigures
+from autotune.settings.environment import Environment
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import OptimizerFacts, WorkloadFacts
+from autotune.testing.cost_model import FakeTrial
+
+__all__ = [
+    "BLOCKS",
+    "Noise",
+    "fake_ceilings",
+    "fake_environment",
+    "fake_facts",
+    "fake_guard",
+    "fake_measurement",
+    "fake_stress",
+]
+
+BLOCKS = 10
+"""Of each made-up window."""
+_GUARD_STEPS = 20
+
+
+def fake_environment(*, device_memory_bytes: int = 16 * 2**30, cores: int = 4, device_count: int = 1) -> Environment:
+    """A made-up machine with one CUDA device, or several of a kind."""
+    return Environment(
+        device="cuda:0",
+        device_kind="cuda",
+        device_name="Fake GPU",
+        device_memory_bytes=device_memory_bytes,
+        device_count=device_count,
+        native_amp_dtypes=("float32", "tf32", "bfloat16", "float16"),
+        driver="0.0",
+        cores=cores,
+        ram_bytes=64 * 2**30,
+        platform="fake",
+        python="3",
+        torch="2",
+        cuda="0",
+        versions={},
+    )
+
+
+def fake_facts(*, dataset_length: int | None = 100_000) -> WorkloadFacts:
+    """A made-up map-style workload trained by SGD."""
+    return WorkloadFacts(
+        dataset_length=dataset_length,
+        is_iterable=False,
+        has_4d_input=False,
+        parameter_count=1000,
+        optimizer=OptimizerFacts(name="SGD"),
+        step_source="made up",
+    )
+
+
+class Noise:
+    """A relative noise between trials and between blocks, from a seed."""
+
+    def __init__(self, size: float, seed: str) -> None:
+        self._size, self._numbers = size, random.Random(seed)  # noqa: S311 - made-up noise
+
+    def factor(self) -> float:
+        """The next factor, around 1."""
+        return self._numbers.gauss(1, self._size)
+
+
+def fake_measurement(
+    trial: FakeTrial, job: TrialJob, noise: Noise, environment: Environment, conditions: DeviceConditions | None
+) -> Measurement:
+    """The measurement of a trial that runs well."""
+    window = _window(trial.samples_per_s * noise.factor(), noise, job)
+    rate, extras = rate_of(window), job.extras
+    ceilings = fake_ceilings(trial, loader=extras.loader_ceiling, device=extras.device_ceiling)
+    has_batches = extras.device_ceiling or extras.breakdown
+    measurement = Measurement(
+        samples_per_s=rate.value,
+        samples_per_s_ci=(rate.low, rate.high),
+        busy_fraction=trial.busy_fraction,
+        busy_source="made up",
+        conditions=conditions,
+        data_wait_fraction=1 - trial.busy_fraction,
+        peak_memory_bytes=trial.peak_memory_bytes,
+        startup_s=trial.startup_s,
+        build_s=0.0,
+        memory=_memory(trial, trial.peak_memory_bytes),
+        window=window,
+        loss=1.0,
+        ceilings=ceilings,
+        loader_ceiling=None if ceilings.loader is None else ceilings.loader.samples_per_s,
+        device_ceiling=None if ceilings.device is None else ceilings.device.samples_per_s,
+        breakdown=_breakdown(trial) if extras.breakdown else None,
+        loader_costs=_loader_costs(trial) if extras.breakdown else None,
+        communication=trial.communication if has_batches else None,
+    )
+    ranks = job.config.process_count
+    return measurement if ranks == 1 else _as_group(measurement, ranks, environment)
+
+
+def _as_group(measurement: Measurement, ranks: int, environment: Environment) -> Measurement:
+    """A group's measurement with the figures of its ranks, each with an equal part."""
+    kind = environment.device.partition(":")[0]
+    loader, device = measurement.loader_ceiling, measurement.device_ceiling
+    own = RankFigures(
+        rank=0,
+        device=kind,
+        samples_per_s=measurement.samples_per_s / ranks,
+        data_wait_fraction=measurement.data_wait_fraction,
+        busy_fraction=measurement.busy_fraction,
+        peak_memory_bytes=measurement.peak_memory_bytes,
+        loader_ceiling=None if loader is None else loader / ranks,
+        device_ceiling=None if device is None else device / ranks,
+    )
+    figures = tuple(
+        own.model_copy(update={"rank": rank, "device": kind if kind == "cpu" else f"{kind}:{rank}"})
+        for rank in range(ranks)
+    )
+    return measurement.model_copy(update={"ranks": figures})
+
+
+def fake_ceilings(trial: FakeTrial, *, loader: bool, device: bool) -> Ceilings:
+    """The ceilings that are asked for."""
+    alone = trial.loader_ceiling or 2 * trial.samples_per_s
+    on_device = trial.device_ceiling or trial.samples_per_s / max(trial.busy_fraction, 1e-9)
+    return Ceilings(loader=_ceiling(alone) if loader else None, device=_ceiling(on_device) if device else None)
+
+
+def _ceiling(samples_per_s: float) -> Ceiling:
+    return Ceiling(samples_per_s=samples_per_s, samples=max(1, round(samples_per_s)), seconds=1.0, batches=1)
+
+
+def _breakdown(trial: FakeTrial) -> TimeBreakdown:
+    nothing = Share(fraction=0.0, source="made up")
+    return TimeBreakdown(
+        data_wait=Share(fraction=1 - trial.busy_fraction, source="made up"),
+        device_copy=nothing,
+        compute=Share(fraction=trial.busy_fraction, source="made up"),
+        synchronise=nothing,
+        idle=nothing,
+    )
+
+
+def _loader_costs(trial: FakeTrial) -> LoaderCosts:
+    item_s = 1 / (trial.loader_ceiling or 2 * trial.samples_per_s)
+    return LoaderCosts(
+        items=100,
+        item_s=item_s,
+        item_cpu_s=item_s,
+        item_median_s=item_s,
+        item_p99_s=item_s,
+        item_slowest_s=item_s,
+        slow_tail_fraction=0.0,
+        disk_bytes_per_item=0.0,
+        item_bytes=1024.0,
+        collate_s=1e-4,
+    )
+
+
+def fake_guard(trial: FakeTrial, config: TrainingConfig) -> GuardFigures:
+    """The figures of the precision guard."""
+    losses = tuple(1.0 / (step + 1) for step in range(_GUARD_STEPS))
+    return GuardFigures(
+        steps=_GUARD_STEPS,
+        micro_batch_size=config.micro_batch_size,
+        reference_losses=losses,
+        losses=losses if trial.passes_guard else (*losses[:-1], trial.broken_loss),
+        gradient_cosine=1.0,
+        repeat_cosine=1.0,
+        repeat_deviation=0.0,
+    )
+
+
+def fake_stress(trial: FakeTrial) -> StressFigures:
+    """The figures of a run on the largest samples."""
+    peak = trial.stress_peak_bytes or trial.peak_memory_bytes
+    return StressFigures(
+        steps=10,
+        seconds=1.0,
+        items_seen=100,
+        median_item_bytes=1024.0,
+        largest_item_bytes=1024,
+        memory=_memory(trial, peak),
+    )
+
+
+def _memory(trial: FakeTrial, peak_bytes: int) -> MemorySample:
+    return MemorySample(peak_bytes=peak_bytes, source="made up", alloc_retries=trial.alloc_retries)
+
+
+def _window(level: float, noise: Noise, job: TrialJob) -> Window:
+    blocks, together = [], job.config.micro_batch_size * job.config.world_size
+    for _ in range(BLOCKS):
+        batches = max(1, round(level * job.window.block_s / together))
+        samples = batches * together
+        seconds = samples / (level * noise.factor())
+        blocks.append(Block(samples=samples, batches=batches, seconds=seconds, data_wait_s=0.0))
+    return Window(
+        blocks=tuple(blocks),
+        whole_epochs=False,
+        epoch_samples=None,
+        queue_capacity=0,
+        queue_at_start=0,
+        queue_at_end=0,
+        warm_up_batches=1,
+        warm_up_s=0.0,
+        is_drained=True,
+        is_steady=True,
+        stopped_by="precision",
+    )

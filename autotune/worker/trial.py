@@ -1,0 +1,228 @@
+"""A trial's job in one rank: build, warm up, measure the window, then what explains it. Hands on the rank's report."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from torch.utils.data import IterableDataset
+
+from autotune.analysis.rates import between_runs, rate_of
+from autotune.protocol.jobs import NO_EXTRAS, TrialJob, WindowRules
+from autotune.protocol.reports import RankReport
+from autotune.protocol.trial_folder import TrialFolder
+from autotune.records.conditions import DeviceConditions, remarks_on
+from autotune.records.measurement import Block, Measurement
+from autotune.records.ranks import RankFigures
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import Workload
+from autotune.worker.after_window.extra_steps import measure_after
+from autotune.worker.failure.hang_dump import LastWords
+from autotune.worker.kept_report import ended_when_stuck, keep, longest_after_s, success
+from autotune.worker.measure.conditions import ConditionsProbe, Others
+from autotune.worker.measure.feed import Delivery, Feed
+from autotune.worker.measure.loop import Run, measure_window, warm_up
+from autotune.worker.measure.nvml import Gpu, gpus_of
+from autotune.worker.measure.step import Trainer, batch_fingerprint, infer_step, make_trainer
+from autotune.worker.measure.utilization import BusyProbe
+from autotune.worker.setup.build import WorkloadFault, build_dataset, build_loader, build_model, build_optimizer
+from autotune.worker.setup.device import Device
+from autotune.worker.setup.parallel import without_effect_here
+from autotune.worker.setup.process_group import ALONE, Group
+
+__all__ = ["Place", "Start", "StartTimes", "gpus_used", "measure", "run_trial"]
+
+
+@dataclass(slots=True)
+class Place:
+    """A rank's place among the trial's processes: its folder, its numbers, and its group once the ranks have met."""
+
+    folder: TrialFolder
+    rank: int
+    local_rank: int
+    """Its number among the ranks on this host: that of its device."""
+    host: int = 0
+    group: Group = ALONE
+
+    @property
+    def report(self) -> Path:
+        """The file of this rank's report."""
+        return self.folder.report_of(self.rank)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What was opened and noted before a workload is built; times by perf_counter."""
+
+    started: float
+    """When the process began."""
+    built_from: float
+    """When the workload began to be read."""
+    ends_at: float
+    """When measuring is to end, before the deadline."""
+    before: Mapping[str, Others]
+    """Others' use of the devices before this process opened them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartTimes:
+    """How long a trial took to its first batch, and the part of it that the user's own code took."""
+
+    startup_s: float
+    build_s: float
+
+
+def run_trial(
+    job: TrialJob, workload: Workload, device: Device, place: Place, dump: LastWords, start: Start
+) -> RankReport:
+    """Measure a configuration as one rank of its group."""
+    trainer, feed, first = _build(workload, job.config, device, place)
+    arrived = perf_counter()
+    run = Run(feed, trainer, feed.queue_capacity, start.ends_at, group=place.group)
+    run.longest_s = feed.start_s + feed.first_wait_s  # an epoch's restart may take as long
+    times = StartTimes(startup_s=arrived - start.started, build_s=arrived - start.built_from)
+    measurement = measure(run, job.window, first, times, _after_block(job, place, dump, run), start.before)
+    dump.before_deadline()  # what follows has no blocks
+    if job.extras != NO_EXTRAS:
+        with ended_when_stuck(longest_after_s(measurement, job.config), place.report):
+            measurement = measure_after(
+                run,
+                trainer,
+                job.extras,
+                measurement,
+                lambda known: keep(place.report, place.rank, _of_rank(known, place, device)),
+            )
+    return _of_rank(measurement, place, device)
+
+
+def gpus_used(device: Device) -> tuple[Gpu, ...]:
+    """The GPUs that this process uses, as NVML knows them."""
+    return gpus_of(device.devices) if device.kind == "cuda" else ()
+
+
+def _build(workload: Workload, config: TrainingConfig, device: Device, place: Place) -> tuple[Trainer, Feed, Delivery]:
+    dataset = build_dataset(workload)
+    model = build_model(workload, config, device)
+    optimizer = build_optimizer(workload, model, config.lr)
+    feed = Feed(build_loader(workload, dataset, config, place.folder.path, place.group))
+    first = feed.start()
+    _refuse_repeated(dataset, first.batch, place.group)
+    return make_trainer(model, optimizer, infer_step(workload, first.batch), config, device), feed, first
+
+
+def _refuse_repeated(dataset: Any, batch: Any, group: Group) -> None:
+    """Refuse an iterable dataset that gives each rank the same items: its rate would count them several times."""
+    is_iterable = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
+    if group.size > 1 and is_iterable and group.is_equal(batch_fingerprint(batch)):
+        raise WorkloadFault(
+            f"an iterable dataset must share its items out among ranks, but all {group.size} got the same first batch; "
+            "shard it by the environment's RANK and WORLD_SIZE, which are set in groups alone, or set strategy: single"
+        )
+
+
+def _after_block(job: TrialJob, place: Place, dump: LastWords, run: Run) -> Callable[[Block], None]:
+    """What is done after each block of the window: it is sent to the parent, and a group's hang timer starts again."""
+    send = _block_sender(job, place)
+
+    def after_block(block: Block) -> None:
+        send(block)
+        dump.unless_a_block_ends(run.group.most(run.longest_s))
+
+    return send if run.group.size == 1 else after_block
+
+
+def _block_sender(job: TrialJob, place: Place) -> Callable[[Block], None]:
+    """A function that writes a block for the parent, where it has asked for blocks and this is rank 0.
+
+    The file stays open: opening and closing it for each block would delay the loop where the folder is far away.
+    """
+    if not job.streams_blocks or place.rank != 0:
+        return lambda _: None
+    try:
+        descriptor = os.open(place.folder.blocks, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    except OSError:  # a full disk: the trial is not stopped early, that is all
+        return lambda _: None
+
+    def send(block: Block) -> None:
+        with suppress(OSError):  # as above; a line may be cut off
+            os.write(descriptor, f"{block.model_dump_json()}\n".encode())
+
+    return send
+
+
+def measure(
+    run: Run,
+    rules: WindowRules,
+    first: Delivery,
+    times: StartTimes,
+    on_block: Callable[[Block], None],
+    before: Mapping[str, Others],
+) -> Measurement:
+    """Warm up, measure the window and derive its figures, before anything else is measured."""
+    device = run.trainer.device
+    device.reset_peak()
+    run.scale = run.trainer.scaler.get_scale()
+    gpus = gpus_used(device)  # NVML first: its start lets the queue fill
+    busy, conditions = BusyProbe(gpus), ConditionsProbe(gpus, before, has_cuda=device.kind == "cuda")
+    warmed = warm_up(run, rules, first)
+    retries = device.alloc_retries()  # of the window alone: retries while the allocator settles are no fault
+
+    def at_edge() -> None:
+        conditions.start()
+        busy.start()  # last, as it ends first: the other calls to NVML lie outside its span
+
+    window = measure_window(run, rules, warmed, at_edge, on_block)
+    wait_fraction = _data_wait_fraction(window.blocks)
+    busyness, found = busy.stop(wait_fraction), conditions.stop()
+    memory, rate = device.peak_memory(retries), between_runs(rate_of(window), device.kind)
+    return Measurement(
+        samples_per_s=rate.value,
+        samples_per_s_ci=(rate.low, rate.high),
+        busy_fraction=busyness.reading.fraction,
+        busy_source=busyness.reading.source,
+        busy_readings=busyness.readings,
+        fullness=busyness.fullness,
+        conditions=found,
+        data_wait_fraction=wait_fraction,
+        peak_memory_bytes=memory.peak_bytes,
+        startup_s=times.startup_s,
+        build_s=times.build_s,
+        memory=memory,
+        window=window,
+        loss=float(run.loss),
+        skipped_steps=run.skipped_steps,
+        remarks=_remarks(run.trainer.config, found),
+    )
+
+
+def _remarks(config: TrainingConfig, conditions: DeviceConditions | None) -> tuple[str, ...]:
+    """Settings without effect, and what disturbed the window."""
+    ineffective = () if config.ddp is None else without_effect_here(config.ddp)
+    return (*ineffective, *(() if conditions is None else remarks_on(conditions)))
+
+
+def _of_rank(measurement: Measurement, place: Place, device: Device) -> RankReport:
+    """The report of a measurement; in a group, with this rank's own figures."""
+    if place.group.size == 1:
+        return success(measurement)
+    own = RankFigures(
+        rank=place.rank,
+        host=place.host,
+        device=str(device.torch_device),
+        samples_per_s=measurement.samples_per_s,
+        data_wait_fraction=measurement.data_wait_fraction,
+        busy_fraction=measurement.busy_fraction,
+        peak_memory_bytes=measurement.peak_memory_bytes,
+        loader_ceiling=measurement.loader_ceiling,
+        device_ceiling=measurement.device_ceiling,
+    )
+    return success(measurement.model_copy(update={"ranks": (own,)}))
+
+
+def _data_wait_fraction(blocks: tuple[Block, ...]) -> float:
+    return min(1.0, sum(block.data_wait_s for block in blocks) / sum(block.seconds for block in blocks))

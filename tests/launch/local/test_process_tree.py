@@ -1,0 +1,55 @@
+"""Ranks that have ended keep their numbers until their sessions are swept: killpg can't reach another's group."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Collection
+
+import psutil
+import pytest
+
+from autotune.launch.local import process_tree, watch
+from autotune.launch.local.process_tree import exit_code, kill_all
+from tests.launch.conftest import Rig
+
+
+@pytest.mark.parametrize(
+    ("script", "code"), [("kill -KILL $$", -signal.SIGKILL), ("exit 3", 3), ("exit 0", 0)], ids=["killed", "3", "0"]
+)
+def test_an_exit_code_is_read_without_reaping_the_child(script: str, code: int) -> None:
+    with subprocess.Popen(["/bin/sh", "-c", script]) as child:
+        while (found := exit_code(child)) is None:
+            pass
+        assert found == code
+        assert exit_code(child) == code, "it can be asked for again"
+        assert psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE
+        assert child.wait() == code
+        assert exit_code(child) == code
+    assert not psutil.pid_exists(child.pid)
+
+
+def test_a_child_that_runs_has_no_exit_code() -> None:
+    with subprocess.Popen(["/bin/sh", "-c", "read line"], stdin=subprocess.PIPE, start_new_session=True) as child:
+        assert exit_code(child) is None
+        kill_all([child.pid], "no such token")
+        assert exit_code(child) == -signal.SIGKILL
+
+
+def test_what_an_ended_rank_has_left_in_its_session_is_ended(any_rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank kills itself by SIGKILL; its number is still its own when its session is swept, and given back then."""
+    ranks, seen, sweep = set[int](), list[str](), process_tree.kill_all
+
+    def sweep_and_look(leaders: Collection[int], token: str, *, spare: int | None = None) -> None:
+        ranks.update(leaders)
+        seen.extend(psutil.Process(leader).status() for leader in leaders)
+        sweep(leaders, token, spare=spare)
+        seen.extend(psutil.Process(leader).status() for leader in leaders)
+
+    monkeypatch.setattr(watch, "kill_all", sweep_and_look)
+    result = any_rig.run(model="killing_itself")
+    assert (result.outcome, "SIGKILL" in result.reason) == ("crashed", True)
+    assert seen == [psutil.STATUS_ZOMBIE] * 2
+    monkeypatch.undo()
+    any_rig.assert_next_trial_works()
+    assert not any(psutil.pid_exists(rank) for rank in ranks), "the server reaps before it forks again"

@@ -1,0 +1,18 @@
+"""The English of launch's and ray's notes."""
+
+from __future__ import annotations
+
+from autotune.note import note
+from autotune.report.wording import say
+
+
+def test_a_host_that_is_not_used_is_named_with_the_reason() -> None:
+    refused = note("host_of_other_kind", host="b (10.0.0.2)", reason="a study is bound to one kind of machine")
+    assert say(refused) == "b (10.0.0.2) is not used: a study is bound to one kind of machine."
+
+
+def test_slower_starts_are_explained_with_the_remedy() -> None:
+    sentence = say(note("forks_cannot_open_device", devices="cuda"))
+    assert sentence.startswith("Each trial starts an interpreter of its own, which takes some seconds: ")
+    assert "opened cuda" in sentence
+    assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in sentence
