@@ -19,6 +19,7 @@ from autotune.files.run_folder import RunFolder, new_run_dir, read_summary
 from autotune.launch.launcher import Launcher
 from autotune.protocol.messages import write_payload
 from autotune.records.run_summary import RunSummary
+from autotune.report.wording import say
 from autotune.settings.environment import Environment
 from autotune.settings.executor import Executor
 from autotune.settings.objective import Objective
@@ -30,7 +31,7 @@ from autotune.settings.workload import Workload, WorkloadFacts
 from autotune.space.resolved_space import ResolvedSpace
 from autotune.tuning.probe import look
 from autotune.tuning.time_budget import BASELINE_DEADLINE_S
-from autotune.tuning.warm_start import hints_of, say_stale
+from autotune.tuning.warm_start import hints_of, note_of_stale
 
 __all__ = [
     "CheckResult",
@@ -210,8 +211,9 @@ def check_plan(plan: Plan, *, launcher: Launcher | None = None) -> CheckResult:
     with temporary_folder() as folder, opened_launcher(launcher, folder, plan) as starts:
         write_payload(plan.workload, folder.payload)
         _, space = look(plan, runner_for(plan, folder, starts))
-    stale = None if plan.run_dir is None else say_stale(RunFolder(plan.run_dir).recommended, space.environment)
-    return CheckResult(environment=space.environment, facts=space.facts, space=space, stale=stale)
+    stale = None if plan.run_dir is None else note_of_stale(RunFolder(plan.run_dir).recommended, space.environment)
+    said = None if stale is None else say(stale)
+    return CheckResult(environment=space.environment, facts=space.facts, space=space, stale=said)
 
 
 def environment(device: str = "auto") -> Environment:
