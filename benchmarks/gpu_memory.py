@@ -24,6 +24,7 @@ from autotune.analysis.scoring import memory_fault
 from autotune.launch.runner import TrialRunner
 from autotune.protocol.messages import WindowRules
 from autotune.records.trial import TrialResult
+from autotune.report.wording.say import say as say_note
 
 __all__ = ["fit_line", "run_under_limit", "stress_winner", "survive_out_of_memory"]
 
@@ -271,7 +272,7 @@ def _stress_figures(result: SearchResult) -> Figures:
         "limit_bytes": limit,
         "trial_peak_bytes": seen,
         "verdict": None if chosen is None else chosen.verdict,
-        "notes": list(result.summary.notes),
+        "notes": list(map(say_note, result.summary.notes)),
         "promises": promises,
         "search": search_figures(result),
     }

@@ -37,6 +37,7 @@ from recording import describe_machine, git_revision, make_parser, print_table, 
 from versus_loadtune import CASE_VARIABLE, SETTINGS_VARIABLE
 
 from autotune import TrainingConfig
+from autotune.report.wording.say import say as say_note
 
 _HERE = Path(__file__).resolve().parent
 _ROUNDS = 3
@@ -99,7 +100,7 @@ def _ours(name: str, today: Mapping[str, Any], timeout_s: float) -> dict[str, An
         "speedup_ci": None if result.speedup_ci is None else list(result.speedup_ci),
         "verdict": None if chosen is None else chosen.verdict,
         "trials": len(result.trials),
-        "stopped_because": result.summary.stopped_because,
+        "stopped_because": say_note(result.summary.stopped_because),
         "seconds": seconds,
     }
 
