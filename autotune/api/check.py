@@ -10,13 +10,14 @@ from autotune.files.plan_file import parse_plan
 from autotune.files.run_folder import RunFolder
 from autotune.launch.launcher import Launcher
 from autotune.protocol.payload import write_payload
+from autotune.report.wording import say
 from autotune.settings.environment import Environment
 from autotune.settings.plan import Plan
 from autotune.settings.workload import Workload, WorkloadFacts
 from autotune.space.resolved_space import ResolvedSpace
 from autotune.tuning.probe import look
 from autotune.tuning.time_budget import BASELINE_DEADLINE_S
-from autotune.tuning.warm_start import hints_of, say_stale
+from autotune.tuning.warm_start import hints_of, note_of_stale
 
 __all__ = ["CheckResult", "check_plan", "environment"]
 
@@ -38,8 +39,9 @@ def check_plan(plan: Plan, *, launcher: Launcher | None = None) -> CheckResult:
     with temporary_folder() as folder, opened_launcher(launcher, folder, plan) as starts:
         write_payload(plan.workload, folder.payload)
         _, space = look(plan, runner_for(plan, folder, starts))
-    stale = None if plan.run_dir is None else say_stale(RunFolder(plan.run_dir).recommended, space.environment)
-    return CheckResult(environment=space.environment, facts=space.facts, space=space, stale=stale)
+    stale = None if plan.run_dir is None else note_of_stale(RunFolder(plan.run_dir).recommended, space.environment)
+    text = None if stale is None else say(stale)
+    return CheckResult(environment=space.environment, facts=space.facts, space=space, stale=text)
 
 
 def environment(device: str = "auto", *, launcher: Launcher | None = None) -> Environment:

@@ -1,12 +1,13 @@
 """A search from a plan to its result: what `search` and `autotune run` do, and reports made anew from a run folder.
 
-Wires the rooms: a Plan becomes a payload, a probe, a study, a tuned result and the files of the run folder.
-Composition, like api, from which alone it is called.
+Comes in: a Plan. Goes out: a SearchResult and the files of the run folder. The stages hand values on: probe, search,
+finals (the confirmation), select.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +20,11 @@ from autotune.errors import NothingFeasibleError, RunFolderError, WorkloadError
 from autotune.files.recommended_file import recommended_yaml
 from autotune.files.run_folder import RunFolder, new_run_dir, open_run_folder, read_summary
 from autotune.launch.launcher import Launcher, notes_of, slots_of
-from autotune.note import note
+from autotune.launch.runner import TrialRunner
+from autotune.note import Note, note
 from autotune.protocol.disk import write_atomic
 from autotune.protocol.payload import write_payload
+from autotune.records.ceilings import CeilingBook
 from autotune.records.recommendation import Recommendation
 from autotune.records.run_summary import Progress, RunSummary
 from autotune.records.trial import TrialRecord
@@ -31,17 +34,18 @@ from autotune.report.render.html import render_page
 from autotune.report.render.markdown import render_markdown
 from autotune.report.render.notebook import render_notebook
 from autotune.report.render.progress import ProgressMode, make_progress
-from autotune.report.wording.say import say
+from autotune.report.wording import say
 from autotune.settings.plan import Plan
 from autotune.settings.training_config import TrainingConfig
 from autotune.study.study import Study
-from autotune.tuning.clock import Clock
-from autotune.tuning.confirmation import confirm, recommend
-from autotune.tuning.loop import Tuning
-from autotune.tuning.model_proposer import Guide
+from autotune.tuning.confirmation import Finals
+from autotune.tuning.loop import Search
+from autotune.tuning.outcomes import ConfirmationOutcome, SearchOutcome
 from autotune.tuning.probe import look
-from autotune.tuning.time_budget import Timing
-from autotune.tuning.warm_start import hints_of, say_hints, seed_params
+from autotune.tuning.proposers import make_proposer
+from autotune.tuning.selection import select
+from autotune.tuning.time_budget import Clock, TimeBudget
+from autotune.tuning.warm_start import hints_of, note_of_hints, seed_params
 from autotune.version import __version__
 
 if TYPE_CHECKING:
@@ -104,39 +108,16 @@ def _run_plan(plan: Plan, *, fresh: bool, progress: ProgressMode, launcher: Laun
         probe_s = clock.elapsed_s - begun
         show(_probing(clock).model_copy(update={"warnings": warnings_in(space.notes)}))
         identity = identity_of(plan, space)
-        study = Study.open(
-            folder.study,
-            space,
-            identity=identity,
-            seed=plan.seed,
-            method=plan.search.method,
+        study = Study.open(folder.study, space, identity=identity, seed=plan.seed, method=plan.search.method)
+        time = TimeBudget(
+            study=study, space=space, budget=plan.budget, clock=clock, slots=lambda: slots_of(starts), probe_s=probe_s
         )
-        timing = Timing(
-            study=study,
-            space=space,
-            budget=plan.budget,
-            clock=clock,
-            slots=lambda: slots_of(starts),
-            probe_s=probe_s,
-        )
-        limit_bytes = plan.objective.limit_bytes(space.environment.device_memory_bytes)
-        tuning = Tuning(
-            timing=timing,
-            runner=runner,
-            limit_bytes=limit_bytes,
-            show=show,
-            on_record=folder.append_trial,
-            notes=[*space.notes, *((note("goes_on"),) if study.records else ())],
-            guide=_guide_of(plan, timing, folder, limit_bytes),
-        )
-        curves = folder.read_curves() if study.records else None
-        if tuning.guide is not None and curves is not None:
-            tuning.guide.recall(curves, tuning.ceilings)
+        search = _search_of(plan, time, runner, folder, show)
         if hints is not None:
-            tuning.first = seed_params(hints, space)
-            tuning.notes.append(say_hints(hints, space))
+            search.first = seed_params(hints, space)
+            search.notes.append(note_of_hints(hints, space))
         try:
-            summary = _tune(tuning, plan, folder)
+            summary = _finished(search.time, folder) or _tune(search, plan, folder)
         except BaseException:
             study.close()
             raise
@@ -144,18 +125,33 @@ def _run_plan(plan: Plan, *, fresh: bool, progress: ProgressMode, launcher: Laun
     return _result(summary, summary.recommendation, study, folder)
 
 
-def _guide_of(plan: Plan, timing: Timing, folder: RunFolder, limit_bytes: int) -> Guide | None:
-    """The model of the machine, where it is to propose trials."""
-    if plan.search.method != "model":
-        return None
-    return Guide(
-        timing.study,
-        timing.space,
-        limit_bytes,
-        plan.seed,
-        keep=lambda one: folder.write_model(folder.curves, one),
-        longest_s=timing.longest_s,
+def _search_of(
+    plan: Plan, time: TimeBudget, runner: TrialRunner, folder: RunFolder, show: Callable[[Progress], None]
+) -> Search:
+    """The search with its proposer; of one that goes on, what measuring loader and device has shown is read back."""
+    limit_bytes, ceilings = plan.objective.limit_bytes(time.space.environment.device_memory_bytes), CeilingBook()
+    proposer = make_proposer(
+        time.study,
+        time.space,
+        limit_bytes=limit_bytes,
+        seed=plan.seed,
+        keep=lambda curves: folder.write_model(folder.curves, curves),
+        longest_s=time.longest_s,
     )
+    curves = folder.read_curves() if time.study.records else None
+    search = Search(
+        time=time,
+        runner=runner,
+        limit_bytes=limit_bytes,
+        proposer=proposer,
+        show=show,
+        on_record=folder.append_trial,
+        notes=list(time.space.notes),
+        ceilings=ceilings,
+    )
+    if curves is not None:
+        proposer.recall(curves, ceilings)
+    return search
 
 
 def rebuild_report(run_dir: Path) -> tuple[RunSummary, str]:
@@ -164,42 +160,44 @@ def rebuild_report(run_dir: Path) -> tuple[RunSummary, str]:
     return summary, _write_reports(summary, RunFolder(run_dir))
 
 
-def _tune(tuning: Tuning, plan: Plan, folder: RunFolder) -> RunSummary:
-    """Search and confirm; whatever ends it, the best so far is in the run folder. A finished run is read back."""
-    finished = _finished(tuning, folder)
-    if finished is not None:
-        return finished
+def _tune(search: Search, plan: Plan, folder: RunFolder) -> RunSummary:
+    """Search, confirm, select; whatever ends it, the best so far is in the run folder."""
+    finals = None
     try:
-        tuning.search()
-        confirm(tuning)
+        found = search.run()
+        finals = Finals(found=found, runner=search.runner, clock=search.time.clock, show=search.show)
+        sure = finals.run()
     except WorkloadError:
         raise
     except BaseException as error:
-        tuning.is_interrupted, tuning.stopped_because = True, f"it was ended by {type(error).__name__}"
         with without_interrupts():
-            _write(_summarise(tuning, plan, recommend(tuning)), folder)
+            found = search.outcome()
+            sure = ConfirmationOutcome() if finals is None else finals.outcome()
+            ended = note("interrupted", by=type(error).__name__)
+            _write(_summarise(search, plan, found, sure, select(found, sure), ended), folder)
         raise
     with without_interrupts():  # the search is done: an interrupt now would only lose what it has found
-        summary = _summarise(tuning, plan, recommend(tuning))
+        summary = _summarise(search, plan, found, sure, select(found, sure))
         _write(summary, folder)
     if summary.recommendation is None:
         raise NothingFeasibleError(say_nothing_feasible(summary))
     return summary
 
 
-def _finished(tuning: Tuning, folder: RunFolder) -> RunSummary | None:
+def _finished(time: TimeBudget, folder: RunFolder) -> RunSummary | None:
     """The summary of a search that was confirmed and has no trial left to run; None where there is more to do."""
-    if not tuning.study.records or not folder.summary.exists():
+    study, budget = time.study, time.budget
+    if not study.records or not folder.summary.exists():
         return None
     summary = read_summary(folder.path)
-    is_over = tuning.study.is_exhausted or (not tuning.timing.budget.may_stop_early and tuning.is_over())
-    ended_by_itself = tuning.timing.budget.may_stop_early and tuning.timing.budget.timeout_s is None
-    if not (is_over or (ended_by_itself and summary.budget == tuning.timing.budget)):
+    is_over = study.is_exhausted or (not budget.may_stop_early and time.why_over is not None)
+    ended_by_itself = budget.may_stop_early and budget.timeout_s is None
+    if not (is_over or (ended_by_itself and summary.budget == budget)):
         return None
     # As text: a figure that is no number equals nothing.
-    told, known = ([trial.model_dump_json() for trial in trials] for trials in (summary.trials, tuning.study.records))
+    written, known = ([trial.model_dump_json() for trial in trials] for trials in (summary.trials, study.records))
     is_settled = summary.recommendation is not None and summary.recommendation.verdict != "unconfirmed"
-    return summary if told == known and summary.is_complete and is_settled else None
+    return summary if written == known and summary.is_complete and is_settled else None
 
 
 def _write(summary: RunSummary, folder: RunFolder) -> None:
@@ -226,28 +224,38 @@ def _write_reports(summary: RunSummary, folder: RunFolder) -> str:
     return page.remark
 
 
-def _summarise(tuning: Tuning, plan: Plan, recommendation: Recommendation | None) -> RunSummary:
-    records = tuning.study.records
-    measured = next((record.measurement for record in records if record.measurement is not None), None)
-    notes = dict.fromkeys((*tuning.notes, *notes_of(tuning.runner.launcher)))  # hosts come and go
+def _summarise(
+    search: Search,
+    plan: Plan,
+    found: SearchOutcome,
+    sure: ConfirmationOutcome,
+    best: Recommendation | None,
+    interrupted: Note | None = None,
+) -> RunSummary:
+    """Everything that reports are made from; `interrupted` says by what the search was ended, where it was."""
+    space, ended = found.space, interrupted or found.ended_because
+    measured = next((record.measurement for record in found.records if record.measurement is not None), None)
+    notes = list[Note | str]()
+    for item in (*found.notes, *sure.notes, *notes_of(search.runner.launcher)):  # hosts come and go
+        notes += [] if item in notes else [item]
     return RunSummary(
         name=plan.name,
-        environment=tuning.environment,
-        facts=tuning.space.facts,
+        environment=space.environment,
+        facts=space.facts,
         objective=plan.objective,
         budget=plan.budget,
         baseline=plan.baseline,
-        limit_bytes=tuning.limit_bytes,
+        limit_bytes=found.limit_bytes,
         memory_source="not measured" if measured is None else measured.memory.source,
         seed=plan.seed,
-        trials=tuple(records),
-        recommendation=recommendation,
-        importances=tuning.study.importances(),
+        trials=found.records,
+        recommendation=best,
+        importances=search.study.importances(),
         notes=tuple(notes),
-        stopped_because=tuning.stopped_because,
-        is_complete=not tuning.is_interrupted,
-        wall_s=tuning.timing.clock.elapsed_s,
-        promised_s=tuning.promised_s,
+        stopped_because=ended or "",
+        is_complete=sure.is_complete,
+        wall_s=search.time.clock.elapsed_s,
+        promised_s=found.expected_s,
         autotune_version=__version__,
     )
 

@@ -1,4 +1,4 @@
-"""Configurations that a model of the machine is asked about: all of a small space, a telling part of a large one."""
+"""Candidates for a model of the machine: all combinations of a small space, a selection of a large one."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from autotune.settings.search_space import IntRange, SettingValue
 from autotune.settings.training_config import TrainingConfig
 from autotune.space.domains import spread
 from autotune.space.resolved_space import ResolvedSpace, compose
-from autotune.study.proposals import first_guesses, params_of
+from autotune.study.proposals import Params, first_guesses, params_of
 
-__all__ = ["Candidates", "Params"]
+__all__ = ["Candidates"]
 
-Params = dict[str, SettingValue]
-
-_ALL_UP_TO = 4096
-_RANDOM = 1500
-_ALL_VALUES_UP_TO = 40
-_SPREAD_VALUES = 24  # of a longer range, beside the nearest ones on each side
+# Own conventions: so many that the model weighs them all in about a second before each trial.
+_ALL_UP_TO = 4096  # combinations of a space of which every one is a candidate
+_RANDOM = 1500  # of a larger space
+_ALL_VALUES_UP_TO = 40  # values of a setting that are all varied
+_SPREAD_VALUES = 24  # of a longer range, beside the nearest values on each side
 _NEAREST = 2
 
 

@@ -13,6 +13,7 @@ from optuna.trial import TrialState
 __all__ = ["setting_importances"]
 
 _FEWEST_TRIALS = 4
+"""Different scores without which nothing is claimed: our own convention, a best quarter of one."""
 _GOOD_SHARE = 0.25
 """Trials that count as good: our own convention; Optuna's tenth would be two or three of a search's trials."""
 
@@ -24,9 +25,11 @@ def setting_importances(study: optuna.Study, numbers: Collection[int]) -> dict[s
     Source: PED-ANOVA, Watanabe et al. 2023, arXiv 2304.10255; it needs no further package.
     """
     trials = [
-        one for one in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)) if one.number in set(numbers)
+        trial
+        for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        if trial.number in set(numbers)
     ]
-    if len({one.value for one in trials}) < _FEWEST_TRIALS:
+    if len({trial.value for trial in trials}) < _FEWEST_TRIALS:
         return {}
 
     from optuna.importance import (  # takes more than a second where scikit-learn is there: only once it is needed
@@ -36,7 +39,8 @@ def setting_importances(study: optuna.Study, numbers: Collection[int]) -> dict[s
 
     chosen = optuna.create_study(direction="maximize")
     chosen.add_trials(
-        optuna.trial.create_trial(params=one.params, distributions=one.distributions, value=one.value) for one in trials
+        optuna.trial.create_trial(params=trial.params, distributions=trial.distributions, value=trial.value)
+        for trial in trials
     )
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):

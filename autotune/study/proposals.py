@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
 
 from autotune.analysis.memory_line import is_too_big, memory_kind, memory_lines
 from autotune.records.trial import TrialRecord
@@ -13,7 +14,9 @@ from autotune.space.domains import whole_numbers
 from autotune.space.resolved_space import ResolvedSpace, compose, setting_of
 
 __all__ = [
+    "Params",
     "explaining_setting",
+    "first_allowed",
     "first_guesses",
     "largest_batch_variant",
     "nearest",
@@ -21,13 +24,19 @@ __all__ = [
     "same_batch_variant",
 ]
 
+Params = dict[str, SettingValue]
+"""Values of a space's parameters, by name."""
+
 _GUESSED_PREFETCH = 4
+"""Batches that each worker holds ready, in the guesses: our own convention, twice torch's default."""
 _MANY_WORKERS_PER_CORE = 4
+"""Workers for data that waits for I/O, by cores: our own convention."""
+# Settings that may explain a failure by themselves: of each, torch runs other code for every value.
 _SWITCHES = ("amp_dtype", "channels_last", "compile", "strategy")
 _DDP_SWITCHES = ("gradient_as_bucket_view", "static_graph", "find_unused_parameters", "comm_hook")
 
 
-def params_of(config: TrainingConfig, space: ResolvedSpace) -> dict[str, SettingValue]:
+def params_of(config: TrainingConfig, space: ResolvedSpace) -> Params:
     """The searched settings of a configuration; where it leaves one to torch, and the space does not, left out.
 
     So are DistributedDataParallel's where another strategy runs: no value of theirs says anything of it.
@@ -44,7 +53,7 @@ def params_of(config: TrainingConfig, space: ResolvedSpace) -> dict[str, Setting
     }
 
 
-def first_guesses(space: ResolvedSpace) -> list[dict[str, SettingValue]]:
+def first_guesses(space: ResolvedSpace) -> list[Params]:
     """What an expert would try first, each the one before it and something more.
 
     A loader with a worker for each core; the same with the largest batch; that on all devices, where there are several,
@@ -56,21 +65,23 @@ def first_guesses(space: ResolvedSpace) -> list[dict[str, SettingValue]]:
     home = compose({name: nearest(space.domains[name], value) for name, value in start.items()}, space)
     own = home if isinstance(home, TrainingConfig) else space.baseline
     cores = _cores_of_a_rank(space, own.process_count)
-    loader: dict[str, SettingValue] = {
+    loader: Params = {
         "num_workers": cores,
         "persistent_workers": True,
         "pin_memory": True,
         "prefetch_factor": _GUESSED_PREFETCH,
     }
-    batch: dict[str, SettingValue] = {"micro_batch_size": max(whole_numbers(space.domains["micro_batch_size"]))}
-    device: dict[str, SettingValue] = {"amp_dtype": _fast_dtype(space.domains["amp_dtype"]), "channels_last": True}
-    many: dict[str, SettingValue] = {"num_workers": _MANY_WORKERS_PER_CORE * cores}
-    quiet: dict[str, SettingValue] = {"intra_op_threads": 1}
+    batch: Params = {"micro_batch_size": max(whole_numbers(space.domains["micro_batch_size"]))}
+    device: Params = {"amp_dtype": _fast_dtype(space.domains["amp_dtype"]), "channels_last": True}
+    many: Params = {"num_workers": _MANY_WORKERS_PER_CORE * cores}
+    quiet: Params = {"intra_op_threads": 1}
     wishes = [loader, *({**loader, **batch, **more} for more in ({}, *_other_ranks(space, own), quiet, device, many))]
     guesses = []
     for wish in wishes:
         wanted = {**start, **{name: value for name, value in wish.items() if name in space.parameters}}
-        guess = _fitting({name: nearest(space.domains[name], value) for name, value in wanted.items()}, space)
+        guess = _with_allowed_batch(
+            {name: nearest(space.domains[name], value) for name, value in wanted.items()}, space
+        )
         if guess not in guesses:
             guesses.append(guess)
     return guesses
@@ -86,19 +97,19 @@ def explaining_setting(
     not torch's own, that one explains them before the strategy does.
     """
     good = list(succeeded)
-    plain = {name: values for name in _SWITCHES if (values := _telling(name, failed, good))}
+    plain = {name: values for name in _SWITCHES if (values := _values_of_failures_alone(name, failed, good))}
     torchs = _ddp_values(DdpConfig())
     own = {
         name: values
-        for name in (f"{DDP_PREFIX}{one}" for one in _DDP_SWITCHES)
-        if len(values := _telling(name, failed, good)) == 1 and values.isdisjoint({None, torchs[name]})
+        for name in (f"{DDP_PREFIX}{switch}" for switch in _DDP_SWITCHES)
+        if len(values := _values_of_failures_alone(name, failed, good)) == 1 and values.isdisjoint({None, torchs[name]})
     }
     if len(own) == 1:
         plain = {name: values for name, values in plain.items() if name != "strategy"} | own
     return next(iter(plain.items())) if len(plain) == 1 else None
 
 
-def _telling(
+def _values_of_failures_alone(
     name: str, failed: Sequence[TrainingConfig], succeeded: Sequence[TrainingConfig]
 ) -> frozenset[SettingValue]:
     """The values that a setting has in the failures, where it has none of them in a success; else none."""
@@ -113,10 +124,10 @@ def nearest(domain: Domain, value: SettingValue) -> SettingValue:
     if not isinstance(value, int) or isinstance(value, bool):
         return next(iter(domain))
     numbers = whole_numbers(domain)
-    return min(numbers, key=lambda one: abs(one - value)) if numbers else next(iter(domain))
+    return min(numbers, key=lambda number: abs(number - value)) if numbers else next(iter(domain))
 
 
-def same_batch_variant(best: TrialRecord, space: ResolvedSpace) -> dict[str, SettingValue] | None:
+def same_batch_variant(best: TrialRecord, space: ResolvedSpace) -> Params | None:
     """The best trial's settings at the baseline's global batch, split so that each of its ranks takes an equal share.
 
     None where they are at it, or can't be.
@@ -126,7 +137,7 @@ def same_batch_variant(best: TrialRecord, space: ResolvedSpace) -> dict[str, Set
         return None
     params = params_of(best.config, space)
     for micro, steps in _splits(space, best.config.world_size):
-        split: dict[str, SettingValue] = {"micro_batch_size": micro, "grad_accum_steps": steps}
+        split: Params = {"micro_batch_size": micro, "grad_accum_steps": steps}
         variant = {**params, **{name: value for name, value in split.items() if name in params}}
         config = compose(variant, space)
         if isinstance(config, TrainingConfig) and config.global_batch_size == wanted:
@@ -136,7 +147,7 @@ def same_batch_variant(best: TrialRecord, space: ResolvedSpace) -> dict[str, Set
 
 def largest_batch_variant(
     best: TrialRecord, space: ResolvedSpace, records: Sequence[TrialRecord], limit_bytes: int
-) -> dict[str, SettingValue] | None:
+) -> Params | None:
     """The best trial's settings at the largest micro batch that the memory line predicts to fit.
 
     None where that batch was run already in this precision and on as many ranks, or no line can tell. A batch at or
@@ -163,7 +174,7 @@ def largest_batch_variant(
     return None
 
 
-def _ddp_values(ddp: DdpConfig) -> dict[str, SettingValue]:
+def _ddp_values(ddp: DdpConfig) -> Params:
     """DistributedDataParallel's settings by the names that they have in a space."""
     return {f"{DDP_PREFIX}{name}": value for name, value in ddp.model_dump().items()}
 
@@ -177,7 +188,7 @@ def _cores_of_a_rank(space: ResolvedSpace, ranks: int) -> int:
     return max(1, space.environment.cores // rules.ranks_on_host(ranks, space.environment))
 
 
-def _other_ranks(space: ResolvedSpace, own: TrainingConfig) -> Iterator[dict[str, SettingValue]]:
+def _other_ranks(space: ResolvedSpace, own: TrainingConfig) -> Iterator[Params]:
     """A wish for what `own` is not: all devices under DDP, as torch has it and without copying gradients; or one."""
     most = max(space.group_sizes, default=1)
     if own.world_size > 1 and "single" in space.domains["strategy"]:
@@ -191,15 +202,25 @@ def _other_ranks(space: ResolvedSpace, own: TrainingConfig) -> Iterator[dict[str
         }
 
 
-def _fitting(guess: dict[str, SettingValue], space: ResolvedSpace) -> dict[str, SettingValue]:
-    """The guess with the largest micro batch, up to its own, that breaks no rule; as it is where none does."""
+def first_allowed(params: Params, space: ResolvedSpace, options: Mapping[str, Sequence[int]]) -> Params | None:
+    """The values with the first combination of options for some settings that breaks no rule; None where each does.
+
+    The last setting's options are tried first.
+    """
+    for values in product(*options.values()):
+        changed = {**params, **dict(zip(options, values, strict=True))}
+        if isinstance(compose(changed, space), TrainingConfig):
+            return changed
+    return None
+
+
+def _with_allowed_batch(guess: Params, space: ResolvedSpace) -> Params:
+    """The guess with the largest micro batch, up to its own, that breaks no rule; as it is where every one does."""
     own = guess.get("micro_batch_size")
-    sizes = whole_numbers(space.domains["micro_batch_size"]) if isinstance(own, int) else []
-    for size in sorted(sizes, reverse=True):
-        smaller = {**guess, "micro_batch_size": size}
-        if isinstance(own, int) and size <= own and isinstance(compose(smaller, space), TrainingConfig):
-            return smaller
-    return guess
+    if not isinstance(own, int):
+        return guess
+    sizes = sorted((size for size in whole_numbers(space.domains["micro_batch_size"]) if size <= own), reverse=True)
+    return first_allowed(guess, space, {"micro_batch_size": sizes}) or guess
 
 
 def _splits(space: ResolvedSpace, ranks: int) -> Iterator[tuple[int, int]]:
@@ -207,7 +228,7 @@ def _splits(space: ResolvedSpace, ranks: int) -> Iterator[tuple[int, int]]:
     own = space.baseline.grad_accum_steps
     share, rest = divmod(space.baseline.global_batch_size, ranks)
     listed = {own, *whole_numbers(space.domains["grad_accum_steps"])}
-    for steps in sorted(listed, key=lambda one: (abs(one - own), one)):
+    for steps in sorted(listed, key=lambda steps: (abs(steps - own), steps)):
         if rest == 0 and share % steps == 0:
             yield share // steps, steps
 

@@ -1,27 +1,54 @@
-"""Optuna's samplers by the names that a search has for them."""
+"""The search methods by name: what sets each apart, and Optuna's sampler of each. No other place knows the names."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import optuna
 
 from autotune.settings.search_options import Method
 
-__all__ = ["make_sampler"]
+__all__ = ["METHODS", "SearchMethod"]
 
 _STARTUP_TRIALS = 8
+"""Random trials before a sampler models anything: our own convention; Optuna's ten would be most of a search."""
 
 
-def make_sampler(method: Method, seed: int) -> optuna.samplers.BaseSampler:
-    """The sampler that proposes what nobody else has proposed.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchMethod:
+    """A way to search."""
 
-    A grid needs none: its combinations are enqueued one by one. Optuna's own GridSampler stops the study when it is
-    through, which only `Study.optimize` allows.
-    """
-    if method == "gp":
-        return optuna.samplers.GPSampler(seed=seed, n_startup_trials=_STARTUP_TRIALS)
-    if method in {"random", "grid"}:
-        return optuna.samplers.RandomSampler(seed=seed)
-    # The constant liar takes what runs for bad until it is told; with one trial at a time it changes no proposal.
+    make_sampler: Callable[[int], optuna.samplers.BaseSampler]
+    """Given a seed, the sampler that draws what nothing else has proposed; raises ConfigError without its package."""
+    has_model: bool = False
+    """A model of the machine proposes; the sampler draws where the model was wrong."""
+    begins_with_guesses: bool = False
+    """An expert's first guesses are tried right after the baseline."""
+    visits_all: bool = False
+    """Every combination is tried once, in random order."""
+
+
+def _gp(seed: int) -> optuna.samplers.BaseSampler:
+    return optuna.samplers.GPSampler(seed=seed, n_startup_trials=_STARTUP_TRIALS)
+
+
+def _random(seed: int) -> optuna.samplers.BaseSampler:
+    return optuna.samplers.RandomSampler(seed=seed)
+
+
+def _tpe(seed: int) -> optuna.samplers.BaseSampler:
+    # The constant liar takes running trials for bad ones until they end; one trial at a time is not affected.
     return optuna.samplers.TPESampler(
         seed=seed, multivariate=True, n_startup_trials=_STARTUP_TRIALS, constant_liar=True
     )
+
+
+METHODS: dict[Method, SearchMethod] = {
+    "model": SearchMethod(make_sampler=_tpe, has_model=True),
+    "tpe": SearchMethod(make_sampler=_tpe, begins_with_guesses=True),
+    "gp": SearchMethod(make_sampler=_gp, begins_with_guesses=True),
+    "random": SearchMethod(make_sampler=_random),
+    # Combinations are enqueued one by one: Optuna's GridSampler stops the study, which only `Study.optimize` allows.
+    "grid": SearchMethod(make_sampler=_random, visits_all=True),
+}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,6 @@ from sqlalchemy import event
 from sqlalchemy.exc import SQLAlchemyError
 
 from autotune.errors import RunFolderError, StudyMismatchError
-from autotune.settings.search_options import Method
-from autotune.study.samplers import make_sampler
 
 __all__ = ["disk_errors", "open_optuna", "open_storage", "quiet"]
 
@@ -31,7 +29,7 @@ def open_optuna(
     path: Path | None,
     identity: Mapping[str, str],
     seed: int,
-    method: Method,
+    make_sampler: Callable[[int], optuna.samplers.BaseSampler],
 ) -> optuna.Study:
     """The study in a storage, or a new one.
 
@@ -46,7 +44,7 @@ def open_optuna(
     study = optuna.create_study(
         storage=storage,
         study_name=name,
-        sampler=make_sampler(method, seed + done),
+        sampler=make_sampler(seed + done),
         direction="maximize",
         load_if_exists=True,
     )
@@ -83,7 +81,7 @@ def _refuse_other(path: Path | None, there: Mapping[str, str], here: Mapping[str
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Optuna's log lines and notices about its own features kept from the user's terminal; his settings put back."""
+    """Keep Optuna's log lines and notices from the user's terminal; the verbosity is restored afterwards."""
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
@@ -96,7 +94,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def disk_errors(path: Path | None) -> Iterator[None]:
-    """Tell a storage that can't be used as a RunFolderError with the remedy."""
+    """Turn the errors of a storage that can't be used into a RunFolderError with the remedy."""
     try:
         yield
     except (SQLAlchemyError, optuna.exceptions.StorageInternalError, OSError) as error:

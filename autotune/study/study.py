@@ -1,49 +1,39 @@
-"""The Study: proposals from Optuna, results told back, kept in an ordinary Optuna SQLite study in the run folder.
+"""The Study: what to try next, what was measured, kept in an ordinary Optuna SQLite study in the run folder.
 
 `ask` hands out only configurations that have not been measured and are not running: repeats are answered from what is
 known, and what the rules exclude is told as pruned. A finished trial carries its TrialRecord as a user attribute, so
-that a study read back is complete; trials that were running when a sitting ended are enqueued again.
+that a study read back is complete; trials that were running when a search was interrupted are enqueued again.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.trial import TrialState
 
-from autotune.analysis.early_stopping import seen_rate
-from autotune.analysis.observations import UNKNOWN_EXCESS_FRACTION
 from autotune.errors import ConfigError
-from autotune.records.trial import OUT_OF_MEMORY, Score, TrialRecord, TrialResult
+from autotune.note import Note
+from autotune.records.trial import Score, TrialRecord, TrialResult
 from autotune.settings.search_options import Method
-from autotune.settings.search_space import Domain, IntRange, SettingValue
+from autotune.settings.search_space import SettingValue
 from autotune.settings.training_config import TrainingConfig
-from autotune.space import constraints as rules
+from autotune.space.constraints import same_behaviour_key
 from autotune.space.resolved_space import ResolvedSpace, compose, setting_of
+from autotune.study import optuna_trials as written
+from autotune.study.combinations import MOST_LISTED, OpenCombinations, Skip
 from autotune.study.importance import setting_importances
 from autotune.study.proposals import params_of
+from autotune.study.samplers import METHODS, SearchMethod
 from autotune.study.storage import disk_errors, open_optuna, open_storage, quiet
 
-__all__ = ["Doubt", "Study", "Trial", "read_records"]
+__all__ = ["Study", "Trial"]
 
-Doubt = Literal["", "would not fit", "would tell nothing"]
-"""Why a configuration is not worth a run, as far as that is foreseen; "" where it is."""
-
-_RECORD = "autotune_record"
-_CONFIG = "autotune_config"
-_PLACE = "autotune_place"  # of a record in the order in which trials ended
-_ROLE, _PROMISING = "role", "promising"  # what a trial was proposed as
 _REPEATS_IN_A_ROW = 8
-_ENUMERABLE = 20_000
-_RANDOM_TRIES = 500
-_MEMORY = "memory"
-_NO_DOUBT: Doubt = ""
+"""Samples in a row that bring nothing new before a combination is picked by ourselves: our own convention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +53,15 @@ class Study:
         storage: optuna.storages.BaseStorage,
         space: ResolvedSpace,
         seed: int,
-        method: Method,
+        method: SearchMethod,
     ) -> None:
         self.optuna_study = study
         self.method = method
         self._storage = storage
         self._space = space
-        self._random = random.Random(seed)  # noqa: S311 - a seeded choice, no secret
-        self._distributions = {name: _distribution(name, domain, space) for name, domain in space.parameters.items()}
-        self._excluded: list[dict[str, frozenset[SettingValue]]] = []
+        self._distributions = written.distributions_of(space)
+        self._combinations = OpenCombinations(space, seed, self.is_open)
+        self._left_out: list[dict[str, frozenset[SettingValue]]] = []
         self._keys: dict[TrainingConfig, str] = {}
         self._records: dict[str, TrialRecord] = {}
         self._running: dict[str, Trial] = {}
@@ -81,12 +71,13 @@ class Study:
         self._queued = 0
         """Trials in Optuna's queue, which it hands out before it samples; counted here, since to read it takes long."""
         self._is_drained = False
+        """Samples brought nothing new, and no combination was left."""
         self._promising: set[int] = set()
         """Numbers of the trials that a model expected most of."""
-        for trial in sorted(_measured(study), key=lambda one: one.user_attrs.get(_PLACE, -1)):
-            record = _record_of(trial)
+        for record in written.read_records(study):
             self._records[self._key(record.config)] = record
-            self._note_role(record.number, trial.user_attrs)
+        for trial in study.get_trials(deepcopy=False):
+            self._note_role(trial.number, trial.user_attrs)
 
     @classmethod
     def open(
@@ -105,22 +96,24 @@ class Study:
             StudyMismatchError: the file holds a study of something else; the message names what differs.
             RunFolderError: the file can't be written or is no database.
         """
-        if method == "grid" and space.size > _ENUMERABLE:
+        way = METHODS[method]
+        if way.visits_all and space.size > MOST_LISTED:
             raise ConfigError(
-                f"search.method grid takes at most {_ENUMERABLE:,} combinations, but the space has {space.size:,}; "
-                "list fewer values, or choose another method"
+                f"search.method {method} takes at most {MOST_LISTED:,} combinations, but the space has "
+                f"{space.size:,}; list fewer values, or choose another method"
             )
         with quiet(), disk_errors(path):
             storage = open_storage(path)
-            study = open_optuna(storage, path, identity, seed, method)
-            if _lacks_baseline(study):
+            study = open_optuna(storage, path, identity, seed, way.make_sampler)
+            if written.lacks_baseline(study):
                 optuna.delete_study(study_name=study.study_name, storage=storage)
-                study = open_optuna(storage, path, identity, seed, method)
-            opened = cls(study, storage, space, seed, method)
+                study = open_optuna(storage, path, identity, seed, way.make_sampler)
+            opened = cls(study, storage, space, seed, way)
             if not study.trials:
-                opened._enqueue_baseline()
+                own = {written.CONFIG: space.baseline.model_dump_json()}
+                study.enqueue_trial(params_of(space.baseline, space), user_attrs=own)
             for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-                study.enqueue_trial(trial.params, user_attrs=_carried(trial.user_attrs))
+                study.enqueue_trial(trial.params, user_attrs=written.carried(trial.user_attrs))
                 study.tell(trial.number, state=TrialState.FAIL)
             opened._note_waiting()
         return opened
@@ -138,7 +131,7 @@ class Study:
 
     @property
     def ended(self) -> list[TrialRecord]:
-        """Every measured trial, in the order in which they ended: another than theirs where several ran at once."""
+        """Every measured trial, in the order in which they ended: not that of numbers where several ran at once."""
         return list(self._records.values())
 
     @property
@@ -148,72 +141,80 @@ class Study:
 
     @property
     def running(self) -> list[Trial]:
-        """The trials that were asked for and not told yet."""
+        """The trials that were asked for and have not ended."""
         return list(self._running.values())
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether every configuration of the space was measured."""
-        return not self._running and self._unmeasured() is None
+        """Whether nothing runs and no open configuration is left, as far as the space can be looked through."""
+        return not self._running and not self._combinations.has_open
 
-    def ask(self, doubt: Callable[[TrainingConfig], Doubt] = lambda _: _NO_DOUBT) -> Trial | None:
-        """The next configuration to measure; None when all others of the space were measured or are running.
-
-        What the sampler finds and is in doubt is answered without a run: what would not fit as beyond the memory limit,
-        what would tell nothing as failed, from which samplers learn nothing. It comes only where nothing else is found.
-        """
-        with quiet(), disk_errors(None):
-            takes_all = self._is_drained or (self.method == "grid" and not self.has_waiting)
-            fruitless = _REPEATS_IN_A_ROW if takes_all else 0
-            while True:
-                if fruitless >= _REPEATS_IN_A_ROW:
-                    params = self._unmeasured(doubt)
-                    self._is_drained = params is None
-                    if params is None:
-                        return None
-                    self.optuna_study.enqueue_trial(params)
-                    self._queued += 1
-                    fruitless = 0
-                is_sampled = not self.has_waiting
-                trial = self.optuna_study.ask(self._distributions)
-                self._queued -= 0 if is_sampled else 1
-                config, why_not = self._config_of(trial), _NO_DOUBT
-                if isinstance(config, TrainingConfig) and not self._is_taken(config):
-                    why_not = doubt(config) if is_sampled else _NO_DOUBT
-                    if why_not == _NO_DOUBT:
-                        return self._hand_out(trial, config)
-                self._answer(trial, config, why_not)
-                fruitless += 1
+    @property
+    def none_left(self) -> Note:
+        """Why `ask` found nothing: everything was measured, or, in a large space, nothing new was drawn."""
+        return self._combinations.none_left
 
     @property
     def has_waiting(self) -> bool:
         """Whether a proposal waits to be asked for."""
         return self._queued > 0
 
+    def ask(self, skip: Skip = lambda _: None) -> Trial | None:
+        """The next configuration to measure: what was proposed, else a sample; None where nothing new is found.
+
+        A sample that `skip` names a reason against is answered without a run: what would not fit as beyond the memory
+        limit, what would tell nothing as failed, from which samplers learn nothing. It is tried only where nothing
+        else is found.
+        """
+        with quiet(), disk_errors(None):
+            picks = self._is_drained or (self.method.visits_all and not self.has_waiting)
+            fruitless = _REPEATS_IN_A_ROW if picks else 0
+            while True:
+                if fruitless >= _REPEATS_IN_A_ROW:
+                    params = self._combinations.next(skip)
+                    self._is_drained = params is None
+                    if params is None:
+                        return None
+                    self._enqueue(params)
+                    fruitless = 0
+                is_sampled = not self.has_waiting
+                asked = self.optuna_study.ask(self._distributions)
+                self._queued -= 0 if is_sampled else 1
+                config, reason = self._config_of(asked), None
+                if config is not None and not self._is_taken(config):
+                    reason = skip(config) if is_sampled else None
+                    if reason is None:
+                        return self._hand_out(asked, config)
+                self._answer(asked, config, reason)
+                fruitless += 1
+
+    def may_propose(self, params: Mapping[str, SettingValue]) -> bool:
+        """Whether `propose` would take these values: they break no rule, and are neither known, waiting nor running."""
+        return self._proposable(params) is not None
+
+    def propose(self, params: Mapping[str, SettingValue], *, is_promising: bool = False) -> bool:
+        """Have these values tried next; False where they may not be proposed."""
+        config = self._proposable(params)
+        if config is None:
+            return False
+        with quiet(), disk_errors(None):
+            self._enqueue(params, {written.ROLE: written.PROMISING} if is_promising else None)
+        self._waiting.add(self._key(config))
+        return True
+
+    def leave_out(self, settings: Mapping[str, frozenset[SettingValue]]) -> None:
+        """Try no configuration any more that has one of the values of each of these settings."""
+        self._left_out.append(dict(settings))
+
     def is_open(self, config: TrainingConfig) -> bool:
         """Whether a configuration may still be tried: neither measured, nor running, nor left out."""
         return not self.is_left_out(config) and not self._is_taken(config)
 
-    def propose(self, params: Mapping[str, SettingValue], *, is_promising: bool = False) -> bool:
-        """Have these values tried next; False where they are known, wait already, are running or break a rule."""
-        config = compose(params, self._space)
-        if isinstance(config, str) or self.is_left_out(config) or self._is_taken(config):
-            return False
-        if self._key(config) in self._waiting:
-            return False
-        with quiet(), disk_errors(None):
-            self.optuna_study.enqueue_trial(dict(params), user_attrs={_ROLE: _PROMISING} if is_promising else None)
-        self._queued += 1
-        self._waiting.add(self._key(config))
-        return True
-
-    def exclude(self, setting: str, values: frozenset[SettingValue]) -> None:
-        """Propose no configuration with one of these values any more."""
-        self._excluded.append({setting: values})
-
-    def refuse(self, settings: Mapping[str, SettingValue]) -> None:
-        """Propose no configuration any more that has all of these settings, trials to be retried among them."""
-        self._excluded.append({name: frozenset({value}) for name, value in settings.items()})
+    def is_left_out(self, config: TrainingConfig) -> bool:
+        """Whether nothing of its kind is tried any more, after failures or by the precision guard."""
+        return any(
+            all(setting_of(config, name) in values for name, values in settings.items()) for settings in self._left_out
+        )
 
     def importances(self) -> dict[str, float]:
         """How much each searched setting tells of a trial's score, in shares of 1; empty where too few trials tell."""
@@ -222,21 +223,33 @@ class Study:
             return setting_importances(self.optuna_study, feasible)
 
     def tell(self, trial: Trial, result: TrialResult, score: Score | None) -> TrialRecord:
-        """Record how a trial ended: limits as a violated constraint, time-outs as pruned, crashes as failed."""
+        """Record how a trial ended, here and in Optuna's study."""
         record = TrialRecord(number=trial.number, config=trial.config, result=result, score=score)
         with quiet(), disk_errors(None):
             asked = self._asked.pop(trial.number)
-            asked.set_user_attr(_RECORD, record.model_dump_json())
-            asked.set_user_attr(_PLACE, len(self._records))
-            asked.set_user_attr("outcome", record.outcome)
+            written.write_record(asked, record, len(self._records))
             self._tell(asked, record)
         key = self._key(trial.config)
         self._records[key] = record
         del self._running[key]
         return record
 
+    def _tell(self, asked: optuna.Trial, record: TrialRecord) -> None:
+        reference = next((record.measurement for record in self.ended if record.measurement is not None), None)
+        rate = None if reference is None else reference.samples_per_s
+        written.tell_record(self.optuna_study, asked, record, rate)
+
+    def _proposable(self, params: Mapping[str, SettingValue]) -> TrainingConfig | None:
+        config = compose(params, self._space)
+        is_new = isinstance(config, TrainingConfig) and self.is_open(config) and self._key(config) not in self._waiting
+        return config if isinstance(config, TrainingConfig) and is_new else None
+
+    def _enqueue(self, params: Mapping[str, SettingValue], attributes: dict[str, Any] | None = None) -> None:
+        self.optuna_study.enqueue_trial(dict(params), user_attrs=attributes)
+        self._queued += 1
+
     def _note_waiting(self) -> None:
-        """Know what an earlier sitting has left to be tried."""
+        """Count what an interrupted search has left to be tried."""
         waiting = self.optuna_study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
         self._queued = len(waiting)
         for trial in waiting:
@@ -245,7 +258,7 @@ class Study:
                 self._waiting.add(self._key(config))
 
     def _hand_out(self, asked: optuna.Trial, config: TrainingConfig) -> Trial:
-        asked.set_user_attr(_CONFIG, config.model_dump_json())
+        asked.set_user_attr(written.CONFIG, config.model_dump_json())
         trial = Trial(asked.number, config)
         self._note_role(trial.number, asked.user_attrs)
         self._asked[trial.number] = asked
@@ -254,57 +267,26 @@ class Study:
         return trial
 
     def _note_role(self, number: int, attributes: Mapping[str, Any]) -> None:
-        if attributes.get(_ROLE) == _PROMISING:
+        if attributes.get(written.ROLE) == written.PROMISING:
             self._promising.add(number)
 
-    def _tell(self, asked: optuna.Trial, record: TrialRecord) -> None:
-        if record.score is not None and record.measurement is not None and record.result.outcome == "ok":
-            asked.set_constraint(_MEMORY, record.score.violation)
-            self.optuna_study.tell(asked, record.score.value)
-        elif record.outcome == "crashed":
+    def _answer(self, asked: optuna.Trial, config: TrainingConfig | None, reason: Note | None) -> None:
+        """Answer a repeat from what was measured; of one that is still running nothing is known, so it is no lesson."""
+        key = "" if config is None else self._key(config)
+        if (known := self._records.get(key)) is not None:
+            asked.set_user_attr("outcome", f"repeat of {known.number}")
+            self._tell(asked, known)
+        elif (running := self._running.get(key)) is not None:
+            asked.set_user_attr("outcome", f"repeat of running {running.number}")
             self.optuna_study.tell(asked, state=TrialState.FAIL)
         else:
-            if record.result.blocks:
-                asked.report(self._relative_rate(record), step=len(record.result.blocks))
-            if record.outcome in OUT_OF_MEMORY and record.measurement is None:  # a guard's is not the trial's
-                known = record.result.violation
-                asked.set_constraint(_MEMORY, UNKNOWN_EXCESS_FRACTION if known is None else known)
-            self.optuna_study.tell(asked, state=TrialState.PRUNED)
+            written.answer_skipped(self.optuna_study, asked, reason)
 
-    def _relative_rate(self, record: TrialRecord) -> float:
-        """What a trial has shown that was stopped early, on the scale of scores, its busy fraction left out."""
-        first = next(one.measurement for one in self.ended if one.measurement is not None)
-        return seen_rate(record.result.blocks).samples_per_s / first.samples_per_s
-
-    def _answer(self, trial: optuna.Trial, config: TrainingConfig | str, doubt: Doubt) -> None:
-        """Answer a repeat from what was measured, and what a rule excludes, or would not fit, as pruned.
-
-        Of one that is still running nothing is known: its repeat is told as failed, from which samplers learn nothing,
-        and so is what would tell nothing.
-        """
-        key = "" if isinstance(config, str) else self._key(config)
-        if (known := self._records.get(key)) is not None:
-            trial.set_user_attr("outcome", f"repeat of {known.number}")
-            self._tell(trial, known)
-        elif (running := self._running.get(key)) is not None:
-            trial.set_user_attr("outcome", f"repeat of running {running.number}")
-            self.optuna_study.tell(trial, state=TrialState.FAIL)
-        else:
-            trial.set_user_attr("outcome", doubt or "invalid")
-            if doubt == "would not fit":
-                trial.set_constraint(_MEMORY, UNKNOWN_EXCESS_FRACTION)
-            self.optuna_study.tell(trial, state=TrialState.FAIL if doubt == "would tell nothing" else TrialState.PRUNED)
-
-    def _config_of(self, trial: optuna.Trial) -> TrainingConfig | str:
-        fixed = trial.user_attrs.get(_CONFIG)
-        config = TrainingConfig.model_validate_json(fixed) if fixed else compose(trial.params, self._space)
-        if isinstance(config, TrainingConfig) and self.is_left_out(config):
-            return "excluded after failures"
-        return config
-
-    def is_left_out(self, config: TrainingConfig) -> bool:
-        """Whether nothing of its kind is proposed any more, after failures or by the precision guard."""
-        return any(all(setting_of(config, name) in values for name, values in one.items()) for one in self._excluded)
+    def _config_of(self, asked: optuna.Trial) -> TrainingConfig | None:
+        """What a trial's values compose to; None where they break a rule, or were left out."""
+        fixed = asked.user_attrs.get(written.CONFIG)
+        config = TrainingConfig.model_validate_json(fixed) if fixed else compose(asked.params, self._space)
+        return config if isinstance(config, TrainingConfig) and not self.is_left_out(config) else None
 
     def _is_taken(self, config: TrainingConfig) -> bool:
         """Whether one that runs alike was measured or is running."""
@@ -313,82 +295,5 @@ class Study:
 
     def _key(self, config: TrainingConfig) -> str:
         if config not in self._keys:  # thousands are asked about before each trial
-            self._keys[config] = rules.same_behaviour_key(config, self._space.facts, self._space.environment)
+            self._keys[config] = same_behaviour_key(config, self._space.facts, self._space.environment)
         return self._keys[config]
-
-    def _enqueue_baseline(self) -> None:
-        baseline = self._space.baseline
-        own = {_CONFIG: baseline.model_dump_json()}
-        self.optuna_study.enqueue_trial(params_of(baseline, self._space), user_attrs=own)
-
-    def _unmeasured(
-        self, doubt: Callable[[TrainingConfig], Doubt] = lambda _: _NO_DOUBT
-    ) -> dict[str, SettingValue] | None:
-        """A random combination that was not measured and is not running; None: there is none.
-
-        One without a doubt comes first, then what would tell nothing.
-        """
-        domains = self._space.parameters
-        if self._space.size > _ENUMERABLE:
-            tries: Iterator[dict[str, SettingValue]] = (
-                {name: self._random.choice(list(domain)) for name, domain in domains.items()}
-                for _ in range(_RANDOM_TRIES)
-            )
-        else:
-            combinations = list(self._space.combinations())
-            self._random.shuffle(combinations)
-            tries = iter(combinations)
-        doubted: dict[Doubt, dict[str, SettingValue]] = {}
-        asked = 0
-        for params in tries:
-            config = compose(params, self._space)
-            if isinstance(config, str) or not self.is_open(config):
-                continue
-            why_not = doubt(config)
-            if why_not == _NO_DOUBT:
-                return params
-            doubted.setdefault(why_not, params)
-            asked += 1
-            if asked == _RANDOM_TRIES:
-                break
-        return doubted.get("would tell nothing", doubted.get("would not fit"))
-
-
-def read_records(study: optuna.Study) -> list[TrialRecord]:
-    """The records of a study's measured trials, in order."""
-    return [_record_of(trial) for trial in _measured(study)]
-
-
-def _measured(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
-    return [
-        trial for trial in study.get_trials(deepcopy=False) if _RECORD in trial.user_attrs and trial.state.is_finished()
-    ]
-
-
-def _record_of(trial: optuna.trial.FrozenTrial) -> TrialRecord:
-    return TrialRecord.model_validate_json(trial.user_attrs[_RECORD])
-
-
-def _lacks_baseline(study: optuna.Study) -> bool:
-    """Whether the first trial, the baseline, was interrupted or failed: then nothing in the study can be used."""
-    if not study.trials:
-        return False
-    first = next(iter(read_records(study)), None)
-    return first is None or first.number != 0 or first.outcome in {"crashed", "invalid"}
-
-
-def _distribution(name: str, domain: Domain, space: ResolvedSpace) -> BaseDistribution:
-    """Optuna's form of a domain, widened to the baseline's own value, which `compose` refuses to others."""
-    told = params_of(space.baseline, space)
-    own: Any = told.get(name)
-    is_told = name in told
-    if isinstance(domain, IntRange):
-        ends = [domain.low, domain.high, *([own] if is_told and isinstance(own, int) else [])]
-        log = domain.log and min(ends) >= 1
-        return IntDistribution(min(ends), max(ends), log=log)
-    values = list(domain.values)
-    return CategoricalDistribution(values if not is_told or own in domain else [*values, own])
-
-
-def _carried(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in attributes.items() if name in {_CONFIG, _ROLE}}

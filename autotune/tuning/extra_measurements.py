@@ -1,7 +1,6 @@
 """What a search has its runs measure beside their windows, and the ceilings that runs know from one another.
 
-Each ceiling is measured once for the settings that it depends on; a CeilingBook keeps it for all others. Composition,
-like tune and confirm, which call it.
+Each ceiling is measured once for the settings that it depends on; a CeilingBook keeps it for all others.
 """
 
 from __future__ import annotations
@@ -14,12 +13,14 @@ from autotune.settings.training_config import TrainingConfig
 
 __all__ = ["everything", "extras_of", "with_ceilings"]
 
-_STRETCH_SHARE = 0.1  # of the window's time: what a ceiling may take
+_STRETCH_SHARE = 0.1
+"""Of the window's time, what a ceiling may take: our own convention, so that a trial takes a fifth more at most."""
 _SHORTEST_STRETCH_S, _LONGEST_STRETCH_S = 0.2, 0.5
+"""Bounds of it: some steps of most workloads, and no more than a ceiling's precision needs; our own convention."""
 
 
 def extras_of(config: TrainingConfig, book: CeilingBook, window: WindowRules, *, is_baseline: bool) -> Extras:
-    """The ceilings that nobody has measured yet, or tried to; of the baseline everything."""
+    """The ceilings that no run has measured or tried to measure; for the baseline everything."""
     if is_baseline:
         return everything(window)
     return Extras(
@@ -39,7 +40,7 @@ def with_ceilings(
 ) -> TrialResult:
     """Enter what a run has measured into the book, and what it has not measured itself from the book.
 
-    What it was asked for and has not reached is entered as tried in vain.
+    What was asked of it and is missing is entered as tried in vain.
     """
     measurement = result.measurement
     if measurement is None:

@@ -1,12 +1,14 @@
 """The precision guard in a search: one comparison to float32 for each cheaper precision, before a trial of it may win.
 
-Takes a trial's result that ran well, and hands on the same with the guard's figures, or as one that may not win: its
-measurement stays, its outcome says why. Composition, like tune, from which alone it is called.
+Comes in: the result of a trial that ran well. Goes out: the same with the guard's figures, or as one that may not win:
+its measurement stays, its outcome and reason are the guard's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from threading import Lock
 
 from autotune.launch.runner import TrialRunner
 from autotune.records.precision_check import guard_key, needs_guard, objection, shortfall
@@ -19,13 +21,15 @@ __all__ = ["PrecisionGuard", "guarded_settings"]
 
 @dataclass(slots=True)
 class PrecisionGuard:
-    """The guard's answers so far, by what they depend on."""
+    """The guard's answers so far, by what they depend on. Trials may ask from several threads."""
 
     runner: TrialRunner
     baseline: TrainingConfig
     passed: set[tuple[str, bool]] = field(default_factory=set)
     refusals: dict[tuple[str, bool], TrialResult] = field(default_factory=dict)
     """Outcome, reason and figures for each precision that may not win."""
+    _under_way: dict[tuple[str, bool], Lock] = field(default_factory=dict)
+    """Held while a precision is compared: trials of it that end meanwhile wait for the answer."""
 
     def recall(self, record: TrialRecord) -> None:
         """Take up the answer that a finished trial holds; where the comparison could not run, there is none."""
@@ -35,19 +39,23 @@ class PrecisionGuard:
         elif record.result.guard is not None:
             self.passed.add(guard_key(record.config))
 
-    def judge(self, config: TrainingConfig, result: TrialResult, *, deadline_s: float) -> TrialResult:
-        """A trial's result after the guard; the comparison runs at the first trial of a precision alone."""
+    def judge(self, config: TrainingConfig, result: TrialResult, deadline_s: Callable[[], float]) -> TrialResult:
+        """A trial's result after the guard; only the first trial of a precision is compared, and keeps the figures.
+
+        The deadline is asked for when a comparison begins.
+        """
         if result.outcome != "ok" or not needs_guard(config, self.baseline):
             return result
         key = guard_key(config)
+        with self._under_way.setdefault(key, Lock()):
+            if key not in self.passed and key not in self.refusals:
+                answer = self._answer(config, deadline_s())
+                if answer.outcome == "ok":
+                    self.passed.add(key)
+                    return result.model_copy(update={"guard": answer.guard})
+                self.refusals[key] = answer
         if key in self.passed:
             return result
-        if key not in self.refusals:
-            answer = self._answer(config, deadline_s)
-            if answer.outcome == "ok":
-                self.passed.add(key)
-                return result.model_copy(update={"guard": answer.guard})
-            self.refusals[key] = answer
         refusal = self.refusals[key]
         return result.model_copy(update={"outcome": refusal.outcome, "reason": refusal.reason, "guard": refusal.guard})
 

@@ -1,7 +1,6 @@
-"""Before a study: one look at the workload and the machine, which gives trials their limits and the space its ranges.
+"""Before a study: the probe of workload and machine, which gives trials their limits and the space its ranges.
 
-Takes a Plan and a runner; hands on a runner that knows the limits, and the resolved space, which knows the hosts and
-what is to be said of them. Composition, like api, from which alone it is called.
+Comes in: a Plan and a runner. Goes out: a runner that knows the limits, and the resolved space with its notes.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ __all__ = ["look"]
 _ADAM_BYTES = 8
 """Of state for each trainable parameter: two moments in float32. Source: torch.optim.Adam, exp_avg and exp_avg_sq."""
 _FEW_COMBINATIONS = 4096
+"""Up to so many are all composed, to see whether one is possible: our own convention, a fraction of a second."""
 
 
 def look(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, ResolvedSpace]:
@@ -36,8 +36,8 @@ def look(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, ResolvedSpace]:
     if report.environment is None or report.facts is None:
         raise _probe_failure(report)
     hosts, is_spread = slots_of(runner.launcher), plan.executor.ranks == "spread"
-    seen = report.environment.model_copy(update={"hosts": max(1, hosts), "is_spread": is_spread})
-    reason = obstacle(plan.baseline, report.facts, seen, drop_last=plan.workload.drop_last)
+    environment = report.environment.model_copy(update={"hosts": max(1, hosts), "is_spread": is_spread})
+    reason = obstacle(plan.baseline, report.facts, environment, drop_last=plan.workload.drop_last)
     if reason is not None:
         raise ConfigError(f"baseline: {reason}")
     space = resolve(
@@ -45,14 +45,14 @@ def look(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, ResolvedSpace]:
         baseline=plan.baseline,
         objective=plan.objective,
         facts=report.facts,
-        environment=seen,
+        environment=environment,
         drop_last=plan.workload.drop_last,
     )
     _refuse_empty(space)
     ready = runner.limited(
-        limit_bytes=plan.objective.limit_bytes(seen.device_memory_bytes),
-        ram_bytes=seen.ram_bytes,
-        limit_is_ram=seen.has_only_ram,
+        limit_bytes=plan.objective.limit_bytes(environment.device_memory_bytes),
+        ram_bytes=environment.ram_bytes,
+        limit_is_ram=environment.has_only_ram,
     )
     others = note_on_others(report.conditions)
     notes = (

@@ -1,116 +1,143 @@
-"""Who may be recommended: the confirmed configurations where they can decide, else what the trials alone say.
-
-Takes a Tuning with what its trials, its confirmation and its stress runs have seen; changes nothing in it.
-"""
+"""From what was found and confirmed to what is recommended. Pure: values in, a Recommendation out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 
-from autotune.analysis.selection_rules import choose
-from autotune.records.recommendation import Confirmation
-from autotune.records.trial import TrialRecord, score_value
-from autotune.tuning.loop import Tuning
+from autotune.analysis.selection_rules import choose, gains_of, ratio_of
+from autotune.note import Note, note
+from autotune.records.recommendation import Confirmation, Ratio, Recommendation
+from autotune.records.run_summary import changed_settings
+from autotune.settings.training_config import TrainingConfig
+from autotune.space.learning_rate import LrAdvice, scale_lr
+from autotune.tuning.contenders import Contenders, baseline_of, challengers, scores_of
+from autotune.tuning.outcomes import ConfirmationOutcome, SearchOutcome
+from autotune.tuning.stress_check import note_of_passed
 
-__all__ = ["Race", "challengers", "feasible_baseline", "number_0", "scores_of"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Race:
-    """Who may be recommended."""
-
-    confirmed: list[Confirmation]
-    """The confirmed ones, where they can decide; else none."""
-    trials: list[Confirmation]
-    """What trials alone say."""
-
-    @classmethod
-    def of(cls, tuning: Tuning) -> Race:
-        """The race as it stands, less what the confirmation and the stress runs have refuted."""
-        confirmations = tuning.confirmations
-        refuted = {one.number for one in confirmations if not one.is_feasible} | tuning.overloaded.keys()
-        contenders = (*feasible_baseline(tuning), *challengers(tuning))
-        trials = [_as_confirmation(record) for record in contenders if record.number not in refuted]
-        confirmed = [one for one in confirmations if one.is_feasible and one.runs]
-        is_whole = tuning.is_confirmed or not tuning.is_interrupted
-        return cls(confirmed=_comparable(confirmed, trials) if is_whole else [], trials=trials)
-
-    @classmethod
-    def proven(cls, tuning: Tuning) -> Race:
-        """The race in which, once one failed on the largest samples, the baseline and those that passed there are left.
-
-        Where none of them is feasible, it is the race as it stands.
-        """
-        race = cls.of(tuning)
-        if not tuning.overloaded:
-            return race
-        left = race.only(lambda number: number == 0 or number in tuning.stresses)
-        return left if left.trials else race
-
-    def only(self, may_win: Callable[[int], bool]) -> Race:
-        """The race among some, by their numbers."""
-        trials = [one for one in self.trials if may_win(one.number)]
-        return Race(
-            confirmed=_comparable([one for one in self.confirmed if may_win(one.number)], trials), trials=trials
-        )
-
-    @property
-    def candidates(self) -> list[Confirmation]:
-        """The confirmed ones, or the trials."""
-        return self.confirmed or self.trials
-
-    def chosen(self, tuning: Tuning) -> Confirmation | None:
-        """The one to recommend; None where nothing is feasible."""
-        candidates = self.candidates
-        return choose(candidates, scores_of(candidates, tuning), number_0(candidates)) if candidates else None
-
-    def is_outrun(self, chosen: Confirmation, tuning: Tuning) -> bool:
-        """Whether a faster trial may not be used: refused, over the limit, or refuted when it was run again."""
-        records = tuning.study.records
-        rates = {one.number: one.measurement.samples_per_s for one in records if one.measurement is not None}
-        slow = {one.number for one in records if one.is_feasible} - {one.number for one in challengers(tuning)}
-        usable = slow | {one.number for one in self.trials}
-        return any(rate > rates[chosen.number] for number, rate in rates.items() if number not in usable)
+__all__ = ["select"]
 
 
-def feasible_baseline(tuning: Tuning) -> list[TrialRecord]:
-    """The baseline's trial where it is a reference, else none."""
-    baseline = tuning.baseline
-    return [baseline] if baseline is not None and baseline.is_feasible else []
+def select(found: SearchOutcome, sure: ConfirmationOutcome) -> Recommendation | None:
+    """The recommendation from what is known; None where nothing is feasible.
+
+    Without confirmations that can decide, or after an interruption, the trials' own measurements do, less what the
+    confirmation has refuted; the verdict says so. Once a stress run has refuted one, no other wins without such a run.
+    """
+    contenders = Contenders.proven(found, sure)
+    chosen, reference = contenders.chosen, baseline_of(contenders.candidates)
+    if chosen is None:
+        return None
+    is_confirmed, is_outrun = bool(contenders.confirmed), _is_outrun(chosen, contenders, found)
+    same, same_speedup = _same_batch(contenders, found)
+    advice = _lr_advice(chosen.config, found)
+    return Recommendation(
+        config=chosen.config.model_copy(update={"lr": advice.lr}),
+        number=chosen.number,
+        verdict=_verdict(chosen, reference, is_confirmed=sure.is_confirmed if chosen.number == 0 else is_confirmed),
+        speedup=_speedup(chosen, reference, is_confirmed=is_confirmed),
+        lr_advice=advice,
+        same_batch=None if same is None else same.config,
+        same_batch_number=None if same is None else same.number,
+        same_batch_speedup=same_speedup,
+        reasons=tuple(_reasons(chosen, contenders, found, sure, is_outrun=is_outrun)),
+        confirmations=sure.confirmations,
+        stress=sure.stresses.get(chosen.number),
+        overloaded=sure.overloaded,
+        is_outrun=is_outrun,
+    )
 
 
-def challengers(tuning: Tuning) -> list[TrialRecord]:
-    """The trials that beat the baseline's own trial, the best first."""
-    bar = max((score_value(record) for record in feasible_baseline(tuning)), default=0.0)
-    feasible = [record for record in tuning.study.records if record.is_feasible and record.number != 0]
-    return sorted((record for record in feasible if score_value(record) > bar), key=score_value, reverse=True)
+def _is_outrun(chosen: Confirmation, contenders: Contenders, found: SearchOutcome) -> bool:
+    """Whether a faster trial may not be used: refused, over the limit, or refuted when it was run again."""
+    rates = {record.number: record.measurement.samples_per_s for record in found.records if record.measurement}
+    feasible = {record.number for record in found.records if record.is_feasible}
+    slow = feasible - {record.number for record in challengers(found)}
+    usable = slow | {candidate.number for candidate in contenders.trials}
+    return any(rate > rates[chosen.number] for number, rate in rates.items() if number not in usable)
 
 
-def number_0(candidates: Sequence[Confirmation]) -> Confirmation | None:
-    """The baseline among candidates."""
-    return next((one for one in candidates if one.number == 0), None)
+def _same_batch(contenders: Contenders, found: SearchOutcome) -> tuple[Confirmation | None, Ratio | None]:
+    """The best at the baseline's global batch, and its confirmed speed-up.
+
+    Where none was confirmed but the baseline, the trials decide, and no speed-up is claimed.
+    """
+    wanted = found.space.baseline.global_batch_size
+    for candidates, is_confirmed in ((contenders.confirmed, True), (contenders.trials, False)):
+        same = [candidate for candidate in candidates if candidate.config.global_batch_size == wanted]
+        if any(candidate.number != 0 for candidate in same):
+            reference = baseline_of(same)
+            best = choose(same, scores_of(same, contenders.busy_weight), reference)
+            return best, _speedup(best, reference, is_confirmed=is_confirmed)
+    reference = baseline_of(contenders.trials)
+    return reference, _speedup(reference, reference, is_confirmed=True)
 
 
-def scores_of(candidates: Sequence[Confirmation], tuning: Tuning) -> dict[int, float]:
-    """The score of each candidate from its own runs, where all busy fractions have one source."""
-    reference = number_0(candidates) or candidates[0]
-    sources = {run.busy_source for one in candidates for run in one.runs}
-    scores = {}
-    for one in candidates:
-        busy = [run.busy_fraction for run in one.runs if run.busy_fraction is not None]
-        idle = 1 - fmean(busy) if busy and len(sources) == 1 else 0.0
-        scores[one.number] = one.samples_per_s / reference.samples_per_s * (1 - tuning.objective.busy_weight * idle)
-    return scores
+def _verdict(chosen: Confirmation, reference: Confirmation | None, *, is_confirmed: bool) -> str:
+    if reference is None:
+        return "baseline_infeasible"
+    proven = "already_best" if chosen.number == 0 else "faster"
+    return proven if is_confirmed else "unconfirmed"
 
 
-def _comparable(confirmed: list[Confirmation], trials: Sequence[Confirmation]) -> list[Confirmation]:
-    """The confirmed ones where they can decide: a challenger, and the baseline where it is a reference; else none."""
-    has_challenger = any(one.number != 0 for one in confirmed)
-    needs_baseline = number_0(trials) is not None
-    return confirmed if has_challenger and (not needs_baseline or number_0(confirmed) is not None) else []
+def _speedup(candidate: Confirmation | None, reference: Confirmation | None, *, is_confirmed: bool) -> Ratio | None:
+    """The confirmed ratio; exactly 1 for the baseline itself."""
+    if candidate is None or reference is None or not (is_confirmed or candidate.number == 0):
+        return None
+    return ratio_of(candidate, reference)
 
 
-def _as_confirmation(record: TrialRecord) -> Confirmation:
-    return Confirmation(number=record.number, config=record.config, rounds=(record.measurement,))
+def _lr_advice(config: TrainingConfig, found: SearchOutcome) -> LrAdvice:
+    baseline = found.space.baseline
+    ratio = config.global_batch_size / baseline.global_batch_size
+    return scale_lr(baseline.lr, ratio, found.space.objective.lr_rule, found.space.facts.optimizer)
+
+
+def _reasons(
+    chosen: Confirmation, contenders: Contenders, found: SearchOutcome, sure: ConfirmationOutcome, *, is_outrun: bool
+) -> Iterator[Note]:
+    """What the recommendation rests on."""
+    candidates = contenders.candidates
+    reference = baseline_of(candidates)
+    if reference is None:
+        yield note("baseline_is_no_reference")
+    yield _why_this(chosen, contenders, found, sure, is_outrun=is_outrun)
+    if contenders.confirmed:
+        rounds = max(len(candidate.rounds) for candidate in candidates)
+        yield note("confirmed", rounds=rounds, configurations=len(candidates))
+    elif chosen.number != 0:
+        yield note("not_confirmed")
+    if chosen.number in sure.stresses:
+        record = next(record for record in found.records if record.number == chosen.number)
+        yield note_of_passed(record, sure.stresses[chosen.number], found)
+    if reference is not None and chosen.number != 0:
+        waits = {"data_wait_fraction": _data_wait(chosen), "baseline_data_wait_fraction": _data_wait(reference)}
+        yield note("data_wait", **waits)
+        yield note("changed_settings", settings=list(changed_settings(chosen.config, reference.config)))
+
+
+def _why_this(
+    chosen: Confirmation, contenders: Contenders, found: SearchOutcome, sure: ConfirmationOutcome, *, is_outrun: bool
+) -> Note:
+    measured, candidates = len(found.records), contenders.candidates
+    if chosen.number == 0 and sure.overloaded:
+        would = Contenders.of(found, sure).chosen
+        return note("faster_ones_overloaded", has_untried=would is not None and would.number != 0)
+    if chosen.number == 0:
+        return note("nothing_beats_baseline", configurations=measured, is_outrun=is_outrun)
+    fastest = _fastest(gains_of(candidates, baseline_of(candidates))) or chosen
+    if chosen.number != fastest.number:
+        share = chosen.samples_per_s / fastest.samples_per_s
+        return note("simplest_of_the_fastest", fastest_trial=fastest.number, rate_fraction=share)
+    fastest_of_all = _fastest(candidates) or chosen
+    if fastest_of_all.number != chosen.number:
+        return note("fastest_beyond_noise", other_trial=fastest_of_all.number)
+    return note("fastest", configurations=measured, is_outrun=is_outrun)
+
+
+def _fastest(candidates: Sequence[Confirmation]) -> Confirmation | None:
+    return max(candidates, key=lambda candidate: candidate.samples_per_s, default=None)
+
+
+def _data_wait(candidate: Confirmation) -> float:
+    return fmean(run.data_wait_fraction for run in candidate.runs)

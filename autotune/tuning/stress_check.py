@@ -1,31 +1,44 @@
 """The last check of a recommendation: the winner trained for some seconds on the largest samples, under the limit.
 
-Takes a Tuning and the trial to check; leaves the figures, or what speaks against the trial, in the Tuning. Composition,
-like confirm, from which alone it is called.
+Comes in: what the search has measured, the trial to check, the time left. Goes out: the figures of the run, whether it
+refutes the trial, and notes.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import inf
 
 from autotune.analysis.time_estimate import overhead_s
-from autotune.phrasing import say_mib
+from autotune.launch.runner import TrialRunner
+from autotune.note import Note, note
 from autotune.protocol.reports import RankReport
-from autotune.records.stress_check import STRESS_S, StressFigures, load_of, look_s
+from autotune.records.stress_check import STRESS_S, Load, StressFigures, load_of, look_s
 from autotune.records.trial import TrialRecord
 from autotune.settings.training_config import TrainingConfig
-from autotune.tuning.loop import Tuning
+from autotune.tuning.outcomes import SearchOutcome
+from autotune.tuning.time_budget import repeat_deadline_s
 
-__all__ = ["MOST_STRESSED", "reserve_s", "say_stressed", "stress"]
+__all__ = ["MOST_STRESSED", "StressCheck", "check_under_stress", "note_of_passed", "reserve_s"]
 
 MOST_STRESSED = 3
-"""Configurations that are tried one after the other, until one stays within the limit."""
+"""Configurations that are tried one after the other, until one stays within the limit: our own convention."""
 _SHORTEST_STRESS_S = 1.0
-_DEADLINE_FACTOR = 10.0
-_MIN_DEADLINE_S = 30.0
+"""A shorter run would end within the first steps, before memory has reached its peak: our own convention."""
 _RESERVED_SHARE = 0.25
+"""Of the time left for the confirmation, what a stress run may take of it: our own convention."""
 _REFUTING = frozenset({"oom", "host_oom"})
 """A crash is none: a model may well assert what a batch of the largest samples alone breaks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StressCheck:
+    """How a stress run ended."""
+
+    figures: StressFigures | None = None
+    """Of a run that was passed; None where it refutes the trial, or could not be made."""
+    is_refuted: bool = False
+    notes: tuple[Note, ...] = ()
 
 
 def reserve_s(record: TrialRecord, left_s: float) -> float:
@@ -33,68 +46,71 @@ def reserve_s(record: TrialRecord, left_s: float) -> float:
     return min(STRESS_S + overhead_s(record) + look_s(inf), _RESERVED_SHARE * left_s)
 
 
-def stress(tuning: Tuning, record: TrialRecord) -> None:
-    """Run a trial's configuration on the largest samples; a note says what speaks against it, or why it was not run."""
-    left = tuning.timing.clock.left_s
-    window_s = STRESS_S if left is None else min(STRESS_S, left - overhead_s(record) - look_s(left))
-    name = f"Trial {record.number}"
+def check_under_stress(
+    record: TrialRecord, found: SearchOutcome, runner: TrialRunner, left_s: float | None
+) -> StressCheck:
+    """Run a trial's configuration on the largest samples; `left_s` is None where there is no time-out."""
+    window_s = STRESS_S if left_s is None else min(STRESS_S, left_s - overhead_s(record) - look_s(left_s))
     if window_s < _SHORTEST_STRESS_S:
-        tuning.notes.append(f"{name} was not run on the largest samples: no time was left.")
-        return
-    deadline_s = max(_DEADLINE_FACTOR * record.result.wall_s, _MIN_DEADLINE_S) + window_s
-    report = tuning.runner.stress(
+        return StressCheck(notes=(note("stress_no_time", trial=record.number),))
+    deadline_s = repeat_deadline_s(record) + window_s
+    report = runner.stress(
         record.config,
         name=f"stress-{record.number:03d}",
-        deadline_s=deadline_s if left is None else min(deadline_s, left),
+        deadline_s=deadline_s if left_s is None else min(deadline_s, left_s),
         train_s=window_s,
     )
-    against = _against(tuning, record.config, report)
-    if against is not None:
-        tuning.overloaded[record.number] = against
-        tuning.notes.append(f"{name} is not recommended, since it failed on the largest samples: {against}")
-    elif report.stress is not None:
-        tuning.stresses[record.number] = report.stress
-        if report.stress.remark:
-            tuning.notes.append(f"{name}, run once more: {report.stress.remark}")
-        if report.stress.memory.is_thrashing:
-            tuning.notes.append(
-                f"{name} fits on the largest samples, but not with ease: the allocator had to give back what it held "
-                f"{report.stress.memory.alloc_retries} times in {report.stress.steps - 1} steps after the first, and "
-                "waits for the device each time; a smaller micro batch would spare that."
-            )
-        load = load_of(report.stress, record.config, tuning.space.environment, tuning.space.facts)
-        if load.peak_bytes > tuning.limit_bytes:
-            tuning.notes.append(
-                f"{name} may take up to {say_mib(load.peak_bytes)} of {say_mib(tuning.limit_bytes)} on the largest "
-                f"samples, less where its {load.ranks} ranks share memory: watch it in its first epoch."
-            )
-    else:
-        tuning.notes.append(f"{name} could not be run on the largest samples: {report.result.reason}")
+    return _judged(record, found, report)
 
 
-def say_stressed(tuning: Tuning, config: TrainingConfig, figures: StressFigures) -> str:
-    """What a run of settings on the largest samples has shown, in a sentence."""
-    load = load_of(figures, config, tuning.space.environment, tuning.space.facts)
-    ran = " ".join(filter(None, (f"Ran {figures.seconds:.0f} s more", load.where)))
-    what = f"({figures.steps} steps)" if figures.remark else f"on the largest of {figures.items_seen:,} samples seen"
-    peak, limit = say_mib(load.own_bytes), say_mib(tuning.limit_bytes)
-    of = f", that is up to {say_mib(load.peak_bytes)} of {limit} for {load.bearer}" if load.is_more else f" of {limit}"
-    return f"{ran} {what}: peak {peak}{of}."
-
-
-def _against(tuning: Tuning, config: TrainingConfig, report: RankReport) -> str | None:
-    """What refutes a configuration. That it took too long, or could not be tried, does not."""
-    figures = report.stress
-    if report.result.outcome in _REFUTING:
-        return report.result.reason
-    if figures is None:
-        return None
-    load = load_of(figures, config, tuning.space.environment, tuning.space.facts)
-    if load.least_bytes <= tuning.limit_bytes:
-        return None
-    whole = f" {load.where}, that is up to {say_mib(load.peak_bytes)} for {load.bearer}," if load.is_more else ""
-    return (
-        f"peak memory must stay within {say_mib(tuning.limit_bytes)}, but was {say_mib(load.own_bytes)}{whole} in "
-        f"{figures.steps} steps with samples of up to {figures.largest_item_bytes:,} bytes "
-        f"(median {figures.median_item_bytes:,.0f}, of {figures.items_seen:,} seen)"
+def note_of_passed(record: TrialRecord, figures: StressFigures, found: SearchOutcome) -> Note:
+    """What a run on the largest samples has shown, among the reasons of a recommendation."""
+    return note(
+        "stress_passed",
+        run_s=figures.seconds,
+        has_largest_samples=not figures.remark,
+        limit_bytes=found.limit_bytes,
+        **_figures_of(figures, record.config, _load(figures, record.config, found)),
     )
+
+
+def _judged(record: TrialRecord, found: SearchOutcome, report: RankReport) -> StressCheck:
+    """What the run says. That it took too long, or could not be made, refutes nothing."""
+    figures, number = report.stress, record.number
+    if report.result.outcome in _REFUTING:
+        return StressCheck(
+            is_refuted=True, notes=(note("stress_out_of_memory", trial=number, reason=report.result.reason),)
+        )
+    if figures is None:
+        return StressCheck(notes=(note("stress_failed", trial=number, reason=report.result.reason),))
+    load = _load(figures, record.config, found)
+    more = {"trial": number, "limit_bytes": found.limit_bytes, **_figures_of(figures, record.config, load)}
+    if load.least_bytes > found.limit_bytes:
+        return StressCheck(is_refuted=True, notes=(note("stress_over_limit", **more),))
+    notes = []
+    if remark := figures.remark if isinstance(figures.remark, str) else figures.remark.model_dump():
+        notes.append(note("stress_remark", trial=number, remark=remark))
+    if figures.memory.is_thrashing:
+        retries = figures.memory.alloc_retries
+        notes.append(note("stress_thrashing", trial=number, alloc_retries=retries, later_steps=figures.steps - 1))
+    if load.peak_bytes > found.limit_bytes:
+        notes.append(note("stress_near_limit", **more))
+    return StressCheck(figures=figures, notes=tuple(notes))
+
+
+def _load(figures: StressFigures, config: TrainingConfig, found: SearchOutcome) -> Load:
+    return load_of(figures, config, found.space.environment, found.space.facts)
+
+
+def _figures_of(figures: StressFigures, config: TrainingConfig, load: Load) -> dict[str, int | float | str]:
+    return {
+        "strategy": config.strategy,
+        "steps": figures.steps,
+        "own_bytes": load.own_bytes,
+        "peak_bytes": load.peak_bytes,
+        "bucket_bytes": load.bucket_bytes,
+        "ranks": load.ranks,
+        "median_item_bytes": figures.median_item_bytes,
+        "largest_item_bytes": figures.largest_item_bytes,
+        "items_seen": figures.items_seen,
+    }

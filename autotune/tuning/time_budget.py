@@ -1,13 +1,14 @@
-"""What each part of a search may take: windows, deadlines, what is left for trials, what is to be expected in all.
+"""The time of a search: what is left of a time-out, and what windows, deadlines and parts of the search may take.
 
-Reads the study and the clock, and changes neither. Composition, like tune, which asks it before each trial.
+Reads the study and the clock, and changes neither. The last part of a time-out belongs to the confirmation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
+from time import monotonic
 
 from autotune.analysis.time_estimate import (
     SHORTEST_WINDOW_S,
@@ -19,30 +20,58 @@ from autotune.analysis.time_estimate import (
     typical_overhead_s,
     typical_s,
 )
+from autotune.note import Note, note
 from autotune.protocol.jobs import WindowRules
 from autotune.records.trial import TrialRecord, best_of, reference_of
 from autotune.settings.budget import Budget
 from autotune.settings.training_config import TrainingConfig
 from autotune.space.resolved_space import ResolvedSpace
 from autotune.study.study import Study, Trial
-from autotune.tuning.clock import Clock
 
-__all__ = ["BASELINE_DEADLINE_S", "Timing"]
+__all__ = ["BASELINE_DEADLINE_S", "Clock", "TimeBudget", "repeat_deadline_s"]
 
+# Deadlines and shares are our own conventions: long enough for what is slow, short enough that a hang ends.
 BASELINE_DEADLINE_S = 600.0
-_DEADLINE_FACTOR = 10.0
-_MIN_DEADLINE_S = 20.0
-_MIN_COMPILE_DEADLINE_S = 120.0
-_LOOK_DEADLINE_S = 60.0
-_LOOK_SHARE, _MOST_LOOK_SHARE = 0.15, 0.3  # of the time for trials; the larger one where the other is under 4 s
-_TELLING_LOOK_S = 4.0
-_LOOK_STARTS = 4.0  # of the baseline: a workload that takes long to build gets a look as well
+"""For a probe and a baseline, of which nothing is known; a first download or compilation fits in."""
+_DEADLINE_FACTOR = 10.0  # of what the reference, or the trial itself, took
+_MIN_DEADLINE_S, _MIN_COMPILE_DEADLINE_S, _MIN_REPEAT_DEADLINE_S = 20.0, 120.0, 30.0
+_CONFIRMATION_SHARE = 0.3  # of the time-out
+_SIDES_DEADLINE_S = 60.0  # to measure loader and device alone
+_SIDES_SHARE, _MOST_SIDES_SHARE = 0.15, 0.3  # of the time for trials; the larger one where the other is under 4 s
+_TELLING_SIDES_S = 4.0
+_SIDES_STARTS = 4.0  # of the baseline: enough for a workload that takes long to build
 _LONGEST_SHARE = 0.3  # of the time for trials: what one that is proposed may need
 _FEWEST_LAST_RUNS = 3  # the best and the baseline in turns, and the best on the largest samples
 
 
+@dataclass(slots=True)
+class Clock:
+    """The time of a search."""
+
+    timeout_s: float | None
+    writing_s: float = field(default=0.0, kw_only=True)
+    """Kept at the end to judge and to write what was found."""
+    started: float = field(default_factory=monotonic)
+    now: Callable[[], float] = monotonic
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the search began."""
+        return self.now() - self.started
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until the last run is to have ended, just before the time-out; None where there is none."""
+        return None if self.timeout_s is None else max(0.0, self.timeout_s - self.writing_s - self.elapsed_s)
+
+    @property
+    def left_for_trials_s(self) -> float | None:
+        """Seconds until the confirmation must begin."""
+        return None if self.timeout_s is None else max(0.0, (1 - _CONFIRMATION_SHARE) * self.timeout_s - self.elapsed_s)
+
+
 @dataclass(slots=True, kw_only=True)
-class Timing:
+class TimeBudget:
     """The time of a search under way."""
 
     study: Study
@@ -52,18 +81,18 @@ class Timing:
     slots: Callable[[], int] = lambda: 1
     """Trials that may run at once; asked again before each, since machines come and go."""
     probe_s: float = 1.0
-    """What the look before the search took, from which its time is promised."""
+    """What the probe before the search took, from which its time is estimated."""
 
     @property
     def most_trials(self) -> int:
-        """As many as were asked for; of a grid, left open, every one."""
-        is_whole_grid = self.study.method == "grid" and self.budget.n_trials is None
-        return self.space.size if is_whole_grid else self.budget.max_trials
+        """As many as were asked for; every combination where the method visits all and the number was left open."""
+        is_whole_space = self.study.method.visits_all and self.budget.n_trials is None
+        return self.space.size if is_whole_space else self.budget.max_trials
 
     @property
     def may_stop_early(self) -> bool:
         """Whether the search may end before as many have run."""
-        return self.budget.may_stop_early and self.study.method != "grid"
+        return self.budget.may_stop_early and not self.study.method.visits_all
 
     @property
     def begun(self) -> int:
@@ -86,10 +115,19 @@ class Timing:
         return max(left, total - _FEWEST_LAST_RUNS * shortest_trial_s(ended))
 
     @property
-    def has_room(self) -> bool:
-        """Whether the time-out, if there is one, leaves time for one trial more."""
+    def why_over(self) -> Note | None:
+        """Why no further trial may begin: the budget's trials or time are used up. None while one may."""
+        if self.begun >= self.most_trials:
+            is_asked = self.budget.n_trials is not None
+            return (
+                note("trials_asked_for", trials=self.begun)
+                if is_asked
+                else note("most_trials", trials=self.most_trials)
+            )
         left, ended = self.left_for_trials_s, self.study.ended
-        return left is None or not ended or left >= shortest_trial_s(ended)
+        if left is None or not ended or left >= shortest_trial_s(ended):
+            return None
+        return note("no_time_for_a_trial", timeout_s=self.budget.timeout_s)
 
     def is_near_its_end(self, most_trials: int, closing: int) -> bool:
         """Whether no more than so many closing trials can still begin, of so many in all."""
@@ -104,35 +142,38 @@ class Timing:
         return inf if left is None else _LONGEST_SHARE * left
 
     @property
-    def look_s(self) -> float:
-        """What a look at loader and device alone may take."""
-        first = next((record.measurement for record in self.study.records if record.number == 0), None)
-        start_s = 0.0 if first is None else first.startup_s
-        longest_s, left = max(_LOOK_DEADLINE_S, _LOOK_STARTS * start_s), self.clock.left_for_trials_s
+    def sides_s(self) -> float:
+        """What measuring loader and device alone may take."""
+        baseline = next((record.measurement for record in self.study.records if record.number == 0), None)
+        start_s = 0.0 if baseline is None else baseline.startup_s
+        longest_s, left = max(_SIDES_DEADLINE_S, _SIDES_STARTS * start_s), self.clock.left_for_trials_s
         if left is None:
             return longest_s
-        return min(longest_s, max(_LOOK_SHARE * left, min(_TELLING_LOOK_S, _MOST_LOOK_SHARE * left)))
+        return min(longest_s, max(_SIDES_SHARE * left, min(_TELLING_SIDES_S, _MOST_SIDES_SHARE * left)))
 
     def deadline_s(self, trial: Trial) -> float:
         """After so many seconds a trial is ended."""
         left = self.left_for_trials_s
         if trial.number == 0:
             return BASELINE_DEADLINE_S if left is None else min(BASELINE_DEADLINE_S, max(left, _MIN_DEADLINE_S))
-        wanted = self._usual_deadline_s(trial.config)
+        wanted = self.usual_deadline_s(trial.config)
         return wanted if left is None else max(1.0, min(wanted, left))
 
-    def guard_deadline_s(self, config: TrainingConfig) -> float:
-        """As a trial's; what time the confirmation has may be used up to a half, since nothing unguarded gets there."""
-        wanted, left, total = self._usual_deadline_s(config), self.clock.left_for_trials_s, self.clock.left_s
-        return wanted if left is None or total is None else max(1.0, min(wanted, max(left, total / 2)))
+    def guard_deadline_s(self, usual_s: float) -> float:
+        """For the precision guard of a trial with this usual deadline; reads the clock alone, in any thread.
 
-    def _usual_deadline_s(self, config: TrainingConfig) -> float:
+        It may use up to a half of the confirmation's time, since nothing without a comparison gets there.
+        """
+        left, total = self.clock.left_for_trials_s, self.clock.left_s
+        return usual_s if left is None or total is None else max(1.0, min(usual_s, max(left, total / 2)))
+
+    def usual_deadline_s(self, config: TrainingConfig) -> float:
         """Without a time-out: ten times what the reference took."""
         reference = reference_of(self.study.ended)
         least = _MIN_COMPILE_DEADLINE_S if config.compile else _MIN_DEADLINE_S
         return BASELINE_DEADLINE_S if reference is None else max(_DEADLINE_FACTOR * reference.result.own_s, least)
 
-    def window(self, *, is_guided: bool) -> WindowRules:
+    def window(self, *, has_model: bool) -> WindowRules:
         """The window of the trial that begins: shorter than usual where the time-out would not leave each its 8 s.
 
         An open number of trials counts as what a search usually comes to.
@@ -141,18 +182,18 @@ class Timing:
         if left is None:
             return rules
         records = self.study.ended
-        expected = max(1, len(records)) + further_trials(self._pace(records, is_guided=is_guided))
+        expected = max(1, len(records)) + further_trials(self._pace(records, has_model=has_model))
         to_begin = max(1, (self.budget.n_trials or expected) - self.begun + 1)
         share_s = left / rounds_of(to_begin, slots=self.slots_now, is_first_alone=not records)
         return rules.model_copy(
             update={"max_s": min(rules.max_s, max(SHORTEST_WINDOW_S, share_s - typical_overhead_s(records)))}
         )
 
-    def remaining_s(self, *, is_guided: bool) -> float:
+    def remaining_s(self, *, has_model: bool) -> float:
         """An estimate from the trials so far and the confirmation to come, within the time-out."""
-        return expected_s(self._pace(self.study.records, is_guided=is_guided))
+        return expected_s(self._pace(self.study.records, has_model=has_model))
 
-    def _pace(self, records: Sequence[TrialRecord], *, is_guided: bool) -> Pace:
+    def _pace(self, records: Sequence[TrialRecord], *, has_model: bool) -> Pace:
         return Pace(
             most_trials=self.most_trials,
             may_stop_early=self.may_stop_early,
@@ -160,5 +201,10 @@ class Timing:
             slots=self.slots_now,
             probe_s=self.probe_s,
             left_s=self.clock.left_s,
-            is_guided=is_guided,
+            is_guided=has_model,
         )
+
+
+def repeat_deadline_s(record: TrialRecord) -> float:
+    """When a further run of a trial's settings is ended, beyond its window, where no time-out ends it earlier."""
+    return max(_DEADLINE_FACTOR * record.result.wall_s, _MIN_REPEAT_DEADLINE_S)

@@ -1,8 +1,7 @@
-"""A warm start: what an earlier search has found, for the same workload elsewhere or for a similar one here.
+"""A warm start: the result of an earlier search, for the same workload elsewhere or for a similar one here.
 
-Takes a run folder or a recommended.yaml; hands on Hints: configurations worth trying first, and how the machine that
-they come from differs from this one. Rates are not taken over: they are measured anew. Composition, like api, from
-which alone it is called.
+Comes in: a run folder or a recommended.yaml. Goes out: Hints, that is configurations worth trying first, and how the
+machine that they come from differs from this one. Rates are not taken over: they are measured anew.
 """
 
 from __future__ import annotations
@@ -11,43 +10,41 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import JsonValue
+
 from autotune.errors import ConfigError
 from autotune.files.recommended_file import describe_machine, read_recommended, read_recommended_machine
 from autotune.files.run_folder import read_summary
+from autotune.note import Note, note
 from autotune.records.run_summary import RunSummary
-from autotune.records.trial import TrialRecord
+from autotune.records.trial import score_value
 from autotune.settings.environment import Environment
 from autotune.settings.plan import Plan
 from autotune.settings.search_space import Domain, SettingValue
 from autotune.settings.training_config import TrainingConfig
 from autotune.space.constraints import same_behaviour_key
 from autotune.space.resolved_space import ResolvedSpace, compose, setting_of
-from autotune.study.proposals import nearest, params_of
+from autotune.study.proposals import Params, first_allowed, nearest, params_of
 
-__all__ = ["Hints", "hints_of", "read_hints", "say_hints", "say_stale", "seed_params", "staleness"]
+__all__ = ["Hints", "differences", "hints_of", "note_of_hints", "note_of_stale", "read_hints", "seed_params"]
 
-_MOST_SEEDS = 3
-_LONGEST_VALUE = 60  # characters of what a file tells of its machine
-_FIELDS = {
-    "name": "device",
-    "devices": "devices",
-    "driver": "driver",
-    "cores": "cores",
-    "torch": "torch",
-    "cuda": "CUDA",
-}
-"""What a machine is compared by, and what each is called in a sentence."""
+_MOST_TRIALS = 3
+"""The best trials that are tried again beside what was recommended: our own convention."""
+_LONGEST_VALUE = 60
+"""Characters that are shown of what a file says of its machine: our own convention."""
+_KEYS = {"device_name": "name", "device_count": "devices"}
+"""What recommended.yaml calls the fields by which machines are compared, where that is another name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hints:
-    """What an earlier search has found."""
+    """The result of an earlier search."""
 
     source: Path
     configs: tuple[TrainingConfig, ...]
     """The best first."""
     machine: Mapping[str, object]
-    """As recommended.yaml tells it: name, driver, cores, torch, fingerprint and more; empty where it does not."""
+    """As recommended.yaml describes it: name, driver, cores, torch, fingerprint and more; empty where it does not."""
 
 
 def hints_of(plan: Plan) -> Hints | None:
@@ -67,7 +64,7 @@ def read_hints(path: Path) -> Hints:
             return Hints(source=path, configs=(read_recommended(path),), machine=read_recommended_machine(path))
         summary = read_summary(path)
     except ConfigError as error:
-        problems = [f"warm_start: {one}" for one in error.problems]
+        problems = [f"warm_start: {problem}" for problem in error.problems]
         settings = path / "recommended.yaml"
         if _is_true(settings.is_file):
             problems[-1] += f"; {settings} may do in its place"
@@ -75,40 +72,42 @@ def read_hints(path: Path) -> Hints:
     return Hints(source=path, configs=tuple(_best_of(summary)), machine=describe_machine(summary.environment))
 
 
-def staleness(there: Mapping[str, object], here: Environment) -> str | None:
-    """How the machine that something was found on differs from this one, in a clause.
+def differences(there: Mapping[str, object], here: Environment) -> list[JsonValue] | None:
+    """In what the machine of an earlier result differs from this one: name, value there and value here of each.
 
-    None where it does not, and where nothing is told of it.
+    None where it does not differ, and where nothing is said of it; empty where it differs in something without a name.
     """
-    own = describe_machine(here)
-    if there.get("fingerprint") in (None, own["fingerprint"]):  # a file may hold anything, a list too
+    if there.get("fingerprint") in (None, here.fingerprint):  # a file may hold anything, a list too
         return None
-    differing = [name for name in _FIELDS if name in there and there[name] != own[name]]
-    told = "; ".join(f"{_FIELDS[name]} {_say(there[name])} there, {_say(own[name])} here" for name in differing)
-    return told or "devices or their runtime differ"
+    compared = ((name, _KEYS.get(name, name), value) for name, value in here.comparable().items())
+    return [
+        {"name": name, "there": _shown(there[key]), "here": _shown(value)}
+        for name, key, value in compared
+        if key in there and there[key] != value
+    ]
 
 
-def say_stale(path: Path, here: Environment) -> str | None:
-    """That a recommended.yaml was found on another machine than this, or on this one as it was, in a sentence.
+def note_of_stale(path: Path, here: Environment) -> Note | None:
+    """That a recommended.yaml was found on another machine than this, or on this one as it was.
 
     None where it was found on this one, where it does not say, and where there is none that can be read.
     """
     try:
-        differing = staleness(read_recommended_machine(path), here)
+        differing = differences(read_recommended_machine(path), here)
     except ConfigError:
         return None
-    return None if differing is None else f"{path} is stale: {differing}; run again with --fresh."
+    return None if differing is None else note("stale", path=str(path), differences=differing)
 
 
-def seed_params(hints: Hints, space: ResolvedSpace) -> list[dict[str, SettingValue]]:
+def seed_params(hints: Hints, space: ResolvedSpace) -> list[Params]:
     """The hints' configurations in this space, each setting at its nearest value.
 
     Left out is what breaks a rule at every batch, and what runs as the baseline or another one does.
     """
-    found: list[dict[str, SettingValue]] = []
+    found: list[Params] = []
     known = {_behaviour(space.baseline, space)}
     for hint in hints.configs:
-        params = _fitting(_nearest_params(hint, space), space)
+        params = _allowed(_nearest_params(hint, space), space)
         config = None if params is None else compose(params, space)
         if params is None or not isinstance(config, TrainingConfig) or _behaviour(config, space) in known:
             continue
@@ -117,16 +116,10 @@ def seed_params(hints: Hints, space: ResolvedSpace) -> list[dict[str, SettingVal
     return found
 
 
-def say_hints(hints: Hints, space: ResolvedSpace) -> str:
-    """Where the first trials come from, and whether what was found there still holds here."""
-    count = len(seed_params(hints, space))
-    begun = f"Warm start: {count} configurations of {hints.source} are tried before others"
-    if count < 2:
-        begun = f"Warm start: one configuration of {hints.source} is tried before others"
-    if count == 0:
-        begun = f"Warm start: {hints.source} holds nothing that this space allows beside your own settings"
-    stale = staleness(hints.machine, space.environment)
-    return f"{begun}." if stale is None else f"{begun}; what it says of their speed is stale here ({stale})."
+def note_of_hints(hints: Hints, space: ResolvedSpace) -> Note:
+    """Where the first trials come from, and whether the rates that were found there still hold here."""
+    count, differing = len(seed_params(hints, space)), differences(hints.machine, space.environment)
+    return note("warm_start", source=str(hints.source), configurations=count, differences=differing)
 
 
 def _expanded(path: Path) -> Path:
@@ -145,19 +138,15 @@ def _best_of(summary: RunSummary) -> Iterator[TrainingConfig]:
         if chosen.same_batch is not None:
             yield chosen.same_batch
     feasible = [trial for trial in summary.trials if trial.is_feasible and trial.number != 0]
-    for trial in sorted(feasible, key=_score, reverse=True)[:_MOST_SEEDS]:
+    for trial in sorted(feasible, key=score_value, reverse=True)[:_MOST_TRIALS]:
         yield trial.config
 
 
-def _score(trial: TrialRecord) -> float:
-    return trial.score.value if trial.score is not None else 0.0
-
-
-def _nearest_params(hint: TrainingConfig, space: ResolvedSpace) -> dict[str, SettingValue]:
-    """A value for each searched setting, after the hint; the baseline's where the hint tells none."""
-    told = params_of(hint, space)
+def _nearest_params(hint: TrainingConfig, space: ResolvedSpace) -> Params:
+    """A value for each searched setting, after the hint; the baseline's where the hint has none."""
+    hinted = params_of(hint, space)
     own = {name: setting_of(space.baseline, name) for name in space.parameters}
-    return {name: _near(told.get(name, own[name]), own[name], domain) for name, domain in space.parameters.items()}
+    return {name: _near(hinted.get(name, own[name]), own[name], domain) for name, domain in space.parameters.items()}
 
 
 def _near(value: SettingValue, own: SettingValue, domain: Domain) -> SettingValue:
@@ -166,41 +155,36 @@ def _near(value: SettingValue, own: SettingValue, domain: Domain) -> SettingValu
     return own if value not in domain and not is_number and own in domain else nearest(domain, value)
 
 
-def _fitting(params: dict[str, SettingValue], space: ResolvedSpace) -> dict[str, SettingValue] | None:
+def _allowed(params: Params, space: ResolvedSpace) -> Params | None:
     """The values with the largest micro batch, up to their own, that breaks no rule; None where each breaks one.
 
-    To accumulate gradients less is tried before a smaller batch.
+    Accumulating gradients less is tried before a smaller batch.
     """
-    for batch in _halved(params, "micro_batch_size", space):
-        for steps in _halved(params, "grad_accum_steps", space):
-            smaller = {**params, **batch, **steps}
-            if isinstance(compose(smaller, space), TrainingConfig):
-                return smaller
-    return None
+    names = ("micro_batch_size", "grad_accum_steps")
+    return first_allowed(
+        params, space, {name: _halved(own, name, space) for name in names if (own := params.get(name))}
+    )
 
 
-def _halved(params: Mapping[str, SettingValue], name: str, space: ResolvedSpace) -> list[dict[str, SettingValue]]:
-    """A setting's value, then what its domain has near half of it, a quarter and so on; nothing where it is fixed."""
-    own = params.get(name)
-    if not isinstance(own, int):
-        return [{}]
-    return [
-        {name: one} for one in dict.fromkeys(nearest(space.domains[name], own >> n) for n in range(own.bit_length()))
-    ]
+def _halved(own: SettingValue, name: str, space: ResolvedSpace) -> list[int]:
+    """A setting's value, then what its domain has near half of it, a quarter and so on."""
+    whole = int(own or 0)
+    halves = dict.fromkeys(nearest(space.domains[name], whole >> n) for n in range(whole.bit_length()))
+    return [value for value in halves if isinstance(value, int)]
 
 
 def _behaviour(config: TrainingConfig, space: ResolvedSpace) -> str:
     return same_behaviour_key(config, space.facts, space.environment)
 
 
-def _say(value: object) -> str:
-    """A value that a file tells, which may hold anything, in a few printable characters."""
+def _shown(value: object) -> str:
+    """A value of a file, which may hold anything, in a few printable characters."""
     text = "none" if value is None else str(value)
-    return "".join(one if one.isprintable() else "?" for one in text[:_LONGEST_VALUE])
+    return "".join(character if character.isprintable() else "?" for character in text[:_LONGEST_VALUE])
 
 
 def _is_true(ask: Callable[[], bool]) -> bool:
-    """What a path answers; no where no file system takes its name, or it may not be looked at."""
+    """The answer of a path; no where no file system takes its name, or it may not be read."""
     try:
         return ask()
     except (OSError, ValueError):

@@ -24,6 +24,7 @@ from autotune import TrainingConfig, TrialRecord
 from autotune.api.setup import runner_for
 from autotune.files.run_folder import open_run_folder
 from autotune.records.trial import TrialResult
+from autotune.report.wording import say
 from autotune.settings.budget import Budget
 from autotune.settings.objective import Objective
 from autotune.settings.plan import Plan
@@ -31,12 +32,12 @@ from autotune.settings.search_options import Method
 from autotune.settings.search_space import SearchSpace
 from autotune.settings.workload import Workload
 from autotune.study.study import Study
-from autotune.tuning.clock import Clock
-from autotune.tuning.confirmation import confirm, recommend
-from autotune.tuning.loop import Tuning
-from autotune.tuning.model_proposer import Guide
+from autotune.tuning.confirmation import Finals
+from autotune.tuning.loop import Search
 from autotune.tuning.probe import look
-from autotune.tuning.time_budget import Timing
+from autotune.tuning.proposers import make_proposer
+from autotune.tuning.selection import select
+from autotune.tuning.time_budget import Clock, TimeBudget
 from benchmarks.replay.replay import ReplayLauncher, Surface
 
 __all__ = ["METHODS", "Course", "Step"]
@@ -144,24 +145,23 @@ def _search(surface: Surface, seed: int, method: Method) -> Course:
             nonlocal baseline_s
             if record.number == 0:
                 baseline_s = launcher.now_s
-            best = tuning.best
+            best = search.best
             steps.append(Step(launcher.now_s - baseline_s, surface.baseline if best is None else best.config))
 
         clock = Clock(None, started=0.0, now=launcher.now)
-        tuning = Tuning(
-            timing=Timing(study=study, space=space, budget=Budget(), clock=clock),
+        search = Search(
+            time=TimeBudget(study=study, space=space, budget=Budget(), clock=clock),
             runner=runner,
             limit_bytes=surface.limit_bytes,
             show=lambda _: None,
             on_record=note,
-            guide=Guide(study, space, surface.limit_bytes, seed) if method == "model" else None,
+            proposer=make_proposer(study, space, limit_bytes=surface.limit_bytes, seed=seed),
         )
-        tuning.search()
-        course = Course(
-            steps, launcher.now_s - baseline_s, launcher.trials - 1, launcher.out_of_memory, tuning.stopped_because
-        )
-        confirm(tuning)
-        recommended = recommend(tuning)
+        found = search.run()
+        ended = "" if found.ended_because is None else say(found.ended_because)
+        course = Course(steps, launcher.now_s - baseline_s, launcher.trials - 1, launcher.out_of_memory, ended)
+        sure = Finals(found=found, runner=runner, clock=clock, show=lambda _: None).run()
+        recommended = select(found, sure)
         if recommended is not None:
             course.confirmed = recommended.config.model_copy(update={"lr": surface.baseline.lr})
     return course

@@ -26,8 +26,8 @@ from autotune.settings.plan import Plan
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.testing import FakeLauncher, fake_environment
-from autotune.tuning.loop import Tuning
-from tests.tuning.tunings import NARROW
+from autotune.tuning.loop import Search
+from tests.tuning.searches import NARROW
 
 PLAN = Plan(name="case", workload=Workload(model=object, dataset=list), executor=Executor(kind="ray"))
 PAIR = {"strategy": ["single", "ddp"], "world_size": [1, 2]}
@@ -205,10 +205,10 @@ def test_as_many_trials_as_there_are_hosts_may_run_at_once(tmp_path: Path, monke
     seen: list[int] = []
 
     def make(**parts: Any) -> Any:
-        seen.append(parts["timing"].slots())
-        return Tuning(**parts)
+        seen.append(parts["time"].slots())
+        return Search(**parts)
 
-    monkeypatch.setattr(searching, "Tuning", make)
+    monkeypatch.setattr(searching, "Search", make)
     for slots in (1, 3):
         search(tmp_path / str(slots), FakeLauncher(slots=slots))
     assert seen == [1, 3]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable
 from itertools import product
-from typing import get_args
+from typing import Any, get_args
 
 import optuna
 import pytest
@@ -17,7 +17,7 @@ from autotune.settings.search_options import Method
 from autotune.settings.search_space import SearchSpace
 from autotune.settings.training_config import TrainingConfig
 from autotune.space.resolved_space import ResolvedSpace, resolve
-from autotune.study.samplers import make_sampler
+from autotune.study.samplers import METHODS
 from autotune.study.study import Study
 from autotune.testing import fake_environment, fake_facts
 
@@ -64,12 +64,12 @@ def visited(space: ResolvedSpace, method: Method, seed: int = 0, most: int = 1_0
 
 
 def test_every_method_is_known() -> None:
-    assert set(SAMPLERS) == set(get_args(Method))
+    assert set(SAMPLERS) == set(METHODS) == set(get_args(Method))
 
 
 @pytest.mark.parametrize("method", get_args(Method))
 def test_each_method_has_its_sampler(method: Method) -> None:
-    assert type(make_sampler(method, seed=0)) is SAMPLERS[method]
+    assert type(METHODS[method].make_sampler(0)) is SAMPLERS[method]
 
 
 @pytest.mark.parametrize("method", ["model", "tpe", "random", "grid"])
@@ -109,3 +109,21 @@ def test_a_grid_that_is_too_large_is_refused_with_both_numbers() -> None:
     with pytest.raises(ConfigError, match=rf"at most 20,000 combinations, but the space has {large.size:,}; list"):
         Study.open(None, large, identity={}, seed=0, method="grid")
     Study.open(None, large, identity={}, seed=0, method="random")
+
+
+def test_a_grid_lists_its_space_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = list[int]()
+
+    def combinations(space: ResolvedSpace) -> Iterable[dict[str, Any]]:
+        listed.append(space.size)
+        return original(space)
+
+    original = ResolvedSpace.combinations
+    monkeypatch.setattr(ResolvedSpace, "combinations", combinations)
+    assert len(visited(SMALL, "grid")) == 21
+    assert len(listed) == 1
+
+
+def test_no_other_method_lists_its_space_before_it_must(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ResolvedSpace, "combinations", None)
+    assert len(visited(SMALL, "tpe", most=3)) == 3

@@ -10,14 +10,16 @@ import optuna
 import pytest
 
 from autotune.errors import RunFolderError, StudyMismatchError
+from autotune.note import note
 from autotune.records.trial import Score, TrialResult
 from autotune.settings.objective import Objective
 from autotune.settings.search_space import SearchSpace
 from autotune.settings.training_config import DdpConfig, TrainingConfig
 from autotune.space.resolved_space import ResolvedSpace, resolve
-from autotune.study import study as study_module
+from autotune.study import combinations, optuna_trials
+from autotune.study.optuna_trials import read_records
 from autotune.study.proposals import params_of
-from autotune.study.study import Study, Trial, read_records
+from autotune.study.study import Study, Trial
 from autotune.testing import fake_environment, fake_facts
 from tests.evidence import make_measurement
 
@@ -25,6 +27,7 @@ IDENTITY = {"model": "Net", "space": "abc"}
 OOM = TrialResult(outcome="oom", reason="no memory", violation=0.3)
 CRASH = TrialResult(outcome="crashed", reason="boom")
 TIMEOUT = TrialResult(outcome="timeout", reason="too slow")
+UNFIT, REDUNDANT = note("would_not_fit", chance_fraction=0.1), note("would_tell_nothing")
 
 
 def make_space(*, devices: int = 1, baseline: TrainingConfig | None = None, **given: object) -> ResolvedSpace:
@@ -96,16 +99,16 @@ def test_what_the_sampler_finds_and_would_not_fit_is_told_so_and_not_run(open_st
     space = make_space(micro_batch_size=[32, 64, 128, 512])
     study, large = open_study(space), TrainingConfig(micro_batch_size=512)
     for _ in range(12):
-        trial = study.ask(lambda config: "" if config.micro_batch_size <= 64 else "would not fit")
+        trial = study.ask(lambda config: None if config.micro_batch_size <= 64 else UNFIT)
         assert trial is not None
         assert trial.config.micro_batch_size <= 64
         study.tell(trial, TIMEOUT, None)
-    unfit = [trial for trial in study.optuna_study.trials if trial.user_attrs["outcome"] == "would not fit"]
+    unfit = [trial for trial in study.optuna_study.trials if trial.user_attrs["outcome"] == "would_not_fit"]
     assert unfit
     assert all(trial.state is optuna.trial.TrialState.PRUNED and trial.constraints["memory"] > 0 for trial in unfit)
     assert study.is_open(large), "it was not measured: whoever proposes it has it tried"
     assert study.propose(params_of(large, space))
-    asked = study.ask(lambda _: "would not fit")
+    asked = study.ask(lambda _: UNFIT)
     assert asked is not None
     assert asked.config.micro_batch_size == 512
 
@@ -115,14 +118,14 @@ def test_what_the_sampler_finds_and_would_tell_nothing_is_not_run_and_teaches_it
 ) -> None:
     study = open_study(make_space(micro_batch_size=[32, 64, 128, 512]))
     for _ in range(12):
-        trial = study.ask(lambda config: "" if config.micro_batch_size <= 64 else "would tell nothing")
+        trial = study.ask(lambda config: None if config.micro_batch_size <= 64 else REDUNDANT)
         assert trial is not None
         assert trial.config.micro_batch_size <= 64
         study.tell(trial, TIMEOUT, None)
-    idle = [trial for trial in study.optuna_study.trials if trial.user_attrs["outcome"] == "would tell nothing"]
+    idle = [trial for trial in study.optuna_study.trials if trial.user_attrs["outcome"] == "would_tell_nothing"]
     assert idle
     assert all(trial.state is optuna.trial.TrialState.FAIL and not trial.constraints for trial in idle)
-    asked = study.ask(lambda config: "would not fit" if config.micro_batch_size == 512 else "would tell nothing")
+    asked = study.ask(lambda config: UNFIT if config.micro_batch_size == 512 else REDUNDANT)
     assert asked is not None, "where nothing else is left it is tried after all"
     assert asked.config.micro_batch_size != 512, "and before what would not fit"
 
@@ -161,7 +164,7 @@ def test_a_proposed_configuration_comes_next(open_study: Callable[..., Study]) -
 
 def test_an_excluded_value_is_not_asked_for(open_study: Callable[..., Study]) -> None:
     study = open_study(make_space(**SMALL))
-    study.exclude("num_workers", frozenset({2}))
+    study.leave_out({"num_workers": frozenset({2})})
     seen = []
     while (trial := study.ask()) is not None:
         seen.append(trial.config.num_workers)
@@ -172,7 +175,7 @@ def test_an_excluded_value_is_not_asked_for(open_study: Callable[..., Study]) ->
 
 def test_settings_that_are_refused_together_are_not_asked_for_together(open_study: Callable[..., Study]) -> None:
     study = open_study(make_space(**SMALL))
-    study.refuse({"micro_batch_size": 64, "num_workers": 2})
+    study.leave_out({"micro_batch_size": frozenset({64}), "num_workers": frozenset({2})})
     seen = []
     while (trial := study.ask()) is not None:
         seen.append((trial.config.micro_batch_size, trial.config.num_workers))
@@ -210,7 +213,7 @@ def test_one_rank_is_asked_for_once_whatever_else_is_drawn(open_study: Callable[
 
 def test_an_excluded_setting_of_ddp_leaves_the_rest_of_it(open_study: Callable[..., Study]) -> None:
     study = open_study(make_space(devices=2, **RANKS))
-    study.exclude("ddp.static_graph", frozenset({True}))
+    study.leave_out({"ddp.static_graph": frozenset({True})})
     assert set(configs_of(study)) == {TrainingConfig(), TrainingConfig(strategy="ddp", world_size=2)}
 
 
@@ -234,7 +237,7 @@ def test_a_trial_that_was_running_is_not_retried_once_it_is_refused(open_study: 
     assert running.config.amp_dtype == "bfloat16"
     study.close()
     again = open_study(space)
-    again.refuse({"amp_dtype": "bfloat16", "compile": False})
+    again.leave_out({"amp_dtype": frozenset({"bfloat16"}), "compile": frozenset({False})})
     while (trial := again.ask()) is not None:
         assert trial.config.amp_dtype == "float32"
         again.tell(trial, TIMEOUT, None)
@@ -393,7 +396,7 @@ def test_records_that_do_not_say_when_they_ended_are_the_first(
         return [second.number, first.number]
 
     with monkeypatch.context() as patch:
-        patch.setattr(study_module, "_PLACE", "unknown")
+        patch.setattr(optuna_trials, "_PLACE", "unknown")
         before = tell_two(open_study())
     study = open_study()
     later = tell_two(study)
@@ -487,5 +490,44 @@ def test_what_waits_may_still_be_tried_and_what_runs_or_was_left_out_may_not(ope
     assert not study.is_open(TrainingConfig())
     assert study.is_open(waiting)
     assert study.is_open(other)
-    study.exclude("micro_batch_size", frozenset({64}))
+    study.leave_out({"micro_batch_size": frozenset({64})})
     assert not study.is_open(other)
+
+
+def test_to_ask_whether_anything_is_left_changes_nothing(open_study: Callable[..., Study], tmp_path: Path) -> None:
+    def asked(path: Path, *, is_curious: bool) -> list[TrainingConfig]:
+        study, found = Study.open(path, make_space(**SMALL), identity=IDENTITY, seed=3), []
+        while (trial := study.ask()) is not None:
+            found.append(trial.config)
+            study.tell(trial, TIMEOUT, None)
+            assert not is_curious or study.is_exhausted == study.is_exhausted == (len(found) == 4)
+        return found
+
+    assert asked(tmp_path / "a.db", is_curious=True) == asked(tmp_path / "b.db", is_curious=False)
+
+
+def test_a_space_that_can_be_listed_is_said_to_be_measured_whole(open_study: Callable[..., Study]) -> None:
+    study = open_study(make_space(**SMALL))
+    configs_of(study)
+    assert study.none_left == note("space_exhausted")
+
+
+def test_of_a_space_that_is_drawn_from_only_what_was_drawn_is_said(
+    open_study: Callable[..., Study], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(combinations, "MOST_LISTED", 3)
+    study = open_study(make_space(**SMALL))
+    assert len(configs_of(study)) == 4
+    assert study.none_left == note("nothing_new_drawn", draws=500)
+    assert study.is_exhausted, "as far as so many draws can tell"
+
+
+def test_a_skipped_sample_is_kept_with_its_code_and_figures(open_study: Callable[..., Study]) -> None:
+    study = open_study(make_space(micro_batch_size=[32, 64, 128, 512]))
+    for _ in range(12):
+        trial = study.ask(lambda config: None if config.micro_batch_size <= 64 else UNFIT)
+        assert trial is not None
+        study.tell(trial, TIMEOUT, None)
+    kept = [one.user_attrs for one in study.optuna_study.trials if one.user_attrs["outcome"] == UNFIT.code]
+    assert kept
+    assert all(one["figures"] == UNFIT.figures for one in kept)

@@ -18,7 +18,7 @@ from autotune.records.diagnosis import Curves
 from autotune.records.trial import TrialRecord
 from autotune.settings.training_config import TrainingConfig
 from autotune.testing import CostModel, FakeLauncher, FakeTrial, analytic_cost, fake_environment
-from tests.tuning.tunings import make_tuning
+from tests.tuning.searches import make_search
 
 BUSY = TrainingConfig(micro_batch_size=256, num_workers=8)
 
@@ -134,7 +134,7 @@ def test_the_fake_launcher_answers_several_threads_at_once(tmp_path: Path) -> No
         return FakeTrial(samples_per_s=1000.0)
 
     launcher = FakeLauncher(cost, slots=4)
-    runner = make_tuning(tmp_path, launcher).runner
+    runner = make_search(tmp_path, launcher).runner
 
     def rate(workers: int) -> float:
         config, name = TrainingConfig(num_workers=workers), f"trial-{workers}"
@@ -162,7 +162,7 @@ def test_a_search_over_several_machines_is_a_search(tmp_path: Path) -> None:
 
 def curves_of(tmp_path: Path, cost: CostModel, *variations: TrainingConfig, limit_bytes: int | None = None) -> Curves:
     """What a made-up look at the default configuration and its variations shows."""
-    runner = replace(make_tuning(tmp_path, FakeLauncher(cost)).runner, limits=MemoryLimits(limit_bytes=limit_bytes))
+    runner = replace(make_search(tmp_path, FakeLauncher(cost)).runner, limits=MemoryLimits(limit_bytes=limit_bytes))
     report = runner.curves(TrainingConfig(), variations, deadline_s=60.0, stretch_s=0.5)
     assert report.curves is not None
     return report.curves

@@ -14,22 +14,21 @@ from autotune.note import Note
 from autotune.protocol.disk import write_model
 from autotune.protocol.jobs import StressJob, TrialJob, read_job
 from autotune.protocol.reports import RankReport
-from autotune.records.recommendation import Recommendation
 from autotune.records.trial import Outcome, TrialResult
 from autotune.settings.training_config import TrainingConfig
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost
-from autotune.tuning.confirmation import confirm, recommend
-from autotune.tuning.loop import Tuning
-from tests.tuning.tunings import GIB, FailingLauncher, make_tuning
-
-
-def finished(folder: Path, launcher: FakeLauncher, **arguments: Any) -> tuple[Tuning, Recommendation]:
-    tuning = make_tuning(folder, launcher, **arguments)
-    tuning.search()
-    confirm(tuning)
-    recommendation = recommend(tuning)
-    assert recommendation is not None
-    return tuning, recommendation
+from autotune.tuning.outcomes import ConfirmationOutcome
+from autotune.tuning.selection import select
+from tests.tuning.searches import (
+    GIB,
+    FailingLauncher,
+    codes_of,
+    confirmed,
+    figures_of,
+    finals_of,
+    finished,
+    make_search,
+)
 
 
 def stressed(launcher: FakeLauncher) -> list[TrainingConfig]:
@@ -56,41 +55,45 @@ def test_the_winner_is_run_on_the_largest_samples_and_the_reasons_say_so(tmp_pat
     _, chosen = finished(tmp_path, launcher)
     assert stressed(launcher) == [chosen.config.model_copy(update={"lr": TrainingConfig().lr})]
     assert chosen.stress is not None
-    assert any("on the largest of 100 samples seen: peak" in reason for reason in chosen.reasons)
+    (figures,) = figures_of(chosen.reasons, "stress_passed")
+    assert (figures["items_seen"], figures["has_largest_samples"]) == (100, True)
 
 
 def test_a_winner_that_passes_the_limit_there_is_refuted_and_the_next_is_tried(tmp_path: Path) -> None:
     launcher = FakeLauncher(overflowing(lambda config: config.micro_batch_size >= 256))
-    tuning, chosen = finished(tmp_path, launcher, n_trials=20)
+    sure, chosen = finished(tmp_path, launcher, n_trials=20)
     tried = stressed(launcher)
     assert len(tried) >= 2
     assert tried[0].micro_batch_size == 256
     refuted = {one.config for one in chosen.confirmations if not one.is_feasible}
     assert refuted >= set(tried[:-1])
     assert chosen.config.micro_batch_size < 256
-    assert chosen.number not in tuning.overloaded
-    assert any("20,480 MiB" in note and "14,336 MiB" in note for note in tuning.notes)
+    assert chosen.number not in sure.overloaded
+    over = figures_of(sure.notes, "stress_over_limit")
+    assert [one["trial"] for one in over] == list(sure.overloaded)
+    assert {(one["own_bytes"], one["limit_bytes"]) for one in over} == {(20 * GIB, 14 * GIB)}
 
 
 def test_at_most_three_are_tried_and_then_the_baseline_stays(tmp_path: Path) -> None:
     launcher = FakeLauncher(overflowing(lambda config: config != TrainingConfig()))
-    tuning, chosen = finished(tmp_path, launcher, n_trials=20)
-    assert len(stressed(launcher)) == len(tuning.overloaded) == 3
+    sure, chosen = finished(tmp_path, launcher, n_trials=20)
+    assert len(stressed(launcher)) == len(sure.overloaded) == 3
     assert (chosen.number, chosen.verdict, chosen.stress) == (0, "already_best", None)
-    assert chosen.overloaded == tuple(tuning.overloaded)
-    assert chosen.reasons[0] == "What is faster failed on the largest samples, or was not run on them."
-    assert sum("is not recommended, since it was not run on the largest samples" in note for note in tuning.notes) == 1
+    assert chosen.overloaded == sure.overloaded
+    assert figures_of(chosen.reasons, "faster_ones_overloaded") == [{"has_untried": True}]
+    (untried,) = figures_of(sure.notes, "stress_not_tried")
+    assert not untried["is_recommended"]
 
 
 def test_where_all_that_is_faster_fails_there_the_baseline_stays_and_the_reason_says_so(tmp_path: Path) -> None:
     space: dict[str, Any] = {"micro_batch_size": [32, 256], "amp_dtype": "float32", "num_workers": 0}
     space |= {"grad_accum_steps": 1, "pin_memory": False, "channels_last": False}
     launcher = FakeLauncher(overflowing(lambda config: config.micro_batch_size > 32))
-    tuning, chosen = finished(tmp_path, launcher, **space)
-    assert len(stressed(launcher)) == len(tuning.overloaded) == 1
+    sure, chosen = finished(tmp_path, launcher, **space)
+    assert len(stressed(launcher)) == len(sure.overloaded) == 1
     assert (chosen.number, chosen.verdict) == (0, "already_best")
-    assert chosen.reasons == ("What is faster failed on the largest samples.",)
-    assert not any("was not run on the largest samples" in note for note in tuning.notes)
+    assert figures_of(chosen.reasons, "faster_ones_overloaded") == [{"has_untried": False}]
+    assert "stress_not_tried" not in codes_of(sure.notes)
 
 
 def test_without_a_baseline_that_runs_the_next_is_recommended_and_said_to_be_untried(tmp_path: Path) -> None:
@@ -100,12 +103,11 @@ def test_without_a_baseline_that_runs_the_next_is_recommended_and_said_to_be_unt
         return FakeTrial(samples_per_s=1.0, peak_memory_bytes=99 * GIB) if config == TrainingConfig() else cost(config)
 
     launcher = FakeLauncher(too_big_today)
-    tuning, chosen = finished(tmp_path, launcher, n_trials=20)
+    sure, chosen = finished(tmp_path, launcher, n_trials=20)
     assert len(stressed(launcher)) == 3
     assert (chosen.verdict, chosen.stress) == ("baseline_infeasible", None)
-    assert chosen.number not in {0, *tuning.overloaded}
-    said = f"Trial {chosen.number} was not run on the largest samples: others failed there before it."
-    assert said in tuning.notes
+    assert chosen.number not in {0, *sure.overloaded}
+    assert figures_of(sure.notes, "stress_not_tried") == [{"trial": chosen.number, "is_recommended": True}]
 
 
 class OneStressAtAll(FakeLauncher):
@@ -151,11 +153,11 @@ class RefusingOrdinals(FakeLauncher):
 
 def test_what_could_not_be_run_there_after_another_failed_does_not_win(tmp_path: Path) -> None:
     launcher = OneStressAtAll(overflowing(lambda config: config.micro_batch_size >= 256))
-    tuning, chosen = finished(tmp_path, launcher, n_trials=20, timeout_s=1e5, now=lambda: launcher.now_s)
+    sure, chosen = finished(tmp_path, launcher, n_trials=20, timeout_s=1e5, now=lambda: launcher.now_s)
     assert len(stressed(launcher)) == 1
-    assert any("no time was left" in note for note in tuning.notes)
+    assert "stress_no_time" in codes_of(sure.notes)
     assert (chosen.number, chosen.stress) == (0, None)
-    assert chosen.reasons[0].endswith("or was not run on them.")
+    assert figures_of(chosen.reasons, "faster_ones_overloaded") == [{"has_untried": True}]
 
 
 def test_what_passes_there_wins_over_a_faster_one_that_could_not_be_run(tmp_path: Path) -> None:
@@ -165,32 +167,33 @@ def test_what_passes_there_wins_over_a_faster_one_that_could_not_be_run(tmp_path
     launcher = Launcher(overflowing(lambda config: config.micro_batch_size >= 256))
     space: dict[str, Any] = {"micro_batch_size": [32, 64, 128, 256], "amp_dtype": "float32", "grad_accum_steps": 1}
     space |= {"num_workers": 0, "pin_memory": False, "channels_last": False}
-    tuning, chosen = finished(tmp_path, launcher, method="tpe", **space)  # a model would have two stopped early
+    sure, chosen = finished(tmp_path, launcher, method="tpe", **space)  # a model would have two stopped early
     assert [config.micro_batch_size for config in stressed(launcher)] == [256, 128, 64]
     assert chosen.config.micro_batch_size == 64
     assert chosen.stress is not None
     assert chosen.is_outrun
-    assert chosen.reasons[0] == "Fastest of those that may be used, of the 4 configurations measured."
-    assert any("could not be run on the largest samples: AssertionError" in note for note in tuning.notes)
+    assert figures_of(chosen.reasons, "fastest") == [{"configurations": 4, "is_outrun": True}]
+    (failed,) = figures_of(sure.notes, "stress_failed")
+    assert failed["reason"].startswith("AssertionError")
 
 
 @pytest.mark.parametrize("outcome", ["oom", "host_oom"])
 def test_running_out_of_memory_there_refutes(tmp_path: Path, outcome: Outcome) -> None:
     launcher = FailingLauncher(failures={"stress": TrialResult(outcome=outcome, reason="no room was left")})
-    tuning, chosen = finished(tmp_path, launcher)
-    assert len(tuning.overloaded) == len(stressed(launcher)) >= 1
+    sure, chosen = finished(tmp_path, launcher)
+    assert len(sure.overloaded) == len(stressed(launcher)) >= 1
     assert chosen.number == 0
-    assert any("failed on the largest samples: no room was left" in note for note in tuning.notes)
+    assert figures_of(sure.notes, "stress_out_of_memory")[0]["reason"] == "no room was left"
 
 
 @pytest.mark.parametrize("outcome", ["timeout", "invalid", "crashed", "diverged"])
 def test_a_run_that_says_nothing_of_the_memory_refutes_nobody(tmp_path: Path, outcome: Outcome) -> None:
     launcher = FailingLauncher(failures={"stress": TrialResult(outcome=outcome, reason="it took too long")})
-    tuning, chosen = finished(tmp_path, launcher)
-    assert not tuning.overloaded
+    sure, chosen = finished(tmp_path, launcher)
+    assert not sure.overloaded
     assert chosen.verdict == "faster"
     assert chosen.stress is None
-    assert any("could not be run on the largest samples: it took too long" in note for note in tuning.notes)
+    assert figures_of(sure.notes, "stress_failed") == [{"trial": chosen.number, "reason": "it took too long"}]
 
 
 @pytest.mark.parametrize("is_over", [False, True])
@@ -203,7 +206,7 @@ def test_something_faster_that_may_not_be_used_is_no_part_of_the_fastest(tmp_pat
     _, chosen = finished(tmp_path, FakeLauncher(cost), amp_dtype=["float32", "bfloat16"])
     assert chosen.verdict == "faster"
     assert chosen.is_outrun
-    assert not any("of the 12 configurations" in reason and "may be used" not in reason for reason in chosen.reasons)
+    assert all(one["is_outrun"] for one in figures_of(chosen.reasons, "fastest"))
 
 
 def test_a_baseline_outrun_by_what_may_not_be_used_is_not_said_to_beat_it(tmp_path: Path) -> None:
@@ -213,21 +216,21 @@ def test_a_baseline_outrun_by_what_may_not_be_used_is_not_said_to_beat_it(tmp_pa
 
     _, chosen = finished(tmp_path, FakeLauncher(cost, noise=1e-6), amp_dtype=["float32", "bfloat16"])
     assert (chosen.number, chosen.is_outrun) == (0, True)
-    assert chosen.reasons[0] == "None of those that may be used beats yours beyond the noise."
+    assert figures_of(chosen.reasons, "nothing_beats_baseline") == [{"configurations": 12, "is_outrun": True}]
 
 
 def test_nothing_is_outrun_where_nothing_faster_was_left_out(tmp_path: Path) -> None:
     _, chosen = finished(tmp_path, FakeLauncher())
     assert not chosen.is_outrun
-    assert not any("may be used" in reason for reason in chosen.reasons)
+    assert not any(item.figures.get("is_outrun") for item in chosen.reasons)
 
 
 def test_the_biggest_batch_is_told_after_the_stress_runs_without_what_failed_there(tmp_path: Path) -> None:
     launcher = FakeLauncher(overflowing(lambda config: config.micro_batch_size >= 256))
     space: dict[str, Any] = {"micro_batch_size": [32, 64, 128, 256], "amp_dtype": "float32", "grad_accum_steps": 1}
-    tuning, chosen = finished(tmp_path, launcher, n_trials=20, method="tpe", **space)
+    sure, chosen = finished(tmp_path, launcher, n_trials=20, method="tpe", **space)
     assert chosen.config.micro_batch_size < 256
-    (largest,) = (note for note in tuning.notes if isinstance(note, Note) and note.code == "largest_batch_of_limit")
+    (largest,) = (note for note in sure.notes if isinstance(note, Note) and note.code == "largest_batch_of_limit")
     assert largest.figures["micro_batch_size"] == 128
 
 
@@ -241,20 +244,20 @@ def test_a_baseline_that_stays_the_best_is_not_run_again(tmp_path: Path) -> None
 def test_without_time_the_run_is_left_out_and_said(tmp_path: Path) -> None:
     moment = [0.0]
     launcher = FakeLauncher()
-    tuning = make_tuning(tmp_path, launcher, timeout_s=100.0, now=lambda: moment[0])
-    tuning.search()
+    search = make_search(tmp_path, launcher, timeout_s=100.0, now=lambda: moment[0])
+    search.run()
     moment[0] = 99.0
-    confirm(tuning)
+    sure, _ = confirmed(search)
     assert stressed(launcher) == []
-    assert any("no time was left" in note for note in tuning.notes)
+    assert "stress_no_time" in codes_of(sure.notes)
 
 
 def test_a_time_out_leaves_the_run_its_part(tmp_path: Path) -> None:
     launcher = Ticking()
-    tuning = make_tuning(tmp_path, launcher, timeout_s=60.0, now=lambda: launcher.now_s)
-    tuning.search()
+    search = make_search(tmp_path, launcher, timeout_s=60.0, now=lambda: launcher.now_s)
+    search.run()
     began_s = launcher.now_s
-    confirm(tuning)
+    confirmed(search)
     (stress,) = (job for job in launcher.jobs if job.kind == "stress")
     assert 0.15 * (60 - began_s) < stress.train_s <= 12
     assert stress.process.deadline_s <= 60 - began_s
@@ -264,10 +267,10 @@ def test_a_time_out_leaves_the_run_its_part(tmp_path: Path) -> None:
 @pytest.mark.parametrize("beside_s", [2.0, 3.0, 5.0])
 def test_runs_that_take_longer_than_planned_leave_the_stress_run_its_part(tmp_path: Path, beside_s: float) -> None:
     launcher = Ticking()
-    tuning = make_tuning(tmp_path, launcher, timeout_s=60.0, now=lambda: launcher.now_s)
-    tuning.search()
+    search = make_search(tmp_path, launcher, timeout_s=60.0, now=lambda: launcher.now_s)
+    search.run()
     left_s, launcher.beside_s, before = 60 - launcher.now_s, beside_s, len(launcher.jobs)
-    confirm(tuning)
+    confirmed(search)
     *runs, stress = launcher.jobs[before:]
     windows = [job.window.max_s for job in runs if job.kind == "trial"]
     assert windows == sorted(windows, reverse=True)
@@ -291,12 +294,12 @@ def test_the_first_round_of_every_entrant_shows_where_the_time_goes(tmp_path: Pa
 
 
 def test_an_interrupted_search_still_recommends_without_what_was_refuted(tmp_path: Path) -> None:
-    tuning, chosen = finished(tmp_path, FakeLauncher())
-    tuning.is_interrupted, tuning.is_confirmed = True, False
-    tuning.confirmations[:] = [
-        one.model_copy(update={"is_feasible": one.number != chosen.number}) for one in tuning.confirmations
-    ]
-    left = recommend(tuning)
+    search = make_search(tmp_path, FakeLauncher())
+    search.run()
+    sure, chosen = confirmed(search)
+    refuted = (one.model_copy(update={"is_feasible": one.number != chosen.number}) for one in sure.confirmations)
+    cut_short = replace(sure, is_confirmed=False, is_complete=False, confirmations=tuple(refuted))
+    left = select(search.outcome(), cut_short)
     assert left is not None
     assert left.number not in {0, chosen.number}
     assert left.verdict == "unconfirmed"
@@ -309,13 +312,48 @@ def test_an_interruption_of_the_stress_run_keeps_the_confirmation(tmp_path: Path
                 raise KeyboardInterrupt
             return FakeLauncher.launch(self, launch)
 
-    tuning = make_tuning(tmp_path, Interrupting())
-    tuning.search()
+    search = make_search(tmp_path, Interrupting())
+    search.run()
+    finals = finals_of(search)
     with pytest.raises(KeyboardInterrupt):
-        confirm(tuning)
-    tuning.is_interrupted = True
-    chosen = recommend(tuning)
+        finals.run()
+    sure = finals.outcome()
+    assert (sure.is_confirmed, sure.is_complete) == (True, False)
+    chosen = select(search.outcome(), sure)
     assert chosen is not None
     assert (chosen.verdict, chosen.stress) == ("faster", None)
     assert chosen.speedup is not None
-    assert any(reason.startswith("Confirmed in") for reason in chosen.reasons)
+    assert "confirmed" in codes_of(chosen.reasons)
+
+
+def test_without_a_single_round_nothing_is_confirmed(tmp_path: Path) -> None:
+    """The time-out leaves nothing; what trials seem to say is not proven, for the baseline neither."""
+    moment, launcher = [0.0], FakeLauncher()
+    search = make_search(tmp_path, launcher, timeout_s=100.0, now=lambda: moment[0])
+    found = search.run()
+    moment[0] = 100.0
+    sure, chosen = confirmed(search)
+    assert sure.confirmations == ()
+    assert (sure.is_confirmed, chosen.verdict) == (False, "unconfirmed")
+    slow = tuple(record for record in found.records if record.number == 0)
+    alone = select(replace(found, records=slow), sure)
+    assert alone is not None
+    assert (alone.number, alone.verdict) == (0, "unconfirmed")
+
+
+def test_where_nobody_challenges_the_baseline_nothing_is_missing(tmp_path: Path) -> None:
+    launcher = FakeLauncher(lambda _: FakeTrial(samples_per_s=100.0, peak_memory_bytes=GIB), noise=0.0)
+    sure, chosen = finished(tmp_path, launcher)
+    assert sure.confirmations == ()
+    assert (sure.is_confirmed, sure.is_complete, chosen.verdict) == (True, True, "already_best")
+
+
+def test_what_is_recommended_follows_from_the_outcomes_alone(tmp_path: Path) -> None:
+    search = make_search(tmp_path, FakeLauncher())
+    found = search.run()
+    sure, chosen = confirmed(search)
+    search.study.close()
+    assert select(found, sure) == chosen
+    before_any_confirmation = select(found, ConfirmationOutcome())
+    assert before_any_confirmation is not None
+    assert before_any_confirmation.verdict == "unconfirmed"

@@ -14,11 +14,14 @@ import pytest
 from autotune.analysis.confirmation_plan import UNHURRIED_CONFIRMATION_S
 from autotune.analysis.time_estimate import overhead_s
 from autotune.launch.launcher import Exit, Launch
+from autotune.records.recommendation import Recommendation
 from autotune.settings.training_config import TrainingConfig
 from autotune.testing import FakeLauncher, FakeTrial
-from autotune.tuning.confirmation import confirm, recommend
-from autotune.tuning.loop import Tuning
-from tests.tuning.tunings import GIB, make_tuning
+from autotune.tuning.loop import Search
+from autotune.tuning.outcomes import ConfirmationOutcome
+from autotune.tuning.selection import select
+from tests.tuning import searches
+from tests.tuning.searches import GIB, figures_of, finals_of, make_search
 
 _BATCHES = (32, 64, 128)
 
@@ -46,27 +49,26 @@ class Scripted(FakeLauncher):
         return FakeLauncher.launch(self, launch)
 
 
-def searched(folder: Path, startup_s: float = 0.1, *, baseline_fits: bool = True) -> tuple[Scripted, Tuning]:
+def searched(folder: Path, startup_s: float = 0.1, *, baseline_fits: bool = True) -> tuple[Scripted, Search]:
     """A search that is over but for its confirmation."""
     launcher = Scripted(noise=1e-4)
     launcher.startup_s, launcher.baseline_fits = startup_s, baseline_fits
     launcher.script = {batch: repeat(rate) for batch, rate in zip(_BATCHES, (100.0, 200.0, 195.0), strict=True)}
     space: dict[str, Any] = {"micro_batch_size": list(_BATCHES), "amp_dtype": "float32", "num_workers": 0}
     space |= {"grad_accum_steps": 1, "pin_memory": False, "channels_last": False}
-    tuning = make_tuning(folder, launcher, method="grid", n_trials=None, **space)
-    tuning.search()
+    search = make_search(folder, launcher, method="grid", n_trials=None, **space)
+    search.run()
     launcher.jobs.clear()
-    return launcher, tuning
+    return launcher, search
 
 
 def confirmed(
     folder: Path, script: Mapping[int, Iterator[float]], startup_s: float = 0.1, *, baseline_fits: bool = True
-) -> tuple[Scripted, Tuning]:
+) -> tuple[Scripted, ConfirmationOutcome, Recommendation]:
     """A search and its confirmation, in which rates are as scripted."""
-    launcher, tuning = searched(folder, startup_s, baseline_fits=baseline_fits)
+    launcher, search = searched(folder, startup_s, baseline_fits=baseline_fits)
     launcher.script = script
-    confirm(tuning)
-    return launcher, tuning
+    return launcher, *searches.confirmed(search)
 
 
 def rounds_of(launcher: FakeLauncher) -> dict[int, int]:
@@ -74,64 +76,52 @@ def rounds_of(launcher: FakeLauncher) -> dict[int, int]:
 
 
 def test_a_clear_gain_takes_three_rounds(tmp_path: Path) -> None:
-    launcher, tuning = confirmed(tmp_path, {32: repeat(100.0), 64: repeat(200.0), 128: repeat(195.0)})
+    launcher, _, chosen = confirmed(tmp_path, {32: repeat(100.0), 64: repeat(200.0), 128: repeat(195.0)})
     assert rounds_of(launcher) == {32: 3, 64: 3, 128: 3}
-    chosen = recommend(tuning)
-    assert chosen is not None
-    assert "Confirmed in 3 rounds of 3 configurations measured in turns." in chosen.reasons
+    assert figures_of(chosen.reasons, "confirmed") == [{"rounds": 3, "configurations": 3}]
 
 
 def test_a_gain_that_noise_hides_has_all_run_again(tmp_path: Path) -> None:
-    launcher, tuning = confirmed(
+    launcher, sure, _ = confirmed(
         tmp_path, {32: repeat(100.0), 64: cycle([95.0, 120.0, 110.0]), 128: cycle([90.0, 110.0])}
     )
     assert rounds_of(launcher) == {32: 6, 64: 6, 128: 6}
-    assert {len(one.rounds) for one in tuning.confirmations} == {6}
+    assert {len(one.rounds) for one in sure.confirmations} == {6}
 
 
 def test_what_a_fourth_round_decides_takes_no_fifth(tmp_path: Path) -> None:
     rising = chain([101.0, 108.0, 108.0], repeat(108.0))
-    launcher, tuning = confirmed(tmp_path, {32: repeat(100.0), 64: rising, 128: repeat(90.0)})
+    launcher, _, chosen = confirmed(tmp_path, {32: repeat(100.0), 64: rising, 128: repeat(90.0)})
     assert rounds_of(launcher) == {32: 4, 64: 4, 128: 4}
-    chosen = recommend(tuning)
-    assert chosen is not None
     assert chosen.config.micro_batch_size == 64
-    assert "Confirmed in 4 rounds of 3 configurations measured in turns." in chosen.reasons
+    assert figures_of(chosen.reasons, "confirmed") == [{"rounds": 4, "configurations": 3}]
 
 
 def test_what_has_failed_is_not_run_again(tmp_path: Path) -> None:
     fails_later = chain([195.0], repeat(-195.0))
-    launcher, tuning = confirmed(tmp_path, {32: repeat(100.0), 64: repeat(200.0), 128: fails_later})
+    launcher, _, chosen = confirmed(tmp_path, {32: repeat(100.0), 64: repeat(200.0), 128: fails_later})
     assert rounds_of(launcher) == {32: 3, 64: 3, 128: 2}
-    chosen = recommend(tuning)
-    assert chosen is not None
     assert (chosen.config.micro_batch_size, chosen.verdict) == (64, "faster")
 
 
 def test_a_baseline_that_nothing_challenges_any_more_is_not_run_again(tmp_path: Path) -> None:
-    launcher, tuning = confirmed(tmp_path, {32: repeat(100.0), 64: repeat(-200.0), 128: repeat(-195.0)})
+    launcher, _, chosen = confirmed(tmp_path, {32: repeat(100.0), 64: repeat(-200.0), 128: repeat(-195.0)})
     assert rounds_of(launcher) == {32: 1, 64: 1, 128: 1}
-    chosen = recommend(tuning)
-    assert chosen is not None
     assert (chosen.number, chosen.verdict) == (0, "already_best")
 
 
 def test_a_gain_under_one_percent_is_not_looked_into(tmp_path: Path) -> None:
-    launcher, _ = confirmed(tmp_path, {32: repeat(100.0), 64: cycle([100.2, 101.9, 99.6]), 128: repeat(90.0)})
+    launcher, _, _ = confirmed(tmp_path, {32: repeat(100.0), 64: cycle([100.2, 101.9, 99.6]), 128: repeat(90.0)})
     assert rounds_of(launcher) == {32: 3, 64: 3, 128: 3}
 
 
 def test_what_seems_faster_than_the_chosen_one_but_is_not_proven_is_named(tmp_path: Path) -> None:
     script = {32: repeat(100.0), 64: cycle([130.0, 90.0]), 128: repeat(105.0)}
-    launcher, tuning = confirmed(tmp_path, script)
+    launcher, _, chosen = confirmed(tmp_path, script)
     assert rounds_of(launcher) == {32: 6, 64: 6, 128: 6}
-    chosen = recommend(tuning)
-    assert chosen is not None
     assert chosen.config.micro_batch_size == 128
     (unproven,) = (one.number for one in chosen.confirmations if one.config.micro_batch_size == 64)
-    assert chosen.reasons[0] == (
-        f"Fastest of those that beat yours beyond the noise; trial {unproven} may be faster still."
-    )
+    assert figures_of(chosen.reasons, "fastest_beyond_noise") == [{"other_trial": unproven}]
 
 
 def test_an_interruption_of_a_further_round_keeps_those_that_were_planned(tmp_path: Path) -> None:
@@ -140,24 +130,27 @@ def test_an_interruption_of_a_further_round_keeps_those_that_were_planned(tmp_pa
         raise KeyboardInterrupt
 
     script = {32: repeat(100.0), 64: until_interrupted(), 128: repeat(90.0)}
-    launcher, tuning = searched(tmp_path)
+    launcher, search = searched(tmp_path)
     launcher.script = script
+    finals = finals_of(search)
     with pytest.raises(KeyboardInterrupt):
-        confirm(tuning)
-    tuning.is_interrupted = True
-    assert {len(one.rounds) for one in tuning.confirmations} == {3}
-    chosen = recommend(tuning)
+        finals.run()
+    sure = finals.outcome()
+    assert {len(one.rounds) for one in sure.confirmations} == {3}
+    chosen = select(search.outcome(), sure)
     assert chosen is not None
     assert (chosen.verdict, chosen.number) == ("already_best", 0), "three rounds do not prove a gain"
 
 
 def test_slow_starts_leave_finalists_out_and_that_is_said(tmp_path: Path) -> None:
-    launcher, tuning = confirmed(tmp_path, {batch: repeat(100.0) for batch in _BATCHES}, startup_s=12.0)
+    launcher, search = searched(tmp_path, startup_s=12.0)
+    launcher.script = {batch: repeat(100.0) for batch in _BATCHES}
+    sure, _ = searches.confirmed(search)
     assert set(rounds_of(launcher).values()) == {3}
     ran = {job.config.micro_batch_size for job in launcher.jobs if job.kind == "trial"}
-    (left_out,) = (one for one in tuning.study.records if one.config.micro_batch_size not in ran)
-    assert left_out.number not in {0, _fastest(tuning)}
-    assert f"Trial {left_out.number} was not measured again: that would have taken too long." in tuning.notes
+    (left_out,) = (one for one in search.study.records if one.config.micro_batch_size not in ran)
+    assert left_out.number not in {0, _fastest(search)}
+    assert figures_of(sure.notes, "finalist_left_out") == [{"trial": left_out.number}]
 
 
 @pytest.mark.parametrize("startup_s", [0.1, 3.0, 12.0, 60.0])
@@ -166,9 +159,11 @@ def test_three_rounds_take_what_is_planned_or_are_two_configurations_in_short_wi
     tmp_path: Path, startup_s: float, fits: bool
 ) -> None:
     rates = {batch: repeat(rate) for batch, rate in zip(_BATCHES, (100.0, 200.0, 195.0), strict=True)}
-    launcher, tuning = confirmed(tmp_path, rates, startup_s=startup_s, baseline_fits=fits)
+    launcher, search = searched(tmp_path, startup_s, baseline_fits=fits)
+    launcher.script = rates
+    searches.confirmed(search)
     jobs = [job for job in launcher.jobs if job.kind == "trial"]
-    starts_s = {one.config.micro_batch_size: overhead_s(one) for one in tuning.study.records if one.is_feasible}
+    starts_s = {one.config.micro_batch_size: overhead_s(one) for one in search.study.records if one.is_feasible}
     (window_s,) = {job.window.max_s for job in jobs}
     assert 4.0 <= window_s <= 8.0
     assert fits == (32 in rounds_of(launcher))
@@ -177,6 +172,6 @@ def test_three_rounds_take_what_is_planned_or_are_two_configurations_in_short_wi
     assert taken_s <= UNHURRIED_CONFIRMATION_S or (len(rounds_of(launcher)), window_s) == (2, 4.0)
 
 
-def _fastest(tuning: Tuning) -> int:
-    assert tuning.best is not None
-    return tuning.best.number
+def _fastest(search: Search) -> int:
+    assert search.best is not None
+    return search.best.number

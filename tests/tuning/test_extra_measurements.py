@@ -14,10 +14,9 @@ from autotune.records.ranks import Communication
 from autotune.records.trial import Score, TrialRecord, TrialResult
 from autotune.settings.training_config import DdpConfig, TrainingConfig
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost, fake_environment
-from autotune.tuning.confirmation import confirm
-from autotune.tuning.loop import Tuning
+from autotune.tuning.loop import Search
 from tests.evidence import GPU, make_measurement
-from tests.tuning.tunings import make_tuning
+from tests.tuning.searches import confirmed, make_search
 
 SPACE: dict[str, Any] = {
     "strategy": ["single", "ddp"],
@@ -36,24 +35,24 @@ def losing(config: TrainingConfig) -> FakeTrial:
     return trial if config.world_size == 1 else replace(trial, samples_per_s=100.0 + config.num_workers)
 
 
-def searched(folder: Path, **space: Any) -> Tuning:
+def searched(folder: Path, **space: Any) -> Search:
     launcher = FakeLauncher(losing)
     launcher.environment = fake_environment(device_count=2)
-    tuning = make_tuning(folder, launcher, n_trials=10, **{**SPACE, **space})
-    tuning.search()
-    confirm(tuning)
-    return tuning
+    search = make_search(folder, launcher, n_trials=10, **{**SPACE, **space})
+    search.run()
+    return search
 
 
-def group_trials(tuning: Tuning) -> list[TrialRecord]:
-    return [record for record in tuning.study.records if record.config.world_size > 1]
+def group_trials(search: Search) -> list[TrialRecord]:
+    return [record for record in search.study.records if record.config.world_size > 1]
 
 
 def test_a_group_that_loses_is_told_why(tmp_path: Path) -> None:
-    tuning = searched(tmp_path)
-    assert group_trials(tuning)
-    assert all(one.config.world_size == 1 for one in tuning.confirmations)
-    comparison = compare_strategies(tuning.study.records, tuning.environment, tuning.confirmations)
+    search = searched(tmp_path)
+    assert group_trials(search)
+    sure, _ = confirmed(search)
+    assert all(one.config.world_size == 1 for one in sure.confirmations)
+    comparison = compare_strategies(search.study.records, search.space.environment, sure.confirmations)
     assert comparison is not None
     assert comparison.fastest is not None
     assert comparison.fastest.communication is not None
@@ -61,13 +60,13 @@ def test_a_group_that_loses_is_told_why(tmp_path: Path) -> None:
 
 
 def test_every_group_is_looked_into_and_its_first_is_seen_through(tmp_path: Path) -> None:
-    tuning = searched(tmp_path)
-    launcher = tuning.runner.launcher
+    search = searched(tmp_path)
+    launcher = search.runner.launcher
     assert isinstance(launcher, FakeLauncher)
     trials = [job for job in launcher.jobs if job.kind == "trial" and job.config.world_size == 2]
     newcomers = {device_key(job.config): job for job in reversed(trials)}.values()
     assert all(job.extras.device_ceiling for job in newcomers)
-    first, *others = group_trials(tuning)
+    first, *others = group_trials(search)
     assert first.measurement is not None
     assert {one.outcome for one in others} <= {"pruned"}, "they are stopped early"
 

@@ -10,21 +10,24 @@ import pytest
 
 from autotune.analysis.observations import Look
 from autotune.analysis.time_estimate import overhead_s
+from autotune.note import Note, note
 from autotune.protocol.jobs import WindowRules
 from autotune.records.ceilings import CeilingBook, device_key, loader_key
 from autotune.records.diagnosis import CurvePoint
 from autotune.records.trial import Failure, Score, TrialRecord, TrialResult
+from autotune.report.wording import say
 from autotune.settings.training_config import TrainingConfig
 from autotune.study.proposals import largest_batch_variant
+from autotune.study.samplers import METHODS, SearchMethod
 from autotune.study.study import Trial
 from autotune.testing import FakeLauncher, FakeTrial
 from autotune.tuning import stress_check as stressing
-from autotune.tuning.clock import Clock
-from autotune.tuning.confirmation import confirm, recommend
 from autotune.tuning.extra_measurements import extras_of, with_ceilings
-from autotune.tuning.model_proposer import Guide
+from autotune.tuning.loop import Search
+from autotune.tuning.proposers import ModelProposer
+from autotune.tuning.time_budget import Clock
 from tests.evidence import make_measurement
-from tests.tuning.tunings import GIB, make_tuning
+from tests.tuning.searches import GIB, confirmed, figures_of, make_search
 
 
 def test_without_a_time_out_no_time_runs_out() -> None:
@@ -50,14 +53,14 @@ def test_the_last_run_ends_before_the_time_out_so_that_what_was_found_can_be_wri
 
 def test_each_ceiling_is_measured_once_and_known_to_all_trials(tmp_path: Path) -> None:
     launcher = FakeLauncher()
-    tuning = make_tuning(tmp_path, launcher, n_trials=20, method="tpe")  # without a look
-    tuning.search()
+    search = make_search(tmp_path, launcher, n_trials=20, method="tpe")  # without a look
+    search.run()
     asked = [job for job in launcher.jobs if job.kind == "trial"]
     loaders = [loader_key(job.config) for job in asked if job.extras.loader_ceiling]
     devices = [device_key(job.config) for job in asked if job.extras.device_ceiling]
     assert len(loaders) == len(set(loaders)) == len({loader_key(job.config) for job in asked})
     assert len(devices) == len(set(devices)) < len(asked)
-    for record in tuning.study.records:
+    for record in search.study.records:
         assert record.measurement is not None
         assert record.measurement.loader_ceiling is not None
         assert record.measurement.device_ceiling is not None
@@ -65,8 +68,8 @@ def test_each_ceiling_is_measured_once_and_known_to_all_trials(tmp_path: Path) -
 
 def test_after_a_look_trials_measure_their_windows_alone(tmp_path: Path) -> None:
     launcher = FakeLauncher()
-    tuning = make_tuning(tmp_path, launcher, n_trials=20)
-    tuning.search()
+    search = make_search(tmp_path, launcher, n_trials=20)
+    search.run()
     (look,) = (job for job in launcher.jobs if job.kind == "curves")
     before, later = launcher.jobs[: launcher.jobs.index(look)], launcher.jobs[launcher.jobs.index(look) :]
     assert [job.extras.loader_ceiling and job.extras.device_ceiling for job in before if job.kind == "trial"] == [
@@ -78,24 +81,24 @@ def test_after_a_look_trials_measure_their_windows_alone(tmp_path: Path) -> None
 
 
 def test_the_baseline_alone_shows_where_its_time_goes(tmp_path: Path) -> None:
-    tuning = make_tuning(tmp_path, FakeLauncher())
-    tuning.search()
-    shown = [record.number for record in tuning.study.records if record.measurement and record.measurement.breakdown]
+    search = make_search(tmp_path, FakeLauncher())
+    search.run()
+    shown = [record.number for record in search.study.records if record.measurement and record.measurement.breakdown]
     assert shown == [0]
 
 
 def test_ceilings_are_known_after_a_resume(tmp_path: Path) -> None:
-    first = make_tuning(tmp_path, FakeLauncher(), n_trials=8, is_kept=True, method="tpe")
-    first.search()
+    first = make_search(tmp_path, FakeLauncher(), n_trials=8, is_kept=True, method="tpe")
+    first.run()
     first.study.close()
-    again = make_tuning(tmp_path, FakeLauncher(), n_trials=8, is_kept=True, method="tpe")
+    again = make_search(tmp_path, FakeLauncher(), n_trials=8, is_kept=True, method="tpe")
     assert again.ceilings == first.ceilings
 
 
 def test_a_ceiling_that_was_asked_for_and_not_reached_is_asked_for_once(tmp_path: Path) -> None:
-    tuning = make_tuning(tmp_path, FakeLauncher())
-    tuning.search()
-    record, book = tuning.study.records[0], CeilingBook()
+    search = make_search(tmp_path, FakeLauncher())
+    search.run()
+    record, book = search.study.records[0], CeilingBook()
     assert record.measurement is not None
     bare = record.measurement.model_copy(update={"ceilings": None, "loader_ceiling": None, "device_ceiling": None})
     result = record.result.model_copy(update={"measurement": bare})
@@ -108,9 +111,9 @@ def test_a_ceiling_that_was_asked_for_and_not_reached_is_asked_for_once(tmp_path
 
 
 def test_what_came_after_a_window_is_no_part_of_what_a_run_takes(tmp_path: Path) -> None:
-    tuning = make_tuning(tmp_path, FakeLauncher())
-    tuning.search()
-    record = tuning.study.records[0]
+    search = make_search(tmp_path, FakeLauncher())
+    search.run()
+    record = search.study.records[0]
     assert record.measurement is not None
 
     def with_after(after_s: float) -> TrialRecord:
@@ -145,42 +148,40 @@ def test_the_biggest_batch_that_fits_by_the_memory_line_is_run(tmp_path: Path) -
         "grad_accum_steps": 1,
     }
     limit_bytes = 14 * GIB + 2**20
-    tuning = make_tuning(
+    search = make_search(
         tmp_path, FakeLauncher(linear_memory), n_trials=14, limit_bytes=limit_bytes, method="tpe", **space
     )
-    tuning.search()
-    confirm(tuning)
-    run = {record.config.micro_batch_size for record in tuning.study.records if record.measurement is not None}
+    search.run()
+    sure, chosen = confirmed(search)
+    run = {record.config.micro_batch_size for record in search.study.records if record.measurement is not None}
     assert 832 in run, "13 GiB for samples of 16 MiB"
     said = "was run within 14,337 MiB is 832 (run, it took 14,336 MiB; predicted from other batches: 14,336 MiB"
-    assert said in tuning.notes[-1], "833 was not run"
-    chosen = recommend(tuning)
-    assert chosen is not None
+    assert said in say(sure.notes[-1]), "833 was not run"
     assert chosen.config.micro_batch_size in run
 
 
 @pytest.mark.parametrize(("limit_gib", "largest"), [(14, 512), (40, 2048)])
 def test_a_batch_beyond_the_memory_line_is_not_proposed(tmp_path: Path, limit_gib: int, largest: int) -> None:
     space: dict[str, Any] = {"micro_batch_size": [32, 64, 512, 2048], "amp_dtype": "float32", "grad_accum_steps": 1}
-    tuning = make_tuning(tmp_path, FakeLauncher(linear_memory), n_trials=24, method="tpe", **space)
-    tuning.search()
-    known = [record for record in tuning.study.records if record.config.micro_batch_size <= 64]
+    search = make_search(tmp_path, FakeLauncher(linear_memory), n_trials=24, method="tpe", **space)
+    search.run()
+    known = [record for record in search.study.records if record.config.micro_batch_size <= 64]
     assert {record.config.micro_batch_size for record in known} == {32, 64}
-    params = largest_batch_variant(known[0], tuning.space, known, limit_gib * GIB)
+    params = largest_batch_variant(known[0], search.space, known, limit_gib * GIB)
     assert params is not None
     assert params["micro_batch_size"] == largest
 
 
 @dataclass(slots=True)
 class Proposals:
-    """Takes the place of a study: holds records, and keeps what is proposed, of which nothing waits."""
+    """Takes the place of a study: holds records, and keeps what is proposed; nothing waits, more can be sampled."""
 
     records: list[TrialRecord]
     promising: list[TrialRecord] = field(default_factory=list)
     proposed: list[dict[str, Any]] = field(default_factory=list)
     running: list[Trial] = field(default_factory=list)
     has_waiting: bool = False
-    method: str = "model"
+    method: SearchMethod = METHODS["model"]
 
     @property
     def ended(self) -> list[TrialRecord]:
@@ -188,9 +189,20 @@ class Proposals:
         return self.records
 
     def propose(self, params: Mapping[str, Any]) -> bool:
-        """Keep it."""
-        self.proposed.append(dict(params))
-        return True
+        """Keep it, once."""
+        is_new = params not in self.proposed
+        self.proposed += [dict(params)] if is_new else []
+        return is_new
+
+    def ask(self, skip: object) -> Trial:
+        """A sample."""
+        return Trial(99, TrainingConfig())
+
+
+def is_over(search: Search) -> bool:
+    """Whether the search asks for no further trial."""
+    search.time.slots = lambda: 100
+    return search._ask() is None
 
 
 def ran(number: int, score: float, **settings: Any) -> TrialRecord:
@@ -204,14 +216,14 @@ def ran(number: int, score: float, **settings: Any) -> TrialRecord:
 def test_the_best_at_the_users_batch_is_proposed_again_whenever_the_best_changes(
     tmp_path: Path, n_trials: int | None
 ) -> None:
-    tuning = make_tuning(tmp_path, FakeLauncher(), n_trials=n_trials, method="tpe", amp_dtype="float32")
+    search = make_search(tmp_path, FakeLauncher(), n_trials=n_trials, method="tpe", amp_dtype="float32")
     # An open number of trials is near its end from the 13th on.
     records = [ran(number, 1.0, intra_op_threads=number or None) for number in range(1 if n_trials else 13)]
     study = Proposals(records)
-    tuning.timing.study = study  # type: ignore[assignment] # all that is asked of a study here
+    search.time.study = study  # type: ignore[assignment] # all that is asked of a study here
 
     def proposed() -> list[tuple[int, int]]:
-        assert not tuning.is_over()
+        assert not is_over(search)
         of_the_batch = (one for one in study.proposed if one["micro_batch_size"] == 32)
         return [(one["micro_batch_size"], one["num_workers"]) for one in of_the_batch]
 
@@ -223,77 +235,76 @@ def test_the_best_at_the_users_batch_is_proposed_again_whenever_the_best_changes
 
 
 def test_trials_that_run_count_when_the_end_is_near(tmp_path: Path) -> None:
-    tuning = make_tuning(tmp_path, FakeLauncher(), n_trials=13, method="tpe", amp_dtype="float32")
+    search = make_search(tmp_path, FakeLauncher(), n_trials=13, method="tpe", amp_dtype="float32")
     study = Proposals([ran(0, 1.0), ran(1, 2.0, micro_batch_size=64, num_workers=2)])
-    tuning.timing.study = study  # type: ignore[assignment] # all that is asked of a study here
+    search.time.study = study  # type: ignore[assignment] # all that is asked of a study here
     study.running = [Trial(number, TrainingConfig()) for number in range(2, 9)]
-    assert not tuning.is_over()
+    assert not is_over(search)
     assert study.proposed == []
     study.running.append(Trial(9, TrainingConfig()))
-    assert not tuning.is_over()
+    assert not is_over(search)
     assert study.proposed
     study.running += [Trial(number, TrainingConfig()) for number in range(10, 13)]
-    assert tuning.is_over()
-    assert tuning.stopped_because == "13 trials were asked for"
+    assert is_over(search)
+    assert search._why_none == note("trials_asked_for", trials=13)
 
 
 def test_a_trial_that_ended_late_is_news_whatever_its_number(tmp_path: Path) -> None:
-    tuning = make_tuning(tmp_path, FakeLauncher(), n_trials=None, method="tpe", amp_dtype="float32")
+    search = make_search(tmp_path, FakeLauncher(), n_trials=None, method="tpe", amp_dtype="float32")
     others = [ran(number, 1.0, intra_op_threads=number or None) for number in range(20) if number != 1]
     late = ran(1, 2.0, num_workers=2)
-    tuning.timing.study = Proposals([*others, late])  # type: ignore[assignment] # as above
-    assert not tuning.is_over()
-    tuning.timing.study = Proposals([late, *others])  # type: ignore[assignment] # as above
-    assert tuning.is_over()
-    assert tuning.stopped_because == "the last 12 trials brought less than 1 %"
+    search.time.study = Proposals([*others, late])  # type: ignore[assignment] # as above
+    assert not is_over(search)
+    search.time.study = Proposals([late, *others])  # type: ignore[assignment] # as above
+    assert is_over(search)
+    assert search._why_none == note("no_recent_gain", trials=12, is_promising=False)
 
 
 def test_a_guided_search_ends_after_six_promising_trials_whatever_else_has_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tuning = make_tuning(tmp_path, FakeLauncher(), n_trials=None, amp_dtype="float32")
-    assert tuning.guide is not None
-    monkeypatch.setattr(Guide, "outlook", lambda *_: None)  # patience alone may end it
-    tuning.guide.looks = [Look(side="device", config=TrainingConfig(), point=CurvePoint(changes={}, ceiling=None))]
+    search = make_search(tmp_path, FakeLauncher(), n_trials=None, amp_dtype="float32")
+    assert isinstance(search.proposer, ModelProposer)
+    monkeypatch.setattr(ModelProposer, "outlook", lambda *_: None)  # patience alone may end it
+    search.proposer.sides = [Look(side="device", config=TrainingConfig(), point=CurvePoint(changes={}, ceiling=None))]
     records = [ran(number, 1.0, intra_op_threads=number or None) for number in range(20)]
 
-    def is_over(records: list[TrialRecord], promising: list[TrialRecord]) -> bool:
-        tuning.timing.study = Proposals(records, promising)  # type: ignore[assignment] # as above
-        return tuning.is_over()
+    def ends(records: list[TrialRecord], promising: list[TrialRecord]) -> bool:
+        search.time.study = Proposals(records, promising)  # type: ignore[assignment] # as above
+        return is_over(search)
 
-    assert not is_over(records, promising=records[1:6])
-    assert not is_over([*records, ran(20, 2.0, num_workers=2)], promising=records[1:7])
-    assert not is_over(records[:9], promising=records[1:7])
-    assert is_over(records, promising=records[1:7])
-    assert tuning.stopped_because == "the last 6 of those that promised most brought less than 1 %"
+    assert not ends(records, promising=records[1:6])
+    assert not ends([*records, ran(20, 2.0, num_workers=2)], promising=records[1:7])
+    assert not ends(records[:9], promising=records[1:7])
+    assert ends(records, promising=records[1:7])
+    assert search._why_none == note("no_recent_gain", trials=6, is_promising=True)
     won_early = [*records[:3], ran(20, 2.0, num_workers=2), *records[3:]]
-    assert is_over(won_early, promising=won_early[3:10])
-    assert not is_over(won_early, promising=won_early[3:9])
+    assert ends(won_early, promising=won_early[3:10])
+    assert not ends(won_early, promising=won_early[3:9])
 
 
 def test_failures_of_what_was_left_out_meanwhile_are_no_further_news(tmp_path: Path) -> None:
-    tuning = make_tuning(tmp_path, FakeLauncher(), n_trials=1, amp_dtype=["float32", "bfloat16"])
-    tuning.search()
-    failure = Failure(signature="RuntimeError at net.py:3", traceback="RuntimeError: no kernel")
+    search = make_search(tmp_path, FakeLauncher(), n_trials=1, amp_dtype=["float32", "bfloat16"])
+    search.run()
+    failure, notes = Failure(signature="RuntimeError at net.py:3", traceback="RuntimeError: no kernel"), list[Note]()
     for number in range(1, 7):
         config = TrainingConfig(amp_dtype="bfloat16", num_workers=number)
         result = TrialResult(outcome="crashed", reason="no kernel", failure=failure)
         record = TrialRecord(number=number, config=config, result=result)
-        tuning.blame.learn(record, tuning.study, tuning.notes)
-    assert [note for note in tuning.notes if "left out" in note] == [
-        "amp_dtype bfloat16 was left out after 3 failures: no kernel"
-    ]
-    assert not any(tuning.blame.failures.values())
+        notes += search.failures.learn(record, search.study)
+    figures = {"setting": "amp_dtype", "values": ["bfloat16"], "failures": 3, "reason": "no kernel"}
+    assert figures_of(notes, "setting_left_out") == [figures]
+    assert len(notes) == 1
+    assert not any(search.failures.failures.values())
 
 
 def test_failures_without_a_true_place_have_no_cause_in_common(tmp_path: Path) -> None:
-    tuning = make_tuning(tmp_path, FakeLauncher(), n_trials=1, amp_dtype=["float32", "bfloat16"])
-    tuning.search()
+    search = make_search(tmp_path, FakeLauncher(), n_trials=1, amp_dtype=["float32", "bfloat16"])
+    search.run()
     late = Failure(signature="AcceleratorError at net.py:3", traceback="", is_asynchronous=True)
     for number in range(1, 7):
         config = TrainingConfig(amp_dtype="bfloat16", num_workers=number)
         result = TrialResult(outcome="crashed", reason="an illegal memory access", failure=late)
         record = TrialRecord(number=number, config=config, result=result)
-        tuning.blame.learn(record, tuning.study, tuning.notes)
-    assert not any("left out" in note for note in tuning.notes)
-    assert not tuning.blame.failures
+        assert search.failures.learn(record, search.study) == []
+    assert not search.failures.failures

@@ -15,14 +15,15 @@ import pytest
 from autotune.api.interrupts import kept_interrupts
 from autotune.errors import LauncherError, RepeatedFailureError, RunFolderError
 from autotune.launch.launcher import Exit, Launch
-from autotune.protocol.jobs import DescribeJob, TrialJob, read_job
+from autotune.note import note
+from autotune.protocol.jobs import PrecisionJob, TrialJob, read_job
 from autotune.records.run_summary import Progress
 from autotune.records.trial import Failure, TrialRecord, reference_of
 from autotune.settings.training_config import TrainingConfig
 from autotune.space import constraints as rules
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost
-from autotune.tuning.loop import Tuning
-from tests.tuning.tunings import GIB, NARROW, make_tuning
+from autotune.tuning.loop import Search
+from tests.tuning.searches import GIB, NARROW, figures_of, make_search
 
 AT_LAST_S = 60.0  # no test takes this long: a search that does not do what it must ends so
 TINY: dict[str, Any] = {
@@ -73,25 +74,25 @@ class Watched(FakeLauncher):
                 self.running.remove(key)
 
 
-def make_parallel(folder: Path, launcher: FakeLauncher, **more: Any) -> Tuning:
-    """A tuning with as many slots as its launcher has."""
-    tuning = make_tuning(folder, launcher, **{**NARROW, **more})
-    tuning.timing.slots = lambda: launcher.slots
-    return tuning
+def make_parallel(folder: Path, launcher: FakeLauncher, **more: Any) -> Search:
+    """A search with as many slots as its launcher has."""
+    search = make_search(folder, launcher, **{**NARROW, **more})
+    search.time.slots = lambda: launcher.slots
+    return search
 
 
-def numbers_of(tuning: Tuning) -> list[int]:
-    return [record.number for record in tuning.study.records]
+def numbers_of(search: Search) -> list[int]:
+    return [record.number for record in search.study.records]
 
 
-def keys_of(tuning: Tuning) -> list[str]:
-    space = tuning.space
-    configs = (record.config for record in tuning.study.records)
+def keys_of(search: Search) -> list[str]:
+    space = search.space
+    configs = (record.config for record in search.study.records)
     return [rules.same_behaviour_key(config, space.facts, space.environment) for config in configs]
 
 
-def numbers_in(tuning: Tuning, state: str) -> list[int]:
-    return [trial.number for trial in tuning.study.optuna_study.trials if trial.state.name == state]
+def numbers_in(search: Search, state: str) -> list[int]:
+    return [trial.number for trial in search.study.optuna_study.trials if trial.state.name == state]
 
 
 @contextmanager
@@ -114,12 +115,12 @@ def meeting(parties: int) -> Callable[[int], object]:
 
 def test_as_many_trials_run_at_once_as_there_are_slots_and_the_baseline_alone(tmp_path: Path) -> None:
     launcher = Watched(slots=3, before=meeting(3))
-    tuning = make_parallel(tmp_path, launcher, n_trials=7)
-    tuning.search()
+    search = make_parallel(tmp_path, launcher, n_trials=7)
+    search.run()
     assert launcher.most == 3
     assert launcher.beside_the_baseline == 0
-    assert len(launcher.launched) == len(tuning.study.records) == 7
-    assert tuning.stopped_because == "7 trials were asked for"
+    assert len(launcher.launched) == len(search.study.records) == 7
+    assert search.ended_because == note("trials_asked_for", trials=7)
     assert launcher.threads > {threading.current_thread().name}
 
 
@@ -127,43 +128,43 @@ def test_as_many_trials_run_at_once_as_there_are_slots_and_the_baseline_alone(tm
 @pytest.mark.parametrize("seed", range(2))
 def test_every_trial_is_measured_once_and_none_beyond_the_budget(tmp_path: Path, seed: int, slots: int) -> None:
     launcher, kept = Watched(seed=seed, slots=slots), list[TrialRecord]()
-    tuning = make_parallel(tmp_path, launcher, n_trials=13)
-    tuning.on_record = kept.append
-    tuning.search()
+    search = make_parallel(tmp_path, launcher, n_trials=13)
+    search.on_record = kept.append
+    search.run()
     assert launcher.most <= slots
     assert launcher.twice == []
-    numbers = numbers_of(tuning)
+    numbers = numbers_of(search)
     assert numbers == sorted(set(numbers)) == sorted(record.number for record in kept)
-    assert len(numbers) == len(set(keys_of(tuning))) == len(launcher.launched) == 13
-    assert tuning.study.ended == kept
-    assert tuning.study.running == []
-    assert numbers_in(tuning, "RUNNING") == []
+    assert len(numbers) == len(set(keys_of(search))) == len(launcher.launched) == 13
+    assert search.study.ended == kept
+    assert search.study.running == []
+    assert numbers_in(search, "RUNNING") == []
 
 
 @pytest.mark.parametrize("slots", [2, 4, 16])
 def test_a_small_space_is_measured_once_and_whole(tmp_path: Path, slots: int) -> None:
     launcher = Watched(slots=slots)
-    tuning = make_parallel(tmp_path, launcher, n_trials=40, **TINY)
-    tuning.search()
-    assert len(launcher.launched) == len(set(launcher.launched)) == len(tuning.study.records) == 6
+    search = make_parallel(tmp_path, launcher, n_trials=40, **TINY)
+    search.run()
+    assert len(launcher.launched) == len(set(launcher.launched)) == len(search.study.records) == 6
     assert launcher.twice == []
-    assert tuning.study.is_exhausted
-    assert tuning.stopped_because == "every configuration of the space was measured"
+    assert search.study.is_exhausted
+    assert search.ended_because == note("space_exhausted")
 
 
 def test_what_runs_at_the_end_of_the_space_is_awaited(tmp_path: Path) -> None:
     launcher = Watched(slots=6, before=meeting(5))
-    tuning = make_parallel(tmp_path, launcher, n_trials=40, **TINY)
-    tuning.search()
+    search = make_parallel(tmp_path, launcher, n_trials=40, **TINY)
+    search.run()
     assert launcher.most == 5, "all but the baseline, and one slot free"
-    assert len(tuning.study.records) == 6
-    assert tuning.stopped_because == "every configuration of the space was measured"
+    assert len(search.study.records) == 6
+    assert search.ended_because == note("space_exhausted")
 
 
 @pytest.mark.parametrize("slots", [0, 1])
 def test_with_one_slot_or_none_trials_run_one_by_one_in_the_calling_thread(tmp_path: Path, slots: int) -> None:
     launcher = Watched(slots=slots)
-    make_parallel(tmp_path, launcher, n_trials=6).search()
+    make_parallel(tmp_path, launcher, n_trials=6).run()
     assert launcher.most == 1
     assert launcher.threads == {threading.current_thread().name}
 
@@ -171,7 +172,7 @@ def test_with_one_slot_or_none_trials_run_one_by_one_in_the_calling_thread(tmp_p
 def test_one_slot_of_a_cluster_asks_for_the_same_as_a_single_machine(tmp_path: Path) -> None:
     plain, cluster = FakeLauncher(), FakeLauncher(slots=1)
     for name, launcher in (("plain", plain), ("cluster", cluster)):
-        make_parallel(tmp_path / name, launcher, n_trials=14).search()
+        make_parallel(tmp_path / name, launcher, n_trials=14).run()
     assert plain.jobs
     assert [job.model_copy(update={"payload": Path()}) for job in plain.jobs] == [
         job.model_copy(update={"payload": Path()}) for job in cluster.jobs
@@ -185,11 +186,11 @@ def test_hosts_that_come_and_go_change_how_many_trials_run(tmp_path: Path) -> No
         return 4 <= len(launcher.launched) < 7
 
     launcher.before = lambda _: barrier.wait(AT_LAST_S) if has_three() else None
-    tuning = make_tuning(tmp_path, launcher, n_trials=10)
-    tuning.timing.slots = lambda: 3 if has_three() else 1
-    tuning.search()
+    search = make_search(tmp_path, launcher, n_trials=10)
+    search.time.slots = lambda: 3 if has_three() else 1
+    search.run()
     assert launcher.most == 3
-    assert len(tuning.study.records) == 10
+    assert len(search.study.records) == 10
 
 
 def test_a_crash_in_one_thread_leaves_the_others_their_trials(tmp_path: Path) -> None:
@@ -197,9 +198,9 @@ def test_a_crash_in_one_thread_leaves_the_others_their_trials(tmp_path: Path) ->
         is_bad = config.num_workers == 4 and config.micro_batch_size == 64
         return FakeTrial(outcome="crashed", reason="boom") if is_bad else analytic_cost(config)
 
-    tuning = make_parallel(tmp_path, Watched(cost=cost, slots=3), n_trials=6, **TINY)
-    tuning.search()
-    outcomes = [record.outcome for record in tuning.study.records]
+    search = make_parallel(tmp_path, Watched(cost=cost, slots=3), n_trials=6, **TINY)
+    search.run()
+    outcomes = [record.outcome for record in search.study.records]
     assert outcomes.count("crashed") == 1
     assert len(outcomes) - outcomes.count("ok") - outcomes.count("pruned") == 1
 
@@ -207,20 +208,20 @@ def test_a_crash_in_one_thread_leaves_the_others_their_trials(tmp_path: Path) ->
 def test_records_and_their_order_survive_that_a_trial_is_overtaken(tmp_path: Path) -> None:
     overtaken, ended = threading.Event(), list[int]()
     launcher = Watched(slots=2, before=lambda number: overtaken.wait(AT_LAST_S) if number == 1 else None)
-    tuning = make_parallel(tmp_path, launcher, n_trials=6, is_kept=True, amp_dtype="float32")
+    search = make_parallel(tmp_path, launcher, n_trials=6, is_kept=True, amp_dtype="float32")
 
     def keep(record: TrialRecord) -> None:
         ended.append(record.number)
         if len(ended) == 4:
             overtaken.set()
 
-    tuning.on_record = keep
+    search.on_record = keep
     with let_go(overtaken):
-        tuning.search()
+        search.run()
     assert ended.index(1) >= 4
-    assert numbers_of(tuning) == sorted(ended)
-    assert [record.number for record in tuning.study.ended] == ended
-    tuning.study.close()
+    assert numbers_of(search) == sorted(ended)
+    assert [record.number for record in search.study.ended] == ended
+    search.study.close()
     again = make_parallel(tmp_path, launcher, n_trials=6, is_kept=True, amp_dtype="float32")
     assert [record.number for record in again.study.ended] == ended
     assert numbers_of(again) == sorted(ended)
@@ -238,19 +239,19 @@ def test_without_a_feasible_baseline_all_refer_to_the_trial_that_was_first_to_en
 
     launcher = Watched(cost=cost, slots=2, noise=0.0)
     launcher.before = lambda number: ended.wait(AT_LAST_S) if number == 1 else None
-    tuning = make_parallel(tmp_path, launcher, n_trials=6, is_kept=True, **TINY)
-    tuning.on_record = lambda record: ended.set() if record.is_feasible else None
+    search = make_parallel(tmp_path, launcher, n_trials=6, is_kept=True, **TINY)
+    search.on_record = lambda record: ended.set() if record.is_feasible else None
     with let_go(ended):
-        tuning.search()
-    first = next(record for record in tuning.study.ended if record.is_feasible)
+        search.run()
+    first = next(record for record in search.study.ended if record.is_feasible)
     assert first.number > 1
-    assert tuning.study.records[1].is_feasible
-    for record in tuning.study.records[1:]:
+    assert search.study.records[1].is_feasible
+    for record in search.study.records[1:]:
         if record.outcome == "pruned":
             continue
         assert record.score is not None
         assert record.score.value == pytest.approx(rate(record.config) / rate(first.config), rel=0.01)
-    tuning.study.close()
+    search.study.close()
     again = make_parallel(tmp_path, launcher, n_trials=6, is_kept=True, **TINY)
     assert reference_of(again.study.ended) == first
 
@@ -265,19 +266,19 @@ def test_an_interrupt_is_raised_while_two_run_and_both_are_run_again_later(tmp_p
                 signal.pthread_kill(main, signal.SIGINT)
             never.wait(AT_LAST_S)
 
-    tuning = make_parallel(tmp_path, Watched(slots=2, before=before), n_trials=6, is_kept=True)
+    search = make_parallel(tmp_path, Watched(slots=2, before=before), n_trials=6, is_kept=True)
     with let_go(never):
         with kept_interrupts(), pytest.raises(KeyboardInterrupt):
-            tuning.search()
+            search.run()
         assert not never.is_set(), "nobody waited for what ran"
-    assert numbers_of(tuning) == [0]
-    running = [trial.config for trial in tuning.study.running]
-    assert len(running) == len(numbers_in(tuning, "RUNNING")) == 2
-    tuning.study.close()
+    assert numbers_of(search) == [0]
+    running = [trial.config for trial in search.study.running]
+    assert len(running) == len(numbers_in(search, "RUNNING")) == 2
+    search.study.close()
 
     launcher = Watched(slots=2)
     again = make_parallel(tmp_path, launcher, n_trials=6, is_kept=True)
-    again.search()
+    again.run()
     assert len(launcher.launched) == 5
     assert set(running) <= set(launcher.launched)
     assert len(set(keys_of(again))) == len(set(numbers_of(again))) == len(again.study.records) == 6
@@ -289,13 +290,13 @@ def test_what_ends_the_search_is_raised_while_others_run(tmp_path: Path) -> None
     bad = FakeTrial(outcome="crashed", reason="ValueError: no", failure=failure)
     launcher = Watched(cost=lambda config: analytic_cost(config) if config == TrainingConfig() else bad, slots=2)
     launcher.before = lambda number: never.wait(AT_LAST_S) if number == 1 else None
-    tuning = make_parallel(tmp_path, launcher, n_trials=20, amp_dtype="float32", compile=False)
+    search = make_parallel(tmp_path, launcher, n_trials=20, amp_dtype="float32", compile=False)
     with let_go(never):
         with pytest.raises(RepeatedFailureError, match="ended 3 configurations"):
-            tuning.search()
+            search.run()
         assert not never.is_set(), "nobody waited for what ran"
-    assert len(tuning.study.records) == 4
-    assert [trial.number for trial in tuning.study.running] == [1]
+    assert len(search.study.records) == 4
+    assert [trial.number for trial in search.study.running] == [1]
 
 
 def test_a_launcher_that_fails_in_a_thread_ends_the_search_at_once(tmp_path: Path) -> None:
@@ -307,12 +308,12 @@ def test_a_launcher_that_fails_in_a_thread_ends_the_search_at_once(tmp_path: Pat
         elif number > 1:
             raise LauncherError("no host is left")
 
-    tuning = make_parallel(tmp_path, Watched(slots=2, before=before))
+    search = make_parallel(tmp_path, Watched(slots=2, before=before))
     with let_go(never):
         with pytest.raises(LauncherError, match="no host is left"):
-            tuning.search()
+            search.run()
         assert not never.is_set(), "nobody waited for what ran"
-    assert numbers_of(tuning) == [0]
+    assert numbers_of(search) == [0]
 
 
 def test_a_record_that_cant_be_kept_ends_the_search_at_once(tmp_path: Path) -> None:
@@ -323,11 +324,11 @@ def test_a_record_that_cant_be_kept_ends_the_search_at_once(tmp_path: Path) -> N
             raise RunFolderError("the disk is full")
 
     launcher = Watched(slots=2, before=lambda number: never.wait(AT_LAST_S) if number == 1 else None)
-    tuning = make_parallel(tmp_path, launcher)
-    tuning.on_record = keep
+    search = make_parallel(tmp_path, launcher)
+    search.on_record = keep
     with let_go(never):
         with pytest.raises(RunFolderError, match="the disk is full"):
-            tuning.search()
+            search.run()
         assert not never.is_set(), "nobody waited for what ran"
 
 
@@ -336,7 +337,7 @@ def test_a_failing_launcher_in_the_calling_thread_is_raised_as_it_is(tmp_path: P
         raise LauncherError("no process can be started")
 
     with pytest.raises(LauncherError, match="no process can be started"):
-        make_parallel(tmp_path, Watched(slots=4, before=before)).search()
+        make_parallel(tmp_path, Watched(slots=4, before=before)).run()
 
 
 def test_once_time_is_up_no_further_trial_begins_and_what_runs_is_awaited(tmp_path: Path) -> None:
@@ -348,27 +349,27 @@ def test_once_time_is_up_no_further_trial_begins_and_what_runs_is_awaited(tmp_pa
             now[0] = 95.0
 
     launcher = Watched(slots=3, before=before)
-    tuning = make_parallel(tmp_path, launcher, n_trials=30, timeout_s=100.0, now=lambda: now[0])
-    tuning.search()
-    assert len(tuning.study.records) == len(launcher.launched) == 4
-    assert tuning.stopped_because == "the time-out of 100 s leaves no room for another trial"
+    search = make_parallel(tmp_path, launcher, n_trials=30, timeout_s=100.0, now=lambda: now[0])
+    search.run()
+    assert len(search.study.records) == len(launcher.launched) == 4
+    assert search.ended_because == note("no_time_for_a_trial", timeout_s=100.0)
 
 
 def test_windows_and_the_time_left_are_reckoned_with_all_slots(tmp_path: Path) -> None:
     windows, left = {}, dict[int, float]()
     for slots in (1, 3):
         launcher, shown = FakeLauncher(slots=slots), list[Progress]()
-        tuning = make_parallel(tmp_path / f"timed-{slots}", launcher, n_trials=7, timeout_s=30.0)
-        tuning.search()
+        search = make_parallel(tmp_path / f"timed-{slots}", launcher, n_trials=7, timeout_s=30.0)
+        search.run()
         first = launcher.jobs[0]
         assert isinstance(first, TrialJob)
         windows[slots] = first.window.max_s
-        tuning = make_parallel(tmp_path / f"free-{slots}", FakeLauncher(slots=slots, noise=0.0), n_trials=7)
-        tuning.show = shown.append
-        tuning.search()
+        search = make_parallel(tmp_path / f"free-{slots}", FakeLauncher(slots=slots, noise=0.0), n_trials=7)
+        search.show = shown.append
+        search.run()
         left[slots] = shown[1].remaining_s or 0.0
     assert windows == {1: 2.0, 3: pytest.approx(21 / 3 - 1.5)}
-    assert left[1] - left[3] == pytest.approx((6 - 2) * tuning.study.records[0].result.wall_s)
+    assert left[1] - left[3] == pytest.approx((6 - 2) * search.study.records[0].result.wall_s)
 
 
 def test_a_precision_that_is_refused_while_others_of_it_run_wins_nowhere_and_is_noted_once(tmp_path: Path) -> None:
@@ -376,9 +377,40 @@ def test_a_precision_that_is_refused_while_others_of_it_run_wins_nowhere_and_is_
         return FakeTrial(samples_per_s=100.0, peak_memory_bytes=GIB, passes_guard=config.amp_dtype == "float32")
 
     launcher = Watched(cost=cost, slots=3, before=meeting(3))
-    tuning = make_parallel(tmp_path, launcher, n_trials=40, **{**TINY, "amp_dtype": "bfloat16"})
-    tuning.search()
-    assert [record.outcome for record in tuning.study.records] == ["ok", *["diverged"] * 3]
+    search = make_parallel(tmp_path, launcher, n_trials=40, **{**TINY, "amp_dtype": "bfloat16"})
+    search.run()
+    assert [record.outcome for record in search.study.records] == ["ok", *["diverged"] * 3]
     assert [job.kind for job in launcher.jobs].count("guard") == 1
-    left_out = [note for note in tuning.notes if "left out" in note]
-    assert [note.partition(":")[0] for note in left_out] == ["bfloat16 was left out"]
+    assert [one["amp_dtype"] for one in figures_of(search.notes, "precision_left_out")] == ["bfloat16"]
+
+
+def test_while_a_precision_is_compared_other_slots_run_their_trials(tmp_path: Path) -> None:
+    """The comparison ends only once two more trials have run: in the scheduling thread it would never end."""
+    others_ran = threading.Event()
+
+    class Comparing(Watched):
+        def launch(self, launch: Launch) -> Exit:
+            if isinstance(read_job(launch.folder.job), PrecisionJob):
+                assert others_ran.wait(AT_LAST_S)
+            return Watched.launch(self, launch)
+
+    launcher, ended = Comparing(slots=2), list[TrialRecord]()
+    space = {**TINY, "amp_dtype": ["float32", "bfloat16"]}
+    search = make_parallel(tmp_path, launcher, n_trials=6, method="random", **space)
+    search.first = [
+        {"micro_batch_size": 32, "num_workers": workers, "amp_dtype": dtype}
+        for workers, dtype in ((2, "bfloat16"), (2, "float32"), (4, "float32"))
+    ]
+
+    def keep(record: TrialRecord) -> None:
+        ended.append(record)
+        if {(2, "float32"), (4, "float32")} <= {(one.config.num_workers, one.config.amp_dtype) for one in ended}:
+            others_ran.set()
+
+    search.on_record = keep
+    with let_go(others_ran):
+        search.run()
+    (compared,) = (one for one in ended if one.result.guard is not None)
+    assert compared.config.amp_dtype == "bfloat16"
+    assert ended.index(compared) >= 3
+    assert len(search.study.records) == 6

@@ -13,6 +13,7 @@ import pytest
 import autotune
 from autotune.analysis.early_stopping import seen_rate
 from autotune.launch.launcher import Exit, Launch
+from autotune.note import note
 from autotune.protocol.jobs import CurvesJob, Job, PrecisionJob, StressJob, TrialJob, read_job
 from autotune.records.ceilings import device_key, loader_key
 from autotune.records.run_summary import Progress
@@ -23,8 +24,9 @@ from autotune.space.resolved_space import compose
 from autotune.study.proposals import first_guesses
 from autotune.study.study import Trial
 from autotune.testing import CostModel, FakeLauncher, FakeTrial, analytic_cost
-from autotune.tuning.loop import Tuning
-from tests.tuning.tunings import GIB, FailingLauncher, make_tuning
+from autotune.tuning.loop import Search
+from autotune.tuning.proposers import ModelProposer
+from tests.tuning.searches import GIB, FailingLauncher, make_search
 
 LIMIT = 14 * GIB
 NEAR = 0.97
@@ -80,32 +82,32 @@ def memory_cliff(config: TrainingConfig) -> FakeTrial:
     return joined(config, loader=loader, device=device / 10 * config.micro_batch_size**0.2, peak_bytes=peak)
 
 
-def fastest_of(tuning: Tuning, cost: CostModel) -> float:
+def fastest_of(search: Search, cost: CostModel) -> float:
     """The best rate of the whole space within the limit."""
-    configs = {compose(params, tuning.space) for params in tuning.space.combinations()}
+    configs = {compose(params, search.space) for params in search.space.combinations()}
     trials = [cost(config) for config in configs if isinstance(config, TrainingConfig)]
-    return max(one.samples_per_s for one in trials if one.peak_memory_bytes <= tuning.limit_bytes)
+    return max(one.samples_per_s for one in trials if one.peak_memory_bytes <= search.limit_bytes)
 
 
-def guided(folder: Path, cost: CostModel, *, seed: int = 0, **arguments: Any) -> Tuning:
+def guided(folder: Path, cost: CostModel, *, seed: int = 0, **arguments: Any) -> Search:
     """A guided search that has ended, by itself unless a number of trials is given."""
-    tuning = make_tuning(folder, FakeLauncher(cost, seed=seed), **{"n_trials": None, "limit_bytes": LIMIT, **arguments})
-    assert tuning.guide is not None
-    tuning.guide.seed = seed
-    tuning.search()
-    return tuning
+    search = make_search(folder, FakeLauncher(cost, seed=seed), **{"n_trials": None, "limit_bytes": LIMIT, **arguments})
+    assert isinstance(search.proposer, ModelProposer)
+    search.proposer._seed = seed
+    search.run()
+    return search
 
 
-def until_near(tuning: Tuning, cost: CostModel) -> int:
+def until_near(search: Search, cost: CostModel) -> int:
     """How many trials it took to come within 3 % of the best of the space."""
-    best = fastest_of(tuning, cost)
-    rates = [cost(one.config).samples_per_s if one.is_feasible else 0.0 for one in tuning.study.records]
+    best = fastest_of(search, cost)
+    rates = [cost(one.config).samples_per_s if one.is_feasible else 0.0 for one in search.study.records]
     assert max(rates) >= NEAR * best
     return 1 + next(place for place, rate in enumerate(rates) if rate >= NEAR * best)
 
 
-def curves_of(tuning: Tuning) -> list[CurvesJob]:
-    launcher = tuning.runner.launcher
+def curves_of(search: Search) -> list[CurvesJob]:
+    launcher = search.runner.launcher
     assert isinstance(launcher, FakeLauncher)
     return [job for job in launcher.jobs if job.kind == "curves"]
 
@@ -119,9 +121,9 @@ def curves_of(tuning: Tuning) -> list[CurvesJob]:
 def test_a_few_trials_lead_near_the_best_of_the_space(
     tmp_path: Path, cost: CostModel, space: dict[str, Any], seed: int
 ) -> None:
-    tuning = guided(tmp_path, cost, seed=seed, **space)
-    assert until_near(tuning, cost) <= 4
-    assert len(tuning.study.records) < 40
+    search = guided(tmp_path, cost, seed=seed, **space)
+    assert until_near(search, cost) <= 4
+    assert len(search.study.records) < 40
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -129,14 +131,14 @@ def test_a_few_trials_lead_near_the_best_of_the_space(
 def test_where_the_memory_ends_within_the_space_no_trial_runs_out_of_it(
     tmp_path: Path, batches: object, seed: int
 ) -> None:
-    tuning = guided(tmp_path, memory_cliff, seed=seed, **{**SMALL, "micro_batch_size": batches})
-    assert any(memory_cliff(one).peak_memory_bytes > LIMIT for one in _composed(tuning))
-    assert {one.outcome for one in tuning.study.records} <= {"ok", "pruned"}
-    assert until_near(tuning, memory_cliff) <= 6
+    search = guided(tmp_path, memory_cliff, seed=seed, **{**SMALL, "micro_batch_size": batches})
+    assert any(memory_cliff(one).peak_memory_bytes > LIMIT for one in _composed(search))
+    assert {one.outcome for one in search.study.records} <= {"ok", "pruned"}
+    assert until_near(search, memory_cliff) <= 6
 
 
-def _composed(tuning: Tuning) -> list[TrainingConfig]:
-    configs = [compose(params, tuning.space) for params in tuning.space.combinations()]
+def _composed(search: Search) -> list[TrainingConfig]:
+    configs = [compose(params, search.space) for params in search.space.combinations()]
     return [one for one in configs if isinstance(one, TrainingConfig)]
 
 
@@ -147,39 +149,39 @@ def a_gibibyte_a_sample(config: TrainingConfig) -> FakeTrial:
 
 
 def test_a_batch_that_a_look_has_just_fitted_in_is_tried(tmp_path: Path) -> None:
-    tuning = guided(tmp_path, a_gibibyte_a_sample, limit_bytes=64 * GIB, n_trials=6)
-    assert tuning.best is not None
-    assert tuning.best.config.micro_batch_size == 64
-    assert not any(one.config.micro_batch_size > 64 for one in tuning.study.records)
+    search = guided(tmp_path, a_gibibyte_a_sample, limit_bytes=64 * GIB, n_trials=6)
+    assert search.best is not None
+    assert search.best.config.micro_batch_size == 64
+    assert not any(one.config.micro_batch_size > 64 for one in search.study.records)
 
 
 def test_where_the_baseline_does_not_fit_the_fastest_that_a_look_could_run_comes_next(tmp_path: Path) -> None:
-    tuning = guided(tmp_path, a_gibibyte_a_sample, limit_bytes=16 * GIB, n_trials=2)
-    baseline, second = tuning.study.records
+    search = guided(tmp_path, a_gibibyte_a_sample, limit_bytes=16 * GIB, n_trials=2)
+    baseline, second = search.study.records
     assert (baseline.outcome, second.outcome, second.config.micro_batch_size) == ("over_memory", "ok", 16)
 
 
 def test_where_nothing_fits_the_search_gives_up_after_ten_trials(tmp_path: Path) -> None:
     space: dict[str, Any] = {"micro_batch_size": list(range(32, 64)), "num_workers": [0, 2, 4], "amp_dtype": "float32"}
-    tuning = guided(tmp_path, a_gibibyte_a_sample, limit_bytes=GIB, **space)
-    assert {one.outcome for one in tuning.study.records} == {"over_memory"}
-    assert len(tuning.study.records) == 10
-    assert tuning.stopped_because == "the last 6 trials brought less than 1 %"
+    search = guided(tmp_path, a_gibibyte_a_sample, limit_bytes=GIB, **space)
+    assert {one.outcome for one in search.study.records} == {"over_memory"}
+    assert len(search.study.records) == 10
+    assert search.ended_because == note("no_recent_gain", trials=6, is_promising=False)
 
 
 # What it leaves out
 
 
 def test_where_the_loader_is_the_limit_by_far_no_loader_is_tried_with_a_second_device(tmp_path: Path) -> None:
-    tuning = guided(tmp_path, slow_loader, **{**SMALL, "micro_batch_size": 32, "amp_dtype": ["float32", "bfloat16"]})
-    tried = [loader_key(one.config) for one in tuning.study.records if one.config.num_workers]
+    search = guided(tmp_path, slow_loader, **{**SMALL, "micro_batch_size": 32, "amp_dtype": ["float32", "bfloat16"]})
+    tried = [loader_key(one.config) for one in search.study.records if one.config.num_workers]
     assert len(tried) >= 1
     assert len(tried) == len(set(tried))
 
 
 def test_where_the_device_is_the_limit_by_far_no_device_is_tried_with_a_second_loader(tmp_path: Path) -> None:
-    tuning = guided(tmp_path, slow_device, **SMALL)
-    tried = [device_key(one.config) for one in tuning.study.records if one.config.num_workers]
+    search = guided(tmp_path, slow_device, **SMALL)
+    tried = [device_key(one.config) for one in search.study.records if one.config.num_workers]
     assert len(tried) >= 2
     assert len(tried) == len(set(tried))
 
@@ -195,43 +197,44 @@ def with_shortfall(cost: CostModel) -> CostModel:
 @pytest.mark.parametrize(
     ("cost", "space", "reason"),
     [
-        (slow_device, SMALL, "the best found reaches 100% of the lower ceiling of loader and device"),
-        (with_shortfall(analytic_cost), SMALL, "another trial is expected to bring 0."),
-        (with_shortfall(slow_loader), LOADERS | {"num_workers": [0, 4]}, "every configuration of the space was"),
+        (slow_device, SMALL, "near_ceiling"),
+        (with_shortfall(analytic_cost), SMALL, "little_expected"),
+        (with_shortfall(slow_loader), LOADERS | {"num_workers": [0, 4]}, "space_exhausted"),
         (
             with_shortfall(slow_loader),
             LOADERS | {"num_workers": [2, 4], "amp_dtype": ["float32", "bfloat16"]},
-            "no configuration is left that could tell more",
+            "nothing_left_to_learn",
         ),
     ],
 )
 def test_a_search_ends_by_itself_and_says_by_which_rule(
     tmp_path: Path, cost: CostModel, space: dict[str, Any], reason: str
 ) -> None:
-    tuning = guided(tmp_path, cost, **space)
-    assert tuning.stopped_because.startswith(reason)
-    assert len(tuning.study.records) <= 10
+    search = guided(tmp_path, cost, **space)
+    assert search.ended_because is not None
+    assert search.ended_because.code == reason
+    assert len(search.study.records) <= 10
 
 
 @pytest.mark.parametrize("n_trials", [1, 2, 30])
 def test_a_number_of_trials_that_is_given_is_run_however_little_is_left_to_win(tmp_path: Path, n_trials: int) -> None:
-    tuning = guided(tmp_path, slow_device, n_trials=n_trials)
-    assert len(tuning.study.records) == n_trials
-    assert tuning.stopped_because == f"{n_trials} trials were asked for"
+    search = guided(tmp_path, slow_device, n_trials=n_trials)
+    assert len(search.study.records) == n_trials
+    assert search.ended_because == note("trials_asked_for", trials=n_trials)
 
 
 def test_a_small_space_is_run_to_its_end_where_more_trials_are_asked_for(tmp_path: Path) -> None:
-    tuning = guided(tmp_path, analytic_cost, n_trials=50, **SMALL)
-    assert tuning.study.is_exhausted
-    assert {one.config for one in tuning.study.records} == set(_composed(tuning))
-    assert tuning.stopped_because == "every configuration of the space was measured"
+    search = guided(tmp_path, analytic_cost, n_trials=50, **SMALL)
+    assert search.study.is_exhausted
+    assert {one.config for one in search.study.records} == set(_composed(search))
+    assert search.ended_because == note("space_exhausted")
 
 
 def test_the_best_at_the_users_own_batch_is_known_before_it_ends(tmp_path: Path) -> None:
-    tuning = guided(tmp_path, memory_cliff, **SMALL)
-    own = [one for one in tuning.study.records if one.is_feasible and one.config.global_batch_size == 32]
+    search = guided(tmp_path, memory_cliff, **SMALL)
+    own = [one for one in search.study.records if one.is_feasible and one.config.global_batch_size == 32]
     assert max(memory_cliff(one.config).samples_per_s for one in own) == pytest.approx(
-        max(memory_cliff(one).samples_per_s for one in _composed(tuning) if one.global_batch_size == 32), rel=0.03
+        max(memory_cliff(one).samples_per_s for one in _composed(search) if one.global_batch_size == 32), rel=0.03
     )
 
 
@@ -239,12 +242,12 @@ def test_the_best_at_the_users_own_batch_is_known_before_it_ends(tmp_path: Path)
 
 
 def test_one_look_at_either_side_alone_comes_right_after_the_baseline(tmp_path: Path) -> None:
-    tuning = guided(tmp_path, analytic_cost, **SMALL)
-    launcher = tuning.runner.launcher
+    search = guided(tmp_path, analytic_cost, **SMALL)
+    launcher = search.runner.launcher
     assert isinstance(launcher, FakeLauncher)
     assert [job.kind for job in launcher.jobs[:3]] == ["trial", "curves", "trial"]
-    (look,) = curves_of(tuning)
-    assert look.config == tuning.space.baseline
+    (look,) = curves_of(search)
+    assert look.config == search.space.baseline
     assert {one.micro_batch_size for one in look.variations} == {16, 32, 64, 128}
     assert {one.num_workers for one in look.variations} == {0, 2, 4, 8}
 
@@ -271,31 +274,31 @@ def test_a_look_begins_with_what_costs_no_more_than_the_own_batch(tmp_path: Path
 
 def test_a_look_that_fails_is_noted_and_an_experts_guesses_are_tried_instead(tmp_path: Path) -> None:
     launcher = FailingLauncher(failures={"curves": TrialResult(outcome="timeout", reason="it took too long")})
-    tuning = make_tuning(tmp_path, launcher, n_trials=10)
-    tuning.search()
-    assert tuning.notes == ["Loader and device were not looked at alone: it took too long."]
-    guesses = [compose(guess, tuning.space) for guess in first_guesses(tuning.space)]
-    assert [one.config for one in tuning.study.records[1 : 1 + len(guesses)]] == guesses
-    assert len(curves_of(tuning)) == 1
-    assert len(tuning.study.records) == 10
+    search = make_search(tmp_path, launcher, n_trials=10)
+    search.run()
+    assert search.notes == [note("sides_not_measured", reason="it took too long")]
+    guesses = [compose(guess, search.space) for guess in first_guesses(search.space)]
+    assert [one.config for one in search.study.records[1 : 1 + len(guesses)]] == guesses
+    assert len(curves_of(search)) == 1
+    assert len(search.study.records) == 10
 
 
 def test_a_look_that_shows_nothing_is_noted_with_what_kept_it(tmp_path: Path) -> None:
     def cost(config: TrainingConfig) -> FakeTrial:
         return FakeTrial(samples_per_s=100.0 + config.num_workers, peak_memory_bytes=GIB)
 
-    tuning = make_tuning(tmp_path, FakeLauncher(cost), n_trials=12)
-    tuning.search()
-    assert tuning.notes == ["Loader and device were not looked at alone: the cost model does not say."]
-    assert tuning.best is not None
-    assert tuning.best.config.num_workers == 8
+    search = make_search(tmp_path, FakeLauncher(cost), n_trials=12)
+    search.run()
+    assert search.notes == [note("sides_not_measured", reason="the cost model does not say")]
+    assert search.best is not None
+    assert search.best.config.num_workers == 8
 
 
 def test_a_look_takes_no_more_than_its_share_of_the_time(tmp_path: Path) -> None:
-    timed = make_tuning(tmp_path / "timed", FakeLauncher(), timeout_s=100.0)
-    free = make_tuning(tmp_path / "free", FakeLauncher())
-    for tuning in (timed, free):
-        tuning.search()
+    timed = make_search(tmp_path / "timed", FakeLauncher(), timeout_s=100.0)
+    free = make_search(tmp_path / "free", FakeLauncher())
+    for search in (timed, free):
+        search.run()
     assert [job.process.deadline_s for job in curves_of(timed)] == [pytest.approx(0.15 * 70.0)]
     assert [job.process.deadline_s for job in curves_of(free)] == [60.0]
 
@@ -307,11 +310,11 @@ def test_what_was_left_out_promises_no_gain(tmp_path: Path) -> None:
         return replace(joined(config, loader=1e6, device=device, peak_bytes=GIB), passes_guard=is_plain)
 
     shown: list[Progress] = []
-    tuning = make_tuning(tmp_path, FakeLauncher(cost), n_trials=8, **SMALL)
-    tuning.show = shown.append
-    tuning.search()
+    search = make_search(tmp_path, FakeLauncher(cost), n_trials=8, **SMALL)
+    search.show = shown.append
+    search.run()
     told = next(one for one in shown if one.last is not None and one.last.outcome == "diverged")
-    plain = max(cost(config).samples_per_s for config in _composed(tuning) if config.amp_dtype == "float32")
+    plain = max(cost(config).samples_per_s for config in _composed(search) if config.amp_dtype == "float32")
     assert told.can_win is not None
     assert told.best is not None
     assert 1 + told.can_win < 2 * plain / cost(told.best.config).samples_per_s
@@ -334,38 +337,39 @@ def trapped(rate: float) -> CostModel:
 def test_a_model_that_is_surprised_leaves_the_next_trial_to_the_sampler(
     tmp_path: Path, rate: float, outcome: str
 ) -> None:
-    tuning = guided(tmp_path, trapped(rate), n_trials=2, **SMALL)
-    assert tuning.guide is not None
-    last = tuning.study.ended[-1]
+    search = guided(tmp_path, trapped(rate), n_trials=2, **SMALL)
+    assert isinstance(search.proposer, ModelProposer)
+    last = search.study.ended[-1]
     assert (last.config.num_workers, last.outcome) == (8, outcome)
-    tuning.guide.propose(tuning.best)
-    assert not tuning.study.has_waiting
+    assert search.proposer.propose(search.best) is None
+    assert not search.study.has_waiting
 
 
 def test_a_model_that_is_not_surprised_proposes_the_next_trial(tmp_path: Path) -> None:
-    tuning = guided(tmp_path, analytic_cost, n_trials=2, **SMALL)
-    assert tuning.guide is not None
-    tuning.guide.propose(tuning.best)
-    assert tuning.study.has_waiting
+    search = guided(tmp_path, analytic_cost, n_trials=2, **SMALL)
+    assert isinstance(search.proposer, ModelProposer)
+    assert search.proposer.propose(search.best) is not None
+    assert not search.study.has_waiting, "the loop proposes, not the model"
 
 
 def test_what_the_sampler_finds_is_taken_for_too_large_where_the_memory_ends(tmp_path: Path) -> None:
-    tuning = guided(tmp_path, memory_cliff, **{**SMALL, "micro_batch_size": [16, 32, 64, 128, 256]})
-    assert tuning.guide is not None
-    for config in _composed(tuning):
+    search = guided(tmp_path, memory_cliff, **{**SMALL, "micro_batch_size": [16, 32, 64, 128, 256]})
+    assert isinstance(search.proposer, ModelProposer)
+    for config in _composed(search):
         fits = memory_cliff(config).peak_memory_bytes <= LIMIT
-        assert (tuning.guide.doubt(config) == "would not fit") == (not fits)
+        reason = search.proposer.skip(config)
+        assert (reason is not None and reason.code == "would_not_fit") == (not fits)
 
 
 def test_what_the_sampler_finds_and_differs_only_on_a_side_that_holds_nothing_is_not_tried(tmp_path: Path) -> None:
-    tuning = guided(tmp_path, slow_device, n_trials=6, **SMALL)
-    assert tuning.guide is not None
-    assert tuning.guide.outlook(tuning.best) is not None
-    tried = {one.config for one in tuning.study.ended if one.measurement is not None and one.config.num_workers}
+    search = guided(tmp_path, slow_device, n_trials=6, **SMALL)
+    assert isinstance(search.proposer, ModelProposer)
+    assert search.proposer.outlook(search.best) is not None
+    tried = {one.config for one in search.study.ended if one.measurement is not None and one.config.num_workers}
     seen = {device_key(config) for config in tried}
-    open_ones = [one for one in _composed(tuning) if one.num_workers and tuning.study.is_open(one)]
-    doubts = {device_key(one) in seen: tuning.guide.doubt(one) for one in open_ones}
-    assert doubts == {True: "would tell nothing", False: ""}
+    open_ones = [one for one in _composed(search) if one.num_workers and search.study.is_open(one)]
+    reasons = {device_key(one) in seen: search.proposer.skip(one) for one in open_ones}
+    assert reasons == {True: note("would_tell_nothing"), False: None}
 
 
 def test_what_fails_is_not_tried_again_with_a_setting_that_has_nothing_to_do_with_it(tmp_path: Path) -> None:
@@ -375,24 +379,24 @@ def test_what_fails_is_not_tried_again_with_a_setting_that_has_nothing_to_do_wit
         failure = Failure(signature=f"ValueError at net.py:{config.micro_batch_size}", traceback="ValueError")
         return FakeTrial(outcome="crashed", reason="ValueError", failure=failure) if is_bad else trial
 
-    tuning = guided(tmp_path, cost, n_trials=8)
-    failed = [one.config for one in tuning.study.records if one.outcome == "crashed"]
+    search = guided(tmp_path, cost, n_trials=8)
+    failed = [one.config for one in search.study.records if one.outcome == "crashed"]
     assert len(failed) >= 1
     assert len({(one.micro_batch_size, one.num_workers) for one in failed}) >= len(failed) - 1
-    assert until_near(tuning, lambda config: replace(cost(config), peak_memory_bytes=GIB)) <= 8
+    assert until_near(search, lambda config: replace(cost(config), peak_memory_bytes=GIB)) <= 8
 
 
 # Trials that are stopped early
 
 
 def test_a_trial_that_is_stopped_early_is_told_to_optuna_with_the_rate_it_had(tmp_path: Path) -> None:
-    tuning = guided(tmp_path, trapped(300.0), n_trials=4, **SMALL)
-    stopped = [one for one in tuning.study.records if one.outcome == "pruned"]
+    search = guided(tmp_path, trapped(300.0), n_trials=4, **SMALL)
+    stopped = [one for one in search.study.records if one.outcome == "pruned"]
     assert stopped
-    baseline = tuning.study.records[0].measurement
+    baseline = search.study.records[0].measurement
     assert baseline is not None
     for record in stopped:
-        trial = tuning.study.optuna_study.trials[record.number]
+        trial = search.study.optuna_study.trials[record.number]
         blocks, relative = record.result.blocks, seen_rate(record.result.blocks).samples_per_s / baseline.samples_per_s
         assert trial.state.name == "PRUNED"
         assert trial.intermediate_values == {len(blocks): pytest.approx(relative)}
@@ -421,13 +425,13 @@ def test_at_the_users_own_batch_a_trial_races_against_those_at_it_alone(
         rate = rates.get((config.micro_batch_size, config.num_workers), 1.0)
         return FakeTrial(samples_per_s=rate, peak_memory_bytes=GIB)
 
-    tuning = make_tuning(tmp_path, FakeLauncher(cost, noise=1e-6), n_trials=3, **{**SMALL, "amp_dtype": "float32"})
+    search = make_search(tmp_path, FakeLauncher(cost, noise=1e-6), n_trials=3, **{**SMALL, "amp_dtype": "float32"})
     for micro, workers in [(64, 2), (32, 4)]:
-        tuning.study.propose({"micro_batch_size": micro, "num_workers": workers})
-    tuning.search()
-    assert tuning.guide is not None
+        search.study.propose({"micro_batch_size": micro, "num_workers": workers})
+    search.run()
+    assert isinstance(search.proposer, ModelProposer)
     asked = Trial(9, TrainingConfig(micro_batch_size=micro_batch_size, num_workers=8))
-    found = tuning.guide.bar_of(asked)
+    found = search.proposer.pruning_threshold(asked)
     assert found is not None
     assert found.number == bar
     assert found.low_samples_per_s == pytest.approx([900.0, 500.0][bar - 1], rel=0.05)
@@ -439,15 +443,15 @@ def test_at_the_users_own_batch_a_trial_races_against_those_at_it_alone(
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("n_trials", [12, None])
 def test_three_trials_at_once_are_guided_as_one_is(tmp_path: Path, n_trials: int | None, seed: int) -> None:
-    tuning = make_tuning(tmp_path, FakeLauncher(memory_cliff, slots=3, seed=seed), n_trials=n_trials, **SMALL)
-    tuning.timing.slots = lambda: 3
-    tuning.search()
-    records = tuning.study.records
+    search = make_search(tmp_path, FakeLauncher(memory_cliff, slots=3, seed=seed), n_trials=n_trials, **SMALL)
+    search.time.slots = lambda: 3
+    search.run()
+    records = search.study.records
     assert len({one.config for one in records}) == len(records)
     assert len(records) == n_trials or (n_trials is None and len(records) < 20)
     assert {one.outcome for one in records} <= {"ok", "pruned"}
-    assert len(curves_of(tuning)) == 1
-    assert until_near(tuning, memory_cliff) <= 8
+    assert len(curves_of(search)) == 1
+    assert until_near(search, memory_cliff) <= 8
 
 
 class Interrupting(FakeLauncher):

@@ -13,10 +13,9 @@ from autotune.records.precision_check import guard_key, needs_guard
 from autotune.records.trial import Outcome, TrialRecord, TrialResult
 from autotune.settings.training_config import TrainingConfig
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost
-from autotune.tuning.confirmation import confirm, recommend
-from autotune.tuning.loop import Tuning
+from autotune.tuning.loop import Search
 from autotune.tuning.precision_check import PrecisionGuard
-from tests.tuning.tunings import GIB, NARROW, FailingLauncher, make_tuning
+from tests.tuning.searches import GIB, NARROW, FailingLauncher, codes_of, confirmed, figures_of, make_search
 
 
 def breaking(*dtypes: str) -> Any:
@@ -34,15 +33,15 @@ def guards(launcher: FakeLauncher) -> list[TrainingConfig]:
     return [job.config for job in launcher.jobs if job.kind == "guard"]
 
 
-def searched(folder: Path, launcher: FakeLauncher, **arguments: Any) -> Tuning:
-    tuning = make_tuning(folder, launcher, **{**NARROW, **arguments})
-    tuning.search()
-    return tuning
+def searched(folder: Path, launcher: FakeLauncher, **arguments: Any) -> Search:
+    search = make_search(folder, launcher, **{**NARROW, **arguments})
+    search.run()
+    return search
 
 
 def test_a_precision_that_breaks_is_told_as_diverged_with_its_figures(tmp_path: Path) -> None:
-    tuning = searched(tmp_path, FakeLauncher(breaking("bfloat16")), n_trials=16)
-    refused = [record for record in tuning.study.records if record.is_refused]
+    search = searched(tmp_path, FakeLauncher(breaking("bfloat16")), n_trials=16)
+    refused = [record for record in search.study.records if record.is_refused]
     assert [(one.outcome, one.config.amp_dtype) for one in refused] == [("diverged", "bfloat16")]
     (one,) = refused
     assert one.result.guard is not None
@@ -53,19 +52,17 @@ def test_a_precision_that_breaks_is_told_as_diverged_with_its_figures(tmp_path: 
 
 
 def test_a_refused_precision_is_not_tried_again_and_said_so_once(tmp_path: Path) -> None:
-    tuning = searched(tmp_path, FakeLauncher(breaking("bfloat16", "float16", "tf32")), n_trials=24)
-    tried = Counter(record.config.amp_dtype for record in tuning.study.records)
+    search = searched(tmp_path, FakeLauncher(breaking("bfloat16", "float16", "tf32")), n_trials=24)
+    tried = Counter(record.config.amp_dtype for record in search.study.records)
     assert {dtype: tried[dtype] for dtype in ("bfloat16", "float16")} == {"bfloat16": 1, "float16": 1}
-    assert len(tuning.study.records) == 24
-    notes = [note for note in tuning.notes if "was left out" in note]
-    assert sorted(note.split()[0] for note in notes) == ["bfloat16", "float16", "tf32"]
+    assert len(search.study.records) == 24
+    left_out = [one["amp_dtype"] for one in figures_of(search.notes, "precision_left_out")]
+    assert sorted(left_out) == ["bfloat16", "float16", "tf32"]
 
 
 def test_a_refused_precision_never_wins(tmp_path: Path) -> None:
-    tuning = searched(tmp_path, FakeLauncher(breaking("bfloat16", "float16")), n_trials=16)
-    confirm(tuning)
-    chosen = recommend(tuning)
-    assert chosen is not None
+    search = searched(tmp_path, FakeLauncher(breaking("bfloat16", "float16")), n_trials=16)
+    _, chosen = confirmed(search)
     assert {one.config.amp_dtype for one in chosen.confirmations} <= {"float32", "tf32"}
     assert chosen.config.amp_dtype in {"float32", "tf32"}
 
@@ -80,29 +77,29 @@ def test_each_precision_is_compared_once_at_the_users_batch_without_workers(tmp_
 
 
 def test_the_figures_stay_with_the_first_trial_of_a_precision(tmp_path: Path) -> None:
-    tuning = searched(tmp_path, FakeLauncher(), n_trials=24)
+    search = searched(tmp_path, FakeLauncher(), n_trials=24)
     firsts: dict[tuple[str, bool], TrialRecord] = {}
-    for record in tuning.study.records:
+    for record in search.study.records:
         firsts.setdefault(guard_key(record.config), record)
-    held = [record for record in tuning.study.records if record.result.guard is not None]
+    held = [record for record in search.study.records if record.result.guard is not None]
     assert held == [one for one in firsts.values() if needs_guard(one.config, TrainingConfig())]
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_whoever_is_confirmed_was_compared_before(tmp_path: Path, seed: int) -> None:
     launcher = FakeLauncher(breaking("float16"), seed=seed, noise=0.2)
-    tuning = searched(tmp_path, launcher, n_trials=14)
-    passed = {guard_key(one.config) for one in tuning.study.records if one.result.guard and one.is_feasible}
-    confirm(tuning)
-    entrants = [one.config for one in tuning.confirmations if needs_guard(one.config, tuning.space.baseline)]
+    search = searched(tmp_path, launcher, n_trials=14)
+    passed = {guard_key(one.config) for one in search.study.records if one.result.guard and one.is_feasible}
+    sure, _ = confirmed(search)
+    entrants = [one.config for one in sure.confirmations if needs_guard(one.config, search.space.baseline)]
     assert {guard_key(config) for config in entrants} <= passed
 
 
 def test_what_the_user_runs_today_is_not_compared(tmp_path: Path) -> None:
     launcher = FakeLauncher(breaking("bfloat16"))
-    tuning = searched(tmp_path, launcher, baseline=TrainingConfig(amp_dtype="bfloat16"), n_trials=8)
+    search = searched(tmp_path, launcher, baseline=TrainingConfig(amp_dtype="bfloat16"), n_trials=8)
     assert "bfloat16" not in {config.amp_dtype for config in guards(launcher)}
-    assert tuning.study.records[0].is_feasible
+    assert search.study.records[0].is_feasible
 
 
 def test_a_trial_over_the_memory_limit_is_not_compared(tmp_path: Path) -> None:
@@ -117,11 +114,11 @@ def test_a_trial_over_the_memory_limit_is_not_compared(tmp_path: Path) -> None:
 @pytest.mark.parametrize("outcome", ["timeout", "crashed", "oom"])
 def test_a_guard_that_could_not_run_lets_nobody_win(tmp_path: Path, outcome: Outcome) -> None:
     failure = TrialResult(outcome=outcome, reason="it went wrong")
-    tuning = searched(tmp_path, FailingLauncher(failures={"guard": failure}), n_trials=16)
-    refused = [record for record in tuning.study.records if record.is_refused]
+    search = searched(tmp_path, FailingLauncher(failures={"guard": failure}), n_trials=16)
+    refused = [record for record in search.study.records if record.is_refused]
     assert {one.outcome for one in refused} == {outcome}
     assert all("precision guard could not run: it went wrong" in one.reason for one in refused)
-    assert {one.config.amp_dtype for one in tuning.study.records if one.is_feasible} == {"float32"}
+    assert {one.config.amp_dtype for one in search.study.records if one.is_feasible} == {"float32"}
 
 
 def test_answers_survive_a_resume(tmp_path: Path) -> None:
@@ -129,10 +126,10 @@ def test_answers_survive_a_resume(tmp_path: Path) -> None:
     known = {guard_key(one.config) for one in first.study.records if one.result.guard}
     first.study.close()
     launcher = FakeLauncher(breaking("bfloat16"))
-    tuning = searched(tmp_path, launcher, n_trials=20, is_kept=True)
+    search = searched(tmp_path, launcher, n_trials=20, is_kept=True)
     assert not {guard_key(config) for config in guards(launcher)} & known
     assert "bfloat16" not in {config.amp_dtype for config in launcher.launched}
-    assert any(note.startswith("bfloat16 was left out") for note in tuning.notes)
+    assert [one["amp_dtype"] for one in figures_of(search.notes, "precision_left_out")] == ["bfloat16"]
 
 
 @pytest.mark.parametrize("outcome", ["timeout", "crashed", "oom"])
@@ -143,11 +140,11 @@ def test_a_comparison_that_could_not_run_is_made_up_for_after_a_resume(tmp_path:
     assert refused
     first.study.close()
     launcher = FakeLauncher()
-    tuning = searched(tmp_path, launcher, n_trials=16, is_kept=True, amp_dtype=["float32", "bfloat16"])
+    search = searched(tmp_path, launcher, n_trials=16, is_kept=True, amp_dtype=["float32", "bfloat16"])
     assert [config.amp_dtype for config in guards(launcher)] == ["bfloat16"]
-    assert any(one.is_feasible and one.config.amp_dtype == "bfloat16" for one in tuning.study.records)
-    assert {one.number for one in tuning.study.records if one.is_refused} == refused
-    assert not any("was left out" in note for note in tuning.notes)
+    assert any(one.is_feasible and one.config.amp_dtype == "bfloat16" for one in search.study.records)
+    assert {one.number for one in search.study.records if one.is_refused} == refused
+    assert "precision_left_out" not in codes_of(search.notes)
 
 
 def test_too_few_steps_before_a_resume_are_no_pass_after_it(tmp_path: Path) -> None:
@@ -157,7 +154,7 @@ def test_too_few_steps_before_a_resume_are_no_pass_after_it(tmp_path: Path) -> N
         if one.is_refused
     )
     cut_short = refused.model_copy(update={"result": refused.result.model_copy(update={"outcome": "timeout"})})
-    guard = PrecisionGuard(make_tuning(tmp_path, FakeLauncher()).runner, TrainingConfig())
+    guard = PrecisionGuard(make_search(tmp_path, FakeLauncher()).runner, TrainingConfig())
     guard.recall(cut_short)
     assert not guard.passed
     assert not guard.refusals
@@ -178,11 +175,11 @@ def test_an_exhausted_search_without_a_refused_precision_is_finished(tmp_path: P
 def test_any_trial_of_a_refused_precision_is_refused_without_another_comparison(tmp_path: Path) -> None:
     first = searched(tmp_path, FakeLauncher(breaking("bfloat16")), n_trials=12)
     launcher = FakeLauncher()
-    guard = PrecisionGuard(make_tuning(tmp_path, launcher).runner, TrainingConfig())
+    guard = PrecisionGuard(make_search(tmp_path, launcher).runner, TrainingConfig())
     for record in first.study.records:
         guard.recall(record)
     ran_well = first.study.records[0].result
-    judged = guard.judge(TrainingConfig(amp_dtype="bfloat16", num_workers=3), ran_well, deadline_s=60.0)
+    judged = guard.judge(TrainingConfig(amp_dtype="bfloat16", num_workers=3), ran_well, lambda: 60.0)
     assert judged.outcome == "diverged"
     assert judged.measurement == ran_well.measurement
     assert guards(launcher) == []

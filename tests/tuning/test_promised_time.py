@@ -14,9 +14,9 @@ from autotune.records.run_summary import Progress
 from autotune.report.formatting import format_duration
 from autotune.report.render.progress import make_progress
 from autotune.testing import FakeLauncher
-from autotune.tuning.loop import Tuning
-from autotune.tuning.model_proposer import Guide
-from tests.tuning.tunings import make_tuning
+from autotune.tuning.loop import Search
+from autotune.tuning.proposers import SamplerProposer
+from tests.tuning.searches import make_search
 
 
 class Shown(Exception):  # noqa: N818 - it is no error
@@ -26,26 +26,27 @@ class Shown(Exception):  # noqa: N818 - it is no error
         self.progress = progress
 
 
-def before_the_first_trial(tuning: Tuning) -> Progress:
+def before_the_first_trial(search: Search) -> Progress:
     """What is shown first by a search whose probe took two seconds."""
 
     def show(progress: Progress) -> NoReturn:
         raise Shown(progress)
 
-    tuning.timing.probe_s, tuning.show = 2.0, show
+    search.time.probe_s, search.show = 2.0, show
     with pytest.raises(Shown) as caught:
-        tuning.search()
+        search.run()
     return caught.value.progress
 
 
 def promised_s(
     folder: Path, *, is_guided: bool = True, n_trials: int | None = None, timeout_s: float | None = None
 ) -> float:
-    tuning = make_tuning(folder, FakeLauncher(), n_trials=n_trials, timeout_s=timeout_s)
-    tuning.guide = Guide(tuning.study, tuning.space, tuning.limit_bytes, seed=0) if is_guided else None
-    told = before_the_first_trial(tuning).remaining_s
+    search = make_search(
+        folder, FakeLauncher(), n_trials=n_trials, timeout_s=timeout_s, method="model" if is_guided else "random"
+    )
+    told = before_the_first_trial(search).remaining_s
     assert told is not None
-    assert tuning.promised_s == told
+    assert search.expected_s == told
     return told
 
 
@@ -84,23 +85,23 @@ def test_a_time_out_bounds_what_is_told_and_is_not_told_where_less_suffices(
     [(None, "Searching: 40 trials at the most, about "), (1, "Searching: 1 trial at the most, about 8.0 s.")],
 )
 def test_the_line_before_the_search_tells_trials_and_time(tmp_path: Path, n_trials: int | None, line: str) -> None:
-    tuning = make_tuning(tmp_path, FakeLauncher(), n_trials=n_trials)
-    first, stderr = before_the_first_trial(tuning), StringIO()
+    search = make_search(tmp_path, FakeLauncher(), n_trials=n_trials)
+    first, stderr = before_the_first_trial(search), StringIO()
     with redirect_stderr(stderr), make_progress(True) as show:
         show(first)
     assert stderr.getvalue().startswith(line)
 
 
 def test_once_the_last_trial_has_run_only_the_confirmation_is_left(tmp_path: Path) -> None:
-    tuning = make_tuning(tmp_path, FakeLauncher(), n_trials=4)
-    tuning.guide = None  # every trial runs to its end
+    search = make_search(tmp_path, FakeLauncher(), n_trials=4)
+    search.proposer = SamplerProposer(search.space, has_guesses=False)  # every trial runs to its end
     shown: list[Progress] = []
-    tuning.show = shown.append
-    tuning.search()
+    search.show = shown.append
+    search.run()
     *_, before, last = (one.remaining_s for one in shown)
     assert before is not None
     assert last is not None
-    trial_s = tuning.study.records[-1].result.wall_s
+    trial_s = search.study.records[-1].result.wall_s
     assert before - last == pytest.approx(trial_s, rel=0.2)
 
 

@@ -9,11 +9,12 @@ import pytest
 
 from autotune.analysis.time_estimate import SHORTEST_WINDOW_S, queue_s
 from autotune.launch.launcher import Exit, Launch
+from autotune.note import note
 from autotune.protocol.jobs import WindowRules
 from autotune.settings.training_config import TrainingConfig
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost
-from autotune.tuning.loop import Tuning
-from tests.tuning.tunings import GIB, make_tuning
+from autotune.tuning.loop import Search
+from tests.tuning.searches import GIB, make_search
 
 
 @dataclass(slots=True)
@@ -29,8 +30,8 @@ class TickingLauncher(FakeLauncher):
         return exit_
 
 
-def windows_of(tuning: Tuning) -> list[float]:
-    launcher = tuning.runner.launcher
+def windows_of(search: Search) -> list[float]:
+    launcher = search.runner.launcher
     assert isinstance(launcher, FakeLauncher)
     return [job.window.max_s for job in launcher.jobs if job.kind == "trial"]
 
@@ -40,10 +41,10 @@ def test_windows_of_an_open_search_are_as_long_as_its_time_allows(
     tmp_path: Path, timeout_s: float | None, first_s: float
 ) -> None:
     assert WindowRules().max_s == 8.0
-    tuning = make_tuning(tmp_path, FakeLauncher(), n_trials=None, timeout_s=timeout_s)
-    tuning.search()
-    assert windows_of(tuning)[:2] == [first_s, first_s]
-    assert all(SHORTEST_WINDOW_S <= window_s <= 8.0 for window_s in windows_of(tuning))
+    search = make_search(tmp_path, FakeLauncher(), n_trials=None, timeout_s=timeout_s)
+    search.run()
+    assert windows_of(search)[:2] == [first_s, first_s]
+    assert all(SHORTEST_WINDOW_S <= window_s <= 8.0 for window_s in windows_of(search))
 
 
 @pytest.mark.parametrize("best_is_found", [False, True])
@@ -55,10 +56,10 @@ def test_the_confirmations_time_is_for_trials_while_there_is_nobody_to_confirm(
         return FakeTrial(samples_per_s=rate, peak_memory_bytes=GIB, startup_s=3.0)
 
     launcher = TickingLauncher(cost)
-    tuning = make_tuning(tmp_path, launcher, n_trials=None, timeout_s=60.0, now=lambda: launcher.now_s, method="random")
-    tuning.search()
-    assert tuning.stopped_because == "the time-out of 60 s leaves no room for another trial"
-    (trial_s,) = {round(record.result.wall_s, 6) for record in tuning.study.records}
+    search = make_search(tmp_path, launcher, n_trials=None, timeout_s=60.0, now=lambda: launcher.now_s, method="random")
+    search.run()
+    assert search.ended_because == note("no_time_for_a_trial", timeout_s=60.0)
+    (trial_s,) = {round(record.result.wall_s, 6) for record in search.study.records}
     for_trials_s = 0.7 * 60.0 if best_is_found else 60.0 - 3 * trial_s
     assert for_trials_s - trial_s <= launcher.now_s <= for_trials_s
 
@@ -79,9 +80,9 @@ def test_what_takes_long_to_measure_is_not_proposed_where_time_is_short(tmp_path
         launcher = TickingLauncher(slow)
         launcher.facts = launcher.facts.model_copy(update={"dataset_length": dataset_length})
         folder = tmp_path / f"{timeout_s}-{dataset_length}"
-        tuning = make_tuning(folder, launcher, n_trials=12, timeout_s=timeout_s, now=lambda: launcher.now_s)
-        tuning.search()
-        proposed = [record.config for record in tuning.study.records[1:3]]  # the last ones are no longer the model's
+        search = make_search(folder, launcher, n_trials=12, timeout_s=timeout_s, now=lambda: launcher.now_s)
+        search.run()
+        proposed = [record.config for record in search.study.records[1:3]]  # the last ones are no longer the model's
         assert proposed
         return max(queue_s(one, slow(one).samples_per_s, epoch_samples=None) for one in proposed)
 

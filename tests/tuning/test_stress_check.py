@@ -11,10 +11,10 @@ from autotune.protocol.jobs import StressJob, WindowRules
 from autotune.records.trial import TrialRecord, TrialResult
 from autotune.settings.training_config import DdpConfig, TrainingConfig
 from autotune.testing import FakeLauncher, FakeTrial, fake_environment, fake_facts
-from autotune.tuning.loop import Tuning
-from autotune.tuning.stress_check import reserve_s, say_stressed, stress
+from autotune.tuning.loop import Search
+from autotune.tuning.stress_check import StressCheck, check_under_stress, note_of_passed, reserve_s
 from tests.evidence import make_measurement
-from tests.tuning.tunings import GIB, make_tuning
+from tests.tuning.searches import GIB, figures_of, make_search
 
 GROUP = TrainingConfig(strategy="ddp", world_size=2)
 VIEWS = GROUP.model_copy(update={"ddp": DdpConfig(gradient_as_bucket_view=True)})
@@ -29,19 +29,21 @@ def record_of(config: TrainingConfig, overhead_s: float = 2.0) -> TrialRecord:
     return TrialRecord(number=7, config=config, result=result)
 
 
-def stressed(folder: Path, config: TrainingConfig, peak_gib: float, kind: str = "cuda", **more: Any) -> Tuning:
-    """After a stress run of a process that took so much, under a limit of 14 GiB; gradients take 1 GiB."""
+def stressed(
+    folder: Path, config: TrainingConfig, peak_gib: float, kind: str = "cuda", **more: Any
+) -> tuple[Search, StressCheck]:
+    """A stress run of a process that took so much, under a limit of 14 GiB; gradients take 1 GiB."""
     launcher = FakeLauncher(lambda _: FakeTrial(samples_per_s=100.0, stress_peak_bytes=int(peak_gib * GIB)))
     launcher.facts = fake_facts().model_copy(update={"gradient_bytes": GIB})
     named = {"device_kind": kind, "device": "cpu" if kind == "cpu" else f"{kind}:0"}
     launcher.environment = fake_environment(device_count=2).model_copy(update=named)
-    tuning = make_tuning(folder, launcher, **more)
-    stress(tuning, record_of(config))
-    return tuning
+    search = make_search(folder, launcher, **more)
+    left_s = search.time.clock.left_s
+    return search, check_under_stress(record_of(config), search.outcome(), search.runner, left_s)
 
 
-def job_of(tuning: Tuning) -> StressJob:
-    launcher = tuning.runner.launcher
+def job_of(search: Search) -> StressJob:
+    launcher = search.runner.launcher
     assert isinstance(launcher, FakeLauncher)
     (job,) = launcher.jobs
     assert isinstance(job, StressJob)
@@ -49,23 +51,29 @@ def job_of(tuning: Tuning) -> StressJob:
 
 
 @pytest.mark.parametrize(
-    ("config", "kind", "peak_gib", "said"),
+    ("config", "kind", "peak_gib", "whole_gib", "ranks", "buckets_gib"),
     [
-        (ALONE, "cpu", 13.9, "more on the largest of 100 samples seen: peak 14,234 MiB of 14,336 MiB."),
-        (VIEWS, "cuda", 13.9, "more in one process on the largest of 100 samples seen: peak 14,234 MiB of 14,336 MiB."),
-        (GROUP, "cuda", 12.9, "up to 14,234 MiB of 14,336 MiB for a rank with 1,024 MiB of gradient buckets."),
-        (GROUP, "cpu", 5.9, "up to 14,131 MiB of 14,336 MiB for 2 ranks with 1,024 MiB of gradient buckets each."),
-        (VIEWS, "cpu", 6.9, "peak 7,066 MiB, that is up to 14,131 MiB of 14,336 MiB for 2 ranks."),
-        (VIEWS, "cpu", 7.1, "peak 7,270 MiB, that is up to 14,541 MiB of 14,336 MiB for 2 ranks."),
+        (ALONE, "cpu", 13.9, 13.9, 1, 0),
+        (VIEWS, "cuda", 13.9, 13.9, 1, 0),
+        (GROUP, "cuda", 12.9, 13.9, 1, 1),
+        (GROUP, "cpu", 5.9, 13.8, 2, 1),
+        (VIEWS, "cpu", 6.9, 13.8, 2, 0),
+        (VIEWS, "cpu", 7.1, 14.2, 2, 0),
     ],
 )
 def test_what_stays_within_the_limit_for_all_its_ranks_passes(
-    tmp_path: Path, config: TrainingConfig, kind: str, peak_gib: float, said: str
+    tmp_path: Path, config: TrainingConfig, kind: str, peak_gib: float, whole_gib: float, ranks: int, buckets_gib: int
 ) -> None:
-    tuning = stressed(tmp_path, config, peak_gib, kind)
-    assert not tuning.overloaded
-    assert say_stressed(tuning, config, tuning.stresses[7]).endswith(said)
-    assert job_of(tuning).config.process_count == 1
+    search, check = stressed(tmp_path, config, peak_gib, kind)
+    assert check.figures is not None
+    assert not check.is_refuted
+    passed = note_of_passed(record_of(config), check.figures, search.outcome())
+    assert passed.code == "stress_passed"
+    assert passed.figures["strategy"] == config.strategy
+    assert passed.figures["own_bytes"] == pytest.approx(peak_gib * GIB)
+    assert passed.figures["peak_bytes"] == pytest.approx(whole_gib * GIB)
+    assert (passed.figures["ranks"], passed.figures["bucket_bytes"]) == (ranks, buckets_gib * GIB)
+    assert job_of(search).config.process_count == 1
 
 
 @pytest.mark.parametrize(("peak_gib", "is_noted"), [(6.9, False), (7.1, True)])
@@ -73,41 +81,41 @@ def test_what_ranks_may_take_together_is_noted_and_refutes_nothing(
     tmp_path: Path, peak_gib: float, is_noted: bool
 ) -> None:
     """Each counts what they share once more: the group's own trial has stayed within the limit."""
-    tuning = stressed(tmp_path, VIEWS, peak_gib, "cpu")
-    assert 7 in tuning.stresses
-    note = "Trial 7 may take up to 14,541 MiB of 14,336 MiB on the largest samples, less where its 2 ranks share memory"
-    assert any(one.startswith(note) for one in tuning.notes) == is_noted
+    _, check = stressed(tmp_path, VIEWS, peak_gib, "cpu")
+    assert check.figures is not None
+    noted = figures_of(check.notes, "stress_near_limit")
+    assert [one["ranks"] for one in noted] == [2] * is_noted
+    assert [one["peak_bytes"] for one in noted] == [pytest.approx(2 * peak_gib * GIB)] * is_noted
 
 
 @pytest.mark.parametrize(
-    ("config", "kind", "peak_gib", "said"),
-    [
-        (ALONE, "cuda", 14.1, "but was 14,438 MiB in 10 steps"),
-        (GROUP, "cuda", 13.1, "process, that is up to 14,438 MiB for a rank with 1,024 MiB of gradient buckets,"),
-        (GROUP, "cpu", 13.5, "process, that is up to 29,696 MiB for 2 ranks with 1,024 MiB of gradient buckets each,"),
-    ],
+    ("config", "kind", "peak_gib", "whole_gib", "ranks"),
+    [(ALONE, "cuda", 14.1, 14.1, 1), (GROUP, "cuda", 13.1, 14.1, 1), (GROUP, "cpu", 13.5, 29.0, 2)],
 )
 def test_what_fits_once_but_not_with_all_that_a_group_adds_is_refuted(
-    tmp_path: Path, config: TrainingConfig, kind: str, peak_gib: float, said: str
+    tmp_path: Path, config: TrainingConfig, kind: str, peak_gib: float, whole_gib: float, ranks: int
 ) -> None:
-    tuning = stressed(tmp_path, config, peak_gib, kind)
-    assert tuning.stresses == {}
-    assert said in tuning.overloaded[7]
-    assert tuning.overloaded[7] in tuning.notes[-1]
+    _, check = stressed(tmp_path, config, peak_gib, kind)
+    assert (check.is_refuted, check.figures) == (True, None)
+    (figures,) = figures_of(check.notes, "stress_over_limit")
+    assert (figures["trial"], figures["steps"], figures["ranks"]) == (7, 10, ranks)
+    assert figures["own_bytes"] == pytest.approx(peak_gib * GIB)
+    assert figures["peak_bytes"] == pytest.approx(whole_gib * GIB)
 
 
 @pytest.mark.parametrize("retries", [None, 0, 1, 3])
 def test_what_fits_the_largest_samples_by_giving_memory_back_is_noted(tmp_path: Path, retries: int | None) -> None:
     launcher = FakeLauncher(lambda _: FakeTrial(samples_per_s=100.0, peak_memory_bytes=GIB, alloc_retries=retries))
-    tuning = make_tuning(tmp_path, launcher)
-    stress(tuning, record_of(ALONE))
-    assert not tuning.overloaded
-    said = "Trial 7 fits on the largest samples, but not with ease: the allocator had to give back what it held 3 times"
-    assert [note.startswith(said) for note in tuning.notes] == ([True] if retries == 3 else [])
+    search = make_search(tmp_path, launcher)
+    check = check_under_stress(record_of(ALONE), search.outcome(), search.runner, None)
+    assert not check.is_refuted
+    noted = [one["alloc_retries"] for one in figures_of(check.notes, "stress_thrashing")]
+    assert noted == ([3] if retries == 3 else [])
+    assert len(check.notes) == len(noted)
 
 
 def test_without_a_time_out_it_is_longer_than_a_window(tmp_path: Path) -> None:
-    job = job_of(stressed(tmp_path, ALONE, 1.0))
+    job = job_of(stressed(tmp_path, ALONE, 1.0)[0])
     assert job.train_s == 12.0 > WindowRules().max_s
     assert job.process.deadline_s > 30.0
 
@@ -115,7 +123,7 @@ def test_without_a_time_out_it_is_longer_than_a_window(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("timeout_s", "window_s"), [(100.0, 12.0), (10.0, 6.0), (4.0, 1.2)])
 def test_with_one_it_takes_what_the_start_and_the_look_leave(tmp_path: Path, timeout_s: float, window_s: float) -> None:
     """The start takes 2 s, the look at samples a fifth of what is left, 4 s at the most."""
-    job = job_of(stressed(tmp_path, ALONE, 1.0, timeout_s=timeout_s))
+    job = job_of(stressed(tmp_path, ALONE, 1.0, timeout_s=timeout_s)[0])
     assert job.train_s == pytest.approx(window_s)
     assert job.process.deadline_s <= timeout_s
 

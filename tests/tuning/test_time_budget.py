@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
+from autotune.note import note
 from autotune.records.trial import Score, TrialRecord, TrialResult
 from autotune.settings.training_config import TrainingConfig
+from autotune.study.samplers import METHODS, SearchMethod
 from autotune.study.study import Trial
 from autotune.testing import FakeLauncher
-from autotune.tuning.time_budget import BASELINE_DEADLINE_S, Timing
+from autotune.tuning.time_budget import BASELINE_DEADLINE_S, TimeBudget
 from tests.evidence import make_measurement
-from tests.tuning.tunings import make_tuning
+from tests.tuning.searches import make_search
 
 WINDOW_S, OVERHEAD_S = 10.0, 3.0
 SHORTEST_TRIAL_S = OVERHEAD_S + 2.0
@@ -27,7 +29,7 @@ class Held:
 
     records: list[TrialRecord]
     running: list[Trial] = field(default_factory=list)
-    method: str = "model"
+    method: SearchMethod = METHODS["model"]
 
     @property
     def ended(self) -> list[TrialRecord]:
@@ -43,7 +45,7 @@ def ran(number: int, score: float = 1.0, *, feasible: bool = True, startup_s: fl
 
 
 @pytest.fixture
-def make_timing(tmp_path: Path) -> Any:
+def make_budget(tmp_path: Path) -> Any:
     def make(
         records: list[TrialRecord],
         *,
@@ -51,45 +53,46 @@ def make_timing(tmp_path: Path) -> Any:
         elapsed_s: float = 0.0,
         n_trials: int | None = None,
         slots: int = 1,
-    ) -> Timing:
-        tuning = make_tuning(
+    ) -> TimeBudget:
+        search = make_search(
             tmp_path, FakeLauncher(), timeout_s=timeout_s, now=lambda: elapsed_s, n_trials=n_trials, method="random"
         )
-        timing = tuning.timing
+        budget = search.time
         running = [Trial(len(records), TrainingConfig())]  # the one that a window is asked for
-        timing.study = Held(records, running)  # type: ignore[assignment] # all that is asked of a study here
-        timing.slots = lambda: slots
-        return timing
+        budget.study = Held(records, running)  # type: ignore[assignment] # all that is asked of a study here
+        budget.slots = lambda: slots
+        return budget
 
     return make
 
 
-def test_without_a_time_out_nothing_is_short(make_timing: Any) -> None:
-    timing = make_timing([ran(0)])
-    assert timing.left_for_trials_s is None
-    assert timing.has_room
-    assert timing.window(is_guided=True).max_s == 8.0
-    assert timing.longest_s() == inf
-    assert timing.look_s == 60.0
-    assert timing.deadline_s(Trial(1, TrainingConfig())) == 10 * (WINDOW_S + OVERHEAD_S)
-    assert timing.deadline_s(Trial(0, TrainingConfig())) == BASELINE_DEADLINE_S
-    assert timing.guard_deadline_s(TrainingConfig(compile=True)) == 10 * (WINDOW_S + OVERHEAD_S)
+def test_without_a_time_out_nothing_is_short(make_budget: Any) -> None:
+    budget = make_budget([ran(0)])
+    assert budget.left_for_trials_s is None
+    assert budget.why_over is None
+    assert budget.window(has_model=True).max_s == 8.0
+    assert budget.longest_s() == inf
+    assert budget.sides_s == 60.0
+    assert budget.deadline_s(Trial(1, TrainingConfig())) == 10 * (WINDOW_S + OVERHEAD_S)
+    assert budget.deadline_s(Trial(0, TrainingConfig())) == BASELINE_DEADLINE_S
+    usual_s = budget.usual_deadline_s(TrainingConfig(compile=True))
+    assert budget.guard_deadline_s(usual_s) == usual_s == 10 * (WINDOW_S + OVERHEAD_S)
 
 
-def test_a_workload_that_starts_slowly_gets_a_longer_look(make_timing: Any) -> None:
+def test_a_workload_that_starts_slowly_gets_longer_for_its_sides(make_budget: Any) -> None:
     slow = ran(0, startup_s=40.0)
-    assert make_timing([slow]).look_s == 160.0
-    assert make_timing([slow], timeout_s=100.0, elapsed_s=10.0).look_s == pytest.approx(0.15 * 60.0)
+    assert make_budget([slow]).sides_s == 160.0
+    assert make_budget([slow], timeout_s=100.0, elapsed_s=10.0).sides_s == pytest.approx(0.15 * 60.0)
 
 
 @pytest.mark.parametrize(("slots", "left_s", "window_s"), [(1, 32.0, 2.0), (2, 29.0, 29.0 / 5 - 3.0), (5, 29.0, 8.0)])
 def test_trials_side_by_side_share_the_time_but_not_the_confirmations(
-    make_timing: Any, slots: int, left_s: float, window_s: float
+    make_budget: Any, slots: int, left_s: float, window_s: float
 ) -> None:
     """One by one, trials may go on until three short runs are left: 60 - 13 - 3 * 5 s instead of 0.7 * 60 - 13 s."""
-    timing = make_timing([ran(0)], timeout_s=60.0, elapsed_s=13.0, n_trials=11, slots=slots)
-    assert timing.left_for_trials_s == pytest.approx(left_s)
-    assert timing.window(is_guided=True).max_s == pytest.approx(window_s)
+    budget = make_budget([ran(0)], timeout_s=60.0, elapsed_s=13.0, n_trials=11, slots=slots)
+    assert budget.left_for_trials_s == pytest.approx(left_s)
+    assert budget.window(has_model=True).max_s == pytest.approx(window_s)
 
 
 @pytest.mark.parametrize(
@@ -104,40 +107,41 @@ def test_trials_side_by_side_share_the_time_but_not_the_confirmations(
     ],
 )
 def test_the_confirmations_time_is_kept_for_whoever_is_to_be_confirmed(
-    make_timing: Any, records: list[TrialRecord], has_somebody_to_confirm: bool
+    make_budget: Any, records: list[TrialRecord], has_somebody_to_confirm: bool
 ) -> None:
-    timing = make_timing(records, timeout_s=60.0, elapsed_s=13.0)
+    budget = make_budget(records, timeout_s=60.0, elapsed_s=13.0)
     left_s = 0.7 * 60.0 - 13.0 if has_somebody_to_confirm else 60.0 - 13.0 - 3 * SHORTEST_TRIAL_S
-    assert timing.left_for_trials_s == pytest.approx(left_s)
+    assert budget.left_for_trials_s == pytest.approx(left_s)
 
 
-def test_trials_of_an_earlier_sitting_take_no_time_of_this_one(make_timing: Any) -> None:
+def test_trials_before_an_interruption_take_no_time_after_it(make_budget: Any) -> None:
     """Of the twelve that a search usually comes to, seven are left, in 60 s less three short runs."""
-    timing = make_timing([ran(number) for number in range(5)], timeout_s=60.0)
-    assert timing.window(is_guided=True).max_s == pytest.approx(45.0 / 7 - OVERHEAD_S)
+    budget = make_budget([ran(number) for number in range(5)], timeout_s=60.0)
+    assert budget.window(has_model=True).max_s == pytest.approx(45.0 / 7 - OVERHEAD_S)
 
 
 @pytest.mark.parametrize(
     ("elapsed_s", "deadline_s"),
     [(4.0, 24.0), (24.0, 8.0), (36.0, 2.0), (39.5, 1.0), (50.0, 1.0)],
 )
-def test_the_guard_may_use_half_of_what_is_left_in_all(make_timing: Any, elapsed_s: float, deadline_s: float) -> None:
-    timing = make_timing([ran(0), ran(1, 2.0)], timeout_s=40.0, elapsed_s=elapsed_s)
-    assert timing.guard_deadline_s(TrainingConfig(amp_dtype="bfloat16")) == pytest.approx(deadline_s)
+def test_the_guard_may_use_half_of_what_is_left_in_all(make_budget: Any, elapsed_s: float, deadline_s: float) -> None:
+    budget = make_budget([ran(0), ran(1, 2.0)], timeout_s=40.0, elapsed_s=elapsed_s)
+    usual_s = budget.usual_deadline_s(TrainingConfig(amp_dtype="bfloat16"))
+    assert budget.guard_deadline_s(usual_s) == pytest.approx(deadline_s)
 
 
 @pytest.mark.parametrize(
     ("elapsed_s", "has_room", "deadline_s"), [(20.0, True, 8.0), (23.5, False, 4.5), (27.5, False, 1.0)]
 )
 def test_a_trial_ends_where_the_confirmation_begins(
-    make_timing: Any, elapsed_s: float, has_room: bool, deadline_s: float
+    make_budget: Any, elapsed_s: float, has_room: bool, deadline_s: float
 ) -> None:
-    timing = make_timing([ran(0), ran(1, 2.0)], timeout_s=40.0, elapsed_s=elapsed_s)
-    assert timing.has_room == has_room
-    assert timing.deadline_s(Trial(2, TrainingConfig())) == pytest.approx(deadline_s)
+    budget = make_budget([ran(0), ran(1, 2.0)], timeout_s=40.0, elapsed_s=elapsed_s)
+    assert budget.why_over == (None if has_room else note("no_time_for_a_trial", timeout_s=40.0))
+    assert budget.deadline_s(Trial(2, TrainingConfig())) == pytest.approx(deadline_s)
 
 
 @pytest.mark.parametrize(("timeout_s", "deadline_s"), [(10.0, 20.0), (100.0, 70.0), (2000.0, BASELINE_DEADLINE_S)])
-def test_the_baseline_always_gets_its_chance(make_timing: Any, timeout_s: float, deadline_s: float) -> None:
-    timing = make_timing([], timeout_s=timeout_s)
-    assert timing.deadline_s(Trial(0, TrainingConfig())) == pytest.approx(deadline_s)
+def test_the_baseline_always_gets_its_chance(make_budget: Any, timeout_s: float, deadline_s: float) -> None:
+    budget = make_budget([], timeout_s=timeout_s)
+    assert budget.deadline_s(Trial(0, TrainingConfig())) == pytest.approx(deadline_s)

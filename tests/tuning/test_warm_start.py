@@ -17,7 +17,8 @@ from autotune.api.check import check_plan
 from autotune.api.results import read_run
 from autotune.errors import ConfigError, StudyMismatchError
 from autotune.files.recommended_file import describe_machine
-from autotune.settings.environment import Environment
+from autotune.note import note
+from autotune.settings.environment import COMPARED, Environment
 from autotune.settings.objective import Objective
 from autotune.settings.plan import Plan
 from autotune.settings.search_space import SearchSpace
@@ -25,22 +26,23 @@ from autotune.settings.training_config import AMP_DTYPES, DdpConfig, TrainingCon
 from autotune.settings.workload import Workload
 from autotune.space.resolved_space import ResolvedSpace, compose, resolve
 from autotune.testing import FakeLauncher, fake_environment, fake_facts
-from autotune.tuning.warm_start import Hints, read_hints, say_hints, say_stale, seed_params, staleness
+from autotune.tuning.warm_start import Hints, differences, note_of_hints, note_of_stale, read_hints, seed_params
+from tests.tuning.searches import codes_of
 
 HERE = fake_environment()
 FAST = TrainingConfig(
     micro_batch_size=128, num_workers=4, prefetch_factor=4, persistent_workers=True, amp_dtype="bfloat16"
 )
-CHANGES: list[tuple[str, object, str]] = [
-    ("device_name", "NVIDIA H200", "device Fake GPU there, NVIDIA H200 here"),
-    ("device_count", 2, "devices 1 there, 2 here"),
-    ("driver", "570.86", "driver 0.0 there, 570.86 here"),
-    ("driver", None, "driver 0.0 there, none here"),
-    ("cores", 16, "cores 4 there, 16 here"),
-    ("torch", "2.13", "torch 2 there, 2.13 here"),
-    ("cuda", "13.0", "CUDA 0 there, 13.0 here"),
+CHANGES: list[tuple[str, object, str, str, str]] = [
+    ("device_name", "NVIDIA H200", "device_name", "Fake GPU", "NVIDIA H200"),
+    ("device_count", 2, "device_count", "1", "2"),
+    ("driver", "570.86", "driver", "0.0", "570.86"),
+    ("driver", None, "driver", "0.0", "none"),
+    ("cores", 16, "cores", "4", "16"),
+    ("torch", "2.13", "torch", "2", "2.13"),
+    ("cuda", "13.0", "cuda", "0", "13.0"),
 ]
-"""A part of the fingerprint, its value here, and what is said where it was another."""
+"""A part of the fingerprint, its value here, and the difference that is noted: name, there, here."""
 
 
 def search(run_dir: Path, **arguments: Any) -> autotune.SearchResult:
@@ -111,18 +113,18 @@ def test_a_run_folder_seeds_its_recommendation_that_at_the_users_batch_and_its_b
     count = len({str(without_lr(one)) for one in wanted})
     first = [without_lr(trial.config) for trial in result.trials[1 : count + 1]]
     assert first == [one for n, one in enumerate(map(without_lr, wanted)) if one not in [*map(without_lr, wanted)][:n]]
-    assert f"Warm start: {count} configurations of {there} are tried before others." in result.summary.notes
+    assert note("warm_start", source=str(there), configurations=count, differences=None) in result.summary.notes
 
 
 def test_a_recommended_yaml_seeds_its_settings(there: Path, tmp_path: Path) -> None:
     path = there / "recommended.yaml"
     result = search(tmp_path / "here", warm_start=str(path), n_trials=2)
     assert without_lr(result.trials[1].config) == without_lr(autotune.load(path))
-    assert f"Warm start: one configuration of {path} is tried before others." in result.summary.notes
+    assert note("warm_start", source=str(path), configurations=1, differences=None) in result.summary.notes
 
 
 def test_without_a_warm_start_nothing_is_said_of_one(there: Path) -> None:
-    assert not any("Warm start" in note for note in read_run(there).notes)
+    assert "warm_start" not in codes_of(read_run(there).notes)
 
 
 def test_a_relative_path_is_looked_for_in_the_working_directory_and_a_tilde_in_the_home_folder(
@@ -203,9 +205,7 @@ def test_what_runs_as_the_baseline_or_as_another_one_is_left_out() -> None:
 def test_where_nothing_is_left_that_is_said_and_the_search_goes_its_way(tmp_path: Path) -> None:
     hints, space = make_hints(TrainingConfig()), make_space()
     assert seed_params(hints, space) == []
-    assert say_hints(hints, space) == (
-        "Warm start: runs/there holds nothing that this space allows beside your own settings."
-    )
+    assert note_of_hints(hints, space).figures["configurations"] == 0
     assert seed_params(make_hints(), space) == []
 
 
@@ -401,44 +401,48 @@ def test_a_search_begun_anew_in_its_own_folder_may_start_from_what_was_there(tmp
 # Whether it still holds
 
 
-@pytest.mark.parametrize(("part", "value", "said"), CHANGES)
-def test_a_part_of_the_machine_that_has_changed_is_named(part: str, value: object, said: str) -> None:
+@pytest.mark.parametrize(("part", "value", "name", "was", "is_now"), CHANGES)
+def test_a_part_of_the_machine_that_has_changed_is_named(
+    part: str, value: object, name: str, was: str, is_now: str
+) -> None:
     here = HERE.model_copy(update={part: value})
-    assert staleness(describe_machine(HERE), here) == said
-    note = say_hints(make_hints(FAST), make_space(here))
-    assert note.startswith("Warm start: one configuration of runs/there is tried before others; ")
-    assert note.endswith(f" is stale here ({said}).")
+    differing = [{"name": name, "there": was, "here": is_now}]
+    assert differences(describe_machine(HERE), here) == differing
+    figures = {"source": "runs/there", "configurations": 1, "differences": differing}
+    assert note_of_hints(make_hints(FAST), make_space(here)).figures == figures
 
 
 def test_several_parts_that_have_changed_are_all_named() -> None:
     here = HERE.model_copy(update={"driver": "570", "cores": 8})
-    assert staleness(describe_machine(HERE), here) == "driver 0.0 there, 570 here; cores 4 there, 8 here"
+    assert differences(describe_machine(HERE), here) == [
+        {"name": "driver", "there": "0.0", "here": "570"},
+        {"name": "cores", "there": "4", "here": "8"},
+    ]
 
 
 def test_a_change_that_the_file_does_not_tell_is_stale_all_the_same() -> None:
     here = HERE.model_copy(update={"device_kind": "rocm"})
-    assert staleness(describe_machine(HERE), here) == "devices or their runtime differ"
+    assert differences(describe_machine(HERE), here) == []
     older = {name: one for name, one in describe_machine(HERE).items() if name not in {"devices", "cuda"}}
-    assert staleness(older, HERE.model_copy(update={"cuda": "13"})) == "devices or their runtime differ"
+    assert differences(older, HERE.model_copy(update={"cuda": "13"})) == []
 
 
 @pytest.mark.parametrize("part", [{"python": "3.14"}, {"versions": {"numpy": "3"}}, {"hosts": 4}, {"ram_bytes": 1}])
 def test_what_the_fingerprint_leaves_out_makes_nothing_stale(part: dict[str, Any]) -> None:
     here = HERE.model_copy(update=part)
-    assert staleness(describe_machine(HERE), here) is None
-    assert say_hints(make_hints(FAST), make_space(here)).endswith(" is tried before others.")
+    assert differences(describe_machine(HERE), here) is None
+    assert note_of_hints(make_hints(FAST), make_space(here)).figures["differences"] is None
 
 
 def test_a_machine_that_is_not_told_is_not_called_another() -> None:
-    assert staleness({}, HERE) is None
-    assert staleness({"driver": "570"}, HERE) is None
+    assert differences({}, HERE) is None
+    assert differences({"driver": "570"}, HERE) is None
 
 
 def test_what_a_file_tells_of_its_machine_is_cut_and_printable() -> None:
-    told = staleness({**describe_machine(HERE), "fingerprint": "0", "driver": "\x1b[31m" + "9" * 5000}, HERE)
-    assert told is not None
-    assert told.isprintable()
-    assert len(told) < 120
+    hostile = {**describe_machine(HERE), "fingerprint": "0", "driver": "\x1b[31m" + "9" * 5000}
+    differing = differences(hostile, HERE)
+    assert differing == [{"name": "driver", "there": "?[31m" + "9" * 55, "here": "0.0"}]
 
 
 # What a check and a second run say of it
@@ -449,13 +453,14 @@ def make_plan(run_dir: Path | None, **search: Any) -> Plan:
     return replace(plan, search=plan.search.model_copy(update=search))
 
 
-@pytest.mark.parametrize(("part", "value", "said"), CHANGES)
+@pytest.mark.parametrize(("part", "value", "name", "was", "is_now"), CHANGES)
 def test_a_check_says_that_a_recommendation_was_found_on_another_machine(
-    there: Path, monkeypatch: pytest.MonkeyPatch, part: str, value: object, said: str
+    there: Path, monkeypatch: pytest.MonkeyPatch, part: str, value: object, name: str, was: str, is_now: str
 ) -> None:
     monkeypatch.chdir(there.parent)
     launcher = FakeLauncher(environment=HERE.model_copy(update={part: value}))
     found = check_plan(make_plan(Path("there")), launcher=launcher)
+    said = f"{COMPARED[name]} {was} there, {is_now} here"
     assert found.stale == f"there/recommended.yaml is stale: {said}; run again with --fresh."
 
 
@@ -467,7 +472,7 @@ def test_a_check_says_nothing_of_a_recommendation_that_holds_or_is_not_there(the
 @pytest.mark.parametrize("text", ["", "[", "machine: 3", "machine: {fingerprint: null, driver: 3}", "\0"])
 def test_a_check_leaves_alone_what_it_can_not_read(tmp_path: Path, text: str) -> None:
     (tmp_path / "recommended.yaml").write_text(text)
-    assert say_stale(tmp_path / "recommended.yaml", HERE) is None
+    assert note_of_stale(tmp_path / "recommended.yaml", HERE) is None
     assert check_plan(make_plan(tmp_path), launcher=FakeLauncher()).stale is None
 
 
@@ -482,14 +487,13 @@ def test_a_check_leaves_the_run_folder_as_it_is(there: Path, tmp_path: Path) -> 
     assert {path: path.stat().st_mtime_ns for path in there.iterdir()} == before
 
 
-@pytest.mark.parametrize(("part", "value", "said"), CHANGES)
+@pytest.mark.parametrize(("part", "value", "name", "was", "is_now"), CHANGES)
 def test_a_run_on_another_machine_is_refused_with_what_differs_and_the_remedy(
-    there: Path, part: str, value: object, said: str
+    there: Path, part: str, value: object, name: str, was: str, is_now: str
 ) -> None:
     launcher = FakeLauncher(environment=HERE.model_copy(update={part: value}))
-    name, _, values = said.partition(" ")
     with pytest.raises(StudyMismatchError) as caught:
         search(there, launcher=launcher)
     message = str(caught.value)
-    assert f" differs in {name}: {values}. " in message
+    assert f" differs in {COMPARED[name]}: {was} there, {is_now} here. " in message
     assert "begin anew with --fresh" in message

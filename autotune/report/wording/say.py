@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import JsonValue
+
 from autotune.note import Note
 from autotune.report.wording.advice import ADVICE
 from autotune.report.wording.analysis import ANALYSIS
@@ -12,10 +14,21 @@ from autotune.report.wording.launch import LAUNCH
 from autotune.report.wording.scaling import SCALING
 from autotune.report.wording.space import SPACE
 from autotune.report.wording.template import Wording, fill
+from autotune.report.wording.tuning import TUNING
 
 __all__ = ["WORDINGS", "say"]
 
-WORDINGS: dict[str, Wording] = {**ADVICE, **ANALYSIS, **API, **DEVICES, **DIAGNOSIS, **LAUNCH, **SCALING, **SPACE}
+WORDINGS: dict[str, Wording] = {
+    **ADVICE,
+    **ANALYSIS,
+    **API,
+    **DEVICES,
+    **DIAGNOSIS,
+    **LAUNCH,
+    **SCALING,
+    **SPACE,
+    **TUNING,
+}
 """Every sentence by its note's code; a code stands in one room's table alone."""
 
 
@@ -27,5 +40,11 @@ def say(note: Note | str) -> str:
     if wording is None:
         return f"{note.code}: " + ", ".join(f"{name}={value}" for name, value in note.figures.items())
     ranks = note.figures.get("on_ranks")
-    sentence = fill(wording, note.figures)
+    sentence = fill(wording, {name: _said(value) for name, value in note.figures.items()})
     return f"rank {', '.join(map(str, ranks))}: {sentence}" if isinstance(ranks, list) else sentence
+
+
+def _said(figure: JsonValue) -> JsonValue:
+    """A figure that is a note itself, as its sentence; any other as it is."""
+    is_note = isinstance(figure, dict) and figure.keys() == {"code", "figures"}
+    return say(Note.model_validate(figure)) if is_note else figure

@@ -1,8 +1,8 @@
-"""Tunings over the fake launcher, with a clock that stands still: what is inside a search, without its files."""
+"""Searches over the fake launcher, with a clock that stands still: what is inside a search, without its files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,11 @@ from typing import Any
 from autotune.launch.launcher import Exit, Launch
 from autotune.launch.memory_limits import MemoryLimits
 from autotune.launch.runner import TrialRunner
+from autotune.note import Note
 from autotune.protocol.disk import write_model
 from autotune.protocol.jobs import DescribeJob, ProbeJob, read_job
 from autotune.protocol.reports import RankReport
+from autotune.records.recommendation import Recommendation
 from autotune.records.trial import TrialResult
 from autotune.settings.budget import Budget
 from autotune.settings.objective import Objective
@@ -22,10 +24,12 @@ from autotune.settings.training_config import TrainingConfig
 from autotune.space.resolved_space import resolve
 from autotune.study.study import Study
 from autotune.testing import FakeLauncher
-from autotune.tuning.clock import Clock
-from autotune.tuning.loop import Tuning
-from autotune.tuning.model_proposer import Guide
-from autotune.tuning.time_budget import Timing
+from autotune.tuning.confirmation import Finals
+from autotune.tuning.loop import Search
+from autotune.tuning.outcomes import ConfirmationOutcome
+from autotune.tuning.proposers import make_proposer
+from autotune.tuning.selection import select
+from autotune.tuning.time_budget import Clock, TimeBudget
 
 GIB = 2**30
 NARROW: dict[str, Any] = {
@@ -54,7 +58,7 @@ class FailingLauncher(FakeLauncher):
         return Exit(code=0, wall_s=0.1)
 
 
-def make_tuning(
+def make_search(
     folder: Path,
     launcher: FakeLauncher,
     *,
@@ -66,8 +70,8 @@ def make_tuning(
     is_kept: bool = False,
     method: Method = "model",
     **space: Any,
-) -> Tuning:
-    """A tuning before its search; `is_kept`: its study is a file. Further keywords are settings of the space."""
+) -> Search:
+    """A search before its first trial; `is_kept`: its study is a file. Further keywords are settings of the space."""
     folder.mkdir(exist_ok=True)
     resolved = resolve(
         SearchSpace.model_validate(space),
@@ -86,18 +90,47 @@ def make_tuning(
         limits=MemoryLimits(limit_bytes=limit_bytes),
     )
     study = Study.open(folder / "study.db" if is_kept else None, resolved, identity={}, seed=0, method=method)
-    timing = Timing(
+    time = TimeBudget(
         study=study,
         space=resolved,
         budget=Budget(n_trials=n_trials, timeout_s=timeout_s),
         clock=Clock(timeout_s, started=0.0, now=now),
     )
-    has_guide = method == "model"
-    return Tuning(
-        timing=timing,
+    return Search(
+        time=time,
         runner=runner,
         limit_bytes=limit_bytes,
         show=lambda _: None,
         on_record=lambda _: None,
-        guide=Guide(study, resolved, limit_bytes, seed=0, longest_s=timing.longest_s) if has_guide else None,
+        proposer=make_proposer(study, resolved, limit_bytes=limit_bytes, seed=0, longest_s=time.longest_s),
     )
+
+
+def finals_of(search: Search) -> Finals:
+    """The confirmation of what a search has found so far."""
+    return Finals(found=search.outcome(), runner=search.runner, clock=search.time.clock, show=lambda _: None)
+
+
+def finished(folder: Path, launcher: FakeLauncher, **arguments: Any) -> tuple[ConfirmationOutcome, Recommendation]:
+    """Search, confirm, select."""
+    search = make_search(folder, launcher, **arguments)
+    search.run()
+    return confirmed(search)
+
+
+def confirmed(search: Search) -> tuple[ConfirmationOutcome, Recommendation]:
+    """Confirm and select from what a search has found so far."""
+    found, sure = search.outcome(), finals_of(search).run()
+    best = select(found, sure)
+    assert best is not None
+    return sure, best
+
+
+def codes_of(notes: Iterable[Note | str]) -> list[str]:
+    """The codes of notes, in order."""
+    return [item.code for item in notes if isinstance(item, Note)]
+
+
+def figures_of(notes: Iterable[Note | str], code: str) -> list[dict[str, Any]]:
+    """The figures of the notes with a code."""
+    return [item.figures for item in notes if isinstance(item, Note) and item.code == code]

@@ -1,0 +1,123 @@
+"""How trials are written into Optuna's study and read back: distributions, states, constraints, user attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.trial import TrialState
+
+from autotune.analysis.early_stopping import seen_rate
+from autotune.note import Note
+from autotune.records.trial import TrialRecord
+from autotune.settings.search_space import Domain, IntRange
+from autotune.space.resolved_space import ResolvedSpace
+from autotune.study.proposals import params_of
+
+__all__ = [
+    "CONFIG",
+    "PROMISING",
+    "ROLE",
+    "answer_skipped",
+    "carried",
+    "distributions_of",
+    "lacks_baseline",
+    "read_records",
+    "tell_record",
+    "write_record",
+]
+
+CONFIG = "autotune_config"
+"""User attribute: the configuration as it was handed out."""
+ROLE, PROMISING = "role", "promising"
+"""User attribute and its value: a model expected most of this trial."""
+_RECORD = "autotune_record"
+_PLACE = "autotune_place"  # of a record in the order in which trials ended
+_MEMORY = "memory"
+_UNKNOWN_EXCESS = 0.25
+"""Share by which memory is taken to be short where an out-of-memory does not tell: our own convention."""
+_SHORT_OF_MEMORY = frozenset({"oom", "host_oom"})
+
+
+def distributions_of(space: ResolvedSpace) -> dict[str, BaseDistribution]:
+    """Optuna's form of each searched setting, widened to the baseline's value, which `compose` refuses to others."""
+    baseline = params_of(space.baseline, space)
+    return {name: _distribution(domain, baseline, name) for name, domain in space.parameters.items()}
+
+
+def _distribution(domain: Domain, baseline: Mapping[str, Any], name: str) -> BaseDistribution:
+    own = baseline.get(name)
+    if isinstance(domain, IntRange):
+        ends = [domain.low, domain.high, *([own] if isinstance(own, int) else [])]
+        return IntDistribution(min(ends), max(ends), log=domain.log and min(ends) >= 1)
+    values = list(domain.values)
+    return CategoricalDistribution(values if name not in baseline or own in domain else [*values, own])
+
+
+def read_records(study: optuna.Study) -> list[TrialRecord]:
+    """The records of a study's measured trials, in the order in which they ended.
+
+    Records of an earlier version, which do not say when they ended, come first, by their numbers.
+    """
+    trials = [
+        trial for trial in study.get_trials(deepcopy=False) if _RECORD in trial.user_attrs and trial.state.is_finished()
+    ]
+    trials.sort(key=lambda trial: trial.user_attrs.get(_PLACE, -1))
+    return [TrialRecord.model_validate_json(trial.user_attrs[_RECORD]) for trial in trials]
+
+
+def lacks_baseline(study: optuna.Study) -> bool:
+    """Whether the first trial, the baseline, was interrupted or failed: then nothing in the study can be used."""
+    if not study.trials:
+        return False
+    baseline = next((record for record in read_records(study) if record.number == 0), None)
+    return baseline is None or baseline.outcome in {"crashed", "invalid"}
+
+
+def carried(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """The user attributes that an interrupted trial passes on to the one that repeats it."""
+    return {name: value for name, value in attributes.items() if name in {CONFIG, ROLE}}
+
+
+def write_record(trial: optuna.Trial, record: TrialRecord, place: int) -> None:
+    """Keep a record with its trial; `place` is its place in the order in which trials ended."""
+    trial.set_user_attr(_RECORD, record.model_dump_json())
+    trial.set_user_attr(_PLACE, place)
+    trial.set_user_attr("outcome", record.outcome)
+
+
+def tell_record(study: optuna.Study, trial: optuna.Trial, record: TrialRecord, reference_rate: float | None) -> None:
+    """Tell Optuna how a trial ended: limits as a violated constraint, time-outs as pruned, crashes as failed.
+
+    The rate of a trial that was stopped early is reported over the reference's, in samples per second: on the scale of
+    scores, but for the busy fraction.
+    """
+    if record.score is not None and record.measurement is not None and record.result.outcome == "ok":
+        trial.set_constraint(_MEMORY, record.score.violation)
+        study.tell(trial, record.score.value)
+    elif record.outcome == "crashed":
+        study.tell(trial, state=TrialState.FAIL)
+    else:
+        blocks = record.result.blocks
+        if blocks and reference_rate is not None:
+            trial.report(seen_rate(blocks).samples_per_s / reference_rate, step=len(blocks))
+        if record.outcome in _SHORT_OF_MEMORY and record.measurement is None:  # a guard's is not the trial's
+            known = record.result.violation
+            trial.set_constraint(_MEMORY, _UNKNOWN_EXCESS if known is None else known)
+        study.tell(trial, state=TrialState.PRUNED)
+
+
+def answer_skipped(study: optuna.Study, trial: optuna.Trial, reason: Note | None) -> None:
+    """Answer a sample that is not run: "would_tell_nothing" as failed, from which samplers learn nothing, else pruned.
+
+    Without a reason to skip it, it breaks a rule of the space, or was left out.
+    """
+    code = "invalid" if reason is None else reason.code
+    trial.set_user_attr("outcome", code)
+    if reason is not None and reason.figures:
+        trial.set_user_attr("figures", reason.figures)
+    if code == "would_not_fit":
+        trial.set_constraint(_MEMORY, _UNKNOWN_EXCESS)
+    study.tell(trial, state=TrialState.FAIL if code == "would_tell_nothing" else TrialState.PRUNED)

@@ -1,0 +1,69 @@
+"""What the stages of a search hand on: values that later stages read, never the live objects that made them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from autotune.note import Note
+from autotune.records.ceilings import CeilingBook
+from autotune.records.recommendation import Confirmation
+from autotune.records.stress_check import StressFigures
+from autotune.records.trial import TrialRecord, best_of
+from autotune.space.resolved_space import ResolvedSpace
+
+__all__ = ["LEAST_GAIN", "ConfirmationOutcome", "SearchOutcome"]
+
+LEAST_GAIN = 0.01
+"""A smaller gain, as a share of the rate, is worth neither another trial nor another round: our own convention, since
+runs of the same settings differ by about as much."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOutcome:
+    """What a search has measured, to its end or up to an interruption."""
+
+    space: ResolvedSpace
+    limit_bytes: int
+    """Memory limit of a trial."""
+    records: tuple[TrialRecord, ...]
+    """Every measured trial, in order; number 0 is the baseline."""
+    ceilings: CeilingBook
+    """What loader and device reach alone, as far as it was measured."""
+    notes: tuple[Note | str, ...]
+    ended_because: Note | None
+    """Why no further trial ran; None where it was interrupted."""
+    expected_s: float | None
+    """What the search was expected to take before its first trial; None where it went on from an interruption."""
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether something ended the search before it was over."""
+        return self.ended_because is None
+
+    @property
+    def baseline(self) -> TrialRecord | None:
+        """The baseline's record; None where it did not come that far."""
+        return next((record for record in self.records if record.number == 0), None)
+
+    @property
+    def best(self) -> TrialRecord | None:
+        """The feasible trial with the best score."""
+        return best_of(self.records)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfirmationOutcome:
+    """What measuring the finalists again has shown, to its end or up to an interruption; as made: nothing yet."""
+
+    confirmations: tuple[Confirmation, ...] = ()
+    """Every configuration's runs, round by round."""
+    stresses: Mapping[int, StressFigures] = field(default_factory=dict)
+    """What stress runs that were passed have shown, by the trial's number."""
+    overloaded: tuple[int, ...] = ()
+    """Trials that a stress run refutes, in the order in which they were run."""
+    notes: tuple[Note | str, ...] = ()
+    is_confirmed: bool = False
+    """At least one round was measured and none of the planned ones is missing, or nobody challenged the baseline."""
+    is_complete: bool = False
+    """The confirmation, its stress runs included, came to its end: nothing interrupted it."""

@@ -1,0 +1,292 @@
+"""A model of the machine as a proposer: learned from loader and device alone, measured once, and from every trial.
+
+It proposes the trial with the largest expected gain, says below which rate a trial is stopped, and what can still be
+won. Where the last trial was far from what the model expected, it leaves the next one to the study's sampler, which
+explores what the model does not explain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import exp, inf, log
+
+from autotune.analysis.acquisition import without_matter
+from autotune.analysis.early_stopping import Bar
+from autotune.analysis.memory_forecast import MemoryForecast, forecast_memory
+from autotune.analysis.observations import (
+    Look,
+    device_variations,
+    loader_variations,
+    looks_of,
+    peaks_seen,
+    rate_seen,
+    sightings_of,
+)
+from autotune.analysis.rate_model import MachineModel, fit_machine
+from autotune.launch.runner import TrialRunner
+from autotune.note import Note, note
+from autotune.records.ceilings import CeilingBook
+from autotune.records.diagnosis import Curves
+from autotune.records.trial import TrialRecord
+from autotune.settings.training_config import TrainingConfig
+from autotune.space.resolved_space import ResolvedSpace
+from autotune.study.candidates import Candidates
+from autotune.study.proposals import Params, params_of
+from autotune.study.study import Study, Trial
+from autotune.tuning.outcomes import LEAST_GAIN
+from autotune.tuning.proposers.outlook import LIKELY_TO_FIT, Beliefs, Outlook, foresee
+from autotune.tuning.proposers.proposer import Proposal
+
+__all__ = ["ModelProposer"]
+
+_STRETCH_S = 0.2
+"""Seconds for which a side alone is measured: our own convention; some thirty points are to be had in six seconds."""
+_FORESEEN_BY_MEMORY = frozenset({"oom", "host_oom", "over_memory"})
+_SURPRISE_SDS = 3.0
+"""Standard deviations from which a rate counts as not explained: the usual three-sigma rule."""
+_LEAST_SD = 0.01
+"""A forecast is not trusted beyond 1 %, which is what runs of the same settings differ by."""
+_FASTEST = 3
+"""Trials whose neighbours are candidates: our own convention."""
+_FEWEST_TRIALS = 3
+"""Trials before the search may end by itself: the baseline and two that checked the model."""
+_NEAR_CEILING = 0.97
+"""Share of the lower ceiling from which nothing is left to win: our own convention; runs differ by 1 to 3 %."""
+_SAME_BATCH_TRIALS = 2
+"""Trials at the baseline's global batch that the model asks for: the best guess and one correction."""
+
+
+class ModelProposer:
+    """A search's model of the machine.
+
+    Args:
+        keep: given what measuring the sides has shown, so that a search that goes on need not repeat it.
+        longest_s: what takes longer to measure is proposed only where nothing else is left.
+    """
+
+    has_model = True
+
+    def __init__(
+        self,
+        study: Study,
+        space: ResolvedSpace,
+        *,
+        limit_bytes: int,
+        seed: int,
+        keep: Callable[[Curves], None] = lambda _: None,
+        longest_s: Callable[[], float] = lambda: inf,
+    ) -> None:
+        self.sides: list[Look] | None = None
+        """What loader and device reach alone; None until that was measured."""
+        self._study = study
+        self._space = space
+        self._limit_bytes = limit_bytes
+        self._seed = seed
+        self._keep = keep
+        self._longest_s = longest_s
+        self._model: MachineModel | None = None
+        self._candidates: Candidates | None = None
+        self._outlook: tuple[tuple[int, int], Outlook] | None = None
+        """The latest, and the numbers of ended and running trials that it was made at."""
+        self._same_batch_trials = 0
+        self._expected: dict[TrainingConfig, tuple[float, float]] = {}
+        """Logarithm of the rate and its standard deviation, of what the model would try or has tried."""
+
+    @property
+    def is_informed(self) -> bool:
+        """Whether loader and device were measured."""
+        return bool(self.sides)
+
+    def prepare(self, runner: TrialRunner, deadline_s: float, ceilings: CeilingBook) -> Note | None:
+        """Measure loader and device alone, in one process.
+
+        Nothing else runs meanwhile, on a cluster either: every proposal rests on this, and a trial beside it would
+        share its host and change what it measures.
+        """
+        if self.sides is not None:
+            return None
+        variations = [*loader_variations(self._space, ceilings), *device_variations(self._space)]
+        report = runner.curves(self._space.baseline, variations, deadline_s=deadline_s, stretch_s=_STRETCH_S)
+        curves = report.curves or Curves()
+        self.recall(curves, ceilings)
+        points = (*curves.loader, *curves.device)
+        if any(point.ceiling is not None for point in points):
+            self._keep(curves)
+            return None
+        reasons = (report.result.reason, *(point.reason for point in points))
+        return note("sides_not_measured", reason=next(filter(None, reasons), report.result.outcome))
+
+    def recall(self, curves: Curves, ceilings: CeilingBook) -> None:
+        """Take up what measuring the sides has shown, now or before an interruption."""
+        self.sides = looks_of(curves, self._space)
+        for side in self.sides:
+            ceiling = side.point.ceiling
+            ceilings.keep(
+                side.config,
+                loader=ceiling if side.side == "loader" else None,
+                device=ceiling if side.side == "device" else None,
+            )
+
+    def first(self) -> Sequence[Params]:
+        """Nothing: the sides are measured before anything is proposed."""
+        return ()
+
+    def propose(self, best: TrialRecord | None) -> Proposal | None:
+        """The trial with the largest expected gain; None, for the sampler, where the last trial was a surprise.
+
+        Where nothing has run within the limit yet, it is what was measured to fit as a side alone.
+        """
+        if best is None:
+            return self._measured_to_fit()
+        outlook = self.outlook(best)
+        if outlook is None or outlook.params is None or self._is_surprise(self._study.ended[-1]):
+            return None
+        if outlook.gain < LEAST_GAIN and (params := self.at_same_batch(best)) is not None:
+            return Proposal(params=params)
+        return Proposal(params=outlook.params, is_promising=True)
+
+    def at_same_batch(self, best: TrialRecord | None) -> Params | None:
+        """What should be the fastest at the baseline's global batch, unless it was tried; twice at most."""
+        outlook = self.outlook(best)
+        if outlook is None or outlook.same_batch is None or self._same_batch_trials == _SAME_BATCH_TRIALS:
+            return None
+        if not self._study.may_propose(outlook.same_batch):
+            return None
+        self._same_batch_trials += 1
+        return outlook.same_batch
+
+    def skip(self, config: TrainingConfig) -> Note | None:
+        """Why a sample is not run: it is not likely to fit, or to tell anything new."""
+        if self._peaks:
+            chance = float(self._memory().chance_to_fit([config], self._limit_bytes)[0])
+            if chance < LIKELY_TO_FIT:
+                return note("would_not_fit", chance_fraction=round(chance, 3))
+        if self._model is None:
+            return None
+        tried = self._tried
+        configs = list(dict.fromkeys([config, *tried]))
+        is_redundant = without_matter(configs, self._model.forecast(configs), tried)[0]
+        return note("would_tell_nothing") if is_redundant else None
+
+    def pruning_threshold(self, trial: Trial) -> Bar | None:
+        """The rate of the fastest so far, at the baseline's batch of the fastest of those at that.
+
+        The more the machine scatters, the lower: the fastest so far may have been lucky. None for the first group of
+        its kind, which runs to its end to show what limits it.
+        """
+        if self._is_first_group(trial.config):
+            return None
+        luck = 1.0 if self._outlook is None else exp(-self._outlook[1].scatter_sd)
+        wanted = self._space.baseline.global_batch_size
+        keeps_batch = trial.config.global_batch_size == wanted
+        thresholds = [
+            Bar(number=record.number, low_samples_per_s=luck * record.measurement.samples_per_s_ci[0])
+            for record in self._study.records
+            if record.is_feasible
+            and record.measurement
+            and (not keeps_batch or record.config.global_batch_size == wanted)
+        ]
+        return max(thresholds, key=lambda threshold: threshold.low_samples_per_s, default=None)
+
+    def why_enough(self, best: TrialRecord | None) -> Note | None:
+        """The best is near the lower ceiling, or no candidate is left that is expected to win more."""
+        outlook = self.outlook(best) if len(self._study.ended) >= _FEWEST_TRIALS else None
+        if outlook is None:
+            return None
+        share = outlook.best_rate / outlook.lower_ceiling
+        if share >= _NEAR_CEILING:
+            return note("near_ceiling", ceiling_fraction=min(share, 1.0))
+        if outlook.params is None:
+            return note("nothing_left_to_learn")
+        return note("little_expected", gain_fraction=outlook.gain) if outlook.gain < LEAST_GAIN else None
+
+    def can_win(self, best: TrialRecord | None) -> float | None:
+        """What the ceilings leave."""
+        outlook = self.outlook(best)
+        if outlook is None or best is None or best.measurement is None or outlook.lower_ceiling == inf:
+            return None
+        return max(0.0, outlook.lower_ceiling / best.measurement.samples_per_s - 1)
+
+    def outlook(self, best: TrialRecord | None) -> Outlook | None:
+        """What a further trial can win; None before the sides were measured, and where nothing is feasible."""
+        if not self.sides or best is None or best.measurement is None:
+            return None
+        step = len(self._study.ended), len(self._study.running)
+        if self._outlook is None or self._outlook[0] != step:
+            outlook = self._foresee(best, best.measurement.samples_per_s)
+            if outlook.config is not None:
+                self._expected[outlook.config] = outlook.log_rate, outlook.sd
+            self._outlook = step, outlook
+        return self._outlook[1]
+
+    def _foresee(self, best: TrialRecord, measured_rate: float) -> Outlook:
+        environment, records = self._space.environment, self._study.ended
+        observed = list(sightings_of(self.sides or [], records, environment.device_kind))
+        self._model = fit_machine(observed, environment)
+        beliefs = Beliefs(
+            rates=self._model,
+            memory=self._memory(),
+            records=records,
+            tried=self._tried,
+            is_open=self._study.is_open,
+            is_left_out=self._study.is_left_out,
+        )
+        return foresee(
+            self._near(best, records),
+            beliefs,
+            self._space,
+            measured_rate=measured_rate,
+            limit_bytes=self._limit_bytes,
+            longest_s=self._longest_s(),
+        )
+
+    def _measured_to_fit(self) -> Proposal | None:
+        fitting = [side for side in self.sides or () if side.side == "device" and side.point.ceiling is not None]
+        for side in sorted(fitting, key=_rate_alone, reverse=True):
+            params = params_of(side.config, self._space)
+            if self._study.may_propose(params):
+                return Proposal(params=params)
+        return None
+
+    def _is_first_group(self, config: TrainingConfig) -> bool:
+        kind = (config.strategy, config.world_size)
+        measured = [record.config for record in self._study.ended if record.measurement is not None]
+        return config.world_size > 1 and kind not in {(other.strategy, other.world_size) for other in measured}
+
+    @property
+    def _tried(self) -> list[TrainingConfig]:
+        """What has shown a rate."""
+        return [record.config for record in self._study.ended if record.measurement is not None or record.result.blocks]
+
+    def _memory(self) -> MemoryForecast:
+        return forecast_memory(self._peaks, has_workers_in_ram=self._space.environment.has_only_ram)
+
+    @property
+    def _peaks(self) -> list[tuple[TrainingConfig, int]]:
+        only_ram = self._space.environment.has_only_ram
+        return peaks_seen(self.sides or [], self._study.ended, self._limit_bytes, limit_is_ram=only_ram)
+
+    def _near(self, best: TrialRecord, records: Sequence[TrialRecord]) -> list[tuple[Params, TrainingConfig]]:
+        if self._candidates is None:
+            self._candidates = Candidates(self._space, self._seed)
+        rates = {
+            record.config: record.measurement.samples_per_s
+            for record in records
+            if record.is_feasible and record.measurement
+        }
+        fastest = sorted(rates, key=lambda config: rates[config], reverse=True)[:_FASTEST]
+        return self._candidates.near(list(dict.fromkeys([best.config, *fastest])))
+
+    def _is_surprise(self, record: TrialRecord) -> bool:
+        """Whether a trial's rate is far from what was expected, or it had none: the model does not explain that."""
+        rate = rate_seen(record)
+        if record.config not in self._expected:
+            return False
+        if rate is None:
+            return record.outcome not in _FORESEEN_BY_MEMORY
+        log_rate, sd = self._expected[record.config]
+        return abs(log(rate) - log_rate) > _SURPRISE_SDS * max(sd, _LEAST_SD)
+
+
+def _rate_alone(side: Look) -> float:
+    return 0.0 if side.point.ceiling is None else side.point.ceiling.samples_per_s

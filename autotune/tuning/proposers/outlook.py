@@ -1,0 +1,113 @@
+"""What a further trial can win: the candidates' forecasts weighed against the best trial so far. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from math import hypot, inf
+
+import numpy as np
+
+from autotune.analysis.acquisition import chance_to_run, expected_gain, has_failed, most_gain, without_matter
+from autotune.analysis.memory_forecast import MemoryForecast
+from autotune.analysis.rate_model import MachineModel
+from autotune.analysis.time_estimate import queue_s
+from autotune.records.trial import TrialRecord
+from autotune.settings.training_config import TrainingConfig
+from autotune.space.resolved_space import ResolvedSpace
+from autotune.study.proposals import Params
+
+__all__ = ["LIKELY_TO_FIT", "Beliefs", "Outlook", "foresee"]
+
+_SURE_TO_FIT = 0.9
+"""Chance from which a candidate may be proposed: our own convention; an out-of-memory costs a whole trial."""
+LIKELY_TO_FIT = 0.5
+"""Chance below which a candidate counts as too large: more likely than not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beliefs:
+    """What is held of the candidates before the next trial."""
+
+    rates: MachineModel
+    memory: MemoryForecast
+    records: Sequence[TrialRecord]
+    tried: Collection[TrainingConfig]
+    """Configurations that have shown a rate."""
+    is_open: Callable[[TrainingConfig], bool]
+    is_left_out: Callable[[TrainingConfig], bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """What can still be expected of a search."""
+
+    params: Params | None
+    """The trial with the largest expected gain; None where nothing is left that could tell more."""
+    config: TrainingConfig | None
+    """What they compose to."""
+    log_rate: float
+    """Logarithm of the rate that is expected of it."""
+    sd: float
+    """Standard deviation of that logarithm, with the scatter of measuring."""
+    gain: float
+    """What a trial is expected to win at most over the best so far, as a share of it, however long it takes."""
+    same_batch: Params | None
+    """The settings that should be the fastest at the baseline's global batch."""
+    best_rate: float
+    """What the best trial so far is believed to reach: its measured rate, less what was probably luck."""
+    lower_ceiling: float
+    """The rate that nothing that fits should pass: the lower of what the fastest loader and the fastest device reach,
+    each with its standard deviation on top."""
+    scatter_sd: float
+    """What measuring the same settings anew may differ by on this machine, relatively."""
+
+
+def foresee(
+    candidates: Sequence[tuple[Params, TrainingConfig]],
+    beliefs: Beliefs,
+    space: ResolvedSpace,
+    *,
+    measured_rate: float,
+    limit_bytes: int,
+    longest_s: float,
+) -> Outlook:
+    """Weigh candidates: the largest expected gain among those that fit, are open and could tell something.
+
+    The measured rate is the best trial's, in samples per second. What takes longer than `longest_s` to measure is
+    chosen only where nothing else is left.
+    """
+    configs = [config for _, config in candidates]
+    records, tried = beliefs.records, list(beliefs.tried)
+    forecast, fits = beliefs.rates.forecast(configs), beliefs.memory.chance_to_fit(configs, limit_bytes)
+    failed = [record.config for record in records if has_failed(record)]
+    feasible = [record.config for record in records if record.is_feasible]
+    # Source of the plug-in of the highest believed rate, since a lucky window is no yardstick: Picheny, Wagner,
+    # Ginsbourger 2013, "A benchmark of kriging-based infill criteria for noisy optimization".
+    best_rate = min(measured_rate, float(np.exp(beliefs.rates.forecast(feasible).log_rate.max())))
+    gains = np.minimum(expected_gain(forecast, best_rate), most_gain(forecast, best_rate))
+    gains = gains * fits * chance_to_run(configs, failed, feasible)
+    may_try = np.array([beliefs.is_open(config) for config in configs]) & (fits >= _SURE_TO_FIT)
+    tells = may_try & ~without_matter(configs, forecast, tried)
+    inside = (fits >= LIKELY_TO_FIT) & ~np.array([beliefs.is_left_out(config) for config in configs])
+    sides = (forecast.loader, forecast.loader_sd), (forecast.device, forecast.device_sd)
+    ceilings = (float((side * np.exp(sd))[inside].max(initial=0.0)) for side, sd in sides)
+    wanted, has_run = space.baseline.global_batch_size, set(tried)
+    keeps = np.array([config.global_batch_size == wanted for config in configs])
+    keeps &= tells | np.array([config in has_run for config in configs])
+    same = int(np.argmax(np.where(keeps, forecast.log_rate, -inf)))
+    rates, epoch_samples = np.exp(forecast.log_rate), space.facts.dataset_length
+    queues_s = [queue_s(config, rate, epoch_samples) for config, rate in zip(configs, rates, strict=True)]
+    soon = tells & (np.array(queues_s) <= longest_s)
+    chosen = int(np.argmax(np.where(soon if soon.any() else tells, gains, -1.0)))
+    return Outlook(
+        params=candidates[chosen][0] if tells.any() else None,
+        config=configs[chosen] if tells.any() else None,
+        log_rate=float(forecast.log_rate[chosen]),
+        sd=hypot(float(forecast.sd[chosen]), forecast.scatter_sd),
+        gain=float(gains[tells].max(initial=0.0)),
+        same_batch=candidates[same][0] if keeps.any() else None,
+        best_rate=best_rate,
+        lower_ceiling=min(ceilings) or inf,
+        scatter_sd=forecast.scatter_sd,
+    )

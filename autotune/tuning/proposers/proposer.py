@@ -1,0 +1,78 @@
+"""The seam between the loop of a search and what proposes its trials."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from autotune.analysis.early_stopping import Bar
+from autotune.launch.runner import TrialRunner
+from autotune.note import Note
+from autotune.records.ceilings import CeilingBook
+from autotune.records.diagnosis import Curves
+from autotune.records.trial import TrialRecord
+from autotune.settings.training_config import TrainingConfig
+from autotune.study.proposals import Params
+from autotune.study.study import Trial
+
+__all__ = ["Proposal", "Proposer"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """Values to try next."""
+
+    params: Params
+    is_promising: bool = False
+    """They are expected to win most: a search that may stop counts how often such a trial brought nothing."""
+
+
+class Proposer(Protocol):
+    """Proposes trials from what a study holds. `best` is the feasible trial with the best score so far, if any."""
+
+    @property
+    def has_model(self) -> bool:
+        """Whether it measures loader and device alone before it proposes; trials need not repeat that."""
+        ...
+
+    @property
+    def is_informed(self) -> bool:
+        """Whether it has measured what its proposals rest on: then it leads, and fewer vain trials end the search."""
+        ...
+
+    def prepare(self, runner: TrialRunner, deadline_s: float, ceilings: CeilingBook, /) -> Note | None:
+        """Measure what proposals rest on, once, after the baseline; why that failed, or None. Keeps ceilings."""
+        ...
+
+    def recall(self, curves: Curves, ceilings: CeilingBook, /) -> None:
+        """Take up what `prepare` measured before an interruption."""
+        ...
+
+    def first(self) -> Sequence[Params]:
+        """What to try right after the baseline, before anything is known."""
+        ...
+
+    def propose(self, best: TrialRecord | None, /) -> Proposal | None:
+        """What to try next; None: the study's sampler draws."""
+        ...
+
+    def at_same_batch(self, best: TrialRecord | None, /) -> Params | None:
+        """What to try at the baseline's global batch before the search ends; None where nothing is left to try."""
+        ...
+
+    def skip(self, config: TrainingConfig, /) -> Note | None:
+        """Why a sample is not worth a run ("would_not_fit", "would_tell_nothing"), or None."""
+        ...
+
+    def pruning_threshold(self, trial: Trial, /) -> Bar | None:
+        """The rate below which a trial is stopped early; None: it runs to its end."""
+        ...
+
+    def why_enough(self, best: TrialRecord | None, /) -> Note | None:
+        """Why no further trial is worth its time, or None."""
+        ...
+
+    def can_win(self, best: TrialRecord | None, /) -> float | None:
+        """What other settings can win at most over the best, as a share of its rate; None where nothing tells."""
+        ...

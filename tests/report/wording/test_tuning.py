@@ -1,0 +1,135 @@
+"""The sentences of a search, by code and figures."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import autotune.study
+import autotune.tuning
+from autotune.note import Note, note
+from autotune.report.wording import say
+from autotune.report.wording.tuning import TUNING
+
+GIB = 2**30
+LOAD: dict[str, Any] = {"trial": 7, "limit_bytes": 14 * GIB, "steps": 10, "items_seen": 100}
+LOAD |= {"median_item_bytes": 1500.0, "largest_item_bytes": 2_000_000}
+ALONE: dict[str, Any] = LOAD | {"strategy": "single", "own_bytes": 13 * GIB, "peak_bytes": 13 * GIB}
+ALONE |= {"ranks": 1, "bucket_bytes": 0}
+GROUP: dict[str, Any] = LOAD | {"strategy": "ddp", "own_bytes": 5 * GIB, "peak_bytes": 12 * GIB, "ranks": 2}
+GROUP |= {"bucket_bytes": GIB}
+DIFFERING = [{"name": "cuda", "there": "12", "here": "13"}, {"name": "cores", "there": "4", "here": "8"}]
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        (note("nothing_new_drawn", draws=500), "nothing new was found among 500 configurations drawn from the space"),
+        (note("no_time_for_a_trial", timeout_s=60.0), "the time-out of 60 s leaves no room for another trial"),
+        (note("no_recent_gain", trials=12, is_promising=False), "the last 12 trials brought less than 1 %"),
+        (
+            note("no_recent_gain", trials=6, is_promising=True),
+            "the last 6 of those that promised most brought less than 1 %",
+        ),
+        (
+            note("near_ceiling", ceiling_fraction=0.98),
+            "the best found reaches 98% of the lower ceiling of loader and device",
+        ),
+        (note("little_expected", gain_fraction=0.003), "another trial is expected to bring 0.3%"),
+        (
+            note("precision_left_out", amp_dtype="bfloat16", is_compiled=True, reason="the loss became nan"),
+            "bfloat16 with compile was left out: the loss became nan",
+        ),
+        (
+            note("setting_left_out", setting="amp_dtype", values=["bfloat16"], failures=3, reason="no kernel"),
+            "amp_dtype bfloat16 was left out after 3 failures: no kernel",
+        ),
+        (
+            note("warm_start", source="runs/a", configurations=2, differences=None),
+            "Warm start: 2 configurations of runs/a are tried before others.",
+        ),
+        (
+            note("warm_start", source="runs/a", configurations=1, differences=[]),
+            (
+                "Warm start: one configuration of runs/a is tried before others; its rates are stale here (devices or "
+                "their runtime differ)."
+            ),
+        ),
+        (
+            note("warm_start", source="runs/a", configurations=0, differences=None),
+            "Warm start: runs/a holds nothing that this space allows beside your own settings.",
+        ),
+        (
+            Note(code="stale", figures={"path": "a.yaml", "differences": DIFFERING}),
+            "a.yaml is stale: CUDA 12 there, 13 here; cores 4 there, 8 here; run again with --fresh.",
+        ),
+        (
+            note("stress_not_tried", trial=3, is_recommended=True),
+            "Trial 3 was not run on the largest samples: others failed there before it.",
+        ),
+        (
+            note("stress_not_tried", trial=3, is_recommended=False),
+            "Trial 3 is not recommended, since it was not run on the largest samples: others failed there before it.",
+        ),
+        (
+            Note(code="stress_over_limit", figures=ALONE | {"own_bytes": 15 * GIB, "peak_bytes": 15 * GIB}),
+            (
+                "Trial 7 is not recommended, since it failed on the largest samples: peak memory must stay within "
+                "14,336 MiB, but was 15,360 MiB in 10 steps with samples of up to 2,000,000 bytes (median 1,500, of "
+                "100 measured)"
+            ),
+        ),
+        (
+            Note(code="stress_passed", figures=ALONE | {"run_s": 12.2, "has_largest_samples": True}),
+            "Ran 12 s more on the largest of 100 samples measured: peak 13,312 MiB of 14,336 MiB.",
+        ),
+        (
+            Note(code="stress_passed", figures=GROUP | {"run_s": 12.2, "has_largest_samples": False}),
+            (
+                "Ran 12 s more in one process (10 steps): peak 5,120 MiB, that is up to 12,288 MiB of 14,336 MiB for 2 "
+                "ranks with 1,024 MiB of gradient buckets each."
+            ),
+        ),
+        (
+            Note(code="stress_near_limit", figures=GROUP | {"peak_bytes": 15 * GIB}),
+            (
+                "Trial 7 may take up to 15,360 MiB of 14,336 MiB on the largest samples, less where its 2 ranks share "
+                "memory: watch it in its first epoch."
+            ),
+        ),
+        (
+            note("confirmed", rounds=1, configurations=1),
+            "Confirmed in 1 round of one configuration measured in turns.",
+        ),
+        (
+            note("simplest_of_the_fastest", fastest_trial=4, rate_fraction=0.993),
+            "Simplest of those as fast as the fastest (trial 4; 99.3% of its rate).",
+        ),
+        (
+            note("nothing_beats_baseline", configurations=5, is_outrun=True),
+            "None of those that may be used beats yours beyond the noise.",
+        ),
+        (
+            note("fastest", configurations=5, is_outrun=True),
+            "Fastest of those that may be used, of the 5 configurations measured.",
+        ),
+        (
+            note("data_wait", data_wait_fraction=0.034, baseline_data_wait_fraction=0.9),
+            "The loop waits for data 3.4 % of the time, instead of 90 %.",
+        ),
+        (note("changed_settings", settings=["lr", "num_workers"]), "Changed: lr, num_workers."),
+    ],
+    ids=lambda value: value.code if isinstance(value, Note) else "",
+)
+def test_a_note_of_a_search_has_its_sentence(said: Note, sentence: str) -> None:
+    assert say(said) == sentence
+
+
+def test_every_code_that_a_search_notes_has_a_sentence_and_no_other() -> None:
+    rooms = [Path(module.__file__ or "").parent for module in (autotune.tuning, autotune.study)]
+    texts = [path.read_text() for room in rooms for path in room.rglob("*.py")]
+    used = {code for text in texts for code in re.findall(r"""\bnote\(\s*"(\w+)\"""", text)}
+    assert used | {"interrupted"} == set(TUNING)  # an interruption is noted by the api
