@@ -21,6 +21,7 @@ from autotune.diagnosis.bottlenecks import find_bottlenecks, is_healthy, say_hea
 from autotune.errors import NothingFeasibleError, WorkloadError
 from autotune.launch.launcher import Launcher
 from autotune.launch.runner import TrialRunner
+from autotune.note import note
 from autotune.phrasing import say_settings
 from autotune.protocol.by_value import unreachable_by_value
 from autotune.protocol.messages import Extras, WindowRules, write_payload
@@ -32,6 +33,7 @@ from autotune.records.trial import TrialResult
 from autotune.report.render.notebook import render_diagnosis_notebook
 from autotune.report.render.progress import ProgressMode, make_progress
 from autotune.report.sections.diagnosis import render_diagnosis
+from autotune.report.wording import say
 from autotune.settings.budget import Budget
 from autotune.settings.objective import memory_fault
 from autotune.settings.plan import Plan
@@ -219,7 +221,7 @@ def _trace(config: TrainingConfig, runner: TrialRunner, space: ResolvedSpace, pa
     report = runner.curves(config, variations(space), deadline_s=deadline_s, extras=extras)
     if report.curves is not None:
         return report.curves
-    return Curves(remarks=(f"Other settings were not measured: {report.result.reason or report.result.outcome}.",))
+    return Curves(remarks=(note("curves_not_measured", cause=report.result.reason or report.result.outcome),))
 
 
 def _untraced(left_s: float, measurement: Measurement) -> Curves:
@@ -264,13 +266,12 @@ def _remarks(evidence: Evidence) -> Iterator[str]:
     fault = memory_fault(evidence.measurement, evidence.limit_bytes)
     if fault is not None:
         yield f"A search would refuse these settings: {fault}."
-    yield from evidence.measurement.remarks
-    yield from evidence.curves.remarks
+    yield from map(say, (*evidence.measurement.remarks, *evidence.curves.remarks))
     for side, points in (("loader", evidence.curves.loader), ("device", evidence.curves.device)):
         for point in points:
             if point.ceiling is None:
                 what = say_settings(point.changes) or "today's settings"
-                yield f"The {side} alone was not measured with {what}: {point.reason}."
+                yield f"The {side} alone was not measured with {what}: {say(point.reason)}."
 
 
 def _progress(phase: Phase, begun: float) -> Progress:

@@ -13,6 +13,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from autotune.note import Note, note
 from autotune.phrasing import say_bytes, say_share
 
 __all__ = [
@@ -112,14 +113,13 @@ class DeviceConditions(BaseModel):
         return self.others_memory_bytes is not None and self.others_memory_bytes >= OTHERS_LEAST_BYTES
 
 
-def remarks_on(conditions: DeviceConditions) -> Iterator[str]:
-    """What disturbed a window, a sentence each."""
+def remarks_on(conditions: DeviceConditions) -> Iterator[Note]:
+    """What disturbed a window."""
     if conditions.disturbances:
-        reasons = " and ".join(REASON_NAMES[one] for one in conditions.disturbances)
-        yield f"The device's clock was held down during the window: {reasons}."
+        yield note("clock_held_down", reasons=list(conditions.disturbances))
     if conditions.has_moved and conditions.sm_clock_mhz is not None:
         first, last = conditions.sm_clock_mhz
-        yield f"The device's clock moved from {first} to {last} MHz during the window."
+        yield note("clock_moved", first_mhz=first, last_mhz=last)
 
 
 def note_on_others(conditions: DeviceConditions | None) -> str | None:

@@ -9,6 +9,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from autotune.note import Note
 from autotune.records.ceilings import Ceiling, Standing
 from autotune.records.measurement import Measurement
 from autotune.settings.environment import Environment
@@ -52,8 +53,8 @@ class CurvePoint(BaseModel):
     """Peak memory of the device's side; None for the loader's, and where nobody looked."""
     took_s: float = 0.0
     """Seconds that the point took in all: start, warm-up and stretch."""
-    reason: str = ""
-    """Why it could not."""
+    reason: Note | str = ""
+    """Why it could not: a note of ours, or the text of an error."""
 
 
 class Roofline(BaseModel):
@@ -86,8 +87,8 @@ class Curves(BaseModel):
     roofline: Roofline | None = None
     threads: int | None = None
     """Threads of one operation on the CPU, where the configuration leaves them to torch or sets them."""
-    remarks: tuple[str, ...] = ()
-    """What could not be measured, and why, a sentence each."""
+    remarks: tuple[Note, ...] = ()
+    """What could not be measured, and why."""
     is_cut: bool = False
     """The process that measured them ended early: another one can go on where it stood."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
+from autotune.note import Note, note
 from autotune.records import conditions
 from autotune.records.ceilings import Ceiling
 from autotune.records.measurement import (
@@ -143,13 +144,13 @@ def _merged_memory(parts: Sequence[Measurement], *, is_ram: bool) -> MemorySampl
     return MemorySample(peak_bytes=sum(host), source=f"{samples[0].source}, {which}")
 
 
-def _merged_remarks(parts: Sequence[Measurement]) -> tuple[str, ...]:
-    """Each remark once, with its ranks where not all have it."""
-    found: dict[str, list[int]] = {}
-    for rank, part in enumerate(parts):
-        for remark in part.remarks:
-            found.setdefault(remark, []).append(rank)
+def _merged_remarks(parts: Sequence[Measurement]) -> tuple[Note, ...]:
+    """Each remark once, with its ranks among its figures where not all have it."""
+    found: list[Note] = []
+    for part in parts:
+        found += [remark for remark in part.remarks if remark not in found]
+    ranks = [[rank for rank, part in enumerate(parts) if remark in part.remarks] for remark in found]
     return tuple(
-        remark if len(ranks) == len(parts) else f"rank {', '.join(map(str, ranks))}: {remark}"
-        for remark, ranks in found.items()
+        remark if len(own) == len(parts) else note(remark.code, **remark.figures, ranks=list(own))
+        for remark, own in zip(found, ranks, strict=True)
     )

@@ -13,6 +13,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from autotune.analysis.statistics import batch_means_half_width
+from autotune.note import Note
 from autotune.records.breakdown import LoaderCosts, TimeBreakdown
 from autotune.records.ceilings import Ceiling
 from autotune.records.conditions import DeviceConditions
@@ -192,8 +193,8 @@ class Measurement(BaseModel):
     and window, the worst rank's waits, busy fraction and memory."""
     communication: Communication | None = None
     """What exchanging gradients takes; None for a single rank, and where not measured."""
-    remarks: tuple[str, ...] = ()
-    """What disturbed the window, what could not be measured after it, and why, a sentence each."""
+    remarks: tuple[Note, ...] = ()
+    """What disturbed the window, what could not be measured after it, and why."""
     after_s: float = 0.0
     """Seconds that all this took after the window; a run that measures its window alone is so much shorter."""
     startup_s: float

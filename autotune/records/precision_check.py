@@ -11,6 +11,7 @@ from math import isfinite
 
 from pydantic import BaseModel, ConfigDict
 
+from autotune.note import Note
 from autotune.settings.training_config import TrainingConfig
 
 __all__ = [
@@ -64,8 +65,8 @@ class GuardFigures(BaseModel):
     """How far two float32 runs of some steps, under other random seeds, deviate, as `loss_deviation`."""
     skipped_steps: tuple[bool, ...] = ()
     """For each attempt at a step, whether the GradScaler skipped it; empty without one."""
-    remarks: tuple[str, ...] = ()
-    """What makes the comparison less than it seems, a sentence each."""
+    remarks: tuple[Note, ...] = ()
+    """What makes the comparison less than it seems."""
 
     @property
     def loss_deviation(self) -> float | None:

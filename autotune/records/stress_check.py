@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict
 
+from autotune.note import Note
 from autotune.phrasing import say_mib
 from autotune.records.measurement import MemorySample
 from autotune.settings.ddp_config import DdpConfig
@@ -41,8 +42,8 @@ class StressFigures(BaseModel):
     """Equal to the median where all items have one size."""
     largest_batch_bytes: int = 0
     """Tensors of the batch of the largest samples, as it was trained on."""
-    remark: str = ""
-    """Why no batch of the largest samples was trained on, in a sentence; "" where one was."""
+    remark: Note | None = None
+    """Why no batch of the largest samples was trained on; None where one was."""
     memory: MemorySample
     """Of the one process that it ran in."""
 

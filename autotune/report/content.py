@@ -33,6 +33,7 @@ from autotune.report.formatting import (
 )
 from autotune.report.sections.devices import figures_by_title, say_conditions
 from autotune.report.sections.memory import say_memory_line
+from autotune.report.wording import say
 from autotune.settings.environment import Environment
 from autotune.settings.workload import WorkloadFacts
 
@@ -358,7 +359,7 @@ def describe_environment(environment: Environment) -> dict[str, str]:
         "torch": environment.torch + (f", CUDA {environment.cuda}" if environment.cuda is not None else ""),
         **({"packages": ", ".join(versions)} if versions else {}),
         "fingerprint": environment.fingerprint,
-        **({"note": " ".join(environment.remarks)} if environment.remarks else {}),
+        **({"note": " ".join(map(say, environment.remarks))} if environment.remarks else {}),
     }
 
 

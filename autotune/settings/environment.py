@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from autotune.note import Note
 from autotune.settings.training_config import AmpDtype
 
 __all__ = ["DeviceKind", "Environment", "TF32Override"]
@@ -55,8 +56,8 @@ class Environment(BaseModel):
     """Versions of the packages that results depend on."""
     tf32_overrides: tuple[TF32Override, ...] = ()
     """Switches that are set in the environment and change what float32 means on an NVIDIA GPU, as NAME=value."""
-    remarks: tuple[str, ...] = ()
-    """What a person should know of the device's choice and of what holds it back, a sentence each."""
+    remarks: tuple[Note, ...] = ()
+    """What the user should know of the device's choice and of what slows it down."""
 
     @property
     def has_only_ram(self) -> bool:

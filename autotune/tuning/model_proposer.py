@@ -100,7 +100,8 @@ class Guide:
             return None
         reasons = (report.result.reason, *(point.reason for point in (*curves.loader, *curves.device)))
         reason = next((one for one in reasons if one), report.result.outcome)
-        return f"Loader and device were not looked at alone: {reason}."
+        cause = reason if isinstance(reason, str) else reason.code.replace("_", " ")
+        return f"Loader and device were not looked at alone: {cause}."
 
     def recall(self, curves: Curves, book: CeilingBook) -> None:
         """Take up what a look has shown; ceilings go into the book."""

@@ -55,7 +55,8 @@ def stress(tuning: Tuning, record: TrialRecord) -> None:
     elif report.stress is not None:
         tuning.stresses[record.number] = report.stress
         if report.stress.remark:
-            tuning.notes.append(f"{name}, run once more: {report.stress.remark}")
+            cause = report.stress.remark.figures["cause"]
+            tuning.notes.append(f"{name}, run once more: The largest samples can't be put into one batch ({cause}).")
         if report.stress.memory.is_thrashing:
             tuning.notes.append(
                 f"{name} fits on the largest samples, but not with ease: the allocator had to give back what it held "

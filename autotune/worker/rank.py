@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from autotune.errors import RunFolderError
+from autotune.note import Note
 from autotune.protocol.messages import (
     NO_EXTRAS,
     TRIAL_VARIABLE,
@@ -44,11 +45,12 @@ from autotune.worker.jobs.curves import trace_curves
 from autotune.worker.jobs.precision import compare_to_float32
 from autotune.worker.jobs.probe import probe
 from autotune.worker.jobs.stress import train_on_largest
+from autotune.worker.measure.batch import batch_fingerprint
 from autotune.worker.measure.conditions import BEFORE_S, ConditionsProbe, Others, conditions_before, others_before
 from autotune.worker.measure.feed import Delivery, Feed
 from autotune.worker.measure.loop import Run, measure_window, warm_up
 from autotune.worker.measure.nvml import Gpu, gpus_of
-from autotune.worker.measure.step import Trainer, batch_fingerprint, infer_step, make_trainer
+from autotune.worker.measure.step import Trainer, infer_step, make_trainer
 from autotune.worker.measure.utilization import BusyProbe
 from autotune.worker.setup.build import (
     WorkloadFault,
@@ -59,7 +61,8 @@ from autotune.worker.setup.build import (
     resolved,
     seed_all,
 )
-from autotune.worker.setup.device import Device, describe, open_device
+from autotune.worker.setup.device import Device, open_device
+from autotune.worker.setup.environment import describe
 from autotune.worker.setup.machine import usable_cores
 from autotune.worker.setup.parallel import without_effect_here
 from autotune.worker.setup.process_group import ALONE, Group, open_group
@@ -287,7 +290,7 @@ def _gpus_of(device: Device) -> tuple[Gpu, ...]:
     return gpus_of(device.devices) if device.kind == "cuda" else ()
 
 
-def _remarks(config: TrainingConfig, conditions: DeviceConditions | None) -> tuple[str, ...]:
+def _remarks(config: TrainingConfig, conditions: DeviceConditions | None) -> tuple[Note, ...]:
     """What had no effect, and what disturbed the window."""
     ineffective = () if config.ddp is None else without_effect_here(config.ddp)
     return (*ineffective, *(() if conditions is None else remarks_on(conditions)))

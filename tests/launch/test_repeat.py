@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from autotune.launch.repeat import go_on
+from autotune.note import note
 from autotune.protocol.messages import RankReport
 from autotune.records.diagnosis import Curves
 from autotune.records.trial import TrialResult
@@ -16,7 +17,7 @@ def dying(known: Curves | None) -> Curves:
 
 
 def getting_on(known: Curves | None) -> Curves:
-    return Curves(is_cut=True, remarks=(*(known.remarks if known else ()), "one more"))
+    return Curves(is_cut=True, remarks=(*(known.remarks if known else ()), note("one_more")))
 
 
 def processes(measure: Callable[[Curves | None], Curves | None]) -> list[str]:

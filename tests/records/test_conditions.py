@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from autotune.note import note
 from autotune.records.conditions import DeviceConditions, merged, note_on_others, remarks_on
 
 GIB = 2**30
@@ -21,12 +22,12 @@ def make(**given: Any) -> DeviceConditions:
 )
 def test_a_clock_that_moves_by_three_per_cent_is_remarked(clocks: tuple[int, int], moves: bool) -> None:
     found = list(remarks_on(make(sm_clock_mhz=clocks)))
-    assert found == ([f"The device's clock moved from {clocks[0]} to {clocks[1]} MHz during the window."] * moves)
+    assert found == [note("clock_moved", first_mhz=clocks[0], last_mhz=clocks[1])] * moves
 
 
 def test_a_clock_that_was_held_down_is_remarked_with_its_reasons() -> None:
     assert list(remarks_on(make(throttle_reasons=("power_brake", "power_cap", "thermal")))) == [
-        "The device's clock was held down during the window: power brake and heat."
+        note("clock_held_down", reasons=["power_brake", "thermal"])
     ]
 
 
@@ -54,11 +55,11 @@ def test_a_quiet_window_needs_no_remark() -> None:
 def test_others_on_the_device_are_noted_with_their_figures(
     memory: int | None, busy: float | None, said: str | None
 ) -> None:
-    note = note_on_others(make(others_memory_bytes=memory, others_busy_fraction=busy))
-    assert (note is None) == (said is None)
-    if note is not None and said is not None:
-        assert note.startswith("Before the first trial other processes held 3.0 GiB")
-        assert note.endswith(said)
+    found = note_on_others(make(others_memory_bytes=memory, others_busy_fraction=busy))
+    assert (found is None) == (said is None)
+    if found is not None and said is not None:
+        assert found.startswith("Before the first trial other processes held 3.0 GiB")
+        assert found.endswith(said)
 
 
 def test_a_device_that_does_not_tell_needs_no_note() -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from autotune.note import note
 from autotune.protocol.messages import WindowRules
 from autotune.records.measurement import Measurement, MemorySample
 from autotune.records.utilization import GPM_SOURCE
@@ -83,8 +84,8 @@ def test_a_window_is_told_with_what_the_device_did(measure: Callable[..., Measur
 def test_a_window_that_was_disturbed_says_so(measure: Callable[..., Measurement], nvml: NvmlStub) -> None:
     nvml.play(sm_clock=(1980, 1400), reasons=(0, 0x40))
     assert measure().remarks == (
-        "The device's clock was held down during the window: heat.",
-        "The device's clock moved from 1980 to 1400 MHz during the window.",
+        note("clock_held_down", reasons=["thermal"]),
+        note("clock_moved", first_mhz=1980, last_mhz=1400),
     )
 
 

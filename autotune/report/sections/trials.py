@@ -34,6 +34,7 @@ from autotune.report.formatting import (
     without_controls,
 )
 from autotune.report.sections.memory import format_base, list_memory_lines, name_line, say_workers
+from autotune.report.wording import say
 from autotune.settings.training_config import TrainingConfig
 
 __all__ = [
@@ -108,7 +109,7 @@ def guard_section(summary: RunSummary) -> Section:
         "The same weights and batches trained in float32 and as the trial would; the answer holds for its precision."
     )
     table = Table(heads=_GUARD_HEADS, rows=rows, texts=_TEXTS)
-    more = dict.fromkeys(one for _, figures in guarded if figures is not None for one in figures.remarks)
+    more = dict.fromkeys(say(one) for _, figures in guarded if figures is not None for one in figures.remarks)
     return Section(title="Precision guard", blocks=(table, Bullets(sentences=(remark, *more) if rows else ())))
 
 
@@ -226,7 +227,7 @@ def _say_stress(stress: StressFigures, config: TrainingConfig, summary: RunSumma
     largest_too = "" if stress.remark else ", ordinary batches and the largest samples in turns"
     return (
         f"{ran}{largest_too}.",
-        *((stress.remark,) if stress.remark else ()),
+        *((say(stress.remark),) if stress.remark else ()),
         f"Peak memory: {peak}, {kept} ({stress.memory.source}).",
         f"Sizes of {seen} were looked at: {sizes}.",
     )

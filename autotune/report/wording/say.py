@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from autotune.note import Note
 from autotune.report.wording.template import Wording, fill
+from autotune.report.wording.worker import WORKER
 
 __all__ = ["WORDINGS", "say"]
 
-WORDINGS: dict[str, Wording] = {}
+WORDINGS: dict[str, Wording] = {**WORKER}
 """Every sentence by its note's code; a code stands in one room's table alone."""
 
 

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils import signal_handling
 
 from autotune.space import constraints as rules
+from autotune.worker.measure.batch_sizes import BatchSizes
 from autotune.worker.setup.build import WorkloadFault
 
 __all__ = ["Delivery", "Feed"]
@@ -27,6 +28,7 @@ class Delivery(NamedTuple):
     """A batch, and what it took to get it. Made for every batch of a window: a tuple costs least."""
 
     batch: Any
+    samples: int
     asked: float
     """Time of perf_counter when it was asked for."""
     wait_s: float
@@ -42,6 +44,7 @@ class Feed:
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self.loader = loader
+        self._sizes = BatchSizes(loader)
         self._iterator: Iterator[Any] | None = None
         self._epoch = 0
         self._in_epoch = 0
@@ -79,7 +82,9 @@ class Feed:
                 self._begin_epoch()
                 continue
             self._in_epoch += 1
-            return _new(Delivery, (batch, begun, perf_counter() - begun, restarted, had_to_wait))
+            wait_s = perf_counter() - begun
+            batch, samples = self._sizes.of(batch)
+            return _new(Delivery, (batch, samples, begun, wait_s, restarted, had_to_wait))
 
     @property
     def queue_capacity(self) -> int:
@@ -144,6 +149,7 @@ class Feed:
             if callable(set_epoch):
                 set_epoch(self._epoch)
         self._epoch += 1
+        self._sizes.begin_epoch()
         self._iterator = iter(self.loader)
 
 

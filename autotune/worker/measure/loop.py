@@ -23,7 +23,6 @@ from autotune.records.measurement import Block, Restart, Window, rate_of
 from autotune.settings.training_config import TrainingConfig
 from autotune.worker.measure.edges import DrainedEdges, Edges, Launched, Mark, Stretch, open_edges, open_mark
 from autotune.worker.measure.feed import Delivery, Feed
-from autotune.worker.measure.step import count_samples
 from autotune.worker.setup.device import Device
 from autotune.worker.setup.process_group import ALONE, Group
 
@@ -233,7 +232,7 @@ def train_block(run: Run, batches: int, first: Delivery | None = None) -> Stretc
 
 def _launch(run: Run, batches: int, first: Delivery | None = None) -> Launched:
     """Take so many batches and let the trainer train on them; nothing here waits for the device, but for a restart."""
-    feed, trainer, expected = run.feed, run.trainer, run.trainer.config.micro_batch_size
+    feed, trainer = run.feed, run.trainer
     samples, taken, wait_s, waits_in_a_row, apart_s = 0, 0, 0.0, 0, 0.0
     may_end_at = min(run.ends_at, run.pause_at)
     begun = perf_counter()
@@ -248,9 +247,8 @@ def _launch(run: Run, batches: int, first: Delivery | None = None) -> Launched:
             delivery, first = first._replace(asked=begun, wait_s=0.0), None
         if run.mark is not None and delivery.is_restart:  # until then the device worked on what belongs to the block
             delivery = delivery._replace(asked=max(delivery.asked, run.mark.passed_at()))
-        batch, _, waited_s, is_restart, had_to_wait = delivery
+        batch, came, _, waited_s, is_restart, had_to_wait = delivery
         waits_in_a_row = waits_in_a_row + 1 if had_to_wait else 0
-        came = count_samples(batch, expected)
         run.loss = trainer.train(batch)
         restart_s = _note_restart(run, delivery, came) if is_restart or run.refill_left else None
         if run.splits_restarts and restart_s is not None:

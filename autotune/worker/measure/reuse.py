@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from autotune.worker.measure.step import tensors_of
+from autotune.worker.measure.batch import batch_bytes, tensors_of
 
 __all__ = ["Reused", "copied", "unpacked"]
 
@@ -29,6 +29,7 @@ class Reused:
 
     def __init__(self, batches: Sequence[Any]) -> None:
         self._turns = cycle(batches)
+        self.handed_out = 0
         self._lent: list[tuple[Tensor, int]] | None = None
         """The first one's tensors, with their versions."""
         self._clones = False
@@ -38,6 +39,7 @@ class Reused:
 
     def __next__(self) -> Any:
         batch = next(self._turns)
+        self.handed_out += 1
         if self._lent is None:
             own = copied(batch)
             self._lent = [(tensor, _version(tensor)) for tensor in tensors_of(own)]
@@ -50,7 +52,7 @@ class Reused:
         """Batches of some optimizer steps, made before a clock starts; of fewer where they have to be cloned."""
         first = next(self)
         if self._clones:
-            step_bytes = per_step * sum(tensor.nbytes for tensor in tensors_of(first))
+            step_bytes = per_step * batch_bytes([first])
             steps = min(steps, max(1, _CLONED_BYTES // max(1, step_bytes)))
         return [first, *islice(self, steps * per_step - 1)]
 

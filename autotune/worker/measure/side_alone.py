@@ -18,22 +18,27 @@ import torch
 from autotune.records.ceilings import Ceiling
 from autotune.records.measurement import Window, rate_of
 from autotune.settings.training_config import TrainingConfig
+from autotune.worker.measure.batch import Held, batch_bytes, tensors_of
 from autotune.worker.measure.edges import Stretch
-from autotune.worker.measure.feed import Feed
+from autotune.worker.measure.feed import Delivery, Feed
 from autotune.worker.measure.loop import Run, Warmth, train_block, window_of
 from autotune.worker.measure.reuse import Reused, unpacked
-from autotune.worker.measure.step import Trainer, count_samples, tensors_of
+from autotune.worker.measure.step import Trainer
 from autotune.worker.setup.device import Device
 
-__all__ = ["batch_bytes", "collect", "device_alone", "loader_alone", "resident"]
+__all__ = ["MOST_SKIPS", "collect", "device_alone", "loader_alone", "resident"]
 
 _BLOCK_S = 0.05
+_HELD_COUNT = 8  # batches that training takes in turns: more than one, so that no cache holds them all
+_HELD_BYTES = 256 * 2**20  # our own convention: little beside a model that trains, beyond every cache
 _QUEUES = 2  # the stretch sees the queue through twice, as a window does
 _OVERTIME = 2.0  # past its time a stretch goes on so far for that
 _LONGEST = 6.0  # past its time so far, whatever it has seen: batches of seconds
 _FEWEST_EPOCH_BATCHES = 4  # of shorter epochs nothing is left beside their restart
 _WARM_STEPS = 2  # optimizer steps on held batches before the clock starts; the last one is timed to plan the stretch
-_MOST_WARM_STEPS = 17  # from 65536 a GradScaler halves its scale so often until it is below 1
+MOST_SKIPS = 17
+"""Steps that float16 may skip before it trains: a GradScaler halves its scale of 65536 so often until it is below 1.
+Source: torch.amp.GradScaler, init_scale and backoff_factor."""
 _FEWEST_STEPS = 3
 
 
@@ -70,7 +75,7 @@ def loader_alone(
     return _ceiling_of(window if restart_s is None else window.model_copy(update={"expected_restart_s": restart_s}))
 
 
-def device_alone(trainer: Trainer, batches: Sequence[Any], *, seconds: float, ends_at: float = inf) -> Ceiling:
+def device_alone(trainer: Trainer, held: Sequence[Held], *, seconds: float, ends_at: float = inf) -> Ceiling:
     """The rate of training on batches that lie on the device, in turns; whole optimizer steps.
 
     Synchronised at the edges alone, so that launching runs ahead as it does in training. The model goes on learning
@@ -79,14 +84,14 @@ def device_alone(trainer: Trainer, batches: Sequence[Any], *, seconds: float, en
 
     Args:
         trainer: Where training stands.
-        batches: What `resident` has given.
+        held: What `resident` has given.
         seconds: Length of the stretch; at least three optimizer steps unless these take twice that, then at least one.
         ends_at: Time of perf_counter at which the deadline is near; beyond one step nothing is begun then.
 
     Raises:
         RuntimeError: this was no training: the GradScaler skipped steps, or the loss is not finite.
     """
-    supply, per_step, expected = Reused(batches), trainer.config.grad_accum_steps, trainer.config.micro_batch_size
+    supply, per_step = Reused([one.batch for one in held]), trainer.config.grad_accum_steps
     if trainer.accumulated:  # a window that the deadline has cut may end within a step
         _train_on(trainer, islice(supply, per_step - trainer.accumulated))
     warm_s = _warm_up(trainer, supply, seconds, ends_at)
@@ -96,34 +101,41 @@ def device_alone(trainer: Trainer, batches: Sequence[Any], *, seconds: float, en
     while taken == 0 or ((taken < fewest * per_step or spent_s < seconds) and perf_counter() < ends_at):
         step_s = spent_s * per_step / taken if taken else warm_s
         steps = max(1, fewest - taken // per_step, ceil((seconds - spent_s) / max(step_s, 1e-6)))
+        first = supply.handed_out
         given = supply.take(steps, per_step)
-        taken, samples = taken + len(given), samples + sum(count_samples(batch, expected) for batch in given)
+        taken += len(given)
+        samples += sum(held[index % len(held)].samples for index in range(first, supply.handed_out))
         stretch_s, loss = _train_on(trainer, iter(given))
         spent_s += stretch_s
     _check_trained(trainer, scale, float(loss))
     return Ceiling(samples_per_s=samples / spent_s, samples=samples, seconds=spent_s, batches=taken)
 
 
-def collect(feed: Feed, *, count: int, limit_bytes: int, seconds: float) -> list[Any]:
-    """The next batches as the loader delivers them: at least one, up to a count, a size in bytes, and a time."""
-    begun, batches, taken_bytes = perf_counter(), list[Any](), 0
-    while len(batches) < count:
-        batches.append(feed.take().batch)
-        taken_bytes += batch_bytes(batches[-1])
-        if taken_bytes * (len(batches) + 1) / len(batches) > limit_bytes or perf_counter() - begun > seconds:
+def collect(
+    feed: Feed,
+    *,
+    seconds: float,
+    count: int = _HELD_COUNT,
+    limit_bytes: int = _HELD_BYTES,
+    first: Delivery | None = None,
+) -> list[Delivery]:
+    """The next batches as the loader delivers them: at least one, up to a count, a size in bytes, and a time.
+
+    A batch that was taken before may be handed in as the first.
+    """
+    begun, came = perf_counter(), [first or feed.take()]
+    while len(came) < count and perf_counter() - begun < seconds:
+        if batch_bytes(one.batch for one in came) * (len(came) + 1) / len(came) > limit_bytes:
             break
-    return batches
+        came.append(feed.take())
+    return came
 
 
-def resident(trainer: Trainer, batches: Sequence[Any]) -> list[Any]:
-    """Batches moved to the device, in the trainer's layout: the first alone where all have one size."""
-    sizes = {tuple(tuple(one.shape) for one in tensors_of(batch)) for batch in batches}
-    return [trainer.to_device(unpacked(batch)) for batch in (batches[:1] if len(sizes) == 1 else batches)]
-
-
-def batch_bytes(batch: Any) -> int:
-    """Bytes of a batch's tensors."""
-    return sum(tensor.nbytes for tensor in tensors_of(batch))
+def resident(trainer: Trainer, host: Sequence[Held | Delivery]) -> list[Held]:
+    """Batches moved to the device, in the trainer's layout: the first alone where all are known to have one size."""
+    shapes = {tuple(tuple(tensor.shape) for tensor in tensors_of(one.batch)) for one in host}
+    chosen = host[:1] if len(shapes) == 1 and shapes != {()} else host
+    return [Held(trainer.to_device(unpacked(one.batch)), one.samples) for one in chosen]
 
 
 @dataclass(slots=True)
@@ -174,7 +186,7 @@ def _ceiling_of(window: Window) -> Ceiling:
 
 def _warm_up(trainer: Trainer, supply: Iterator[Any], seconds: float, ends_at: float) -> float:
     """Seconds of the last of a few optimizer steps: one where it is long; in float16 until none is skipped."""
-    for done in range(1, _MOST_WARM_STEPS + 1):
+    for done in range(1, MOST_SKIPS + 1):
         scale = trainer.scaler.get_scale()
         warm_s, _ = _train_on(trainer, islice(supply, trainer.config.grad_accum_steps))
         is_skipped = trainer.scaler.get_scale() < scale

@@ -38,6 +38,7 @@ __all__ = [
     "build_model",
     "build_optimizer",
     "dataset_length",
+    "is_stream",
     "optimizer_facts",
     "resolved",
     "seed_all",
@@ -100,6 +101,11 @@ def dataset_length(dataset: Any) -> int | None:
         return None
 
 
+def is_stream(dataset: Any) -> bool:
+    """Whether the dataset itself says which items come and when an epoch ends, by `__iter__`."""
+    return isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
+
+
 def build_loader(
     workload: Workload, dataset: Any, config: TrainingConfig, scratch: Path, group: Group = ALONE
 ) -> DataLoader[Any]:
@@ -146,22 +152,22 @@ def optimizer_facts(optimizer: torch.optim.Optimizer) -> OptimizerFacts:
 def _sampling(workload: Workload, dataset: Any, kwargs: dict[str, Any], group: Group) -> dict[str, Any]:
     """Arguments of the DataLoader that say which items make a batch; removes those they replace."""
     if workload.batch_sampler is not None:
-        size = kwargs.pop("batch_size")
-        sampler = workload.batch_sampler
-        is_factory = callable(sampler) and not hasattr(sampler, "__iter__")
-        drawn = sampler(dataset, size) if is_factory else sampler
-        return {"batch_sampler": drawn if group.size == 1 else EachNth(drawn, group)}
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+        return {"batch_sampler": _own_sampler(workload.batch_sampler, group, dataset, kwargs.pop("batch_size"))}
+    if is_stream(dataset):
         return {"drop_last": workload.drop_last}
     if workload.sampler is not None:
-        sampler = workload.sampler
-        is_factory = callable(sampler) and not hasattr(sampler, "__iter__")
-        drawn = sampler(dataset) if is_factory else sampler
-        return {"sampler": drawn if group.size == 1 else EachNth(drawn, group), "drop_last": workload.drop_last}
+        return {"sampler": _own_sampler(workload.sampler, group, dataset), "drop_last": workload.drop_last}
     if group.size > 1:
         sampler = own_share(dataset, group, shuffle=workload.shuffle, drop_last=workload.drop_last)
         return {"sampler": sampler, "drop_last": workload.drop_last}
     return {"shuffle": workload.shuffle, "drop_last": workload.drop_last}
+
+
+def _own_sampler(sampler: Any, group: Group, *arguments: Any) -> Any:
+    """The user's sampler, or what their function makes of some arguments; of several ranks this one's share of it."""
+    is_factory = callable(sampler) and not hasattr(sampler, "__iter__")
+    drawn = sampler(*arguments) if is_factory else sampler
+    return drawn if group.size == 1 else EachNth(drawn, group)
 
 
 def _called(part: str, factory: Any) -> Any:

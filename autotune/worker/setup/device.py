@@ -7,31 +7,21 @@ whose functions have the same names; what a module lacks is left out, never look
 
 from __future__ import annotations
 
-import platform
-import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import metadata
-from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
+from autotune.note import Note
 from autotune.records.measurement import MemorySample
-from autotune.settings.environment import DeviceKind, Environment
-from autotune.settings.training_config import AmpDtype
-from autotune.worker.failure.kernel_failures import blocking_variable
-from autotune.worker.measure import nvml
+from autotune.settings.environment import DeviceKind
 from autotune.worker.setup import machine
 from autotune.worker.setup.visibility import DeviceError, choose, look, unusable
 
-__all__ = ["Device", "DeviceError", "describe", "open_device", "opened_device"]
+__all__ = ["Device", "DeviceError", "open_device", "opened_device"]
 
-_PACKAGES = ("autotune-torch", "torch", "optuna", "numpy", "nvidia-ml-py", "pydantic")
-_MIN_TENSOR_CORE_CAPABILITY = (7, 0)  # Volta: the first with float16 matrix units
-_MIN_TF32_CAPABILITY = (8, 0)  # Ampere
 _KINDS: dict[str, DeviceKind] = {"cuda": "cuda", "mps": "mps", "xpu": "xpu"}
 
 
@@ -46,8 +36,8 @@ class Device:
     """The further devices that strategy dp splits a batch over."""
     limit_bytes: int | None = None
     """Memory that may be in use on each device, what is not ours included; None: not limited."""
-    remark: str = ""
-    """What a person should know of the choice of this device, in a sentence."""
+    remark: Note | None = None
+    """What the user should know of the choice of this device."""
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
@@ -126,8 +116,7 @@ class Device:
             for one in self.devices:
                 self._ask("reset_peak_memory_stats", one)
             return
-        with suppress(OSError):
-            Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM; Linux, man 5 proc
+        machine.reset_tree_peak()
 
     def give_back(self) -> None:
         """Have the allocators give back what they hold in reserve, where they do."""
@@ -141,7 +130,8 @@ class Device:
             retries_before: `alloc_retries` at the beginning of what retries are to be counted in; None: not counted.
         """
         if not self.has_own_memory:
-            return _process_tree_peak()
+            peak_bytes, source = machine.tree_peak()
+            return MemorySample(peak_bytes=peak_bytes, source=source)
         sample = max(map(self._peak_of, self.devices), key=lambda one: one.peak_bytes)
         retries = self.alloc_retries()
         if retries is None or retries_before is None:
@@ -194,7 +184,7 @@ def open_device(name: str, rank: int = 0, *, count: int = 1, limit_bytes: int | 
     Raises:
         DeviceError: there is no such device here, or "auto" would pass over a GPU.
     """
-    remark = ""
+    remark = None
     if name == "auto":
         choice = choose(look())
         name, remark = choice.name, choice.remark
@@ -245,100 +235,3 @@ def _refuse_absent(name: str, device: torch.device) -> None:
         why = unusable(sight) if device.type == "cuda" else None
         seen = why or f"torch {torch.__version__} sees none here; set device: auto"
         raise DeviceError(f"device {name!r} was asked for, but {seen}")
-
-
-def describe(device: Device, *, job_blocks: bool = False) -> Environment:
-    """The environment of a trial on this device.
-
-    Args:
-        device: what trials run on.
-        job_blocks: the job itself has launches wait, which is no fault of the environment's.
-    """
-    return Environment(
-        device=str(device.torch_device),
-        device_kind=device.kind,
-        device_name=_device_name(device),
-        device_memory_bytes=device.total_memory_bytes,
-        device_count=1 if device.kind == "cpu" else device.module.device_count(),
-        device_names=_unlike_names(device),
-        native_amp_dtypes=_native_dtypes(device),
-        driver=nvml.driver_version() if device.kind == "cuda" else None,
-        cores=machine.usable_cores(),
-        ram_bytes=machine.usable_ram_bytes(),
-        platform=platform.platform(terse=True),
-        python=platform.python_version(),
-        torch=torch.__version__,
-        cuda=torch.version.cuda,
-        versions=_versions(),
-        tf32_overrides=machine.tf32_overrides() if device.kind == "cuda" else (),
-        remarks=tuple(filter(None, (device.remark, "" if job_blocks else _blocking(device)))),
-    )
-
-
-def _blocking(device: Device) -> str:
-    name = blocking_variable(device.kind)
-    return f"{name} is set: each launch waits for its kernel, which no training should; unset it." if name else ""
-
-
-def _device_name(device: Device) -> str:
-    if device.kind in {"cpu", "mps"}:
-        return machine.processor_name()
-    return str(device.module.get_device_name(device.torch_device))
-
-
-def _unlike_names(device: Device) -> tuple[str, ...]:
-    if device.kind in {"cpu", "mps"}:
-        return ()
-    names = tuple(str(device.module.get_device_name(index)) for index in range(device.module.device_count()))
-    return names if len(set(names)) > 1 else ()
-
-
-def _native_dtypes(device: Device) -> tuple[AmpDtype, ...]:
-    flags = machine.processor_flags()
-    if device.kind in {"cuda", "rocm"}:
-        capability = torch.cuda.get_device_capability(device.torch_device)
-        tf32 = device.kind == "cuda" and capability >= _MIN_TF32_CAPABILITY
-        bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
-        float16 = device.kind == "rocm" or capability >= _MIN_TENSOR_CORE_CAPABILITY
-    elif device.kind == "cpu":
-        tf32, bfloat16 = False, bool(flags & {"avx512_bf16", "amx_bf16", "bf16"})
-        float16 = bool(flags & {"avx512_fp16", "amx_fp16"})
-    elif device.kind == "other":
-        known: list[Any] = getattr(
-            device.module, "get_amp_supported_dtype", list
-        )()  # torch.utils.rename_privateuse1_backend
-        tf32, bfloat16, float16 = False, torch.bfloat16 in known, torch.float16 in known
-    else:
-        tf32, bfloat16, float16 = False, device.kind == "xpu", True
-    native = {"float32": True, "tf32": tf32, "bfloat16": bfloat16, "float16": float16}
-    names: tuple[AmpDtype, ...] = ("float32", "tf32", "bfloat16", "float16")
-    return tuple(name for name in names if native[name])
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in _PACKAGES:
-        with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
-
-
-def _process_tree_peak() -> MemorySample:
-    """PSS of this process and all below it, and what this process has had beyond that at its peak."""
-    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
-    shares = []
-    for process in processes:
-        with suppress(psutil.Error):
-            full = process.memory_full_info()
-            shares.append(int(getattr(full, "pss", full.uss)))
-    source = "PSS of the process tree" if sys.platform == "linux" else "USS of the process tree"
-    return MemorySample(peak_bytes=sum(shares) + _above_present_bytes(), source=source)
-
-
-def _above_present_bytes() -> int:
-    """How much more this process has had resident at its peak than now (activations, mostly). 0 where unknown."""
-    with suppress(OSError, KeyError, ValueError):
-        lines = Path("/proc/self/status").read_text().splitlines()
-        values = {line.partition(":")[0]: line.split() for line in lines}
-        return max(0, int(values["VmHWM"][1]) - int(values["VmRSS"][1])) * 1024
-    return 0

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from autotune.note import Note, note
 from autotune.settings.ddp_config import TORCH_BUCKET_CAP_MB, DdpConfig
 from autotune.settings.training_config import TrainingConfig
 from autotune.worker.setup.device import Device
@@ -57,11 +58,11 @@ def ddp_arguments(wanted: DdpConfig) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if name in known}
 
 
-def without_effect_here(wanted: DdpConfig) -> tuple[str, ...]:
-    """Settings that the installed torch can't follow, a sentence each."""
+def without_effect_here(wanted: DdpConfig) -> tuple[Note, ...]:
+    """Settings that the installed torch can't follow."""
     known = inspect.signature(DistributedDataParallel.__init__).parameters
     if wanted.first_bucket_mb is not None and "bucket_cap_mb_list" not in known:
-        return (f"ddp.first_bucket_mb has no effect: torch {torch.__version__} has no bucket_cap_mb_list.",)
+        return (note("first_bucket_without_effect", torch=torch.__version__),)
     return ()
 
 

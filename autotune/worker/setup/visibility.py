@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from autotune.note import Note, note
 from autotune.worker.measure import nvml
 
 __all__ = ["Choice", "DeviceError", "Sight", "choose", "look", "unusable"]
@@ -63,8 +64,8 @@ class Choice:
 
     name: str
     """Torch's name of the device."""
-    remark: str = ""
-    """What a person should know of it, in a sentence."""
+    remark: Note | None = None
+    """What the user should know of it."""
 
 
 def choose(sight: Sight) -> Choice:
@@ -79,8 +80,7 @@ def choose(sight: Sight) -> Choice:
     if reason is not None:
         raise DeviceError(f"device: auto must not pass over a GPU, but {reason}, or set device: cpu")
     if sight.gpu is not None:
-        seen = f"There is an {sight.gpu} GPU, but torch {sight.torch} is built without CUDA, so auto is the CPU"
-        return Choice("cpu", f"{seen}: install a torch with CUDA to train on the GPU.")
+        return Choice("cpu", note("torch_without_cuda", gpu=sight.gpu, torch=sight.torch))
     return Choice("cpu")
 
 

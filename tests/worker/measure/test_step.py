@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
-from autotune.worker.measure.step import Trainer, count_samples, infer_step, make_trainer, tensors_of
+from autotune.worker.measure.step import Trainer, infer_step, make_trainer
 from autotune.worker.setup.build import WorkloadFault, build_model
 from autotune.worker.setup.device import Device, open_device
 
@@ -232,26 +232,6 @@ def test_a_batch_keeps_its_form_on_its_way_to_the_device(trainer: Callable[..., 
     assert moved["a"][1] == "text"
     assert isinstance(moved["b"], Pair)
     assert moved["b"].y == 3
-
-
-@pytest.mark.parametrize(
-    ("batch", "samples"),
-    [
-        ((torch.zeros(7, 2), torch.zeros(7)), 7),
-        ({"x": torch.zeros(5, 1)}, 5),
-        (SimpleNamespace(x=torch.zeros(3, 2)), 3),
-        ((torch.tensor(1.0), torch.zeros(3)), 32),
-        ("nothing", 32),
-    ],
-)
-def test_samples_are_counted_as_they_come(batch: Any, samples: int) -> None:
-    assert count_samples(batch, expected=32) == samples
-
-
-def test_tensors_are_found_at_any_depth_in_order() -> None:
-    one, two, three = torch.zeros(1), torch.zeros(2), torch.zeros(3)
-    found = tensors_of({"a": [one, {"b": two}], "c": Pair(three, "text")})
-    assert [len(tensor) for tensor in found] == [1, 2, 3]
 
 
 def test_of_losses_that_dataparallel_gathers_the_mean_counts(cpu: Device) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from autotune.note import note
 from autotune.worker.setup import visibility as sight
 from autotune.worker.setup.device import open_device
 from autotune.worker.setup.visibility import Choice, DeviceError, Sight, choose, look, unusable
@@ -95,7 +96,7 @@ def test_a_driver_runs_all_minor_versions_of_its_cuda() -> None:
 def test_a_torch_without_cuda_tunes_the_processor_and_says_so() -> None:
     choice = choose(seen(gpu="NVIDIA", driver="535.104"))
     assert choice.name == "cpu"
-    assert choice.remark.startswith("There is an NVIDIA GPU, but torch 2.13.0 is built without CUDA")
+    assert choice.remark == note("torch_without_cuda", gpu="NVIDIA", torch="2.13.0")
 
 
 @pytest.mark.parametrize(
@@ -150,9 +151,11 @@ def test_a_device_is_opened_by_what_is_seen(cuda: str | None, nvml: NvmlStub, mo
     nvml.play(driver="535.104", cuda=12020)
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(torch.version, "hip", None)
-    assert open_device("cpu").remark == ""
+    assert open_device("cpu").remark is None
     if cuda is None:
-        assert open_device("auto").remark.startswith("There is an NVIDIA GPU, but torch")
+        remark = open_device("auto").remark
+        assert remark is not None
+        assert remark.code == "torch_without_cuda"
         return
     for name, begins in (("auto", "device: auto must not pass over"), ("cuda:0", "device 'cuda:0' was asked for, but")):
         with pytest.raises(
