@@ -5,6 +5,8 @@ The sentences stand in report/wording alone; a test holds that each code that is
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pydantic import BaseModel, ConfigDict, JsonValue
 
 __all__ = ["Note", "note"]
@@ -21,7 +23,12 @@ class Note(BaseModel):
     """What the sentence is filled with, by the names that it has for them: seconds, bytes, shares in 0..1, numbers of
     trials, names of settings and files; units in the name (`_s`, `_bytes`, `_fraction`)."""
 
+    def __hash__(self) -> int:  # figures are a mapping; equal notes have equal hashes all the same
+        return hash((self.code, *sorted(self.figures)))
 
-def note(code: str, **figures: JsonValue) -> Note:
+
+def note(code: str, **figures: JsonValue | Sequence[JsonValue]) -> Note:
     """Write a note as a call, with its figures as keywords: `note("no_time_for_stress", number=3)`."""
-    return Note(code=code, figures=figures)
+    return Note.model_validate(
+        {"code": code, "figures": {k: list(v) if isinstance(v, tuple) else v for k, v in figures.items()}}
+    )

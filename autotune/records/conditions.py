@@ -1,36 +1,31 @@
 """What a device did while a window ran: clocks, power, temperature, throttling, and who else used it.
 
-Filled by the worker, stored beside the figures that it explains; () and None stand for what the device does not tell.
-What is said of it (`remarks_on`, `note_on_others`) and how several devices become one (`merged`) stand here too. Pure.
+Filled by the worker, stored beside the figures that it explains; () and None stand for what the device does not
+report. `remarks_on` and `note_on_others` turn it into notes.
 Source: NVML API reference, nvmlDeviceGetClockInfo, nvmlDeviceGetTotalEnergyConsumption,
 nvmlDeviceGetCurrentClocksEventReasons.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Annotated, Literal, TypeVar
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from autotune.note import Note, note
-from autotune.phrasing import say_bytes, say_share
 
 __all__ = [
     "OTHERS_LEAST_BUSY",
     "OTHERS_LEAST_BYTES",
-    "REASON_NAMES",
     "DeviceConditions",
     "ThrottleReason",
-    "merged",
     "note_on_others",
     "remarks_on",
 ]
 
 ThrottleReason = Literal["power_cap", "thermal", "power_brake", "hardware_slowdown"]
 """Why a GPU ran below the clock that it was set to; an idle GPU and clocks that somebody has set are none."""
-
-_Figure = TypeVar("_Figure", int, float)
 
 _CLOCK_MOVED_BY = 0.03
 """Share by which a clock between a window's edges moves the rate by as much as what a search decides on: our own
@@ -41,13 +36,6 @@ convention; contexts were not seen by us on a GPU."""
 OTHERS_LEAST_BUSY = 0.05
 """Share of time that another process has to compute before it moves a rate by what a search decides on: our own
 convention."""
-REASON_NAMES: dict[ThrottleReason, str] = {
-    "power_cap": "power limit",
-    "thermal": "heat",
-    "power_brake": "power brake",
-    "hardware_slowdown": "slowdown by the hardware",
-}
-"""What people are told."""
 
 
 class DeviceConditions(BaseModel):
@@ -116,53 +104,19 @@ class DeviceConditions(BaseModel):
 def remarks_on(conditions: DeviceConditions) -> Iterator[Note]:
     """What disturbed a window."""
     if conditions.disturbances:
-        yield note("clock_held_down", reasons=list(conditions.disturbances))
+        yield note("clock_lowered", reasons=conditions.disturbances)
     if conditions.has_moved and conditions.sm_clock_mhz is not None:
         first, last = conditions.sm_clock_mhz
         yield note("clock_moved", first_mhz=first, last_mhz=last)
 
 
-def note_on_others(conditions: DeviceConditions | None) -> str | None:
-    """What a search says where another process was on the device before it began; None where there was none."""
+def note_on_others(conditions: DeviceConditions | None) -> Note | None:
+    """The note of a search whose device was in use before it began; None where it was not."""
     if conditions is None or not conditions.has_others:
         return None
-    held, busy = say_bytes(conditions.others_memory_bytes or 0), conditions.others_busy_fraction
-    said = f"Before the first trial other processes held {held} of the device's memory, which counts in every peak"
-    if busy is None or busy < OTHERS_LEAST_BUSY:
-        return f"{said}."
-    return f"{said}, and kept it busy for {say_share(busy)} of the time: rates are lower than on a device of its own."
-
-
-def merged(parts: Sequence[DeviceConditions | None]) -> DeviceConditions | None:
-    """The conditions of several devices as one: power and energy summed, otherwise the worst of them.
-
-    Clocks and temperatures are those of one device at both edges: of the one with the lowest clock, or the highest
-    temperature, at either. Where a device does not tell of its power, no sum is told.
-    """
-    known = [one for one in parts if one is not None]
-    if not known:
-        return None
-    if len(parts) == 1:
-        return known[0]
-    return DeviceConditions(
-        sm_clock_mhz=min((one.sm_clock_mhz for one in known if one.sm_clock_mhz), key=min, default=None),
-        max_sm_clock_mhz=min(_told(one.max_sm_clock_mhz for one in known), default=None),
-        memory_clock_mhz=min((one.memory_clock_mhz for one in known if one.memory_clock_mhz), key=min, default=None),
-        temperature_c=max((one.temperature_c for one in known if one.temperature_c), key=max, default=None),
-        power_w=_sum([None if one is None else one.power_w for one in parts]),
-        energy_j=_sum([None if one is None else one.energy_j for one in parts]),
-        throttle_reasons=tuple(sorted({reason for one in known for reason in one.throttle_reasons})),
-        others_memory_bytes=max(_told(one.others_memory_bytes for one in known), default=None),
-        others_busy_fraction=max(_told(one.others_busy_fraction for one in known), default=None),
-        persistence_mode=min(_told(one.persistence_mode for one in known), default=None),
-        tf32_overrides=tuple(sorted({override for one in known for override in one.tf32_overrides})),
+    busy = conditions.others_busy_fraction
+    return note(
+        "others_on_device",
+        held_bytes=conditions.others_memory_bytes,
+        busy_fraction=None if busy is None or busy < OTHERS_LEAST_BUSY else busy,
     )
-
-
-def _told(figures: Iterable[_Figure | None]) -> list[_Figure]:
-    return [one for one in figures if one is not None]
-
-
-def _sum(figures: Sequence[float | None]) -> float | None:
-    told = _told(figures)
-    return sum(told) if len(told) == len(figures) else None

@@ -159,7 +159,7 @@ class Diagnosis(BaseModel):
     advice: tuple[Advice, ...]
     """What to do, the largest gain first; what no setting does stands behind what one does."""
     evidence: Evidence
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note | str, ...] = ()
     wall_s: float = 0.0
     """Seconds that the look has taken."""
     autotune_version: str = ""

@@ -1,46 +1,25 @@
-"""What a trial has seen: raw blocks of a timed window, and the Measurement derived from them.
+"""What a trial has measured: the raw blocks of a timed window, and the Measurement that is made of them.
 
-The worker fills a Window; the stop rule of the window uses the same `rate_of` as the Measurement. Reported is that
-rate; its interval, by batch means, is joined with the usual spread between runs (`between_runs`), which no window can
-tell by itself. Everything raw is kept beside what is derived.
+The worker fills a Window; `analysis.rates` calculates the rate and its interval from it. Everything raw is kept beside
+what is derived.
 """
 
 from __future__ import annotations
 
-from math import hypot, inf
+from math import inf
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from autotune.analysis.statistics import batch_means_half_width
 from autotune.note import Note
 from autotune.records.breakdown import LoaderCosts, TimeBreakdown
 from autotune.records.ceilings import Ceiling
 from autotune.records.conditions import DeviceConditions
 from autotune.records.ranks import Communication, RankFigures
 from autotune.records.utilization import BusyReading, Fullness
-from autotune.settings.environment import DeviceKind
 
-__all__ = [
-    "RUN_SPREAD",
-    "Block",
-    "Ceilings",
-    "Measurement",
-    "MemorySample",
-    "Rate",
-    "Restart",
-    "Window",
-    "between_runs",
-    "rate_of",
-]
+__all__ = ["Block", "Ceilings", "Measurement", "MemorySample", "Rate", "Restart", "Window"]
 
-
-RUN_SPREAD: dict[DeviceKind, float] = {"cpu": 0.015}
-"""Relative standard deviation between runs of the same settings. Source: benchmarks/fidelity.py, whose plain runs lay
-3.6 and 1.9 % apart in two settings of four and three (a range of that many values is about twice their deviation)."""
-_OTHER_RUN_SPREAD = 0.005
-"""On a device of its own: our own convention until benchmarks/gpu.py has told."""
-_NORMAL_95 = 1.96
 _THRASHING_FROM = 2
 """Retries within a window from which on training has no room: our own convention, after Composer, which lowers the
 micro batch once two batches in a row had some. A single one has other causes too: fragments where lengths vary, cuDNN's
@@ -194,7 +173,8 @@ class Measurement(BaseModel):
     communication: Communication | None = None
     """What exchanging gradients takes; None for a single rank, and where not measured."""
     remarks: tuple[Note, ...] = ()
-    """What disturbed the window, what could not be measured after it, and why."""
+    """What disturbed the window, what could not be measured after it, and why. Of a group: with `on_ranks`, the ranks
+    that a remark is about, where it is not about all."""
     after_s: float = 0.0
     """Seconds that all this took after the window; a run that measures its window alone is so much shorter."""
     startup_s: float
@@ -224,55 +204,3 @@ class Measurement(BaseModel):
         """Energy that the device drew for a sample: its mean power over the rate. None where it does not tell."""
         power_w = None if self.conditions is None else self.conditions.power_w
         return None if power_w is None or self.samples_per_s <= 0 else power_w / self.samples_per_s
-
-
-def rate_of(window: Window) -> Rate:
-    """The rate that a long run would have, from a window.
-
-    Mean rate of what came, less the batches that lay ready at the first edge beyond those at the last: they were
-    loaded before the clock started. Blocks of whole epochs hold their restarts; otherwise what a restart costs beyond
-    the samples that came with it is added once per `epoch_samples`. The interval's upper end is that of the uncorrected
-    rate, since the truth lies between the two.
-    """
-    amounts = [float(block.samples) for block in window.blocks]
-    seconds = [block.seconds for block in window.blocks]
-    total, elapsed = sum(amounts), sum(seconds)
-    surplus = _surplus_samples(window)
-    half = batch_means_half_width(amounts, seconds)
-    steady, steady_high = (total - surplus) / elapsed, total / elapsed
-    return Rate(
-        value=_with_restarts(steady, window),
-        low=_with_restarts(max(steady - half, 0.0), window),
-        high=_with_restarts(steady_high + half, window),
-    )
-
-
-def between_runs(rate: Rate, device_kind: DeviceKind) -> Rate:
-    """The same rate with the interval that another run of the same settings keeps to, not this window alone.
-
-    Blocks of one window share what a process happens to get: its memory's layout, the clock, the neighbours of the
-    minute. Runs of the same settings therefore spread more than batch means can tell; that spread is joined to the
-    window's own half-widths in quadrature.
-    """
-    run = _NORMAL_95 * RUN_SPREAD.get(device_kind, _OTHER_RUN_SPREAD) * rate.value
-    return Rate(
-        value=rate.value,
-        low=max(0.0, rate.value - hypot(rate.value - rate.low, run)),
-        high=rate.value + hypot(rate.high - rate.value, run),
-    )
-
-
-def _surplus_samples(window: Window) -> float:
-    if window.queue_at_start is None or window.queue_at_end is None:
-        return 0.0
-    batches = sum(block.batches for block in window.blocks)
-    surplus = min(window.queue_at_start - window.queue_at_end, batches - 1)
-    return surplus * sum(block.samples for block in window.blocks) / batches if surplus > 0 else 0.0
-
-
-def _with_restarts(steady: float, window: Window) -> float:
-    if window.whole_epochs or window.epoch_samples is None or not 0 < steady < inf:
-        return steady
-    costs = [restart.seconds - min(restart.samples, window.epoch_samples) / steady for restart in window.restarts]
-    restart_s = max(0.0, sum(costs) / len(costs)) if costs else window.expected_restart_s
-    return 1.0 / (1.0 / steady + restart_s / window.epoch_samples)

@@ -66,7 +66,7 @@ class GuardFigures(BaseModel):
     skipped_steps: tuple[bool, ...] = ()
     """For each attempt at a step, whether the GradScaler skipped it; empty without one."""
     remarks: tuple[Note, ...] = ()
-    """What makes the comparison less than it seems."""
+    """What weakens the comparison."""
 
     @property
     def loss_deviation(self) -> float | None:

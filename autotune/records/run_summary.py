@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from autotune.note import Note
 from autotune.records.recommendation import Recommendation
 from autotune.records.trial import TrialRecord
 from autotune.settings.budget import Budget
@@ -42,9 +43,9 @@ class RunSummary(BaseModel):
     importances: dict[str, float] = {}
     """How much each setting tells whether a trial is among the best quarter (PED-ANOVA, by Optuna), shares of 1; empty
     where too few trials can tell."""
-    notes: tuple[str, ...] = ()
-    """What a person should know of this run, a sentence each."""
-    stopped_because: str
+    notes: tuple[Note | str, ...] = ()
+    """What the user should know of this run."""
+    stopped_because: Note | str
     """Why no further trial ran."""
     is_complete: bool = True
     """The search and its confirmation came to their end."""

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pydantic import BaseModel, ConfigDict
 
 from autotune.note import Note
-from autotune.phrasing import say_mib
 from autotune.records.measurement import MemorySample
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.environment import Environment
@@ -80,7 +79,9 @@ class Load:
     def bearer(self) -> str:
         """Who takes that: "2 ranks with 64 MiB of gradient buckets each"."""
         who, each = ("a rank", "") if self.ranks == 1 else (f"{self.ranks} ranks", " each")
-        return f"{who} with {say_mib(self.bucket_bytes)} of gradient buckets{each}" if self.bucket_bytes else who
+        return (
+            f"{who} with {self.bucket_bytes / 2**20:,.0f} MiB of gradient buckets{each}" if self.bucket_bytes else who
+        )
 
 
 def look_s(left_s: float) -> float:

@@ -9,10 +9,9 @@ from pydantic import BaseModel, ConfigDict
 
 from autotune.records.measurement import Block, Measurement
 from autotune.records.precision_check import GuardFigures
-from autotune.settings.objective import Score
 from autotune.settings.training_config import TrainingConfig
 
-__all__ = ["Failure", "Outcome", "TrialRecord", "TrialResult", "best_of", "reference_of", "score_value"]
+__all__ = ["Failure", "Outcome", "Score", "TrialRecord", "TrialResult", "best_of", "reference_of", "score_value"]
 
 Outcome = Literal["ok", "over_memory", "oom", "host_oom", "timeout", "crashed", "diverged", "pruned", "invalid"]
 
@@ -57,6 +56,20 @@ class TrialResult(BaseModel):
     def own_s(self) -> float:
         """Wall time without what was measured after the window: what a run takes that measures its window alone."""
         return self.wall_s - (self.measurement.after_s if self.measurement is not None else 0.0)
+
+
+class Score(BaseModel):
+    """What a trial is worth. Higher is better; the baseline's own is close to 1."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    value: float
+    feasible: bool
+    violation: float = 0.0
+    """Share by which the memory limit is passed; negative: room left. Of what ran short of memory below the limit, the
+    least that tells so."""
+    reason: str = ""
+    """Why it is not feasible; "" where it is."""
 
 
 class TrialRecord(BaseModel):

@@ -33,7 +33,7 @@ from autotune.report.formatting import (
 )
 from autotune.report.sections.devices import figures_by_title, say_conditions
 from autotune.report.sections.memory import say_memory_line
-from autotune.report.wording import say
+from autotune.report.wording.say import say
 from autotune.settings.environment import Environment
 from autotune.settings.workload import WorkloadFacts
 
@@ -264,7 +264,7 @@ def list_reasons(summary: RunSummary) -> tuple[str, ...]:
     found = summary.recommendation
     if found is None:
         return ()
-    lines = [*found.reasons]
+    lines = [*map(say, found.reasons)]
     if found.same_batch_number == 0 and found.number != 0:
         ran = "was found" if not found.overloaded else "is known to stay within the limit on the largest samples"
         lines.append(f"At the baseline's global batch nothing faster than the baseline {ran}.")
@@ -285,7 +285,7 @@ def list_advice(summary: RunSummary) -> tuple[str, ...]:
         lines.append(f"Set the optimizer's betas to ({advice.betas[0]:.4g}, {advice.betas[1]:.4g}).")
     if advice.eps is not None:
         lines.append(f"Set the optimizer's eps to {advice.eps:.3g}.")
-    return tuple(map(one_line, (*lines, *advice.notes)))
+    return tuple(map(one_line, (*lines, *map(say, advice.notes))))
 
 
 def count_outcomes(summary: RunSummary) -> dict[Outcome, int]:
@@ -297,7 +297,7 @@ def say_course(summary: RunSummary) -> str:
     """How the search went: trials, outcomes, time, and why it ended."""
     outcomes = ", ".join(f"{count} {name_outcome(outcome)}" for outcome, count in count_outcomes(summary).items())
     trials = format_count(len(summary.trials), "trial")
-    because = one_line(summary.stopped_because).rstrip(".")
+    because = one_line(say(summary.stopped_because)).rstrip(".")
     took = f"{trials} in {format_duration(summary.wall_s)}{f' ({outcomes})' if outcomes else ''}. Stopped: {because}."
     return " ".join(filter(None, (took, _say_payback(summary))))
 

@@ -12,13 +12,14 @@ from statistics import fmean
 
 from pydantic import BaseModel, ConfigDict
 
+from autotune.analysis.selection_rules import rate_of_runs
 from autotune.diagnosis.strategies import best_known_ranks
 from autotune.records.breakdown import PARTS, LoaderCosts, Part, TimeBreakdown
 from autotune.records.ceilings import CeilingBook, device_key, loader_key
 from autotune.records.conditions import DeviceConditions
 from autotune.records.measurement import Measurement, Rate
 from autotune.records.ranks import Communication, RankFigures
-from autotune.records.recommendation import Ratio, Recommendation, rate_of_runs
+from autotune.records.recommendation import Ratio, Recommendation
 from autotune.records.run_summary import RunSummary, changed_settings
 from autotune.records.trial import TrialRecord
 from autotune.records.utilization import BusyReading, Fullness, best_common_source, source_rank

@@ -1,7 +1,4 @@
-"""What is searched for: the objective's settings, and the score of a measurement.
-
-`evaluate` takes a measurement and the baseline's and hands on a Score; nothing here knows how either came about.
-"""
+"""What is searched for: what counts as better, and under which limits."""
 
 from __future__ import annotations
 
@@ -10,15 +7,12 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, TypeAdapter, ValidationError
 
-from autotune.phrasing import say_mib
-from autotune.records.measurement import Measurement
-from autotune.space.learning_rate import LrRule
+__all__ = ["LrRule", "MemoryLimit", "Objective"]
 
-__all__ = ["MemoryLimit", "Objective", "Score", "evaluate", "memory_fault"]
+LrRule = Literal["auto", "linear", "sqrt", "none"]
+"""How the learning rate follows the global batch; auto: by the optimizer."""
 
 _BYTE_SIZE: TypeAdapter[int] = TypeAdapter(ByteSize)
-_LEAST_VIOLATION = 0.01
-"""Of a run that thrashes below the limit: what it would take is not known; as for what was ended for its memory."""
 
 
 def _parse_memory_limit(value: object) -> int | float:
@@ -74,52 +68,3 @@ class Objective(BaseModel):
         if isinstance(self.memory_limit, float):
             return int(self.memory_limit * device_memory_bytes)
         return self.memory_limit
-
-
-class Score(BaseModel):
-    """What a trial is worth. Higher is better; the baseline's own is close to 1."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    value: float
-    feasible: bool
-    violation: float = 0.0
-    """Share by which the memory limit is passed; negative: room left. Of what ran short of memory below the limit, the
-    least that tells so."""
-    reason: str = ""
-    """Why it is not feasible; "" where it is."""
-
-
-def evaluate(measurement: Measurement, baseline: Measurement, objective: Objective, limit_bytes: int) -> Score:
-    """Score a measurement against the baseline's, under a memory limit in bytes.
-
-    score = rate / baseline rate * (1 - w * (1 - busy_fraction)). Busy fractions of different sources don't compare, and
-    GPM or NVML may refuse a single trial: one of which the baseline's source does not tell is scored with the
-    baseline's fraction, as if it were as busy.
-    """
-    told = measurement.busy_by(baseline.busy_source)
-    busy = baseline.busy_fraction if told is None else told
-    idle = 0.0 if busy is None else 1.0 - busy
-    value = measurement.samples_per_s / baseline.samples_per_s * (1.0 - objective.busy_weight * idle)
-    violation, reason = measurement.peak_memory_bytes / limit_bytes - 1.0, memory_fault(measurement, limit_bytes)
-    if reason is None:
-        return Score(value=value, feasible=True, violation=violation)
-    passed = violation if violation > 0 else _LEAST_VIOLATION
-    return Score(value=value, feasible=False, violation=passed, reason=reason)
-
-
-def memory_fault(measurement: Measurement, limit_bytes: int) -> str | None:
-    """Why a run's memory does not suffice under a limit, or None.
-
-    A run that thrashes within the limit is none that fits, see `MemorySample.is_thrashing`.
-    """
-    limit, peak = say_mib(limit_bytes), say_mib(measurement.peak_memory_bytes)
-    if measurement.peak_memory_bytes > limit_bytes:
-        return f"peak memory must stay within {limit}, but was {peak}"
-    if measurement.memory.is_thrashing:
-        return (
-            f"training must find room within {limit}, but at {peak} the allocator gave back what it held, and asked "
-            f"again, {measurement.memory.alloc_retries} times in the window; take a smaller micro batch, or raise "
-            "memory_limit"
-        )
-    return None

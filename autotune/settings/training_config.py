@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from autotune.settings.contradictions import loader_contradiction, strategy_contradiction
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.float32_precision import tf32_products
-from autotune.space import constraints as rules
 
 if TYPE_CHECKING:
     import torch
@@ -70,7 +70,11 @@ class TrainingConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        reason = rules.contradiction(self)
+        reason = loader_contradiction(
+            self.num_workers, self.prefetch_factor, persistent_workers=self.persistent_workers
+        ) or strategy_contradiction(
+            self.strategy, self.world_size, self.ddp, compiled=self.compile, grad_accum_steps=self.grad_accum_steps
+        )
         if reason is not None:
             raise ValueError(reason)
         return self

@@ -1,22 +1,18 @@
-"""The rules between settings, all of them.
+"""The rules between settings, machine and workload, each a reason or None: raising, skipping and reporting share it.
 
-`contradiction` holds everywhere and is checked when a TrainingConfig is made; `obstacle`, `without_effect` and
-`normalised` need the machine and the workload, `coarse_exchange` what the user runs today. Each gives a reason or None,
-so that raising, skipping and telling share one check.
+Settings that contradict each other anywhere are refused earlier, by settings/contradictions. Here `obstacle`,
+`without_effect` and `normalised` need the machine and the workload, `coarse_exchange` what the user runs today.
 """
 
 from __future__ import annotations
 
 from math import ceil, inf
-from typing import TYPE_CHECKING
 
 from autotune.settings.ddp_config import TORCH_BUCKET_CAP_MB, TORCH_FIRST_BUCKET_MB, DdpConfig
+from autotune.settings.environment import DeviceKind, Environment
 from autotune.settings.executor import places
-
-if TYPE_CHECKING:
-    from autotune.settings.environment import DeviceKind, Environment
-    from autotune.settings.training_config import TrainingConfig
-    from autotune.settings.workload import WorkloadFacts
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import WorkloadFacts
 
 __all__ = [
     "DATA_PARALLEL_KINDS",
@@ -24,7 +20,6 @@ __all__ = [
     "HOOK_DTYPES",
     "TORCH_PREFETCH_FACTOR",
     "coarse_exchange",
-    "contradiction",
     "hook_obstacle",
     "hosts_of",
     "most_ranks",
@@ -45,11 +40,6 @@ DATA_PARALLEL_KINDS: frozenset[DeviceKind] = frozenset({"cuda", "rocm"})
 HOOK_DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 """The precision that gradients have on their way with a communication hook that rounds them."""
 _BF16_BACKENDS = frozenset({"nccl", "xccl"})
-
-
-def contradiction(config: TrainingConfig) -> str | None:
-    """Why these settings can't stand together on any machine, or None."""
-    return _against_the_loader(config) or _against_the_group(config)
 
 
 def obstacle(config: TrainingConfig, facts: WorkloadFacts, environment: Environment, *, drop_last: bool) -> str | None:
@@ -131,20 +121,16 @@ def coarse_exchange(config: TrainingConfig, baseline: TrainingConfig) -> str | N
 
 
 def without_effect(config: TrainingConfig, facts: WorkloadFacts, environment: Environment) -> dict[str, str]:
-    """Settings that are given but do nothing here, each with the reason."""
-    found = {}
-    if config.pin_memory and environment.device_kind in {"cpu", "mps"}:
-        found["pin_memory"] = f"pinned memory serves copies to an accelerator, and the device is {environment.device}"
-    if config.amp_dtype == "tf32" and environment.device_kind != "cuda":
-        found["amp_dtype"] = f"TF32 is computed by NVIDIA GPUs, and the device is {environment.device}"
-    if config.channels_last and not facts.has_4d_input:
-        found["channels_last"] = "no input of the model has four dimensions"
+    """Settings that are given but do nothing here, each with the reason's code."""
     ddp = config.ddp or DdpConfig()
-    if ddp.find_unused_parameters and ddp.static_graph:
-        found["ddp.find_unused_parameters"] = "with static_graph torch finds unused parameters by itself"
-    if not ddp.broadcast_buffers and not facts.has_buffers:
-        found["ddp.broadcast_buffers"] = "the model has no buffers"
-    return found
+    rules = (
+        ("pin_memory", "no_copy_to_accelerator", config.pin_memory and environment.has_only_ram),
+        ("amp_dtype", "no_nvidia_gpu", config.amp_dtype == "tf32" and environment.device_kind != "cuda"),
+        ("channels_last", "no_4d_input", config.channels_last and not facts.has_4d_input),
+        ("ddp.find_unused_parameters", "static_graph", ddp.find_unused_parameters and ddp.static_graph),
+        ("ddp.broadcast_buffers", "no_buffers", not ddp.broadcast_buffers and not facts.has_buffers),
+    )
+    return {setting: reason for setting, reason, holds in rules if holds}
 
 
 def normalised(settings: dict[str, object], facts: WorkloadFacts, environment: Environment) -> dict[str, object]:
@@ -155,7 +141,7 @@ def normalised(settings: dict[str, object], facts: WorkloadFacts, environment: E
     result = {**settings, **_normalised_ranks(settings, facts)}
     if result.get("num_workers") == 0:
         result.update(prefetch_factor=None, persistent_workers=False)
-    if environment.device_kind in {"cpu", "mps"}:
+    if environment.has_only_ram:
         result["pin_memory"] = False
     if environment.device_kind != "cuda" and result.get("amp_dtype") == "tf32":
         result["amp_dtype"] = "float32"
@@ -172,42 +158,6 @@ def same_behaviour_key(config: TrainingConfig, facts: WorkloadFacts, environment
     if settings["strategy"] == "ddp":
         settings["ddp"] = _ddp_behaviour(DdpConfig.model_validate(settings["ddp"] or {}), facts)
     return repr(sorted(settings.items()))
-
-
-def _against_the_loader(config: TrainingConfig) -> str | None:
-    if config.num_workers == 0 and config.prefetch_factor is not None:
-        return (
-            "prefetch_factor needs loader workers, but got "
-            f"num_workers=0 and prefetch_factor={config.prefetch_factor}; leave prefetch_factor out or set num_workers"
-        )
-    if config.num_workers == 0 and config.persistent_workers:
-        return "persistent_workers needs loader workers, but got num_workers=0; leave it out or set num_workers"
-    return None
-
-
-def _against_the_group(config: TrainingConfig) -> str | None:
-    """Why a strategy can't have these settings.
-
-    Source of compiling under DataParallel: torch compiles the frames of a thread that has entered what was compiled
-    (set_eval_frame, torch/csrc/dynamo/eval_frame.c), and replicas run in others (torch/nn/parallel/parallel_apply.py);
-    "it falls back to the non-compile speed", pytorch/pytorch#94636. What is compiled first and replicated then runs on
-    the first device's weights: a compiled module's forward is bound to it (Module._replicate_for_data_parallel).
-    """
-    if config.strategy == "single" and config.world_size != 1:
-        return f"strategy 'single' has one rank, but got world_size={config.world_size}; set strategy: ddp"
-    if config.strategy != "ddp" and config.ddp is not None:
-        return f"ddp settings need strategy 'ddp', but got strategy {config.strategy!r}; leave ddp out"
-    if config.strategy == "dp" and config.world_size > 1 and config.compile:
-        return (
-            "compile can't stand with strategy 'dp', whose replicas run in threads of their own, where torch compiles "
-            "nothing, but got compile=True; set strategy: ddp, or compile: false"
-        )
-    if config.ddp is not None and config.ddp.static_graph and config.grad_accum_steps > 1:
-        return (
-            "ddp.static_graph can't stand with gradient accumulation (torch ends in an internal assert), but got "
-            f"grad_accum_steps={config.grad_accum_steps}; set static_graph: false"
-        )
-    return None
 
 
 def _beyond_the_data(config: TrainingConfig, facts: WorkloadFacts, *, drop_last: bool) -> str | None:

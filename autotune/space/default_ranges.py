@@ -14,6 +14,7 @@ from math import inf, prod
 from autotune.settings.ddp_config import TORCH_FIRST_BUCKET_MB, DdpConfig
 from autotune.settings.environment import Environment
 from autotune.settings.objective import Objective
+from autotune.settings.search_space import DDP_PREFIX, Choices, Domain, IntRange, SettingValue
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import WorkloadFacts
 from autotune.space.constraints import (
@@ -25,12 +26,10 @@ from autotune.space.constraints import (
     ranks_of_host,
     ranks_on_host,
 )
-from autotune.space.domains import Choices, Domain, IntRange, SettingValue, whole_numbers
+from autotune.space.domains import group_sizes, whole_numbers
 
-__all__ = ["DDP_PREFIX", "Basis", "batch_cap", "default_ranges", "group_sizes", "most_workers", "workers_cap"]
+__all__ = ["Basis", "batch_cap", "default_ranges", "most_workers", "workers_cap"]
 
-DDP_PREFIX = "ddp."
-"""Of the names that DistributedDataParallel's settings have beside the others."""
 _MIN_WORKERS_TRIED = 8  # loaders that wait for I/O gain far beyond the cores
 _SMALLEST_BATCH_SHARE = 4
 _PREFETCH_FACTORS = (2, 4, 8)
@@ -84,12 +83,6 @@ def default_ranges(basis: Basis) -> dict[str, Domain]:
     else:
         domains = {name: domain for name, domain in domains.items() if not name.startswith(DDP_PREFIX)}
     return dict(sorted(domains.items()))
-
-
-def group_sizes(domains: Mapping[str, Domain]) -> tuple[int, ...]:
-    """Numbers of ranks, more than one, that a space tries under DistributedDataParallel; none where it does not."""
-    sizes = whole_numbers(domains["world_size"]) if "ddp" in domains["strategy"] else []
-    return tuple(sorted(size for size in sizes if size > 1))
 
 
 def most_workers(facts: WorkloadFacts, environment: Environment) -> int:

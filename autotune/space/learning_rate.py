@@ -13,11 +13,11 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from autotune.note import Note, note
+from autotune.settings.objective import LrRule
 from autotune.settings.workload import OptimizerFacts
 
-__all__ = ["LrAdvice", "LrRule", "scale_lr"]
-
-LrRule = Literal["auto", "linear", "sqrt", "none"]
+__all__ = ["LrAdvice", "scale_lr"]
 
 _ADAPTIVE = ("adam", "rmsprop", "adagrad", "adadelta", "lamb", "lion", "adafactor", "rprop")
 _WARM_UP_EPOCHS = 5  # Goyal et al., section 2.2
@@ -38,8 +38,8 @@ class LrAdvice(BaseModel):
     """Betas for the Adam family; None: leave them."""
     eps: float | None = None
     """Epsilon for the Adam family; None: leave it."""
-    notes: tuple[str, ...] = ()
-    """What a person should know, a sentence each."""
+    notes: tuple[Note | str, ...] = ()
+    """What the user should do with it."""
 
 
 def scale_lr(lr: float, batch_ratio: float, rule: LrRule, optimizer: OptimizerFacts) -> LrAdvice:
@@ -53,11 +53,9 @@ def scale_lr(lr: float, batch_ratio: float, rule: LrRule, optimizer: OptimizerFa
         return LrAdvice(lr=lr, rule="none", batch_ratio=1.0)
     applied, notes = _resolve(rule, optimizer)
     if applied == "none":
-        notes = (*notes, "The learning rate is left as it is (lr_rule: none).")
-        return LrAdvice(lr=lr, rule="none", batch_ratio=batch_ratio, notes=notes)
+        return LrAdvice(lr=lr, rule="none", batch_ratio=batch_ratio, notes=(note("lr_unchanged"),))
     if applied == "linear":
-        notes = (*notes, *_warm_up(batch_ratio))
-        return LrAdvice(lr=lr * batch_ratio, rule="linear", batch_ratio=batch_ratio, notes=notes)
+        return LrAdvice(lr=lr * batch_ratio, rule="linear", batch_ratio=batch_ratio, notes=_warm_up(batch_ratio))
     betas, eps, beta_notes = _scale_betas(batch_ratio, optimizer)
     return LrAdvice(
         lr=lr * sqrt(batch_ratio),
@@ -69,7 +67,7 @@ def scale_lr(lr: float, batch_ratio: float, rule: LrRule, optimizer: OptimizerFa
     )
 
 
-def _resolve(rule: LrRule, optimizer: OptimizerFacts) -> tuple[Literal["linear", "sqrt", "none"], tuple[str, ...]]:
+def _resolve(rule: LrRule, optimizer: OptimizerFacts) -> tuple[Literal["linear", "sqrt", "none"], tuple[Note, ...]]:
     if rule != "auto":
         return rule, ()
     name = optimizer.name.lower()
@@ -77,28 +75,20 @@ def _resolve(rule: LrRule, optimizer: OptimizerFacts) -> tuple[Literal["linear",
         return "sqrt", ()
     if "sgd" in name:
         return "linear", ()
-    note = f"No scaling rule is known for {optimizer.name}; the square root, the more careful one, was taken."
-    return "sqrt", (note,)
+    return "sqrt", (note("lr_rule_unknown", optimizer=optimizer.name),)
 
 
 def _scale_betas(
     ratio: float, optimizer: OptimizerFacts
-) -> tuple[tuple[float, float] | None, float | None, tuple[str, ...]]:
+) -> tuple[tuple[float, float] | None, float | None, tuple[Note, ...]]:
     if optimizer.betas is None:
         return None, None, ()
     eps = None if optimizer.eps is None else optimizer.eps / sqrt(ratio)
     first, second = (ratio * (1 - beta) for beta in optimizer.betas)
     if not (0 < first < 1 - _ROUNDING and 0 < second < 1 - _ROUNDING):
-        why = f"can't follow a batch {ratio:g} times as large (k * (1 - beta) must be below 1)"
-        return None, eps, (f"betas {optimizer.betas} {why}: leave them.",)
+        return None, eps, (note("betas_unchanged", betas=optimizer.betas, batch_ratio=ratio),)
     return (1 - first, 1 - second), eps, ()
 
 
-def _warm_up(ratio: float) -> tuple[str, ...]:
-    if ratio <= 1:
-        return ()
-    note = (
-        f"Raise the learning rate from the old to the new value over the first {_WARM_UP_EPOCHS} epochs "
-        "(gradual warm-up, Goyal et al. 2017), and compare the validation metric once."
-    )
-    return (note,)
+def _warm_up(ratio: float) -> tuple[Note, ...]:
+    return (note("lr_warm_up", epochs=_WARM_UP_EPOCHS),) if ratio > 1 else ()

@@ -84,7 +84,7 @@ def test_a_window_is_told_with_what_the_device_did(measure: Callable[..., Measur
 def test_a_window_that_was_disturbed_says_so(measure: Callable[..., Measurement], nvml: NvmlStub) -> None:
     nvml.play(sm_clock=(1980, 1400), reasons=(0, 0x40))
     assert measure().remarks == (
-        note("clock_held_down", reasons=["thermal"]),
+        note("clock_lowered", reasons=["thermal"]),
         note("clock_moved", first_mhz=1980, last_mhz=1400),
     )
 

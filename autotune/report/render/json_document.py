@@ -18,6 +18,7 @@ from autotune.records.trial import Outcome
 from autotune.report.content import count_outcomes, list_advice, list_files, list_reasons, say_headline
 from autotune.report.figures import Figures, make_columns, summarise
 from autotune.report.sections.devices import figures_by_title, say_conditions, say_doubts
+from autotune.report.wording.say import say
 from autotune.settings.training_config import TrainingConfig
 
 __all__ = ["MeasuredConfig", "SummaryDocument", "summary_json"]
@@ -96,8 +97,8 @@ def summary_json(summary: RunSummary, run_dir: Path) -> str:
         reasons=list_reasons(summary),
         lr_advice=list_advice(summary),
         device_remarks=(*say_doubts(told), *say_conditions(told)),
-        notes=summary.notes,
-        stopped_because=summary.stopped_because,
+        notes=tuple(map(say, summary.notes)),
+        stopped_because=say(summary.stopped_because),
         wall_s=summary.wall_s,
         files={name: str((run_dir / name).absolute()) for name in list_files(run_dir)},
         seed=summary.seed,

@@ -34,9 +34,11 @@ from autotune.report.render.console_blocks import print_section
 from autotune.report.sections.devices import figures_by_title, say_doubts
 from autotune.report.sections.headroom import say_standing
 from autotune.report.sections.ranks import scaling_sections
+from autotune.report.wording.say import say
 from autotune.settings.environment import Environment
+from autotune.settings.search_space import Choices, Domain
 from autotune.settings.workload import WorkloadFacts
-from autotune.space.resolved_space import Choices, Domain, ResolvedSpace
+from autotune.space.resolved_space import ResolvedSpace
 
 __all__ = ["print_check", "print_environment", "print_summary"]
 
@@ -68,7 +70,7 @@ def print_summary(summary: RunSummary, *, run_dir: Path, console: Console) -> No
     console.print()
     console.print(Text(say_course(summary)))
     _print_failures(console, summary)
-    _print_list(console, "Notes", summary.notes)
+    _print_list(console, "Notes", map(say, summary.notes))
     _print_files(console, run_dir)
 
 
@@ -87,7 +89,7 @@ def print_check(
     console.print()
     count = format_count(space.size, "combination")
     console.print(Text(f"{count}, less those that rules exclude or that run alike."))
-    _print_list(console, "Notes", space.notes)
+    _print_list(console, "Notes", map(say, space.notes))
     if stale is not None:
         console.print()
         console.print(Text(one_line(stale), style="bold"))

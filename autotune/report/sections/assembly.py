@@ -34,6 +34,7 @@ from autotune.report.sections.trials import (
     stress_section,
     trial_section,
 )
+from autotune.report.wording.say import say
 
 __all__ = ["list_sections", "result_blocks", "result_table"]
 
@@ -78,7 +79,7 @@ def list_sections(
         device_section(summary),
         Section(title="Why", blocks=(Bullets(sentences=list_reasons(summary)),)),
         Section(title="Learning rate", blocks=(Bullets(sentences=list_advice(summary)),)),
-        Section(title="Notes", blocks=(Bullets(sentences=summary.notes),)),
+        Section(title="Notes", blocks=(Bullets(sentences=tuple(map(say, summary.notes))),)),
         loader_section(summary),
         Section(title="Throughput", blocks=(Figure(name="rate-by-batch"), Figure(name="rate-by-workers"))),
         memory_section(summary),

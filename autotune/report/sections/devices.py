@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
-from autotune.records.conditions import OTHERS_LEAST_BUSY, OTHERS_LEAST_BYTES, REASON_NAMES, DeviceConditions
+from autotune.records.conditions import OTHERS_LEAST_BUSY, OTHERS_LEAST_BYTES, DeviceConditions
 from autotune.records.run_summary import RunSummary
 from autotune.report.blocks import Bullets, Section, Table
 from autotune.report.figures import Column, Figures, make_columns
 from autotune.report.formatting import NO_VALUE, format_bytes, format_count, format_fraction, format_interval, one_line
+from autotune.report.wording.devices import THROTTLE_REASONS
 
 __all__ = ["device_facts", "device_section", "figures_by_title", "say_conditions", "say_doubts", "say_setup"]
 
@@ -99,7 +100,7 @@ def _windows(seen: Sequence[DeviceConditions]) -> list[DeviceConditions]:
 def _say_windows(seen: Sequence[DeviceConditions]) -> str:
     """How many of the windows were throttled and why: "2 of 3 windows: heat"; "" where none was."""
     throttled = _windows(seen)
-    reasons = sorted({REASON_NAMES[reason] for one in throttled for reason in one.disturbances})
+    reasons = sorted({THROTTLE_REASONS[reason] for one in throttled for reason in one.disturbances})
     return f"{_say_count(throttled, seen)}: {', '.join(reasons)}" if throttled else ""
 
 

@@ -35,6 +35,7 @@ from autotune.report.render.markdown import render_sections
 from autotune.report.sections.devices import device_facts, say_setup
 from autotune.report.sections.ranks import describe_exchange, rank_section
 from autotune.report.sections.times import fullness_facts, loader_facts
+from autotune.report.wording.say import say
 
 __all__ = ["diagnosis_sections", "print_diagnosis", "render_diagnosis", "say_present"]
 
@@ -192,7 +193,7 @@ def _curves(diagnosis: Diagnosis) -> Block:
 
 def _notes(diagnosis: Diagnosis) -> Block:
     told = {"today's settings": join_runs([diagnosis.evidence.measurement])}
-    notes = tuple(map(one_line, diagnosis.notes))
+    notes = tuple(one_line(say(note)) for note in diagnosis.notes)
     return Bullets(sentences=(*notes, *say_setup(told)))  # the notes have what disturbed the window
 
 

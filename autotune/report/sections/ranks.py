@@ -59,7 +59,10 @@ def rank_section(ranks: Sequence[RankFigures], whose: str = "", remarks: Sequenc
     if not ranks:
         return ()
     devices = name_devices(ranks)
-    uneven = [f"Rank {rank} ({devices[rank]}) is uneven: {why}." for rank, why in uneven_ranks(ranks).items()]
+    uneven = [
+        f"Rank {rank} ({devices[rank]}) is uneven: its {side} alone gives {share:.0%} of what the others' do."
+        for rank, (side, share) in uneven_ranks(ranks).items()
+    ]
     table = Table(heads=_RANK_HEADS, rows=tuple(_rank_row(one, devices[one.rank]) for one in ranks), texts=_TEXTS)
     said = (Bullets(sentences=(*uneven, *remarks)),) if uneven or remarks else ()
     return (Section(title=f"Each rank of {whose}" if whose else "Each rank", blocks=(table, *said)),)

@@ -34,7 +34,7 @@ from autotune.report.formatting import (
     without_controls,
 )
 from autotune.report.sections.memory import format_base, list_memory_lines, name_line, say_workers
-from autotune.report.wording import say
+from autotune.report.wording.say import say
 from autotune.settings.training_config import TrainingConfig
 
 __all__ = [

@@ -16,6 +16,7 @@ Wording: TypeAlias = str | Callable[[Mapping[str, Any]], str]
 _UNITS: dict[str, Callable[[Any], str]] = {
     "bytes": say_bytes,
     "gain": say_gain,
+    "list": lambda values: ", ".join(map(str, values)),
     "mib": say_mib,
     "rate": say_rate,
     "seconds": say_seconds,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.records.conditions import REASON_NAMES
-from autotune.report.wording.template import Wording, fill
+from autotune.report.wording.template import Wording
 
 __all__ = ["WORKER"]
 
@@ -30,14 +29,8 @@ def _stages(figures: Mapping[str, Any]) -> str:
     return f"{', '.join(first)} and {last}" if first else str(last)
 
 
-def _reasons(figures: Mapping[str, Any]) -> str:
-    return " and ".join(REASON_NAMES.get(name, name) for name in figures["reasons"])
-
-
-_SENTENCES: dict[str, Wording] = {
+WORKER: dict[str, Wording] = {
     "batch_too_large": "it might take {expected_bytes:mib}, over the limit of {limit_bytes:mib}",
-    "clock_held_down": lambda figures: f"The device's clock was held down during the window: {_reasons(figures)}.",
-    "clock_moved": "The device's clock moved from {first_mhz} to {last_mhz} MHz during the window.",
     "curves_cut": "The job ended before the rest was measured.",
     "curves_not_measured": "Other settings were not measured: {cause}.",
     "extra_failed": lambda figures: (
@@ -65,16 +58,3 @@ _SENTENCES: dict[str, Wording] = {
     ),
     "trial_ended_before_extras": lambda figures: f"the trial ended before it had measured {_stages(figures)}",
 }
-
-
-def _with_ranks(wording: Wording) -> Wording:
-    """The same sentence behind the ranks that a note concerns, where these are not all."""
-
-    def sentence(figures: Mapping[str, Any]) -> str:
-        ranks = figures.get("ranks")
-        return (f"rank {', '.join(map(str, ranks))}: " if ranks else "") + fill(wording, figures)
-
-    return sentence
-
-
-WORKER: dict[str, Wording] = {code: _with_ranks(wording) for code, wording in _SENTENCES.items()}

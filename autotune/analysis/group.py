@@ -6,25 +6,19 @@ of the slowest rank; waits, busy fraction and memory are those of the worst one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Iterable, Sequence
+from typing import TypeVar, cast
 
+from autotune.analysis.rates import between_runs, rate_of
 from autotune.note import Note, note
-from autotune.records import conditions
 from autotune.records.ceilings import Ceiling
-from autotune.records.measurement import (
-    Block,
-    Ceilings,
-    Measurement,
-    MemorySample,
-    Restart,
-    Window,
-    between_runs,
-    rate_of,
-)
+from autotune.records.conditions import DeviceConditions
+from autotune.records.measurement import Block, Ceilings, Measurement, MemorySample, Restart, Window
 from autotune.settings.environment import DeviceKind
 
-__all__ = ["merged_measurement"]
+__all__ = ["merged_conditions", "merged_measurement"]
+
+_Figure = TypeVar("_Figure", int, float)
 
 
 def merged_measurement(parts: Sequence[Measurement]) -> Measurement:
@@ -56,7 +50,7 @@ def merged_measurement(parts: Sequence[Measurement]) -> Measurement:
             "busy_source": worst.busy_source,
             "busy_readings": worst.busy_readings,
             "fullness": worst.fullness,
-            "conditions": conditions.merged([part.conditions for part in parts]),
+            "conditions": merged_conditions([part.conditions for part in parts]),
             "data_wait_fraction": starved.data_wait_fraction,
             "breakdown": starved.breakdown,
             "loader_costs": starved.loader_costs,
@@ -74,6 +68,41 @@ def merged_measurement(parts: Sequence[Measurement]) -> Measurement:
             "skipped_steps": max(part.skipped_steps for part in parts),
         }
     )
+
+
+def merged_conditions(parts: Sequence[DeviceConditions | None]) -> DeviceConditions | None:
+    """The conditions of several devices as one: power and energy summed, otherwise the worst of them.
+
+    Clocks and temperatures are those of one device at both edges: of the one with the lowest clock, or the highest
+    temperature, at either. Where a device does not tell of its power, no sum is told.
+    """
+    known = [one for one in parts if one is not None]
+    if not known:
+        return None
+    if len(parts) == 1:
+        return known[0]
+    return DeviceConditions(
+        sm_clock_mhz=min((one.sm_clock_mhz for one in known if one.sm_clock_mhz), key=min, default=None),
+        max_sm_clock_mhz=min(_told(one.max_sm_clock_mhz for one in known), default=None),
+        memory_clock_mhz=min((one.memory_clock_mhz for one in known if one.memory_clock_mhz), key=min, default=None),
+        temperature_c=max((one.temperature_c for one in known if one.temperature_c), key=max, default=None),
+        power_w=_sum([None if one is None else one.power_w for one in parts]),
+        energy_j=_sum([None if one is None else one.energy_j for one in parts]),
+        throttle_reasons=tuple(sorted({reason for one in known for reason in one.throttle_reasons})),
+        others_memory_bytes=max(_told(one.others_memory_bytes for one in known), default=None),
+        others_busy_fraction=max(_told(one.others_busy_fraction for one in known), default=None),
+        persistence_mode=min(_told(one.persistence_mode for one in known), default=None),
+        tf32_overrides=tuple(sorted({override for one in known for override in one.tf32_overrides})),
+    )
+
+
+def _told(figures: Iterable[_Figure | None]) -> list[_Figure]:
+    return [one for one in figures if one is not None]
+
+
+def _sum(figures: Sequence[float | None]) -> float | None:
+    told = _told(figures)
+    return sum(told) if len(told) == len(figures) else None
 
 
 def _merged_window(windows: Sequence[Window]) -> Window:
@@ -145,12 +174,12 @@ def _merged_memory(parts: Sequence[Measurement], *, is_ram: bool) -> MemorySampl
 
 
 def _merged_remarks(parts: Sequence[Measurement]) -> tuple[Note, ...]:
-    """Each remark once, with its ranks among its figures where not all have it."""
-    found: list[Note] = []
-    for part in parts:
-        found += [remark for remark in part.remarks if remark not in found]
-    ranks = [[rank for rank, part in enumerate(parts) if remark in part.remarks] for remark in found]
+    """Each remark once, with its ranks where not all have it."""
+    found: dict[Note, list[int]] = {}
+    for rank, part in enumerate(parts):
+        for remark in part.remarks:
+            found.setdefault(remark, []).append(rank)
     return tuple(
-        remark if len(own) == len(parts) else note(remark.code, **remark.figures, ranks=list(own))
-        for remark, own in zip(found, ranks, strict=True)
+        remark if len(ranks) == len(parts) else note(remark.code, **remark.figures, on_ranks=ranks)
+        for remark, ranks in found.items()
     )
