@@ -12,6 +12,7 @@ from autotune.note import Note, note
 from autotune.report.wording import say
 from autotune.report.wording.worker import WORKER
 
+WHERE = "where the time goes"
 _NOTE = re.compile(r'\bnote\(\s*"(\w+)"')
 
 
@@ -26,7 +27,7 @@ def test_every_note_of_the_worker_has_a_sentence() -> None:
     [
         (
             note("no_time_for_extras", stages=["communication", "time_breakdown", "item_costs"]),
-            "the deadline was too near to measure what exchanging gradients takes, where the time goes and what an item costs",
+            f"the deadline was too near to measure what exchanging gradients takes, {WHERE} and what an item costs",
         ),
         (
             note("extra_failed", stage="transfer", cause="OSError: full"),
