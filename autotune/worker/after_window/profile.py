@@ -163,8 +163,7 @@ def _train(trainer: Trainer, batches: Iterable[Any]) -> None:
 
 def _steps_to_profile(trainer: Trainer, step_s: float) -> int:
     """Batches: five, fewer where they are long, in whole optimizer steps."""
-    unit = trainer.config.grad_accum_steps
-    wanted = min(_STEPS, max(1, round(_LONGEST_S / max(step_s, 1e-6))))
+    wanted, unit = min(_STEPS, max(1, round(_LONGEST_S / max(step_s, 1e-6)))), trainer.config.grad_accum_steps
     return ceil(wanted / unit) * unit
 
 

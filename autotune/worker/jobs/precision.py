@@ -231,12 +231,10 @@ def _chunks(ours: Tensor | None, theirs: Tensor | None) -> Iterator[tuple[Tensor
     if present is None:
         return
     device, wide = present.device, torch.float32 if present.device.type == "mps" else torch.float64
-    flat = [None if one is None else _dense(one).reshape(-1) for one in (ours, theirs)]
-    length = next(one.numel() for one in flat if one is not None)
-    for start in range(0, length, _CHUNK):
-        a, b = (None if one is None else one[start : start + _CHUNK].to(device, wide) for one in flat)
-        zero = torch.zeros_like(a if a is not None else b)  # type: ignore[arg-type] # one of them is there
-        yield zero if a is None else a, zero if b is None else b
+    zero = torch.zeros((), device=device).expand(_dense(present).numel())
+    first, second = (zero if one is None else _dense(one).reshape(-1) for one in (ours, theirs))
+    for a, b in zip(first.split(_CHUNK), second.split(_CHUNK), strict=True):
+        yield a.to(device, wide), b.to(device, wide)
 
 
 def _dense(gradient: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""All that a worker asks of NVML: a handle for torch's device, and its readings. Nothing else in worker/ knows pynvml.
+"""All that a worker asks of NVML: a handle for torch's device, and its readings.
 
-Whatever NVML refuses (not supported, no permission, not found, a function that this driver or pynvml lacks) is None,
-reading by reading; without a driver all are. Figures are in this project's units; what they mean is judged elsewhere
-(busy.py, conditions.py).
+Takes torch's devices; hands on Gpus and readings in this project's units. Whatever NVML refuses (not supported, no
+permission, not found) is None, reading by reading; without a driver all are. What readings mean is judged elsewhere
+(utilization.py, conditions.py).
 Source: NVML API reference; function names and structures as in nvidia-ml-py's pynvml.
 """
 
@@ -15,6 +15,8 @@ from time import perf_counter
 from typing import Any
 
 import torch
+
+from autotune.worker.measure.nvml_calls import ask, does, number
 
 __all__ = [
     "GPM_LEAST_S",
@@ -40,16 +42,11 @@ __all__ = [
 GPM_LEAST_S = 0.1
 """Seconds between two samples of GPM, which refreshes them no sooner. Source: nvmlGpmMetricsGet."""
 
-_REFUSED = object()
 _SM_CLOCK, _MEMORY_CLOCK = 1, 2  # nvmlClockType_t
 _GPU_SENSOR = 0  # NVML_TEMPERATURE_GPU
 _UTILIZATION_SAMPLES = 1  # NVML_GPU_UTILIZATION_SAMPLES
 _MEMORY_V2 = 0x02000028  # nvmlMemory_v2
 _METRICS_VERSION = 1  # NVML_GPM_METRICS_GET_VERSION
-_OLDER_NAMES = {
-    "nvmlDeviceGetCurrentClocksEventReasons": "nvmlDeviceGetCurrentClocksThrottleReasons",  # before driver 535
-    "nvmlDeviceGetTemperatureV": "nvmlDeviceGetTemperature",  # before CUDA 12.8
-}
 _THROTTLED_NS = (74, 269, 270, 271)
 """NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP, _SW_THERM_SLOWDOWN, _HW_THERM_SLOWDOWN, _HW_POWER_BRAKE_SLOWDOWN: how
 long each has held the clock down, in ns. By number: an older pynvml lacks the names."""
@@ -100,22 +97,22 @@ class EdgeReading:
 
 def driver_version() -> str | None:
     """The version of NVIDIA's driver."""
-    _does("nvmlInit")
-    version = _ask("nvmlSystemGetDriverVersion")
+    does("nvmlInit")
+    version = ask("nvmlSystemGetDriverVersion")
     return None if version is None else str(version)
 
 
 def driver_cuda() -> int | None:
     """The newest major version of CUDA that the driver is for; None where its library libcuda is not found."""
-    _does("nvmlInit")
-    version = _number("nvmlSystemGetCudaDriverVersion_v2")
+    does("nvmlInit")
+    version = number("nvmlSystemGetCudaDriverVersion_v2")
     return None if version is None else version // 1000
 
 
 def gpu_count() -> int:
     """NVIDIA's GPUs that this process may use, whether or not CUDA works."""
-    _does("nvmlInit")
-    return int(_ask("nvmlDeviceGetCount") or 0)
+    does("nvmlInit")
+    return int(ask("nvmlDeviceGetCount") or 0)
 
 
 def gpus_of(devices: Sequence[torch.device]) -> tuple[Gpu, ...]:
@@ -140,8 +137,8 @@ def _gpu_of(device: torch.device) -> Gpu | None:
 
 def gpu_with_uuid(uuid: str) -> Gpu | None:
     """NVML's view of the device with a UUID, "GPU-..." or "MIG-..."."""
-    _does("nvmlInit")
-    handle = _ask("nvmlDeviceGetHandleByUUID", uuid)
+    does("nvmlInit")
+    handle = ask("nvmlDeviceGetHandleByUUID", uuid)
     if handle is None:
         return None
     if not uuid.startswith("MIG-"):
@@ -149,8 +146,8 @@ def gpu_with_uuid(uuid: str) -> Gpu | None:
     return Gpu(
         uuid=uuid,
         handle=handle,
-        whole=_ask("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle),
-        instance=_ask("nvmlDeviceGetGpuInstanceId", handle),
+        whole=ask("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle),
+        instance=ask("nvmlDeviceGetGpuInstanceId", handle),
     )
 
 
@@ -166,36 +163,36 @@ def visible_gpu(index: int) -> Gpu | None:
     visible = () if parse is None else parse()
     if index >= len(visible):
         return None
-    _does("nvmlInit")
+    does("nvmlInit")
     named = visible[index]
     if isinstance(named, str):
         return gpu_with_uuid(named) or _gpu_that_begins_with(named)
-    uuid = _ask("nvmlDeviceGetUUID", _ask("nvmlDeviceGetHandleByIndex", named))
+    uuid = ask("nvmlDeviceGetUUID", ask("nvmlDeviceGetHandleByIndex", named))
     return None if uuid is None else gpu_with_uuid(str(uuid))
 
 
 def _gpu_that_begins_with(prefix: str) -> Gpu | None:
     """CUDA takes the beginning of a UUID for the whole, where one GPU alone has it."""
-    handles = [_ask("nvmlDeviceGetHandleByIndex", index) for index in range(_ask("nvmlDeviceGetCount") or 0)]
-    fitting = [uuid for one in handles if (uuid := str(_ask("nvmlDeviceGetUUID", one))).startswith(prefix)]
+    handles = [ask("nvmlDeviceGetHandleByIndex", index) for index in range(ask("nvmlDeviceGetCount") or 0)]
+    fitting = [uuid for one in handles if (uuid := str(ask("nvmlDeviceGetUUID", one))).startswith(prefix)]
     return gpu_with_uuid(fitting[0]) if len(fitting) == 1 else None
 
 
 def memory_in_use(gpu: Gpu) -> int | None:
     """Bytes that processes hold, without what the driver keeps for itself: NVML has told it apart since driver 510."""
-    told = _ask("nvmlDeviceGetMemoryInfo", gpu.handle, _MEMORY_V2)
+    told = ask("nvmlDeviceGetMemoryInfo", gpu.handle, _MEMORY_V2)
     return None if told is None else int(told.used)
 
 
 def has_persistence(gpu: Gpu) -> bool | None:
     """Whether the driver keeps the GPU initialised while nobody uses it."""
-    mode = _ask("nvmlDeviceGetPersistenceMode", gpu.whole)
+    mode = ask("nvmlDeviceGetPersistenceMode", gpu.whole)
     return None if mode is None else bool(mode)
 
 
 def max_sm_clock_mhz(gpu: Gpu) -> int | None:
     """The highest clock that the multiprocessors can be set to."""
-    return _number("nvmlDeviceGetMaxClockInfo", gpu.whole, _SM_CLOCK)
+    return number("nvmlDeviceGetMaxClockInfo", gpu.whole, _SM_CLOCK)
 
 
 def read_edge(gpu: Gpu) -> EdgeReading:
@@ -204,11 +201,11 @@ def read_edge(gpu: Gpu) -> EdgeReading:
     Power and energy are the whole GPU's: of an instance, beside which others draw it too, they are not told.
     """
     whole, alone = gpu.whole, gpu.whole if gpu.instance is None else None
-    clocks = [_number("nvmlDeviceGetClockInfo", whole, kind) for kind in (_SM_CLOCK, _MEMORY_CLOCK)]
-    temperature = _number("nvmlDeviceGetTemperatureV", whole, _GPU_SENSOR)
-    events = _number("nvmlDeviceGetCurrentClocksEventReasons", whole)
-    throttled, power_mw = _throttled_ns(whole), _number("nvmlDeviceGetPowerUsage", alone)
-    energy_mj, at_s = _number("nvmlDeviceGetTotalEnergyConsumption", alone), perf_counter()
+    clocks = [number("nvmlDeviceGetClockInfo", whole, kind) for kind in (_SM_CLOCK, _MEMORY_CLOCK)]
+    temperature = number("nvmlDeviceGetTemperatureV", whole, _GPU_SENSOR)
+    events = number("nvmlDeviceGetCurrentClocksEventReasons", whole)
+    throttled, power_mw = _throttled_ns(whole), number("nvmlDeviceGetPowerUsage", alone)
+    energy_mj, at_s = number("nvmlDeviceGetTotalEnergyConsumption", alone), perf_counter()
     return EdgeReading(
         sm_clock_mhz=clocks[0],
         memory_clock_mhz=clocks[1],
@@ -222,7 +219,7 @@ def read_edge(gpu: Gpu) -> EdgeReading:
 
 
 def _throttled_ns(handle: Any) -> dict[int, int]:
-    told = _ask("nvmlDeviceGetFieldValues", handle, _THROTTLED_NS)
+    told = ask("nvmlDeviceGetFieldValues", handle, _THROTTLED_NS)
     return {int(one.fieldId): int(one.value.ullVal) for one in told or () if one.nvmlReturn == 0}
 
 
@@ -233,7 +230,7 @@ def utilization_since(gpu: Gpu, since_us: int) -> list[GpuSample] | None:
     between the calls for its size and for its content, which looks the same.
     Source: nvmlDeviceGetSamples.
     """
-    _, samples = _ask("nvmlDeviceGetSamples", gpu.handle, _UTILIZATION_SAMPLES, since_us) or (None, ())
+    _, samples = ask("nvmlDeviceGetSamples", gpu.handle, _UTILIZATION_SAMPLES, since_us) or (None, ())
     young = [
         GpuSample(time_us=int(one.timeStamp), busy_fraction=min(1.0, one.sampleValue.uiVal / 100))
         for one in samples
@@ -244,12 +241,12 @@ def utilization_since(gpu: Gpu, since_us: int) -> list[GpuSample] | None:
 
 def take_gpm(gpu: Gpu) -> Any:
     """GPM's counters now, to be freed by `free_gpm`; None where there are none, or not for this user."""
-    support = _ask("nvmlGpmQueryDeviceSupport", gpu.whole)
-    sample = _ask("nvmlGpmSampleAlloc") if support is not None and support.isSupportedDevice else None
+    support = ask("nvmlGpmQueryDeviceSupport", gpu.whole)
+    sample = ask("nvmlGpmSampleAlloc") if support is not None and support.isSupportedDevice else None
     if gpu.instance is None:
-        is_taken = _does("nvmlGpmSampleGet", gpu.whole, sample)
+        is_taken = does("nvmlGpmSampleGet", gpu.whole, sample)
     else:
-        is_taken = _does("nvmlGpmMigSampleGet", gpu.whole, gpu.instance, sample)
+        is_taken = does("nvmlGpmMigSampleGet", gpu.whole, gpu.instance, sample)
     if is_taken:
         return sample
     free_gpm(sample)
@@ -258,7 +255,7 @@ def take_gpm(gpu: Gpu) -> Any:
 
 def free_gpm(sample: Any) -> None:
     """Free what `take_gpm` gave; None is passed over."""
-    _does("nvmlGpmSampleFree", sample)
+    does("nvmlGpmSampleFree", sample)
 
 
 def gpm_shares(first: Any, second: Any, metrics: Sequence[int]) -> dict[int, float]:
@@ -271,7 +268,7 @@ def gpm_shares(first: Any, second: Any, metrics: Sequence[int]) -> dict[int, flo
     asked.version, asked.numMetrics, asked.sample1, asked.sample2 = _METRICS_VERSION, len(metrics), first, second
     for index, metric in enumerate(metrics):
         asked.metrics[index].metricId = metric
-    if not _does("nvmlGpmMetricsGet", asked):
+    if not does("nvmlGpmMetricsGet", asked):
         return {}
     told = [asked.metrics[index] for index in range(len(metrics))]
     return {
@@ -279,35 +276,3 @@ def gpm_shares(first: Any, second: Any, metrics: Sequence[int]) -> dict[int, flo
         for one in told
         if one.nvmlReturn == 0 and isfinite(one.value)
     }
-
-
-def _number(name: str, *arguments: Any) -> int | None:
-    """What `_ask` has, as a whole number; by the older name where there is one."""
-    told = _ask(name, *arguments)
-    if told is None and name in _OLDER_NAMES:
-        told = _ask(_OLDER_NAMES[name], *arguments)
-    return None if told is None else int(told)
-
-
-def _ask(name: str, *arguments: Any) -> Any:
-    """What a function of pynvml's answers; None where it does not."""
-    answer = _call(name, *arguments)
-    return None if answer is _REFUSED else answer
-
-
-def _does(name: str, *arguments: Any) -> bool:
-    """Whether a function of pynvml's did what it is for."""
-    return _call(name, *arguments) is not _REFUSED
-
-
-def _call(name: str, *arguments: Any) -> Any:
-    """The one place where NVML may refuse: by its answer, by lacking a function, or since an argument was refused."""
-    import pynvml
-
-    function = getattr(pynvml, name, None)
-    if function is None or any(one is None for one in arguments):
-        return _REFUSED
-    try:
-        return function(*arguments)
-    except pynvml.NVMLError:
-        return _REFUSED

@@ -7,13 +7,10 @@ trial's window and for the curves of a diagnosis; nothing here changes what a wi
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 from math import ceil, inf, isfinite
 from time import perf_counter
 from typing import Any
-
-import torch
 
 from autotune.analysis.rates import rate_of
 from autotune.records.ceilings import Ceiling
@@ -22,10 +19,9 @@ from autotune.settings.training_config import TrainingConfig
 from autotune.worker.measure.batch import Held, batch_bytes, tensors_of
 from autotune.worker.measure.edges import Stretch
 from autotune.worker.measure.feed import Delivery, Feed
-from autotune.worker.measure.loop import Run, Warmth, train_block, window_of
+from autotune.worker.measure.loop import Run, WarmUpResult, batches_in, mean_batch_s, train_block, window_of
 from autotune.worker.measure.reuse import Reused, unpacked
-from autotune.worker.measure.step import Trainer
-from autotune.worker.setup.device import Device
+from autotune.worker.measure.step import NoTrainer, Trainer
 
 __all__ = ["MOST_SKIPS", "collect", "device_alone", "loader_alone", "resident"]
 
@@ -60,18 +56,17 @@ def loader_alone(
             own start has told.
         ends_at: Time of perf_counter at which the deadline is near; the stretch is cut there.
     """
-    run = Run(feed, _Nobody(config), feed.queue_capacity, ends_at)
+    run = Run(feed, NoTrainer(config), feed.queue_capacity, ends_at)
     run.pause_at = perf_counter() + _LONGEST * seconds
-    warmth = _drain(run)
+    warm = _drain(run)
     is_whole = feed.epoch_batches is not None and feed.epoch_batches < _FEWEST_EPOCH_BATCHES
     run.splits_restarts = not is_whole
     unit = feed.epoch_batches if is_whole and feed.epoch_batches else max(1, config.num_workers)
     queue_at_start, watched, feed.watches_queue = feed.ready(), feed.watches_queue, False
     begun, stretches = perf_counter(), [train_block(run, unit)]
     while not _has_seen_enough(run, stretches, perf_counter() - begun, seconds):
-        batch_s = stretches[-1].block.seconds / stretches[-1].block.batches
-        stretches.append(train_block(run, ceil(_BLOCK_S / max(batch_s, 1e-6) / unit) * unit))
-    window = window_of(run, stretches, warmth, queue_at_start, whole_epochs=is_whole)
+        stretches.append(train_block(run, batches_in(_BLOCK_S, mean_batch_s(stretches[-1:]), unit)))
+    window = window_of(run, stretches, warm, queue_at_start, whole_epochs=is_whole)
     feed.watches_queue = watched
     return _ceiling_of(window if restart_s is None else window.model_copy(update={"expected_restart_s": restart_s}))
 
@@ -139,20 +134,7 @@ def resident(trainer: Trainer, host: Sequence[Held | Delivery]) -> list[Held]:
     return [Held(trainer.to_device(unpacked(one.batch)), one.samples) for one in chosen]
 
 
-@dataclass(slots=True)
-class _Nobody:
-    """Learns nothing: batches are taken and let go."""
-
-    config: TrainingConfig
-    device: Device = field(default_factory=lambda: Device(torch.device("cpu"), "cpu"))
-    scaler: torch.amp.GradScaler = field(default_factory=lambda: torch.amp.GradScaler("cpu", enabled=False))
-    accumulated: int = 0
-
-    def train(self, batch: Any) -> float:  # noqa: ARG002 - a Learner's signature
-        return 0.0
-
-
-def _drain(run: Run) -> Warmth:
+def _drain(run: Run) -> WarmUpResult:
     """Take what lies ready: as many batches as the queue holds, or, sooner, one wait for each worker running."""
     feed, workers = run.feed, run.trainer.config.num_workers
     begun, taken, waits, watched, feed.watches_queue = perf_counter(), 0, 0, feed.watches_queue, True
@@ -161,7 +143,7 @@ def _drain(run: Run) -> Warmth:
         taken += 1
     feed.watches_queue = watched
     spent_s = perf_counter() - begun
-    return Warmth(taken, spent_s, is_drained=True, is_steady=True, batch_s=spent_s / max(1, taken))
+    return WarmUpResult(taken, spent_s, is_drained=True, is_steady=True, batch_s=spent_s / max(1, taken))
 
 
 def _has_seen_enough(run: Run, stretches: Sequence[Stretch], elapsed_s: float, seconds: float) -> bool:

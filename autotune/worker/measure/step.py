@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from autotune.worker.measure.batch import moved, tensors_of
 from autotune.worker.setup.build import WorkloadFault, build_optimizer
 from autotune.worker.setup.device import Device
 
-__all__ = ["Step", "Trainer", "infer_step", "make_trainer", "open_trainer", "torch_threads"]
+__all__ = ["NoTrainer", "Step", "Trainer", "infer_step", "make_trainer", "open_trainer", "torch_threads"]
 
 _ADVICE = "pass step=lambda model, batch: ... that returns the loss"
 _AUTOCAST = frozenset({"bfloat16", "float16"})
@@ -133,6 +133,20 @@ class Trainer:
     def to_device(self, batch: Any) -> Any:
         """The batch on the device, in the configuration's layout; copies from pinned memory don't block."""
         return moved(batch, self.device.torch_device, self.config)
+
+
+@dataclass(slots=True)
+class NoTrainer:
+    """Learns nothing: where the loader is measured alone, batches are taken and dropped."""
+
+    config: TrainingConfig
+    device: Device = field(default_factory=lambda: Device(torch.device("cpu"), "cpu"))
+    scaler: torch.amp.GradScaler = field(default_factory=lambda: torch.amp.GradScaler("cpu", enabled=False))
+    accumulated: int = 0
+
+    def train(self, batch: Any) -> float:  # noqa: ARG002 - as a Trainer has it
+        """Do nothing with a batch."""
+        return 0.0
 
 
 @contextmanager

@@ -56,25 +56,15 @@ class BusyProbe:
 
     def stop(self, data_wait_fraction: float) -> Busyness:
         """How busy the devices were since `start`; the loop's waits serve where nothing else tells."""
-        told = [probe.stop() for probe in self._probes]
+        ended = [probe.stop() for probe in self._probes]
         waits = BusyReading(fraction=1.0 - data_wait_fraction, source=WAIT_SOURCE)
         readings = (
-            *_least(GPM_SOURCE, [one.shares.get(_BUSY) for one in told]),
-            *_least(NVML_SOURCE, [one.sampled for one in told]),
+            *_least(GPM_SOURCE, [shares.get(_BUSY) for shares, _ in ended]),
+            *_least(NVML_SOURCE, [sampled for _, sampled in ended]),
             waits,
         )
-        least_busy = min((one.shares for one in told), key=lambda shares: shares.get(_BUSY, 1.0), default={})
+        least_busy = min((shares for shares, _ in ended), key=lambda shares: shares.get(_BUSY, 1.0), default={})
         return Busyness(reading=readings[0], readings=readings, fullness=_fullness(least_busy))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Told:
-    """What NVML says of one device between two edges."""
-
-    shares: Mapping[int, float]
-    """GPM's metrics, by number."""
-    sampled: float | None
-    """Mean of the utilization samples."""
 
 
 class _Probe:
@@ -93,8 +83,8 @@ class _Probe:
         free_gpm(self._first)
         self._first, self._begun = take_gpm(self._gpu), perf_counter()
 
-    def stop(self) -> _Told:
-        """Take GPM's second sample and compare, then read what NVML has sampled since; frees both."""
+    def stop(self) -> tuple[Mapping[int, float], float | None]:
+        """GPM's metrics since `start`, by number, and the mean of NVML's utilization samples; frees GPM's samples."""
         elapsed_s = perf_counter() - self._begun
         first, self._first = self._first, None
         second = take_gpm(self._gpu) if first is not None and elapsed_s >= GPM_LEAST_S else None
@@ -102,7 +92,7 @@ class _Probe:
         free_gpm(first)
         free_gpm(second)
         samples = None if self._since_us is None else utilization_since(self._gpu, self._since_us)
-        return _Told(shares=shares, sampled=covered_busy_fraction(samples or (), elapsed_s))
+        return shares, covered_busy_fraction(samples or (), elapsed_s)
 
 
 def covered_busy_fraction(samples: Sequence[GpuSample], stretch_s: float) -> float | None:
