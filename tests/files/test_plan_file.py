@@ -622,7 +622,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("any")
 
 
-def told_by(call: Callable[[], object]) -> tuple[str, ...]:
+def errors_in(call: Callable[[], object]) -> tuple[str, ...]:
     try:
         call()
     except ConfigError as error:
@@ -632,7 +632,7 @@ def told_by(call: Callable[[], object]) -> tuple[str, ...]:
 
 
 def read_whatever(path: Path, *overrides: str) -> None:
-    for one in told_by(lambda: read_plan(path, overrides)):
+    for one in errors_in(lambda: read_plan(path, overrides)):
         assert one.isprintable()
         assert "Value error" not in one
         assert "pydantic.dev" not in one
@@ -668,7 +668,7 @@ def test_any_override_gives_a_plan_or_a_config_error(folder: Path, override: str
 @settings(deadline=None, max_examples=200)
 @given(value=_VALUES, model=st.sampled_from([SearchSpace, *_MODELS]))
 def test_any_python_value_gives_a_model_or_a_config_error(value: Any, model: Any) -> None:
-    assert all(one.startswith("here") for one in told_by(lambda: parse_model(model, value, "here")))
+    assert all(one.startswith("here") for one in errors_in(lambda: parse_model(model, value, "here")))
 
 
 # Mappings of the Python API

@@ -24,8 +24,8 @@ from autotune.worker.setup.device import Device
 
 __all__ = ["BytesMode", "trace_roofline"]
 
-_PEAK_S = 0.2
-_MATRIX = {"cpu": 1024}  # rows and columns; large enough for the device's best rate
+_PEAK_S = 0.2  # as long as a window's block
+_MATRIX = {"cpu": 1024}  # rows and columns; large enough for the device's best rate: our own convention
 _MATRIX_ON_ACCELERATORS = 4096
 _COPY_BYTES = 256 * 2**20  # beyond every cache
 _COPY_MEMORY_SHARE = 16  # at most a sixteenth of the device's memory

@@ -4,7 +4,8 @@ Takes Kineto's events; hands on TraceEvents, and from these what a device did, w
 no operator ran. Pure functions over nanoseconds; the profiler itself is started in profile.py.
 
 A device's events carry the time of the device's clock, which Kineto converts: some microseconds may be left between it
-and the host's clock, now and then milliseconds. What belongs to the marked steps is therefore told by who launched it.
+and the host's clock, now and then milliseconds. What belongs to the marked steps is therefore decided by what launched
+it.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class TraceEvent:
 
     name: str
     activity: str = ""
-    """Kineto's activity type, such as "kernel"; empty where torch does not tell."""
+    """Kineto's activity type, such as "kernel"; empty where torch does not give it."""
     start_ns: int
     end_ns: int
     is_on_device: bool
@@ -60,7 +61,7 @@ class TraceEvent:
 
 
 def read_kineto(events: Iterable[Any]) -> list[TraceEvent]:
-    """The events of `profiler.kineto_results.events()`; names that torch has changed are looked for, not assumed.
+    """The events of `profiler.kineto_results.events()`; methods that other versions lack are tried, not assumed.
 
     Source: torch/csrc/autograd/profiler_kineto.cpp, KinetoEvent::correlationId and linkedCorrelationId.
     """
@@ -115,7 +116,7 @@ def marked_part(traces: Sequence[TraceEvent]) -> tuple[list[TraceEvent], float]:
 
     An event on a device belongs to the mark when its operator, or the call that launched it, began within it, whatever
     the device's clock says. Its own time counts only where neither is known. Handed on are the device's events in the
-    host's time, as far as cause and effect tell that.
+    host's time, as far as cause and effect determine it.
     """
     mark = next((one for one in traces if one.name == MARK and not one.is_on_device), None)
     if mark is None:

@@ -175,7 +175,7 @@ def _train(
         before = scaler.get_scale()
         loss = float(trainer.train(copied(scene.batches[at % len(scene.batches)])))
         if at == 0:
-            device.cap_memory()  # anew: the kernels of this precision have been loaded, outside the allocator
+            device.cap_memory()  # again: the kernels of this precision have been loaded, outside the allocator
         was_skipped = scaler.is_enabled() and scaler.get_scale() < before
         if scaler.is_enabled():
             trained.skipped.append(was_skipped)

@@ -1,4 +1,4 @@
-"""Batches without end: iterates the loader epoch after epoch, times each wait, and tells how many batches lie ready.
+"""Batches without end: iterates the loader epoch after epoch, times each wait, and counts the batches that lie ready.
 
 `Feed.stop` ends the loader's workers, also such that hang, so that what is measured next has the machine to itself.
 """
@@ -36,7 +36,7 @@ class Delivery(NamedTuple):
     is_restart: bool
     """It is the first of a new epoch: the wait holds the end of the old one and the start of the new one."""
     had_to_wait: bool
-    """No batch lay ready when it was asked for; False where nobody looked."""
+    """No batch lay ready when it was asked for; False where that was not checked."""
 
 
 class Feed:
@@ -49,7 +49,7 @@ class Feed:
         self._epoch = 0
         self._in_epoch = 0
         self.watches_queue = True
-        """Look before each batch whether one lies ready; off inside a window, where it would cost time."""
+        """Check before each batch whether one lies ready; off inside a window, where it would cost time."""
         self.epoch_batches: int | None = _promised_batches(loader)
         self.start_s = 0.0
         self.first_wait_s = 0.0
@@ -126,7 +126,7 @@ class Feed:
         return self._in_epoch == self.epoch_batches
 
     def ready(self) -> int | None:
-        """Batches that workers have finished and the loop has not taken; None where that can't be told.
+        """Batches that workers have finished and the loop has not taken; None where that is not known.
 
         Reads the iterator of torch.utils.data.dataloader from outside: its queue of results, the queue behind the
         pinning thread, and what came out of order. None where another torch names these otherwise.

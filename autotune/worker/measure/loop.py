@@ -79,7 +79,7 @@ class Run:
     mark: Mark | None = None
     """Where an epoch may end unforeseen: set before each batch is asked for."""
     restarts: list[Restart] = field(default_factory=list)
-    """Restarts seen so far; where `splits_restarts` holds, they are taken out of the blocks."""
+    """Restarts so far; where `splits_restarts` holds, they are taken out of the blocks."""
     group: Group = ALONE
     """The ranks that train in step: they take the same batches, and end together."""
     longest_s: float = 0.0

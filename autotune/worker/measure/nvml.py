@@ -59,7 +59,7 @@ class Gpu:
     uuid: str
     """With its prefix: "GPU-..." or "MIG-..."."""
     handle: Any
-    """NVML's handle for the device itself: of an instance it tells of the memory, and little else."""
+    """NVML's handle for the device itself: for an instance it has the memory, and little else."""
     whole: Any
     """NVML's handle for the GPU that an instance is a part of: clocks and temperature are the whole GPU's."""
     instance: int | None = None
@@ -78,7 +78,7 @@ class GpuSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdgeReading:
-    """What a GPU is like at one moment; None, and no entry, where it does not tell."""
+    """What a GPU is like at one moment; None, and no entry, where it has no reading."""
 
     sm_clock_mhz: int | None
     memory_clock_mhz: int | None
@@ -124,7 +124,7 @@ def gpus_of(devices: Sequence[torch.device]) -> tuple[Gpu, ...]:
 def _gpu_of(device: torch.device) -> Gpu | None:
     """By UUID, since CUDA_VISIBLE_DEVICES renumbers.
 
-    torch tells it without a prefix; of a GPU that MIG has split it is that of the instance in use.
+    torch gives it without a prefix; of a GPU that MIG has split it is that of the instance in use.
     Source: torch/csrc/cuda/Module.cpp (uuid_to_string); CUDA driver API, cuDeviceGetUuid_v2.
     """
     uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
@@ -155,8 +155,8 @@ def visible_gpu(index: int) -> Gpu | None:
     """NVML's view of the device that CUDA is about to number so, asked for before CUDA is initialised.
 
     CUDA_VISIBLE_DEVICES is taken apart by torch, which does the same to count devices before a fork; in a torch without
-    that function nothing is told. CUDA may number unlike GPUs another way (CUDA_DEVICE_ORDER), and a GPU that MIG has
-    split by its instances: compare UUIDs once the device is open.
+    that function the answer is None. CUDA may number unlike GPUs another way (CUDA_DEVICE_ORDER), and a GPU that MIG
+    has split by its instances: compare UUIDs once the device is open.
     Source: torch/cuda/__init__.py, _parse_visible_devices and _device_count_nvml.
     """
     parse: Callable[[], Sequence[int | str]] | None = getattr(torch.cuda, "_parse_visible_devices", None)
@@ -179,9 +179,9 @@ def _gpu_that_begins_with(prefix: str) -> Gpu | None:
 
 
 def memory_in_use(gpu: Gpu) -> int | None:
-    """Bytes that processes hold, without what the driver keeps for itself: NVML has told it apart since driver 510."""
-    told = ask("nvmlDeviceGetMemoryInfo", gpu.handle, _MEMORY_V2)
-    return None if told is None else int(told.used)
+    """Bytes that processes hold, without what the driver keeps for itself: separate since driver 510."""
+    memory = ask("nvmlDeviceGetMemoryInfo", gpu.handle, _MEMORY_V2)
+    return None if memory is None else int(memory.used)
 
 
 def has_persistence(gpu: Gpu) -> bool | None:
@@ -198,7 +198,7 @@ def max_sm_clock_mhz(gpu: Gpu) -> int | None:
 def read_edge(gpu: Gpu) -> EdgeReading:
     """Clocks, power and the like now; energy comes last, with its time.
 
-    Power and energy are the whole GPU's: of an instance, beside which others draw it too, they are not told.
+    Power and energy are the whole GPU's: of an instance, beside which others draw it too, they are None.
     """
     whole, alone = gpu.whole, gpu.whole if gpu.instance is None else None
     clocks = [number("nvmlDeviceGetClockInfo", whole, kind) for kind in (_SM_CLOCK, _MEMORY_CLOCK)]
@@ -219,8 +219,8 @@ def read_edge(gpu: Gpu) -> EdgeReading:
 
 
 def _throttled_ns(handle: Any) -> dict[int, int]:
-    told = ask("nvmlDeviceGetFieldValues", handle, _THROTTLED_NS)
-    return {int(one.fieldId): int(one.value.ullVal) for one in told or () if one.nvmlReturn == 0}
+    values = ask("nvmlDeviceGetFieldValues", handle, _THROTTLED_NS)
+    return {int(one.fieldId): int(one.value.ullVal) for one in values or () if one.nvmlReturn == 0}
 
 
 def utilization_since(gpu: Gpu, since_us: int) -> list[GpuSample] | None:
@@ -270,9 +270,9 @@ def gpm_shares(first: Any, second: Any, metrics: Sequence[int]) -> dict[int, flo
         asked.metrics[index].metricId = metric
     if not does("nvmlGpmMetricsGet", asked):
         return {}
-    told = [asked.metrics[index] for index in range(len(metrics))]
+    answers = [asked.metrics[index] for index in range(len(metrics))]
     return {
         int(one.metricId): min(1.0, max(0.0, one.value / 100))
-        for one in told
+        for one in answers
         if one.nvmlReturn == 0 and isfinite(one.value)
     }

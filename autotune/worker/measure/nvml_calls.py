@@ -20,10 +20,10 @@ _OLDER_NAMES = {
 
 def number(name: str, *arguments: Any) -> int | None:
     """The answer as a whole number, by the function's older name where the newer is refused; None where both are."""
-    told = ask(name, *arguments)
-    if told is None and name in _OLDER_NAMES:
-        told = ask(_OLDER_NAMES[name], *arguments)
-    return None if told is None else int(told)
+    answer = ask(name, *arguments)
+    if answer is None and name in _OLDER_NAMES:
+        answer = ask(_OLDER_NAMES[name], *arguments)
+    return None if answer is None else int(answer)
 
 
 def ask(name: str, *arguments: Any) -> Any:

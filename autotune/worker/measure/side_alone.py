@@ -25,18 +25,18 @@ from autotune.worker.measure.step import NoTrainer, Trainer
 
 __all__ = ["MOST_SKIPS", "collect", "device_alone", "loader_alone", "resident"]
 
-_BLOCK_S = 0.05
+_BLOCK_S = 0.05  # as a warm-up's
 _HELD_COUNT = 8  # batches that training takes in turns: more than one, so that no cache holds them all
 _HELD_BYTES = 256 * 2**20  # our own convention: little beside a model that trains, beyond every cache
-_QUEUES = 2  # the stretch sees the queue through twice, as a window does
+_QUEUES = 2  # the stretch uses up the queue twice, as a window does
 _OVERTIME = 2.0  # past its time a stretch goes on so far for that
-_LONGEST = 6.0  # past its time so far, whatever it has seen: batches of seconds
+_LONGEST = 6.0  # past its time so far, whatever has come: a batch may take seconds
 _FEWEST_EPOCH_BATCHES = 4  # of shorter epochs nothing is left beside their restart
 _WARM_STEPS = 2  # optimizer steps on held batches before the clock starts; the last one is timed to plan the stretch
 MOST_SKIPS = 17
 """Steps that float16 may skip before it trains: a GradScaler halves its scale of 65536 so often until it is below 1.
 Source: torch.amp.GradScaler, init_scale and backoff_factor."""
-_FEWEST_STEPS = 3
+_FEWEST_STEPS = 3  # as few as peaks of memory are read over (DESIGN: Rules of measuring, 5)
 
 
 def loader_alone(
@@ -44,7 +44,7 @@ def loader_alone(
 ) -> Ceiling:
     """The rate at which batches come when nobody trains on them.
 
-    What lies ready is taken first. The stretch ends after `seconds` once it has seen the queue through twice; slow
+    What lies ready is taken first. The stretch ends after `seconds` once it has used up the queue twice; slow
     loaders get up to twice that, and six times for a single round of the workers. Epochs' restarts belong to the rate,
     as in `rate_of`.
 
@@ -53,7 +53,7 @@ def loader_alone(
         config: What the feed's loader was built for.
         seconds: Length of the stretch.
         restart_s: What an epoch's restart is taken to cost where none falls into the stretch; None: what the feed's
-            own start has told.
+            own start has shown.
         ends_at: Time of perf_counter at which the deadline is near; the stretch is cut there.
     """
     run = Run(feed, NoTrainer(config), feed.queue_capacity, ends_at)
@@ -175,7 +175,7 @@ def _warm_up(trainer: Trainer, supply: Iterator[Any], seconds: float, ends_at: f
         is_skipped = trainer.scaler.get_scale() < scale
         if perf_counter() > ends_at or (not is_skipped and (done >= _WARM_STEPS or warm_s > seconds)):
             break
-    trainer.device.cap_memory()  # anew: the kernels of this batch have been loaded, outside the allocator
+    trainer.device.cap_memory()  # again: the kernels of this batch have been loaded, outside the allocator
     return warm_s
 
 

@@ -45,8 +45,8 @@ __all__ = [
 ]
 
 
-class WorkloadFault(Exception):  # noqa: N818 - a fault of the workload, told to the user as a sentence
-    """Something about the user's workload can't be used; the message states rule, value seen and remedy."""
+class WorkloadFault(Exception):  # noqa: N818 - a fault of the workload, not an error of ours
+    """Something about the user's workload can't be used; the message states rule, value and remedy."""
 
 
 def resolved(workload: Workload) -> Workload:
@@ -94,7 +94,7 @@ def build_dataset(workload: Workload) -> Any:
 
 
 def dataset_length(dataset: Any) -> int | None:
-    """Items of the dataset; None where it does not tell."""
+    """Items of the dataset; None where it has no length."""
     try:
         return len(dataset)
     except (TypeError, NotImplementedError):
@@ -212,8 +212,8 @@ def _module_from_file(part: str, place: str, ref: Ref) -> ModuleType:
     candidates = [Path(folder, place).resolve() for folder in ref.folders] or [Path(place).resolve()]
     path = next((one for one in candidates if one.is_file()), None)
     if path is None:
-        looked = " and ".join(str(one) for one in candidates)
-        raise WorkloadFault(f"workload.{part}: there is no file {place} (looked for {looked})")
+        places = " and ".join(str(one) for one in candidates)
+        raise WorkloadFault(f"workload.{part}: there is no file {place} (looked for {places})")
     name = f"{path.stem}_{sha256(str(path).encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]

@@ -2,7 +2,7 @@
 
 Opens a device by name and hands on one object whose functions synchronise it, cap its memory and read its peak.
 An accelerator is reached through torch's module of its kind (torch.cuda, torch.xpu, or what a plug-in has registered),
-whose functions have the same names; what a module lacks is left out, never looked up by its version.
+whose functions have the same names; what a module lacks is left out, whatever its version.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from autotune.note import Note
 from autotune.records.measurement import MemorySample
 from autotune.settings.environment import DeviceKind
 from autotune.worker.setup import machine
-from autotune.worker.setup.visibility import DeviceError, choose, look, unusable
+from autotune.worker.setup.device_choice import DeviceError, choose, detect, unusable
 
 __all__ = ["Device", "DeviceError", "open_device", "opened_device"]
 
@@ -74,7 +74,7 @@ class Device:
 
         The cap is the limit less what lies outside torch (context, libraries, other processes). That grows: kernels
         are loaded when they are first called, and a communicator's buffers come with the first exchange of a kind. So
-        the cap is set anew once they are there; the allocator holds its next request against it, with all that it has
+        the cap is set again once they are there; the allocator checks its next request against it, with all that it has
         reserved so far. No effect on the CPU, and where torch can't do so.
         Source: c10/cuda/CUDACachingAllocator.cpp, setMemoryFraction and alloc_block.
         """
@@ -94,7 +94,7 @@ class Device:
     def refusals(self) -> int:
         """How often the allocators have refused memory, since the start; 0 where they do not count that.
 
-        A refusal counts when it is raised, whoever takes the exception then; cuDNN, which looks for an engine that
+        A refusal counts when it is raised, even if the exception is caught later; cuDNN, which tries for an engine that
         needs less, does. Source: c10/cuda/CUDACachingAllocator.cpp (malloc: stats.num_ooms).
         """
         return self._counted("num_ooms") or 0
@@ -186,7 +186,7 @@ def open_device(name: str, rank: int = 0, *, count: int = 1, limit_bytes: int | 
     """
     remark = None
     if name == "auto":
-        choice = choose(look())
+        choice = choose(detect())
         name, remark = choice.name, choice.remark
     try:
         device = torch.device(name)
@@ -230,8 +230,8 @@ def _kind_of(device: torch.device) -> DeviceKind:
 
 
 def _refuse_absent(name: str, device: torch.device) -> None:
-    sight = look()
-    if sight.usable is None or device.type != torch.device(sight.usable).type:
-        why = unusable(sight) if device.type == "cuda" else None
-        seen = why or f"torch {torch.__version__} sees none here; set device: auto"
-        raise DeviceError(f"device {name!r} was asked for, but {seen}")
+    found = detect()
+    if found.usable is None or device.type != torch.device(found.usable).type:
+        why = unusable(found) if device.type == "cuda" else None
+        reason = why or f"torch {torch.__version__} sees none here; set device: auto"
+        raise DeviceError(f"device {name!r} was asked for, but {reason}")

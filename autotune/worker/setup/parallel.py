@@ -69,7 +69,7 @@ def without_effect_here(wanted: DdpConfig) -> tuple[Note, ...]:
 class _DataParallel(nn.DataParallel[nn.Module]):
     """DataParallel whose replicas compute in the precision of the autocast that the model is called under.
 
-    Each replica runs in a thread of its own, and what a thread casts to is its own. torch enters autocast there anew,
+    Each replica runs in a thread of its own, and what a thread casts to is its own. torch enters autocast there again,
     but without the dtype: in CUDA's default, float16, and so without the GradScaler that float16 needs. Source:
     torch/nn/parallel/parallel_apply.py, torch 2.9 to 2.13.
     """
