@@ -233,7 +233,7 @@ def _chunks(ours: Tensor | None, theirs: Tensor | None) -> Iterator[tuple[Tensor
     device, wide = present.device, torch.float32 if present.device.type == "mps" else torch.float64
     zero = torch.zeros((), device=device).expand(_dense(present).numel())
     first, second = (zero if one is None else _dense(one).reshape(-1) for one in (ours, theirs))
-    for a, b in zip(first.split(_CHUNK), second.split(_CHUNK), strict=True):
+    for a, b in zip(torch.split(first, _CHUNK), torch.split(second, _CHUNK), strict=True):
         yield a.to(device, wide), b.to(device, wide)
 
 

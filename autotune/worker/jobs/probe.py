@@ -26,8 +26,8 @@ from autotune.worker.setup.build import (
     build_dataset,
     build_loader,
     build_model,
-    dataset_length,
     is_stream,
+    length_of,
     optimizer_facts,
     seed_all,
 )
@@ -48,7 +48,7 @@ def probe(workload: Workload, config: TrainingConfig, device: Device, scratch: P
         WorkloadFault: something about it can't be used.
     """
     dataset = build_dataset(workload)
-    length, size = dataset_length(dataset), config.micro_batch_size
+    length, size = length_of(dataset), config.micro_batch_size
     small = TrainingConfig(micro_batch_size=size if length is None else min(size, length), lr=config.lr)
     loader = build_loader(workload, dataset, small, scratch)
     feed = Feed(loader)

@@ -33,7 +33,7 @@ from autotune.worker.measure.batch import batch_bytes, leaves_of
 from autotune.worker.measure.feed import Feed
 from autotune.worker.measure.reuse import Reused
 from autotune.worker.measure.step import Trainer, open_trainer
-from autotune.worker.setup.build import build_dataset, build_loader, build_model, dataset_length, is_stream
+from autotune.worker.setup.build import build_dataset, build_loader, build_model, is_stream, length_of
 from autotune.worker.setup.device import Device
 
 __all__ = ["LargestBatch", "bytes_of", "largest_batch", "train_on_largest"]
@@ -208,7 +208,7 @@ def _over(
 
 def _indices(workload: Workload, dataset: Any, loader: DataLoader[Any], most: int) -> list[Any]:
     """Distinct indices of the dataset: those that the user's sampler draws, else random ones."""
-    length = dataset_length(dataset)
+    length = length_of(dataset)
     if workload.sampler is not None or length is None:
         return list(islice(loader.sampler, most))
     return random.sample(range(length), min(length, most))

@@ -17,7 +17,7 @@ from torch.utils.data._utils import signal_handling
 
 from autotune.space import constraints as rules
 from autotune.worker.measure.batch_sizes import BatchSizes
-from autotune.worker.setup.build import WorkloadFault
+from autotune.worker.setup.build import WorkloadFault, length_of
 
 __all__ = ["Delivery", "Feed"]
 
@@ -50,7 +50,7 @@ class Feed:
         self._in_epoch = 0
         self.watches_queue = True
         """Check before each batch whether one lies ready; off inside a window, where it would cost time."""
-        self.epoch_batches: int | None = _promised_batches(loader)
+        self.epoch_batches: int | None = length_of(loader)
         self.start_s = 0.0
         self.first_wait_s = 0.0
 
@@ -156,13 +156,6 @@ class Feed:
 def _ignoring_what_is_gone(shut_down: Callable[[], None]) -> None:
     with suppress(ValueError, OSError):  # the workers were killed meanwhile, and torch no longer knows them
         shut_down()
-
-
-def _promised_batches(loader: DataLoader[Any]) -> int | None:
-    try:
-        return len(loader)
-    except (TypeError, NotImplementedError):
-        return None
 
 
 def _empty_epoch(loader: DataLoader[Any]) -> str:

@@ -117,8 +117,7 @@ class Trainer:
         if self.config.strategy == "dp" and isinstance(loss, Tensor) and loss.ndim == 1:
             loss = loss.mean()  # DataParallel gathers one of each device where the model computes its own
         if not isinstance(loss, Tensor) or loss.numel() != 1:
-            got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-            raise WorkloadFault(f"the step must return a scalar loss tensor, but returned {got}; {_ADVICE}")
+            raise WorkloadFault(f"the step must return a scalar loss tensor, but returned {_shape(loss)}; {_ADVICE}")
         steps = self.config.grad_accum_steps
         share = loss if steps == 1 else loss / steps  # to divide by one costs 14 us, the way back included
         self.scaler.scale(share).backward()  # type: ignore[no-untyped-call] # torch
@@ -200,10 +199,9 @@ def _with_loss(loss: Callable[[Any, Any], Tensor]) -> Callable[[nn.Module, Any],
 def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Classes in the last dimension, (batch, length, classes), or in torch's place, (batch, classes, ...)."""
     if not isinstance(outputs, Tensor) or outputs.ndim != targets.ndim + 1:
-        got = f"shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs).__name__
         raise WorkloadFault(
             "for integer targets the model must return one score a class, one dimension more than the targets' "
-            f"{tuple(targets.shape)}, but returned {got}; pass loss= or step="
+            f"{tuple(targets.shape)}, but returned {_shape(outputs)}; pass loss= or step="
         )
     labels = targets if targets.dtype == torch.int64 else targets.long()
     if targets.ndim > 1 and outputs.shape[:-1] == targets.shape:
@@ -213,12 +211,16 @@ def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def _mse(outputs: Tensor, targets: Tensor) -> Tensor:
     if not isinstance(outputs, Tensor) or outputs.numel() != targets.numel():
-        got = f"shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs).__name__
         raise WorkloadFault(
             f"for floating targets of shape {tuple(targets.shape)} the model must return as many values, "
-            f"but returned {got}; pass loss= or step="
+            f"but returned {_shape(outputs)}; pass loss= or step="
         )
     return functional.mse_loss(outputs, targets.reshape(outputs.shape).to(outputs.dtype))
+
+
+def _shape(value: Any) -> str:
+    """What an error shows of a value: its shape, or its type where it has none."""
+    return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
 def _form(batch: Any) -> str:

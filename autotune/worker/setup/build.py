@@ -37,8 +37,8 @@ __all__ = [
     "build_loader",
     "build_model",
     "build_optimizer",
-    "dataset_length",
     "is_stream",
+    "length_of",
     "optimizer_facts",
     "resolved",
     "seed_all",
@@ -86,17 +86,17 @@ def build_dataset(workload: Workload) -> Any:
         raise WorkloadFault(
             f"dataset must have __getitem__ or __iter__, or be a callable that returns one, but got {_kind(dataset)}"
         )
-    if dataset_length(dataset) == 0:
+    if length_of(dataset) == 0:
         raise WorkloadFault(
             "the dataset must hold at least one sample, but its length is 0; check the path it reads from"
         )
     return dataset
 
 
-def dataset_length(dataset: Any) -> int | None:
-    """Items of the dataset; None where it has no length."""
+def length_of(data: Any) -> int | None:
+    """Items of a dataset, or batches of a loader's epoch; None where it has no length."""
     try:
-        return len(dataset)
+        return len(data)
     except (TypeError, NotImplementedError):
         return None
 

@@ -51,18 +51,12 @@ def usable_ram_bytes() -> int:
 
 def processor_name() -> str:
     """The processor's model, such as "AMD EPYC 9354"."""
-    for line in _cpuinfo():
-        if line.startswith(("model name", "Model")):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    return _cpuinfo("model name", "Model") or platform.processor() or platform.machine()
 
 
 def processor_flags() -> frozenset[str]:
     """Instruction-set flags as Linux lists them; empty elsewhere."""
-    for line in _cpuinfo():
-        if line.startswith(("flags", "Features")):
-            return frozenset(line.partition(":")[2].split())
-    return frozenset()
+    return frozenset(_cpuinfo("flags", "Features").split())
 
 
 def tf32_overrides() -> tuple[str, ...]:
@@ -120,10 +114,12 @@ def _above_present_bytes(pid: int) -> int:
     return 0
 
 
-def _cpuinfo() -> list[str]:
+def _cpuinfo(*names: str) -> str:
+    """The value of the first line of /proc/cpuinfo that begins with one of these names; "" where there is none."""
     with suppress(OSError):
-        return Path("/proc/cpuinfo").read_text().splitlines()
-    return []
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next((line.partition(":")[2].strip() for line in lines if line.startswith(names)), "")
+    return ""
 
 
 def _cgroup_folders(controller: str) -> list[Path]:

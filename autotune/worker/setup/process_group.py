@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import traceback
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -151,9 +152,5 @@ def is_collateral(error: BaseException) -> bool:
 
 def _comes_from_torch_distributed(error: BaseException) -> bool:
     """Whether it was raised while the ranks were still meeting."""
-    frame = error.__traceback__
-    while frame is not None:
-        if _TORCH_DISTRIBUTED in frame.tb_frame.f_code.co_filename:
-            return True
-        frame = frame.tb_next
-    return False
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(_TORCH_DISTRIBUTED in frame.f_code.co_filename for frame, _ in frames)

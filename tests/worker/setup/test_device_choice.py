@@ -65,7 +65,10 @@ NOT_READY = "CUDA initialization: Unexpected error from cudaGetDeviceCount(). Er
             {"driver_cuda": 12, "torch_warning": "too old"},
             "driver 550.54 (torch says: too old); this driver is for CUDA 12: inst",
         ),
-        ({"driver_cuda": 13, "torch_warning": NOT_READY}, f"driver 550.54 (torch says: {NOT_READY}); mend what it says"),
+        (
+            {"driver_cuda": 13, "torch_warning": NOT_READY},
+            f"driver 550.54 (torch says: {NOT_READY}); mend what it says",
+        ),
         (
             {"driver_cuda": 13, "visible": "CUDA_VISIBLE_DEVICES=7"},
             "driver 550.54 and CUDA_VISIBLE_DEVICES=7; let that name GPUs that are here, or unset it",
