@@ -152,7 +152,7 @@ def _measure_device(after: _After) -> None:
 
 
 def _measure_communication(after: _After) -> None:
-    batches = [one.batch for one in after.held]
+    batches = [kept.batch for kept in after.held]
     figures = measure_communication(after.trainer, batches, after.run.group, seconds=after.extras.stretch_s)
     after.add(communication=figures)
 
@@ -163,8 +163,8 @@ def _break_down(after: _After) -> None:
     with after.trainer.without_exchange():
         profiled = break_down(
             after.trainer,
-            host=[one.batch for one in after.host],
-            held=[one.batch for one in after.held],
+            host=[delivery.batch for delivery in after.host],
+            held=[kept.batch for kept in after.held],
             window=after.measurement.window,
             restarts=after.run.restarts,
             exchange_s=communication.exposed_s / after.trainer.config.grad_accum_steps if communication else 0.0,

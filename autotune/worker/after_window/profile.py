@@ -151,7 +151,7 @@ def step_times(window: Window, restarts: Sequence[Restart]) -> StepTimes:
 
 def _restart_total_s(samples: int, seconds: float, restarts: Sequence[Restart]) -> float:
     """What restarts inside some blocks cost beyond the samples that came with them; all their time where all did."""
-    apart_s, came = sum(one.seconds for one in restarts), sum(one.samples for one in restarts)
+    apart_s, came = sum(restart.seconds for restart in restarts), sum(restart.samples for restart in restarts)
     if came >= samples or apart_s >= seconds:
         return apart_s
     return max(0.0, apart_s - came * (seconds - apart_s) / (samples - came))

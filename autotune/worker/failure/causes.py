@@ -62,7 +62,7 @@ def cause_of(error: BaseException) -> str:
 
 
 def _errors_of(error: BaseException) -> Iterator[ErrorText]:
-    message, kinds = str(error), tuple(one.__name__ for one in type(error).__mro__)
+    message, kinds = str(error), tuple(kind.__name__ for kind in type(error).__mro__)
     quotes = message.split(_TRACEBACK)[1:] if _QUOTE.match(message) else []
     matches = [match for quote in reversed(quotes) if (match := _QUOTED.fullmatch(quote))]
     for match in matches:
@@ -77,5 +77,5 @@ def _kinds_of(name: str) -> tuple[str, ...]:
     """Names of a type that is known by its own alone; one that Python does not have is taken for a RuntimeError."""
     known = getattr(builtins, name, None)
     if isinstance(known, type) and issubclass(known, BaseException):
-        return tuple(one.__name__ for one in known.__mro__)
+        return tuple(kind.__name__ for kind in known.__mro__)
     return name, "RuntimeError"

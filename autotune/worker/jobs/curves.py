@@ -177,7 +177,7 @@ def _device_variations(scene: _Scene) -> list[TrainingConfig]:
 
 def _loader_point(scene: _Scene, config: TrainingConfig) -> CurvePoint:
     def measure() -> Figures:
-        refuse_too_full_a_queue([one.batch for one in scene.host], config, scene.job, scene.device)
+        refuse_too_full_a_queue([delivery.batch for delivery in scene.host], config, scene.job, scene.device)
         feed = scene.feed(config)
         try:
             feed.start()
@@ -239,7 +239,7 @@ def _batches_of(scene: _Scene, config: TrainingConfig) -> Sequence[Held | Delive
     size = config.micro_batch_size
     if size == scene.job.config.micro_batch_size:
         return scene.host
-    return [Held(resized(one.batch, one.samples, size), size) for one in scene.host]
+    return [Held(resized(delivery.batch, delivery.samples, size), size) for delivery in scene.host]
 
 
 @contextmanager

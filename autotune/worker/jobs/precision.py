@@ -130,7 +130,7 @@ def _batches(feed: Feed, stop_at: float) -> list[Any]:
         came = collect(feed, count=GUARD_STEPS, first=feed.start(), seconds=stop_at - perf_counter())
     finally:
         feed.stop()
-    return [one.batch for one in came]
+    return [delivery.batch for delivery in came]
 
 
 def _figures(size: int, reference: _Trained, repeat: _Trained, tried: _Trained) -> GuardFigures:
@@ -201,7 +201,7 @@ def _first_gradient(model: nn.Module, trained: _Trained, compared_to: _Gradient 
             return
         gradient = [parameter.grad for parameter in model.parameters()]
         if compared_to is None:
-            trained.gradient = [None if one is None else _dense(one).to("cpu", copy=True) for one in gradient]
+            trained.gradient = [None if part is None else _dense(part).to("cpu", copy=True) for part in gradient]
         else:
             trained.cosine = gradient_cosine(compared_to, gradient)
 

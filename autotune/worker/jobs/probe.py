@@ -65,7 +65,9 @@ def probe(workload: Workload, config: TrainingConfig, device: Device, scratch: P
         fixed_batch_size=_fixed_batch_size(workload, loader, max(1, first.samples)),
         has_4d_input=any(tensor.ndim == _IMAGE_DIMS and tensor.is_floating_point() for tensor in inputs),
         parameter_count=sum(parameter.numel() for parameter in model.parameters()),
-        gradient_bytes=sum(one.numel() * one.element_size() for one in model.parameters() if one.requires_grad),
+        gradient_bytes=sum(
+            parameter.numel() * parameter.element_size() for parameter in model.parameters() if parameter.requires_grad
+        ),
         has_buffers=any(True for _ in model.buffers()),
         has_unused_parameters=has_unused,
         optimizer=optimizer_facts(trainer.optimizer),

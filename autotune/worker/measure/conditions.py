@@ -88,8 +88,8 @@ def conditions_before(gpus: Sequence[Gpu], before: Mapping[str, Others]) -> Devi
     known = [before[gpu.uuid] for gpu in gpus if gpu.uuid in before]
     return merged_conditions(
         [
-            DeviceConditions(others_memory_bytes=one.memory_bytes, others_busy_fraction=one.busy_fraction)
-            for one in known
+            DeviceConditions(others_memory_bytes=part.memory_bytes, others_busy_fraction=part.busy_fraction)
+            for part in known
         ]
     )
 

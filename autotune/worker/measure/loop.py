@@ -354,7 +354,7 @@ def batches_in(seconds: float, batch_s: float, unit: int, least: int = 1) -> int
 
 def mean_batch_s(stretches: Sequence[Stretch]) -> float:
     """Seconds of a batch in some stretches, waits included."""
-    return sum(one.block.seconds for one in stretches) / sum(one.block.batches for one in stretches)
+    return sum(stretch.block.seconds for stretch in stretches) / sum(stretch.block.batches for stretch in stretches)
 
 
 def _skips(run: Run) -> bool:
@@ -371,7 +371,7 @@ def _skips(run: Run) -> bool:
 
 def _refuse_skipping(run: Run, stretches: list[Stretch]) -> None:
     before = run.skipped_steps
-    steps = sum(one.block.batches for one in stretches) / run.trainer.config.grad_accum_steps
+    steps = sum(stretch.block.batches for stretch in stretches) / run.trainer.config.grad_accum_steps
     if _skips(run) and run.skipped_steps - before > steps / 2:
         raise Diverged(
             f"float16 must train, but the GradScaler skipped {run.skipped_steps - before} of the window's "

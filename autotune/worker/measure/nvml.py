@@ -117,7 +117,7 @@ def gpu_count() -> int:
 
 def gpus_of(devices: Sequence[torch.device]) -> tuple[Gpu, ...]:
     """NVML's view of CUDA devices that are open; () where it does not know one of them."""
-    known = [gpu for one in devices if (gpu := _gpu_of(one)) is not None]
+    known = [gpu for device in devices if (gpu := _gpu_of(device)) is not None]
     return tuple(known) if len(known) == len(devices) else ()
 
 
@@ -132,7 +132,7 @@ def _gpu_of(device: torch.device) -> Gpu | None:
         return None
     named = str(uuid)
     candidates = (named,) if named.startswith(("GPU-", "MIG-")) else (f"GPU-{named}", f"MIG-{named}")
-    return next((gpu for one in candidates if (gpu := gpu_with_uuid(one)) is not None), None)
+    return next((gpu for candidate in candidates if (gpu := gpu_with_uuid(candidate)) is not None), None)
 
 
 def gpu_with_uuid(uuid: str) -> Gpu | None:
@@ -174,7 +174,7 @@ def visible_gpu(index: int) -> Gpu | None:
 def _gpu_that_begins_with(prefix: str) -> Gpu | None:
     """CUDA takes the beginning of a UUID for the whole, where one GPU alone has it."""
     handles = [ask("nvmlDeviceGetHandleByIndex", index) for index in range(ask("nvmlDeviceGetCount") or 0)]
-    fitting = [uuid for one in handles if (uuid := str(ask("nvmlDeviceGetUUID", one))).startswith(prefix)]
+    fitting = [uuid for handle in handles if (uuid := str(ask("nvmlDeviceGetUUID", handle))).startswith(prefix)]
     return gpu_with_uuid(fitting[0]) if len(fitting) == 1 else None
 
 
@@ -220,7 +220,7 @@ def read_edge(gpu: Gpu) -> EdgeReading:
 
 def _throttled_ns(handle: Any) -> dict[int, int]:
     values = ask("nvmlDeviceGetFieldValues", handle, _THROTTLED_NS)
-    return {int(one.fieldId): int(one.value.ullVal) for one in values or () if one.nvmlReturn == 0}
+    return {int(value.fieldId): int(value.value.ullVal) for value in values or () if value.nvmlReturn == 0}
 
 
 def utilization_since(gpu: Gpu, since_us: int) -> list[GpuSample] | None:
@@ -232,9 +232,9 @@ def utilization_since(gpu: Gpu, since_us: int) -> list[GpuSample] | None:
     """
     _, samples = ask("nvmlDeviceGetSamples", gpu.handle, _UTILIZATION_SAMPLES, since_us) or (None, ())
     young = [
-        GpuSample(time_us=int(one.timeStamp), busy_fraction=min(1.0, one.sampleValue.uiVal / 100))
-        for one in samples
-        if one.timeStamp > since_us
+        GpuSample(time_us=int(sample.timeStamp), busy_fraction=min(1.0, sample.sampleValue.uiVal / 100))
+        for sample in samples
+        if sample.timeStamp > since_us
     ]
     return sorted(young, key=lambda one: one.time_us) or None
 
@@ -272,7 +272,7 @@ def gpm_shares(first: Any, second: Any, metrics: Sequence[int]) -> dict[int, flo
         return {}
     answers = [asked.metrics[index] for index in range(len(metrics))]
     return {
-        int(one.metricId): min(1.0, max(0.0, one.value / 100))
-        for one in answers
-        if one.nvmlReturn == 0 and isfinite(one.value)
+        int(answer.metricId): min(1.0, max(0.0, answer.value / 100))
+        for answer in answers
+        if answer.nvmlReturn == 0 and isfinite(answer.value)
     }

@@ -42,7 +42,7 @@ def _call(name: str, *arguments: Any) -> Any:
     import pynvml
 
     function = getattr(pynvml, name, None)
-    if function is None or any(one is None for one in arguments):
+    if function is None or any(argument is None for argument in arguments):
         return _REFUSED
     try:
         return function(*arguments)

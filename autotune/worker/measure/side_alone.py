@@ -87,7 +87,7 @@ def device_alone(trainer: Trainer, held: Sequence[Held], *, seconds: float, ends
     Raises:
         RuntimeError: this was no training: the GradScaler skipped steps, or the loss is not finite.
     """
-    supply, per_step = Reused([one.batch for one in held]), trainer.config.grad_accum_steps
+    supply, per_step = Reused([kept.batch for kept in held]), trainer.config.grad_accum_steps
     if trainer.accumulated:  # a window that the deadline has cut may end within a step
         _train_on(trainer, islice(supply, per_step - trainer.accumulated))
     warm_s = _warm_up(trainer, supply, seconds, ends_at)
@@ -121,7 +121,7 @@ def collect(
     """
     begun, came = perf_counter(), [first or feed.take()]
     while len(came) < count and perf_counter() - begun < seconds:
-        if batch_bytes(one.batch for one in came) * (len(came) + 1) / len(came) > limit_bytes:
+        if batch_bytes(delivery.batch for delivery in came) * (len(came) + 1) / len(came) > limit_bytes:
             break
         came.append(feed.take())
     return came
@@ -129,9 +129,9 @@ def collect(
 
 def resident(trainer: Trainer, host: Sequence[Held | Delivery]) -> list[Held]:
     """Batches moved to the device, in the trainer's layout: the first alone where all are known to have one size."""
-    shapes = {tuple(tuple(tensor.shape) for tensor in tensors_of(one.batch)) for one in host}
+    shapes = {tuple(tuple(tensor.shape) for tensor in tensors_of(kept.batch)) for kept in host}
     chosen = host[:1] if len(shapes) == 1 and shapes != {()} else host
-    return [Held(trainer.to_device(unpacked(one.batch)), one.samples) for one in chosen]
+    return [Held(trainer.to_device(unpacked(kept.batch)), kept.samples) for kept in chosen]
 
 
 def _drain(run: Run) -> WarmUpResult:
@@ -149,7 +149,7 @@ def _drain(run: Run) -> WarmUpResult:
 def _has_seen_enough(run: Run, stretches: Sequence[Stretch], elapsed_s: float, seconds: float) -> bool:
     if run.is_late() or elapsed_s >= _LONGEST * seconds:
         return True
-    batches = sum(one.block.batches for one in stretches)
+    batches = sum(stretch.block.batches for stretch in stretches)
     if elapsed_s >= _OVERTIME * seconds:
         return batches >= run.trainer.config.num_workers
     return elapsed_s >= seconds and batches >= _QUEUES * run.queue_capacity
@@ -157,12 +157,12 @@ def _has_seen_enough(run: Run, stretches: Sequence[Stretch], elapsed_s: float, s
 
 def _ceiling_of(window: Window) -> Ceiling:
     blocks, restarts = window.blocks, window.restarts
-    in_blocks, batches = sum(one.samples for one in blocks), sum(one.batches for one in blocks)
-    samples = in_blocks + sum(one.samples for one in restarts)
+    in_blocks, batches = sum(block.samples for block in blocks), sum(block.batches for block in blocks)
+    samples = in_blocks + sum(restart.samples for restart in restarts)
     return Ceiling(
         samples_per_s=rate_of(window).value,
         samples=samples,
-        seconds=sum(one.seconds for one in blocks) + sum(one.seconds for one in restarts),
+        seconds=sum(block.seconds for block in blocks) + sum(restart.seconds for restart in restarts),
         batches=round(samples * batches / in_blocks) if in_blocks else batches,
     )
 

@@ -109,7 +109,7 @@ def covered_busy_fraction(samples: Sequence[GpuSample], stretch_s: float) -> flo
 
 def _least(source: str, readings: Sequence[float | None]) -> Iterator[BusyReading]:
     """The reading of the least busy device; none where one of them has none."""
-    known = [one for one in readings if one is not None]
+    known = [reading for reading in readings if reading is not None]
     if known and len(known) == len(readings):
         yield BusyReading(fraction=min(known), source=source)
 

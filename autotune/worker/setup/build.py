@@ -210,9 +210,9 @@ def _module_by_name(part: str, name: str) -> ModuleType:
 
 def _module_from_file(part: str, place: str, ref: Ref) -> ModuleType:
     candidates = [Path(folder, place).resolve() for folder in ref.folders] or [Path(place).resolve()]
-    path = next((one for one in candidates if one.is_file()), None)
+    path = next((candidate for candidate in candidates if candidate.is_file()), None)
     if path is None:
-        places = " and ".join(str(one) for one in candidates)
+        places = " and ".join(str(candidate) for candidate in candidates)
         raise WorkloadFault(f"workload.{part}: there is no file {place} (looked for {places})")
     name = f"{path.stem}_{sha256(str(path).encode()).hexdigest()[:8]}"
     if name in sys.modules:

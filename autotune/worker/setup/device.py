@@ -59,15 +59,15 @@ class Device:
         """Memory of the device; the process's share of RAM on the CPU and on MPS. Of several, the smallest one's."""
         if not self.has_own_memory:
             return machine.usable_ram_bytes()
-        return min(self._total_bytes(one) for one in self.devices)
+        return min(self._total_bytes(device) for device in self.devices)
 
     def synchronize(self) -> None:
         """Wait until all work given to the devices is done."""
         if self.kind == "mps":
             torch.mps.synchronize()
         elif self.kind != "cpu":
-            for one in self.devices:
-                self.module.synchronize(one)
+            for device in self.devices:
+                self.module.synchronize(device)
 
     def cap_memory(self) -> None:
         """Make torch's allocator refuse what would pass the limit, so that a trial is measured under it.
@@ -81,8 +81,10 @@ class Device:
         cap = getattr(self.module, "set_per_process_memory_fraction", None)
         if self.limit_bytes is None or not self.has_own_memory or cap is None:
             return
-        for one in self.devices:
-            cap(max(0.0, min(1.0, (self.limit_bytes - self._outside_bytes(one)) / self._total_bytes(one))), one)
+        for device in self.devices:
+            cap(
+                max(0.0, min(1.0, (self.limit_bytes - self._outside_bytes(device)) / self._total_bytes(device))), device
+            )
 
     def alloc_retries(self) -> int | None:
         """How often the allocators have found no room, given back what they held and asked again, since the start.
@@ -106,15 +108,15 @@ class Device:
         """
         with suppress(RuntimeError):
             if self.has_own_memory and hasattr(self.module, "mem_get_info"):
-                return min(int(self.module.mem_get_info(one)[0]) for one in self.devices)
+                return min(int(self.module.mem_get_info(device)[0]) for device in self.devices)
         return None
 
     def reset_peak(self) -> None:
         """Start a new peak: what was needed to build the workload is not what training needs."""
         if self.has_own_memory:
             self.give_back()
-            for one in self.devices:
-                self._ask("reset_peak_memory_stats", one)
+            for device in self.devices:
+                self._ask("reset_peak_memory_stats", device)
             return
         machine.reset_tree_peak()
 
@@ -162,7 +164,7 @@ class Device:
         """A count of the allocators' since the start, of all devices; None where one does not keep it."""
         if not self.has_own_memory:
             return None
-        counts: list[Any] = [(self._ask("memory_stats", one) or {}).get(name) for one in self.devices]
+        counts: list[Any] = [(self._ask("memory_stats", device) or {}).get(name) for device in self.devices]
         return None if None in counts else sum(counts)
 
     def _ask(self, name: str, *arguments: Any) -> Any:

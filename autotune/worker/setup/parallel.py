@@ -86,7 +86,7 @@ class _DataParallel(nn.DataParallel[nn.Module]):
 
             return run
 
-        cast: Any = [in_precision(one) for one in replicas]  # torch only calls them
+        cast: Any = [in_precision(replica) for replica in replicas]  # torch only calls them
         return super().parallel_apply(cast, inputs, kwargs)
 
 
