@@ -1,25 +1,25 @@
-"""Something that a person should know, as a code with its figures: what every room hands on in place of a sentence.
+"""A note for the user, as a code with its figures: what every room hands on in place of a sentence.
 
-The sentences stand in report/wording alone; a test holds that each code that is used has one there.
+The sentences are in report/wording alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import Field, JsonValue
+
+from autotune.frozen import FrozenModel
 
 __all__ = ["Note", "note"]
 
 
-class Note(BaseModel):
+class Note(FrozenModel):
     """A code and its figures."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
     code: str
-    """What is the case, in snake_case: "no_time_for_stress"."""
-    figures: dict[str, JsonValue] = {}
+    """What happened, in snake_case: "no_time_for_stress"."""
+    figures: dict[str, JsonValue] = Field(default_factory=dict)
     """What the sentence is filled with, by the names that it has for them: seconds, bytes, shares in 0..1, numbers of
     trials, names of settings and files; units in the name (`_s`, `_bytes`, `_fraction`)."""
 

@@ -1,13 +1,13 @@
-"""The measurement of a group, from those of its ranks: pure.
+"""The measurement of a group, made of those of its ranks. Pure.
 
 Each rank measures the same blocks of the same number of batches. The group's rate is that of all samples over the time
-of the slowest rank; waits, busy fraction and memory are those of the worst one.
+of the slowest rank; waits, busy fraction and memory are those of the worst rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TypeVar, cast
+from collections.abc import Sequence
+from typing import Any, cast
 
 from autotune.analysis.rates import between_runs, rate_of
 from autotune.note import Note, note
@@ -18,7 +18,10 @@ from autotune.settings.environment import DeviceKind
 
 __all__ = ["merged_conditions", "merged_measurement"]
 
-_Figure = TypeVar("_Figure", int, float)
+_OF_THE_LONGEST_WAIT = ("data_wait_fraction", "breakdown", "loader_costs")
+_OF_THE_LEAST_BUSY = ("busy_fraction", "busy_source", "busy_readings", "fullness")
+_OF_THE_LARGEST = ("after_s", "startup_s", "build_s", "skipped_steps")
+"""Fields of a group's Measurement that are those of one rank."""
 
 
 def merged_measurement(parts: Sequence[Measurement]) -> Measurement:
@@ -40,32 +43,24 @@ def merged_measurement(parts: Sequence[Measurement]) -> Measurement:
     window = _merged_window([part.window for part in parts])
     rate, ceilings = between_runs(rate_of(window), kind), _merged_ceilings(parts)
     memory = _merged_memory(parts, is_ram=kind == "cpu")
-    starved = max(parts, key=lambda part: part.data_wait_fraction)
-    worst = min(parts, key=lambda part: 1.0 if part.busy_fraction is None else part.busy_fraction)
+    waiting = max(parts, key=lambda part: part.data_wait_fraction)
+    idle = min(parts, key=lambda part: 1.0 if part.busy_fraction is None else part.busy_fraction)
     return parts[0].model_copy(
         update={
+            **{name: getattr(waiting, name) for name in _OF_THE_LONGEST_WAIT},
+            **{name: getattr(idle, name) for name in _OF_THE_LEAST_BUSY},
+            **{name: max(getattr(part, name) for part in parts) for name in _OF_THE_LARGEST},
             "samples_per_s": rate.value,
             "samples_per_s_ci": (rate.low, rate.high),
-            "busy_fraction": worst.busy_fraction,
-            "busy_source": worst.busy_source,
-            "busy_readings": worst.busy_readings,
-            "fullness": worst.fullness,
             "conditions": merged_conditions([part.conditions for part in parts]),
-            "data_wait_fraction": starved.data_wait_fraction,
-            "breakdown": starved.breakdown,
-            "loader_costs": starved.loader_costs,
             "memory": memory,
             "peak_memory_bytes": memory.peak_bytes,
             "ceilings": ceilings,
-            "loader_ceiling": None if ceilings is None or ceilings.loader is None else ceilings.loader.samples_per_s,
-            "device_ceiling": None if ceilings is None or ceilings.device is None else ceilings.device.samples_per_s,
+            "loader_ceiling": ceilings and ceilings.loader and ceilings.loader.samples_per_s,
+            "device_ceiling": ceilings and ceilings.device and ceilings.device.samples_per_s,
             "ranks": ranks,
             "remarks": _merged_remarks(parts),
-            "after_s": max(part.after_s for part in parts),
-            "startup_s": max(part.startup_s for part in parts),
-            "build_s": max(part.build_s for part in parts),
             "window": window,
-            "skipped_steps": max(part.skipped_steps for part in parts),
         }
     )
 
@@ -74,35 +69,24 @@ def merged_conditions(parts: Sequence[DeviceConditions | None]) -> DeviceConditi
     """The conditions of several devices as one: power and energy summed, otherwise the worst of them.
 
     Clocks and temperatures are those of one device at both edges: of the one with the lowest clock, or the highest
-    temperature, at either. Where a device does not tell of its power, no sum is told.
+    temperature, at either. Where a device reports no power, there is no sum.
     """
     known = [one for one in parts if one is not None]
-    if not known:
-        return None
-    if len(parts) == 1:
-        return known[0]
-    return DeviceConditions(
-        sm_clock_mhz=min((one.sm_clock_mhz for one in known if one.sm_clock_mhz), key=min, default=None),
-        max_sm_clock_mhz=min(_told(one.max_sm_clock_mhz for one in known), default=None),
-        memory_clock_mhz=min((one.memory_clock_mhz for one in known if one.memory_clock_mhz), key=min, default=None),
-        temperature_c=max((one.temperature_c for one in known if one.temperature_c), key=max, default=None),
-        power_w=_sum([None if one is None else one.power_w for one in parts]),
-        energy_j=_sum([None if one is None else one.energy_j for one in parts]),
-        throttle_reasons=tuple(sorted({reason for one in known for reason in one.throttle_reasons})),
-        others_memory_bytes=max(_told(one.others_memory_bytes for one in known), default=None),
-        others_busy_fraction=max(_told(one.others_busy_fraction for one in known), default=None),
-        persistence_mode=min(_told(one.persistence_mode for one in known), default=None),
-        tf32_overrides=tuple(sorted({override for one in known for override in one.tf32_overrides})),
-    )
+    if not known or len(parts) == 1:
+        return known[0] if known else None
 
+    def given(name: str) -> list[Any]:
+        return [value for one in known if (value := getattr(one, name)) is not None]
 
-def _told(figures: Iterable[_Figure | None]) -> list[_Figure]:
-    return [one for one in figures if one is not None]
-
-
-def _sum(figures: Sequence[float | None]) -> float | None:
-    told = _told(figures)
-    return sum(told) if len(told) == len(figures) else None
+    merged: dict[str, Any] = {name: min(given(name), default=None) for name in ("max_sm_clock_mhz", "persistence_mode")}
+    merged |= {name: min(given(name), key=min, default=None) for name in ("sm_clock_mhz", "memory_clock_mhz")}
+    merged |= {name: max(given(name), default=None) for name in ("others_memory_bytes", "others_busy_fraction")}
+    merged["temperature_c"] = max(given("temperature_c"), key=max, default=None)
+    for name in ("power_w", "energy_j"):
+        merged[name] = sum(given(name)) if len(given(name)) == len(parts) else None
+    for name in ("throttle_reasons", "tf32_overrides"):
+        merged[name] = tuple(sorted({value for values in given(name) for value in values}))
+    return DeviceConditions(**merged)
 
 
 def _merged_window(windows: Sequence[Window]) -> Window:

@@ -18,7 +18,7 @@ RUN_SPREAD: dict[DeviceKind, float] = {"cpu": 0.015}
 """Relative standard deviation between runs of the same settings. Source: benchmarks/fidelity.py, whose plain runs lay
 3.6 and 1.9 % apart in two settings of four and three (a range of that many values is about twice their deviation)."""
 _OTHER_RUN_SPREAD = 0.005
-"""On a device of its own: our own convention until benchmarks/gpu.py has told."""
+"""On an accelerator: our convention until benchmarks/gpu.py has measured it."""
 _NORMAL_95 = 1.96
 
 

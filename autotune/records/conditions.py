@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from autotune.frozen import FrozenModel
 from autotune.note import Note, note
 
 __all__ = [
@@ -25,23 +26,21 @@ __all__ = [
 ]
 
 ThrottleReason = Literal["power_cap", "thermal", "power_brake", "hardware_slowdown"]
-"""Why a GPU ran below the clock that it was set to; an idle GPU and clocks that somebody has set are none."""
+"""Why a GPU ran below the clock that it was set to; an idle GPU and clocks that a user has set are not among them."""
 
 _CLOCK_MOVED_BY = 0.03
 """Share by which a clock between a window's edges moves the rate by as much as what a search decides on: our own
 convention."""
 OTHERS_LEAST_BYTES = 256 * 2**20
-"""Device memory from which on others count: taken to be less than the context of another process that computes. Our own
-convention; contexts were not seen by us on a GPU."""
+"""Device memory from which on others count: taken to be less than the context of another process that computes. Our
+convention, not measured on a GPU so far."""
 OTHERS_LEAST_BUSY = 0.05
 """Share of time that another process has to compute before it moves a rate by what a search decides on: our own
 convention."""
 
 
-class DeviceConditions(BaseModel):
+class DeviceConditions(FrozenModel):
     """One device during a window; of several devices the sum of energy and power, and otherwise the worst of them."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     sm_clock_mhz: tuple[int, int] | None = None
     """Clock of the multiprocessors at the window's two edges."""
@@ -54,17 +53,17 @@ class DeviceConditions(BaseModel):
     power_w: Annotated[float, Field(ge=0)] | None = None
     """Mean over the window: energy over time; where energy is not counted, the mean of the two edges."""
     energy_j: Annotated[float, Field(ge=0)] | None = None
-    """Drawn by the whole device during the window. The sensor behind it looks at a part of the time alone: compare
+    """Drawn by the whole device during the window. The sensor behind it samples only a part of the time: compare
     windows of a second and more. Source: Yang et al., Part-time Power Measurements, arXiv:2312.02741."""
     throttle_reasons: tuple[ThrottleReason, ...] = ()
-    """Those seen at either edge of the window, or counted between them, sorted."""
+    """Those at either edge of the window, or counted between them, sorted."""
     others_memory_bytes: Annotated[int, Field(ge=0)] | None = None
     """Memory of the device in use before this process opened it."""
     others_busy_fraction: Annotated[float, Field(ge=0, le=1)] | None = None
     """Share of time in which the device ran kernels right before this process opened it; None as well where an earlier
     trial may have been the one that ran them."""
     persistence_mode: bool | None = None
-    """The driver keeps the device initialised while nobody uses it."""
+    """The driver keeps the device initialised while it is unused."""
     tf32_overrides: tuple[str, ...] = ()
     """Variables of the environment that change what float32 means, as NAME=value: TORCH_ALLOW_TF32_CUBLAS_OVERRIDE and
     NVIDIA_TF32_OVERRIDE."""
@@ -84,19 +83,19 @@ class DeviceConditions(BaseModel):
 
     @property
     def is_at_power_limit(self) -> bool:
-        """Whether the power limit held the clock down. Under heavy load that is how a GPU runs: a fact, no doubt."""
+        """Whether the power limit lowered the clock: normal under heavy load, and no disturbance."""
         return "power_cap" in self.throttle_reasons
 
     @property
     def disturbances(self) -> tuple[ThrottleReason, ...]:
-        """What held the clock down beside the power limit: the same load may run faster at another time."""
+        """What lowered the clock beside the power limit: the same load may run faster at another time."""
         return tuple(reason for reason in self.throttle_reasons if reason != "power_cap")
 
     @property
     def has_others(self) -> bool:
-        """Whether another process had the device open: its memory tells.
+        """Whether another process had the device open, by its memory.
 
-        Kernels alone don't: a process of ours that has just ended may have run them.
+        Kernels alone do not show that: a process of ours that has just ended may have run them.
         """
         return self.others_memory_bytes is not None and self.others_memory_bytes >= OTHERS_LEAST_BYTES
 

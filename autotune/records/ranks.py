@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict
+from autotune.frozen import FrozenModel
 
 __all__ = ["Communication", "RankFigures", "SlowSide", "name_devices", "uneven_ranks"]
 
@@ -17,10 +17,8 @@ _UNEVEN = 0.9  # of the others' median: our convention; ranks differ by a few pe
 _SIDES: tuple[Literal["loader", "device"], ...] = ("loader", "device")
 
 
-class RankFigures(BaseModel):
+class RankFigures(FrozenModel):
     """One rank's own part of a trial. Rates in samples per second, fractions in 0..1."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     rank: int
     host: int = 0
@@ -34,13 +32,11 @@ class RankFigures(BaseModel):
     loader_ceiling: float | None = None
     """Its loader alone, while the other ranks' loaders ran too; None where not measured."""
     device_ceiling: float | None = None
-    """Its device alone, on batches that it holds, without exchanging gradients; None where not measured."""
+    """Its device alone, on batches in its memory, without exchanging gradients; None where not measured."""
 
 
-class Communication(BaseModel):
-    """What exchanging gradients takes of an optimizer step, on batches that the devices already hold."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+class Communication(FrozenModel):
+    """What exchanging gradients takes of an optimizer step, on batches in the devices' memory."""
 
     step_s: float
     """A step as it is, gradients exchanged."""
@@ -76,17 +72,17 @@ class SlowSide(NamedTuple):
 
 def name_devices(ranks: Sequence[RankFigures]) -> dict[int, str]:
     """Each rank's device, by the rank's number; where they stand on several hosts, with the host's, from 0."""
-    is_over_hosts = len({one.host for one in ranks}) > 1
-    return {one.rank: f"host {one.host}, {one.device}" if is_over_hosts else one.device for one in ranks}
+    is_over_hosts = len({rank.host for rank in ranks}) > 1
+    return {rank.rank: f"host {rank.host}, {rank.device}" if is_over_hosts else rank.device for rank in ranks}
 
 
 def uneven_ranks(ranks: Sequence[RankFigures]) -> dict[int, SlowSide]:
     """Ranks that slow the others down: loader or device alone reaches less than 90 % of the others' median."""
     found: dict[int, SlowSide] = {}
     for side in _SIDES:
-        known = {one.rank: rate for one in ranks if (rate := getattr(one, f"{side}_ceiling")) is not None}
-        for rank, rate in known.items():
-            others = [other for number, other in known.items() if number != rank]
-            if others and rank not in found and rate < _UNEVEN * median(others):
-                found[rank] = SlowSide(side, rate / median(others))
+        rates = {rank.rank: rate for rank in ranks if (rate := getattr(rank, f"{side}_ceiling")) is not None}
+        for number, rate in rates.items():
+            others = [other for its_number, other in rates.items() if its_number != number]
+            if others and number not in found and rate < _UNEVEN * median(others):
+                found[number] = SlowSide(side, rate / median(others))
     return found

@@ -6,8 +6,9 @@ from math import exp, log
 from statistics import fmean
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from autotune.frozen import FrozenModel
 from autotune.note import Note
 from autotune.records.measurement import Measurement
 from autotune.records.stress_check import StressFigures
@@ -17,10 +18,8 @@ from autotune.space.learning_rate import LrAdvice
 __all__ = ["Confirmation", "Ratio", "Recommendation"]
 
 
-class Confirmation(BaseModel):
+class Confirmation(FrozenModel):
     """A configuration measured again, once in each round; None where a round's run failed."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     number: int
     """The trial's number in the study; 0 is the baseline."""
@@ -40,20 +39,16 @@ class Confirmation(BaseModel):
         return exp(fmean(log(run.samples_per_s) for run in self.runs))
 
 
-class Ratio(BaseModel):
+class Ratio(FrozenModel):
     """A rate over another, measured side by side, with its 95 % interval."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
     value: float
     low: float
     high: float
 
 
-class Recommendation(BaseModel):
+class Recommendation(FrozenModel):
     """The configuration to use, and what speaks for it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     config: TrainingConfig
     """Ready to use: its learning rate is scaled to its global batch."""

@@ -1,7 +1,7 @@
-"""Which search a study belongs to, in words that can be compared: so that nothing is resumed with something else.
+"""Which search a study belongs to, as texts that can be compared: a study is resumed by the same search alone.
 
 Comes in: a Plan and the Environment. Goes out: a short text for each part of the search, equal in another run of the
-same program. The user's objects are only looked at from outside, without torch; no code of the user's runs but __len__.
+same program. The user's objects are only described, without torch; of the user's code only __len__ runs.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def _in_words(value: object) -> str:
 def describe_part(part: Any) -> str:
     """A short text that is equal for the same model, dataset or function in another run of the same program.
 
-    Compared are the code of functions and classes, the arguments of partials, what a closure holds, parameters' shapes,
-    the dataset's length, and public attributes that are plain values. Not compared are the content of the data, random
-    weights, and code that the compared code calls.
+    Compared are the code of functions and classes, the arguments of partials, a closure's variables, parameters'
+    shapes, the dataset's length, and public attributes that are plain values. Not compared are the content of the data,
+    random weights, and code that the compared code calls.
     """
     if isinstance(part, Ref):
         return _describe_ref(part)
@@ -89,15 +89,15 @@ def _text(value: Any, depth: int) -> str:
         case list() | tuple():
             text = _texts(value, depth)
         case Mapping() | set() | frozenset():  # a set's own order depends on the hash seed
-            pairs = value.items() if isinstance(value, Mapping) else value
-            text = str(sorted(_text(one, depth) for one in pairs))
+            items = value.items() if isinstance(value, Mapping) else value
+            text = str(sorted(_text(item, depth) for item in items))
         case type():
             text = _class_text(value)
         case MethodType():
             text = _texts((value.__func__, value.__self__), depth)
         case FunctionType():
-            held = [_held(cell) for cell in value.__closure__ or ()]
-            text = _code_text(value.__code__) + _texts((value.__defaults__, value.__kwdefaults__, held), depth - 1)
+            closure = [_content(cell) for cell in value.__closure__ or ()]
+            text = _code_text(value.__code__) + _texts((value.__defaults__, value.__kwdefaults__, closure), depth - 1)
         case _:
             text = repr(value) if isinstance(value, _PLAIN) else _object_text(value, depth)
     return text
@@ -123,8 +123,8 @@ def _object_text(value: Any, depth: int) -> str:
 
 def _class_text(kind: type) -> str:
     """The code and plain values of a class and its bases; torch and builtins are known by their versions."""
-    own = [one for one in kind.__mro__ if one.__module__.partition(".")[0] not in {"builtins", "torch"}]
-    return f"{kind.__qualname__}{[sorted(_member_texts(one)) for one in own]}"
+    own = [base for base in kind.__mro__ if base.__module__.partition(".")[0] not in {"builtins", "torch"}]
+    return f"{kind.__qualname__}{[sorted(_member_texts(base)) for base in own]}"
 
 
 def _member_texts(kind: type) -> Iterator[str]:
@@ -137,7 +137,7 @@ def _member_texts(kind: type) -> Iterator[str]:
             yield f"{name}:{_code_text(member.__code__)}"
 
 
-def _held(cell: CellType) -> Any:
+def _content(cell: CellType) -> Any:
     """The value of a closure's variable; None where it has none yet."""
     with suppress(ValueError):
         return cell.cell_contents
@@ -145,7 +145,7 @@ def _held(cell: CellType) -> Any:
 
 
 def _code_text(code: CodeType) -> str:
-    return f"{code.co_code.hex()}{code.co_names}{[_constant_text(one) for one in code.co_consts]}"
+    return f"{code.co_code.hex()}{code.co_names}{[_constant_text(constant) for constant in code.co_consts]}"
 
 
 def _constant_text(constant: object) -> str:

@@ -6,20 +6,24 @@ machine or the workload stands in space/constraints.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from autotune.settings.ddp_config import DdpConfig
 
-__all__ = ["loader_contradiction", "strategy_contradiction"]
+__all__ = ["NEUTRAL_WITHOUT_WORKERS", "loader_contradiction", "strategy_contradiction"]
+
+NEUTRAL_WITHOUT_WORKERS: dict[str, object] = {"prefetch_factor": None, "persistent_workers": False}
+"""Settings that only loader workers use, and the one value of each without workers."""
 
 
-def loader_contradiction(num_workers: int, prefetch_factor: int | None, *, persistent_workers: bool) -> str | None:
-    """Why a DataLoader can't have these settings, or None."""
-    if num_workers == 0 and prefetch_factor is not None:
-        return (
-            "prefetch_factor needs loader workers, but got "
-            f"num_workers=0 and prefetch_factor={prefetch_factor}; leave prefetch_factor out or set num_workers"
-        )
-    if num_workers == 0 and persistent_workers:
-        return "persistent_workers needs loader workers, but got num_workers=0; leave it out or set num_workers"
+def loader_contradiction(num_workers: int, settings: Mapping[str, object]) -> str | None:
+    """Why a DataLoader can't have these settings, by their names, with so many workers; None where it can."""
+    for name, neutral in NEUTRAL_WITHOUT_WORKERS.items():
+        if num_workers == 0 and settings[name] != neutral:
+            return (
+                f"{name} needs loader workers, but got num_workers=0 and {name}={settings[name]}; leave {name} out or "
+                "set num_workers"
+            )
     return None
 
 

@@ -1,12 +1,13 @@
-"""The machine that trials run on, as a worker process sees it, and how many of its kind; stored beside every result."""
+"""The machine that trials run on, as a worker process finds it, and the fields by which machines are compared."""
 
 from __future__ import annotations
 
 import hashlib
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import Field, StringConstraints
 
+from autotune.frozen import FrozenModel
 from autotune.note import Note
 from autotune.settings.training_config import AmpDtype
 
@@ -34,10 +35,8 @@ COMPARED = {
 """The fields by which two machines are compared, and what messages call them."""
 
 
-class Environment(BaseModel):
-    """Hardware and versions. Holds no names of users, no paths, and of environment variables two switches alone."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+class Environment(FrozenModel):
+    """Hardware and versions. No names of users, no paths, and of the environment's variables only two switches."""
 
     device: str
     """torch's name for the device, such as "cuda:0"."""
@@ -47,13 +46,13 @@ class Environment(BaseModel):
     device_memory_bytes: int
     """Memory of the device; on the CPU the machine's or the cgroup's RAM."""
     device_count: int
-    """Of its kind on a host."""
+    """Devices of this kind on a host."""
     device_names: tuple[str, ...] = ()
-    """Each device's product on a host whose devices are not alike; () where they are."""
+    """Each device's product on a host whose devices differ; () where they are all the same."""
     hosts: Annotated[int, Field(ge=1)] = 1
     """Machines, all like this one, over which the ranks of one trial may be spread."""
     is_spread: bool = False
-    """Ranks lie on as many of the hosts as possible, not on as few as hold them."""
+    """Ranks lie on as many of the hosts as possible, not on as few as have room for them."""
     native_amp_dtypes: tuple[AmpDtype, ...]
     """Precisions that the device computes natively."""
     driver: str | None

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from math import inf
+from contextlib import suppress
+from math import inf, nan
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ByteSize, Field, TypeAdapter, ValidationError
+
+from autotune.frozen import FrozenModel
 
 __all__ = ["LrRule", "MemoryLimit", "Objective"]
 
@@ -16,41 +19,33 @@ _BYTE_SIZE: TypeAdapter[int] = TypeAdapter(ByteSize)
 
 
 def _parse_memory_limit(value: object) -> int | float:
-    limit = _limit_of_text(value) if isinstance(value, str) else _limit_of_number(value)
-    if limit is None:
-        rule = 'memory_limit must be bytes, a size such as "20GiB", or a fraction of the device in (0, 1]'
-        raise ValueError(f"{rule}, but got {value!r}")
-    return limit
-
-
-def _limit_of_text(text: str) -> int | float | None:
-    try:
-        return _limit_of_number(float(text))
-    except ValueError:
-        pass
-    try:
-        size = int(_BYTE_SIZE.validate_python(text))
-    except ValidationError:
-        return None
-    return size if size > 1 else None
-
-
-def _limit_of_number(number: object) -> int | float | None:
-    if isinstance(number, bool) or not isinstance(number, int | float):
-        return None
+    number = _number_of(value)
     if 0 < number <= 1:
-        return float(number)
-    return int(number) if 1 < number < inf and number == int(number) else None
+        return number
+    if 1 < number < inf and number == int(number):
+        return int(number)
+    rule = 'memory_limit must be bytes, a size such as "20GiB", or a fraction of the device in (0, 1]'
+    raise ValueError(f"{rule}, but got {value!r}")
+
+
+def _number_of(value: object) -> float:
+    """A number, also as text, or the bytes of a size; not a number for all else, and for a size of one byte or less."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return nan
+    with suppress(ValueError):
+        return float(value)
+    with suppress(ValidationError):
+        size = _BYTE_SIZE.validate_python(value)
+        return size if size > 1 else nan
+    return nan
 
 
 MemoryLimit = Annotated[int | float, BeforeValidator(_parse_memory_limit)]
 """A fraction of the device's memory where at most 1, bytes otherwise."""
 
 
-class Objective(BaseModel):
+class Objective(FrozenModel):
     """What counts as better, and under which limits."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     memory_limit: MemoryLimit = 0.9
     """Bytes, a size such as "20GiB", or a fraction of the device's memory."""

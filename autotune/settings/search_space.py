@@ -7,10 +7,12 @@ values the field of the same name of a TrainingConfig (or DdpConfig) takes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, ValidationInfo
+from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError, ValidationInfo
 
+from autotune.frozen import FrozenModel
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.training_config import TrainingConfig
 
@@ -21,10 +23,8 @@ DDP_PREFIX = "ddp."
 SettingValue = bool | int | float | str | None
 
 
-class Choices(BaseModel):
+class Choices(FrozenModel):
     """A list of values to choose from; one value fixes the setting."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     values: tuple[SettingValue, ...] = Field(min_length=1)
 
@@ -38,10 +38,8 @@ class Choices(BaseModel):
         return iter(self.values)
 
 
-class IntRange(BaseModel):
+class IntRange(FrozenModel):
     """Whole numbers from low to high, both included; log: tried evenly on a logarithmic scale."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     low: Annotated[int, Field(strict=True)]
     high: Annotated[int, Field(strict=True)]
@@ -60,22 +58,52 @@ class IntRange(BaseModel):
 Domain = Choices | IntRange
 
 
-def _parse_setting(value: object, info: ValidationInfo) -> Domain:
-    return _parse_domain(TrainingConfig, str(info.field_name), value)
+def _parse_domain(model: type[BaseModel], value: object, info: ValidationInfo) -> Domain:
+    """The domain that the user has written for the field of the same name of a model."""
+    name = str(info.field_name)
+    if isinstance(value, IntRange):
+        value = value.model_dump()
+    if isinstance(value, Mapping):
+        return _parse_range(model, name, value)
+    if isinstance(value, set | frozenset):
+        value = sorted(value, key=repr)
+    values = value if isinstance(value, Choices | list | tuple | range) else (value,)
+    if not values:
+        raise ValueError("a list of choices must have at least one value, but got []")
+    return Choices(values=tuple(dict.fromkeys(_checked(model, name, choice) for choice in values)))
 
 
-def _parse_ddp_setting(value: object, info: ValidationInfo) -> Domain:
-    return _parse_domain(DdpConfig, str(info.field_name), value)
+def _parse_range(model: type[BaseModel], name: str, value: Mapping[Any, Any]) -> IntRange:
+    try:
+        domain = IntRange.model_validate(dict(value))
+    except ValidationError as error:
+        detail = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+        rule = "a range is {low: int, high: int[, log: bool]}"
+        raise ValueError(f"{rule}, but got {dict(value)!r} ({detail})") from None
+    if domain.low > domain.high:
+        raise ValueError(f"`low <= high` must hold, but got (low={domain.low}, high={domain.high})")
+    if domain.log and domain.low < 1:
+        raise ValueError(f"a logarithmic range must start at 1 or more, but got low={domain.low}")
+    for end in (domain.low, domain.high):
+        _checked(model, name, end)
+    return domain
 
 
-_Setting = Annotated[Domain | None, BeforeValidator(_parse_setting)]
-_DdpSetting = Annotated[Domain | None, BeforeValidator(_parse_ddp_setting)]
+def _checked(model: type[BaseModel], name: str, value: object) -> Any:
+    info = model.model_fields[name]
+    annotation: Any = Annotated[info.annotation, info]
+    try:
+        return TypeAdapter(annotation).validate_python(value)
+    except ValidationError as error:
+        raise ValueError(f"{value!r} can't be a value of {name}: {error.errors()[0]['msg']}") from None
 
 
-class DdpSpace(BaseModel):
+_Setting = Annotated[Domain | None, BeforeValidator(partial(_parse_domain, TrainingConfig))]
+_DdpSetting = Annotated[Domain | None, BeforeValidator(partial(_parse_domain, DdpConfig))]
+
+
+class DdpSpace(FrozenModel):
     """DistributedDataParallel's part of the space, written as the other settings are."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     bucket_cap_mb: _DdpSetting = None
     first_bucket_mb: _DdpSetting = None
@@ -86,14 +114,12 @@ class DdpSpace(BaseModel):
     comm_hook: _DdpSetting = None
 
 
-class SearchSpace(BaseModel):
+class SearchSpace(FrozenModel):
     """The user's part of the space: a setting left out takes its default range, a single value fixes it.
 
     Each setting takes a list of choices, {low, high[, log]}, or one value. The learning rate is not searched: it
     follows the global batch by `objective.lr_rule`.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     micro_batch_size: _Setting = None
     grad_accum_steps: _Setting = None
@@ -115,46 +141,3 @@ class SearchSpace(BaseModel):
         if self.ddp is not None:
             found |= {f"{DDP_PREFIX}{name}": getattr(self.ddp, name) for name in self.ddp.model_fields_set}
         return dict(sorted(found.items()))
-
-
-def _parse_domain(model: type[BaseModel], name: str, value: object) -> Domain:
-    """The domain that a user has written for a field of a model.
-
-    Raises:
-        ValueError: it is none, or holds what the field does not take.
-    """
-    if isinstance(value, IntRange):
-        value = value.model_dump()
-    if isinstance(value, Mapping):
-        return _parse_range(model, name, value)
-    if isinstance(value, set | frozenset):
-        value = sorted(value, key=repr)
-    values = value if isinstance(value, Choices | list | tuple | range) else (value,)
-    if not values:
-        raise ValueError("a list of choices must hold at least one value, but got []")
-    return Choices(values=tuple(dict.fromkeys(_checked(model, name, one) for one in values)))
-
-
-def _parse_range(model: type[BaseModel], name: str, value: Mapping[Any, Any]) -> IntRange:
-    try:
-        domain = IntRange.model_validate(dict(value))
-    except ValidationError as error:
-        detail = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
-        rule = "a range is {low: int, high: int[, log: bool]}"
-        raise ValueError(f"{rule}, but got {dict(value)!r} ({detail})") from None
-    if domain.low > domain.high:
-        raise ValueError(f"`low <= high` must hold, but got (low={domain.low}, high={domain.high})")
-    if domain.log and domain.low < 1:
-        raise ValueError(f"a logarithmic range must start at 1 or more, but got low={domain.low}")
-    for end in (domain.low, domain.high):
-        _checked(model, name, end)
-    return domain
-
-
-def _checked(model: type[BaseModel], name: str, value: object) -> Any:
-    info = model.model_fields[name]
-    annotation: Any = Annotated[info.annotation, info]
-    try:
-        return TypeAdapter(annotation).validate_python(value)
-    except ValidationError as error:
-        raise ValueError(f"{value!r} can't be a value of {name}: {error.errors()[0]['msg']}") from None

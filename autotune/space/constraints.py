@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from math import ceil, inf
 
+from autotune.settings.contradictions import NEUTRAL_WITHOUT_WORKERS
 from autotune.settings.ddp_config import TORCH_BUCKET_CAP_MB, TORCH_FIRST_BUCKET_MB, DdpConfig
 from autotune.settings.environment import DeviceKind, Environment
-from autotune.settings.executor import places
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import WorkloadFacts
 
@@ -18,7 +18,6 @@ __all__ = [
     "DATA_PARALLEL_KINDS",
     "GROUP_BACKENDS",
     "HOOK_DTYPES",
-    "TORCH_PREFETCH_FACTOR",
     "coarse_exchange",
     "hook_obstacle",
     "hosts_of",
@@ -31,8 +30,6 @@ __all__ = [
     "without_effect",
 ]
 
-TORCH_PREFETCH_FACTOR = 2
-"""torch.utils.data.DataLoader's own, where workers load and None is given."""
 GROUP_BACKENDS: dict[DeviceKind, str] = {"cuda": "nccl", "rocm": "nccl", "xpu": "xccl", "cpu": "gloo"}
 """What the ranks of a group exchange gradients by, for each kind of device that can."""
 DATA_PARALLEL_KINDS: frozenset[DeviceKind] = frozenset({"cuda", "rocm"})
@@ -57,7 +54,7 @@ def most_ranks(environment: Environment) -> int:
 
 
 def ranks_of_host(environment: Environment) -> int:
-    """Ranks that a host has room for: its devices, on a lone one from that named on; on the CPU, a core for each."""
+    """Ranks that a host has room for: its devices, on a single host from the named one on; on the CPU, one a core."""
     if environment.device_kind == "cpu":
         return environment.cores
     index = int(environment.device.partition(":")[2] or 0) if environment.hosts == 1 else 0
@@ -65,28 +62,18 @@ def ranks_of_host(environment: Environment) -> int:
 
 
 def ranks_on_host(ranks: int, environment: Environment) -> int:
-    """Most ranks of a group of so many that share a host; of a group without room, as if there were some."""
-    most = ranks_of_host(environment)
-    if ranks > environment.hosts * most:
-        return ceil(ranks / environment.hosts)
-    return max(places(ranks, hosts=environment.hosts, per_host=most, spread=environment.is_spread))
+    """Most ranks of a group of so many that share a host; of a group without room, as if there were room."""
+    return ceil(ranks / _hosts_taken(ranks, environment))
 
 
 def hosts_of(config: TrainingConfig, environment: Environment) -> int:
     """Hosts that a trial takes; of a group without room, all of them."""
-    if config.strategy != "ddp" or environment.hosts == 1:
-        return 1
-    try:
-        return len(
-            places(
-                config.world_size,
-                hosts=environment.hosts,
-                per_host=ranks_of_host(environment),
-                spread=environment.is_spread,
-            )
-        )
-    except ValueError:
-        return environment.hosts
+    return _hosts_taken(config.world_size, environment) if config.strategy == "ddp" else 1
+
+
+def _hosts_taken(ranks: int, environment: Environment) -> int:
+    """As `executor.places` lays them out: on as few hosts as have room, or spread over as many as there are."""
+    return min(environment.hosts, ranks if environment.is_spread else ceil(ranks / ranks_of_host(environment)))
 
 
 def hook_obstacle(hook: str | None, environment: Environment) -> str | None:
@@ -105,14 +92,14 @@ def hook_obstacle(hook: str | None, environment: Environment) -> str | None:
 def coarse_exchange(config: TrainingConfig, baseline: TrainingConfig) -> str | None:
     """Why gradients would be rounded on their way beyond what computing them rounds, or None.
 
-    The precision guard compares one process with float32 and sees no exchange: without being asked for, a hook may be
-    taken only where its precision is that of the computation, or where the user runs it today. The fp16 hook rounds
-    before it divides by the ranks: gradients above 65,504 become infinite on their way. In float16 the GradScaler skips
-    such steps and halves its scale; elsewhere nothing makes up for it. Source: torch/distributed/algorithms/
-    ddp_comm_hooks/default_hooks.py (_compress_hook), torch 2.13.
+    The precision guard compares one process with float32, which exchanges nothing: a hook that the user has not listed
+    is allowed only where its precision is that of the computation, or where the user runs it today. The fp16 hook
+    rounds before it divides by the ranks: gradients above 65,504 become infinite on their way. In float16 the
+    GradScaler skips such steps and halves its scale; in other precisions nothing corrects it. Source:
+    torch/distributed/algorithms/ ddp_comm_hooks/default_hooks.py (_compress_hook), torch 2.13.
     """
-    hook, theirs = _hook_of(config), _hook_of(baseline)
-    if hook is None or hook == theirs or HOOK_DTYPES.get(hook) == config.amp_dtype:
+    hook, today = _hook_of(config), _hook_of(baseline)
+    if hook is None or hook == today or HOOK_DTYPES.get(hook) == config.amp_dtype:
         return None
     return (
         "gradients must not be rounded more on their way than where they are computed, but got "
@@ -134,13 +121,13 @@ def without_effect(config: TrainingConfig, facts: WorkloadFacts, environment: En
 
 
 def normalised(settings: dict[str, object], facts: WorkloadFacts, environment: Environment) -> dict[str, object]:
-    """Proposed settings with everything that has no effect put to its neutral value, so that equals are equal.
+    """Proposed settings with everything that has no effect set to its neutral value, so that equals are equal.
 
-    `ddp` may be a DdpConfig or its mapping; what comes out is a mapping, or None where it says what torch does anyway.
+    `ddp` may be a DdpConfig or its mapping; the result is a mapping, or None where it equals torch's defaults.
     """
     result = {**settings, **_normalised_ranks(settings, facts)}
     if result.get("num_workers") == 0:
-        result.update(prefetch_factor=None, persistent_workers=False)
+        result.update(NEUTRAL_WITHOUT_WORKERS)
     if environment.has_only_ram:
         result["pin_memory"] = False
     if environment.device_kind != "cuda" and result.get("amp_dtype") == "tf32":
@@ -151,10 +138,9 @@ def normalised(settings: dict[str, object], facts: WorkloadFacts, environment: E
 
 
 def same_behaviour_key(config: TrainingConfig, facts: WorkloadFacts, environment: Environment) -> str:
-    """A text that is equal for configurations that run alike: what one measured answers for the other."""
+    """A text that is equal for configurations that behave the same: one's measurement answers for the other."""
     settings = normalised(config.model_dump(exclude={"lr"}), facts, environment)
-    if config.num_workers > 0 and config.prefetch_factor is None:
-        settings["prefetch_factor"] = TORCH_PREFETCH_FACTOR
+    settings["prefetch_factor"] = config.batches_per_worker
     if settings["strategy"] == "ddp":
         settings["ddp"] = _ddp_behaviour(DdpConfig.model_validate(settings["ddp"] or {}), facts)
     return repr(sorted(settings.items()))
@@ -213,8 +199,8 @@ def _beyond_the_group(config: TrainingConfig, facts: WorkloadFacts, environment:
     ddp = config.ddp or DdpConfig()
     if facts.has_unused_parameters and not (ddp.find_unused_parameters or ddp.static_graph):
         return (
-            "DistributedDataParallel must look for parameters without a gradient (one step has left some out), but got "
-            "ddp.find_unused_parameters=False; set ddp.find_unused_parameters: true"
+            "DistributedDataParallel must search for parameters without a gradient (one step has left some out), but "
+            "got ddp.find_unused_parameters=False; set ddp.find_unused_parameters: true"
         )
     return hook_obstacle(ddp.comm_hook, environment)
 
@@ -224,7 +210,7 @@ def _hook_of(config: TrainingConfig) -> str | None:
 
 
 def _normalised_ranks(settings: dict[str, object], facts: WorkloadFacts) -> dict[str, object]:
-    """One rank is strategy single, by whatever name, and a single one has one rank; DDP's settings are DDP's alone."""
+    """One rank is always strategy single, which has one rank; only strategy ddp has DDP's settings."""
     strategy = settings.get("strategy", "single")
     if strategy == "single" or settings.get("world_size", 1) == 1:
         return {"strategy": "single", "world_size": 1, "ddp": None}
@@ -244,7 +230,7 @@ def _normalised_ddp(ddp: object, facts: WorkloadFacts) -> dict[str, object] | No
 
 
 def _ddp_behaviour(ddp: DdpConfig, facts: WorkloadFacts) -> dict[str, object]:
-    """DDP's settings with its buckets as they turn out: none holds more than all gradients together."""
+    """DDP's settings with its buckets' real sizes: none is larger than all gradients together."""
     cap = ddp.bucket_cap_mb or TORCH_BUCKET_CAP_MB
     first = ddp.first_bucket_mb or (TORCH_FIRST_BUCKET_MB if ddp.bucket_cap_mb is None else cap)
     most = facts.gradient_bytes / 2**20 or inf

@@ -22,7 +22,7 @@ def spread(values: Sequence[int], most: int) -> list[int]:
         return ordered
     low, high = log2(1 + ordered[0]), log2(1 + ordered[-1])
     wanted = [2 ** (low + (high - low) * place / (most - 1)) - 1 for place in range(most)]
-    return sorted({min(ordered, key=lambda one: abs(one - value)) for value in wanted})
+    return sorted({min(ordered, key=lambda number: abs(number - value)) for value in wanted})
 
 
 def group_sizes(domains: Mapping[str, Domain]) -> tuple[int, ...]:

@@ -47,7 +47,7 @@ class ResolvedSpace:
     """Most loader workers of all ranks on a host: more of a proposal are left out; None where the user has listed
     numbers of workers."""
     lists_hooks: bool = False
-    """The user has listed communication hooks: how coarse they are is his to judge."""
+    """The user has listed communication hooks: their rounding is the user's to judge."""
     notes: tuple[Note | str, ...] = ()
     """What has no effect here, and why a default range is narrower than usual."""
 
@@ -64,7 +64,7 @@ class ResolvedSpace:
 
     @property
     def size(self) -> int:
-        """Combinations of values, those included that the rules exclude or that run alike."""
+        """Combinations of values, including those that the rules exclude or that behave the same."""
         return prod(len(domain) for domain in self.parameters.values())
 
     def combinations(self) -> Iterable[dict[str, SettingValue]]:
@@ -83,7 +83,7 @@ def resolve(
     environment: Environment,
     drop_last: bool = True,
 ) -> ResolvedSpace:
-    """Complete a user's space by the default ranges, which hold the baseline's values too.
+    """Complete a user's space by the default ranges, which include the baseline's values.
 
     Explicit choices override every cap.
     """

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from autotune.settings.search_space import Choices, DdpSpace, IntRange, SearchSpace
-from autotune.settings.training_config import DdpConfig
+from autotune.settings.training_config import LOADER_SETTINGS, DdpConfig, TrainingConfig
 
 
 def test_a_setting_takes_a_list_a_range_or_one_value() -> None:
@@ -95,3 +95,8 @@ def test_ddps_settings_are_written_as_the_others_and_named_by_where_they_stand()
 def test_what_can_not_be_a_space_of_ddp_is_refused(given_ddp: object, said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         SearchSpace.model_validate({"ddp": given_ddp})
+
+
+def test_every_setting_but_the_learning_rate_can_be_searched() -> None:
+    assert set(SearchSpace.model_fields) == set(TrainingConfig.model_fields) - {"lr"}
+    assert set(LOADER_SETTINGS) < set(TrainingConfig.model_fields)

@@ -19,16 +19,11 @@ _REASONS = {
 """Why a setting has no effect."""
 
 
-def _baseline_without_effect(figures: Mapping[str, Any]) -> str:
-    return f"The baseline's {figures['setting']} has no effect here: {_reason(figures)}."
-
-
-def _value_without_effect(figures: Mapping[str, Any]) -> str:
-    return f"{figures['setting']}={figures['value']} has no effect here: {_reason(figures)}."
-
-
-def _reason(figures: Mapping[str, Any]) -> str:
-    return _REASONS[figures["reason"]].format(device=figures["device"])
+def _without_effect(figures: Mapping[str, Any]) -> str:
+    setting = (
+        f"{figures['setting']}={figures['value']}" if "value" in figures else f"The baseline's {figures['setting']}"
+    )
+    return f"{setting} has no effect here: {_REASONS[figures['reason']].format(device=figures['device'])}."
 
 
 def _dataset_not_sharded(figures: Mapping[str, Any]) -> str:
@@ -45,8 +40,8 @@ def _spread_without_effect(figures: Mapping[str, Any]) -> str:
 
 
 SPACE: dict[str, Wording] = {
-    "baseline_without_effect": _baseline_without_effect,
-    "value_without_effect": _value_without_effect,
+    "baseline_without_effect": _without_effect,
+    "value_without_effect": _without_effect,
     "precision_not_native": "{device} does not compute {precisions:list} natively: tried as given.",
     "dataset_not_sharded": _dataset_not_sharded,
     "ddp_settings_without_ddp": (

@@ -19,8 +19,7 @@ import psutil
 from autotune.analysis.expectation import PINNING_KINDS
 from autotune.note import note
 from autotune.protocol.messages import Job
-from autotune.settings.training_config import TrainingConfig
-from autotune.space.constraints import TORCH_PREFETCH_FACTOR
+from autotune.settings.training_config import TORCH_PREFETCH_FACTOR, TrainingConfig
 from autotune.worker.jobs.points import PointRefusedError
 from autotune.worker.measure.batch import tensors_of
 from autotune.worker.setup.device import Device
