@@ -17,6 +17,7 @@ from autotune.settings.workload import Workload
 from autotune.worker.measure.step import Trainer, infer_step, make_trainer
 from autotune.worker.setup.build import WorkloadFault, build_model
 from autotune.worker.setup.device import Device, open_device
+from tests.launch.user_batches import Encoding, Graph, Opaque
 
 Pair = namedtuple("Pair", "x y")
 
@@ -105,6 +106,20 @@ def test_a_step_that_is_given_is_taken_for_any_batch() -> None:
     assert step.source == "the step that was given"
 
 
+@pytest.mark.parametrize(
+    "batch", [["a", "b"], Opaque(torch.ones(3)), Graph(x=torch.ones(3)), Encoding(x=torch.ones(3))]
+)
+def test_a_step_that_is_given_takes_batches_in_which_no_tensor_is_found(batch: Any) -> None:
+    workload = Workload(model=None, dataset=None, step=lambda *_: torch.tensor(1.0))
+    assert infer_step(workload, batch).source == "the step that was given"
+
+
+def test_an_encoding_goes_in_as_keywords() -> None:
+    batch = Encoding(x=torch.zeros(2))
+    step = infer_step(Workload(model=None, dataset=None), batch)
+    assert step.function(Constant({"loss": torch.tensor(2.0)}), batch) == 2
+
+
 @pytest.mark.parametrize("outputs", [{"loss": torch.tensor(2.0)}, SimpleNamespace(loss=torch.tensor(2.0))])
 def test_a_mapping_goes_in_as_keywords_and_its_loss_is_taken(outputs: Any) -> None:
     batch = {"x": torch.zeros(2)}
@@ -121,6 +136,8 @@ def test_a_mapping_goes_in_as_keywords_and_its_loss_is_taken(outputs: Any) -> No
         (torch.zeros(3), "a mapping .* or a pair .*but got Tensor; pass step="),
         ((torch.zeros(3),) * 3, "but got a tuple of 3; pass step="),
         ([torch.zeros(3), ["a"]], "but got a list of 2"),
+        (Graph(x=torch.zeros(3)), "but got Graph; pass step="),
+        (Opaque(torch.zeros(3)), "yields Opaque without any; .* or pass step="),
     ],
 )
 def test_a_batch_that_says_nothing_is_refused_with_the_remedy(batch: Any, sentence: str) -> None:
