@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from autotune.worker.measure.nvml_calls import ask, does, number
+from autotune.worker.measure.nvml_calls import ask, does, number, structure
 
 __all__ = [
     "GPM_LEAST_S",
@@ -260,11 +260,9 @@ def free_gpm(sample: Any) -> None:
 
 def gpm_shares(first: Any, second: Any, metrics: Sequence[int]) -> dict[int, float]:
     """Metrics in per cent between two of GPM's samples, as shares; those that it does not give are left out."""
-    import pynvml
-
     if first is None or second is None:
         return {}
-    asked = pynvml.c_nvmlGpmMetricsGet_t()
+    asked = structure("c_nvmlGpmMetricsGet_t")
     asked.version, asked.numMetrics, asked.sample1, asked.sample2 = _METRICS_VERSION, len(metrics), first, second
     for index, metric in enumerate(metrics):
         asked.metrics[index].metricId = metric

@@ -1,7 +1,6 @@
 """Calls of NVML, any of which may be refused: not supported, no permission, or lacking in this driver or pynvml.
 
-Takes a function's name and arguments; hands on its answer, or None. Nothing else in the worker calls pynvml, but for
-the structures of GPM.
+Takes a function's name and arguments; hands on its answer, or None. Nothing else in the worker knows pynvml.
 Source: NVML API reference; function names as in nvidia-ml-py's pynvml.
 """
 
@@ -9,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["ask", "does", "number"]
+__all__ = ["ask", "does", "number", "structure"]
 
 _REFUSED = object()
 _OLDER_NAMES = {
@@ -35,6 +34,13 @@ def ask(name: str, *arguments: Any) -> Any:
 def does(name: str, *arguments: Any) -> bool:
     """Whether one of pynvml's functions succeeded."""
     return _call(name, *arguments) is not _REFUSED
+
+
+def structure(name: str) -> Any:
+    """An empty one of pynvml's structures."""
+    import pynvml
+
+    return getattr(pynvml, name)()
 
 
 def _call(name: str, *arguments: Any) -> Any:
