@@ -20,6 +20,7 @@ from typing import Any, Literal
 from autotune import TrainingConfig
 from autotune.analysis.expectation import DEVICE_SETTINGS, LOADER_SETTINGS
 from autotune.launch.launcher import Exit, Launch
+from autotune.note import note
 from autotune.protocol.messages import Job, RankReport, read_model, write_model
 from autotune.records.diagnosis import CurvePoint, Curves
 from autotune.records.precision_check import GuardFigures
@@ -248,7 +249,7 @@ class ReplayLauncher:
         """The recorded points among those that are asked for, and what these took."""
         recorded = self.surface.curves
         if recorded is None:
-            return Curves(remarks=("Nothing was recorded.",)), 0.0
+            return Curves(remarks=(note("curves_not_measured", cause="nothing was recorded"),)), 0.0
         asked = [job.config, *job.variations]
         loader = self._points(recorded.loader, asked, job.config, LOADER_SETTINGS)
         device = self._points(recorded.device, asked, job.config, DEVICE_SETTINGS)
