@@ -6,6 +6,7 @@ The sentences are in report/wording alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from pydantic import Field, JsonValue
 
@@ -27,8 +28,15 @@ class Note(FrozenModel):
         return hash((self.code, *sorted(self.figures)))
 
 
-def note(code: str, **figures: JsonValue | Sequence[JsonValue]) -> Note:
-    """Write a note as a call, with its figures as keywords: `note("no_time_for_stress", number=3)`."""
-    return Note.model_validate(
-        {"code": code, "figures": {k: list(v) if isinstance(v, tuple) else v for k, v in figures.items()}}
-    )
+def note(code: str, **figures: JsonValue | Sequence[JsonValue] | Note) -> Note:
+    """Write a note as a call, with its figures as keywords: `note("no_time_for_stress", number=3)`.
+
+    A figure may be a note itself, such as the reason for something.
+    """
+    return Note(code=code, figures={name: _plain(figure) for name, figure in figures.items()})
+
+
+def _plain(figure: JsonValue | Sequence[JsonValue] | Note) -> JsonValue:
+    if isinstance(figure, Note):
+        return figure.model_dump()
+    return list(figure) if isinstance(figure, tuple) else cast("JsonValue", figure)

@@ -157,16 +157,13 @@ def _merged_memory(parts: Sequence[Measurement], *, is_ram: bool) -> MemorySampl
     return MemorySample(peak_bytes=sum(host), source=f"{samples[0].source}, {which}")
 
 
-def _merged_remarks(parts: Sequence[Measurement]) -> tuple[Note | str, ...]:
+def _merged_remarks(parts: Sequence[Measurement]) -> tuple[Note, ...]:
     """Each remark once, with its ranks where not all have it."""
-    found: dict[Note | str, list[int]] = {}
+    found: dict[Note, list[int]] = {}
     for rank, part in enumerate(parts):
         for remark in part.remarks:
             found.setdefault(remark, []).append(rank)
-    return tuple(remark if len(ranks) == len(parts) else _on_ranks(remark, ranks) for remark, ranks in found.items())
-
-
-def _on_ranks(remark: Note | str, ranks: Sequence[int]) -> Note | str:
-    if isinstance(remark, str):
-        return f"rank {', '.join(map(str, ranks))}: {remark}"
-    return note(remark.code, **remark.figures, on_ranks=ranks)
+    return tuple(
+        remark if len(ranks) == len(parts) else note(remark.code, **remark.figures, on_ranks=ranks)
+        for remark, ranks in found.items()
+    )

@@ -53,8 +53,8 @@ class CurvePoint(FrozenModel):
     """Peak memory of the device's side; None for the loader's, and where not measured."""
     took_s: float = 0.0
     """Seconds that the point took in all: start, warm-up and timed stretch."""
-    reason: str = ""
-    """Why it could not be measured."""
+    reason: Note | str = ""
+    """Why it could not: a note of ours, or the text of an error."""
 
 
 class Roofline(FrozenModel):
@@ -83,7 +83,7 @@ class Curves(FrozenModel):
     roofline: Roofline | None = None
     threads: int | None = None
     """Threads of one operation on the CPU, where the configuration leaves them to torch or sets them."""
-    remarks: tuple[Note | str, ...] = ()
+    remarks: tuple[Note, ...] = ()
     """What could not be measured, and why."""
     is_cut: bool = False
     """The process that measured them ended early: another process can continue from here."""

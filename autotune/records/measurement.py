@@ -159,7 +159,7 @@ class Measurement(FrozenModel):
     and window, the worst rank's waits, busy fraction and memory."""
     communication: Communication | None = None
     """What exchanging gradients takes; None for a single rank, and where not measured."""
-    remarks: tuple[Note | str, ...] = ()
+    remarks: tuple[Note, ...] = ()
     """What disturbed the window, what could not be measured after it, and why. Of a group: with `on_ranks`, the ranks
     that a remark is about, where it is not about all."""
     after_s: float = 0.0

@@ -63,7 +63,7 @@ class GuardFigures(FrozenModel):
     """How far two float32 runs of some steps, under other random seeds, deviate, as `loss_deviation`."""
     skipped_steps: tuple[bool, ...] = ()
     """For each attempt at a step, whether the GradScaler skipped it; empty without one."""
-    remarks: tuple[Note | str, ...] = ()
+    remarks: tuple[Note, ...] = ()
     """What weakens the comparison."""
 
     @property

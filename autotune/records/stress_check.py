@@ -38,8 +38,8 @@ class StressFigures(FrozenModel):
     """Equal to the median where all items have one size."""
     largest_batch_bytes: int = 0
     """Tensors of the batch of the largest samples, as it was trained on."""
-    remark: Note | str = ""
-    """Why no batch of the largest samples was trained on; "" where one was."""
+    remark: Note | None = None
+    """Why no batch of the largest samples was trained on; None where one was."""
     memory: MemorySample
     """Of the one process that it ran in."""
 

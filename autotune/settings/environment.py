@@ -68,7 +68,7 @@ class Environment(FrozenModel):
     """Versions of the packages that results depend on."""
     tf32_overrides: tuple[TF32Override, ...] = ()
     """Switches that are set in the environment and change what float32 means on an NVIDIA GPU, as NAME=value."""
-    remarks: tuple[Note | str, ...] = ()
+    remarks: tuple[Note, ...] = ()
     """What the user should know of how the device was chosen, and of what slows it down."""
 
     @property

@@ -88,8 +88,8 @@ def _judged(record: TrialRecord, found: SearchOutcome, report: RankReport) -> St
     if load.least_bytes > found.limit_bytes:
         return StressCheck(is_refuted=True, notes=(note("stress_over_limit", **more),))
     notes = []
-    if remark := figures.remark if isinstance(figures.remark, str) else figures.remark.model_dump():
-        notes.append(note("stress_remark", trial=number, remark=remark))
+    if figures.remark is not None:
+        notes.append(note("stress_remark", trial=number, remark=figures.remark))
     if figures.memory.is_thrashing:
         retries = figures.memory.alloc_retries
         notes.append(note("stress_thrashing", trial=number, alloc_retries=retries, later_steps=figures.steps - 1))

@@ -29,8 +29,12 @@ from autotune.worker.jobs.probe import probe
 from autotune.worker.jobs.stress import train_on_largest
 from autotune.worker.kept_report import keep
 from autotune.worker.measure.conditions import BEFORE_S, Others, conditions_before, others_before
-from autotune.worker.setup.build import resolved, seed_all
-from autotune.worker.setup.device import Device, describe, open_device
+from autotune.worker.setup.build import (
+    resolved,
+    seed_all,
+)
+from autotune.worker.setup.device import Device, open_device
+from autotune.worker.setup.environment import describe
 from autotune.worker.setup.machine import usable_cores
 from autotune.worker.setup.process_group import open_group
 from autotune.worker.trial import Place, Start, gpus_used, run_trial

@@ -13,6 +13,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from autotune.analysis.rates import between_runs, rate_of
+from autotune.note import Note
 from autotune.protocol.jobs import NO_EXTRAS, TrialJob, WindowRules
 from autotune.protocol.reports import RankReport
 from autotune.protocol.trial_folder import TrialFolder
@@ -24,11 +25,12 @@ from autotune.settings.workload import Workload
 from autotune.worker.after_window.extra_steps import measure_after
 from autotune.worker.failure.hang_dump import LastWords
 from autotune.worker.kept_report import ended_when_stuck, keep, longest_after_s, success
+from autotune.worker.measure.batch import batch_fingerprint
 from autotune.worker.measure.conditions import ConditionsProbe, Others
 from autotune.worker.measure.feed import Delivery, Feed
 from autotune.worker.measure.loop import Run, measure_window, warm_up
 from autotune.worker.measure.nvml import Gpu, gpus_of
-from autotune.worker.measure.step import Trainer, batch_fingerprint, infer_step, make_trainer
+from autotune.worker.measure.step import Trainer, infer_step, make_trainer
 from autotune.worker.measure.utilization import BusyProbe
 from autotune.worker.setup.build import WorkloadFault, build_dataset, build_loader, build_model, build_optimizer
 from autotune.worker.setup.device import Device
@@ -200,7 +202,7 @@ def measure(
     )
 
 
-def _remarks(config: TrainingConfig, conditions: DeviceConditions | None) -> tuple[str, ...]:
+def _remarks(config: TrainingConfig, conditions: DeviceConditions | None) -> tuple[Note, ...]:
     """Settings without effect, and what disturbed the window."""
     ineffective = () if config.ddp is None else without_effect_here(config.ddp)
     return (*ineffective, *(() if conditions is None else remarks_on(conditions)))

@@ -319,5 +319,5 @@ def _side(measurement: Measurement | None) -> Figures:
         "standing": None if standing is None else standing.model_dump(mode="json"),
         "joules_per_sample": measurement.joules_per_sample,
         "conditions": None if measurement.conditions is None else measurement.conditions.model_dump(mode="json"),
-        "remarks": list(measurement.remarks),
+        "remarks": [remark.model_dump() for remark in measurement.remarks],
     }

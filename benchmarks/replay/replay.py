@@ -20,6 +20,7 @@ from typing import Any, Literal
 from autotune import TrainingConfig
 from autotune.analysis.expectation import DEVICE_SETTINGS, LOADER_SETTINGS
 from autotune.launch.launcher import Exit, Launch
+from autotune.note import note
 from autotune.protocol.disk import write_model
 from autotune.protocol.jobs import CurvesJob, DescribeJob, Job, PrecisionJob, ProbeJob, StressJob, TrialJob, read_job
 from autotune.protocol.reports import RankReport
@@ -249,7 +250,7 @@ class ReplayLauncher:
         """The recorded points among those that are asked for, and what these took."""
         recorded = self.surface.curves
         if recorded is None:
-            return Curves(remarks=("Nothing was recorded.",)), 0.0
+            return Curves(remarks=(note("curves_not_measured", cause="nothing was recorded"),)), 0.0
         asked = [job.config, *job.variations]
         loader = self._points(recorded.loader, asked, job.config, LOADER_SETTINGS)
         device = self._points(recorded.device, asked, job.config, DEVICE_SETTINGS)

@@ -627,7 +627,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("any")
 
 
-def told_by(call: Callable[[], object]) -> tuple[str, ...]:
+def errors_in(call: Callable[[], object]) -> tuple[str, ...]:
     try:
         call()
     except ConfigError as error:
@@ -637,7 +637,7 @@ def told_by(call: Callable[[], object]) -> tuple[str, ...]:
 
 
 def read_whatever(path: Path, *overrides: str) -> None:
-    for one in told_by(lambda: read_plan(path, overrides)):
+    for one in errors_in(lambda: read_plan(path, overrides)):
         assert one.isprintable()
         assert "Value error" not in one
         assert "pydantic.dev" not in one
@@ -673,7 +673,7 @@ def test_any_override_gives_a_plan_or_a_config_error(folder: Path, override: str
 @settings(deadline=None, max_examples=200)
 @given(value=_VALUES, key=st.sampled_from(_SECTION_NAMES))
 def test_any_python_value_gives_a_plan_or_a_config_error(value: Any, key: str) -> None:
-    assert all(problem.startswith(key) for problem in told_by(lambda: call(**{key: value})))
+    assert all(problem.startswith(key) for problem in errors_in(lambda: call(**{key: value})))
 
 
 # Python calls
@@ -710,7 +710,7 @@ def test_a_file_and_a_call_refuse_the_same_in_the_same_words(
     tmp_path: Path, key: str, written: str, value: object
 ) -> None:
     text = f"{key}: {written}\n" + ("" if key == "workload" else WORKLOAD)
-    (in_call,) = told_by(lambda: call(**{key: value}))
+    (in_call,) = errors_in(lambda: call(**{key: value}))
     place, _, in_file = only_problem(tmp_path, text).partition(" ")
     assert place.startswith("x.yaml:1:")
     assert in_file == in_call

@@ -39,5 +39,5 @@ def test_a_process_that_ends_or_hangs_after_the_window_has_measured_what_it_had(
     found = measured(rig, dataset, deadline_s)
     assert found.samples_per_s > 0
     assert found.loader_costs is None
-    assert [remark.endswith("what an item costs") for remark in found.remarks] == [True]
+    assert [str(remark.figures["stages"]).endswith("'item_costs']") for remark in found.remarks] == [True]
     rig.assert_next_trial_works()

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from autotune.note import Note, note
 from autotune.protocol.reports import RankReport
 from autotune.settings.training_config import TrainingConfig
 from tests.launch.conftest import GENEROUS_S, Rig
 
 ALL = [{}, {"micro_batch_size": 2}, {"micro_batch_size": 8}, {"micro_batch_size": 16}]
 LOST = "RuntimeError: CUDA error: an illegal memory access was encountered"
-CUT = "The job ended before the rest was measured."
+CUT = note("curves_cut")
 
 
 def trace(rig: Rig, model: str, *, deadline_s: float = GENEROUS_S) -> RankReport:
@@ -34,10 +35,10 @@ def seen() -> dict[str, list[int]]:
 
 @pytest.mark.parametrize(
     ("model", "reason"),
-    [("losing_the_device_at_8", LOST), ("dying_at_8", "the process ended while it was measured")],
+    [("losing_the_device_at_8", LOST), ("dying_at_8", note("process_ended_at_point"))],
 )
 def test_what_a_process_does_not_outlive_is_left_with_its_reason_and_the_rest_is_measured_in_another(
-    rig: Rig, model: str, reason: str
+    rig: Rig, model: str, reason: Note | str
 ) -> None:
     report = trace(rig, model)
     assert report.result.outcome == "ok", report.result.reason

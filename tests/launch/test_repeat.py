@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from autotune.launch.repeat import go_on
+from autotune.note import note
 from autotune.protocol.jobs import CurvesJob
 from autotune.protocol.reports import RankReport
 from autotune.records.diagnosis import Curves
@@ -20,7 +21,7 @@ def dying(known: Curves | None) -> Curves:
 
 
 def getting_on(known: Curves | None) -> Curves:
-    return Curves(is_cut=True, remarks=(*(known.remarks if known else ()), "one more"))
+    return Curves(is_cut=True, remarks=(*(known.remarks if known else ()), note("one_more")))
 
 
 def processes(measure: Callable[[Curves | None], Curves | None]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autotune.note import note
 from autotune.report.content import describe_environment
 from tests.report.conftest import make_environment
 
@@ -22,6 +23,7 @@ def test_several_hosts_are_told_with_what_each_has() -> None:
 def test_unlike_devices_switches_and_remarks_are_told_where_there_are_any() -> None:
     plain = make_environment()
     assert describe_environment(plain).keys().isdisjoint({"devices", "TF32 switches", "note"})
-    odd = {"device_count": 2, "device_names": ("A", "B"), "tf32_overrides": ("X=1",), "remarks": ("There is more.",)}
+    remarks = (note("odd", what="more"),)
+    odd = {"device_count": 2, "device_names": ("A", "B"), "tf32_overrides": ("X=1",), "remarks": remarks}
     told = describe_environment(plain.model_copy(update=odd))
-    assert (told["devices"], told["TF32 switches"], told["note"]) == ("2: A, B", "X=1", "There is more.")
+    assert (told["devices"], told["TF32 switches"], told["note"]) == ("2: A, B", "X=1", "odd: what=more")

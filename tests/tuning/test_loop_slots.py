@@ -16,7 +16,7 @@ from autotune.api.interrupts import kept_interrupts
 from autotune.errors import LauncherError, RepeatedFailureError, RunFolderError
 from autotune.launch.launcher import Exit, Launch
 from autotune.note import note
-from autotune.protocol.jobs import PrecisionJob, TrialJob, read_job
+from autotune.protocol.jobs import DescribeJob, PrecisionJob, TrialJob, read_job
 from autotune.records.run_summary import Progress
 from autotune.records.trial import Failure, TrialRecord, reference_of
 from autotune.settings.training_config import TrainingConfig

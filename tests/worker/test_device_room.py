@@ -17,6 +17,7 @@ from torch.utils.data import TensorDataset
 from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
 from autotune.launch.memory_limits import MemoryLimits
 from autotune.launch.runner import TrialRunner
+from autotune.note import note
 from autotune.protocol.disk import read_model, write_model
 from autotune.protocol.jobs import CurvesJob, PrecisionJob, ProbeJob, StressJob, TrialJob, WindowRules, WorkloadJob
 from autotune.protocol.payload import write_payload
@@ -28,7 +29,8 @@ from autotune.space import constraints as rules
 from autotune.worker.failure.out_of_memory import device_was_full, shortage_of
 from autotune.worker.rank import run_rank
 from autotune.worker.setup import process_group as group
-from autotune.worker.setup.device import Device, DeviceError, describe, open_device, opened_device
+from autotune.worker.setup.device import Device, DeviceError, open_device, opened_device
+from autotune.worker.setup.environment import describe
 from autotune.worker.setup.process_group import open_group
 from tests import accelerator
 from tests.accelerator import CALLS, DEVICES, MIB, on_simulated_device
@@ -235,12 +237,11 @@ def test_launches_that_wait_by_the_users_doing_are_remarked_on_and_not_by_the_jo
     """The device passes for one of CUDA's; what torch would ask CUDA of its precisions is answered for it."""
     cuda: Any = torch.cuda
     cuda.get_device_capability, cuda.is_bf16_supported = lambda _: (9, 0), lambda **_: True
-    device, said = Device(torch.device("sim:0"), "cuda"), "CUDA_LAUNCH_BLOCKING=1 is set: each launch waits"
+    device = Device(torch.device("sim:0"), "cuda")
     os.environ.pop("CUDA_LAUNCH_BLOCKING", None)
     assert describe(device).remarks == ()
     os.environ["CUDA_LAUNCH_BLOCKING"] = "1"
-    (remark,) = describe(device).remarks
-    assert remark.startswith(said)
+    assert describe(device).remarks == (note("launches_wait", variable="CUDA_LAUNCH_BLOCKING=1"),)
     assert describe(device, job_blocks=True).remarks == ()
 
 

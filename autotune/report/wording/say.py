@@ -15,8 +15,7 @@ from autotune.report.wording.scaling import SCALING
 from autotune.report.wording.space import SPACE
 from autotune.report.wording.template import Wording, fill
 from autotune.report.wording.tuning import TUNING
-
-__all__ = ["WORDINGS", "say"]
+from autotune.report.wording.worker import WORKER
 
 WORDINGS: dict[str, Wording] = {
     **ADVICE,
@@ -28,6 +27,7 @@ WORDINGS: dict[str, Wording] = {
     **SCALING,
     **SPACE,
     **TUNING,
+    **WORKER,
 }
 """Every sentence by its note's code; a code stands in one room's table alone."""
 

@@ -7,6 +7,7 @@ All ranks come here together and take the same number of steps. Nothing here cha
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from itertools import cycle, islice
 from math import ceil
 from time import perf_counter
@@ -17,15 +18,14 @@ from torch import distributed
 
 from autotune.records.ranks import Communication
 from autotune.settings.ddp_config import TORCH_BUCKET_CAP_MB, TORCH_FIRST_BUCKET_MB, DdpConfig
-from autotune.settings.training_config import TrainingConfig
 from autotune.worker.measure.step import Trainer
 from autotune.worker.setup.process_group import Group
 
 __all__ = ["measure_communication"]
 
-_ROUNDS = 3  # of both kinds of step in turns, so that a drift hits both
+_ROUNDS = 3  # of both kinds of step in turns, so that a drift hits both; the fastest counts: our own convention
 _FEWEST_STEPS = 3
-_MOST_STEPS = 200
+_MOST_STEPS = 200  # our own convention: bounds a stretch whose first, timed step was a fluke
 _MIB = 2**20
 _HALVED = frozenset({"fp16", "bf16"})
 
@@ -40,63 +40,55 @@ def measure_communication(trainer: Trainer, held: Sequence[Any], group: Group, *
         seconds: Length of each of the three stretches.
 
     Raises:
-        RuntimeError: there are no batches on some rank, or the exchange can't be held back.
+        RuntimeError: there are no batches on some rank, or its model has no no_sync.
     """
-    if not group.all(bool(held) and trainer.hold_back is not None):
+    if not group.all(bool(held) and trainer.no_sync is not None):
         raise RuntimeError("each rank must hold batches, and its model must have no_sync")
-    exchanged = _stretch(trainer, held, group, seconds / _ROUNDS)
-    steps = exchanged.steps
-    together, alone = [], []
+    batches = cycle(held)
+
+    def train() -> None:
+        for batch in islice(batches, trainer.config.grad_accum_steps):
+            trainer.train(batch)
+
+    steps = _repeats(_mean_s(train, _FEWEST_STEPS, trainer, group), seconds / _ROUNDS)
+    with_exchange, without = [], []
     for _ in range(_ROUNDS):
-        together.append(exchanged.run(steps, is_alone=False))
-        alone.append(exchanged.run(steps, is_alone=True))
-    sizes = _bucket_bytes(trainer, trainer.config)
+        with_exchange.append(_mean_s(train, steps, trainer, group))
+        without.append(_mean_s(train, steps, trainer, group, exchanges=False))
+    sizes = _bucket_bytes(trainer)
     return Communication(
-        step_s=min(together),
-        step_alone_s=min(alone),
+        step_s=min(with_exchange),
+        step_alone_s=min(without),
         exchange_s=_exchange_s(sizes, trainer, group, seconds),
         bytes_exchanged=sum(sizes),
     )
 
 
-class _Stretch:
-    """Optimizer steps on batches in turns."""
+def _repeats(once_s: float, seconds: float) -> int:
+    """How often something is done in so many seconds; within bounds."""
+    return max(_FEWEST_STEPS, min(_MOST_STEPS, ceil(seconds / max(once_s, 1e-6))))
 
-    def __init__(self, trainer: Trainer, held: Sequence[Any], group: Group) -> None:
-        self.trainer, self.group = trainer, group
-        self.supply = cycle(held)
-        self.steps = _FEWEST_STEPS
 
-    def run(self, steps: int, *, is_alone: bool) -> float:
-        """Seconds of an optimizer step of the slowest rank; all begin together."""
-        trainer = self.trainer
-        trainer.is_alone = is_alone
-        self.group.wait()
+def _mean_s(work: Callable[[], None], repeats: int, trainer: Trainer, group: Group, *, exchanges: bool = True) -> float:
+    """Mean seconds of some work on the slowest rank, and so the same on all ranks; all begin together."""
+    with nullcontext() if exchanges else trainer.without_exchange():
+        group.wait()
         trainer.device.synchronize()
         begun = perf_counter()
-        for batch in islice(self.supply, steps * trainer.config.grad_accum_steps):
-            trainer.train(batch)
+        for _ in range(repeats):
+            work()
         trainer.device.synchronize()
-        own_s = (perf_counter() - begun) / steps
-        trainer.is_alone = False
-        return self.group.most(own_s)
+        own_s = (perf_counter() - begun) / repeats
+    return group.most(own_s)
 
 
-def _stretch(trainer: Trainer, held: Sequence[Any], group: Group, seconds: float) -> _Stretch:
-    """Warmed up, with as many steps a round as the time holds; the same on all ranks."""
-    stretch = _Stretch(trainer, held, group)
-    step_s = stretch.run(_FEWEST_STEPS, is_alone=False)  # the slowest rank's, and so the same on all
-    stretch.steps = max(_FEWEST_STEPS, min(_MOST_STEPS, ceil(seconds / max(step_s, 1e-6))))
-    return stretch
-
-
-def _bucket_bytes(trainer: Trainer, config: TrainingConfig) -> list[int]:
+def _bucket_bytes(trainer: Trainer) -> list[int]:
     """Bytes of each bucket on its way: gradients in the order of the backward pass, as DDP joins them."""
-    wanted = config.ddp or DdpConfig()
-    first = wanted.first_bucket_mb or wanted.bucket_cap_mb or TORCH_FIRST_BUCKET_MB
+    wanted = trainer.config.ddp or DdpConfig()
+    cap = wanted.first_bucket_mb or wanted.bucket_cap_mb or TORCH_FIRST_BUCKET_MB
     share = 0.5 if wanted.comm_hook in _HALVED else 1.0
-    buckets, filled, cap = list[int](), 0.0, first
-    for parameter in reversed([one for one in trainer.model.parameters() if one.requires_grad]):
+    buckets, filled = list[int](), 0.0
+    for parameter in reversed([parameter for parameter in trainer.model.parameters() if parameter.requires_grad]):
         filled += parameter.numel() * parameter.element_size() * share
         if filled >= cap * _MIB * share:
             buckets.append(int(filled))
@@ -115,16 +107,5 @@ def _exchange_s(sizes: Sequence[int], trainer: Trainer, group: Group, seconds: f
             if work is not None:
                 work.wait()
 
-    once_s = _timed(exchange, 1, trainer, group)
-    rounds = max(_FEWEST_STEPS, min(_MOST_STEPS, ceil(seconds / max(once_s, 1e-6))))
-    return _timed(exchange, rounds, trainer, group)
-
-
-def _timed(exchange: Callable[[], None], rounds: int, trainer: Trainer, group: Group) -> float:
-    group.wait()
-    trainer.device.synchronize()
-    begun = perf_counter()
-    for _ in range(rounds):
-        exchange()
-    trainer.device.synchronize()
-    return group.most((perf_counter() - begun) / rounds)
+    once_s = _mean_s(exchange, 1, trainer, group)
+    return _mean_s(exchange, _repeats(once_s, seconds), trainer, group)

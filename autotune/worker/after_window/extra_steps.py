@@ -1,7 +1,7 @@
 """What a trial measures after its window: either side alone, where the time goes, what an item costs.
 
 Takes a run whose window is over and the Measurement made from it; hands on the same Measurement with what was found
-added. What the window has measured is never changed. A stage that fails leaves its field None and a remark; the caller
+added. What the window has measured is never changed. A stage that fails leaves its field None and a note; the caller
 is given each state to keep before the next stage begins, so that not even the death of the process loses a figure.
 """
 
@@ -9,19 +9,24 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
+from pydantic import JsonValue
+
 from autotune.analysis.expectation import PINNING_KINDS
+from autotune.note import Note, note
 from autotune.protocol.jobs import Extras
 from autotune.records.measurement import Ceilings, Measurement
 from autotune.worker.after_window.communication import measure_communication
 from autotune.worker.after_window.item_costs import Surroundings, measure_items
 from autotune.worker.after_window.profile import break_down
 from autotune.worker.failure.causes import cause_of
+from autotune.worker.measure.batch import Held
+from autotune.worker.measure.feed import Delivery
 from autotune.worker.measure.loop import Run
 from autotune.worker.measure.reuse import unpacked
 from autotune.worker.measure.side_alone import collect, device_alone, loader_alone, resident
@@ -29,16 +34,9 @@ from autotune.worker.measure.step import Trainer
 
 __all__ = ["measure_after"]
 
-_HELD = 8
-_HELD_BYTES = 512 * 2**20
-_STOP_WITHIN_S = 1.0
-
-_LOADER = "the rate of the loader alone"
-_BATCHES = "batches to train on without the loader"
-_DEVICE = "the rate of the device alone"
-_COMMUNICATION = "what exchanging gradients takes"
-_BREAKDOWN = "where the time goes"
-_ITEMS = "what an item costs"
+_STOP_WITHIN_S = 1.0  # workers that have not ended by then hang, and are killed: our own convention
+_BATCHES = "batches"
+"""The stage that only makes others possible: nobody misses it by itself."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,9 +47,9 @@ class _After:
     trainer: Trainer
     extras: Extras
     measurement: Measurement
-    host: list[Any] = field(default_factory=list)
+    host: list[Delivery] = field(default_factory=list)
     """Batches as the loader delivered them."""
-    held: list[Any] = field(default_factory=list)
+    held: list[Held] = field(default_factory=list)
     """The same on the device."""
     begun: float = field(default_factory=perf_counter)
 
@@ -59,14 +57,14 @@ class _After:
         """Add to the measurement."""
         self.measurement = self.measurement.model_copy(update=found)
 
-    def remark(self, remark: str) -> None:
-        """Add what could not be measured."""
-        self.measurement = self.told(remark)
+    def remark(self, remark: Note) -> None:
+        """Add why something could not be measured."""
+        self.measurement = self.so_far(remark)
 
-    def told(self, *remarks: str) -> Measurement:
-        """The measurement with further remarks, and the time that these stages have taken so far."""
-        found = {"remarks": (*self.measurement.remarks, *remarks), "after_s": perf_counter() - self.begun}
-        return self.measurement.model_copy(update=found)
+    def so_far(self, *remarks: Note) -> Measurement:
+        """The measurement with further notes, and the time that these stages have taken so far."""
+        remarks, spent_s = (*self.measurement.remarks, *remarks), perf_counter() - self.begun
+        return self.measurement.model_copy(update={"remarks": remarks, "after_s": spent_s})
 
 
 _Stage = Callable[[_After], None]
@@ -81,75 +79,65 @@ def measure_after(
         run: The run, its feed still delivering; its loader's workers are ended on the way.
         trainer: What the run trains.
         extras: What is asked for.
-        measurement: What the window has told.
+        measurement: What the window has measured.
         keep: Called with the measurement so far before each stage: it counts should the process not outlive it.
 
     Returns:
-        The measurement with ceilings, breakdown and costs, and remarks on what could not be measured.
+        The measurement with ceilings, breakdown and costs, and notes on what could not be measured.
     """
     after = _After(run=run, trainer=trainer, extras=extras, measurement=measurement)
     stages = _stages(extras, run.group.size)
-    for index, (what, stage) in enumerate(stages):
-        left = [name for name, _ in stages[index:] if name != _BATCHES]
+    for index, (name, stage) in enumerate(stages):
+        left: list[JsonValue] = [name for name, _ in stages[index:] if name != _BATCHES]
         try:
             is_late = run.is_late()
         except RuntimeError:  # it is asked of all ranks, and the window is safe
-            return after.told(f"another rank was gone before {_listed(left)} could be measured")
+            return after.so_far(note("rank_gone_before_extras", stages=left))
         if is_late:
-            return after.told(f"the deadline was too near to measure {_listed(left)}")
-        keep(after.told(f"the trial ended before it had measured {_listed(left)}"))
-        _attempt(what, stage, after)
-    return after.told() if stages else measurement
+            return after.so_far(note("no_time_for_extras", stages=left))
+        keep(after.so_far(note("trial_ended_before_extras", stages=left)))
+        try:
+            stage(after)
+        except BaseException as error:  # noqa: BLE001 - user code may raise anything, and the window is safe already
+            with suppress(OSError, ValueError):  # the user's code may have closed it
+                traceback.print_exception(error, file=sys.stderr)
+            after.remark(note("extra_failed", stage=name, cause=cause_of(error)))
+    return after.so_far() if stages else measurement
 
 
 def _stages(extras: Extras, ranks: int) -> list[tuple[str, _Stage]]:
-    """What to measure, in order: the loader while it runs, all else once it is gone.
+    """What to measure, in order: the loader while it runs, everything else once its workers have ended.
 
     Ranks come to each stage together, and go through none alone that exchanges anything between them.
     """
     needs_batches = extras.device_ceiling or extras.breakdown
     wanted: list[tuple[bool, str, _Stage]] = [
-        (extras.loader_ceiling, _LOADER, _measure_loader),
+        (extras.loader_ceiling, "loader_rate", _measure_loader),
         (needs_batches, _BATCHES, _take_batches),
-        (extras.device_ceiling, _DEVICE, _measure_device),
-        (needs_batches and ranks > 1, _COMMUNICATION, _measure_communication),
-        (extras.breakdown, _BREAKDOWN, _break_down),
-        (extras.breakdown, _ITEMS, _measure_items),
+        (extras.device_ceiling, "device_rate", _measure_device),
+        (needs_batches and ranks > 1, "communication", _measure_communication),
+        (extras.breakdown, "time_breakdown", _break_down),
+        (extras.breakdown, "item_costs", _measure_items),
     ]
-    return [(what, stage) for is_wanted, what, stage in wanted if is_wanted]
-
-
-def _attempt(what: str, stage: _Stage, after: _After) -> None:
-    """Run a stage; whatever it raises becomes a remark, the traceback goes to the log."""
-    try:
-        stage(after)
-    except BaseException as error:  # noqa: BLE001 - user code may raise anything, and the window is safe already
-        with suppress(OSError, ValueError):  # the user's code may have closed it
-            traceback.print_exception(error, file=sys.stderr)
-        after.remark(f"{what} could not be measured ({cause_of(error)})")
+    return [(name, stage) for is_wanted, name, stage in wanted if is_wanted]
 
 
 def _measure_loader(after: _After) -> None:
-    run, window = after.run, after.measurement.window
     ceiling = loader_alone(
-        run.feed,
+        after.run.feed,
         after.trainer.config,
         seconds=after.extras.stretch_s,
-        restart_s=window.expected_restart_s,
-        ends_at=run.ends_at,
+        restart_s=after.measurement.window.expected_restart_s,
+        ends_at=after.run.ends_at,
     )
-    before = after.measurement.ceilings or Ceilings()
-    after.add(
-        ceilings=before.model_copy(update={"loader": ceiling}),
-        loader_ceiling=ceiling.samples_per_s,
-    )
+    after.add(ceilings=Ceilings(loader=ceiling), loader_ceiling=ceiling.samples_per_s)
 
 
 def _take_batches(after: _After) -> None:
     """Take batches to go on with, then end the loader's workers, so that the device has the machine to itself."""
     feed = after.run.feed
     try:
-        after.host = collect(feed, count=_HELD, limit_bytes=_HELD_BYTES, seconds=after.extras.stretch_s)
+        after.host = collect(feed, seconds=after.extras.stretch_s)
     finally:
         feed.stop(_STOP_WITHIN_S)
     after.held = resident(after.trainer, after.host)
@@ -157,28 +145,29 @@ def _take_batches(after: _After) -> None:
 
 def _measure_device(after: _After) -> None:
     _need_batches(after)
-    with _alone(after.trainer):
+    with after.trainer.without_exchange():
         ceiling = device_alone(after.trainer, after.held, seconds=after.extras.stretch_s, ends_at=after.run.ends_at)
     before = after.measurement.ceilings or Ceilings()
     after.add(ceilings=before.model_copy(update={"device": ceiling}), device_ceiling=ceiling.samples_per_s)
 
 
 def _measure_communication(after: _After) -> None:
-    figures = measure_communication(after.trainer, after.held, after.run.group, seconds=after.extras.stretch_s)
+    batches = [kept.batch for kept in after.held]
+    figures = measure_communication(after.trainer, batches, after.run.group, seconds=after.extras.stretch_s)
     after.add(communication=figures)
 
 
 def _break_down(after: _After) -> None:
     _need_batches(after)
-    talk = after.measurement.communication
-    with _alone(after.trainer):
+    communication = after.measurement.communication
+    with after.trainer.without_exchange():
         profiled = break_down(
             after.trainer,
-            host=after.host,
-            held=after.held,
+            host=[delivery.batch for delivery in after.host],
+            held=[kept.batch for kept in after.held],
             window=after.measurement.window,
             restarts=after.run.restarts,
-            exchange_s=0.0 if talk is None else talk.exposed_s / after.trainer.config.grad_accum_steps,
+            exchange_s=communication.exposed_s / after.trainer.config.grad_accum_steps if communication else 0.0,
         )
     readings = after.measurement.busy_readings
     after.add(
@@ -188,28 +177,23 @@ def _break_down(after: _After) -> None:
 
 
 def _measure_items(after: _After) -> None:
-    ceilings = after.measurement.ceilings
-    costs = measure_items(
-        after.run.feed.loader,
-        after.trainer.config,
-        ceiling=None if ceilings is None else ceilings.loader,
-        ends_at=after.run.ends_at,
-        tell=after.remark,
-        surroundings=Surroundings(local_ranks=after.run.group.local_size, to_device=_copier(after.trainer)),
-    )
-    after.add(loader_costs=costs)
+    ceilings, trainer = after.measurement.ceilings, after.trainer
 
-
-def _copier(trainer: Trainer) -> Callable[[Any], object] | None:
-    """Copies a batch as a step does, and waits until it is there; None for devices that pinning does not help."""
-    if trainer.device.kind not in PINNING_KINDS:
-        return None
-
-    def copy(batch: Any) -> None:
+    def to_device(batch: Any) -> None:
+        """Copy a batch as a step does, and wait until it is there."""
         trainer.to_device(unpacked(batch))
         trainer.device.synchronize()
 
-    return copy
+    helps = trainer.device.kind in PINNING_KINDS
+    costs = measure_items(
+        after.run.feed.loader,
+        trainer.config,
+        ceiling=None if ceilings is None else ceilings.loader,
+        ends_at=after.run.ends_at,
+        remark=after.remark,
+        surroundings=Surroundings(local_ranks=after.run.group.local_size, to_device=to_device if helps else None),
+    )
+    after.add(loader_costs=costs)
 
 
 def _need_batches(after: _After) -> None:
@@ -220,23 +204,3 @@ def _need_batches(after: _After) -> None:
     """
     if not after.run.group.all(bool(after.held)):
         raise RuntimeError("there are no batches")
-
-
-@contextmanager
-def _alone(trainer: Trainer) -> Iterator[None]:
-    """Train without exchanging gradients: each rank takes as many steps as its own time holds.
-
-    Raises:
-        RuntimeError: the exchange can't be held back.
-    """
-    if trainer.config.process_count > 1 and trainer.hold_back is None:
-        raise RuntimeError("with ddp.static_graph no rank can train by itself")
-    trainer.is_alone = trainer.config.process_count > 1
-    try:
-        yield
-    finally:
-        trainer.is_alone = False
-
-
-def _listed(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,7 +1,7 @@
-"""Where a step's time goes: a few extra steps under torch's profiler, joined with what the window's clock has seen.
+"""Where a step's time goes: a few extra steps under torch's profiler, joined with the times of the window.
 
 Takes a Trainer, batches and the window; hands on a TimeBreakdown and, on an accelerator, how busy it was. A profiled
-step is slower than another one: no rate is ever taken from here, the window's step is what the work is held against.
+step is slower than another one: no rate is ever taken from here, the window's step is what the work is compared to.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from autotune.worker.measure.step import Trainer
 
 __all__ = ["Profiled", "StepTimes", "break_down", "profile_steps", "step_times"]
 
-_STEPS = 5
+_STEPS = 5  # our own convention: enough for a mean, few enough that the trace stays small
 _LONGEST_S = 1.0  # as steps go without the profiler
 
 
@@ -52,7 +52,7 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profiled:
-    """What the extra steps have told."""
+    """What the extra steps have shown."""
 
     breakdown: TimeBreakdown
     busy: BusyReading | None
@@ -79,7 +79,7 @@ def break_down(
         exchange_s: By how many seconds the exchange of gradients makes a batch longer; the extra steps are without it.
 
     Raises:
-        RuntimeError: torch's profiler tells nothing of this device.
+        RuntimeError: torch's profiler records nothing of this device.
     """
     times = step_times(window, restarts)
     steps = _steps_to_profile(trainer, times.step_s)
@@ -99,7 +99,9 @@ def break_down(
     traces, _ = marked_part(profile_steps(trainer, host, steps))
     events = device_events(traces, trainer.device.torch_device.index or 0)
     if not events:
-        raise RuntimeError(f"torch's profiler must tell what {trainer.device.torch_device} does, but told nothing")
+        raise RuntimeError(
+            f"torch's profiler must record what {trainer.device.torch_device} does, but recorded nothing"
+        )
     worked = device_time(events, host_waits(traces))
     breakdown = breakdown_on_device(
         worked,
@@ -114,7 +116,7 @@ def break_down(
 
 
 def profile_steps(trainer: Trainer, batches: Sequence[Any], steps: int) -> list[TraceEvent]:
-    """All that the profiler tells of training on so many batches, in turns; those after the first step are marked."""
+    """All that the profiler records of training on so many batches, in turns; those after the first step are marked."""
     known: Callable[[], set[ProfilerActivity]] = supported_activities  # torch has not typed it
     wanted = {ProfilerActivity.CPU} if trainer.device.kind == "cpu" else known()
     supply = Reused(batches)
@@ -149,7 +151,7 @@ def step_times(window: Window, restarts: Sequence[Restart]) -> StepTimes:
 
 def _restart_total_s(samples: int, seconds: float, restarts: Sequence[Restart]) -> float:
     """What restarts inside some blocks cost beyond the samples that came with them; all their time where all did."""
-    apart_s, came = sum(one.seconds for one in restarts), sum(one.samples for one in restarts)
+    apart_s, came = sum(restart.seconds for restart in restarts), sum(restart.samples for restart in restarts)
     if came >= samples or apart_s >= seconds:
         return apart_s
     return max(0.0, apart_s - came * (seconds - apart_s) / (samples - came))
@@ -163,8 +165,7 @@ def _train(trainer: Trainer, batches: Iterable[Any]) -> None:
 
 def _steps_to_profile(trainer: Trainer, step_s: float) -> int:
     """Batches: five, fewer where they are long, in whole optimizer steps."""
-    unit = trainer.config.grad_accum_steps
-    wanted = min(_STEPS, max(1, round(_LONGEST_S / max(step_s, 1e-6))))
+    wanted, unit = min(_STEPS, max(1, round(_LONGEST_S / max(step_s, 1e-6)))), trainer.config.grad_accum_steps
     return ceil(wanted / unit) * unit
 
 

@@ -24,8 +24,8 @@ from autotune.worker.setup.device import Device
 
 __all__ = ["BytesMode", "trace_roofline"]
 
-_PEAK_S = 0.2
-_MATRIX = {"cpu": 1024}  # rows and columns; large enough for the device's best rate
+_PEAK_S = 0.2  # as long as a window's block
+_MATRIX = {"cpu": 1024}  # rows and columns; large enough for the device's best rate: our own convention
 _MATRIX_ON_ACCELERATORS = 4096
 _COPY_BYTES = 256 * 2**20  # beyond every cache
 _COPY_MEMORY_SHARE = 16  # at most a sixteenth of the device's memory
@@ -139,7 +139,7 @@ def _repeats_per_s(work: Callable[[], object], device: Device) -> float:
 
 
 def _only_views(schema: Any) -> bool:
-    returned = [one.alias_info for one in schema.returns]
+    returned = [returned_value.alias_info for returned_value in schema.returns]
     return bool(returned) and all(one is not None and not one.is_write for one in returned)
 
 
@@ -149,9 +149,9 @@ def _is_overwritten(name: str, argument: Any) -> bool:
 
 
 def _by_name(arguments: Iterable[Any], kwargs: dict[str, Any]) -> list[tuple[Any, Any]]:
-    return [(one, kwargs[one.name]) for one in arguments if one.name in kwargs]
+    return [(argument, kwargs[argument.name]) for argument in arguments if argument.name in kwargs]
 
 
 def _size(values: Iterable[Any]) -> int:
     """Bytes of the tensors among some values; of one that repeats its memory (expanded), the memory."""
-    return sum(min(one.nbytes, one.untyped_storage().nbytes()) for one in values if isinstance(one, Tensor))
+    return sum(min(value.nbytes, value.untyped_storage().nbytes()) for value in values if isinstance(value, Tensor))

@@ -4,7 +4,8 @@ Takes Kineto's events; hands on TraceEvents, and from these what a device did, w
 no operator ran. Pure functions over nanoseconds; the profiler itself is started in profile.py.
 
 A device's events carry the time of the device's clock, which Kineto converts: some microseconds may be left between it
-and the host's clock, now and then milliseconds. What belongs to the marked steps is therefore told by who launched it.
+and the host's clock, now and then milliseconds. What belongs to the marked steps is therefore decided by what launched
+it.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class TraceEvent:
 
     name: str
     activity: str = ""
-    """Kineto's activity type, such as "kernel"; empty where torch does not tell."""
+    """Kineto's activity type, such as "kernel"; empty where torch does not give it."""
     start_ns: int
     end_ns: int
     is_on_device: bool
@@ -60,7 +61,7 @@ class TraceEvent:
 
 
 def read_kineto(events: Iterable[Any]) -> list[TraceEvent]:
-    """The events of `profiler.kineto_results.events()`; names that torch has changed are looked for, not assumed.
+    """The events of `profiler.kineto_results.events()`; methods that other versions lack are tried, not assumed.
 
     Source: torch/csrc/autograd/profiler_kineto.cpp, KinetoEvent::correlationId and linkedCorrelationId.
     """
@@ -84,28 +85,30 @@ def read_kineto(events: Iterable[Any]) -> list[TraceEvent]:
 def device_events(traces: Iterable[TraceEvent], device_index: int) -> list[DeviceEvent]:
     """What a device did: kernels, copies and memsets; spans that are marked on its timeline are none."""
     traces = list(traces)
-    marked = {one.name for one in traces if one.is_annotation}
+    marked = {trace.name for trace in traces if trace.is_annotation}
     return [
         DeviceEvent(
-            name=one.name,
-            kind=kind_of(one.name),
-            start_ns=one.start_ns,
-            end_ns=one.end_ns,
-            device_index=one.device_index,
+            name=trace.name,
+            kind=kind_of(trace.name),
+            start_ns=trace.start_ns,
+            end_ns=trace.end_ns,
+            device_index=trace.device_index,
         )
-        for one in traces
-        if one.is_on_device and one.device_index == device_index and _is_work(one, marked)
+        for trace in traces
+        if trace.is_on_device and trace.device_index == device_index and _is_work(trace, marked)
     ]
 
 
 def host_waits(traces: Iterable[TraceEvent]) -> list[tuple[int, int]]:
     """When the host waited for a device, in nanoseconds: cudaStreamSynchronize and its kin, hip's too."""
-    return [(one.start_ns, one.end_ns) for one in traces if not one.is_on_device and _WAIT.fullmatch(one.name)]
+    return [
+        (trace.start_ns, trace.end_ns) for trace in traces if not trace.is_on_device and _WAIT.fullmatch(trace.name)
+    ]
 
 
 def gap_fraction(traces: Iterable[TraceEvent], span_s: float) -> float:
     """Share of a span on the CPU in which no operator ran on any thread: Python, and the engine between operators."""
-    operators = (one for one in traces if not one.is_on_device and _is_operator(one))
+    operators = (trace for trace in traces if not trace.is_on_device and _is_operator(trace))
     busy_s = length(union((one.start_ns, one.end_ns) for one in operators)) * 1e-9
     return min(1.0, max(0.0, 1.0 - busy_s / span_s)) if span_s > 0 else 0.0
 
@@ -115,23 +118,23 @@ def marked_part(traces: Sequence[TraceEvent]) -> tuple[list[TraceEvent], float]:
 
     An event on a device belongs to the mark when its operator, or the call that launched it, began within it, whatever
     the device's clock says. Its own time counts only where neither is known. Handed on are the device's events in the
-    host's time, as far as cause and effect tell that.
+    host's time, as far as cause and effect determine it.
     """
-    mark = next((one for one in traces if one.name == MARK and not one.is_on_device), None)
+    mark = next((trace for trace in traces if trace.name == MARK and not trace.is_on_device), None)
     if mark is None:
         return [], 0.0
-    on_host = [one for one in traces if not one.is_on_device]
-    operators = {one.correlation_id: one.start_ns for one in on_host if one.activity and not _is_call(one)}
-    calls = {one.correlation_id: one.start_ns for one in on_host if _is_call(one)}
-    inside = [one for one in on_host if _holds(mark, one.start_ns, one.end_ns)]
+    on_host = [trace for trace in traces if not trace.is_on_device]
+    operators = {trace.correlation_id: trace.start_ns for trace in on_host if trace.activity and not _is_call(trace)}
+    calls = {trace.correlation_id: trace.start_ns for trace in on_host if _is_call(trace)}
+    inside = [trace for trace in on_host if _holds(mark, trace.start_ns, trace.end_ns)]
     unknown, launched = [], []
-    for one in traces:
-        if one.is_on_device:
-            launch_ns = max(operators.get(one.linked_id or -1, 0), calls.get(one.correlation_id or -1, 0))
+    for trace in traces:
+        if trace.is_on_device:
+            launch_ns = max(operators.get(trace.linked_id or -1, 0), calls.get(trace.correlation_id or -1, 0))
             if launch_ns and _holds(mark, launch_ns, launch_ns):
-                launched.append((one, launch_ns))
-            elif not launch_ns and _holds(mark, one.start_ns, one.end_ns):
-                unknown.append(one)
+                launched.append((trace, launch_ns))
+            elif not launch_ns and _holds(mark, trace.start_ns, trace.end_ns):
+                unknown.append(trace)
     waited_ns = max((end for start, end in host_waits(traces) if _holds(mark, start, start)), default=mark.end_ns)
     return [*inside, *unknown, *_in_host_time(launched, waited_ns)], (mark.end_ns - mark.start_ns) * 1e-9
 

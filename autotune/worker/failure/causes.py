@@ -1,7 +1,8 @@
-"""What an exception says: itself, what it stems from, and what torch quotes of another process or thread.
+"""All errors in an exception: itself, its causes, and those that torch quotes from another process or thread.
 
-A loader worker's exception, a pin thread's and a replica's are raised anew in the main thread, with their traceback as
-text in the message (torch/_utils.py, ExceptionWrapper). Takes exceptions; hands on what was said, and one line of it.
+Takes an exception; hands on each error in it, and one line that names the cause. An exception of a loader worker, of
+the pin thread or of a replica is raised again in the main thread, with its traceback as text in the message
+(torch/_utils.py, ExceptionWrapper).
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["Told", "cause_of", "told_by"]
+__all__ = ["ErrorText", "cause_of", "errors_in"]
 
-_LONGEST = 300
+_LONGEST = 300  # characters of one line in a report: our own convention
 _QUOTE = re.compile(r"Caught \w+ .*\nOriginal Traceback")
 _TRACEBACK = "Traceback (most recent call last):\n"
 _QUOTED = re.compile(
@@ -25,30 +26,30 @@ _QUOTED = re.compile(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class ErrorText:
     """One exception: raised here, or quoted in the message of one that was."""
 
     kinds: tuple[str, ...]
     """Names of its type and of what that derives from, as far as is known; its own first."""
     message: str
     stack: str
-    """Where it was raised, as Python formats a traceback, the innermost frame last; "" where nobody knows."""
+    """Where it was raised, as Python formats a traceback, the innermost frame last; "" where it is not known."""
 
     @property
     def first_line(self) -> str:
-        """What it says, in its first line; its type where it says nothing."""
+        """The first line of the message; its type where there is none."""
         return (self.message.strip() or self.kinds[0]).splitlines()[0]
 
 
-def told_by(error: BaseException | None) -> Iterator[Told]:
-    """The exception and those that it stems from, the outermost first, with what each quotes in its place.
+def errors_in(error: BaseException | None) -> Iterator[ErrorText]:
+    """The exception and its causes, the outermost first; of each that quotes another error, that one.
 
     What was raised `from None` is followed too: torch.compile raises so, from whatever the compiled code did.
     """
     seen = set[int]()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
-        yield from _said(error)
+        yield from _errors_of(error)
         error = error.__cause__ or error.__context__
 
 
@@ -56,25 +57,25 @@ def cause_of(error: BaseException) -> str:
     """Type and first line; the last one where torch quotes the traceback of a loader worker."""
     kind = type(error).__name__
     lines = (str(error).strip() or "no message").splitlines()
-    told = lines[-1].removeprefix(f"{kind}: ") if lines[0].startswith("Caught ") else lines[0]
-    return f"{kind}: {told}"[:_LONGEST]
+    line = lines[-1].removeprefix(f"{kind}: ") if lines[0].startswith("Caught ") else lines[0]
+    return f"{kind}: {line}"[:_LONGEST]
 
 
-def _said(error: BaseException) -> Iterator[Told]:
-    message, kinds = str(error), tuple(one.__name__ for one in type(error).__mro__)
+def _errors_of(error: BaseException) -> Iterator[ErrorText]:
+    message, kinds = str(error), tuple(kind.__name__ for kind in type(error).__mro__)
     quotes = message.split(_TRACEBACK)[1:] if _QUOTE.match(message) else []
     matches = [match for quote in reversed(quotes) if (match := _QUOTED.fullmatch(quote))]
     for match in matches:
         kind = match["kind"]
         own = kinds if kind == kinds[0] else _kinds_of(kind)
-        yield Told(kinds=own, message=match["message"] or "", stack=match["stack"])
+        yield ErrorText(kinds=own, message=match["message"] or "", stack=match["stack"])
     if not matches:
-        yield Told(kinds=kinds, message=message, stack="".join(traceback.format_tb(error.__traceback__)))
+        yield ErrorText(kinds=kinds, message=message, stack="".join(traceback.format_tb(error.__traceback__)))
 
 
 def _kinds_of(name: str) -> tuple[str, ...]:
     """Names of a type that is known by its own alone; one that Python does not have is taken for a RuntimeError."""
     known = getattr(builtins, name, None)
     if isinstance(known, type) and issubclass(known, BaseException):
-        return tuple(one.__name__ for one in known.__mro__)
+        return tuple(kind.__name__ for kind in known.__mro__)
     return name, "RuntimeError"

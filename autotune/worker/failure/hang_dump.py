@@ -2,7 +2,7 @@
 
 Owns two times: shortly before the deadline, and, between the blocks of a group's window, when for ten times the longest
 block no other one has ended. The ranks train their blocks in step: one of them hangs then, and the others wait for it.
-Whoever watches a group ends it once there are words.
+The parent ends a group once such a dump is there.
 """
 
 from __future__ import annotations

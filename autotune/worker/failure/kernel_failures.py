@@ -1,6 +1,6 @@
 """Failures of a device's kernels: noticed late and elsewhere, and nothing works in the process afterwards.
 
-Takes exceptions; says whether one is such a failure, and how a process is told to wait for each kernel, so that the
+Takes exceptions; decides whether one is such a failure. Makes a process wait for each kernel, so that the
 failure shows where it happens.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 
-from autotune.worker.failure.causes import told_by
+from autotune.worker.failure.causes import errors_in
 
 __all__ = ["block_launches", "blocking_variable", "is_kernel_failure", "launches_block"]
 
@@ -26,7 +26,7 @@ _FAILURE = re.compile(
     rf"(CUDA|HIP)( driver)? error: ({_LOST})"
     rf"|Triton Error \[(CUDA|HIP)\]: ({_LOST})"  # triton/backends/nvidia/driver.c, gpuAssert
     rf"|Cuda failure (\d+ )?'({_LOST})'"  # NCCL, src/include/checks.h, CUDACHECK
-    # A library that finds the context lost says no more than this, where its own call did not fail first.
+    # A library that finds the context lost reports no more than this, where its own call did not fail first.
     r"|(CUBLAS|CUSOLVER|CUSPARSE|HIPBLAS)_STATUS_EXECUTION_FAILED|CUDNN_STATUS_EXECUTION_FAILED"
     r"|UR_RESULT_ERROR_DEVICE_LOST"  # XPU, unified-runtime's ur_api.h
 )
@@ -39,8 +39,8 @@ _BLOCKING = {"CUDA_LAUNCH_BLOCKING": "1", "AMD_SERIALIZE_KERNEL": "3"}
 
 
 def is_kernel_failure(error: BaseException) -> bool:
-    """Whether an exception, or one that it stems from, tells of a kernel that failed some time before."""
-    return any("RuntimeError" in told.kinds and _FAILURE.search(told.message) for told in told_by(error))
+    """Whether an exception, or one that it stems from, means that a kernel failed some time before."""
+    return any("RuntimeError" in text.kinds and _FAILURE.search(text.message) for text in errors_in(error))
 
 
 def block_launches() -> None:

@@ -1,8 +1,8 @@
 """Whose memory was used up: the device's, the host's, or nobody's.
 
 Takes an exception of whatever raised it (torch's allocators, CUDA's libraries, NCCL, the kernel, a loader worker, a pin
-thread); hands on a Shortage, or None where it tells of something else. What an exception says counts where torch or the
-system may have said it: in a RuntimeError or an OSError, not in a ValueError of the user's.
+thread); hands on a Shortage, or None for any other failure. Only the messages of types that torch or the system raise
+count: a RuntimeError or an OSError, not a ValueError of the user's.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from autotune.worker.failure.causes import Told, told_by
+from autotune.worker.failure.causes import ErrorText, errors_in
 from autotune.worker.setup.device import Device, opened_device
 
 __all__ = ["Shortage", "device_was_full", "shortage_of"]
@@ -21,9 +21,9 @@ _ALMOST_NOTHING_BYTES = 256 * 2**20
 """Free device memory below which a library's first call may fail: what cuBLAS or cuDNN load with their kernels and a
 workspace (32 MiB on Hopper) take together, rounded up. Our own convention."""
 
-# Said only where the device's memory is used up. Sources: c10/cuda/CUDACachingAllocator.cpp and its XPU and MPS
-# counterparts; cudaErrorMemoryAllocation as c10/cuda/CUDAException.cpp and aten/src/ATen/cuda/Exceptions.h give it on;
-# the status codes of cuBLAS, cuSOLVER, cuSPARSE, cuFFT (aten/src/ATen/native/cuda/CuFFTUtils.h), cuDNN 8 and 9
+# Messages that appear only where the device's memory is used up. Sources: c10/cuda/CUDACachingAllocator.cpp and its XPU
+# and MPS counterparts; cudaErrorMemoryAllocation as c10/cuda/CUDAException.cpp and aten/src/ATen/cuda/Exceptions.h give
+# it on; the status codes of cuBLAS, cuSOLVER, cuSPARSE, cuFFT (aten/src/ATen/native/cuda/CuFFTUtils.h), cuDNN 8 and 9
 # (cudnn_graph.h) and MIOpen; NCCL's src/include/checks.h, with or without the error's number; Triton's driver.c;
 # unified-runtime's ur_api.h.
 _DEVICE = re.compile(
@@ -35,10 +35,10 @@ _DEVICE = re.compile(
     r"|UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY"
 )
 
-# Said where the device's memory is used up, and for other reasons too: cuDNN has no engine for a precision or a card, a
-# library does not match the driver, a kernel has failed before. torch takes an allocator's error for that of an engine
-# and tries the next: aten/src/ATen/native/cudnn/Conv_v8.cpp (try_plans), Conv_v7.cpp (try_all). NCCL says of every
-# allocation that failed that it did: src/include/alloc.h (ncclCudaCallocDebug).
+# Messages that appear where the device's memory is used up, and for other reasons too: cuDNN has no engine for a
+# precision or a card, a library does not match the driver, a kernel has failed before. torch takes an allocator's error
+# for that of an engine and tries the next: aten/src/ATen/native/cudnn/Conv_v8.cpp (try_plans), Conv_v7.cpp (try_all).
+# NCCL reports every allocation that failed alike: src/include/alloc.h (ncclCudaCallocDebug).
 _PERHAPS = re.compile(
     r"[Uu]nable to find an engine to execute this computation|[Uu]nable to find a valid cuDNN algorithm"
     r"|(CUDNN|CUBLAS|CUSOLVER|CUSPARSE|HIPBLAS)_STATUS_(NOT_INITIALIZED|INTERNAL_ERROR)\b|CUFFT_INTERNAL_ERROR"
@@ -68,7 +68,7 @@ _HOST = {
         "a loader worker was killed, most likely for its memory"
     ),
 }
-"""What is used up, by what is said of it; the first that matches counts."""
+"""What is used up, by its message; the first that matches counts."""
 _PINNING = "the machine ran out of memory that can be page-locked (pin_memory)"
 
 
@@ -79,19 +79,19 @@ class Shortage:
     memory: Literal["device", "host"]
     """host: RAM, shared memory, or the files that may be open."""
     reason: str
-    """What was used up, and what was said of it."""
+    """What was used up, and the message."""
 
 
 def shortage_of(error: BaseException, is_full: Callable[[], bool] | None = None) -> Shortage | None:
-    """Whose memory an exception, one that it stems from, or one that it quotes says to be used up; None: nobody's.
+    """Whose memory an exception, one that it stems from, or one that it quotes reports as used up; None: nobody's.
 
     Args:
         error: what was raised.
-        is_full: whether the device's memory was used up, asked where the words alone don't tell; None: the device
-            that this process has opened is asked, if any, see `device_was_full`.
+        is_full: whether the device's memory was used up, asked where the message alone does not decide; None: the
+            device that this process has opened is asked, if any, see `device_was_full`.
     """
-    for told in told_by(error):
-        shortage = _told_shortage(told, is_full or _opened_one_was_full)
+    for text in errors_in(error):
+        shortage = _shortage_in(text, is_full or _opened_one_was_full)
         if shortage is not None:
             return shortage
     return None
@@ -110,35 +110,35 @@ def _opened_one_was_full() -> bool:
     return device is not None and device_was_full(device)
 
 
-def _told_shortage(told: Told, is_full: Callable[[], bool]) -> Shortage | None:
-    if "OutOfMemoryError" in told.kinds:
-        return _of_device(told)
-    if "MemoryError" in told.kinds:
-        said = told.first_line if told.message else "(MemoryError)"
-        return Shortage(memory="host", reason=f"the machine ran out of memory{': ' if told.message else ' '}{said}")
-    if not {"RuntimeError", "OSError"} & set(told.kinds):
+def _shortage_in(text: ErrorText, is_full: Callable[[], bool]) -> Shortage | None:
+    if "OutOfMemoryError" in text.kinds:
+        return _of_device(text)
+    if "MemoryError" in text.kinds:
+        detail = f": {text.first_line}" if text.message else " (MemoryError)"
+        return Shortage(memory="host", reason=f"the machine ran out of memory{detail}")
+    if not {"RuntimeError", "OSError"} & set(text.kinds):
         return None
-    if _DEVICE.search(told.message):
-        return _of_host(told, _PINNING) if _was_pinning(told) else _of_device(told)
+    if _DEVICE.search(text.message):
+        return _of_host(text, _PINNING) if _was_pinning(text) else _of_device(text)
     for pattern, explanation in _HOST.items():
-        if pattern.search(told.message):
-            return _of_host(told, explanation)
-    return _of_device(told) if _PERHAPS.search(told.message) and is_full() else None
+        if pattern.search(text.message):
+            return _of_host(text, explanation)
+    return _of_device(text) if _PERHAPS.search(text.message) and is_full() else None
 
 
-def _was_pinning(told: Told) -> bool:
+def _was_pinning(text: ErrorText) -> bool:
     """Whether it was raised where a tensor is copied into page-locked memory, which is the host's.
 
     cudaHostAlloc's error has the words of cudaMalloc's; the device's allocator has words of its own.
     Source: aten/src/ATen/cuda/CachingHostAllocator.cpp (allocate_host_memory_slowpath).
     """
-    innermost = told.stack[told.stack.rfind('  File "') :]
-    return "pin_memory" in innermost and "error: out of memory" in told.message
+    innermost = text.stack[text.stack.rfind('  File "') :]
+    return "pin_memory" in innermost and "error: out of memory" in text.message
 
 
-def _of_device(told: Told) -> Shortage:
-    return Shortage(memory="device", reason=f"the device ran out of memory: {told.first_line}")
+def _of_device(text: ErrorText) -> Shortage:
+    return Shortage(memory="device", reason=f"the device ran out of memory: {text.first_line}")
 
 
-def _of_host(told: Told, explanation: str) -> Shortage:
-    return Shortage(memory="host", reason=f"{explanation}: {told.first_line}")
+def _of_host(text: ErrorText, explanation: str) -> Shortage:
+    return Shortage(memory="host", reason=f"{explanation}: {text.first_line}")

@@ -1,9 +1,9 @@
 """Ceilings around a configuration: the loader alone and the device alone in settings that differ from it.
 
-Takes a CurvesJob; hands on Curves. A setting that fails (out of memory, an exception of the user's code) leaves a
+Takes a curves job; hands on Curves. A setting that fails (out of memory, an exception of the user's code) leaves a
 reason in its point and spares the others; near the deadline the rest is left out. Around each point the caller is given
-the curves so far to keep, so that not even the death of the process loses them. After the failure of a kernel nothing
-works in a process any more: the curves end there, for another process to go on with.
+the curves so far to keep, so that not even the death of the process loses them. After a kernel has failed nothing works
+in a process any more: the curves end there, and another process can go on with them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from autotune.analysis.expectation import DEVICE_SETTINGS, LOADER_SETTINGS
+from autotune.note import Note, note
 from autotune.protocol.jobs import CurvesJob
 from autotune.records.ceilings import Ceiling
 from autotune.records.diagnosis import CurvePoint, Curves, Roofline
@@ -30,27 +30,28 @@ from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.worker.after_window.roofline import trace_roofline
 from autotune.worker.failure.causes import cause_of
-from autotune.worker.jobs.ahead import refuse_too_much_ahead
-from autotune.worker.jobs.points import NO_TIME, DeviceLostError, Seen, Traced, guarded
-from autotune.worker.measure.feed import Feed
+from autotune.worker.jobs.memory_bounds import refuse_too_full_a_queue, refuse_too_large_a_batch
+from autotune.worker.jobs.points import CurvesSoFar, DeviceLostError, Figures, measure_point
+from autotune.worker.measure.batch import Held, resized
+from autotune.worker.measure.feed import Delivery, Feed
 from autotune.worker.measure.side_alone import collect, device_alone, loader_alone, resident
-from autotune.worker.measure.step import Step, Trainer, count_samples, infer_step, make_trainer
+from autotune.worker.measure.step import Step, Trainer, infer_step, make_trainer, torch_threads
 from autotune.worker.setup.build import build_dataset, build_loader, build_model, build_optimizer
 from autotune.worker.setup.device import Device
 from autotune.worker.setup.weights import kept_weights, put_back
 
-__all__ = ["combined_config", "resized", "trace_curves"]
+__all__ = ["combined_config", "trace_curves"]
 
-_LOADER_SHARE = 0.5  # of the time, at the most; the device gets the rest
-_BATCHES_HELD = 8
-_HELD_BYTES = 256 * 2**20
-_COLLECTING_S = 1.0
-_WORTH = 1.03  # a setting that makes the device so much faster goes into the combined point
-_RISE_MARGIN = 1.25
+_LOADER_SHARE = 0.5  # of the time, at the most; the device gets the rest: our own convention
+_COLLECTING_S = 1.0  # a loader that needs longer for a few batches delivers too few to train on in turns anyway
+_WORTH = 1.03
+"""A setting that makes the device so much faster goes into the combined point: our own convention, above what two runs
+of the same settings differ by (records.measurement.RUN_SPREAD)."""
+_LOADER_CHANGES = LOADER_SETTINGS | {"micro_batch_size"}
 
 
 @dataclass(slots=True)
-class _Bench:
+class _Scene:
     """What the points of both curves share."""
 
     workload: Workload
@@ -59,21 +60,30 @@ class _Bench:
     scratch: Path
     dataset: Any
     ends_at: float
-    batches: Sequence[Any] = ()
+    host: Sequence[Delivery] = ()
     """Batches of the job's own configuration, on the host."""
     peaks: dict[int, int] = field(default_factory=dict)
-    """The highest peak memory in bytes that was seen with each micro batch."""
+    """The highest peak memory in bytes that was measured with each micro batch."""
+
+    def feed(self, config: TrainingConfig) -> Feed:
+        """A feed of a configuration's loader, not started."""
+        return Feed(build_loader(self.workload, self.dataset, config, self.scratch))
+
+    def changes(self, config: TrainingConfig, settings: frozenset[str]) -> dict[str, object]:
+        """Those of some settings that differ from the job's own, with their values."""
+        changed = changed_settings(config, self.job.config)
+        return {name: after for name, (_, after) in changed.items() if name in settings}
 
 
 @dataclass(slots=True)
 class _Training:
     """The model that every device point trains on, one after the other."""
 
-    bench: _Bench
+    scene: _Scene
     model: nn.Module
     step: Step
-    is_converted: bool
-    """The model's layout is channels last."""
+    is_channels_last: bool
+    """The model's present layout."""
     initial: Mapping[str, Tensor]
     """Its weights and buffers before the first point, on the CPU."""
 
@@ -83,65 +93,58 @@ def trace_curves(
 ) -> Curves:
     """Measure the job's own configuration and each variation alone, on the side that it changes.
 
-    Where several device settings help, one more point has them all. `keep` is called with the curves so far around each
-    point: they count should the process not outlive the next.
+    Where several device settings help, a further point has them all. `keep` is called with the curves so far around
+    each point: they count should the process not outlive the next.
 
     Raises:
         WorkloadFault: something about the workload can't be used.
     """
-    bench = _Bench(workload, job, device, scratch, build_dataset(workload), ends_at)
-    traced = Traced(keep, job.known or Curves())
+    scene = _Scene(workload, job, device, scratch, build_dataset(workload), ends_at)
+    curves = CurvesSoFar(keep, job.known or Curves())
     try:
-        _trace_loader(bench, traced, ends_at)
-        return _trace_device(bench, traced)
+        _trace_loader(scene, curves)
+        scene.ends_at = ends_at
+        return _trace_device(scene, curves)
     except DeviceLostError:
-        return traced.cut()
+        return curves.cut()
 
 
-def _trace_loader(bench: _Bench, traced: Traced, ends_at: float) -> None:
-    """The loader's points, in a part of the time."""
-    now = perf_counter()
-    bench.ends_at = now + _LOADER_SHARE * (ends_at - now)
-    bench.batches = _load_own(bench, traced)
-    for config in _varying(bench.job, LOADER_SETTINGS):
-        changes = _changes(config, bench.job, LOADER_SETTINGS | {"micro_batch_size"})
-        traced.add("loader", changes, partial(_loader_point, bench, config))
-    bench.ends_at = ends_at
+def _trace_loader(scene: _Scene, curves: CurvesSoFar) -> None:
+    """The loader's points, in a part of the time; the batches of its own configuration are kept for the device."""
+    now, own = perf_counter(), scene.job.config
+    scene.ends_at = now + _LOADER_SHARE * (scene.ends_at - now)
+    feed = scene.feed(own)
+    try:
+        first = feed.start()
+        scene.host = collect(feed, seconds=_COLLECTING_S, first=first)
+        curves.add("loader", {}, lambda: measure_point({}, lambda: _loader_alone(scene, feed, own), scene.ends_at))
+    finally:
+        feed.stop()
+    for config in scene.job.variations:
+        if scene.changes(config, LOADER_SETTINGS):
+            curves.add("loader", scene.changes(config, _LOADER_CHANGES), partial(_loader_point, scene, config))
 
 
-def _trace_device(bench: _Bench, traced: Traced) -> Curves:
+def _trace_device(scene: _Scene, curves: CurvesSoFar) -> Curves:
     """The device's points and the roofline; all curves."""
-    job = bench.job
-    model = build_model(bench.workload, job.config, bench.device)
-    step = infer_step(bench.workload, bench.batches[0])
-    training = _Training(bench, model, step, job.config.channels_last, kept_weights(model))
-    for point in traced.known.device:
-        batch = int(str(point.changes.get("micro_batch_size", job.config.micro_batch_size)))
-        bench.peaks[batch] = max(point.peak_memory_bytes or 0, bench.peaks.get(batch, 0))
-    for config in (job.config, *_varying_device(job)):
-        traced.add("device", _changes(config, job, DEVICE_SETTINGS), partial(_device_point, training, config))
-    combined = combined_config(job.config, traced.points["device"])
+    own = scene.job.config
+    model = build_model(scene.workload, own, scene.device)
+    step = infer_step(scene.workload, scene.host[0].batch)
+    training = _Training(scene, model, step, own.channels_last, kept_weights(model))
+    for point in curves.known.device:
+        batch = int(str(point.changes.get("micro_batch_size", own.micro_batch_size)))
+        _note_peak(scene, batch, point.peak_memory_bytes)
+
+    def add(config: TrainingConfig) -> None:
+        curves.add("device", scene.changes(config, DEVICE_SETTINGS), partial(_device_point, training, config))
+
+    for config in (own, *_device_variations(scene)):
+        add(config)
+    combined = combined_config(own, curves.points["device"])
     if combined is not None:
-        traced.add("device", _changes(combined, job, DEVICE_SETTINGS), partial(_device_point, training, combined))
-    roofline, remarks = _roofline(training) if job.roofline else (None, ())
-    return traced.curves(roofline, *remarks)
-
-
-def resized(batch: Any, size: int) -> Any:
-    """A batch with so many samples, its own repeated as often as needed.
-
-    Raises:
-        ValueError: a tensor in it does not have the samples in its first dimension.
-    """
-    count = count_samples(batch, 0)
-    if isinstance(batch, Tensor):
-        return _repeated(batch, count, size)
-    if isinstance(batch, Mapping):
-        return {key: _resized_part(value, count, size) for key, value in batch.items()}
-    if isinstance(batch, tuple | list):
-        parts = [_resized_part(value, count, size) for value in batch]
-        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
-    raise ValueError(f"a batch of type {type(batch).__name__} can't be made larger or smaller here")
+        add(combined)
+    roofline, remarks = _roofline(training) if scene.job.roofline else (None, ())
+    return curves.curves(roofline, *remarks)
 
 
 def combined_config(own: TrainingConfig, points: Sequence[CurvePoint]) -> TrainingConfig | None:
@@ -160,181 +163,108 @@ def combined_config(own: TrainingConfig, points: Sequence[CurvePoint]) -> Traini
     return TrainingConfig.model_validate(own.model_dump() | {name: value for name, (_, value) in best.items()})
 
 
-def _resized_part(value: Any, count: int, size: int) -> Any:
-    if isinstance(value, Tensor):
-        return value if value.ndim == 0 else _repeated(value, count, size)
-    if isinstance(value, Mapping):
-        return {key: _resized_part(one, count, size) for key, one in value.items()}
-    if isinstance(value, tuple | list) and any(isinstance(one, Tensor | Mapping | tuple | list) for one in value):
-        return type(value)(_resized_part(one, count, size) for one in value)
-    return value
+def _device_variations(scene: _Scene) -> list[TrainingConfig]:
+    """Variations that leave the loader as it is; not one that only names the number of threads that torch takes."""
+    own = scene.job.config
+    default = own.model_copy(update={"intra_op_threads": torch.get_num_threads()})
+    redundant = default if own.intra_op_threads is None else None
+    return [
+        config
+        for config in scene.job.variations
+        if scene.changes(config, DEVICE_SETTINGS) and not scene.changes(config, LOADER_SETTINGS) and config != redundant
+    ]
 
 
-def _repeated(tensor: Tensor, count: int, size: int) -> Tensor:
-    if tensor.ndim == 0 or tensor.shape[0] != count or count == 0:
-        raise ValueError(f"a tensor of shape {tuple(tensor.shape)} does not have the {count} samples in front")
-    return tensor[torch.arange(size) % count]
-
-
-def _varying(job: CurvesJob, settings: frozenset[str]) -> list[TrainingConfig]:
-    return [config for config in job.variations if settings & set(changed_settings(config, job.config))]
-
-
-def _varying_device(job: CurvesJob) -> list[TrainingConfig]:
-    """Those that leave the loader as it is, without such as only spell out the threads that torch takes anyway."""
-    own, threads = job.config, torch.get_num_threads()
-    spelt = own.model_copy(update={"intra_op_threads": threads}) if own.intra_op_threads is None else None
-    alone = [config for config in _varying(job, DEVICE_SETTINGS) if not LOADER_SETTINGS & _changed_names(config, job)]
-    return [config for config in alone if config != spelt]
-
-
-def _changed_names(config: TrainingConfig, job: CurvesJob) -> set[str]:
-    return set(changed_settings(config, job.config))
-
-
-def _changes(config: TrainingConfig, job: CurvesJob, settings: frozenset[str]) -> dict[str, object]:
-    changed = changed_settings(config, job.config)
-    return {name: after for name, (_, after) in changed.items() if name in settings}
-
-
-def _load_own(bench: _Bench, traced: Traced) -> list[Any]:
-    """Some batches of the job's own configuration, and its loader's point."""
-    config = bench.job.config
-    feed = Feed(build_loader(bench.workload, bench.dataset, config, bench.scratch))
-    try:
-        first = feed.start().batch
-        more = collect(feed, count=_BATCHES_HELD - 1, limit_bytes=_HELD_BYTES, seconds=_COLLECTING_S)
-        traced.add("loader", {}, lambda: guarded({}, lambda: _loader_alone(bench, feed, config), bench.ends_at))
-    finally:
-        feed.stop()
-    return [first, *more]
-
-
-def _loader_point(bench: _Bench, config: TrainingConfig) -> CurvePoint:
-    def measure() -> Seen:
-        refuse_too_much_ahead(bench.batches, config, bench.job, bench.device)
-        feed = Feed(build_loader(bench.workload, bench.dataset, config, bench.scratch))
+def _loader_point(scene: _Scene, config: TrainingConfig) -> CurvePoint:
+    def measure() -> Figures:
+        refuse_too_full_a_queue([delivery.batch for delivery in scene.host], config, scene.job, scene.device)
+        feed = scene.feed(config)
         try:
             feed.start()
-            return _loader_alone(bench, feed, config)
+            return _loader_alone(scene, feed, config)
         finally:
             feed.stop()
 
-    return guarded(_changes(config, bench.job, LOADER_SETTINGS | {"micro_batch_size"}), measure, bench.ends_at)
+    return measure_point(scene.changes(config, _LOADER_CHANGES), measure, scene.ends_at)
 
 
-def _loader_alone(bench: _Bench, feed: Feed, config: TrainingConfig) -> Seen:
-    seconds, ends_at = bench.job.stretch_s, bench.ends_at
+def _loader_alone(scene: _Scene, feed: Feed, config: TrainingConfig) -> Figures:
+    seconds, ends_at = scene.job.stretch_s, scene.ends_at
     return _with_cpu_s(lambda: loader_alone(feed, config, seconds=seconds, ends_at=ends_at))
 
 
 def _device_point(training: _Training, config: TrainingConfig) -> CurvePoint:
-    bench = training.bench
+    scene = training.scene
 
-    def measure() -> Seen:
-        _refuse_too_large(bench, config)
+    def measure() -> Figures:
+        refuse_too_large_a_batch(scene.peaks, config.micro_batch_size, scene.job, scene.device)
         if config.compile:
             torch.compiler.reset()  # or a second batch size would be compiled for any, which no trial does
-        bench.device.reset_peak()
-        with _as_configured(config, bench.device):
+        scene.device.reset_peak()
+        with _as_configured(config, scene.device):
             trainer = _trainer(training, config)
-            held = resident(trainer, _batches_of(bench, config))
-            seconds, ends_at = bench.job.stretch_s, bench.ends_at
+            held = resident(trainer, _batches_of(scene, config))
+            seconds, ends_at = scene.job.stretch_s, scene.ends_at
             return _with_cpu_s(lambda: device_alone(trainer, held, seconds=seconds, ends_at=ends_at))
 
-    point = guarded(_changes(config, bench.job, DEVICE_SETTINGS), measure, bench.ends_at)
+    point = measure_point(scene.changes(config, DEVICE_SETTINGS), measure, scene.ends_at)
     if point.ceiling is not None:
-        point = point.model_copy(update={"peak_memory_bytes": _noted_peak(training, config)})
+        # without the weights kept aside, where these lie in the memory that is judged
+        kept = 0 if scene.device.has_own_memory else sum(tensor.nbytes for tensor in training.initial.values())
+        peak = max(0, scene.device.peak_memory().peak_bytes - kept)
+        _note_peak(scene, config.micro_batch_size, peak)
+        point = point.model_copy(update={"peak_memory_bytes": peak})
     training.model.zero_grad(set_to_none=True)
     if point.ceiling is None:
-        put_back(training.model, training.initial)  # what has diverged: products of zeros would cost less power
-    bench.device.give_back()
+        put_back(training.model, training.initial)  # weights that diverged: products of zeros would cost less power
+    scene.device.give_back()
     return point
 
 
-def _noted_peak(training: _Training, config: TrainingConfig) -> int:
-    """A point's peak memory, without the weights kept aside where these lie in the memory that is judged."""
-    bench, batch = training.bench, config.micro_batch_size
-    kept = 0 if bench.device.has_own_memory else sum(tensor.nbytes for tensor in training.initial.values())
-    peak = max(0, bench.device.peak_memory().peak_bytes - kept)
-    bench.peaks[batch] = max(peak, bench.peaks.get(batch, 0))
-    return peak
+def _note_peak(scene: _Scene, batch: int, peak_bytes: int | None) -> None:
+    scene.peaks[batch] = max(peak_bytes or 0, scene.peaks.get(batch, 0))
 
 
 def _trainer(training: _Training, config: TrainingConfig) -> Trainer:
     """A trainer of the shared model, in the configuration's layout, with an optimizer of its own."""
-    bench = training.bench
-    if config.channels_last != training.is_converted:
+    if config.channels_last != training.is_channels_last:
         layout = torch.channels_last if config.channels_last else torch.contiguous_format
         training.model.to(memory_format=layout)  # type: ignore[call-overload] # torch's stubs lack the keyword alone
-        training.is_converted = config.channels_last
-    optimizer = build_optimizer(bench.workload, training.model, config.lr)
-    return make_trainer(training.model, optimizer, training.step, config, bench.device)
+        training.is_channels_last = config.channels_last
+    optimizer = build_optimizer(training.scene.workload, training.model, config.lr)
+    return make_trainer(training.model, optimizer, training.step, config, training.scene.device)
 
 
-def _batches_of(bench: _Bench, config: TrainingConfig) -> list[Any]:
-    if config.micro_batch_size == bench.job.config.micro_batch_size:
-        return list(bench.batches)
-    return [resized(batch, config.micro_batch_size) for batch in bench.batches]
-
-
-def _refuse_too_large(bench: _Bench, config: TrainingConfig) -> None:
-    """Where memory is RAM, nothing refuses a batch that is too large until the whole job is ended for it.
-
-    Raises:
-        ValueError: the memory seen so far, grown with the batch, would pass the limit.
-    """
-    batch, limit = config.micro_batch_size, bench.job.process.limit_bytes
-    largest = max(bench.peaks, default=bench.job.config.micro_batch_size)
-    if bench.device.has_own_memory or limit is None or batch <= largest:
-        return
-    expected = _expected_peak(bench, batch)
-    if expected > limit:
-        raise ValueError(f"it might take {expected / 2**20:,.0f} MiB, over the limit of {limit / 2**20:,.0f} MiB")
-
-
-def _expected_peak(bench: _Bench, batch: int) -> float:
-    """Memory of a batch larger than all so far: by the steepest rise so far, with a margin; in proportion before that.
-
-    The margin is our own convention.
-    """
-    seen = sorted(bench.peaks.items())
-    if len(seen) < 2:
-        return bench.device.peak_memory().peak_bytes * batch / bench.job.config.micro_batch_size
-    rise = max((after - before) / (larger - smaller) for (smaller, before), (larger, after) in pairwise(seen))
-    largest, peak = seen[-1]
-    return peak + _RISE_MARGIN * max(0.0, rise) * (batch - largest)
+def _batches_of(scene: _Scene, config: TrainingConfig) -> Sequence[Held | Delivery]:
+    size = config.micro_batch_size
+    if size == scene.job.config.micro_batch_size:
+        return scene.host
+    return [Held(resized(delivery.batch, delivery.samples, size), size) for delivery in scene.host]
 
 
 @contextmanager
 def _as_configured(config: TrainingConfig, device: Device) -> Iterator[None]:
     """Threads and TF32 of this process as the configuration has them, and as before afterwards."""
-    before = torch.get_num_threads()
-    if config.intra_op_threads is not None:
-        torch.set_num_threads(config.intra_op_threads)
-    try:
-        with config.autocast(device.torch_device) if config.amp_dtype == "tf32" else nullcontext():
-            yield
-    finally:
-        torch.set_num_threads(before)
+    precision = config.autocast(device.torch_device) if config.amp_dtype == "tf32" else nullcontext()
+    with torch_threads(config.intra_op_threads), precision:
+        yield
 
 
-def _roofline(training: _Training) -> tuple[Roofline | None, tuple[str, ...]]:
-    bench = training.bench
-    config = bench.job.config
+def _roofline(training: _Training) -> tuple[Roofline | None, tuple[Note, ...]]:
+    scene, config = training.scene, training.scene.job.config
     if config.compile:
-        return None, ("Operators were not counted: the model is compiled.",)
-    if perf_counter() > bench.ends_at:
-        return None, (f"Operators were not counted: {NO_TIME}.",)
+        return None, (note("operators_not_counted_compiled"),)
+    if perf_counter() > scene.ends_at:
+        return None, (note("operators_not_counted_no_time"),)
     try:
-        with _as_configured(config, bench.device):
+        with _as_configured(config, scene.device):
             trainer = _trainer(training, config)
-            return trace_roofline(trainer, resident(trainer, bench.batches)[0], bench.device), ()
-    except Exception as error:  # noqa: BLE001 - user code runs in it; the curves are worth keeping
-        return None, (f"Operators were not counted: {cause_of(error)}.",)
+            return trace_roofline(trainer, resident(trainer, scene.host)[0].batch, scene.device), ()
+    except Exception as error:  # noqa: BLE001 - the user's code runs in it; the curves are worth keeping
+        return None, (note("operators_not_counted", cause=cause_of(error)),)
 
 
-def _with_cpu_s(measure: Callable[[], Ceiling]) -> Seen:
+def _with_cpu_s(measure: Callable[[], Ceiling]) -> Figures:
     """A ceiling, and the CPU seconds that a sample took: the cores in use over the rate, the warm-up included."""
     begun, cpu_s = perf_counter(), _spent_cpu_s()
     ceiling = measure()

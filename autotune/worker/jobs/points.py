@@ -1,7 +1,8 @@
-"""Points of curves as they come: each on its own, kept around its measuring, until a kernel's failure ends them all.
+"""The points of curves as they come: each measured on its own, and kept before and after it is measured.
 
-Takes what measures a point; hands on CurvePoints, and the Curves so far. Whoever asked for them is given these to keep
-before each point, with it as the one that the process did not outlive, and after it.
+Takes a function that measures a point; hands on CurvePoints, and the Curves so far. The caller is given these to keep:
+before each point with that point as one that the process did not outlive, then with its figures. A failed kernel ends
+them all.
 """
 
 from __future__ import annotations
@@ -13,36 +14,40 @@ from typing import Literal
 
 import torch
 
+from autotune.note import Note, note
 from autotune.records.ceilings import Ceiling
 from autotune.records.diagnosis import CurvePoint, Curves, Roofline
 from autotune.worker.failure.causes import cause_of
 from autotune.worker.failure.kernel_failures import is_kernel_failure
 from autotune.worker.failure.out_of_memory import shortage_of
 
-__all__ = ["NO_TIME", "DeviceLostError", "Seen", "Side", "Traced", "guarded"]
-
-NO_TIME = "no time was left"
-"""Why a point was not measured near the deadline."""
-_CUT = "The job ended before the rest was measured."
-_DIED = "the process ended while it was measured"
+__all__ = ["CurvesSoFar", "DeviceLostError", "Figures", "PointRefusedError", "Side", "measure_point"]
 
 Side = Literal["loader", "device"]
-Seen = tuple[Ceiling, float | None]
+Figures = tuple[Ceiling, float | None]
 """A ceiling, and the CPU seconds that a sample took."""
 
 
+class PointRefusedError(Exception):
+    """A point is not measured, since it might end the whole job; carries a Note that says why."""
+
+    def __init__(self, reason: Note) -> None:
+        super().__init__(reason.code)
+        self.reason = reason
+
+
 class DeviceLostError(Exception):
-    """A kernel has failed: what is measured in this process from here on would fail too."""
+    """A kernel has failed: everything measured in this process from here on would fail too."""
 
     def __init__(self, point: CurvePoint) -> None:
         super().__init__(point.reason)
         self.point = point
-        """The one that was measured then."""
+        """The point that was being measured."""
 
 
 @dataclass(slots=True)
-class Traced:
-    """The points so far, each kept as it comes, and before it as the one that the process did not outlive."""
+class CurvesSoFar:
+    """The points so far, each kept before and after it is measured."""
 
     keep: Callable[[Curves], None]
     known: Curves
@@ -50,16 +55,17 @@ class Traced:
     points: dict[Side, tuple[CurvePoint, ...]] = field(default_factory=lambda: {"loader": (), "device": ()})
 
     def add(self, side: Side, changes: dict[str, object], measure: Callable[[], CurvePoint]) -> None:
-        """Take up a point of an earlier process, or measure it.
+        """Take over a point of an earlier process, or measure it.
 
         Raises:
-            DeviceLostError: nothing can be measured in this process any more; the point is there, with its reason.
+            DeviceLostError: nothing can be measured in this process any more; the point is kept, with its reason.
         """
         before = self.points[side]
         earlier = self.known.loader if side == "loader" else self.known.device
-        point = next((one for one in earlier if one.changes == changes), None)
+        point = next((point for point in earlier if point.changes == changes), None)
         if point is None:
-            self._take(side, (*before, CurvePoint(changes=changes, ceiling=None, reason=_DIED)))
+            died = CurvePoint(changes=changes, ceiling=None, reason=note("process_ended_at_point"))
+            self._take(side, (*before, died))
             try:
                 point = measure()
             except DeviceLostError as lost:
@@ -67,33 +73,34 @@ class Traced:
                 raise
         self._take(side, (*before, point))
 
-    def curves(self, roofline: Roofline | None, *remarks: str, is_cut: bool = False) -> Curves:
+    def curves(self, roofline: Roofline | None, *remarks: Note, is_cut: bool = False) -> Curves:
         """All that is known."""
-        loader, device = self.points["loader"], self.points["device"]
         threads = torch.get_num_threads()
-        return Curves(loader=loader, device=device, roofline=roofline, threads=threads, remarks=remarks, is_cut=is_cut)
+        return Curves(**self.points, roofline=roofline, threads=threads, remarks=remarks, is_cut=is_cut)
 
     def cut(self) -> Curves:
         """All that is known where the process ends here."""
-        return self.curves(None, _CUT, is_cut=True)
+        return self.curves(None, note("curves_cut"), is_cut=True)
 
     def _take(self, side: Side, points: tuple[CurvePoint, ...]) -> None:
         self.points[side] = points
         self.keep(self.cut())
 
 
-def guarded(changes: dict[str, object], measure: Callable[[], Seen], ends_at: float) -> CurvePoint:
-    """Measure a point; what fails leaves its reason there.
+def measure_point(changes: dict[str, object], measure: Callable[[], Figures], ends_at: float) -> CurvePoint:
+    """Measure a point; a failure becomes the point's reason.
 
     Raises:
         DeviceLostError: a kernel has failed.
     """
-    if perf_counter() > ends_at:
-        return CurvePoint(changes=changes, ceiling=None, reason=NO_TIME)
     begun = perf_counter()
+    if begun > ends_at:
+        return CurvePoint(changes=changes, ceiling=None, reason=note("no_time_left"))
     try:
         ceiling, cpu_s = measure()
-    except Exception as error:  # user code runs in it: one point fails, not the curve
+    except PointRefusedError as refusal:
+        return CurvePoint(changes=changes, ceiling=None, reason=refusal.reason)
+    except Exception as error:  # the user's code runs in it: one point fails, not the curve
         shortage, took_s = shortage_of(error), perf_counter() - begun
         reason = cause_of(error) if shortage is None else shortage.reason
         point = CurvePoint(changes=changes, ceiling=None, reason=reason, took_s=took_s)

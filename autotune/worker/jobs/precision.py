@@ -1,7 +1,8 @@
-"""The precision guard's comparison: some 20 optimizer steps of a candidate against float32, from the same start.
+"""The precision check: some 20 optimizer steps of a candidate compared to float32, from the same start.
 
-Takes a PrecisionJob: its configuration has the candidate's precision and batch; hands on GuardFigures,
-for `core.guard` to judge. The model is built once, and every run begins from the same weights, seeds and batches.
+Takes a PrecisionJob whose configuration carries the candidate's precision and the batch to compare on; hands on GuardFigures,
+for `records.precision_check` to judge. The model is built once, and every run begins from the same weights, seeds and
+batches.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from autotune.note import Note, note
 from autotune.protocol.jobs import PrecisionJob
 from autotune.records.precision_check import GUARD_STEPS, GuardFigures, deviation_of
 from autotune.settings.float32_precision import exact_matmuls
@@ -25,7 +27,7 @@ from autotune.settings.workload import Workload
 from autotune.worker.failure.out_of_memory import device_was_full, shortage_of
 from autotune.worker.measure.feed import Feed
 from autotune.worker.measure.reuse import copied
-from autotune.worker.measure.side_alone import batch_bytes
+from autotune.worker.measure.side_alone import MOST_SKIPS, collect
 from autotune.worker.measure.step import Step, Trainer, infer_step
 from autotune.worker.setup.build import build_dataset, build_loader, build_model, build_optimizer, seed_all
 from autotune.worker.setup.device import Device
@@ -34,21 +36,19 @@ from autotune.worker.setup.weights import kept_weights, put_back
 
 __all__ = ["compare_to_float32", "gradient_cosine"]
 
-_REPEAT_STEPS = 5
-_MOST_SKIPS = 17  # from 65536 a GradScaler halves its scale so often until it is below 1
-_HELD_BYTES = 256 * 2**20
+_REPEAT_STEPS = 5  # as few as are judged at all (records.precision_check.MIN_STEPS)
 _LOADING_SHARE = 0.3  # of the time until the deadline; then the batches that came are taken in turns
-_REFERENCE_SHARE = 0.5
-_REPEAT_SHARE = 0.6
-_CHUNK = 2**22  # elements that are widened at once
-_OTHER_SEED = 1_000_003
+_REFERENCE_SHARE = 0.5  # the reference is over by then, the repetition by the next, the candidate has what is left:
+_REPEAT_SHARE = 0.6  # our own convention, all three
+_CHUNK = 2**22  # elements that are widened at once: 32 MiB of float64
+_OTHER_SEED = 1_000_003  # a prime beyond the seeds of the steps, which count up from the job's
 _LIBRARIES_OVERRIDE = "NVIDIA_TF32_OVERRIDE"
 
 _Gradient = list[Tensor | None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Bench:
+@dataclass(frozen=True, slots=True)
+class _Scene:
     """What all runs of a comparison share."""
 
     workload: Workload
@@ -63,7 +63,7 @@ class _Bench:
 
 @dataclass(slots=True)
 class _Trained:
-    """What a run has seen."""
+    """The figures of a run."""
 
     losses: list[float] = field(default_factory=list)
     skipped: list[bool] = field(default_factory=list)
@@ -94,42 +94,45 @@ def compare_to_float32(
     dataset, model = build_dataset(workload), build_model(workload, plain, device)
     initial, reference = kept_weights(model), None
     while reference is None:
-        batches = _batches(workload, dataset, plain, scratch, begun + _LOADING_SHARE * left_s)
-        bench = _Bench(
-            workload=workload,
-            model=model,
-            initial=initial,
-            batches=batches,
-            step=infer_step(workload, batches[0]),
-            device=device,
-            seed=job.process.seed,
-        )
-        reference = _reference(bench, plain, begun + _REFERENCE_SHARE * left_s)
+        feed = Feed(build_loader(workload, dataset, plain, scratch))
+        batches = _batches(feed, begun + _LOADING_SHARE * left_s)
+        step = infer_step(workload, batches[0])
+        scene = _Scene(workload, model, initial, batches, step, device, job.process.seed)
+        reference = _reference(scene, plain, begun + _REFERENCE_SHARE * left_s)
         if reference is None:
             plain = plain.model_copy(update={"micro_batch_size": plain.micro_batch_size // 2})
     first, until = reference.gradient or [], begun + _REPEAT_SHARE * left_s
     with exact_matmuls():
-        repeat = _train(bench, plain, _REPEAT_STEPS, until, compared_to=first, shift=_OTHER_SEED)
+        repeat = _train(scene, plain, _REPEAT_STEPS, until, compared_to=first, shift=_OTHER_SEED)
     candidate = job.config.model_copy(update={"micro_batch_size": plain.micro_batch_size})
     with _tf32(candidate, device):
-        tried = _train(bench, candidate, GUARD_STEPS, begun + left_s, compared_to=first)
+        tried = _train(scene, candidate, GUARD_STEPS, begun + left_s, compared_to=first)
     figures = _figures(plain.micro_batch_size, reference, repeat, tried)
     return figures.model_copy(update={"remarks": _overridden(candidate, device)})
 
 
-def _reference(bench: _Bench, plain: TrainingConfig, stop_at: float) -> _Trained | None:
+def _reference(scene: _Scene, plain: TrainingConfig, stop_at: float) -> _Trained | None:
     """The float32 run; None where it does not fit into the device's memory, and a smaller batch is left to try."""
-    refusals_before = bench.device.refusals()
+    refusals_before = scene.device.refusals()
     try:
         with exact_matmuls():
-            return _train(bench, plain, GUARD_STEPS, stop_at)
+            return _train(scene, plain, GUARD_STEPS, stop_at)
     except Exception as error:
-        shortage = shortage_of(error, is_full=lambda: device_was_full(bench.device, refusals_before))
+        shortage = shortage_of(error, is_full=lambda: device_was_full(scene.device, refusals_before))
         if shortage is None or shortage.memory != "device" or plain.micro_batch_size == 1:
             raise
-    bench.model.zero_grad(set_to_none=True)
-    bench.device.reset_peak()  # gives back what the allocator holds
+    scene.model.zero_grad(set_to_none=True)
+    scene.device.reset_peak()  # gives back what the allocator holds
     return None
+
+
+def _batches(feed: Feed, stop_at: float) -> list[Any]:
+    """The loader's first batches, one for each step as long as time and memory allow; ends its workers."""
+    try:
+        came = collect(feed, count=GUARD_STEPS, first=feed.start(), seconds=stop_at - perf_counter())
+    finally:
+        feed.stop()
+    return [delivery.batch for delivery in came]
 
 
 def _figures(size: int, reference: _Trained, repeat: _Trained, tried: _Trained) -> GuardFigures:
@@ -146,19 +149,8 @@ def _figures(size: int, reference: _Trained, repeat: _Trained, tried: _Trained) 
     )
 
 
-def _batches(workload: Workload, dataset: Any, config: TrainingConfig, scratch: Path, stop_at: float) -> list[Any]:
-    """The loader's first batches, one for each step as long as time and memory allow."""
-    feed = Feed(build_loader(workload, dataset, config, scratch))
-    batches = [feed.start().batch]
-    held = batch_bytes(batches[0])
-    while len(batches) < GUARD_STEPS and held < _HELD_BYTES and perf_counter() < stop_at:
-        batches.append(feed.take().batch)
-        held += batch_bytes(batches[-1])
-    return batches
-
-
 def _train(
-    bench: _Bench,
+    scene: _Scene,
     config: TrainingConfig,
     steps: int,
     stop_at: float,
@@ -170,22 +162,22 @@ def _train(
 
     A batch whose step the GradScaler skipped is taken again, so that losses compare step by step.
     """
-    put_back(bench.model, bench.initial)
-    trained, device = _Trained(), bench.device
-    optimizer = build_optimizer(bench.workload, bench.model, config.lr)
-    optimizer.register_step_pre_hook(_first_gradient(bench.model, trained, compared_to))
-    model: Any = torch.compile(bench.model) if config.compile else bench.model
+    put_back(scene.model, scene.initial)
+    trained, device = _Trained(), scene.device
+    optimizer = build_optimizer(scene.workload, scene.model, config.lr)
+    optimizer.register_step_pre_hook(_first_gradient(scene.model, trained, compared_to))
+    model: Any = torch.compile(scene.model) if config.compile else scene.model
     scaler = config.grad_scaler(device.torch_device)
-    trainer = Trainer(model, optimizer, bench.step, config, device, scaler)
-    for _ in range(steps + _MOST_SKIPS):
+    trainer = Trainer(model, optimizer, scene.step, config, device, scaler)
+    for _ in range(steps + MOST_SKIPS):
         at = len(trained.losses)
         if at == steps or ((at or trained.skipped) and perf_counter() > stop_at):
             break
-        seed_all(bench.seed + shift + at)
+        seed_all(scene.seed + shift + at)
         before = scaler.get_scale()
-        loss = float(trainer.train(copied(bench.batches[at % len(bench.batches)])))
+        loss = float(trainer.train(copied(scene.batches[at % len(scene.batches)])))
         if at == 0:
-            device.cap_memory()  # anew: the kernels of this precision have been loaded, outside the allocator
+            device.cap_memory()  # again: the kernels of this precision have been loaded, outside the allocator
         was_skipped = scaler.is_enabled() and scaler.get_scale() < before
         if scaler.is_enabled():
             trained.skipped.append(was_skipped)
@@ -206,47 +198,45 @@ def _first_gradient(model: nn.Module, trained: _Trained, compared_to: _Gradient 
     The gradient may still bear the GradScaler's factor, which a cosine does not see.
     """
 
-    def look(*_: Any) -> None:
+    def before_step(*_: Any) -> None:
         if trained.losses:
             return
         gradient = [parameter.grad for parameter in model.parameters()]
         if compared_to is None:
-            trained.gradient = [None if one is None else _dense(one).to("cpu", copy=True) for one in gradient]
+            trained.gradient = [None if part is None else _dense(part).to("cpu", copy=True) for part in gradient]
         else:
             trained.cosine = gradient_cosine(compared_to, gradient)
 
-    return look
+    return before_step
 
 
-def gradient_cosine(one: Sequence[Tensor | None], other: Sequence[Tensor | None]) -> float | None:
+def gradient_cosine(first: Sequence[Tensor | None], second: Sequence[Tensor | None]) -> float | None:
     """Cosine between two gradients, each parameter's in order, as one vector; None where one is not finite.
 
-    Summed in float64 on the second one's device, a few million elements at a time. Two gradients of zero are equal.
+    Summed in float64 on the second's device, a few million elements at a time. Two gradients of zero are equal.
     """
     total = torch.zeros(3, dtype=torch.float64)
-    for ours, theirs in zip(one, other, strict=True):
+    for ours, theirs in zip(first, second, strict=True):
         for a, b in _chunks(ours, theirs):
             total += torch.stack([a @ b, a @ a, b @ b]).to("cpu", torch.float64)
-    product, first, second = total.tolist()
-    if not isfinite(product) or not isfinite(first) or not isfinite(second):
+    product, *squares = total.tolist()
+    if not all(map(isfinite, (product, *squares))):
         return None
-    if first == 0 or second == 0:
-        return 1.0 if first == second else 0.0
-    return float(max(-1.0, min(1.0, product / (first * second) ** 0.5)))
+    if 0 in squares:
+        return 1.0 if squares[0] == squares[1] else 0.0
+    return float(max(-1.0, min(1.0, product / (squares[0] * squares[1]) ** 0.5)))
 
 
 def _chunks(ours: Tensor | None, theirs: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
-    """Two parameters' gradients side by side in pieces; one that is not there is zero."""
+    """Two parameters' gradients side by side in pieces; where one has no gradient, it is zero."""
     present = theirs if theirs is not None else ours
     if present is None:
         return
     device, wide = present.device, torch.float32 if present.device.type == "mps" else torch.float64
-    flat = [None if one is None else _dense(one).reshape(-1) for one in (ours, theirs)]
-    length = next(one.numel() for one in flat if one is not None)
-    for start in range(0, length, _CHUNK):
-        a, b = (None if one is None else one[start : start + _CHUNK].to(device, wide) for one in flat)
-        zero = torch.zeros_like(a if a is not None else b)  # type: ignore[arg-type] # one of them is there
-        yield zero if a is None else a, zero if b is None else b
+    zero = torch.zeros((), device=device).expand(_dense(present).numel())
+    first, second = (zero if one is None else _dense(one).reshape(-1) for one in (ours, theirs))
+    for a, b in zip(torch.split(first, _CHUNK), torch.split(second, _CHUNK), strict=True):
+        yield a.to(device, wide), b.to(device, wide)
 
 
 def _dense(gradient: Tensor) -> Tensor:
@@ -260,20 +250,15 @@ def _tf32(config: TrainingConfig, device: Device) -> AbstractContextManager[Any]
     return config.autocast(device.torch_device) if config.amp_dtype == "tf32" else nullcontext()
 
 
-def _overridden(candidate: TrainingConfig, device: Device) -> tuple[str, ...]:
-    """What NVIDIA's libraries were told past torch, which can't be undone in a process.
+def _overridden(candidate: TrainingConfig, device: Device) -> tuple[Note, ...]:
+    """What the environment makes NVIDIA's libraries do whatever torch asks for; a process can't undo that.
 
     Source: NVIDIA, "Accelerating AI Training with NVIDIA TF32 Tensor Cores", and cuBLAS's documentation: 0 forbids
     TF32. No other value is documented.
     """
-    told = tf32_overrides() if device.kind == "cuda" else ()
-    if f"{_LIBRARIES_OVERRIDE}=0" in told and candidate.amp_dtype == "tf32":
-        return (f"{_LIBRARIES_OVERRIDE}=0 is set: NVIDIA's libraries computed tf32 in float32; unset it to use TF32.",)
-    if f"{_LIBRARIES_OVERRIDE}=1" in told:
-        said = (
-            f"{_LIBRARIES_OVERRIDE}=1 is set, and NVIDIA documents 0 alone: what its libraries then compute float32 in"
-        )
-        return (
-            f"{said}, the reference as well, is not known; unset it to have precisions compared to float32 itself.",
-        )
+    overrides = tf32_overrides() if device.kind == "cuda" else ()
+    if f"{_LIBRARIES_OVERRIDE}=0" in overrides and candidate.amp_dtype == "tf32":
+        return (note("tf32_forbidden", variable=_LIBRARIES_OVERRIDE),)
+    if f"{_LIBRARIES_OVERRIDE}=1" in overrides:
+        return (note("float32_unknown", variable=_LIBRARIES_OVERRIDE),)
     return ()

@@ -1,8 +1,8 @@
 """The stress run: trains on ordinary batches and on a batch of the largest samples in turns, and reads the peak memory.
 
-Takes a StressJob; hands on StressFigures. Samples are looked at for
-a short while only: what is called the largest is the largest of those seen. They are read as training reads them, by
-loader workers where there are any: a file that this process had opened would be shared by all that are forked from it.
+Takes a StressJob with the configuration to try and a window for its length; hands on StressFigures. Samples are sized for a
+short while only: the largest is the largest of those sized. They are read as training reads them, by loader workers
+where there are any: a file that this process had opened would be shared by all workers that are forked from it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import heapq
 import random
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import cycle, islice
@@ -21,36 +21,38 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
+from autotune.note import Note, note
 from autotune.protocol.jobs import StressJob
 from autotune.records.stress_check import StressFigures, look_s
 from autotune.settings.workload import Workload
 from autotune.worker.failure.causes import cause_of
 from autotune.worker.failure.out_of_memory import shortage_of
+from autotune.worker.measure.batch import batch_bytes, leaves_of
 from autotune.worker.measure.feed import Feed
 from autotune.worker.measure.reuse import Reused
-from autotune.worker.measure.step import Trainer, infer_step, make_trainer, tensors_of
-from autotune.worker.setup.build import build_dataset, build_loader, build_model, build_optimizer, dataset_length
+from autotune.worker.measure.step import Trainer, open_trainer
+from autotune.worker.setup.build import build_dataset, build_loader, build_model, is_stream, length_of
 from autotune.worker.setup.device import Device
 
 __all__ = ["LargestBatch", "bytes_of", "largest_batch", "train_on_largest"]
 
-_LOOK_ITEMS = 10_000
-_ITEMS_A_LOOK = 8
+_MOST_SIZED = 10_000  # samples: our own convention; the time set aside usually ends it sooner
+_SIZED_AT_ONCE = 8  # samples a loader worker sizes before it answers: our own convention
 _MIN_STEPS = 3  # peaks of memory cover at least three optimizer steps (DESIGN: Rules of measuring, 5)
-_NUMBER_BYTES = 8
+_NUMBER_BYTES = 8  # a Python number in a tensor: int64 or float64, what torch's default_collate makes of it
 
 
 @dataclass(slots=True, kw_only=True)
 class LargestBatch:
-    """A batch of the largest samples of those looked at; where these are too few, each comes more than once."""
+    """A batch of the largest samples that were sized; where these are too few, each comes more than once."""
 
     sizes: list[int]
-    """Bytes of each sample, in the order of the look."""
+    """Bytes of each sample, in the order in which they were sized."""
     batch: Any = None
-    remark: str = ""
-    """Why there is no such batch, in a sentence."""
+    remark: Note | None = None
+    """Why there is no such batch."""
 
 
 def train_on_largest(
@@ -59,7 +61,7 @@ def train_on_largest(
     """Train for `job.train_s` seconds, and at least three optimizer steps; `ends_at` cuts that short.
 
     Raises:
-        Exception: whatever tells that the memory does not suffice for the largest samples, see `out_of_memory`.
+        Exception: any that means that the memory does not suffice for the largest samples, see `out_of_memory`.
         WorkloadFault: something about the workload can't be used.
     """
     dataset = build_dataset(workload)
@@ -68,10 +70,9 @@ def train_on_largest(
     stop_at = now + look_s(ends_at - now)
     largest = largest_batch(workload, dataset, loader, job.config.micro_batch_size, stop_at)
     model = build_model(workload, job.config, device)
-    optimizer = build_optimizer(workload, model, job.config.lr)
     feed = Feed(loader)
     first = feed.start().batch
-    trainer = make_trainer(model, optimizer, infer_step(workload, first), job.config, device)
+    trainer = open_trainer(workload, model, first, job.config, device)
     gc.collect()
     device.reset_peak()
     begun = perf_counter()
@@ -82,7 +83,7 @@ def train_on_largest(
         items_seen=len(largest.sizes),
         median_item_bytes=median(largest.sizes) if largest.sizes else 0.0,
         largest_item_bytes=max(largest.sizes, default=0),
-        largest_batch_bytes=sum(tensor.nbytes for tensor in tensors_of(largest.batch)),
+        largest_batch_bytes=batch_bytes([largest.batch]),
         remark=largest.remark,
         memory=device.peak_memory(retries),
     )
@@ -91,55 +92,50 @@ def train_on_largest(
 def largest_batch(
     workload: Workload, dataset: Any, loader: DataLoader[Any], batch_size: int, stop_at: float
 ) -> LargestBatch:
-    """Look at samples until a time of perf_counter, and put the largest into one batch.
+    """Size samples until a time of perf_counter, and put the largest into one batch.
 
-    A batch sampler of the user's decides what goes together: the largest of the batches that it makes is taken, as
+    A batch sampler of the user's decides what goes together: of the batches that it makes the largest is taken, as
     padding makes them (length times the largest sample).
 
     Raises:
-        Exception: whatever tells that the memory does not suffice to hold it, see `out_of_memory`.
+        Exception: any that means that the memory does not suffice to hold it, see `out_of_memory`.
     """
     found = LargestBatch(sizes=[])
     try:
-        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+        if is_stream(dataset):
             found.batch = loader.collate_fn(_of_stream(found, iter(dataset), batch_size, stop_at))
         else:
             chosen = _chosen(found, workload, dataset, loader, batch_size, stop_at)
             with closing(_over(dataset, loader, [chosen], loader.collate_fn)) as batches:
                 found.batch = next(batches)
-    except Exception as error:  # user code may raise anything; such samples may never meet in training
+    except Exception as error:  # the user's code may raise anything; such samples may never meet in training
         if shortage_of(error) is not None:
             raise
-        found.remark = f"The largest samples can't be put into one batch ({cause_of(error)})."
+        found.remark = note("largest_samples_not_batched", cause=cause_of(error))
     return found
 
 
 def bytes_of(item: Any) -> int:
     """Bytes of a sample's tensors, arrays, numbers and texts, whatever holds them."""
-    if isinstance(item, Tensor | np.ndarray):
-        return int(item.nbytes)
-    if isinstance(item, str | bytes | bytearray):
-        return len(item)
-    if isinstance(item, Mapping):
-        return sum(bytes_of(one) for one in item.values())
-    if isinstance(item, tuple | list):
-        return sum(bytes_of(one) for one in item)
-    if isinstance(item, int | float | complex | np.generic):
-        return _NUMBER_BYTES
-    return sum(tensor.nbytes for tensor in tensors_of(item))
+    return sum(map(_leaf_bytes, leaves_of(item)))
+
+
+def _leaf_bytes(leaf: Any) -> int:
+    if isinstance(leaf, Tensor | np.ndarray):
+        return int(leaf.nbytes)
+    if isinstance(leaf, str | bytes | bytearray):
+        return len(leaf)
+    return _NUMBER_BYTES if isinstance(leaf, int | float | complex | np.generic) else 0
 
 
 def _of_stream(found: LargestBatch, items: Iterator[Any], count: int, stop_at: float) -> list[Any]:
     """The largest of a stream's first samples, in turns where time was left for few; no more than a batch is held."""
     kept: list[tuple[int, int, Any]] = []
-    for item in islice(items, max(_LOOK_ITEMS, count)):
+    for item in islice(items, max(_MOST_SIZED, count)):
         size = bytes_of(item)
         found.sizes.append(size)
-        place = (size, -len(found.sizes), item)  # the number breaks ties, so that items are never compared
-        if len(kept) < count:
-            heapq.heappush(kept, place)
-        else:
-            heapq.heappushpop(kept, place)
+        push = heapq.heappush if len(kept) < count else heapq.heappushpop
+        push(kept, (size, -len(found.sizes), item))  # the number breaks ties, so that items are never compared
         if perf_counter() > stop_at:
             return list(islice(cycle(item for _, _, item in sorted(kept, reverse=True)), count))
     return [item for _, _, item in kept]  # a stream with less than a batch: nor has training more
@@ -150,25 +146,24 @@ def _chosen(
 ) -> list[Any]:
     """Indices of the samples of the largest batch."""
     if workload.batch_sampler is not None:
-        batches = _batches(loader)
+        batches = _first_batches(loader)
         sizes = _sizes(found, dataset, loader, batches, stop_at)
-        at = max(range(len(sizes)), key=lambda at: len(sizes[at]) * max(sizes[at], default=0))
-        return batches[at]
-    indices = _indices(workload, dataset, loader, max(_LOOK_ITEMS, batch_size))
-    groups = [indices[at : at + _ITEMS_A_LOOK] for at in range(0, len(indices), _ITEMS_A_LOOK)]
-    seen = [size for group in _sizes(found, dataset, loader, groups, stop_at) for size in group]
-    largest = heapq.nlargest(batch_size, range(len(seen)), key=lambda at: seen[at])
+        return batches[max(range(len(sizes)), key=lambda at: len(sizes[at]) * max(sizes[at], default=0))]
+    indices = _indices(workload, dataset, loader, max(_MOST_SIZED, batch_size))
+    groups = [indices[at : at + _SIZED_AT_ONCE] for at in range(0, len(indices), _SIZED_AT_ONCE)]
+    sized = [size for group in _sizes(found, dataset, loader, groups, stop_at) for size in group]
+    largest = heapq.nlargest(batch_size, range(len(sized)), key=lambda at: sized[at])
     in_turns = cycle(indices[at] for at in largest)
     return list(islice(in_turns, min(batch_size, len(indices))))  # no more than training puts into a batch
 
 
-def _batches(loader: DataLoader[Any]) -> list[list[Any]]:
-    """The first batches of a user's batch sampler, as many as hold the samples to be looked at."""
+def _first_batches(loader: DataLoader[Any]) -> list[list[Any]]:
+    """The first batches of a user's batch sampler, as many as hold the samples to be sized."""
     batches, samples = list[list[Any]](), 0
-    for batch in islice(loader.batch_sampler or (), _LOOK_ITEMS):
+    for batch in islice(loader.batch_sampler or (), _MOST_SIZED):
         batches.append(list(batch))
         samples += len(batches[-1])
-        if samples >= _LOOK_ITEMS:
+        if samples >= _MOST_SIZED:
             break
     return batches
 
@@ -176,13 +171,13 @@ def _batches(loader: DataLoader[Any]) -> list[list[Any]]:
 def _sizes(
     found: LargestBatch, dataset: Any, loader: DataLoader[Any], batches: Sequence[Any], stop_at: float
 ) -> list[list[int]]:
-    """Bytes of each sample of each batch, as far as time and the number of samples to look at allow."""
+    """Bytes of each sample of each batch, as far as the time and the number of samples to size allow."""
     sizes = []
-    with closing(_over(dataset, loader, batches, _bytes_of_each)) as looks:
-        for own in looks:
+    with closing(_over(dataset, loader, batches, _bytes_of_each)) as sized:
+        for own in sized:
             sizes.append(own)
             found.sizes.extend(own)
-            if len(found.sizes) >= _LOOK_ITEMS or perf_counter() > stop_at:
+            if len(found.sizes) >= _MOST_SIZED or perf_counter() > stop_at:
                 break
     return sizes
 
@@ -214,8 +209,8 @@ def _over(
 
 
 def _indices(workload: Workload, dataset: Any, loader: DataLoader[Any], most: int) -> list[Any]:
-    """Distinct places of the dataset: those that the user's sampler draws, else random ones."""
-    length = dataset_length(dataset)
+    """Distinct indices of the dataset: those that the user's sampler draws, else random ones."""
+    length = length_of(dataset)
     if workload.sampler is not None or length is None:
         return list(islice(loader.sampler, most))
     return random.sample(range(length), min(length, most))
@@ -225,7 +220,7 @@ def _in_turns(first: Any, feed: Feed, largest: LargestBatch) -> Iterator[Any]:
     """Batches of the largest samples and of the loader, in turns."""
     ordinary, again = first, Reused([largest.batch])
     while True:
-        if not largest.remark:
+        if largest.remark is None:
             yield next(again)
         yield ordinary
         ordinary = feed.take().batch
@@ -234,8 +229,8 @@ def _in_turns(first: Any, feed: Feed, largest: LargestBatch) -> Iterator[Any]:
 def _train(trainer: Trainer, batches: Iterator[Any], until: float, ends_at: float) -> tuple[int, int | None]:
     """Train until a time of perf_counter, and at least three steps with each kind of batch.
 
-    Returns the optimizer's steps, and the allocator's retries up to the end of the first of them: what a device takes
-    to settle down, cuDNN's trials among it, is no fault.
+    Returns the optimizer's steps, and the allocator's retries up to the end of the first of them: a device that settles
+    down, by cuDNN's trials among others, is not short of memory.
     """
     steps, retries = 0, trainer.device.alloc_retries()
     for taken, batch in enumerate(batches, 1):
@@ -244,7 +239,7 @@ def _train(trainer: Trainer, batches: Iterator[Any], until: float, ends_at: floa
             continue
         trainer.device.synchronize()
         if steps == 0:
-            trainer.device.cap_memory()  # anew: the kernels have been loaded, outside the allocator
+            trainer.device.cap_memory()  # again: the kernels have been loaded, outside the allocator
             retries = trainer.device.alloc_retries()
         steps += 1
         now = perf_counter()

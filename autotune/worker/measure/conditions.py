@@ -32,8 +32,8 @@ from autotune.worker.setup.machine import tf32_overrides
 __all__ = ["BEFORE_S", "ConditionsProbe", "Others", "conditions_before", "others_before"]
 
 BEFORE_S = 1.0
-"""Seconds before a device is opened in which others' kernels are looked for: one to six of NVML's samples, whose period
-is 1 s to 1/6 s by product (nvmlUtilization_t); not seen by us on a GPU. Our own convention."""
+"""Seconds before a device is opened in which kernels of other processes are counted: one to six of NVML's samples,
+whose period is 1 s to 1/6 s by product (nvmlUtilization_t); not yet measured on a GPU. Our own convention."""
 
 _REASONS: dict[int, ThrottleReason] = {
     0x04: "power_cap",  # SwPowerCap
@@ -42,7 +42,7 @@ _REASONS: dict[int, ThrottleReason] = {
     0x40: "thermal",  # HwThermalSlowdown
     0x80: "power_brake",  # HwPowerBrakeSlowdown
 }
-"""By bit. An idle GPU, clocks that were set, sync boost and a display hold nobody down for what he does."""
+"""By bit. An idle GPU, clocks that were set, sync boost and a display lower no clock because of the work."""
 _COUNTED: dict[int, ThrottleReason] = {74: "power_cap", 269: "thermal", 270: "thermal", 271: "power_brake"}
 """By the number of the driver's counter; see nvml.py."""
 _LEAST_THROTTLED = 0.01
@@ -88,8 +88,8 @@ def conditions_before(gpus: Sequence[Gpu], before: Mapping[str, Others]) -> Devi
     known = [before[gpu.uuid] for gpu in gpus if gpu.uuid in before]
     return merged_conditions(
         [
-            DeviceConditions(others_memory_bytes=one.memory_bytes, others_busy_fraction=one.busy_fraction)
-            for one in known
+            DeviceConditions(others_memory_bytes=part.memory_bytes, others_busy_fraction=part.busy_fraction)
+            for part in known
         ]
     )
 
@@ -99,8 +99,8 @@ class ConditionsProbe:
 
     Args:
         gpus: those that it drives; () where NVML does not know them.
-        before: what was on them before; of a device that turned out to be another one nothing is told.
-        has_cuda: the device is NVIDIA's: variables that change its float32 are told.
+        before: what was on them before; by UUID; a device that turned out to be another one has no entry.
+        has_cuda: the device is NVIDIA's: variables that change its float32 are reported.
     """
 
     def __init__(self, gpus: Sequence[Gpu], before: Mapping[str, Others], *, has_cuda: bool) -> None:
@@ -114,11 +114,13 @@ class ConditionsProbe:
     def stop(self) -> DeviceConditions | None:
         """Read the second edge, after the clock has stopped; what is known of all devices, as one."""
         last = tuple(map(read_edge, self._gpus))
-        told = merged_conditions([self._conditions(*edge) for edge in zip(self._gpus, self._first, last, strict=True)])
+        conditions = merged_conditions(
+            [self._conditions(*edge) for edge in zip(self._gpus, self._first, last, strict=True)]
+        )
         overrides = tf32_overrides()
         if not self._has_cuda or not overrides:
-            return told
-        return (told or DeviceConditions()).model_copy(update={"tf32_overrides": overrides})
+            return conditions
+        return (conditions or DeviceConditions()).model_copy(update={"tf32_overrides": overrides})
 
     def _conditions(self, gpu: Gpu, first: EdgeReading, last: EdgeReading) -> DeviceConditions:
         others = self._before.get(gpu.uuid)
@@ -142,7 +144,7 @@ def _pair(first: int | None, last: int | None) -> tuple[int, int] | None:
 
 
 def _energy_j(first: EdgeReading, last: EdgeReading) -> float | None:
-    """None as well where the count stood still, or began anew, between the edges: every GPU draws some."""
+    """None as well where the count stood still, or began again, between the edges: every GPU draws some."""
     if first.energy_j is None or last.energy_j is None or last.energy_j <= first.energy_j:
         return None
     return last.energy_j - first.energy_j
@@ -155,7 +157,7 @@ def _power_w(first: EdgeReading, last: EdgeReading, energy_j: float | None) -> f
 
 
 def _seen(edge: EdgeReading) -> Iterator[ThrottleReason]:
-    """What an edge shows. A hardware slowdown is told by itself only where no bit beside it says why."""
+    """What an edge shows. A hardware slowdown stands alone only where no other bit gives its reason."""
     found = {reason for bit, reason in _REASONS.items() if (edge.event_bits or 0) & bit}
     yield from found - {"hardware_slowdown"} if found & {"thermal", "power_brake"} else found
 

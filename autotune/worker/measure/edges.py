@@ -1,10 +1,10 @@
 """The edges of the measuring loop's blocks: when a block's work is done on the device, and how long it took.
 
-Comes in: blocks as the loop has launched them. Goes out: Stretches, once their edges have passed. `DrainedEdges` waits
-for the device at each edge, and only then is more launched: on the CPU, which is its own device, that costs nothing.
-An accelerator would stand idle until the host has fetched, copied and launched again, at every edge. `TimedEdges`
-therefore marks an edge in the device's queue, and waits for it when the next block lies behind it: the host is at most
-a block ahead, and the device never waits for an edge.
+Takes blocks as the loop has launched them; hands on Stretches, once their edges have passed. `DrainedEdges` waits for
+the device at each edge, and only then is more launched: on the CPU, which is its own device, that costs nothing. An
+accelerator would be idle until the host has fetched, copied and launched again, at every edge. `TimedEdges` therefore
+records an event in the device's queue, and waits for it once the next block is queued behind it: the host is at most a
+block ahead, and the device never waits for an edge.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ _LEAST_S = 1e-9  # of a block, so that a rate exists
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A block as the host has seen it: all of its work is launched, perhaps not done."""
+    """A block as the host has launched it: its work may not be done yet."""
 
     samples: int
     batches: int
@@ -46,7 +46,7 @@ class Launched:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A block that is done, and what the loop looks for in it."""
+    """A block that is done, and what the loop checks in it."""
 
     block: Block
     waits_in_a_row: int
@@ -61,31 +61,6 @@ class Stretch:
         return (self.block.seconds - self.block.data_wait_s) / self.block.batches
 
 
-class Edges(Protocol):
-    """Ends blocks. Between `begin` and `finish` the blocks' `spent_s` leave no time out that belongs to a block."""
-
-    @property
-    def batches_ahead(self) -> int:
-        """Batches of a block that is launched, and not handed on yet."""
-        ...
-
-    def begin(self) -> None:
-        """The first edge: the device has nothing to do."""
-        ...
-
-    def end_block(self, launched: Launched) -> Stretch | None:
-        """An edge; hands on the latest block that is done, if none is None."""
-        ...
-
-    def done_at(self) -> float:
-        """Time of perf_counter at which all that is launched will be done, as far as the blocks so far tell."""
-        ...
-
-    def finish(self) -> Stretch | None:
-        """The last edge: waits for the device, and hands on the block that is left."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class DrainedEdges:
     """The device has done all when a block ends. Its seconds are the host's, from its first batch on."""
@@ -94,7 +69,7 @@ class DrainedEdges:
     batches_ahead: int = 0
 
     def begin(self) -> None:
-        """Nothing to note: each block has a beginning of its own."""
+        """Nothing to record: each block has a beginning of its own."""
 
     def end_block(self, launched: Launched) -> Stretch:
         """Wait for the device; hands on this block."""
@@ -115,7 +90,7 @@ class TimedEdges:
     """Edges are events in the device's queue, each waited for when the next block is launched behind it.
 
     A block's seconds lie between its two events, by the device's clock: its own work and the time in which the device
-    had none, wherever the host stands meanwhile. The last block gets what is left of the host's time between the first
+    had none, whatever the host does meanwhile. The last block gets what is left of the host's time between the first
     edge and the last, at which the device is waited for: so the sum is that of the wall. Waits for the loader are the
     host's, which may be a block ahead: a single block's may be longer than the block, their sum is never too long.
 
@@ -153,7 +128,7 @@ class TimedEdges:
         return self._passed(before, spent_s)
 
     def done_at(self) -> float:
-        """When the block under way will be done, at the pace of those before it; now, where that has passed."""
+        """When the block under way will be done, at the speed of those before it; now, where that has passed."""
         left_s = self.batches_ahead * self._passed_s / max(1, self._passed_batches)
         return max(perf_counter(), self._begun + self._passed_s + left_s)
 
@@ -175,6 +150,10 @@ class TimedEdges:
         return _stretch(launched, seconds, launched.data_wait_s, spent_s, float(loss))
 
 
+Edges: TypeAlias = DrainedEdges | TimedEdges
+"""Ends blocks. Between `begin` and `finish` the blocks' `spent_s` leave out no time that belongs to a block."""
+
+
 class Mark:
     """A place in the device's queue, and when the device came to it, by the host's clock."""
 
@@ -193,7 +172,7 @@ class Mark:
 
 
 def open_mark(device: Device) -> Mark | None:
-    """A mark; None where the device can't time events: there what it did while a restart came is told as restart's."""
+    """A mark; None where the device can't time events: there, work that it did during a restart counts as restart."""
     new_event = _timed_events(device)
     return None if new_event is None else Mark(new_event)
 
@@ -212,10 +191,10 @@ def _stretch(launched: Launched, seconds: float, data_wait_s: float, spent_s: fl
 
 
 def _timed_events(device: Device) -> Callable[[], Any] | None:
-    """What makes events that tell the time between two of them; None where the device has none.
+    """A maker of events that give the time between two of them; None where the device has none.
 
-    Tried, not looked up: backends have the class and refuse to time. Not on Apple's: an event with timing commits the
-    queue's command buffer there, which is no cheaper than to wait, and nobody has tried it.
+    It is tried, since some backends have the class and refuse to time. Not on MPS: an event with timing commits the
+    queue's command buffer there, which costs as much as waiting, and has not been tried.
     Source: torch/cuda/streams.py (Event, whose class torch.xpu has as well); aten/src/ATen/mps/MPSEvent.mm.
     """
     if device.kind in {"cpu", "mps"}:
@@ -235,7 +214,7 @@ def _timed_events(device: Device) -> Callable[[], Any] | None:
 
 
 def _landing_place() -> Tensor:
-    """Where a loss lands on the host. In page-locked memory the copy does not hold up the host; it is right without.
+    """Where a loss is copied to on the host: the copy blocks the host only where the memory is not page-locked.
 
     Source: "Asynchronous" in CUDA's runtime API: a copy to pageable memory returns when it is done.
     """

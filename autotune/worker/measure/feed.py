@@ -1,4 +1,4 @@
-"""Batches without end: iterates the loader epoch after epoch, times each wait, and tells how many batches lie ready.
+"""Batches without end: iterates the loader epoch after epoch, times each wait, and counts the batches that lie ready.
 
 `Feed.stop` ends the loader's workers, also such that hang, so that what is measured next has the machine to itself.
 """
@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils import signal_handling
 
 from autotune.settings.training_config import TORCH_PREFETCH_FACTOR
-from autotune.worker.setup.build import WorkloadFault
+from autotune.worker.measure.batch_sizes import BatchSizes
+from autotune.worker.setup.build import WorkloadFault, length_of
 
 __all__ = ["Delivery", "Feed"]
 
@@ -27,6 +28,7 @@ class Delivery(NamedTuple):
     """A batch, and what it took to get it. Made for every batch of a window: a tuple costs least."""
 
     batch: Any
+    samples: int
     asked: float
     """Time of perf_counter when it was asked for."""
     wait_s: float
@@ -34,7 +36,7 @@ class Delivery(NamedTuple):
     is_restart: bool
     """It is the first of a new epoch: the wait holds the end of the old one and the start of the new one."""
     had_to_wait: bool
-    """No batch lay ready when it was asked for; False where nobody looked."""
+    """No batch lay ready when it was asked for; False where that was not checked."""
 
 
 class Feed:
@@ -42,12 +44,13 @@ class Feed:
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self.loader = loader
+        self._sizes = BatchSizes(loader)
         self._iterator: Iterator[Any] | None = None
         self._epoch = 0
         self._in_epoch = 0
         self.watches_queue = True
-        """Look before each batch whether one lies ready; off inside a window, where it would cost time."""
-        self.epoch_batches: int | None = _promised_batches(loader)
+        """Check before each batch whether one lies ready; off inside a window, where it would cost time."""
+        self.epoch_batches: int | None = length_of(loader)
         self.start_s = 0.0
         self.first_wait_s = 0.0
 
@@ -79,7 +82,9 @@ class Feed:
                 self._begin_epoch()
                 continue
             self._in_epoch += 1
-            return _new(Delivery, (batch, begun, perf_counter() - begun, restarted, had_to_wait))
+            wait_s = perf_counter() - begun
+            batch, samples = self._sizes.of(batch)
+            return _new(Delivery, (batch, samples, begun, wait_s, restarted, had_to_wait))
 
     @property
     def queue_capacity(self) -> int:
@@ -121,7 +126,7 @@ class Feed:
         return self._in_epoch == self.epoch_batches
 
     def ready(self) -> int | None:
-        """Batches that workers have finished and the loop has not taken; None where that can't be told.
+        """Batches that workers have finished and the loop has not taken; None where that is not known.
 
         Reads the iterator of torch.utils.data.dataloader from outside: its queue of results, the queue behind the
         pinning thread, and what came out of order. None where another torch names these otherwise.
@@ -144,19 +149,13 @@ class Feed:
             if callable(set_epoch):
                 set_epoch(self._epoch)
         self._epoch += 1
+        self._sizes.begin_epoch()
         self._iterator = iter(self.loader)
 
 
 def _ignoring_what_is_gone(shut_down: Callable[[], None]) -> None:
     with suppress(ValueError, OSError):  # the workers were killed meanwhile, and torch no longer knows them
         shut_down()
-
-
-def _promised_batches(loader: DataLoader[Any]) -> int | None:
-    try:
-        return len(loader)
-    except (TypeError, NotImplementedError):
-        return None
 
 
 def _empty_epoch(loader: DataLoader[Any]) -> str:

@@ -1,48 +1,54 @@
 """The measuring loop: warm-up, then a window of blocks, by the rules of measuring.
 
-Takes a started Feed and a Trainer (or another Learner); hands on the raw Window. The clock covers the whole loop,
-loader included, and the device is waited for at block edges alone (see edges.py for how). The window ends when its own
-interval, by batch means, is narrow enough, or when its time is over; the interval that is reported holds the spread
-between runs as well.
+Takes a started Feed and a Trainer (or none); hands on the raw Window. The clock covers the whole loop, loader included,
+and the device is waited for at block edges alone (see edges.py for how). The window ends when its own interval, by
+batch means, is narrow enough, or when its time is over; the interval that is reported includes the spread between runs
+as well. Longer than other files: the warm-up and the window are one loop over one state, and are read together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import ceil, inf, isfinite, log2
 from statistics import median
 from time import perf_counter
-from typing import Any, Literal, Protocol
-
-import torch
+from typing import Any, Literal
 
 from autotune.analysis.rates import rate_of
 from autotune.analysis.statistics import BATCH_MEANS
 from autotune.protocol.jobs import WindowRules
 from autotune.records.measurement import Block, Restart, Window
-from autotune.settings.training_config import TrainingConfig
 from autotune.worker.measure.edges import DrainedEdges, Edges, Launched, Mark, Stretch, open_edges, open_mark
 from autotune.worker.measure.feed import Delivery, Feed
-from autotune.worker.measure.step import count_samples
-from autotune.worker.setup.device import Device
+from autotune.worker.measure.step import NoTrainer, Trainer
 from autotune.worker.setup.process_group import ALONE, Group
 
-__all__ = ["Diverged", "Learner", "Run", "Warmth", "measure_window", "train_block", "warm_up", "window_of"]
+__all__ = [
+    "Diverged",
+    "Run",
+    "WarmUpResult",
+    "batches_in",
+    "mean_batch_s",
+    "measure_window",
+    "train_block",
+    "warm_up",
+    "window_of",
+]
 
 _WARM_UP_STEPS = 3  # optimizer steps synchronised one by one: compilation, cuDNN's search, first allocations
 _WARM_UP_BLOCK_S = 0.05
-_WARM_UP_MIN_S = 0.3
-_WARM_UP_MAX_S = 8.0
-_WARM_UP_WINDOWS = 2.0
+_WARM_UP_MIN_S = 0.3  # a clock that rises with the load has risen
+_WARM_UP_MAX_S = 8.0  # as long as a window may take (DESIGN: Rules of measuring, 3)
+_WARM_UP_WINDOWS = 2.0  # of short windows: at most so many times their length
 _SLOW_FACTOR = 3.0  # a block whose computing takes this many times the median lets the queue fill
 _WHOLE_EPOCHS_UP_TO_S = 1.0  # shorter epochs are measured whole; of longer ones the restart is added in proportion
 _SHORT_EPOCH_QUEUES = 4  # so are epochs of so few queues that little would be left of them without the restart
 _REFILL_SHARE = 4  # at most a quarter of an epoch counts as its start
-_MIN_BLOCKS = 3
-_MIN_EPOCH_BLOCKS = 5
-_QUEUES_IN_WINDOW = 2
-_OVERTIME = 2.0  # how far past its time a window goes on until it has seen the queue through twice
+_MIN_BLOCKS = 3  # fewer have no spread to judge by
+_MIN_EPOCH_BLOCKS = 5  # blocks of whole epochs are independent: fewer are needed than by batch means
+_QUEUES_IN_WINDOW = 2  # DESIGN: Rules of measuring, 3
+_OVERTIME = 2.0  # how far past its time a window goes on until it has used up the queue twice
 
 _Verdict = Literal["precision", "time", "deadline"]
 _VERDICTS: tuple[_Verdict | None, ...] = (None, "precision", "time", "deadline")  # by urgency
@@ -52,26 +58,12 @@ class Diverged(Exception):  # noqa: N818 - an outcome, not an error of ours
     """The loss is not finite, or every step is skipped for its gradients; the message says which."""
 
 
-class Learner(Protocol):
-    """What batches go to: a Trainer, or nothing where the loader is measured alone."""
-
-    config: TrainingConfig
-    device: Device
-    scaler: torch.amp.GradScaler
-    accumulated: int
-    """Batches since the last optimizer step."""
-
-    def train(self, batch: Any) -> Any:
-        """Learn from a batch; hands on the loss."""
-        ...
-
-
 @dataclass(slots=True)
 class Run:
     """A trial's training under way: what the loop needs, and what it counts."""
 
     feed: Feed
-    trainer: Learner
+    trainer: Trainer | NoTrainer
     queue_capacity: int
     ends_at: float
     """Time of perf_counter at which the deadline is too near to go on."""
@@ -87,7 +79,7 @@ class Run:
     mark: Mark | None = None
     """Where an epoch may end unforeseen: set before each batch is asked for."""
     restarts: list[Restart] = field(default_factory=list)
-    """Restarts seen so far; where `splits_restarts` holds, they are taken out of the blocks."""
+    """Restarts so far; where `splits_restarts` holds, they are taken out of the blocks."""
     group: Group = ALONE
     """The ranks that train in step: they take the same batches, and end together."""
     longest_s: float = 0.0
@@ -99,8 +91,8 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Warmth:
-    """What the warm-up has seen."""
+class WarmUpResult:
+    """What the warm-up has found."""
 
     batches: int
     seconds: float
@@ -110,19 +102,19 @@ class Warmth:
     """Seconds of a batch, waits included."""
 
 
-def warm_up(run: Run, rules: WindowRules, first: Delivery) -> Warmth:
-    """Train until steps are steady and the batches that slow first steps let pile up are used.
+def warm_up(run: Run, rules: WindowRules, first: Delivery) -> WarmUpResult:
+    """Train until steps are steady and the batches that piled up during slow first steps are used up.
 
     Drained means: as many batches as the queue holds were taken since the last slow step, or, sooner, the loop has
-    found the queue empty as many times running as there are workers. Gives up after 8 s, or twice the window's time
-    where that is shorter, and says so.
+    found the queue empty as many times in a row as there are workers. Gives up after 8 s, or twice the window's time
+    where that is shorter; the result says so.
     """
     begun, longest_s = perf_counter(), min(_WARM_UP_MAX_S, _WARM_UP_WINDOWS * rules.max_s)
     config = run.trainer.config
     stretches = [train_block(run, config.grad_accum_steps, first)]
     while len(stretches) < _WARM_UP_STEPS and not run.is_late():
         stretches.append(train_block(run, config.grad_accum_steps))
-    run.trainer.device.cap_memory()  # anew: by now most of what lies outside the allocator has come
+    run.trainer.device.cap_memory()  # again: by now most of what lies outside the allocator has come
     begun_steady, since_slow, waits, computes = perf_counter(), 0, 0, [stretches[-1].compute_s]
     steady_streak, is_drained, run.pause_at = 0, run.queue_capacity == 0, begun_steady + longest_s
     while True:
@@ -130,7 +122,7 @@ def warm_up(run: Run, rules: WindowRules, first: Delivery) -> Warmth:
         is_ready = steady_streak >= 2 and is_drained and took >= _WARM_UP_MIN_S
         if run.group.all(is_ready) or run.group.any(took >= longest_s) or run.is_late():
             break
-        size = run.group.most(_batches_for(_WARM_UP_BLOCK_S, stretches[-1], config.grad_accum_steps))
+        size = run.group.most(batches_in(_WARM_UP_BLOCK_S, mean_batch_s(stretches[-1:]), config.grad_accum_steps))
         stretch = train_block(run, int(size))
         stretches.append(stretch)
         computes.append(stretch.compute_s)
@@ -140,19 +132,19 @@ def warm_up(run: Run, rules: WindowRules, first: Delivery) -> Warmth:
         all_waited = stretch.waits_in_a_row == stretch.block.batches
         waits = waits + stretch.waits_in_a_row if all_waited else stretch.waits_in_a_row
         is_drained = since_slow >= run.queue_capacity or waits >= max(1, config.num_workers)
-    return Warmth(
+    return WarmUpResult(
         batches=sum(stretch.block.batches for stretch in stretches),
         seconds=perf_counter() - begun,
         is_drained=is_drained,
         is_steady=steady_streak >= 2,
-        batch_s=_batch_s(stretches[_WARM_UP_STEPS:] or stretches),
+        batch_s=mean_batch_s(stretches[_WARM_UP_STEPS:] or stretches),
     )
 
 
 def measure_window(
     run: Run,
     rules: WindowRules,
-    warmth: Warmth,
+    warm: WarmUpResult,
     at_edge: Callable[[], None],
     on_block: Callable[[Block], None] = lambda _: None,
 ) -> Window:
@@ -162,17 +154,17 @@ def measure_window(
     its time where the device is drained at edges, else while the next block is under way.
     """
     is_even = run.group.is_equal(run.feed.epoch_batches or 0)
-    whole = is_even and run.group.all(_covers_whole_epochs(run, rules, warmth.batch_s))
+    whole = is_even and run.group.all(_covers_whole_epochs(run, rules, warm.batch_s))
     run.splits_restarts = not whole and (run.group.size == 1 or (is_even and not run.feed.is_iterable))
     run.refill_left, run.pause_at = 0, inf
     run.restarts.clear()
-    size = run.group.most(_block_batches(run, rules, warmth.batch_s, whole=whole))
+    size = run.group.most(_block_batches(run, rules, warm.batch_s, whole=whole))
     edges = open_edges(run.trainer.device, run.group, drains=rules.drains_at_edges)
     run.mark = open_mark(run.trainer.device) if _may_end_unforeseen(run) else None
     run.trainer.device.synchronize()
     at_edge()
-    run.group.wait()  # after the probes, which take each rank another while: all begin together
-    queue_at_start = run.feed.ready()  # last: what the probes take lets the queue fill
+    run.group.wait()  # after the probes, whose time differs between ranks: all begin together
+    queue_at_start = run.feed.ready()  # last: while the probes read, the queue fills
     run.feed.watches_queue = False
     begun, stretches, stopped_by = perf_counter(), list[Stretch](), None
     edges.begin()
@@ -182,21 +174,21 @@ def measure_window(
             continue
         stretches.append(_checked(run, stretch))
         on_block(stretch.block)
-        window = window_of(run, stretches, warmth, queue_at_start, whole_epochs=whole)
+        window = window_of(run, stretches, warm, queue_at_start, whole_epochs=whole)
         stopped_by = _agreed(run.group, _verdict(run, rules, window, edges, begun))
         if stopped_by is None and not whole:
-            size = run.group.most(max(size, _block_batches(run, rules, _batch_s(stretches), whole=False)))
+            size = run.group.most(max(size, _block_batches(run, rules, mean_batch_s(stretches), whole=False)))
     last = edges.finish()
     if last is not None:
         stretches.append(_checked(run, last))
         on_block(last.block)
-        window = window_of(run, stretches, warmth, queue_at_start, whole_epochs=whole)
+        window = window_of(run, stretches, warm, queue_at_start, whole_epochs=whole)
     _refuse_skipping(run, stretches)
     return window.model_copy(update={"stopped_by": stopped_by})
 
 
 def _may_end_unforeseen(run: Run) -> bool:
-    """Whether an epoch's restart may be split off that is known as one only once it is over."""
+    """Whether a restart that is split off may show as one only once it is over."""
     return run.splits_restarts and (run.feed.epoch_batches is None or run.feed.is_iterable)
 
 
@@ -211,18 +203,18 @@ def _agreed(group: Group, verdict: _Verdict | None) -> _Verdict | None:
 
 
 def _verdict(run: Run, rules: WindowRules, window: Window, edges: Edges, begun: float) -> _Verdict | None:
-    """Why the window should end, as this rank sees it: with all that is launched, and when that will be done."""
+    """Why the window should end, for this rank: by all that is launched, and when that will be done."""
     count, done_at = len(window.blocks) + (edges.batches_ahead > 0), edges.done_at()
     if count < _MIN_BLOCKS:
         return None
     if done_at > run.ends_at:
         return "deadline"
     batches, elapsed_s = sum(block.batches for block in window.blocks) + edges.batches_ahead, done_at - begun
-    has_seen_queue = batches >= _QUEUES_IN_WINDOW * run.queue_capacity
+    has_used_queue = batches >= _QUEUES_IN_WINDOW * run.queue_capacity
     enough = _MIN_EPOCH_BLOCKS if window.whole_epochs else BATCH_MEANS
-    if has_seen_queue and len(window.blocks) >= enough and rate_of(window).relative_half_width <= rules.precision:
+    if has_used_queue and len(window.blocks) >= enough and rate_of(window).relative_half_width <= rules.precision:
         return "precision"
-    if elapsed_s >= rules.max_s and (has_seen_queue or elapsed_s >= _OVERTIME * rules.max_s):
+    if elapsed_s >= rules.max_s and (has_used_queue or elapsed_s >= _OVERTIME * rules.max_s):
         return "time"
     return None
 
@@ -233,8 +225,8 @@ def train_block(run: Run, batches: int, first: Delivery | None = None) -> Stretc
 
 
 def _launch(run: Run, batches: int, first: Delivery | None = None) -> Launched:
-    """Take so many batches and let the trainer train on them; nothing here waits for the device, but for a restart."""
-    feed, trainer, expected = run.feed, run.trainer, run.trainer.config.micro_batch_size
+    """Take so many batches and train on them; nothing here waits for the device, except at a restart."""
+    feed, trainer = run.feed, run.trainer
     samples, taken, wait_s, waits_in_a_row, apart_s = 0, 0, 0.0, 0, 0.0
     may_end_at = min(run.ends_at, run.pause_at)
     begun = perf_counter()
@@ -249,9 +241,8 @@ def _launch(run: Run, batches: int, first: Delivery | None = None) -> Launched:
             delivery, first = first._replace(asked=begun, wait_s=0.0), None
         if run.mark is not None and delivery.is_restart:  # until then the device worked on what belongs to the block
             delivery = delivery._replace(asked=max(delivery.asked, run.mark.passed_at()))
-        batch, _, waited_s, is_restart, had_to_wait = delivery
+        batch, came, _, waited_s, is_restart, had_to_wait = delivery
         waits_in_a_row = waits_in_a_row + 1 if had_to_wait else 0
-        came = count_samples(batch, expected)
         run.loss = trainer.train(batch)
         restart_s = _note_restart(run, delivery, came) if is_restart or run.refill_left else None
         if run.splits_restarts and restart_s is not None:
@@ -262,7 +253,11 @@ def _launch(run: Run, batches: int, first: Delivery | None = None) -> Launched:
 
 
 def _checked(run: Run, stretch: Stretch) -> Stretch:
-    """A block that is done; refuses it where its loss is not finite."""
+    """Record a block that is done.
+
+    Raises:
+        Diverged: its loss is not finite.
+    """
     run.longest_s = max(run.longest_s, stretch.spent_s)
     if not isfinite(stretch.loss):
         raise Diverged(f"the loss became {stretch.loss} at the baseline's learning rate of {run.trainer.config.lr:g}")
@@ -281,7 +276,7 @@ def _must_end(run: Run) -> bool:
 
 
 def _note_restart(run: Run, delivery: Delivery, samples: int) -> float:
-    """Add a batch to the restart it belongs to; hands on its seconds, from when it was asked for."""
+    """Add a batch to the restart it belongs to; returns its seconds, from when it was asked for."""
     if delivery.is_restart:
         share = _REFILL_SHARE if run.splits_restarts else 2
         longest = max(1, (run.feed.epoch_batches or 1) // share)
@@ -296,7 +291,7 @@ def _note_restart(run: Run, delivery: Delivery, samples: int) -> float:
 
 
 def _covers_whole_epochs(run: Run, rules: WindowRules, batch_s: float) -> bool:
-    """Whether the window is made of whole epochs: where they are short, or hold but a few queues."""
+    """Whether the window is made of whole epochs: where they are short, or hold only a few queues."""
     batches = run.feed.epoch_batches
     if batches is None:
         return False
@@ -306,9 +301,9 @@ def _covers_whole_epochs(run: Run, rules: WindowRules, batch_s: float) -> bool:
 
 
 def window_of(
-    run: Run, stretches: list[Stretch], warmth: Warmth, queue_at_start: int | None, *, whole_epochs: bool
+    run: Run, stretches: list[Stretch], warm: WarmUpResult, queue_at_start: int | None, *, whole_epochs: bool
 ) -> Window:
-    """The raw record of some stretches, as if the time had ended the window."""
+    """The raw record of some stretches, as if the time had ended the window there."""
     blocks = tuple(stretch.block for stretch in stretches)
     batches = sum(block.batches for block in blocks)
     epoch_batches = run.feed.epoch_batches
@@ -323,47 +318,47 @@ def window_of(
         queue_capacity=run.queue_capacity,
         queue_at_start=queue_at_start,
         queue_at_end=run.feed.ready(),
-        warm_up_batches=warmth.batches,
-        warm_up_s=warmth.seconds,
-        is_drained=warmth.is_drained,
-        is_steady=warmth.is_steady,
+        warm_up_batches=warm.batches,
+        warm_up_s=warm.seconds,
+        is_drained=warm.is_drained,
+        is_steady=warm.is_steady,
         stopped_by="time",
     )
 
 
 def _expected_restart_s(run: Run, stretches: list[Stretch]) -> float:
-    """What a restart should cost where none was seen, from the loader's first start.
+    """What a restart should cost where none was measured, from the loader's first start.
 
-    Its first wait holds what workers do first (imports, worker_init_fn). Persistent ones don't do it again; an iterable
-    is begun anew in them as well, and may take long over that: there it is what a restart costs at the most.
+    The first wait includes what workers do first (imports, worker_init_fn). Persistent workers don't do it again; an
+    iterable is begun anew in them as well, which may take long: there this is an upper bound.
     """
     config, feed = run.trainer.config, run.feed
     if config.persistent_workers and not feed.is_iterable:
         return 0.0
-    filling_s = max(1, config.num_workers) * _batch_s(stretches)  # each worker's first batch comes while the loop waits
+    # each worker's first batch comes while the loop waits
+    filling_s = max(1, config.num_workers) * mean_batch_s(stretches)
     start_s = 0.0 if config.persistent_workers else feed.start_s
     return start_s + max(0.0, feed.first_wait_s - filling_s)
 
 
 def _block_batches(run: Run, rules: WindowRules, batch_s: float, *, whole: bool) -> int:
     """Batches of a block: at least 0.2 s of them and one a worker; whole epochs, or whole optimizer steps."""
-    config = run.trainer.config
-    wanted = max(config.num_workers, ceil(rules.block_s / max(batch_s, 1e-6)), 1)
-    unit = run.feed.epoch_batches if whole and run.feed.epoch_batches else config.grad_accum_steps
-    return ceil(wanted / unit) * unit
+    unit = run.feed.epoch_batches if whole and run.feed.epoch_batches else run.trainer.config.grad_accum_steps
+    return batches_in(rules.block_s, batch_s, unit, least=run.trainer.config.num_workers)
 
 
-def _batches_for(seconds: float, stretch: Stretch, unit: int) -> int:
-    batch_s = stretch.block.seconds / stretch.block.batches
-    return max(1, ceil(seconds / max(batch_s, 1e-6) / unit)) * unit
+def batches_in(seconds: float, batch_s: float, unit: int, least: int = 1) -> int:
+    """Batches that take at least so many seconds, in whole units, and at least so many."""
+    return ceil(max(ceil(seconds / max(batch_s, 1e-6)), least, 1) / unit) * unit
 
 
-def _batch_s(stretches: list[Stretch]) -> float:
-    return sum(one.block.seconds for one in stretches) / sum(one.block.batches for one in stretches)
+def mean_batch_s(stretches: Sequence[Stretch]) -> float:
+    """Seconds of a batch in some stretches, waits included."""
+    return sum(stretch.block.seconds for stretch in stretches) / sum(stretch.block.batches for stretch in stretches)
 
 
 def _skips(run: Run) -> bool:
-    """Whether the GradScaler has skipped steps since the last look: its scale is halved each time."""
+    """Whether the GradScaler has skipped steps since the last call: its scale is halved each time."""
     if run.trainer.config.amp_dtype != "float16":
         return False
     scale = run.trainer.scaler.get_scale()
@@ -376,7 +371,7 @@ def _skips(run: Run) -> bool:
 
 def _refuse_skipping(run: Run, stretches: list[Stretch]) -> None:
     before = run.skipped_steps
-    steps = sum(one.block.batches for one in stretches) / run.trainer.config.grad_accum_steps
+    steps = sum(stretch.block.batches for stretch in stretches) / run.trainer.config.grad_accum_steps
     if _skips(run) and run.skipped_steps - before > steps / 2:
         raise Diverged(
             f"float16 must train, but the GradScaler skipped {run.skipped_steps - before} of the window's "

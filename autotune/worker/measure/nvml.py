@@ -1,8 +1,8 @@
-"""All that a worker asks of NVML: a handle for torch's device, and its readings. Nothing else in worker/ knows pynvml.
+"""All that a worker asks of NVML: a handle for torch's device, and its readings.
 
-Whatever NVML refuses (not supported, no permission, not found, a function that this driver or pynvml lacks) is None,
-reading by reading; without a driver all are. Figures are in this project's units; what they mean is judged elsewhere
-(busy.py, conditions.py).
+Takes torch's devices; hands on Gpus and readings in this project's units. Whatever NVML refuses (not supported, no
+permission, not found) is None, reading by reading; without a driver all are. What readings mean is judged elsewhere
+(utilization.py, conditions.py).
 Source: NVML API reference; function names and structures as in nvidia-ml-py's pynvml.
 """
 
@@ -15,6 +15,8 @@ from time import perf_counter
 from typing import Any
 
 import torch
+
+from autotune.worker.measure.nvml_calls import ask, does, number, structure
 
 __all__ = [
     "GPM_LEAST_S",
@@ -40,16 +42,11 @@ __all__ = [
 GPM_LEAST_S = 0.1
 """Seconds between two samples of GPM, which refreshes them no sooner. Source: nvmlGpmMetricsGet."""
 
-_REFUSED = object()
 _SM_CLOCK, _MEMORY_CLOCK = 1, 2  # nvmlClockType_t
 _GPU_SENSOR = 0  # NVML_TEMPERATURE_GPU
 _UTILIZATION_SAMPLES = 1  # NVML_GPU_UTILIZATION_SAMPLES
 _MEMORY_V2 = 0x02000028  # nvmlMemory_v2
 _METRICS_VERSION = 1  # NVML_GPM_METRICS_GET_VERSION
-_OLDER_NAMES = {
-    "nvmlDeviceGetCurrentClocksEventReasons": "nvmlDeviceGetCurrentClocksThrottleReasons",  # before driver 535
-    "nvmlDeviceGetTemperatureV": "nvmlDeviceGetTemperature",  # before CUDA 12.8
-}
 _THROTTLED_NS = (74, 269, 270, 271)
 """NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP, _SW_THERM_SLOWDOWN, _HW_THERM_SLOWDOWN, _HW_POWER_BRAKE_SLOWDOWN: how
 long each has held the clock down, in ns. By number: an older pynvml lacks the names."""
@@ -62,7 +59,7 @@ class Gpu:
     uuid: str
     """With its prefix: "GPU-..." or "MIG-..."."""
     handle: Any
-    """NVML's handle for the device itself: of an instance it tells of the memory, and little else."""
+    """NVML's handle for the device itself: for an instance it has the memory, and little else."""
     whole: Any
     """NVML's handle for the GPU that an instance is a part of: clocks and temperature are the whole GPU's."""
     instance: int | None = None
@@ -81,7 +78,7 @@ class GpuSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdgeReading:
-    """What a GPU is like at one moment; None, and no entry, where it does not tell."""
+    """What a GPU is like at one moment; None, and no entry, where it has no reading."""
 
     sm_clock_mhz: int | None
     memory_clock_mhz: int | None
@@ -100,34 +97,34 @@ class EdgeReading:
 
 def driver_version() -> str | None:
     """The version of NVIDIA's driver."""
-    _does("nvmlInit")
-    version = _ask("nvmlSystemGetDriverVersion")
+    does("nvmlInit")
+    version = ask("nvmlSystemGetDriverVersion")
     return None if version is None else str(version)
 
 
 def driver_cuda() -> int | None:
     """The newest major version of CUDA that the driver is for; None where its library libcuda is not found."""
-    _does("nvmlInit")
-    version = _number("nvmlSystemGetCudaDriverVersion_v2")
+    does("nvmlInit")
+    version = number("nvmlSystemGetCudaDriverVersion_v2")
     return None if version is None else version // 1000
 
 
 def gpu_count() -> int:
     """NVIDIA's GPUs that this process may use, whether or not CUDA works."""
-    _does("nvmlInit")
-    return int(_ask("nvmlDeviceGetCount") or 0)
+    does("nvmlInit")
+    return int(ask("nvmlDeviceGetCount") or 0)
 
 
 def gpus_of(devices: Sequence[torch.device]) -> tuple[Gpu, ...]:
     """NVML's view of CUDA devices that are open; () where it does not know one of them."""
-    known = [gpu for one in devices if (gpu := _gpu_of(one)) is not None]
+    known = [gpu for device in devices if (gpu := _gpu_of(device)) is not None]
     return tuple(known) if len(known) == len(devices) else ()
 
 
 def _gpu_of(device: torch.device) -> Gpu | None:
     """By UUID, since CUDA_VISIBLE_DEVICES renumbers.
 
-    torch tells it without a prefix; of a GPU that MIG has split it is that of the instance in use.
+    torch gives it without a prefix; of a GPU that MIG has split it is that of the instance in use.
     Source: torch/csrc/cuda/Module.cpp (uuid_to_string); CUDA driver API, cuDeviceGetUuid_v2.
     """
     uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
@@ -135,13 +132,13 @@ def _gpu_of(device: torch.device) -> Gpu | None:
         return None
     named = str(uuid)
     candidates = (named,) if named.startswith(("GPU-", "MIG-")) else (f"GPU-{named}", f"MIG-{named}")
-    return next((gpu for one in candidates if (gpu := gpu_with_uuid(one)) is not None), None)
+    return next((gpu for candidate in candidates if (gpu := gpu_with_uuid(candidate)) is not None), None)
 
 
 def gpu_with_uuid(uuid: str) -> Gpu | None:
     """NVML's view of the device with a UUID, "GPU-..." or "MIG-..."."""
-    _does("nvmlInit")
-    handle = _ask("nvmlDeviceGetHandleByUUID", uuid)
+    does("nvmlInit")
+    handle = ask("nvmlDeviceGetHandleByUUID", uuid)
     if handle is None:
         return None
     if not uuid.startswith("MIG-"):
@@ -149,8 +146,8 @@ def gpu_with_uuid(uuid: str) -> Gpu | None:
     return Gpu(
         uuid=uuid,
         handle=handle,
-        whole=_ask("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle),
-        instance=_ask("nvmlDeviceGetGpuInstanceId", handle),
+        whole=ask("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle),
+        instance=ask("nvmlDeviceGetGpuInstanceId", handle),
     )
 
 
@@ -158,57 +155,57 @@ def visible_gpu(index: int) -> Gpu | None:
     """NVML's view of the device that CUDA is about to number so, asked for before CUDA is initialised.
 
     CUDA_VISIBLE_DEVICES is taken apart by torch, which does the same to count devices before a fork; in a torch without
-    that function nothing is told. CUDA may number unlike GPUs another way (CUDA_DEVICE_ORDER), and a GPU that MIG has
-    split by its instances: compare UUIDs once the device is open.
+    that function the answer is None. CUDA may number unlike GPUs another way (CUDA_DEVICE_ORDER), and a GPU that MIG
+    has split by its instances: compare UUIDs once the device is open.
     Source: torch/cuda/__init__.py, _parse_visible_devices and _device_count_nvml.
     """
     parse: Callable[[], Sequence[int | str]] | None = getattr(torch.cuda, "_parse_visible_devices", None)
     visible = () if parse is None else parse()
     if index >= len(visible):
         return None
-    _does("nvmlInit")
+    does("nvmlInit")
     named = visible[index]
     if isinstance(named, str):
         return gpu_with_uuid(named) or _gpu_that_begins_with(named)
-    uuid = _ask("nvmlDeviceGetUUID", _ask("nvmlDeviceGetHandleByIndex", named))
+    uuid = ask("nvmlDeviceGetUUID", ask("nvmlDeviceGetHandleByIndex", named))
     return None if uuid is None else gpu_with_uuid(str(uuid))
 
 
 def _gpu_that_begins_with(prefix: str) -> Gpu | None:
     """CUDA takes the beginning of a UUID for the whole, where one GPU alone has it."""
-    handles = [_ask("nvmlDeviceGetHandleByIndex", index) for index in range(_ask("nvmlDeviceGetCount") or 0)]
-    fitting = [uuid for one in handles if (uuid := str(_ask("nvmlDeviceGetUUID", one))).startswith(prefix)]
+    handles = [ask("nvmlDeviceGetHandleByIndex", index) for index in range(ask("nvmlDeviceGetCount") or 0)]
+    fitting = [uuid for handle in handles if (uuid := str(ask("nvmlDeviceGetUUID", handle))).startswith(prefix)]
     return gpu_with_uuid(fitting[0]) if len(fitting) == 1 else None
 
 
 def memory_in_use(gpu: Gpu) -> int | None:
-    """Bytes that processes hold, without what the driver keeps for itself: NVML has told it apart since driver 510."""
-    told = _ask("nvmlDeviceGetMemoryInfo", gpu.handle, _MEMORY_V2)
-    return None if told is None else int(told.used)
+    """Bytes that processes hold, without what the driver keeps for itself: separate since driver 510."""
+    memory = ask("nvmlDeviceGetMemoryInfo", gpu.handle, _MEMORY_V2)
+    return None if memory is None else int(memory.used)
 
 
 def has_persistence(gpu: Gpu) -> bool | None:
     """Whether the driver keeps the GPU initialised while nobody uses it."""
-    mode = _ask("nvmlDeviceGetPersistenceMode", gpu.whole)
+    mode = ask("nvmlDeviceGetPersistenceMode", gpu.whole)
     return None if mode is None else bool(mode)
 
 
 def max_sm_clock_mhz(gpu: Gpu) -> int | None:
     """The highest clock that the multiprocessors can be set to."""
-    return _number("nvmlDeviceGetMaxClockInfo", gpu.whole, _SM_CLOCK)
+    return number("nvmlDeviceGetMaxClockInfo", gpu.whole, _SM_CLOCK)
 
 
 def read_edge(gpu: Gpu) -> EdgeReading:
     """Clocks, power and the like now; energy comes last, with its time.
 
-    Power and energy are the whole GPU's: of an instance, beside which others draw it too, they are not told.
+    Power and energy are the whole GPU's: of an instance, beside which others draw it too, they are None.
     """
     whole, alone = gpu.whole, gpu.whole if gpu.instance is None else None
-    clocks = [_number("nvmlDeviceGetClockInfo", whole, kind) for kind in (_SM_CLOCK, _MEMORY_CLOCK)]
-    temperature = _number("nvmlDeviceGetTemperatureV", whole, _GPU_SENSOR)
-    events = _number("nvmlDeviceGetCurrentClocksEventReasons", whole)
-    throttled, power_mw = _throttled_ns(whole), _number("nvmlDeviceGetPowerUsage", alone)
-    energy_mj, at_s = _number("nvmlDeviceGetTotalEnergyConsumption", alone), perf_counter()
+    clocks = [number("nvmlDeviceGetClockInfo", whole, kind) for kind in (_SM_CLOCK, _MEMORY_CLOCK)]
+    temperature = number("nvmlDeviceGetTemperatureV", whole, _GPU_SENSOR)
+    events = number("nvmlDeviceGetCurrentClocksEventReasons", whole)
+    throttled, power_mw = _throttled_ns(whole), number("nvmlDeviceGetPowerUsage", alone)
+    energy_mj, at_s = number("nvmlDeviceGetTotalEnergyConsumption", alone), perf_counter()
     return EdgeReading(
         sm_clock_mhz=clocks[0],
         memory_clock_mhz=clocks[1],
@@ -222,8 +219,8 @@ def read_edge(gpu: Gpu) -> EdgeReading:
 
 
 def _throttled_ns(handle: Any) -> dict[int, int]:
-    told = _ask("nvmlDeviceGetFieldValues", handle, _THROTTLED_NS)
-    return {int(one.fieldId): int(one.value.ullVal) for one in told or () if one.nvmlReturn == 0}
+    values = ask("nvmlDeviceGetFieldValues", handle, _THROTTLED_NS)
+    return {int(value.fieldId): int(value.value.ullVal) for value in values or () if value.nvmlReturn == 0}
 
 
 def utilization_since(gpu: Gpu, since_us: int) -> list[GpuSample] | None:
@@ -233,23 +230,23 @@ def utilization_since(gpu: Gpu, since_us: int) -> list[GpuSample] | None:
     between the calls for its size and for its content, which looks the same.
     Source: nvmlDeviceGetSamples.
     """
-    _, samples = _ask("nvmlDeviceGetSamples", gpu.handle, _UTILIZATION_SAMPLES, since_us) or (None, ())
+    _, samples = ask("nvmlDeviceGetSamples", gpu.handle, _UTILIZATION_SAMPLES, since_us) or (None, ())
     young = [
-        GpuSample(time_us=int(one.timeStamp), busy_fraction=min(1.0, one.sampleValue.uiVal / 100))
-        for one in samples
-        if one.timeStamp > since_us
+        GpuSample(time_us=int(sample.timeStamp), busy_fraction=min(1.0, sample.sampleValue.uiVal / 100))
+        for sample in samples
+        if sample.timeStamp > since_us
     ]
     return sorted(young, key=lambda one: one.time_us) or None
 
 
 def take_gpm(gpu: Gpu) -> Any:
     """GPM's counters now, to be freed by `free_gpm`; None where there are none, or not for this user."""
-    support = _ask("nvmlGpmQueryDeviceSupport", gpu.whole)
-    sample = _ask("nvmlGpmSampleAlloc") if support is not None and support.isSupportedDevice else None
+    support = ask("nvmlGpmQueryDeviceSupport", gpu.whole)
+    sample = ask("nvmlGpmSampleAlloc") if support is not None and support.isSupportedDevice else None
     if gpu.instance is None:
-        is_taken = _does("nvmlGpmSampleGet", gpu.whole, sample)
+        is_taken = does("nvmlGpmSampleGet", gpu.whole, sample)
     else:
-        is_taken = _does("nvmlGpmMigSampleGet", gpu.whole, gpu.instance, sample)
+        is_taken = does("nvmlGpmMigSampleGet", gpu.whole, gpu.instance, sample)
     if is_taken:
         return sample
     free_gpm(sample)
@@ -258,56 +255,22 @@ def take_gpm(gpu: Gpu) -> Any:
 
 def free_gpm(sample: Any) -> None:
     """Free what `take_gpm` gave; None is passed over."""
-    _does("nvmlGpmSampleFree", sample)
+    does("nvmlGpmSampleFree", sample)
 
 
 def gpm_shares(first: Any, second: Any, metrics: Sequence[int]) -> dict[int, float]:
     """Metrics in per cent between two of GPM's samples, as shares; those that it does not give are left out."""
-    import pynvml
-
     if first is None or second is None:
         return {}
-    asked = pynvml.c_nvmlGpmMetricsGet_t()
+    asked = structure("c_nvmlGpmMetricsGet_t")
     asked.version, asked.numMetrics, asked.sample1, asked.sample2 = _METRICS_VERSION, len(metrics), first, second
     for index, metric in enumerate(metrics):
         asked.metrics[index].metricId = metric
-    if not _does("nvmlGpmMetricsGet", asked):
+    if not does("nvmlGpmMetricsGet", asked):
         return {}
-    told = [asked.metrics[index] for index in range(len(metrics))]
+    answers = [asked.metrics[index] for index in range(len(metrics))]
     return {
-        int(one.metricId): min(1.0, max(0.0, one.value / 100))
-        for one in told
-        if one.nvmlReturn == 0 and isfinite(one.value)
+        int(answer.metricId): min(1.0, max(0.0, answer.value / 100))
+        for answer in answers
+        if answer.nvmlReturn == 0 and isfinite(answer.value)
     }
-
-
-def _number(name: str, *arguments: Any) -> int | None:
-    """What `_ask` has, as a whole number; by the older name where there is one."""
-    told = _ask(name, *arguments)
-    if told is None and name in _OLDER_NAMES:
-        told = _ask(_OLDER_NAMES[name], *arguments)
-    return None if told is None else int(told)
-
-
-def _ask(name: str, *arguments: Any) -> Any:
-    """What a function of pynvml's answers; None where it does not."""
-    answer = _call(name, *arguments)
-    return None if answer is _REFUSED else answer
-
-
-def _does(name: str, *arguments: Any) -> bool:
-    """Whether a function of pynvml's did what it is for."""
-    return _call(name, *arguments) is not _REFUSED
-
-
-def _call(name: str, *arguments: Any) -> Any:
-    """The one place where NVML may refuse: by its answer, by lacking a function, or since an argument was refused."""
-    import pynvml
-
-    function = getattr(pynvml, name, None)
-    if function is None or any(one is None for one in arguments):
-        return _REFUSED
-    try:
-        return function(*arguments)
-    except pynvml.NVMLError:
-        return _REFUSED

@@ -1,34 +1,35 @@
 """Batches that are trained on more than once, each time as they came: the user's code may change them in place.
 
-Takes batches; hands on what to train on. `Trainer.train` builds mappings, lists and tuples anew, so that these need
-nothing. Other objects get a shallow copy for each use. Tensors are cloned only where a first use has changed them.
+Takes batches; hands on copies to train on. Containers and other objects are copied for each use, their tensors only
+where a first use has changed them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy, deepcopy
 from itertools import cycle, islice
 from typing import Any
 
 from torch import Tensor
 
-from autotune.worker.measure.step import tensors_of
+from autotune.worker.measure.batch import batch_bytes, rebuilt, tensors_of
 
 __all__ = ["Reused", "copied", "unpacked"]
 
-_CLONED_BYTES = 64 * 2**20  # held at once beyond the batches themselves; of larger batches one optimizer step's
+_CLONED_BYTES = 64 * 2**20  # held at once beyond the batches themselves, our own convention; at least one step's
 _REBUILT = frozenset({dict, list, tuple})
 
 
 class Reused:
-    """Batches in turns without end. The first is handed out as a whole copy, and looked at when the next is asked for.
+    """Batches in turns without end. The first is handed out as a whole copy, and checked when the next is asked for.
 
     So the first has to be trained on before more are taken.
     """
 
     def __init__(self, batches: Sequence[Any]) -> None:
         self._turns = cycle(batches)
+        self.handed_out = 0
         self._lent: list[tuple[Tensor, int]] | None = None
         """The first one's tensors, with their versions."""
         self._clones = False
@@ -38,6 +39,7 @@ class Reused:
 
     def __next__(self) -> Any:
         batch = next(self._turns)
+        self.handed_out += 1
         if self._lent is None:
             own = copied(batch)
             self._lent = [(tensor, _version(tensor)) for tensor in tensors_of(own)]
@@ -50,37 +52,28 @@ class Reused:
         """Batches of some optimizer steps, made before a clock starts; of fewer where they have to be cloned."""
         first = next(self)
         if self._clones:
-            step_bytes = per_step * sum(tensor.nbytes for tensor in tensors_of(first))
+            step_bytes = per_step * batch_bytes([first])
             steps = min(steps, max(1, _CLONED_BYTES // max(1, step_bytes)))
         return [first, *islice(self, steps * per_step - 1)]
 
 
 def copied(batch: Any) -> Any:
-    """A batch of its own, tensors and all."""
-    try:
-        return deepcopy(batch)
-    except Exception:  # noqa: BLE001 - a user's class may refuse in any way; then its tensors are shared
-        return unpacked(batch)
+    """A batch of its own, tensors and all; one whose tensors are shared where a user's class refuses to be copied."""
+    return _tried(deepcopy, batch, unpacked)
 
 
 def unpacked(value: Any) -> Any:
     """The same tensors in a batch that can be emptied: objects that `Trainer.train` does not build anew are copied."""
     if isinstance(value, Tensor):
         return value
-    if type(value) not in _REBUILT:
-        return _shallow(value)
-    parts = value.values() if isinstance(value, dict) else value
-    own = [unpacked(part) for part in parts]
-    if all(one is part for one, part in zip(own, parts, strict=True)):
-        return value
-    return dict(zip(value, own, strict=True)) if isinstance(value, dict) else type(value)(own)
+    return rebuilt(value, unpacked) if type(value) in _REBUILT else _tried(copy, value, lambda own: own)
 
 
-def _shallow(value: Any) -> Any:
+def _tried(copy_of: Callable[[Any], Any], value: Any, otherwise: Callable[[Any], Any]) -> Any:
     try:
-        return copy(value)
-    except Exception:  # noqa: BLE001 - a user's class may refuse in any way; then it is used as it is
-        return value
+        return copy_of(value)
+    except Exception:  # noqa: BLE001 - a user's class may refuse in any way
+        return otherwise(value)
 
 
 def _version(tensor: Tensor) -> int:

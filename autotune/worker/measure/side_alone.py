@@ -7,35 +7,36 @@ trial's window and for the curves of a diagnosis; nothing here changes what a wi
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 from math import ceil, inf, isfinite
 from time import perf_counter
 from typing import Any
 
-import torch
-
 from autotune.analysis.rates import rate_of
 from autotune.records.ceilings import Ceiling
 from autotune.records.measurement import Window
 from autotune.settings.training_config import TrainingConfig
+from autotune.worker.measure.batch import Held, batch_bytes, tensors_of
 from autotune.worker.measure.edges import Stretch
-from autotune.worker.measure.feed import Feed
-from autotune.worker.measure.loop import Run, Warmth, train_block, window_of
+from autotune.worker.measure.feed import Delivery, Feed
+from autotune.worker.measure.loop import Run, WarmUpResult, batches_in, mean_batch_s, train_block, window_of
 from autotune.worker.measure.reuse import Reused, unpacked
-from autotune.worker.measure.step import Trainer, count_samples, tensors_of
-from autotune.worker.setup.device import Device
+from autotune.worker.measure.step import NoTrainer, Trainer
 
-__all__ = ["batch_bytes", "collect", "device_alone", "loader_alone", "resident"]
+__all__ = ["MOST_SKIPS", "collect", "device_alone", "loader_alone", "resident"]
 
-_BLOCK_S = 0.05
-_QUEUES = 2  # the stretch sees the queue through twice, as a window does
+_BLOCK_S = 0.05  # as a warm-up's
+_HELD_COUNT = 8  # batches that training takes in turns: more than one, so that no cache holds them all
+_HELD_BYTES = 256 * 2**20  # our own convention: little beside a model that trains, beyond every cache
+_QUEUES = 2  # the stretch uses up the queue twice, as a window does
 _OVERTIME = 2.0  # past its time a stretch goes on so far for that
-_LONGEST = 6.0  # past its time so far, whatever it has seen: batches of seconds
+_LONGEST = 6.0  # past its time so far, whatever has come: a batch may take seconds
 _FEWEST_EPOCH_BATCHES = 4  # of shorter epochs nothing is left beside their restart
 _WARM_STEPS = 2  # optimizer steps on held batches before the clock starts; the last one is timed to plan the stretch
-_MOST_WARM_STEPS = 17  # from 65536 a GradScaler halves its scale so often until it is below 1
-_FEWEST_STEPS = 3
+MOST_SKIPS = 17
+"""Steps that float16 may skip before it trains: a GradScaler halves its scale of 65536 so often until it is below 1.
+Source: torch.amp.GradScaler, init_scale and backoff_factor."""
+_FEWEST_STEPS = 3  # as few as peaks of memory are read over (DESIGN: Rules of measuring, 5)
 
 
 def loader_alone(
@@ -43,7 +44,7 @@ def loader_alone(
 ) -> Ceiling:
     """The rate at which batches come when nobody trains on them.
 
-    What lies ready is taken first. The stretch ends after `seconds` once it has seen the queue through twice; slow
+    What lies ready is taken first. The stretch ends after `seconds` once it has used up the queue twice; slow
     loaders get up to twice that, and six times for a single round of the workers. Epochs' restarts belong to the rate,
     as in `rate_of`.
 
@@ -52,26 +53,25 @@ def loader_alone(
         config: What the feed's loader was built for.
         seconds: Length of the stretch.
         restart_s: What an epoch's restart is taken to cost where none falls into the stretch; None: what the feed's
-            own start has told.
+            own start has shown.
         ends_at: Time of perf_counter at which the deadline is near; the stretch is cut there.
     """
-    run = Run(feed, _Nobody(config), feed.queue_capacity, ends_at)
+    run = Run(feed, NoTrainer(config), feed.queue_capacity, ends_at)
     run.pause_at = perf_counter() + _LONGEST * seconds
-    warmth = _drain(run)
+    warm = _drain(run)
     is_whole = feed.epoch_batches is not None and feed.epoch_batches < _FEWEST_EPOCH_BATCHES
     run.splits_restarts = not is_whole
     unit = feed.epoch_batches if is_whole and feed.epoch_batches else max(1, config.num_workers)
     queue_at_start, watched, feed.watches_queue = feed.ready(), feed.watches_queue, False
     begun, stretches = perf_counter(), [train_block(run, unit)]
     while not _has_seen_enough(run, stretches, perf_counter() - begun, seconds):
-        batch_s = stretches[-1].block.seconds / stretches[-1].block.batches
-        stretches.append(train_block(run, ceil(_BLOCK_S / max(batch_s, 1e-6) / unit) * unit))
-    window = window_of(run, stretches, warmth, queue_at_start, whole_epochs=is_whole)
+        stretches.append(train_block(run, batches_in(_BLOCK_S, mean_batch_s(stretches[-1:]), unit)))
+    window = window_of(run, stretches, warm, queue_at_start, whole_epochs=is_whole)
     feed.watches_queue = watched
     return _ceiling_of(window if restart_s is None else window.model_copy(update={"expected_restart_s": restart_s}))
 
 
-def device_alone(trainer: Trainer, batches: Sequence[Any], *, seconds: float, ends_at: float = inf) -> Ceiling:
+def device_alone(trainer: Trainer, held: Sequence[Held], *, seconds: float, ends_at: float = inf) -> Ceiling:
     """The rate of training on batches that lie on the device, in turns; whole optimizer steps.
 
     Synchronised at the edges alone, so that launching runs ahead as it does in training. The model goes on learning
@@ -80,14 +80,14 @@ def device_alone(trainer: Trainer, batches: Sequence[Any], *, seconds: float, en
 
     Args:
         trainer: Where training stands.
-        batches: What `resident` has given.
+        held: What `resident` has given.
         seconds: Length of the stretch; at least three optimizer steps unless these take twice that, then at least one.
         ends_at: Time of perf_counter at which the deadline is near; beyond one step nothing is begun then.
 
     Raises:
         RuntimeError: this was no training: the GradScaler skipped steps, or the loss is not finite.
     """
-    supply, per_step, expected = Reused(batches), trainer.config.grad_accum_steps, trainer.config.micro_batch_size
+    supply, per_step = Reused([kept.batch for kept in held]), trainer.config.grad_accum_steps
     if trainer.accumulated:  # a window that the deadline has cut may end within a step
         _train_on(trainer, islice(supply, per_step - trainer.accumulated))
     warm_s = _warm_up(trainer, supply, seconds, ends_at)
@@ -97,50 +97,44 @@ def device_alone(trainer: Trainer, batches: Sequence[Any], *, seconds: float, en
     while taken == 0 or ((taken < fewest * per_step or spent_s < seconds) and perf_counter() < ends_at):
         step_s = spent_s * per_step / taken if taken else warm_s
         steps = max(1, fewest - taken // per_step, ceil((seconds - spent_s) / max(step_s, 1e-6)))
+        first = supply.handed_out
         given = supply.take(steps, per_step)
-        taken, samples = taken + len(given), samples + sum(count_samples(batch, expected) for batch in given)
+        taken += len(given)
+        samples += sum(held[index % len(held)].samples for index in range(first, supply.handed_out))
         stretch_s, loss = _train_on(trainer, iter(given))
         spent_s += stretch_s
     _check_trained(trainer, scale, float(loss))
     return Ceiling(samples_per_s=samples / spent_s, samples=samples, seconds=spent_s, batches=taken)
 
 
-def collect(feed: Feed, *, count: int, limit_bytes: int, seconds: float) -> list[Any]:
-    """The next batches as the loader delivers them: at least one, up to a count, a size in bytes, and a time."""
-    begun, batches, taken_bytes = perf_counter(), list[Any](), 0
-    while len(batches) < count:
-        batches.append(feed.take().batch)
-        taken_bytes += batch_bytes(batches[-1])
-        if taken_bytes * (len(batches) + 1) / len(batches) > limit_bytes or perf_counter() - begun > seconds:
+def collect(
+    feed: Feed,
+    *,
+    seconds: float,
+    count: int = _HELD_COUNT,
+    limit_bytes: int = _HELD_BYTES,
+    first: Delivery | None = None,
+) -> list[Delivery]:
+    """The next batches as the loader delivers them: at least one, up to a count, a size in bytes, and a time.
+
+    A batch that was taken before may be handed in as the first.
+    """
+    begun, came = perf_counter(), [first or feed.take()]
+    while len(came) < count and perf_counter() - begun < seconds:
+        if batch_bytes(delivery.batch for delivery in came) * (len(came) + 1) / len(came) > limit_bytes:
             break
-    return batches
+        came.append(feed.take())
+    return came
 
 
-def resident(trainer: Trainer, batches: Sequence[Any]) -> list[Any]:
-    """Batches moved to the device, in the trainer's layout: the first alone where all have one size."""
-    sizes = {tuple(tuple(one.shape) for one in tensors_of(batch)) for batch in batches}
-    return [trainer.to_device(unpacked(batch)) for batch in (batches[:1] if len(sizes) == 1 else batches)]
+def resident(trainer: Trainer, host: Sequence[Held | Delivery]) -> list[Held]:
+    """Batches moved to the device, in the trainer's layout: the first alone where all are known to have one size."""
+    shapes = {tuple(tuple(tensor.shape) for tensor in tensors_of(kept.batch)) for kept in host}
+    chosen = host[:1] if len(shapes) == 1 and shapes != {()} else host
+    return [Held(trainer.to_device(unpacked(kept.batch)), kept.samples) for kept in chosen]
 
 
-def batch_bytes(batch: Any) -> int:
-    """Bytes of a batch's tensors."""
-    return sum(tensor.nbytes for tensor in tensors_of(batch))
-
-
-@dataclass(slots=True)
-class _Nobody:
-    """Learns nothing: batches are taken and let go."""
-
-    config: TrainingConfig
-    device: Device = field(default_factory=lambda: Device(torch.device("cpu"), "cpu"))
-    scaler: torch.amp.GradScaler = field(default_factory=lambda: torch.amp.GradScaler("cpu", enabled=False))
-    accumulated: int = 0
-
-    def train(self, batch: Any) -> float:  # noqa: ARG002 - a Learner's signature
-        return 0.0
-
-
-def _drain(run: Run) -> Warmth:
+def _drain(run: Run) -> WarmUpResult:
     """Take what lies ready: as many batches as the queue holds, or, sooner, one wait for each worker running."""
     feed, workers = run.feed, run.trainer.config.num_workers
     begun, taken, waits, watched, feed.watches_queue = perf_counter(), 0, 0, feed.watches_queue, True
@@ -149,13 +143,13 @@ def _drain(run: Run) -> Warmth:
         taken += 1
     feed.watches_queue = watched
     spent_s = perf_counter() - begun
-    return Warmth(taken, spent_s, is_drained=True, is_steady=True, batch_s=spent_s / max(1, taken))
+    return WarmUpResult(taken, spent_s, is_drained=True, is_steady=True, batch_s=spent_s / max(1, taken))
 
 
 def _has_seen_enough(run: Run, stretches: Sequence[Stretch], elapsed_s: float, seconds: float) -> bool:
     if run.is_late() or elapsed_s >= _LONGEST * seconds:
         return True
-    batches = sum(one.block.batches for one in stretches)
+    batches = sum(stretch.block.batches for stretch in stretches)
     if elapsed_s >= _OVERTIME * seconds:
         return batches >= run.trainer.config.num_workers
     return elapsed_s >= seconds and batches >= _QUEUES * run.queue_capacity
@@ -163,25 +157,25 @@ def _has_seen_enough(run: Run, stretches: Sequence[Stretch], elapsed_s: float, s
 
 def _ceiling_of(window: Window) -> Ceiling:
     blocks, restarts = window.blocks, window.restarts
-    in_blocks, batches = sum(one.samples for one in blocks), sum(one.batches for one in blocks)
-    samples = in_blocks + sum(one.samples for one in restarts)
+    in_blocks, batches = sum(block.samples for block in blocks), sum(block.batches for block in blocks)
+    samples = in_blocks + sum(restart.samples for restart in restarts)
     return Ceiling(
         samples_per_s=rate_of(window).value,
         samples=samples,
-        seconds=sum(one.seconds for one in blocks) + sum(one.seconds for one in restarts),
+        seconds=sum(block.seconds for block in blocks) + sum(restart.seconds for restart in restarts),
         batches=round(samples * batches / in_blocks) if in_blocks else batches,
     )
 
 
 def _warm_up(trainer: Trainer, supply: Iterator[Any], seconds: float, ends_at: float) -> float:
     """Seconds of the last of a few optimizer steps: one where it is long; in float16 until none is skipped."""
-    for done in range(1, _MOST_WARM_STEPS + 1):
+    for done in range(1, MOST_SKIPS + 1):
         scale = trainer.scaler.get_scale()
         warm_s, _ = _train_on(trainer, islice(supply, trainer.config.grad_accum_steps))
         is_skipped = trainer.scaler.get_scale() < scale
         if perf_counter() > ends_at or (not is_skipped and (done >= _WARM_STEPS or warm_s > seconds)):
             break
-    trainer.device.cap_memory()  # anew: the kernels of this batch have been loaded, outside the allocator
+    trainer.device.cap_memory()  # again: the kernels of this batch have been loaded, outside the allocator
     return warm_s
 
 

@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
-from zlib import crc32
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +16,13 @@ from torch.nn import functional
 
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
-from autotune.worker.setup.build import WorkloadFault
+from autotune.worker.measure.batch import moved, tensors_of
+from autotune.worker.setup.build import WorkloadFault, build_optimizer
 from autotune.worker.setup.device import Device
 
-__all__ = ["Step", "Trainer", "batch_fingerprint", "count_samples", "infer_step", "make_trainer", "tensors_of"]
+__all__ = ["NoTrainer", "Step", "Trainer", "infer_step", "make_trainer", "open_trainer", "torch_threads"]
 
 _ADVICE = "pass step=lambda model, batch: ... that returns the loss"
-_CHANNELS_LAST_DIMS = 4
 _AUTOCAST = frozenset({"bfloat16", "float16"})
 
 
@@ -40,15 +38,15 @@ def infer_step(workload: Workload, batch: Any) -> Step:
     """What computes the loss: the user's step, or what the batch's form says.
 
     Raises:
-        WorkloadFault: the batch holds no tensor, or its form says nothing.
+        WorkloadFault: no step is given, and the batch holds no tensor, or its form says nothing.
     """
+    if workload.step is not None:
+        return Step(workload.step, "the step that was given")
     if not tensors_of(batch):
         raise WorkloadFault(
             f"a batch must hold at least one tensor, but the loader yields {type(batch).__name__} without any; "
-            "return tensors or numbers from the dataset, or pass collate_fn"
+            f"return tensors or numbers from the dataset, pass collate_fn, or {_ADVICE}"
         )
-    if workload.step is not None:
-        return Step(workload.step, "the step that was given")
     if isinstance(batch, Mapping) and workload.loss is None:
         return Step(_keyword_step, "model(**batch), its .loss or ['loss']")
     is_pair = isinstance(batch, tuple | list) and len(batch) == 2
@@ -80,16 +78,32 @@ class Trainer:
     device: Device
     scaler: torch.amp.GradScaler
     accumulated: int = 0
-    hold_back: Callable[[], AbstractContextManager[None]] | None = None
+    no_sync: Callable[[], AbstractContextManager[None]] | None = None
     """DDP's no_sync: gradients stay with their rank while it is entered. None where nothing is exchanged, and for a
     static graph, in which DDP can't do without an exchange here and there."""
-    is_alone: bool = False
+    exchanges_nothing: bool = False
     """Exchange nothing, not even in an optimizer step's last batch."""
+
+    @contextmanager
+    def without_exchange(self) -> Iterator[None]:
+        """Train without exchanging gradients: each rank may take as many steps as its own time allows.
+
+        Raises:
+            RuntimeError: DDP can't do without the exchange.
+        """
+        has_ranks = self.config.process_count > 1
+        if has_ranks and self.no_sync is None:
+            raise RuntimeError("with ddp.static_graph no rank can train by itself")
+        self.exchanges_nothing = has_ranks
+        try:
+            yield
+        finally:
+            self.exchanges_nothing = False
 
     def train(self, batch: Any) -> Tensor:
         """Forward, backward, and the optimizer's step where one is due; hands on the loss without waiting for it."""
-        if self.hold_back is not None and (self.is_alone or self.accumulated + 1 < self.config.grad_accum_steps):
-            with self.hold_back():  # around both passes: DDP prepares the exchange in the forward one
+        if self.no_sync is not None and (self.exchanges_nothing or self.accumulated + 1 < self.config.grad_accum_steps):
+            with self.no_sync():  # around both passes: DDP prepares the exchange in the forward one
                 return self._learn(batch)
         return self._learn(batch)
 
@@ -103,8 +117,7 @@ class Trainer:
         if self.config.strategy == "dp" and isinstance(loss, Tensor) and loss.ndim == 1:
             loss = loss.mean()  # DataParallel gathers one of each device where the model computes its own
         if not isinstance(loss, Tensor) or loss.numel() != 1:
-            got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-            raise WorkloadFault(f"the step must return a scalar loss tensor, but returned {got}; {_ADVICE}")
+            raise WorkloadFault(f"the step must return a scalar loss tensor, but returned {_shape(loss)}; {_ADVICE}")
         steps = self.config.grad_accum_steps
         share = loss if steps == 1 else loss / steps  # to divide by one costs 14 us, the way back included
         self.scaler.scale(share).backward()  # type: ignore[no-untyped-call] # torch
@@ -118,7 +131,38 @@ class Trainer:
 
     def to_device(self, batch: Any) -> Any:
         """The batch on the device, in the configuration's layout; copies from pinned memory don't block."""
-        return _moved(batch, self.device.torch_device, self.config)
+        return moved(batch, self.device.torch_device, self.config)
+
+
+@dataclass(slots=True)
+class NoTrainer:
+    """Learns nothing: where the loader is measured alone, batches are taken and dropped."""
+
+    config: TrainingConfig
+    device: Device = field(default_factory=lambda: Device(torch.device("cpu"), "cpu"))
+    scaler: torch.amp.GradScaler = field(default_factory=lambda: torch.amp.GradScaler("cpu", enabled=False))
+    accumulated: int = 0
+
+    def train(self, batch: Any) -> float:  # noqa: ARG002 - as a Trainer has it
+        """Do nothing with a batch."""
+        return 0.0
+
+
+@contextmanager
+def torch_threads(count: int | None) -> Iterator[None]:
+    """So many threads for each of torch's operations, and as many as before afterwards; None: as they are."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def open_trainer(workload: Workload, model: nn.Module, batch: Any, config: TrainingConfig, device: Device) -> Trainer:
+    """A trainer of a built model, by the workload's own optimizer and step; the step is inferred from a first batch."""
+    optimizer = build_optimizer(workload, model, config.lr)
+    return make_trainer(model, optimizer, infer_step(workload, batch), config, device)
 
 
 def make_trainer(
@@ -129,56 +173,8 @@ def make_trainer(
         config.autocast(device.torch_device).__enter__()  # for the whole life of this process
     trainer = Trainer(model, optimizer, step, config, device, config.grad_scaler(device.torch_device))
     if config.strategy == "ddp" and not (config.ddp is not None and config.ddp.static_graph):
-        trainer.hold_back = getattr(model, "no_sync", None)  # a compiled model hands it on
+        trainer.no_sync = getattr(model, "no_sync", None)  # a compiled model hands it on
     return trainer
-
-
-def count_samples(batch: Any, expected: int) -> int:
-    """Samples in a batch: the first dimension of its first tensor; `expected` where that has none."""
-    kind = type(batch)
-    first = batch[0] if (kind is list or kind is tuple) and batch else None
-    if type(first) is Tensor and (shape := first.shape):  # the usual form, at once: every batch of a window is counted
-        return shape[0]
-    tensors = tensors_of(batch)
-    return int(tensors[0].shape[0]) if tensors and tensors[0].ndim > 0 else expected
-
-
-def tensors_of(batch: Any) -> list[Tensor]:
-    """All tensors of a batch, in order."""
-    if isinstance(batch, Tensor):
-        return [batch]
-    if isinstance(batch, Mapping):
-        return [tensor for value in batch.values() for tensor in tensors_of(value)]
-    if isinstance(batch, tuple | list):
-        return [tensor for value in batch for tensor in tensors_of(value)]
-    held = vars(batch) if hasattr(batch, "__dict__") else {}
-    return [value for value in held.values() if isinstance(value, Tensor)]
-
-
-def batch_fingerprint(batch: Any) -> int:
-    """A number that differs between batches of different items: of the first values of the first tensors."""
-    parts = (tensor.detach().flatten()[:256].tolist() for tensor in islice(tensors_of(batch), 4))
-    return crc32(repr(list(parts)).encode())
-
-
-def _moved(value: Any, device: torch.device, config: TrainingConfig) -> Any:
-    if isinstance(value, Tensor):
-        return _moved_tensor(value, device, config)
-    if hasattr(value, "to") and callable(value.to):
-        return value.to(device)
-    if isinstance(value, Mapping):
-        return {key: _moved(one, device, config) for key, one in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_moved(one, device, config) for one in value))
-    if isinstance(value, tuple | list):
-        return type(value)(_moved(one, device, config) for one in value)
-    return value
-
-
-def _moved_tensor(tensor: Tensor, device: torch.device, config: TrainingConfig) -> Tensor:
-    if config.channels_last and tensor.ndim == _CHANNELS_LAST_DIMS:
-        return tensor.to(device, non_blocking=config.pin_memory, memory_format=torch.channels_last)
-    return tensor.to(device, non_blocking=config.pin_memory)
 
 
 def _keyword_step(model: nn.Module, batch: Any) -> Tensor:
@@ -203,10 +199,9 @@ def _with_loss(loss: Callable[[Any, Any], Tensor]) -> Callable[[nn.Module, Any],
 def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Classes in the last dimension, (batch, length, classes), or in torch's place, (batch, classes, ...)."""
     if not isinstance(outputs, Tensor) or outputs.ndim != targets.ndim + 1:
-        got = f"shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs).__name__
         raise WorkloadFault(
             "for integer targets the model must return one score a class, one dimension more than the targets' "
-            f"{tuple(targets.shape)}, but returned {got}; pass loss= or step="
+            f"{tuple(targets.shape)}, but returned {_shape(outputs)}; pass loss= or step="
         )
     labels = targets if targets.dtype == torch.int64 else targets.long()
     if targets.ndim > 1 and outputs.shape[:-1] == targets.shape:
@@ -216,12 +211,16 @@ def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def _mse(outputs: Tensor, targets: Tensor) -> Tensor:
     if not isinstance(outputs, Tensor) or outputs.numel() != targets.numel():
-        got = f"shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs).__name__
         raise WorkloadFault(
             f"for floating targets of shape {tuple(targets.shape)} the model must return as many values, "
-            f"but returned {got}; pass loss= or step="
+            f"but returned {_shape(outputs)}; pass loss= or step="
         )
     return functional.mse_loss(outputs, targets.reshape(outputs.shape).to(outputs.dtype))
+
+
+def _shape(value: Any) -> str:
+    """What an error shows of a value: its shape, or its type where it has none."""
+    return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
 def _form(batch: Any) -> str:

@@ -1,9 +1,9 @@
 """How busy and how full the device was during a window, read passively: GPM, NVML's samples, else the loop's waits.
 
-GPM, on Hopper and newer, tells of the time between two samples, which are taken at the window's edges: in what share of
+GPM, on Hopper and newer, covers the time between two samples, which are taken at the window's edges: in what share of
 it "any compute/graphics app was active on the GPU", and how full that was (multiprocessors, tensor pipes, memory
 bandwidth). NVML's utilization, on all others, is the share of its sample period, "between 1 second and 1/6 second
-depending on the product", in which at least one kernel ran: it says busy, not full.
+depending on the product", in which at least one kernel ran: it shows how busy, not how full.
 Source: NVML API reference, nvmlGpmMetricsGet, nvmlGpmMetricId_t, nvmlDeviceGetSamples and nvmlUtilization_t.
 """
 
@@ -36,14 +36,14 @@ class Busyness:
     reading: BusyReading
     """The best of them: GPM's, else NVML's where its samples cover the window, else the loop's waits."""
     readings: tuple[BusyReading, ...]
-    """By all that could tell, the best first."""
+    """By every source that could tell, the best first."""
     fullness: Fullness | None
 
 
 class BusyProbe:
     """Reads GPM's counters, and NVML's buffer of utilization samples, between `start` and `stop`.
 
-    Of several devices that one process drives, each source tells of the least busy, where it tells of all.
+    Of several devices that one process drives, each source gives the least busy one's reading, where it has all.
     """
 
     def __init__(self, gpus: Sequence[Gpu]) -> None:
@@ -55,26 +55,16 @@ class BusyProbe:
             probe.start()
 
     def stop(self, data_wait_fraction: float) -> Busyness:
-        """How busy the devices were since `start`; the loop's waits serve where nothing else tells."""
-        told = [probe.stop() for probe in self._probes]
+        """How busy the devices were since `start`; by the loop's waits where no other source is there."""
+        ended = [probe.stop() for probe in self._probes]
         waits = BusyReading(fraction=1.0 - data_wait_fraction, source=WAIT_SOURCE)
         readings = (
-            *_least(GPM_SOURCE, [one.shares.get(_BUSY) for one in told]),
-            *_least(NVML_SOURCE, [one.sampled for one in told]),
+            *_least(GPM_SOURCE, [shares.get(_BUSY) for shares, _ in ended]),
+            *_least(NVML_SOURCE, [sampled for _, sampled in ended]),
             waits,
         )
-        least_busy = min((one.shares for one in told), key=lambda shares: shares.get(_BUSY, 1.0), default={})
+        least_busy = min((shares for shares, _ in ended), key=lambda shares: shares.get(_BUSY, 1.0), default={})
         return Busyness(reading=readings[0], readings=readings, fullness=_fullness(least_busy))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Told:
-    """What NVML says of one device between two edges."""
-
-    shares: Mapping[int, float]
-    """GPM's metrics, by number."""
-    sampled: float | None
-    """Mean of the utilization samples."""
 
 
 class _Probe:
@@ -93,8 +83,8 @@ class _Probe:
         free_gpm(self._first)
         self._first, self._begun = take_gpm(self._gpu), perf_counter()
 
-    def stop(self) -> _Told:
-        """Take GPM's second sample and compare, then read what NVML has sampled since; frees both."""
+    def stop(self) -> tuple[Mapping[int, float], float | None]:
+        """GPM's metrics since `start`, by number, and the mean of NVML's utilization samples; frees GPM's samples."""
         elapsed_s = perf_counter() - self._begun
         first, self._first = self._first, None
         second = take_gpm(self._gpu) if first is not None and elapsed_s >= GPM_LEAST_S else None
@@ -102,13 +92,13 @@ class _Probe:
         free_gpm(first)
         free_gpm(second)
         samples = None if self._since_us is None else utilization_since(self._gpu, self._since_us)
-        return _Told(shares=shares, sampled=covered_busy_fraction(samples or (), elapsed_s))
+        return shares, covered_busy_fraction(samples or (), elapsed_s)
 
 
 def covered_busy_fraction(samples: Sequence[GpuSample], stretch_s: float) -> float | None:
     """The busy share of a stretch, from the samples that came within it; None where they cover too little of it.
 
-    A sample tells of the time since the one before it: the first one's began before the stretch, and is left out.
+    A sample covers the time since the one before it: the first one's began before the stretch, and is left out.
     """
     spans = [(later.time_us - earlier.time_us, later.busy_fraction) for earlier, later in pairwise(samples)]
     covered_us = sum(span_us for span_us, _ in spans)
@@ -117,10 +107,10 @@ def covered_busy_fraction(samples: Sequence[GpuSample], stretch_s: float) -> flo
     return fsum(span_us * fraction for span_us, fraction in spans) / covered_us
 
 
-def _least(source: str, told: Sequence[float | None]) -> Iterator[BusyReading]:
-    """The reading of the least busy device; none where one of them does not tell."""
-    known = [one for one in told if one is not None]
-    if known and len(known) == len(told):
+def _least(source: str, readings: Sequence[float | None]) -> Iterator[BusyReading]:
+    """The reading of the least busy device; none where one of them has none."""
+    known = [reading for reading in readings if reading is not None]
+    if known and len(known) == len(readings):
         yield BusyReading(fraction=min(known), source=source)
 
 

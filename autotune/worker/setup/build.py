@@ -37,15 +37,16 @@ __all__ = [
     "build_loader",
     "build_model",
     "build_optimizer",
-    "dataset_length",
+    "is_stream",
+    "length_of",
     "optimizer_facts",
     "resolved",
     "seed_all",
 ]
 
 
-class WorkloadFault(Exception):  # noqa: N818 - a fault of the workload, told to the user as a sentence
-    """Something about the user's workload can't be used; the message states rule, value seen and remedy."""
+class WorkloadFault(Exception):  # noqa: N818 - a fault of the workload, not an error of ours
+    """Something about the user's workload can't be used; the message states rule, value and remedy."""
 
 
 def resolved(workload: Workload) -> Workload:
@@ -85,19 +86,24 @@ def build_dataset(workload: Workload) -> Any:
         raise WorkloadFault(
             f"dataset must have __getitem__ or __iter__, or be a callable that returns one, but got {_kind(dataset)}"
         )
-    if dataset_length(dataset) == 0:
+    if length_of(dataset) == 0:
         raise WorkloadFault(
             "the dataset must hold at least one sample, but its length is 0; check the path it reads from"
         )
     return dataset
 
 
-def dataset_length(dataset: Any) -> int | None:
-    """Items of the dataset; None where it does not tell."""
+def length_of(data: Any) -> int | None:
+    """Items of a dataset, or batches of a loader's epoch; None where it has no length."""
     try:
-        return len(dataset)
+        return len(data)
     except (TypeError, NotImplementedError):
         return None
+
+
+def is_stream(dataset: Any) -> bool:
+    """Whether the dataset itself says which items come and when an epoch ends, by `__iter__`."""
+    return isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
 
 
 def build_loader(
@@ -146,22 +152,22 @@ def optimizer_facts(optimizer: torch.optim.Optimizer) -> OptimizerFacts:
 def _sampling(workload: Workload, dataset: Any, kwargs: dict[str, Any], group: Group) -> dict[str, Any]:
     """Arguments of the DataLoader that say which items make a batch; removes those they replace."""
     if workload.batch_sampler is not None:
-        size = kwargs.pop("batch_size")
-        sampler = workload.batch_sampler
-        is_factory = callable(sampler) and not hasattr(sampler, "__iter__")
-        drawn = sampler(dataset, size) if is_factory else sampler
-        return {"batch_sampler": drawn if group.size == 1 else EachNth(drawn, group)}
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+        return {"batch_sampler": _own_sampler(workload.batch_sampler, group, dataset, kwargs.pop("batch_size"))}
+    if is_stream(dataset):
         return {"drop_last": workload.drop_last}
     if workload.sampler is not None:
-        sampler = workload.sampler
-        is_factory = callable(sampler) and not hasattr(sampler, "__iter__")
-        drawn = sampler(dataset) if is_factory else sampler
-        return {"sampler": drawn if group.size == 1 else EachNth(drawn, group), "drop_last": workload.drop_last}
+        return {"sampler": _own_sampler(workload.sampler, group, dataset), "drop_last": workload.drop_last}
     if group.size > 1:
         sampler = own_share(dataset, group, shuffle=workload.shuffle, drop_last=workload.drop_last)
         return {"sampler": sampler, "drop_last": workload.drop_last}
     return {"shuffle": workload.shuffle, "drop_last": workload.drop_last}
+
+
+def _own_sampler(sampler: Any, group: Group, *arguments: Any) -> Any:
+    """The user's sampler, or what their function makes of some arguments; of several ranks this one's share of it."""
+    is_factory = callable(sampler) and not hasattr(sampler, "__iter__")
+    drawn = sampler(*arguments) if is_factory else sampler
+    return drawn if group.size == 1 else EachNth(drawn, group)
 
 
 def _called(part: str, factory: Any) -> Any:
@@ -204,10 +210,10 @@ def _module_by_name(part: str, name: str) -> ModuleType:
 
 def _module_from_file(part: str, place: str, ref: Ref) -> ModuleType:
     candidates = [Path(folder, place).resolve() for folder in ref.folders] or [Path(place).resolve()]
-    path = next((one for one in candidates if one.is_file()), None)
+    path = next((candidate for candidate in candidates if candidate.is_file()), None)
     if path is None:
-        looked = " and ".join(str(one) for one in candidates)
-        raise WorkloadFault(f"workload.{part}: there is no file {place} (looked for {looked})")
+        places = " and ".join(str(candidate) for candidate in candidates)
+        raise WorkloadFault(f"workload.{part}: there is no file {place} (looked for {places})")
     name = f"{path.stem}_{sha256(str(path).encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]

@@ -2,36 +2,26 @@
 
 Opens a device by name and hands on one object whose functions synchronise it, cap its memory and read its peak.
 An accelerator is reached through torch's module of its kind (torch.cuda, torch.xpu, or what a plug-in has registered),
-whose functions have the same names; what a module lacks is left out, never looked up by its version.
+whose functions have the same names; what a module lacks is left out, whatever its version.
 """
 
 from __future__ import annotations
 
-import platform
-import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import metadata
-from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
+from autotune.note import Note
 from autotune.records.measurement import MemorySample
-from autotune.settings.environment import DeviceKind, Environment
-from autotune.settings.training_config import AmpDtype
-from autotune.worker.failure.kernel_failures import blocking_variable
-from autotune.worker.measure import nvml
+from autotune.settings.environment import DeviceKind
 from autotune.worker.setup import machine
-from autotune.worker.setup.visibility import DeviceError, choose, look, unusable
+from autotune.worker.setup.device_choice import DeviceError, choose, detect, unusable
 
-__all__ = ["Device", "DeviceError", "describe", "open_device", "opened_device"]
+__all__ = ["Device", "DeviceError", "open_device", "opened_device"]
 
-_PACKAGES = ("autotune-torch", "torch", "optuna", "numpy", "nvidia-ml-py", "pydantic")
-_MIN_TENSOR_CORE_CAPABILITY = (7, 0)  # Volta: the first with float16 matrix units
-_MIN_TF32_CAPABILITY = (8, 0)  # Ampere
 _KINDS: dict[str, DeviceKind] = {"cuda": "cuda", "mps": "mps", "xpu": "xpu"}
 
 
@@ -46,8 +36,8 @@ class Device:
     """The further devices that strategy dp splits a batch over."""
     limit_bytes: int | None = None
     """Memory that may be in use on each device, what is not ours included; None: not limited."""
-    remark: str = ""
-    """What a person should know of the choice of this device, in a sentence."""
+    remark: Note | None = None
+    """What the user should know of the choice of this device."""
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
@@ -69,30 +59,32 @@ class Device:
         """Memory of the device; the process's share of RAM on the CPU and on MPS. Of several, the smallest one's."""
         if not self.has_own_memory:
             return machine.usable_ram_bytes()
-        return min(self._total_bytes(one) for one in self.devices)
+        return min(self._total_bytes(device) for device in self.devices)
 
     def synchronize(self) -> None:
         """Wait until all work given to the devices is done."""
         if self.kind == "mps":
             torch.mps.synchronize()
         elif self.kind != "cpu":
-            for one in self.devices:
-                self.module.synchronize(one)
+            for device in self.devices:
+                self.module.synchronize(device)
 
     def cap_memory(self) -> None:
         """Make torch's allocator refuse what would pass the limit, so that a trial is measured under it.
 
         The cap is the limit less what lies outside torch (context, libraries, other processes). That grows: kernels
         are loaded when they are first called, and a communicator's buffers come with the first exchange of a kind. So
-        the cap is set anew once they are there; the allocator holds its next request against it, with all that it has
+        the cap is set again once they are there; the allocator checks its next request against it, with all that it has
         reserved so far. No effect on the CPU, and where torch can't do so.
         Source: c10/cuda/CUDACachingAllocator.cpp, setMemoryFraction and alloc_block.
         """
         cap = getattr(self.module, "set_per_process_memory_fraction", None)
         if self.limit_bytes is None or not self.has_own_memory or cap is None:
             return
-        for one in self.devices:
-            cap(max(0.0, min(1.0, (self.limit_bytes - self._outside_bytes(one)) / self._total_bytes(one))), one)
+        for device in self.devices:
+            cap(
+                max(0.0, min(1.0, (self.limit_bytes - self._outside_bytes(device)) / self._total_bytes(device))), device
+            )
 
     def alloc_retries(self) -> int | None:
         """How often the allocators have found no room, given back what they held and asked again, since the start.
@@ -104,7 +96,7 @@ class Device:
     def refusals(self) -> int:
         """How often the allocators have refused memory, since the start; 0 where they do not count that.
 
-        A refusal counts when it is raised, whoever takes the exception then; cuDNN, which looks for an engine that
+        A refusal counts when it is raised, even if the exception is caught later; cuDNN, which tries for an engine that
         needs less, does. Source: c10/cuda/CUDACachingAllocator.cpp (malloc: stats.num_ooms).
         """
         return self._counted("num_ooms") or 0
@@ -116,18 +108,17 @@ class Device:
         """
         with suppress(RuntimeError):
             if self.has_own_memory and hasattr(self.module, "mem_get_info"):
-                return min(int(self.module.mem_get_info(one)[0]) for one in self.devices)
+                return min(int(self.module.mem_get_info(device)[0]) for device in self.devices)
         return None
 
     def reset_peak(self) -> None:
         """Start a new peak: what was needed to build the workload is not what training needs."""
         if self.has_own_memory:
             self.give_back()
-            for one in self.devices:
-                self._ask("reset_peak_memory_stats", one)
+            for device in self.devices:
+                self._ask("reset_peak_memory_stats", device)
             return
-        with suppress(OSError):
-            Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM; Linux, man 5 proc
+        machine.reset_tree_peak()
 
     def give_back(self) -> None:
         """Have the allocators give back what they hold in reserve, where they do."""
@@ -141,7 +132,8 @@ class Device:
             retries_before: `alloc_retries` at the beginning of what retries are to be counted in; None: not counted.
         """
         if not self.has_own_memory:
-            return _process_tree_peak()
+            peak_bytes, source = machine.tree_peak()
+            return MemorySample(peak_bytes=peak_bytes, source=source)
         sample = max(map(self._peak_of, self.devices), key=lambda one: one.peak_bytes)
         retries = self.alloc_retries()
         if retries is None or retries_before is None:
@@ -172,7 +164,7 @@ class Device:
         """A count of the allocators' since the start, of all devices; None where one does not keep it."""
         if not self.has_own_memory:
             return None
-        counts: list[Any] = [(self._ask("memory_stats", one) or {}).get(name) for one in self.devices]
+        counts: list[Any] = [(self._ask("memory_stats", device) or {}).get(name) for device in self.devices]
         return None if None in counts else sum(counts)
 
     def _ask(self, name: str, *arguments: Any) -> Any:
@@ -194,9 +186,9 @@ def open_device(name: str, rank: int = 0, *, count: int = 1, limit_bytes: int | 
     Raises:
         DeviceError: there is no such device here, or "auto" would pass over a GPU.
     """
-    remark = ""
+    remark = None
     if name == "auto":
-        choice = choose(look())
+        choice = choose(detect())
         name, remark = choice.name, choice.remark
     try:
         device = torch.device(name)
@@ -240,105 +232,8 @@ def _kind_of(device: torch.device) -> DeviceKind:
 
 
 def _refuse_absent(name: str, device: torch.device) -> None:
-    sight = look()
-    if sight.usable is None or device.type != torch.device(sight.usable).type:
-        why = unusable(sight) if device.type == "cuda" else None
-        seen = why or f"torch {torch.__version__} sees none here; set device: auto"
-        raise DeviceError(f"device {name!r} was asked for, but {seen}")
-
-
-def describe(device: Device, *, job_blocks: bool = False) -> Environment:
-    """The environment of a trial on this device.
-
-    Args:
-        device: what trials run on.
-        job_blocks: the job itself has launches wait, which is no fault of the environment's.
-    """
-    return Environment(
-        device=str(device.torch_device),
-        device_kind=device.kind,
-        device_name=_device_name(device),
-        device_memory_bytes=device.total_memory_bytes,
-        device_count=1 if device.kind == "cpu" else device.module.device_count(),
-        device_names=_unlike_names(device),
-        native_amp_dtypes=_native_dtypes(device),
-        driver=nvml.driver_version() if device.kind == "cuda" else None,
-        cores=machine.usable_cores(),
-        ram_bytes=machine.usable_ram_bytes(),
-        platform=platform.platform(terse=True),
-        python=platform.python_version(),
-        torch=torch.__version__,
-        cuda=torch.version.cuda,
-        versions=_versions(),
-        tf32_overrides=machine.tf32_overrides() if device.kind == "cuda" else (),
-        remarks=tuple(filter(None, (device.remark, "" if job_blocks else _blocking(device)))),
-    )
-
-
-def _blocking(device: Device) -> str:
-    name = blocking_variable(device.kind)
-    return f"{name} is set: each launch waits for its kernel, which no training should; unset it." if name else ""
-
-
-def _device_name(device: Device) -> str:
-    if device.kind in {"cpu", "mps"}:
-        return machine.processor_name()
-    return str(device.module.get_device_name(device.torch_device))
-
-
-def _unlike_names(device: Device) -> tuple[str, ...]:
-    if device.kind in {"cpu", "mps"}:
-        return ()
-    names = tuple(str(device.module.get_device_name(index)) for index in range(device.module.device_count()))
-    return names if len(set(names)) > 1 else ()
-
-
-def _native_dtypes(device: Device) -> tuple[AmpDtype, ...]:
-    flags = machine.processor_flags()
-    if device.kind in {"cuda", "rocm"}:
-        capability = torch.cuda.get_device_capability(device.torch_device)
-        tf32 = device.kind == "cuda" and capability >= _MIN_TF32_CAPABILITY
-        bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
-        float16 = device.kind == "rocm" or capability >= _MIN_TENSOR_CORE_CAPABILITY
-    elif device.kind == "cpu":
-        tf32, bfloat16 = False, bool(flags & {"avx512_bf16", "amx_bf16", "bf16"})
-        float16 = bool(flags & {"avx512_fp16", "amx_fp16"})
-    elif device.kind == "other":
-        known: list[Any] = getattr(
-            device.module, "get_amp_supported_dtype", list
-        )()  # torch.utils.rename_privateuse1_backend
-        tf32, bfloat16, float16 = False, torch.bfloat16 in known, torch.float16 in known
-    else:
-        tf32, bfloat16, float16 = False, device.kind == "xpu", True
-    native = {"float32": True, "tf32": tf32, "bfloat16": bfloat16, "float16": float16}
-    names: tuple[AmpDtype, ...] = ("float32", "tf32", "bfloat16", "float16")
-    return tuple(name for name in names if native[name])
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in _PACKAGES:
-        with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
-
-
-def _process_tree_peak() -> MemorySample:
-    """PSS of this process and all below it, and what this process has had beyond that at its peak."""
-    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
-    shares = []
-    for process in processes:
-        with suppress(psutil.Error):
-            full = process.memory_full_info()
-            shares.append(int(getattr(full, "pss", full.uss)))
-    source = "PSS of the process tree" if sys.platform == "linux" else "USS of the process tree"
-    return MemorySample(peak_bytes=sum(shares) + _above_present_bytes(), source=source)
-
-
-def _above_present_bytes() -> int:
-    """How much more this process has had resident at its peak than now (activations, mostly). 0 where unknown."""
-    with suppress(OSError, KeyError, ValueError):
-        lines = Path("/proc/self/status").read_text().splitlines()
-        values = {line.partition(":")[0]: line.split() for line in lines}
-        return max(0, int(values["VmHWM"][1]) - int(values["VmRSS"][1])) * 1024
-    return 0
+    found = detect()
+    if found.usable is None or device.type != torch.device(found.usable).type:
+        why = unusable(found) if device.type == "cuda" else None
+        reason = why or f"torch {torch.__version__} sees none here; set device: auto"
+        raise DeviceError(f"device {name!r} was asked for, but {reason}")

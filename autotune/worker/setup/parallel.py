@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from autotune.note import Note, note
 from autotune.settings.ddp_config import TORCH_BUCKET_CAP_MB, DdpConfig
 from autotune.settings.training_config import TrainingConfig
 from autotune.worker.setup.device import Device
@@ -57,18 +58,18 @@ def ddp_arguments(wanted: DdpConfig) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if name in known}
 
 
-def without_effect_here(wanted: DdpConfig) -> tuple[str, ...]:
-    """Settings that the installed torch can't follow, a sentence each."""
+def without_effect_here(wanted: DdpConfig) -> tuple[Note, ...]:
+    """Settings that the installed torch can't follow."""
     known = inspect.signature(DistributedDataParallel.__init__).parameters
     if wanted.first_bucket_mb is not None and "bucket_cap_mb_list" not in known:
-        return (f"ddp.first_bucket_mb has no effect: torch {torch.__version__} has no bucket_cap_mb_list.",)
+        return (note("first_bucket_without_effect", torch=torch.__version__),)
     return ()
 
 
 class _DataParallel(nn.DataParallel[nn.Module]):
     """DataParallel whose replicas compute in the precision of the autocast that the model is called under.
 
-    Each replica runs in a thread of its own, and what a thread casts to is its own. torch enters autocast there anew,
+    Each replica runs in a thread of its own, and what a thread casts to is its own. torch enters autocast there again,
     but without the dtype: in CUDA's default, float16, and so without the GradScaler that float16 needs. Source:
     torch/nn/parallel/parallel_apply.py, torch 2.9 to 2.13.
     """
@@ -85,7 +86,7 @@ class _DataParallel(nn.DataParallel[nn.Module]):
 
             return run
 
-        cast: Any = [in_precision(one) for one in replicas]  # torch only calls them
+        cast: Any = [in_precision(replica) for replica in replicas]  # torch only calls them
         return super().parallel_apply(cast, inputs, kwargs)
 
 

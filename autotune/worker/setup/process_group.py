@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import traceback
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -26,12 +27,12 @@ __all__ = ["ALONE", "Group", "is_collateral", "open_group"]
 _FILE = "file://"
 _TORCH_DISTRIBUTED = f"torch{os.sep}distributed{os.sep}"
 _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
-_BEFORE_DEADLINE_S = 3.0  # whoever waits in a collective tells so shortly before all are ended, not long before
-_SHORTEST_TIMEOUT_S = 1.0
+_BEFORE_DEADLINE_S = 3.0  # a waiting rank fails shortly before all are ended, not long before: our own convention
+_SHORTEST_TIMEOUT_S = 1.0  # our own convention
 _COLLATERAL = re.compile(
     r"Connection (closed|reset|refused)|closed by peer|Broken pipe|remote process exited|pair closure|timed? ?out",
     re.IGNORECASE,
-)  # in gloo's and NCCL's words; what else NCCL says, such as that its own memory is used up, is the rank's own failure
+)  # messages of gloo and NCCL; NCCL's others, such as its own lack of memory, are the rank's own failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ def _exchange_once(device: Device) -> None:
     """Exchange one number, so that the communicator and its buffers exist before anything is made of the memory left.
 
     NCCL connects for each algorithm when it is first chosen, so large gradients may still bring more: the cap on memory
-    is set anew after the first steps. Source: NCCL_RUNTIME_CONNECT in NCCL's user guide.
+    is set again after the first steps. Source: NCCL_RUNTIME_CONNECT in NCCL's user guide.
     """
     distributed.all_reduce(torch.zeros(1, device=device.torch_device))
     device.synchronize()
@@ -125,10 +126,10 @@ def _exchange_once(device: Device) -> None:
 def _meeting_place(rendezvous: str, size: int, interface: str | None) -> dict[str, Any]:
     """Arguments of init_process_group that say where the ranks meet.
 
-    A file is opened here: torch does not take a path apart that holds a question mark. Ranks on several hosts are told
-    the interface: gloo would take the one that the host's name leads to, which is the loopback one on many machines.
-    NCCL leaves that one out by itself; told a name, it would use neither several interfaces nor the faster ones that it
-    favours, and pass over what nccl.conf says. Source: NCCL_SOCKET_IFNAME in NCCL's user guide.
+    A file is opened here: torch does not take a path apart that holds a question mark. For ranks on several hosts
+    the interface is set: gloo would take the one that the host's name leads to, which is the loopback one on many
+    machines. NCCL leaves that one out by itself; given a name, it would use neither several interfaces nor the faster
+    ones that it favours, and would ignore nccl.conf. Source: NCCL_SOCKET_IFNAME in NCCL's user guide.
     """
     if not rendezvous.startswith(_FILE):
         if interface is not None:
@@ -140,7 +141,7 @@ def _meeting_place(rendezvous: str, size: int, interface: str | None) -> dict[st
 
 
 def is_collateral(error: BaseException) -> bool:
-    """Whether an exception tells of another rank's absence alone: a closed connection, a collective that timed out."""
+    """Whether an exception only means that another rank is gone: a closed connection, a collective that timed out."""
     if not distributed.is_available() or not (distributed.is_initialized() or _comes_from_torch_distributed(error)):
         return False
     if isinstance(error, distributed.DistNetworkError | distributed.DistStoreError):
@@ -151,9 +152,5 @@ def is_collateral(error: BaseException) -> bool:
 
 def _comes_from_torch_distributed(error: BaseException) -> bool:
     """Whether it was raised while the ranks were still meeting."""
-    frame = error.__traceback__
-    while frame is not None:
-        if _TORCH_DISTRIBUTED in frame.tb_frame.f_code.co_filename:
-            return True
-        frame = frame.tb_next
-    return False
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(_TORCH_DISTRIBUTED in frame.f_code.co_filename for frame, _ in frames)

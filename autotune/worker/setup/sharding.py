@@ -38,9 +38,9 @@ class EachNth(Sampler[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Hand the epoch on to a sampler that asks for it."""
-        told = getattr(self.drawn, "set_epoch", None)
-        if callable(told):
-            told(epoch)
+        set_epoch = getattr(self.drawn, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(epoch)
 
 
 def own_share(dataset: Any, group: Group, *, shuffle: bool, drop_last: bool) -> DistributedSampler[Any]:

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from autotune.analysis.memory_line import memory_lines
+from autotune.note import note
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import Failure
 from autotune.report.blocks import Figure, Shares
@@ -159,11 +160,11 @@ def test_a_memory_line_is_not_followed_far_beyond_what_was_measured(tmp_path: Pa
 
 
 def test_what_makes_the_precision_guard_less_than_it_seems_is_said_once(tmp_path: Path) -> None:
-    said = "NVIDIA_TF32_OVERRIDE=1 is set, for one."
+    said = note("float32_unknown", variable="NVIDIA_TF32_OVERRIDE")
     summary = make_rich_summary()
     figures = make_guard().model_copy(update={"remarks": (said,)})
     results = [one.result.model_copy(update={"guard": figures}) for one in summary.trials]
     trials = [one.model_copy(update={"result": new}) for one, new in zip(summary.trials, results, strict=True)]
     text = render_markdown(summary.model_copy(update={"trials": tuple(trials)}), tmp_path)
-    assert text.count("OVERRIDE=1 is set, for one.") == 1
-    assert "is set, for one." not in render_markdown(summary, tmp_path)
+    assert text.count("OVERRIDE=1 is set, but") == 1
+    assert "is set, but" not in render_markdown(summary, tmp_path)

@@ -28,4 +28,4 @@ def test_gradients_fill_buckets_from_the_last_layer_on(ddp: DdpConfig | None, ex
     config = TrainingConfig(strategy="ddp", world_size=2, ddp=ddp)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     trainer = make_trainer(model, optimizer, Step(lambda *_: torch.zeros(()), "none"), config, open_device("cpu"))
-    assert _bucket_bytes(trainer, config) == [size * MIB for size in expected_mib]
+    assert _bucket_bytes(trainer) == [size * MIB for size in expected_mib]

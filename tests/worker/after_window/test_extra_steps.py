@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import JsonValue
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from autotune.note import note
 from autotune.protocol.disk import read_model
 from autotune.protocol.jobs import NO_EXTRAS, Extras, WindowRules
 from autotune.protocol.reports import RankReport
@@ -38,7 +40,7 @@ from autotune.worker.trial import StartTimes, measure
 RULES = WindowRules(max_s=0.1, precision=10.0, block_s=0.01)
 ALL = Extras(loader_ceiling=True, device_ceiling=True, breakdown=True, stretch_s=0.02)
 WINDOW = ("samples_per_s", "samples_per_s_ci", "busy_fraction", "busy_source", "peak_memory_bytes", "window", "loss")
-EVERYTHING = "the rate of the loader alone, the rate of the device alone, where the time goes and what an item costs"
+EVERYTHING: list[JsonValue] = ["loader_rate", "device_rate", "time_breakdown", "item_costs"]
 
 
 @pytest.fixture(autouse=True)
@@ -90,12 +92,12 @@ def test_the_window_is_kept_before_anything_else_and_each_figure_as_it_comes() -
     scene = Scene()
     found = scene.after()
     assert scene.kept[0].model_copy(update={"remarks": (), "after_s": 0.0}) == scene.measured
-    assert scene.kept[0].remarks == (f"the trial ended before it had measured {EVERYTHING}",)
+    assert scene.kept[0].remarks == (note("trial_ended_before_extras", stages=EVERYTHING),)
     last = {"remarks": (), "loader_costs": found.loader_costs, "after_s": found.after_s}
     assert scene.kept[-1].model_copy(update=last) == found
     spent = [0.0, *(known.after_s for known in scene.kept), found.after_s]
     assert spent == sorted(set(spent)), "what has come of the time so far stands in each"
-    assert scene.kept[-1].remarks == ("the trial ended before it had measured what an item costs",)
+    assert scene.kept[-1].remarks == (note("trial_ended_before_extras", stages=["item_costs"]),)
 
 
 def test_nothing_is_done_where_nothing_is_asked_for() -> None:
@@ -124,16 +126,16 @@ def test_nothing_begins_near_the_deadline() -> None:
     scene.run.ends_at = 0.0
     found = scene.after()
     assert found.loader_ceiling is None
-    assert found.remarks == (f"the deadline was too near to measure {EVERYTHING}",)
+    assert found.remarks == (note("no_time_for_extras", stages=EVERYTHING),)
 
 
 @pytest.mark.parametrize(
     ("stage", "field", "what", "error"),
     [
-        ("loader_alone", "loader_ceiling", "the rate of the loader alone", ValueError("at last\nbroken")),
-        ("device_alone", "device_ceiling", "the rate of the device alone", torch.OutOfMemoryError("at last")),
-        ("break_down", "breakdown", "where the time goes", MemoryError()),
-        ("measure_items", "loader_costs", "what an item costs", SystemExit("at last")),
+        ("loader_alone", "loader_ceiling", "loader_rate", ValueError("at last\nbroken")),
+        ("device_alone", "device_ceiling", "device_rate", torch.OutOfMemoryError("at last")),
+        ("break_down", "breakdown", "time_breakdown", MemoryError()),
+        ("measure_items", "loader_costs", "item_costs", SystemExit("at last")),
     ],
 )
 def test_a_stage_that_fails_leaves_a_remark_and_the_others_their_figures(
@@ -146,7 +148,7 @@ def test_a_stage_that_fails_leaves_a_remark_and_the_others_their_figures(
     scene = Scene()
     found = scene.after()
     reason = "no message" if isinstance(error, MemoryError) else "at last"
-    assert found.remarks == (f"{what} could not be measured ({type(error).__name__}: {reason})",)
+    assert found.remarks == (note("extra_failed", stage=what, cause=f"{type(error).__name__}: {reason}"),)
     fields = ["loader_ceiling", "device_ceiling", "breakdown", "loader_costs"]
     assert [name for name in fields if getattr(found, name) is None] == [field]
     assert found.window == scene.measured.window
@@ -182,14 +184,9 @@ def test_a_loader_that_fails_after_the_window_leaves_its_items_cost(capfd: pytes
     scene = Scene(data)
     data.fails = True
     found = scene.after()
-    assert [remark.partition(" could not be measured (")[0] for remark in found.remarks] == [
-        "the rate of the loader alone",
-        "batches to train on without the loader",
-        "the rate of the device alone",
-        "where the time goes",
-        "what an item costs",
-    ]
-    assert "OSError: the disk is gone" in found.remarks[0]
+    stages = ["loader_rate", "batches", "device_rate", "time_breakdown", "item_costs"]
+    assert [remark.figures["stage"] for remark in found.remarks] == stages
+    assert found.remarks[0].figures["cause"] == "OSError: the disk is gone"
     assert found.samples_per_s == scene.measured.samples_per_s
     assert "OSError: the disk is gone" in capfd.readouterr().err, "the log has the traceback"
 
@@ -232,9 +229,13 @@ def test_what_hangs_ends_the_process_whatever_became_of_the_report(
 
 def test_curves_that_were_kept_are_a_report_of_their_own(tmp_path: Path) -> None:
     folder = TrialFolder(tmp_path)
-    keep(folder.report, 0, RankReport(result=TrialResult(outcome="ok"), curves=Curves(threads=3, remarks=("cut",))))
+    keep(
+        folder.report,
+        0,
+        RankReport(result=TrialResult(outcome="ok"), curves=Curves(threads=3, remarks=(note("curves_cut"),))),
+    )
     report = read_model(folder.report, RankReport)
-    assert (report.result.outcome, report.curves) == ("ok", Curves(threads=3, remarks=("cut",)))
+    assert (report.result.outcome, report.curves) == ("ok", Curves(threads=3, remarks=(note("curves_cut"),)))
 
 
 def test_long_steps_are_given_longer_before_they_are_taken_to_hang() -> None:

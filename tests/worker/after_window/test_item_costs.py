@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
+from autotune.note import Note, note
 from autotune.records.breakdown import LoaderCosts
 from autotune.records.ceilings import Ceiling
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.worker.after_window import item_costs
 from autotune.worker.after_window.item_costs import Surroundings, measure_items
-from autotune.worker.setup import machine
+from autotune.worker.after_window.item_draws import draws_of
 from autotune.worker.setup.build import build_loader
 
 LEAST_S = item_costs._LEAST_S
@@ -90,7 +91,7 @@ class Forking(Recorder):
         return super().__getitem__(index)
 
 
-TOLD: list[str] = []
+TOLD: list[Note] = []
 """What the last `costs_of` has remarked."""
 
 
@@ -103,9 +104,9 @@ def costs_of(
 ) -> LoaderCosts:
     workload = Workload(model=None, dataset=dataset, **(parts or {}))
     config = TrainingConfig(**({"micro_batch_size": 8} | settings))
-    remarks: list[str] = []
+    remarks: list[Note] = []
     loader = build_loader(workload, dataset, config, Path("/nowhere"))
-    costs = measure_items(loader, config, ceiling=ceiling, tell=remarks.append, surroundings=surroundings)
+    costs = measure_items(loader, config, ceiling=ceiling, remark=remarks.append, surroundings=surroundings)
     TOLD[:] = remarks
     return costs
 
@@ -204,14 +205,14 @@ def test_cheapest_items_end_at_a_number_and_only_a_batch_is_kept(monkeypatch: py
     monkeypatch.setattr(item_costs, "_MOST_ITEMS", 700)
     assert costs_of(Recorder()).items == 700
     loader = build_loader(Workload(model=None, dataset=Batched()), Batched(), TrainingConfig(), Path("/nowhere"))
-    assert len(item_costs._time_items(item_costs._draws(loader), 3, float("inf")).kept) <= 32
+    assert len(item_costs._time_items(draws_of(loader), 3, float("inf")).kept) <= 32
 
 
 def test_near_the_deadline_one_item_is_enough() -> None:
     dataset = Recorder()
     config = TrainingConfig(micro_batch_size=8)
     loader = build_loader(Workload(model=None, dataset=dataset), dataset, config, Path("/nowhere"))
-    assert measure_items(loader, config, ceiling=None, tell=TOLD.append, ends_at=0.0).items == 1
+    assert measure_items(loader, config, ceiling=None, remark=TOLD.append, ends_at=0.0).items == 1
 
 
 def test_work_in_child_processes_is_cpu_time_of_the_item(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +223,7 @@ def test_work_in_child_processes_is_cpu_time_of_the_item(monkeypatch: pytest.Mon
 
 
 def test_batches_are_told_per_worker_and_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "usable_cores", lambda: 5)
+    monkeypatch.setattr(item_costs, "usable_cores", lambda: 5)
     monkeypatch.setattr(item_costs, "_transfer_s", lambda *_: 0.25)
     ceiling = Ceiling(samples_per_s=80.0, samples=80, seconds=1.0, batches=10)
     costs = costs_of(Recorder(), ceiling, num_workers=2)
@@ -233,7 +234,7 @@ def test_batches_are_told_per_worker_and_core(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize(("ranks", "batches"), [(2, 5.0), (5, 10.0), (7, 10.0)])
 def test_ranks_share_the_cores_in_batches_per_core(ranks: int, batches: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "usable_cores", lambda: 5)
+    monkeypatch.setattr(item_costs, "usable_cores", lambda: 5)
     ceiling = Ceiling(samples_per_s=80.0, samples=80, seconds=1.0, batches=10)
     assert costs_of(Recorder(), ceiling, surroundings=Surroundings(local_ranks=ranks)).batches_per_core_per_s == batches
 
@@ -243,14 +244,12 @@ def test_a_batch_that_can_not_be_sent_leaves_the_other_costs(monkeypatch: pytest
         raise OSError("no shared memory")
 
     monkeypatch.setattr(item_costs, "_transfer_s", fail)
-    monkeypatch.setattr(item_costs, "_pin_s", fail)
+    monkeypatch.setattr(item_costs, "_pinned", fail)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     costs = costs_of(Recorder(), num_workers=1, pin_memory=True)
     assert (costs.items, costs.transfer_s, costs.pin_s) == (256, None, None)
-    assert TOLD == [
-        "a batch's way from a worker could not be measured (OSError: no shared memory)",
-        "pinning a batch could not be measured (OSError: no shared memory)",
-    ]
+    cause = "OSError: no shared memory"
+    assert [note("extra_failed", stage=stage, cause=cause) for stage in ("transfer", "pinning")] == TOLD
 
 
 def test_a_collate_fn_that_works_once_gives_its_one_figure() -> None:
@@ -264,7 +263,7 @@ def test_a_collate_fn_that_works_once_gives_its_one_figure() -> None:
 
     costs = costs_of(Recorder(), parts={"collate_fn": collate})
     assert (costs.items, costs.item_bytes, costs.collate_s > 0) == (256, 16, True)
-    assert TOLD == ["collating a batch again could not be measured (ValueError: these items are used up)"]
+    assert [note("extra_failed", stage="collate_again", cause="ValueError: these items are used up")] == TOLD
 
 
 def test_a_batch_is_sent_through_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,7 +355,7 @@ def test_a_copy_that_fails_leaves_the_other_costs(pinned: list[Any]) -> None:
 
     costs = costs_of(Recorder(), surroundings=Surroundings(to_device=to_device))
     assert (costs.items, costs.copy_s is not None, costs.pinned_copy_s) == (256, True, None)
-    assert TOLD == ["copying a pinned batch could not be measured (RuntimeError: no page-locked memory left)"]
+    assert [note("extra_failed", stage="pinned_copy", cause="RuntimeError: no page-locked memory left")] == TOLD
     assert pinned
 
 
@@ -384,8 +383,3 @@ def test_float32_is_counted_by_its_bytes(tensors: list[Tensor], fraction: float 
 )
 def test_the_slow_tail_is_time_in_items_of_over_eight_medians(seconds: list[float], share: float) -> None:
     assert item_costs._slow_tail(seconds) == pytest.approx(share)
-
-
-def test_a_quantile_is_a_value_that_was_seen() -> None:
-    assert item_costs._quantile([float(value) for value in range(1, 101)], 0.99) == 99
-    assert item_costs._quantile([7.0], 0.99) == 7

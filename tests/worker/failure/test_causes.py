@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch._utils import ExceptionWrapper
 
-from autotune.worker.failure.causes import cause_of, told_by
+from autotune.worker.failure.causes import cause_of, errors_in
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_an_exception_is_told_by_its_type_and_the_line_that_says_it(error: BaseE
 def test_an_exception_and_what_it_stems_from_are_told_the_outermost_first() -> None:
     outer = ValueError("outer")
     outer.__cause__ = KeyError("inner")
-    told = list(told_by(outer))
+    told = list(errors_in(outer))
     assert [one.first_line for one in told] == ["outer", "'inner'"]
     assert told[1].kinds[:2] == ("KeyError", "LookupError")
 
@@ -35,7 +35,7 @@ def test_an_exception_and_what_it_stems_from_are_told_the_outermost_first() -> N
 def test_a_quoted_exception_is_told_by_itself_and_not_by_the_code_around_it() -> None:
     error = raised_again(lambda: int("12 GiB of CUDA out of memory"[:2] + "x"))
     assert str(error).startswith("Caught ValueError in a thread")
-    (told,) = told_by(error)
+    (told,) = errors_in(error)
     assert told.first_line == "invalid literal for int() with base 10: '12x'"
     assert (told.kinds[0], "CUDA out of memory" in told.stack) == ("ValueError", True)
 
@@ -50,7 +50,7 @@ def test_a_quoted_type_that_can_not_be_built_anew_keeps_its_name() -> None:
 
     error = raised_again(fail)
     assert isinstance(error, RuntimeError)
-    told = next(told_by(error))
+    told = next(errors_in(error))
     assert (told.kinds[0], told.message) == ("OddError", "1 2")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
+from autotune.note import Note, note
 from autotune.protocol.jobs import CurvesJob
 from autotune.records.ceilings import Ceiling
 from autotune.records.diagnosis import CurvePoint, Curves
@@ -23,13 +23,12 @@ from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.worker.after_window import roofline
 from autotune.worker.after_window.roofline import BytesMode, trace_roofline
-from autotune.worker.jobs.curves import combined_config, resized, trace_curves
+from autotune.worker.jobs.curves import combined_config, trace_curves
 from autotune.worker.measure.step import infer_step, make_trainer
 from autotune.worker.setup.build import build_model
 from autotune.worker.setup.device import Device, open_device
 from tests.factories import make_process
 
-Pair = namedtuple("Pair", "x y")
 SOME = torch.tensor([3, 5])
 
 
@@ -122,9 +121,9 @@ def test_the_points_so_far_are_kept_around_each(cpu: Device, tmp_path: Path) -> 
     )
     assert [len(known.loader) + len(known.device) for known in kept] == [1, 1, 2, 2, 3, 3]
     underway = [[*known.loader, *known.device][-1] for known in kept[::2]]
-    assert {(point.ceiling, point.reason) for point in underway} == {(None, "the process ended while it was measured")}
+    assert all(point.ceiling is None and point.reason == note("process_ended_at_point") for point in underway)
     assert [known.is_cut for known in kept] == [True] * 6
-    assert {known.remarks for known in kept} == {("The job ended before the rest was measured.",)}
+    assert [known.remarks for known in kept] == [(note("curves_cut"),)] * 6
     assert (kept[-1].loader, kept[-1].device) == (whole.loader, whole.device)
     assert (whole.remarks, whole.is_cut) == ((), False)
 
@@ -156,7 +155,7 @@ def test_after_a_kernels_failure_nothing_more_is_measured_in_the_process(cpu: De
     assert (failed.changes, failed.ceiling) == (BATCHES[1], None)
     assert failed.reason == "AcceleratorError: CUDA error: an illegal memory access was encountered"
     assert curves.is_cut
-    assert curves.remarks == ("The job ended before the rest was measured.",)
+    assert curves.remarks == (note("curves_cut"),)
     assert model.seen == {4, 2, 8}
     assert kept[-1] == curves
 
@@ -181,7 +180,9 @@ def test_a_point_without_memory_says_whose(cpu: Device, tmp_path: Path) -> None:
             return super().forward(x)
 
     curves = trace(Greedy(), cpu, tmp_path, {"micro_batch_size": 8}, {"amp_dtype": "bfloat16"})
-    assert curves.device[1].reason.startswith("the device ran out of memory: CUDA error: CUBLAS_STATUS_ALLOC_FAILED")
+    assert str(curves.device[1].reason).startswith(
+        "the device ran out of memory: CUDA error: CUBLAS_STATUS_ALLOC_FAILED"
+    )
     assert curves.device[2].ceiling is not None
 
 
@@ -223,7 +224,9 @@ def test_a_layout_holds_for_its_point_alone(cpu: Device, tmp_path: Path) -> None
 def test_a_batch_that_may_pass_the_limit_of_ram_is_not_tried(cpu: Device, tmp_path: Path) -> None:
     curves = trace(nn.Linear(8, 2), cpu, tmp_path, {"micro_batch_size": 4000}, limit_bytes=2**34)
     assert curves.device[1].ceiling is None
-    assert "over the limit of 16,384 MiB" in curves.device[1].reason
+    reason = curves.device[1].reason
+    assert isinstance(reason, Note)
+    assert (reason.code, reason.figures["limit_bytes"]) == ("batch_too_large", 2**34)
 
 
 def test_a_loader_whose_batches_ahead_may_fill_the_memory_is_not_started(cpu: Device, tmp_path: Path) -> None:
@@ -233,7 +236,8 @@ def test_a_loader_whose_batches_ahead_may_fill_the_memory_is_not_started(cpu: De
     curves = trace(nn.Linear(8, 2), cpu, tmp_path, vast, fits, limit_bytes=limit_bytes)
     _, refused, taken = curves.loader
     assert refused.ceiling is None
-    assert "batches ahead might take" in refused.reason
+    assert isinstance(refused.reason, Note)
+    assert refused.reason.code == "queue_too_large"
     assert taken.ceiling is not None
 
 
@@ -241,8 +245,8 @@ def test_without_time_only_todays_loader_is_started(cpu: Device, tmp_path: Path)
     curves = trace(nn.Linear(8, 2), cpu, tmp_path, {"num_workers": 1}, {"micro_batch_size": 8}, left_s=-1.0)
     points = [*curves.loader, *curves.device]
     assert [point.ceiling for point in points] == [None] * 4
-    assert {point.reason for point in points} == {"no time was left"}
-    assert curves.remarks
+    assert all(point.reason == note("no_time_left") for point in points)
+    assert curves.remarks == (note("operators_not_counted_no_time"),)
 
 
 @pytest.mark.quiet
@@ -290,23 +294,6 @@ def test_the_best_value_of_each_setting_that_helps_is_combined() -> None:
 )
 def test_fewer_than_two_settings_that_help_are_not_combined(points: tuple[CurvePoint, ...]) -> None:
     assert combined_config(TrainingConfig(micro_batch_size=4), points) is None
-
-
-def test_a_batch_grows_and_shrinks_in_any_form() -> None:
-    x, y = torch.arange(6.0).reshape(3, 2), torch.arange(3)
-    assert resized(x, 5)[:, 0].tolist() == [0, 2, 4, 0, 2]
-    assert resized(Pair(x, y), 2).y.tolist() == [0, 1]
-    assert isinstance(resized((x, y), 2), tuple)
-    grown = resized({"x": x, "more": {"y": y}, "all": [x, y], "scale": torch.tensor(2.0), "names": ["a"]}, 4)
-    assert grown["more"]["y"].tolist() == [0, 1, 2, 0]
-    assert grown["all"][1].tolist() == [0, 1, 2, 0]
-    assert (grown["scale"].item(), grown["names"]) == (2.0, ["a"])
-
-
-@pytest.mark.parametrize("batch", [(torch.zeros(3), torch.zeros(5)), object(), torch.zeros(())])
-def test_a_batch_whose_samples_can_not_be_told_is_refused(batch: Any) -> None:
-    with pytest.raises(ValueError, match=r"can't be made larger|does not have the"):
-        resized(batch, 8)
 
 
 def test_bytes_are_those_that_are_read_and_written_and_views_move_none() -> None:

@@ -7,6 +7,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -54,6 +55,48 @@ class Endless(Unsharded):
             yield torch.randn(4), 0
 
 
+class Arrays(Unsharded):
+    """Items are NumPy arrays."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return ((np.full(4, index, dtype=np.float32), 0) for index in count())
+
+
+class RandomArrays(Unsharded):
+    """Random items, NumPy's seed the same in each place."""
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield np.random.rand(4).astype(np.float32), 0
+
+
+class ArraysOfEach(Unsharded):
+    """A stream of its own in each process that opens it."""
+
+    def __init__(self) -> None:
+        self.opened = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.opened += 1
+        return ((np.full(4, index * self.opened, dtype=np.float32), 0) for index in count(1))
+
+
+class Item:
+    def __init__(self, values: Any) -> None:
+        self.values = values
+
+
+class Objects(Unsharded):
+    """Objects that are compared by what they hold."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return (Item(np.full(4, index, dtype=np.float32)) for index in count())
+
+
+def as_pairs(items: list[Any]) -> Any:
+    return torch.stack([torch.from_numpy(item.values) for item in items]), torch.zeros(len(items), dtype=torch.long)
+
+
 def facts_of(dataset: Any, batch_size: int = 8, **parts: Any) -> WorkloadFacts:
     """What a probe finds out."""
     named = {"model": nn.Linear(4, 2), "dataset": dataset} | parts
@@ -94,6 +137,17 @@ def test_a_stream_is_sharded_where_two_places_get_different_items(dataset: Any, 
     assert facts.is_iterable
     assert facts.is_sharded == is_sharded
     assert get_worker_info() is None, "the look leaves nothing behind"
+
+
+@pytest.mark.parametrize(
+    ("dataset", "is_sharded"), [(Arrays(), False), (RandomArrays(), False), (ArraysOfEach(), True)]
+)
+def test_streams_of_numpy_arrays_are_compared_by_their_values(dataset: Any, is_sharded: bool) -> None:
+    assert facts_of(dataset).is_sharded == is_sharded
+
+
+def test_streams_of_objects_are_compared_by_what_they_hold() -> None:
+    assert not facts_of(Objects(), collate_fn=as_pairs).is_sharded
 
 
 def test_a_stream_whose_workers_are_set_up_by_the_user_counts_as_sharded() -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, SequentialSampler, SubsetRandomSampler
 
+from autotune.note import note
 from autotune.protocol.jobs import StressJob
 from autotune.records.stress_check import StressFigures
 from autotune.settings.training_config import TrainingConfig
@@ -97,7 +98,7 @@ def test_the_largest_samples_make_the_batch(find: Callable[..., LargestBatch], d
     found = find(dataset)
     assert sorted(found.batch.count_nonzero(1).tolist()) == [47, 48, 49, 50]
     assert sorted(found.sizes) == [4 * length for length in range(1, 51)]
-    assert found.remark == ""
+    assert found.remark is None
 
 
 def test_they_are_read_by_the_loaders_workers(find: Callable[..., LargestBatch]) -> None:
@@ -139,7 +140,7 @@ def test_of_a_batch_samplers_batches_the_largest_as_padded_is_taken(find: Callab
 def test_of_a_batch_sampler_no_more_batches_are_taken_than_hold_a_look(
     find: Callable[..., LargestBatch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stress, "_LOOK_ITEMS", 10)
+    monkeypatch.setattr(stress, "_MOST_SIZED", 10)
     taken: list[int] = []
 
     def endless() -> Iterator[list[int]]:
@@ -159,7 +160,7 @@ def test_a_stress_run_looks_for_a_share_of_its_deadline(
 
     def look(*arguments: Any) -> LargestBatch:
         ends.append(arguments[-1] - perf_counter())
-        return LargestBatch(sizes=[], remark="Nothing was looked at.")
+        return LargestBatch(sizes=[], remark=note("nothing"))
 
     monkeypatch.setattr(stress, "largest_batch", look)
     for left_s in (1000.0, 10.0):
@@ -191,7 +192,7 @@ def test_a_batch_holds_no_more_than_an_epoch(find: Callable[..., LargestBatch], 
 def test_a_batch_of_more_than_a_look_is_filled(
     find: Callable[..., LargestBatch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stress, "_LOOK_ITEMS", 16)
+    monkeypatch.setattr(stress, "_MOST_SIZED", 16)
     found = find(batch_size=40)
     assert (len(found.sizes), len(found.batch)) == (16, 40)
 
@@ -201,7 +202,9 @@ def test_samples_that_do_not_go_together_are_said_and_refute_nothing(
 ) -> None:
     found = find(collate_fn=torch.stack)
     assert found.batch is None
-    assert "can't be put into one batch (RuntimeError" in found.remark
+    assert found.remark is not None
+    assert found.remark.code == "largest_samples_not_batched"
+    assert "RuntimeError" in str(found.remark.figures["cause"])
     assert len(found.sizes) == 50
 
     def of_one_size(texts: list[Tensor]) -> Tensor:
@@ -210,7 +213,7 @@ def test_samples_that_do_not_go_together_are_said_and_refute_nothing(
         return padded(texts)
 
     figures = train(collate_fn=of_one_size)
-    assert figures.remark.endswith("(ValueError: these never meet).")
+    assert figures.remark == note("largest_samples_not_batched", cause="ValueError: these never meet")
     assert figures.steps >= 3
     assert figures.largest_batch_bytes == 0
 
@@ -266,10 +269,10 @@ def test_the_size_of_a_sample_is_that_of_all_that_it_holds(numbers: list[float],
     assert bytes_of(item) == len(text) + 8 * length + 8 * len(numbers)
 
 
-def test_a_sample_of_the_users_own_class_is_measured_by_its_tensors() -> None:
+def test_a_sample_of_the_users_own_class_is_measured_by_what_it_holds() -> None:
     class Graph:
         def __init__(self) -> None:
             self.nodes, self.name = torch.zeros(5), "graph"
 
-    assert bytes_of(Graph()) == 20
+    assert bytes_of(Graph()) == 5 * 4 + len("graph")
     assert bytes_of(object()) == 0

@@ -19,8 +19,9 @@ from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.worker.measure import reuse
 from autotune.worker.measure import side_alone as alone
+from autotune.worker.measure.batch import Held, batch_bytes
 from autotune.worker.measure.feed import Feed
-from autotune.worker.measure.side_alone import batch_bytes, collect, device_alone, loader_alone, resident
+from autotune.worker.measure.side_alone import collect, device_alone, loader_alone, resident
 from autotune.worker.measure.step import Step, Trainer, make_trainer
 from autotune.worker.setup.build import build_loader
 from autotune.worker.setup.device import Device, open_device
@@ -114,7 +115,7 @@ def test_the_device_trains_in_whole_optimizer_steps_from_wherever_training_stood
     trainer = trainer_of(config_of(grad_accum_steps=accumulation))
     batch = (torch.zeros(8, 4),)
     trainer.train(batch)
-    ceiling = device_alone(trainer, [batch], seconds=SHORT_S)
+    ceiling = device_alone(trainer, [Held(batch, 8)], seconds=SHORT_S)
     assert trainer.accumulated == 0
     assert ceiling.batches % accumulation == 0
     assert ceiling.batches >= 3 * accumulation
@@ -124,7 +125,7 @@ def test_the_device_trains_in_whole_optimizer_steps_from_wherever_training_stood
 
 def test_batches_of_several_sizes_take_turns_and_each_is_counted() -> None:
     seen: list[Any] = []
-    batches = [(torch.zeros(size, 4),) for size in (8, 2)]
+    batches = [Held((torch.zeros(size, 4),), size) for size in (8, 2)]
     ceiling = device_alone(trainer_of(config_of(), seen), batches, seconds=SHORT_S)
     assert [len(batch[0]) for batch in seen[:4]] == [8, 2, 8, 2]
     assert ceiling.samples == sum(len(batch[0]) for batch in seen[-ceiling.batches :])
@@ -132,13 +133,15 @@ def test_batches_of_several_sizes_take_turns_and_each_is_counted() -> None:
 
 def test_near_the_deadline_no_further_steps_are_begun() -> None:
     seen: list[Any] = []
-    ceiling = device_alone(trainer_of(config_of(), seen), [(torch.zeros(8, 4),)], seconds=SHORT_S, ends_at=-inf)
+    ceiling = device_alone(
+        trainer_of(config_of(), seen), [Held((torch.zeros(8, 4),), 8)], seconds=SHORT_S, ends_at=-inf
+    )
     assert (ceiling.batches, len(seen)) == (1, 2), "one to warm up, one that counts"
 
 
 def test_long_steps_are_warmed_up_once_and_counted_once() -> None:
     seen: list[Any] = []
-    assert device_alone(trainer_of(config_of(), seen), [(torch.zeros(8, 4),)], seconds=0.0).batches == 1
+    assert device_alone(trainer_of(config_of(), seen), [Held((torch.zeros(8, 4),), 8)], seconds=0.0).batches == 1
     assert len(seen) == 2
 
 
@@ -167,7 +170,7 @@ def test_steps_that_the_scaler_skips_are_warm_up() -> None:
     seen: list[Any] = []
     trainer: Any = trainer_of(config_of(amp_dtype="float16"), seen)
     trainer.scaler = Scaler(skips=9)
-    ceiling = device_alone(trainer, [(torch.zeros(8, 4),)], seconds=0.0)
+    ceiling = device_alone(trainer, [Held((torch.zeros(8, 4),), 8)], seconds=0.0)
     assert (len(seen) - ceiling.batches, trainer.scaler.skips) == (10, -2)
 
 
@@ -175,12 +178,12 @@ def test_skipped_steps_are_no_ceiling() -> None:
     trainer: Any = trainer_of(config_of(amp_dtype="float16"))
     trainer.scaler = Scaler(skips=10**6)
     with pytest.raises(RuntimeError, match="steps were skipped: their gradients in float16 are not finite"):
-        device_alone(trainer, [(torch.zeros(8, 4),)], seconds=SHORT_S)
+        device_alone(trainer, [Held((torch.zeros(8, 4),), 8)], seconds=SHORT_S)
 
 
 def test_a_loss_that_is_not_finite_is_no_ceiling() -> None:
     with pytest.raises(RuntimeError, match=r"the loss is not finite \(nan\)"):
-        device_alone(trainer_of(config_of()), [(torch.full((8, 4), float("nan")),)], seconds=SHORT_S)
+        device_alone(trainer_of(config_of()), [Held((torch.full((8, 4), float("nan")),), 8)], seconds=SHORT_S)
 
 
 class Emptied(UserDict[str, Any]):
@@ -198,7 +201,7 @@ def test_a_mapping_that_the_step_empties_is_full_each_time() -> None:
 
     trainer, batch = trainer_of(config_of()), Emptied(inputs=torch.zeros(8, 4))
     trainer.step = Step(step, "made up")
-    ceiling = device_alone(trainer, resident(trainer, [batch]), seconds=SHORT_S)
+    ceiling = device_alone(trainer, resident(trainer, [Held(batch, 8)]), seconds=SHORT_S)
     assert ceiling.samples == 8 * ceiling.batches
     assert list(batch) == ["inputs"]
 
@@ -228,7 +231,7 @@ def test_tensors_that_the_step_changes_are_whole_each_time_and_cloned_outside_th
     trainer, batch = trainer_of(config_of(grad_accum_steps=2)), (torch.ones(8, 4),)
     trainer.step = doubling(events)
     monkeypatch.setattr(Device, "synchronize", lambda _: events.append("edge"))
-    ceiling = device_alone(trainer, [batch], seconds=1.0)
+    ceiling = device_alone(trainer, [Held(batch, 8)], seconds=1.0)
     assert events[12:] == [*["clone"] * at_once, "edge", *[64.0] * at_once, "edge"] * (ceiling.batches // at_once)
     assert set(events) == {"clone", "edge", 64.0}
     assert float(batch[0].sum()) == 32
@@ -239,13 +242,13 @@ def test_at_least_three_steps_are_counted_where_memory_allows_one_at_a_time(monk
     monkeypatch.setattr(alone, "perf_counter", count(0.0, 0.5).__next__)
     trainer = trainer_of(config_of())
     trainer.step = doubling([])
-    assert device_alone(trainer, [(torch.ones(8, 4),)], seconds=0.75).batches == 3
+    assert device_alone(trainer, [Held((torch.ones(8, 4),), 8)], seconds=0.75).batches == 3
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_moving_a_batch_that_lies_on_the_device_copies_nothing(channels_last: bool) -> None:
     trainer = trainer_of(config_of(channels_last=channels_last))
-    held = resident(trainer, [{"images": torch.randn(8, 3, 5, 5), "labels": torch.zeros(8)}])[0]
+    held = resident(trainer, [Held({"images": torch.randn(8, 3, 5, 5), "labels": torch.zeros(8)}, 8)])[0].batch
     again = trainer.to_device(held)
     assert all(again[name].data_ptr() == held[name].data_ptr() for name in held)
 
@@ -261,7 +264,7 @@ def test_one_batch_is_held_where_all_have_one_size_else_all() -> None:
 def test_batches_are_collected_within_a_count_and_a_size(limit_bytes: int, seconds: float, count: int) -> None:
     batches = collect(started(rows(400), config_of()), count=5, limit_bytes=limit_bytes, seconds=seconds)
     assert len(batches) == count
-    assert batch_bytes(batches[0]) == 8 * 4 * 4
+    assert batch_bytes([batches[0].batch]) == 8 * 4 * 4
 
 
 def test_batches_are_collected_for_a_time_alone() -> None:

@@ -14,9 +14,10 @@ from torch.nn import functional
 
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
-from autotune.worker.measure.step import Trainer, count_samples, infer_step, make_trainer, tensors_of
+from autotune.worker.measure.step import Trainer, infer_step, make_trainer
 from autotune.worker.setup.build import WorkloadFault, build_model
 from autotune.worker.setup.device import Device, open_device
+from tests.launch.user_batches import Encoding, Graph, Opaque
 
 Pair = namedtuple("Pair", "x y")
 
@@ -105,6 +106,20 @@ def test_a_step_that_is_given_is_taken_for_any_batch() -> None:
     assert step.source == "the step that was given"
 
 
+@pytest.mark.parametrize(
+    "batch", [["a", "b"], Opaque(torch.ones(3)), Graph(x=torch.ones(3)), Encoding(x=torch.ones(3))]
+)
+def test_a_step_that_is_given_takes_batches_in_which_no_tensor_is_found(batch: Any) -> None:
+    workload = Workload(model=None, dataset=None, step=lambda *_: torch.tensor(1.0))
+    assert infer_step(workload, batch).source == "the step that was given"
+
+
+def test_an_encoding_goes_in_as_keywords() -> None:
+    batch = Encoding(x=torch.zeros(2))
+    step = infer_step(Workload(model=None, dataset=None), batch)
+    assert step.function(Constant({"loss": torch.tensor(2.0)}), batch) == 2
+
+
 @pytest.mark.parametrize("outputs", [{"loss": torch.tensor(2.0)}, SimpleNamespace(loss=torch.tensor(2.0))])
 def test_a_mapping_goes_in_as_keywords_and_its_loss_is_taken(outputs: Any) -> None:
     batch = {"x": torch.zeros(2)}
@@ -121,6 +136,8 @@ def test_a_mapping_goes_in_as_keywords_and_its_loss_is_taken(outputs: Any) -> No
         (torch.zeros(3), "a mapping .* or a pair .*but got Tensor; pass step="),
         ((torch.zeros(3),) * 3, "but got a tuple of 3; pass step="),
         ([torch.zeros(3), ["a"]], "but got a list of 2"),
+        (Graph(x=torch.zeros(3)), "but got Graph; pass step="),
+        (Opaque(torch.zeros(3)), "yields Opaque without any; .* or pass step="),
     ],
 )
 def test_a_batch_that_says_nothing_is_refused_with_the_remedy(batch: Any, sentence: str) -> None:
@@ -232,26 +249,6 @@ def test_a_batch_keeps_its_form_on_its_way_to_the_device(trainer: Callable[..., 
     assert moved["a"][1] == "text"
     assert isinstance(moved["b"], Pair)
     assert moved["b"].y == 3
-
-
-@pytest.mark.parametrize(
-    ("batch", "samples"),
-    [
-        ((torch.zeros(7, 2), torch.zeros(7)), 7),
-        ({"x": torch.zeros(5, 1)}, 5),
-        (SimpleNamespace(x=torch.zeros(3, 2)), 3),
-        ((torch.tensor(1.0), torch.zeros(3)), 32),
-        ("nothing", 32),
-    ],
-)
-def test_samples_are_counted_as_they_come(batch: Any, samples: int) -> None:
-    assert count_samples(batch, expected=32) == samples
-
-
-def test_tensors_are_found_at_any_depth_in_order() -> None:
-    one, two, three = torch.zeros(1), torch.zeros(2), torch.zeros(3)
-    found = tensors_of({"a": [one, {"b": two}], "c": Pair(three, "text")})
-    assert [len(tensor) for tensor in found] == [1, 2, 3]
 
 
 def test_of_losses_that_dataparallel_gathers_the_mean_counts(cpu: Device) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from autotune.worker.setup.device import Device, DeviceError, describe, open_device, opened_device
+from autotune.note import note
+from autotune.worker.setup.device import Device, DeviceError, open_device, opened_device
+from autotune.worker.setup.environment import describe
 from autotune.worker.setup.machine import tf32_overrides
 
 
@@ -78,8 +80,8 @@ def test_switches_of_float32_are_told_by_their_two_values_alone(
 
 
 def test_what_was_found_beside_the_device_is_told_with_it() -> None:
-    device = Device(torch.device("cpu"), "cpu", remark="There is a GPU.")
-    assert describe(device).remarks == ("There is a GPU.",)
+    device = Device(torch.device("cpu"), "cpu", remark=note("torch_without_cuda"))
+    assert describe(device).remarks == (note("torch_without_cuda"),)
     assert describe(open_device("cpu")).remarks == ()
 
 

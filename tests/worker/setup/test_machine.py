@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import mmap
 import os
+import sys
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -95,3 +99,32 @@ def test_without_control_groups_the_machine_counts(groups: Path) -> None:
 def test_the_processor_is_named() -> None:
     assert machine.processor_name()
     assert isinstance(machine.processor_flags(), frozenset)
+
+
+def _rise_and_fall(conn: Any) -> None:
+    """Wait for a word, take 64 MiB, give them back, and tell; then wait to be ended."""
+    conn.recv()
+    block = bytearray(64 * 2**20)
+    block[:: mmap.PAGESIZE] = b"x" * len(block[:: mmap.PAGESIZE])
+    del block
+    conn.send("done")
+    conn.recv()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="peaks of other processes are read from /proc")
+def test_a_peak_that_a_worker_has_had_and_given_back_counts() -> None:
+    here, there = get_context("fork").Pipe()
+    worker = get_context("fork").Process(target=_rise_and_fall, args=(there,))
+    worker.start()
+    machine.reset_tree_peak()
+    before, source = machine.tree_peak()
+    here.send("go")
+    assert here.recv() == "done"
+    after, _ = machine.tree_peak()
+    machine.reset_tree_peak()
+    again, _ = machine.tree_peak()
+    here.send("end")
+    worker.join()
+    assert source == "PSS of the process tree"
+    assert after - before > 48 * 2**20
+    assert after - again > 48 * 2**20

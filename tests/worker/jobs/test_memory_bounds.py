@@ -1,4 +1,4 @@
-"""Batches ahead are refused before they fill the memory that they lie in."""
+"""Loaders that might fill the memory with batches held ready are refused."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import torch
 
 from autotune.protocol.jobs import CurvesJob
 from autotune.settings.training_config import TrainingConfig
-from autotune.worker.jobs import ahead
-from autotune.worker.jobs.ahead import refuse_too_much_ahead
+from autotune.worker.jobs import memory_bounds
+from autotune.worker.jobs.memory_bounds import refuse_too_full_a_queue
+from autotune.worker.jobs.points import PointRefusedError
 from autotune.worker.setup.device import Device
 from tests.factories import make_process
 
@@ -49,15 +50,18 @@ def test_batches_that_are_pinned_exist_twice_and_take_a_power_of_two(
     )
     config = own.model_copy(update={"num_workers": 2, "prefetch_factor": 2, "pin_memory": pins})
     device = Device(torch.device("cpu"), kind)
-    monkeypatch.setattr(ahead, "_free_ram_bytes", lambda *_: ram_bytes)
-    monkeypatch.setattr(ahead, "_free_shared_bytes", lambda: shared_bytes)
+    monkeypatch.setattr(memory_bounds, "_free_ram_bytes", lambda *_: ram_bytes)
+    monkeypatch.setattr(memory_bounds, "_free_shared_bytes", lambda: shared_bytes)
     if not is_refused:
-        refuse_too_much_ahead([BATCH], config, job, device)
+        refuse_too_full_a_queue([BATCH], config, job, device)
         return
-    with pytest.raises(ValueError, match=r"batches ahead might take \d MiB of the \d MiB that are free"):
-        refuse_too_much_ahead([BATCH], config, job, device)
+    with pytest.raises(PointRefusedError, match="queue_too_large"):
+        refuse_too_full_a_queue([BATCH], config, job, device)
 
 
 def test_batches_grow_with_their_number_of_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [ahead._sizes_of(BATCH, growth).shared for growth in (0.5, 1, 4)] == [40 * 1024 + 512, 81 * 1024, 324 * 1024]
-    assert [ahead._sizes_of(BATCH, growth).pinned for growth in (0.5, 1, 4)] == [72 * 1024, 144 * 1024, 576 * 1024]
+    assert [memory_bounds._batch_sizes(BATCH, growth) for growth in (0.5, 1, 4)] == [
+        (40 * 1024 + 512, 72 * 1024),
+        (81 * 1024, 144 * 1024),
+        (324 * 1024, 576 * 1024),
+    ]

@@ -1,7 +1,7 @@
 """Which device "auto" stands for, and whether a GPU would be passed over by that.
 
-Takes what is seen of torch and of the machine (`look`, the only reader); hands on a Choice, or refuses: a torch that
-can't use the GPU of this machine would tune the CPU, and nobody would notice.
+Takes a Detection of torch and of the machine (`detect`, the only reader); hands on a Choice, or refuses: a torch that
+can't use the GPU of this machine would tune the CPU, and the user would not notice.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from pathlib import Path
 
 import torch
 
+from autotune.note import Note, note
 from autotune.worker.measure import nvml
 
-__all__ = ["Choice", "DeviceError", "Sight", "choose", "look", "unusable"]
+__all__ = ["Choice", "Detection", "DeviceError", "choose", "detect", "unusable"]
 
 _NODES = {"NVIDIA": "nvidia[0-9]*", "AMD": "kfd"}
 """Files in /dev by which a maker's driver gives its GPUs. Source: NVIDIA driver README, nvidia-modprobe; ROCm
@@ -35,25 +36,25 @@ class DeviceError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
-    """What is seen of torch and of this machine's GPUs."""
+class Detection:
+    """What torch can use, and which GPUs this machine has."""
 
     torch: str
     """Torch's version."""
     usable: str | None = None
-    """The accelerator that torch can use now, such as "cuda"; None: none, and what follows says why."""
+    """The accelerator that torch can use now, such as "cuda"; None: none, and the other fields show why."""
     built_for: str | None = None
     """What torch was built for, such as "CUDA 13.0" or "ROCm 7.0"; None: for neither."""
     gpu: str | None = None
     """Maker of a GPU that is physically here and not hidden from this process: "AMD" for a torch that was built for
     ROCm, "NVIDIA" for any other; None: there is none."""
     driver: str | None = None
-    """Version of its driver; None where nobody tells."""
+    """Version of its driver; None where it is not known."""
     driver_cuda: int | None = None
     """The newest major version of CUDA that this driver is for; None where its library libcuda is not found."""
     visible: str | None = None
-    """What the environment says of the GPUs that this process may see, as NAME=value; None: nothing."""
-    said: str | None = None
+    """The variable of the environment that restricts the GPUs that this process may see, as NAME=value; None: none."""
+    torch_warning: str | None = None
     """Why torch can't use the GPU, in its own words; None where it gave none."""
 
 
@@ -63,96 +64,97 @@ class Choice:
 
     name: str
     """Torch's name of the device."""
-    remark: str = ""
-    """What a person should know of it, in a sentence."""
+    remark: Note | None = None
+    """What the user should know of it."""
 
 
-def choose(sight: Sight) -> Choice:
+def choose(found: Detection) -> Choice:
     """The device for "auto": the accelerator that torch can use, else the CPU.
 
     Raises:
         DeviceError: torch was built for the GPU that is here, and can't use it.
     """
-    if sight.usable is not None:
-        return Choice(sight.usable)
-    reason = unusable(sight)
+    if found.usable is not None:
+        return Choice(found.usable)
+    reason = unusable(found)
     if reason is not None:
         raise DeviceError(f"device: auto must not pass over a GPU, but {reason}, or set device: cpu")
-    if sight.gpu is not None:
-        seen = f"There is an {sight.gpu} GPU, but torch {sight.torch} is built without CUDA, so auto is the CPU"
-        return Choice("cpu", f"{seen}: install a torch with CUDA to train on the GPU.")
+    if found.gpu is not None:
+        return Choice("cpu", note("torch_without_cuda", gpu=found.gpu, torch=found.torch))
     return Choice("cpu")
 
 
-def unusable(sight: Sight) -> str | None:
+def unusable(found: Detection) -> str | None:
     """Why torch can't use the GPU that it was built for, with a remedy; None where that is not so."""
-    if sight.usable is not None or sight.built_for is None or sight.gpu is None:
+    if found.usable is not None or found.built_for is None or found.gpu is None:
         return None
-    driver = "a driver of unknown version" if sight.driver is None else f"driver {sight.driver}"
-    visible = "" if sight.visible is None else f" and {sight.visible}"
-    said = "" if sight.said is None else f" (torch says: {sight.said})"
+    driver = "a driver of unknown version" if found.driver is None else f"driver {found.driver}"
+    visible = "" if found.visible is None else f" and {found.visible}"
+    torch_warning = "" if found.torch_warning is None else f" (torch says: {found.torch_warning})"
     return (
-        f"torch {sight.torch}, built for {sight.built_for}, can't use the {sight.gpu} GPU here with {driver}{visible}"
-        f"{said}; {_remedy(sight)}"
+        f"torch {found.torch}, built for {found.built_for}, can't use the {found.gpu} GPU here with {driver}{visible}"
+        f"{torch_warning}; {_remedy(found)}"
     )
 
 
-def _remedy(sight: Sight) -> str:
+def _remedy(found: Detection) -> str:
     """What most likely helps, by what is known for certain first.
 
     The driver is too old where CUDA's major version is newer than its own: it runs all minor ones.
     Source: NVIDIA, CUDA Compatibility, "Minor Version Compatibility"; NVIDIA Container Toolkit, driver capabilities.
     """
-    platform, _, version = (sight.built_for or "").partition(" ")
-    if sight.driver_cuda is not None and sight.driver_cuda < int(version.partition(".")[0]):
-        return f"this driver is for CUDA {sight.driver_cuda}: install a newer one, or a torch built for that CUDA"
-    if sight.said is not None:
+    platform, _, version = (found.built_for or "").partition(" ")
+    if found.driver_cuda is not None and found.driver_cuda < int(version.partition(".")[0]):
+        return f"this driver is for CUDA {found.driver_cuda}: install a newer one, or a torch built for that CUDA"
+    if found.torch_warning is not None:
         return "mend what it says"
-    if sight.visible is not None:
+    if found.visible is not None:
         return "let that name GPUs that are here, or unset it"
-    if sight.gpu == "NVIDIA" and sight.driver_cuda is None:
+    if found.gpu == "NVIDIA" and found.driver_cuda is None:
         return "install the driver's libcuda.so.1; in a container, set NVIDIA_DRIVER_CAPABILITIES=compute,utility"
     return f"see that another program which uses {platform} runs here"
 
 
-def look() -> Sight:
-    """See what torch can use, and where that is nothing, what GPU there is. To be the first that asks torch.
+def detect() -> Detection:
+    """Find out what torch can use, and where that is nothing, which GPU there is. To be called first.
 
-    torch tells once in a process why it can't use a GPU. Source: c10/cuda/CUDAFunctions.cpp, device_count.
+    torch warns only once in a process why it can't use a GPU. Source: c10/cuda/CUDAFunctions.cpp, device_count.
     """
-    is_available, said = _asked()
+    is_available, torch_warning = _ask_torch()
     if is_available:
-        return Sight(torch=torch.__version__, usable=str(torch.accelerator.current_accelerator()))
+        return Detection(torch=torch.__version__, usable=str(torch.accelerator.current_accelerator()))
     if torch.version.hip is not None:
         gpu, built_for = "AMD" if _has_node("AMD") else None, f"ROCm {torch.version.hip}"
-        return Sight(torch=torch.__version__, built_for=built_for, gpu=gpu, visible=_visible("AMD"), said=said)
+        return Detection(
+            torch=torch.__version__, built_for=built_for, gpu=gpu, visible=_visible("AMD"), torch_warning=torch_warning
+        )
     cuda = None if torch.version.cuda is None else f"CUDA {torch.version.cuda}"
     if _is_hidden("NVIDIA"):
-        return Sight(torch=torch.__version__, built_for=cuda)
-    return Sight(
+        return Detection(torch=torch.__version__, built_for=cuda)
+    return Detection(
         torch=torch.__version__,
         built_for=cuda,
         gpu="NVIDIA" if nvml.gpu_count() or _has_node("NVIDIA") else None,
         driver=nvml.driver_version(),
         driver_cuda=nvml.driver_cuda(),
         visible=_visible("NVIDIA"),
-        said=said,
+        torch_warning=torch_warning,
     )
 
 
-def _asked() -> tuple[bool, str | None]:
+def _ask_torch() -> tuple[bool, str | None]:
     """Whether torch can use an accelerator, and what it warns of meanwhile; the warning is passed on to the log."""
-    with warnings.catch_warnings(record=True) as heard:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         is_available = torch.accelerator.is_available()
-    for one in heard:
-        warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
-    words = [line for one in heard for line in str(one.message).splitlines()[:1]]
+    for warning in caught:
+        warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    words = [line for warning in caught for line in str(warning.message).splitlines()[:1]]
     return is_available, words[0].partition(" (Triggered internally")[0].strip() if words else None
 
 
 def _variables(maker: str) -> list[str]:
-    """The names of those that count."""
+    """The names of the variables that count."""
     firsts = (next((name for name in names if name in os.environ), None) for names in _VISIBLE[maker])
     return [name for name in firsts if name is not None]
 

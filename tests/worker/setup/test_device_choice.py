@@ -9,16 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.worker.setup import visibility as sight
+from autotune.note import note
+from autotune.worker.setup import device_choice
 from autotune.worker.setup.device import open_device
-from autotune.worker.setup.visibility import Choice, DeviceError, Sight, choose, look, unusable
+from autotune.worker.setup.device_choice import Choice, Detection, DeviceError, choose, detect, unusable
 from tests.nvml_stub import NvmlStub
 
 CUDA, ROCM = "CUDA 13.0", "ROCm 7.0"
 
 
-def seen(**given: Any) -> Sight:
-    return Sight(torch="2.13.0", **given)
+def seen(**given: Any) -> Detection:
+    return Detection(torch="2.13.0", **given)
 
 
 @pytest.mark.parametrize("given", [{}, {"built_for": CUDA, "gpu": "NVIDIA", "driver": "580.65"}])
@@ -61,16 +62,19 @@ NOT_READY = "CUDA initialization: Unexpected error from cudaGetDeviceCount(). Er
             "driver 550.54; this driver is for CUDA 12: install a newer one, or a torch built for that ",
         ),
         (
-            {"driver_cuda": 12, "said": "too old"},
+            {"driver_cuda": 12, "torch_warning": "too old"},
             "driver 550.54 (torch says: too old); this driver is for CUDA 12: inst",
         ),
-        ({"driver_cuda": 13, "said": NOT_READY}, f"driver 550.54 (torch says: {NOT_READY}); mend what it says"),
+        (
+            {"driver_cuda": 13, "torch_warning": NOT_READY},
+            f"driver 550.54 (torch says: {NOT_READY}); mend what it says",
+        ),
         (
             {"driver_cuda": 13, "visible": "CUDA_VISIBLE_DEVICES=7"},
             "driver 550.54 and CUDA_VISIBLE_DEVICES=7; let that name GPUs that are here, or unset it",
         ),
         (
-            {"driver_cuda": 13, "visible": "CUDA_VISIBLE_DEVICES=0", "said": NOT_READY},
+            {"driver_cuda": 13, "visible": "CUDA_VISIBLE_DEVICES=0", "torch_warning": NOT_READY},
             f"driver 550.54 and CUDA_VISIBLE_DEVICES=0 (torch says: {NOT_READY}); mend",
         ),
         (
@@ -95,7 +99,7 @@ def test_a_driver_runs_all_minor_versions_of_its_cuda() -> None:
 def test_a_torch_without_cuda_tunes_the_processor_and_says_so() -> None:
     choice = choose(seen(gpu="NVIDIA", driver="535.104"))
     assert choice.name == "cpu"
-    assert choice.remark.startswith("There is an NVIDIA GPU, but torch 2.13.0 is built without CUDA")
+    assert choice.remark == note("torch_without_cuda", gpu="NVIDIA", torch="2.13.0")
 
 
 @pytest.mark.parametrize(
@@ -107,7 +111,7 @@ def test_a_gpu_that_the_environment_hides_is_none(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert sight._is_hidden("NVIDIA") == is_hidden
+    assert device_choice._is_hidden("NVIDIA") == is_hidden
 
 
 @pytest.mark.parametrize(
@@ -131,15 +135,15 @@ def test_amds_gpus_are_hidden_by_any_of_its_variables(
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert (sight._is_hidden("AMD"), sight._visible("AMD")) == (is_hidden, told)
+    assert (device_choice._is_hidden("AMD"), device_choice._visible("AMD")) == (is_hidden, told)
 
 
 def test_a_file_of_a_device_that_may_not_be_opened_is_no_device(tmp_path: Path) -> None:
     node = tmp_path / "nvidia0"
-    assert not sight._can_open(node)
+    assert not device_choice._can_open(node)
     node.touch()
-    assert sight._can_open(node)
-    assert not sight._can_open(tmp_path), "a folder, as good as a device that is another job's"
+    assert device_choice._can_open(node)
+    assert not device_choice._can_open(tmp_path), "a folder, as good as a device that is another job's"
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="torch can use an accelerator")
@@ -150,9 +154,11 @@ def test_a_device_is_opened_by_what_is_seen(cuda: str | None, nvml: NvmlStub, mo
     nvml.play(driver="535.104", cuda=12020)
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(torch.version, "hip", None)
-    assert open_device("cpu").remark == ""
+    assert open_device("cpu").remark is None
     if cuda is None:
-        assert open_device("auto").remark.startswith("There is an NVIDIA GPU, but torch")
+        remark = open_device("auto").remark
+        assert remark is not None
+        assert remark.code == "torch_without_cuda"
         return
     for name, begins in (("auto", "device: auto must not pass over"), ("cuda:0", "device 'cuda:0' was asked for, but")):
         with pytest.raises(
@@ -189,4 +195,4 @@ def test_torchs_own_words_are_quoted_and_stay_in_the_log(
 @pytest.mark.skipif(torch.accelerator.is_available() or any(Path("/dev").glob("nvidia[0-9]*")), reason="has a GPU")
 def test_on_a_machine_without_a_gpu_none_is_seen() -> None:
     built_for = None if torch.version.cuda is None else f"CUDA {torch.version.cuda}"
-    assert look() == Sight(torch=torch.__version__, built_for=built_for)
+    assert detect() == Detection(torch=torch.__version__, built_for=built_for)

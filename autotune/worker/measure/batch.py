@@ -1,0 +1,167 @@
+"""What a batch is made of, whatever type it has: the tensors in it, their bytes, and its way to the device.
+
+Takes what a loader delivers: a tensor, a mapping, a sequence, a dataclass, or any other object (a graph of
+torch_geometric, an encoding of a tokenizer). Nothing here guesses how many samples a batch holds: see batch_sizes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from copy import copy
+from dataclasses import fields, is_dataclass
+from itertools import islice
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from autotune.settings.training_config import TrainingConfig
+
+__all__ = ["Held", "batch_bytes", "batch_fingerprint", "leaves_of", "moved", "rebuilt", "resized", "tensors_of"]
+
+_DEEPEST = 8  # containers within containers; our own convention: a guard against objects that reach half of a program
+_CHANNELS_LAST_DIMS = 4
+_PLAIN = (Tensor, np.ndarray, np.generic, str, bytes, bytearray, int, float, complex, type, nn.Module)
+"""Types that are not taken apart."""
+_SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+
+class Held(NamedTuple):
+    """A batch that is kept to be trained on again."""
+
+    batch: Any
+    samples: int
+
+
+def leaves_of(value: Any) -> Iterator[Any]:
+    """All that a batch or a sample holds, in order: tensors, arrays, numbers, texts; of an object, its attributes'."""
+    return _leaves(value, ())
+
+
+def tensors_of(batch: Any) -> list[Tensor]:
+    """All tensors of a batch, in order."""
+    return [leaf for leaf in leaves_of(batch) if isinstance(leaf, Tensor)]
+
+
+def batch_bytes(batches: Iterable[Any]) -> int:
+    """Bytes of the tensors of some batches."""
+    return sum(tensor.nbytes for batch in batches for tensor in tensors_of(batch))
+
+
+def batch_fingerprint(batch: Any) -> int:
+    """A number that differs between batches of different items: of the first values of the first tensors.
+
+    Where no tensor is found, it differs between processes: nothing is known of the items.
+    """
+    parts = [tensor.detach().flatten()[:256].tolist() for tensor in islice(tensors_of(batch), 4)]
+    return crc32(repr(parts).encode()) if parts else os.getpid()
+
+
+def moved(value: Any, device: torch.device, config: TrainingConfig) -> Any:
+    """A batch on the device, in the configuration's layout; copies from pinned memory do not block.
+
+    An object with a method `to` is asked to move itself, before any other rule: its class knows best. One that returns
+    nothing has moved in place. Source: accelerate.utils.send_to_device and lightning's move_data_to_device, which both
+    do so.
+    """
+    if isinstance(value, Tensor):
+        layout = torch.channels_last if config.channels_last and value.ndim == _CHANNELS_LAST_DIMS else None
+        if layout is None:
+            return value.to(device, non_blocking=config.pin_memory)
+        return value.to(device, non_blocking=config.pin_memory, memory_format=layout)
+    move = getattr(value, "to", None)
+    if not callable(move):
+        return rebuilt(value, lambda part: moved(part, device, config))
+    own = _move_without_blocking(move, device) if config.pin_memory else move(device)
+    return value if own is None else own
+
+
+def rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A container of the same type whose parts are changed; anything else as it is.
+
+    Source: torch/utils/data/_utils/pin_memory.py, whose rules for mappings these are.
+    """
+    if isinstance(value, Mapping):
+        return _like(value, {key: change(part) for key, part in value.items()})
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(change, value))
+    if isinstance(value, tuple | list):
+        return type(value)(map(change, value))
+    if is_dataclass(value) and not isinstance(value, type):
+        own = copy(value)
+        for field in fields(value):
+            object.__setattr__(own, field.name, change(getattr(value, field.name)))  # a frozen one's too
+        return own
+    return value
+
+
+def resized(batch: Any, count: int, size: int) -> Any:
+    """A batch with `size` samples, made from one with `count` samples, which are repeated as often as needed.
+
+    Raises:
+        ValueError: its type can't be rebuilt, or a tensor in it does not have the samples in its first dimension.
+    """
+    if not any(tensor.ndim for tensor in tensors_of(batch)):
+        raise ValueError(f"a batch of type {type(batch).__name__} can't be made larger or smaller here")
+
+    def change(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            own = rebuilt(value, change)
+            if own is value and tensors_of(value):
+                raise ValueError(f"an object of type {type(value).__name__} can't be made larger or smaller here")
+            return own
+        if value.ndim == 0:
+            return value
+        if value.shape[0] != count or count == 0:
+            raise ValueError(f"a tensor of shape {tuple(value.shape)} does not have the {count} samples in front")
+        return value[torch.arange(size) % count]
+
+    return change(batch)
+
+
+def _leaves(value: Any, above: tuple[int, ...]) -> Iterator[Any]:
+    parts = None if len(above) > _DEEPEST or id(value) in above else _parts(value)
+    if parts is None:
+        yield value
+        return
+    for part in parts:
+        yield from _leaves(part, (*above, id(value)))
+
+
+def _parts(value: Any) -> list[Any] | None:
+    """What a value holds; None for what is not taken apart."""
+    if isinstance(value, Tensor) and value.layout in _SPARSE:
+        return [value._indices(), value._values()] if value.layout == torch.sparse_coo else [value.values()]  # noqa: SLF001 - the public names ask for a coalesced tensor
+    if isinstance(value, _PLAIN):
+        return None
+    if isinstance(value, Mapping):
+        return list(value.values())
+    if isinstance(value, tuple | list):
+        return list(value)
+    if is_dataclass(value):
+        return [getattr(value, field.name) for field in fields(value)]
+    return list(vars(value).values()) or None if hasattr(value, "__dict__") else None
+
+
+def _like(value: Mapping[Any, Any], parts: dict[Any, Any]) -> Mapping[Any, Any]:
+    """A mapping of the same type with other values; a dict where its type can't be made so."""
+    if type(value) is dict:
+        return parts
+    try:
+        if not isinstance(value, MutableMapping):
+            return type(value)(parts)  # type: ignore[call-arg] # a mapping's type usually takes one
+        own = copy(value)  # it may have attributes beside its items
+        own.update(parts)
+    except TypeError:
+        return parts
+    return own
+
+
+def _move_without_blocking(move: Callable[..., Any], device: torch.device) -> Any:
+    try:
+        return move(device, non_blocking=True)
+    except TypeError:  # a method without that argument
+        return move(device)

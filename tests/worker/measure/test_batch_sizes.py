@@ -1,0 +1,79 @@
+"""How many samples a batch holds is known from where it is put together, whatever its tensors look like."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import Workload
+from autotune.worker.measure.feed import Feed
+from autotune.worker.setup.build import build_loader
+
+
+class Numbers(Dataset[int]):
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(10))
+
+
+def joined(items: list[int]) -> torch.Tensor:
+    """One row, whatever the number of samples."""
+    return torch.tensor([items])
+
+
+def ragged(*_: Any) -> list[list[int]]:
+    return [[0, 1, 2], [3], [4, 5]]
+
+
+def sizes(dataset: Any, taken: int, workers: int = 0, *, persistent: bool = False, **parts: Any) -> list[int]:
+    workload = Workload(model=None, dataset=dataset, collate_fn=joined, **parts)
+    config = TrainingConfig(micro_batch_size=4, num_workers=workers, persistent_workers=persistent)
+    feed = Feed(build_loader(workload, dataset, config, Path("/nowhere")))
+    deliveries = [feed.start(), *(feed.take() for _ in range(taken - 1))]
+    feed.stop()
+    assert all(one.batch.shape == (1, one.samples) for one in deliveries)
+    return [one.samples for one in deliveries]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("dataset", "parts", "expected"),
+    [
+        (Numbers(), {"drop_last": True}, [4, 4, 4, 4, 4]),
+        (Numbers(), {"drop_last": False}, [4, 4, 2, 4, 4]),
+        (Numbers(), {"batch_sampler": ragged}, [3, 1, 2, 3, 1]),
+        (Numbers(), {"sampler": [3, 1, 2, 0, 5], "drop_last": False}, [4, 1, 4, 1, 4]),
+    ],
+    ids=["dropped", "kept", "batch sampler", "sampler"],
+)
+def test_a_map_style_dataset_is_counted_by_its_sampler(
+    dataset: Any, parts: dict[str, Any], expected: list[int], workers: int
+) -> None:
+    assert sizes(dataset, 5, workers, **parts) == expected
+    assert sizes(dataset, 5, workers, persistent=workers > 0, **parts) == expected
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(("drop_last", "expected"), [(True, [4, 4, 4, 4]), (False, [4, 4, 2, 4])])
+def test_a_stream_is_counted_by_the_batch_size_or_where_it_is_collated(
+    drop_last: bool, expected: list[int], workers: int
+) -> None:
+    assert sizes(Stream(), 4, workers, drop_last=drop_last) == expected
+
+
+def test_samples_that_come_alone_count_as_one_each() -> None:
+    feed = Feed(DataLoader(Numbers(), batch_size=None))
+    assert [feed.start().samples, feed.take().samples] == [1, 1]
