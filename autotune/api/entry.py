@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from autotune.api.diagnose import DiagnosisResult, diagnose_plan
 from autotune.api.search import SearchResult, rebuild_report, run_plan
@@ -19,6 +19,7 @@ from autotune.files.run_folder import RunFolder, new_run_dir, read_summary
 from autotune.launch.launcher import Launcher
 from autotune.protocol.messages import write_payload
 from autotune.records.run_summary import RunSummary
+from autotune.report.render.progress import ProgressMode
 from autotune.settings.environment import Environment
 from autotune.settings.executor import Executor
 from autotune.settings.objective import Objective
@@ -46,8 +47,6 @@ __all__ = [
     "run_plan",
     "search",
 ]
-
-ProgressMode = Literal["auto"] | bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, TypeAdapter, ValidationError
 
-from autotune.phrasing import say_mib
+from autotune.phrasing import say_beside
 from autotune.records.measurement import Measurement
 from autotune.space.learning_rate import LrRule
 
@@ -113,7 +113,7 @@ def memory_fault(measurement: Measurement, limit_bytes: int) -> str | None:
 
     A run that thrashes within the limit is none that fits, see `MemorySample.is_thrashing`.
     """
-    limit, peak = say_mib(limit_bytes), say_mib(measurement.peak_memory_bytes)
+    peak, limit = say_beside(measurement.peak_memory_bytes, limit_bytes)
     if measurement.peak_memory_bytes > limit_bytes:
         return f"peak memory must stay within {limit}, but was {peak}"
     if measurement.memory.is_thrashing:

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
 
 from autotune.analysis.confirmation_plan import ROUNDS, ConfirmationPlan, plan_confirmation
 from autotune.analysis.durations import overhead_s
 from autotune.analysis.memory_line import say_largest
-from autotune.phrasing import say_share
 from autotune.protocol.messages import NO_EXTRAS, WindowRules
 from autotune.records.recommendation import Confirmation, Ratio, Recommendation, choose, gains_of, ratio_of
 from autotune.records.run_summary import Progress, changed_settings
@@ -24,7 +22,7 @@ from autotune.space.resolved_space import whole_numbers
 from autotune.tuning.extra_measurements import everything, with_ceilings
 from autotune.tuning.loop import Tuning
 from autotune.tuning.selection import Race, challengers, feasible_baseline, number_0, scores_of
-from autotune.tuning.stress_check import MOST_STRESSED, reserve_s, say_stressed, stress
+from autotune.tuning.stress_check import MOST_STRESSED, reserve_s, stress
 
 __all__ = ["confirm", "recommend"]
 
@@ -315,14 +313,7 @@ def _reasons(chosen: Confirmation, race: Race, tuning: Tuning) -> tuple[str, ...
         reasons.append(f"Confirmed in {rounds} round{'s'[: rounds > 1]} of {names} measured in turns.")
     elif chosen.number != 0:
         reasons.append("Not confirmed: it was not measured again in turns with the baseline.")
-    if chosen.number in tuning.stresses:
-        reasons.append(say_stressed(tuning, chosen.config, tuning.stresses[chosen.number]))
-    waits = [run.data_wait_fraction for run in chosen.runs]
     if reference is not None and chosen.number != 0:
-        before = fmean(run.data_wait_fraction for run in reference.runs)
-        reasons.append(
-            f"The loop waits for data {say_share(fmean(waits))} of the time, instead of {say_share(before)}."
-        )
         changed = ", ".join(changed_settings(chosen.config, reference.config))
         reasons.append(f"Changed: {changed}.")
     return tuple(reasons)

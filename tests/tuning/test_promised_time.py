@@ -11,8 +11,8 @@ import pytest
 
 import autotune
 from autotune.records.run_summary import Progress
-from autotune.report.formatting import format_duration
 from autotune.report.render.progress import make_progress
+from autotune.report.wording.units import format_duration
 from autotune.testing import FakeLauncher
 from autotune.tuning.loop import Tuning
 from autotune.tuning.model_proposer import Guide

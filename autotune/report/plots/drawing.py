@@ -13,8 +13,8 @@ from io import StringIO
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from autotune.report.formatting import format_rate
 from autotune.report.plots.plots import Fate, Mark, Plot, Role
+from autotune.report.wording.units import format_rate
 from autotune.settings.training_config import AMP_DTYPES
 
 if TYPE_CHECKING:

@@ -20,16 +20,9 @@ from rich.text import Text
 
 from autotune.records.run_summary import Progress
 from autotune.records.trial import TrialRecord
-from autotune.report.formatting import (
-    describe_settings,
-    format_count,
-    format_duration,
-    format_rate,
-    format_times,
-    name_outcome,
-    one_line,
-    shorten,
-)
+from autotune.report.wording.names import OUTCOMES, describe_settings
+from autotune.report.wording.text import one_line, shorten
+from autotune.report.wording.units import format_count, format_duration, format_rate, format_times
 
 __all__ = ["ProgressMode", "ShowProgress", "make_progress"]
 
@@ -195,7 +188,7 @@ def _say_trial(progress: Progress, trial: TrialRecord, width: int) -> str:
     if trial.outcome == "ok" and measurement is not None:
         head = f"{step}  {format_rate(measurement.samples_per_s):>9} samples/s  {_say_gain(progress):<11}  "
         return head + _cut_settings(settings, max(width - cell_len(head), _NARROWEST_TEXT))
-    head = f"{step}  {name_outcome(trial.outcome):>19}  "
+    head = f"{step}  {OUTCOMES[trial.outcome]:>19}  "
     rest = max(width - cell_len(head), 2 * _NARROWEST_TEXT)
     settings = _cut_settings(settings, rest if not trial.reason else rest // 2)
     return head + settings + (f": {shorten(trial.reason, rest - cell_len(settings) - 2)}" if trial.reason else "")

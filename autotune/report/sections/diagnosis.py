@@ -11,30 +11,33 @@ from rich.console import Console
 from rich.text import Text
 
 from autotune.diagnosis.bottlenecks import BOTTLENECKS, breakdown_of
-from autotune.phrasing import say_gain, say_settings
 from autotune.records.breakdown import PARTS
 from autotune.records.ceilings import HOLDS_FROM, overlaps
 from autotune.records.diagnosis import CurvePoint, Diagnosis
-from autotune.report.blocks import Block, Bullets, Facts, Section, Table
-from autotune.report.content import describe_environment
-from autotune.report.figures import PART_NAMES, join_runs
-from autotune.report.formatting import (
+from autotune.report.blocks import MEASURED_BY, Block, Bullets, Facts, Section, Table
+from autotune.report.figures import join_runs
+from autotune.report.render.console_blocks import print_section
+from autotune.report.render.markdown import render_sections
+from autotune.report.sections.devices import device_facts
+from autotune.report.sections.facts import describe_environment
+from autotune.report.sections.ranks import rank_section
+from autotune.report.sections.times import fullness_facts, loader_facts
+from autotune.report.wording.names import PART_NAMES, describe_settings
+from autotune.report.wording.remarks import describe_exchange, say_setup
+from autotune.report.wording.text import one_line
+from autotune.report.wording.units import (
     NO_VALUE,
-    describe_settings,
     format_bytes,
     format_duration,
     format_energy,
     format_fraction,
+    format_gain,
     format_interval,
     format_rate,
     format_short_time,
-    one_line,
+    show,
+    text_bar,
 )
-from autotune.report.render.console_blocks import MEASURED_BY, print_section, text_bar
-from autotune.report.render.markdown import render_sections
-from autotune.report.sections.devices import device_facts, say_setup
-from autotune.report.sections.ranks import describe_exchange, rank_section
-from autotune.report.sections.times import fullness_facts, loader_facts
 
 __all__ = ["diagnosis_sections", "print_diagnosis", "render_diagnosis", "say_present"]
 
@@ -94,7 +97,7 @@ def diagnosis_sections(diagnosis: Diagnosis) -> tuple[Section, ...]:
     """Everything below the headline; what was not measured is left out."""
     sections = (
         Section(title="Where the time goes", blocks=(_time(diagnosis),)),
-        Section(title="What holds it", blocks=(_findings(diagnosis),)),
+        Section(title="Bottlenecks", blocks=(_findings(diagnosis),)),
         Section(title="What to do", blocks=(_advice(diagnosis),)),
         Section(title="Today's settings", blocks=(_today(diagnosis),)),
         *rank_section(diagnosis.evidence.measurement.ranks),
@@ -127,7 +130,7 @@ def _findings(diagnosis: Diagnosis) -> Block:
 def _advice(diagnosis: Diagnosis) -> Block:
     rows = []
     for one in diagnosis.advice:
-        gain = NO_VALUE if one.expected_gain is None else say_gain(one.expected_gain)
+        gain = NO_VALUE if one.expected_gain is None else format_gain(one.expected_gain)
         rate = NO_VALUE if one.expected_samples_per_s is None else format_rate(one.expected_samples_per_s)
         rows.append((gain, rate, f"{one.text}. Basis: {one.basis}."))
     if not rows:
@@ -197,7 +200,7 @@ def _notes(diagnosis: Diagnosis) -> Block:
 
 
 def _say_point(point: CurvePoint) -> str:
-    return say_settings(point.changes) or "today's"
+    return show(point.changes, "settings") or "today's"
 
 
 def _say_rate(point: CurvePoint) -> str:

@@ -6,20 +6,17 @@ import pytest
 from rich.cells import cell_len
 
 from autotune.phrasing import say_share
-from autotune.report.formatting import (
-    cut_middle,
-    describe_settings,
+from autotune.report.wording.names import describe_settings, format_setting
+from autotune.report.wording.text import cut_middle, one_line, shorten
+from autotune.report.wording.units import (
     format_bytes,
     format_duration,
     format_energy,
     format_fraction,
     format_interval,
     format_rate,
-    format_setting,
     format_short_time,
     format_times,
-    one_line,
-    shorten,
 )
 from autotune.settings.training_config import DdpConfig, TrainingConfig
 from tests.report.conftest import BASELINE, FAST, GROUP

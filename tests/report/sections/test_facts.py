@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.report.content import describe_environment
+from autotune.report.sections.facts import describe_environment
 from tests.report.conftest import make_environment
 
 
