@@ -10,6 +10,7 @@ from autotune.records.measurement import Measurement
 from autotune.records.recommendation import Confirmation
 from autotune.records.run_summary import RunSummary
 from autotune.records.utilization import NVML_SOURCE, PROFILER_SOURCE, WAIT_SOURCE, BusyReading
+from autotune.report.blocks import TimeBars
 from autotune.report.figures import Figures, list_busy
 from autotune.report.wording.units import NO_VALUE
 from autotune.settings.training_config import TrainingConfig
@@ -140,3 +141,35 @@ def test_trials_and_rounds_name_the_source_that_their_scores_take(tmp_path: Path
     trials, _, rounds = text.partition("## Trials")[2].partition("## Confirmation")
     assert f"- Busy, as used in scores: {NVML_SOURCE}.\n" in trials
     assert f"- Busy, as used in scores: {NVML_SOURCE}; \\# 0: {WAIT_SOURCE}.\n" in rounds
+
+
+def test_waits_for_data_are_one_figure_in_table_time_bars_and_reasons() -> None:
+    """The run that was profiled waited 36 %, the mean over the rounds is 34 %: the mean is shown, wherever it stands."""
+
+    def waiting(fraction: float, *, profiled: bool = False) -> Measurement:
+        run = make_run(NVML).model_copy(update={"data_wait_fraction": fraction})
+        return run.model_copy(update={"breakdown": make_breakdown(fraction)}) if profiled else run
+
+    before = [waiting(0.36, profiled=True), waiting(0.33), waiting(0.33)]
+    report = report_of(make_pair(before, [waiting(0.05, profiled=True), waiting(0.03)]))
+    row = next(row[1:] for row in report.table.rows if row[0] == "waiting for data")
+    assert row == ("34 %", "4.0 %")
+    assert "Waiting for data takes 4.0 % of the time, with your configuration 34 %." in report.reasons
+    bars = next(block for section in report.sections for block in section.blocks if isinstance(block, TimeBars))
+    assert [dict(bar.parts)["data_wait"] for bar in bars.bars] == [pytest.approx(0.34), pytest.approx(0.04)]
+    assert [sum(fraction for _, fraction in bar.parts) for bar in bars.bars] == [pytest.approx(1), pytest.approx(1)]
+
+
+def test_without_the_parts_of_the_time_the_loops_waits_are_the_one_figure() -> None:
+    report = report_of(make_summary())
+    assert next(row[1:3] for row in report.table.rows if row[0] == "data wait") == ("3.4 %", "3.4 %")
+    assert "Waiting for data takes 3.4 % of the time, with your configuration 3.4 %." in report.reasons
+
+
+def test_what_is_compared_with_the_memory_limit_is_written_in_its_unit() -> None:
+    limit = int(21.2 * 2**30)
+    report = report_of(make_summary(limit_bytes=limit))
+    rows = {row[0].strip(): row[1:] for row in report.table.rows}
+    assert rows["peak memory"] == ("3.0 GiB", "9.4 GiB", "3.0 GiB")
+    assert "of 21.2 GiB" in rows
+    assert "MiB" not in " ".join(rows)

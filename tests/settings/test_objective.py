@@ -95,8 +95,8 @@ def test_passing_the_memory_limit_is_a_violation_whatever_the_rate(
     score = evaluate(make_measurement(1e9, peak_memory_bytes=3 * 2**30), make_measurement(), Objective(), _LIMIT)
     assert not score.feasible
     assert score.violation == pytest.approx(0.5)
-    assert "2,048 MiB" in score.reason
-    assert "3,072 MiB" in score.reason
+    assert "2.00 GiB" in score.reason
+    assert "3.00 GiB" in score.reason
 
 
 def test_reaching_the_limit_exactly_is_allowed(make_measurement: Callable[..., Measurement]) -> None:
@@ -111,7 +111,7 @@ def test_what_thrashes_at_the_limit_does_not_fit_though_its_peak_does(
     score = evaluate(thrashing, calm, Objective(), _LIMIT)
     assert not score.feasible
     assert score.violation > 0, "a sampler is told of it as of what is over the limit"
-    assert "within 2,048 MiB, but at 2,048 MiB" in score.reason
+    assert "within 2.00 GiB, but at 2.00 GiB" in score.reason
     assert "3 times in the window; take a smaller micro batch" in score.reason
     assert memory_fault(thrashing, _LIMIT) == score.reason
 
@@ -133,4 +133,4 @@ def test_what_is_over_the_limit_and_thrashes_is_over_by_what_it_took(
     over = over.model_copy(update={"memory": over.memory.model_copy(update={"alloc_retries": 3})})
     score = evaluate(over, over, Objective(), _LIMIT)
     assert score.violation == pytest.approx(2**20 / _LIMIT)
-    assert "but was 2,049 MiB" in score.reason
+    assert "within 2.000 GiB, but was 2.001 GiB" in score.reason
