@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -25,9 +25,20 @@ from autotune.records.trial import TrialRecord
 from autotune.records.utilization import BusyReading, Fullness, best_common_source, source_rank
 from autotune.settings.training_config import TrainingConfig
 
-__all__ = ["Column", "Figures", "find_trial", "has_parts", "join_runs", "list_busy", "list_waits", "make_columns"]
+__all__ = [
+    "Column",
+    "Figures",
+    "find_trial",
+    "has_parts",
+    "join_runs",
+    "list_busy",
+    "list_waits",
+    "make_columns",
+    "role_of",
+]
 
 
+Role = Literal["", "baseline", "recommended"]
 _T = TypeVar("_T")
 
 
@@ -100,6 +111,13 @@ class Column:
 def find_trial(summary: RunSummary, number: int | None) -> TrialRecord | None:
     """The trial with this number, or None."""
     return next((trial for trial in summary.trials if trial.number == number), None)
+
+
+def role_of(number: int, summary: RunSummary) -> Role:
+    """Whether a trial is the recommended one, which may be the baseline itself, or the baseline."""
+    if summary.recommendation is not None and number == summary.recommendation.number:
+        return "recommended"
+    return "baseline" if number == 0 else ""
 
 
 def make_columns(summary: RunSummary) -> tuple[Column, ...]:

@@ -19,13 +19,7 @@ from autotune.report.blocks import Block, Bullets, Facts, Figure, Paragraph, Sec
 from autotune.report.figures import Column, make_columns
 from autotune.report.plots.plots import Plot, list_plots
 from autotune.report.sections.devices import device_section
-from autotune.report.sections.facts import (
-    describe_environment,
-    describe_run,
-    describe_workload,
-    list_files,
-    show_path,
-)
+from autotune.report.sections.facts import describe_environment, describe_run, describe_workload, list_files, show_path
 from autotune.report.sections.memory import (
     describe_group,
     lines_of_group,

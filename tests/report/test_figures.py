@@ -144,7 +144,7 @@ def test_trials_and_rounds_name_the_source_that_their_scores_take(tmp_path: Path
 
 
 def test_waits_for_data_are_one_figure_in_table_time_bars_and_reasons() -> None:
-    """The run that was profiled waited 36 %, the mean over the rounds is 34 %: the mean is shown, wherever it stands."""
+    """The run that was profiled waited 36 %, the mean of the rounds is 34 %: the mean is shown everywhere."""
 
     def waiting(fraction: float, *, profiled: bool = False) -> Measurement:
         run = make_run(NVML).model_copy(update={"data_wait_fraction": fraction})

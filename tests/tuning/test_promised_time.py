@@ -81,7 +81,7 @@ def test_a_time_out_bounds_what_is_told_and_is_not_told_where_less_suffices(
 
 @pytest.mark.parametrize(
     ("n_trials", "line"),
-    [(None, "Searching: 40 trials at the most, about "), (1, "Searching: 1 trial at the most, about 8.0 s.")],
+    [(None, "Searching: at most 40 trials, about "), (1, "Searching: at most 1 trial, about 8.0 s.")],
 )
 def test_the_line_before_the_search_tells_trials_and_time(tmp_path: Path, n_trials: int | None, line: str) -> None:
     tuning = make_tuning(tmp_path, FakeLauncher(), n_trials=n_trials)

@@ -14,14 +14,13 @@ from typing import Literal
 from autotune.analysis.memory_line import MemoryLine, memory_kind
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import TrialRecord
-from autotune.report.figures import Column
+from autotune.report.figures import Column, Role, role_of
 from autotune.report.wording.units import format_bytes, format_count, format_rate
 from autotune.settings.training_config import AmpDtype
 
-__all__ = ["BYTES_PER_GIB", "Fate", "Level", "Mark", "Plot", "Quantity", "Role", "Trend", "list_plots"]
+__all__ = ["BYTES_PER_GIB", "Fate", "Level", "Mark", "Plot", "Quantity", "Trend", "list_plots"]
 
 Fate = Literal["feasible", "over_memory", "failed"]
-Role = Literal["", "baseline", "recommended"]
 Quantity = Literal["rate", "memory", "score"]
 """What stands on a y axis: samples/s, GiB of the highest memory, the score."""
 
@@ -164,13 +163,7 @@ def _history(summary: RunSummary) -> Plot:
 
 def _mark(trial: TrialRecord, summary: RunSummary, *, x: float, y: float | None) -> Mark:
     fate: Fate = "feasible" if trial.is_feasible else "over_memory" if trial.outcome == "over_memory" else "failed"
-    return Mark(x=x, y=y, amp_dtype=trial.config.amp_dtype, fate=fate, role=_role(trial, summary))
-
-
-def _role(trial: TrialRecord, summary: RunSummary) -> Role:
-    if summary.recommendation is not None and trial.number == summary.recommendation.number:
-        return "recommended"
-    return "baseline" if trial.number == 0 else ""
+    return Mark(x=x, y=y, amp_dtype=trial.config.amp_dtype, fate=fate, role=role_of(trial.number, summary))
 
 
 def _highest(marks: Sequence[Mark]) -> float:

@@ -62,13 +62,7 @@ def _grid_of(block: Block) -> RenderableType | None:
 def _table(block: Table) -> Grid:
     """A table without its column of sources."""
     shown = [place for place, head in enumerate(block.heads) if head != MEASURED_BY]
-    grid = Grid(
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, 1),
-        header_style="bold",
-    )
+    grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1), header_style="bold")
     for place in shown:
         head = block.heads[place]
         is_text, is_label = head in block.texts, head in {"", "what"}

@@ -16,14 +16,7 @@ from autotune.report.wording.say import say
 from autotune.report.wording.units import NO_VALUE, format_bytes, format_bytes_beside, format_count, format_duration
 from autotune.settings.training_config import TrainingConfig
 
-__all__ = [
-    "describe_group",
-    "lines_of_group",
-    "list_memory_lines",
-    "memory_table",
-    "say_memory_line",
-    "stress_section",
-]
+__all__ = ["describe_group", "lines_of_group", "list_memory_lines", "memory_table", "say_memory_line", "stress_section"]
 
 _FARTHEST = 4
 """Times the largest batch measured up to which a line is followed: our convention."""

@@ -16,7 +16,7 @@ from autotune.records.ranks import RankFigures, name_devices, uneven_ranks
 from autotune.records.recommendation import Ratio
 from autotune.records.run_summary import RunSummary
 from autotune.report.blocks import Bullets, Paragraph, Section, Table, filled
-from autotune.report.figures import Column
+from autotune.report.figures import Column, role_of
 from autotune.report.wording.names import name_group
 from autotune.report.wording.say import say
 from autotune.report.wording.units import NO_VALUE, format_bytes, format_count, format_interval, show, show_interval
@@ -55,7 +55,9 @@ def scaling_sections(
     table = Table(
         heads=_STRATEGY_HEADS,
         rows=tuple(map(_strategy_row, comparison.entries)),
-        row_kinds=tuple(_kind(entry, summary) for entry in comparison.entries),
+        row_kinds=tuple(
+            "failed" if entry.best is None else role_of(entry.best.number, summary) for entry in comparison.entries
+        ),
     )
     answer = Paragraph(text=_say_answer(comparison))
     remarks = Bullets(sentences=tuple(_remarks(comparison)), is_remark=True)
@@ -145,15 +147,6 @@ def _format_efficiency(efficiency: Ratio) -> str:
     """With its interval beside it: "91 % (87 to 95)"."""
     low, high = (f"{100 * end:.0f}" if isfinite(end) else "unknown" for end in (efficiency.low, efficiency.high))
     return f"{show(efficiency.value, 'share')} ({format_interval(low, high)})"
-
-
-def _kind(entry: StrategyEntry, summary: RunSummary) -> str:
-    if entry.best is None:
-        return "failed"
-    found = summary.recommendation
-    if found is not None and entry.best.number == found.number:
-        return "recommended"
-    return "baseline" if entry.best.number == 0 else ""
 
 
 def _remarks(comparison: StrategyComparison) -> Iterator[str]:

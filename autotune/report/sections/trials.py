@@ -14,6 +14,7 @@ from autotune.records.recommendation import Confirmation
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import Outcome, TrialRecord
 from autotune.report.blocks import Bullets, Section, Table, Trace
+from autotune.report.figures import role_of
 from autotune.report.wording.names import OUTCOMES, describe_settings
 from autotune.report.wording.say import say
 from autotune.report.wording.text import cut_middle, one_line, shorten, without_controls
@@ -57,8 +58,8 @@ def trial_section(summary: RunSummary, table: Table) -> Section:
 def trial_table(summary: RunSummary) -> Table:
     """Every trial in a row."""
     rows = tuple(map(_trial, summary.trials))
-    kinds = tuple(_kind(trial, summary) for trial in summary.trials)
-    return _without_unknown_energy(Table(heads=_TRIAL_HEADS, rows=rows, texts=_TEXTS, row_kinds=kinds))
+    roles = (role_of(trial.number, summary) or ("" if trial.is_feasible else "failed") for trial in summary.trials)
+    return _without_unknown_energy(Table(heads=_TRIAL_HEADS, rows=rows, texts=_TEXTS, row_kinds=tuple(roles)))
 
 
 def confirmation_section(summary: RunSummary) -> Section:
@@ -150,14 +151,6 @@ def _trial(trial: TrialRecord) -> tuple[str, ...]:
         shorten(trial.reason, _LONGEST_REASON),
     )
     return (str(trial.number), settings, outcome, rate, interval, score, busy, memory, energy, reason)
-
-
-def _kind(trial: TrialRecord, summary: RunSummary) -> str:
-    if summary.recommendation is not None and trial.number == summary.recommendation.number:
-        return "recommended"
-    if trial.number == 0:
-        return "baseline"
-    return "" if trial.is_feasible else "failed"
 
 
 def _round(index: int, entrant: Confirmation) -> tuple[str, ...]:

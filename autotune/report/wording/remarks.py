@@ -76,7 +76,7 @@ def list_doubts(measured: Mapping[str, Figures]) -> Iterator[str]:
     if any(throttled.values()):
         each = ", ".join(f"{title} ({windows})" for title, windows in throttled.items() if windows)
         yield (
-            f"The device was throttled during these measurements: {each}. Without that their rates are higher, so "
+            f"The device was throttled during these measurements: {each}. Unthrottled rates are higher, so "
             "comparisons with them are less certain than the intervals suggest."
         )
     changed = {
@@ -104,7 +104,7 @@ def list_conditions(measured: Mapping[str, Figures]) -> Iterator[str]:
         *_of_others(measured, lambda window: window.others_busy_fraction, "of the time", OTHERS_LEAST_BUSY, "share"),
     ]
     if parts:
-        yield f"Other processes came or went on the device between these; in use before each, {'; '.join(parts)}."
+        yield f"Other processes started or ended on the device between these; in use before each, {'; '.join(parts)}."
     yield from say_setup(measured)
 
 
@@ -114,7 +114,7 @@ def say_setup(measured: Mapping[str, Figures]) -> Iterator[str]:
     counts = ", ".join(f"{title} ({known.alloc_retries:,})" for title, known in measured.items() if known.is_thrashing)
     if counts:
         yield (
-            f"torch's allocator ran out of room and made the device wait, this often within windows: {counts}. "
+            f"torch's allocator ran out of room and made the device wait, so many times in its windows: {counts}. "
             "A smaller micro batch avoids that."
         )
     names = sorted({one_line(name) for window in windows for name in window.tf32_overrides})

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from autotune.analysis.time_estimate import payback_s
 from autotune.records.ceilings import HOLDS_FROM, Standing
+from autotune.records.recommendation import Recommendation
 from autotune.records.run_summary import RunSummary, changed_settings
 from autotune.records.trial import TrialRecord
 from autotune.report.figures import Column, Figures, find_trial, list_waits
@@ -52,11 +53,8 @@ def say_headline(summary: RunSummary, columns: Sequence[Column]) -> str:
     found = summary.recommendation
     if found is None:
         return say_nothing_feasible(summary)
-    if found.verdict == "already_best" and found.overloaded:
-        return "No faster configuration is known to stay within the memory limit on the largest samples: keep yours."
     if found.verdict == "already_best":
-        which = "of those that may be used" if found.is_outrun else "found"
-        return f"Your configuration is already the best {which}: no measurable gain."
+        return _say_already_best(found)
     if found.verdict == "baseline_infeasible":
         fault = _fault_of_baseline(find_trial(summary, 0), summary.limit_bytes)
         return f"Your configuration {fault}, so no speed-up can be given. The recommended settings work."
@@ -66,6 +64,13 @@ def say_headline(summary: RunSummary, columns: Sequence[Column]) -> str:
         return "Faster than your configuration; by how much was not measured."
     interval = show_interval(found.speedup.low, found.speedup.high, "times")
     return f"{format_times(found.speedup.value)} times as fast as your configuration (95 %: {interval})."
+
+
+def _say_already_best(found: Recommendation) -> str:
+    if found.overloaded:
+        return "No faster configuration is known to stay within the memory limit on the largest samples: keep yours."
+    which = "of those that may be used" if found.is_outrun else "found"
+    return f"Your configuration is already the best {which}: no measurable gain."
 
 
 def _say_unconfirmed(columns: Sequence[Column]) -> str:

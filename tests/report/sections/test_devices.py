@@ -150,7 +150,7 @@ def test_a_power_limit_that_held_some_windows_is_told_and_no_doubt(tmp_path: Pat
         ({"persistence_mode": False}, 0, "Persistence mode is off"),
         ({"tf32_overrides": ("NVIDIA_TF32_OVERRIDE=0",)}, 0, "NVIDIA_TF32_OVERRIDE=0 is set here"),
         ({"tf32_overrides": ("NVIDIA_TF32_OVERRIDE=0",)}, 0, "unset it unless that is intended."),
-        ({}, 2, "this often within windows: recommended (6)."),
+        ({}, 2, "so many times in its windows: recommended (6)."),
     ],
 )
 def test_each_thing_that_moves_rates_is_said_by_itself(after: dict[str, Any], retries: int, said: str) -> None:
@@ -164,7 +164,7 @@ def test_what_moves_rates_is_said_in_every_form(form: Callable[[RunSummary, Path
     text = " ".join(form(make_conditions_summary(HOT, retries=7), tmp_path).split()).replace("\\_", "_")
     for said in (
         "clock changed",
-        "came or went",
+        "started or ended on the device",
         "allocator ran out of room",
         "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 are set",
     ):

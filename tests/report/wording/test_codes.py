@@ -96,8 +96,8 @@ def test_every_template_can_be_filled() -> None:
 def test_the_scan_sees_literals_choices_and_mappings() -> None:
     source = 'note("a", x=1)\nnote("b" if y else "c", **more)\nnote(name)\nother("d")\n'
     first, second, third = calls_in(source)
-    assert (first.codes, first.figures) == ({"a"}, {"x"})
-    assert (second.codes, second.figures) == ({"b", "c"}, None)
+    assert (first.codes, first.figures) == (frozenset({"a"}), frozenset({"x"}))
+    assert (second.codes, second.figures) == (frozenset({"b", "c"}), None)
     assert third.codes is None
     assert placeholders("{peak:beside={limit}} of {name.part}, {low:to={high}}") == {
         "peak",
