@@ -19,7 +19,7 @@ help:
 	@echo "make demo        tune configs/quickstart.yaml on this machine, from the start"
 	@echo "make test        run the tests"
 	@echo "make test-gpu    run the tests that need a CUDA device, one after the other"
-	@echo "make lint        ruff check, ruff format --check, mypy --strict"
+	@echo "make lint        ruff check, ruff format --check, lint-imports, mypy --strict"
 	@echo "make notebooks   execute every notebook; an error in a cell fails"
 	@echo "make setup       only set up $(VENV)"
 	@echo "make clean       remove $(VENV), caches and builds; runs/ and configs/data/ stay"
@@ -40,6 +40,7 @@ test-gpu: $(READY)
 lint: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/lint-imports
 	$(BIN)/mypy
 
 notebooks: $(READY)
@@ -49,7 +50,7 @@ notebooks: $(READY)
 	done
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist .import_linter_cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find autotune benchmarks configs tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml constraints.txt

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from autotune.records.trial import TrialRecord
     from autotune.settings.budget import Budget
     from autotune.settings.objective import Objective
+    from autotune.settings.search_space import SearchSpace
     from autotune.settings.training_config import DdpConfig, TrainingConfig
     from autotune.settings.workload import Workload
-    from autotune.space.resolved_space import SearchSpace
 
 __all__ = [
     "AutotuneError",
@@ -47,7 +47,7 @@ _HOMES = {
     "Measurement": "autotune.records.measurement",
     "Objective": "autotune.settings.objective",
     "SearchResult": "autotune.api.entry",
-    "SearchSpace": "autotune.space.resolved_space",
+    "SearchSpace": "autotune.settings.search_space",
     "TrainingConfig": "autotune.settings.training_config",
     "TrialRecord": "autotune.records.trial",
     "Workload": "autotune.settings.workload",

@@ -1,27 +1,34 @@
-"""Something that a person should know, as a code with its figures: what every room hands on in place of a sentence.
+"""A note for the user, as a code with its figures: what every room hands on in place of a sentence.
 
-The sentences stand in report/wording alone; a test holds that each code that is used has one there.
+The sentences are in report/wording alone.
 """
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, JsonValue
+from collections.abc import Sequence
+
+from pydantic import Field, JsonValue
+
+from autotune.frozen import FrozenModel
 
 __all__ = ["Note", "note"]
 
 
-class Note(BaseModel):
+class Note(FrozenModel):
     """A code and its figures."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
     code: str
-    """What is the case, in snake_case: "no_time_for_stress"."""
-    figures: dict[str, JsonValue] = {}
+    """What happened, in snake_case: "no_time_for_stress"."""
+    figures: dict[str, JsonValue] = Field(default_factory=dict)
     """What the sentence is filled with, by the names that it has for them: seconds, bytes, shares in 0..1, numbers of
     trials, names of settings and files; units in the name (`_s`, `_bytes`, `_fraction`)."""
 
+    def __hash__(self) -> int:  # figures are a mapping; equal notes have equal hashes all the same
+        return hash((self.code, *sorted(self.figures)))
 
-def note(code: str, **figures: JsonValue) -> Note:
+
+def note(code: str, **figures: JsonValue | Sequence[JsonValue]) -> Note:
     """Write a note as a call, with its figures as keywords: `note("no_time_for_stress", number=3)`."""
-    return Note(code=code, figures=figures)
+    return Note.model_validate(
+        {"code": code, "figures": {k: list(v) if isinstance(v, tuple) else v for k, v in figures.items()}}
+    )

@@ -1,18 +1,8 @@
-"""Figures and errors inside sentences of rooms below report/; what a report shows is formatted by report/wording."""
+"""Figures and errors inside sentences: reasons, evidence, advice. Tables are formatted in report/."""
 
 from __future__ import annotations
 
-__all__ = [
-    "first_line",
-    "say_beside",
-    "say_bytes",
-    "say_gain",
-    "say_mib",
-    "say_rate",
-    "say_seconds",
-    "say_settings",
-    "say_share",
-]
+__all__ = ["first_line", "say_bytes", "say_gain", "say_mib", "say_rate", "say_seconds", "say_settings", "say_share"]
 
 _BYTE_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 _TIME_UNITS = ((1.0, "s"), (1e-3, "ms"))
@@ -43,15 +33,6 @@ def say_bytes(size: float) -> str:
 def say_mib(size: float) -> str:
     """A size beside a limit, in whole MiB: "14,336 MiB"."""
     return f"{size / 2**20:,.0f} MiB"
-
-
-def say_beside(size: float, limit: float) -> tuple[str, str]:
-    """A size and the limit that it is compared with, in the limit's unit and with as many digits as tell them apart."""
-    scale, unit = next(((scale, unit) for scale, unit in _BYTE_UNITS if limit >= scale), (1, "B"))
-    decimals = 0 if limit >= 100 * scale or scale == 1 else 1 if limit >= 10 * scale else 2
-    while size != limit and decimals < 3 and f"{size / scale:.{decimals}f}" == f"{limit / scale:.{decimals}f}":
-        decimals += 1
-    return f"{size / scale:,.{decimals}f} {unit}", f"{limit / scale:,.{decimals}f} {unit}"
 
 
 def say_rate(samples_per_s: float) -> str:

@@ -20,10 +20,10 @@ from recording import say
 
 from autotune import SearchResult, TrainingConfig
 from autotune.analysis.memory_line import MemoryKind, MemoryLine, MemoryPoint, fit_memory
+from autotune.analysis.scoring import memory_fault
 from autotune.launch.runner import TrialRunner
 from autotune.protocol.messages import WindowRules
 from autotune.records.trial import TrialResult
-from autotune.settings.objective import memory_fault
 
 __all__ = ["fit_line", "run_under_limit", "stress_winner", "survive_out_of_memory"]
 

@@ -26,8 +26,9 @@ from autotune.protocol.messages import Extras, WindowRules, write_payload
 from autotune.records.trial import TrialResult
 from autotune.settings.objective import Objective
 from autotune.settings.plan import Plan
+from autotune.settings.search_space import SearchSpace
 from autotune.settings.workload import Workload
-from autotune.space.resolved_space import ResolvedSpace, SearchSpace
+from autotune.space.resolved_space import ResolvedSpace
 from autotune.tuning.probe import look
 
 __all__ = [

@@ -29,8 +29,8 @@ from autotune.settings.budget import Budget
 from autotune.settings.objective import Objective
 from autotune.settings.plan import Plan
 from autotune.settings.search_options import Method
+from autotune.settings.search_space import SearchSpace
 from autotune.settings.workload import Workload
-from autotune.space.resolved_space import SearchSpace
 from autotune.study.study import Study
 from autotune.tuning.clock import Clock
 from autotune.tuning.confirmation import confirm, recommend

@@ -9,12 +9,13 @@ import pytest
 
 from autotune.records.measurement import Block, Measurement, MemorySample, Window
 from autotune.records.recommendation import Confirmation
-from autotune.records.trial import TrialRecord, TrialResult
+from autotune.records.trial import Score, TrialRecord, TrialResult
 from autotune.settings.environment import Environment
-from autotune.settings.objective import Objective, Score
+from autotune.settings.objective import Objective
+from autotune.settings.search_space import SearchSpace
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import OptimizerFacts, WorkloadFacts
-from autotune.space.resolved_space import ResolvedSpace, SearchSpace, resolve
+from autotune.space.resolved_space import ResolvedSpace, resolve
 
 
 def _environment(**changes: Any) -> Environment:

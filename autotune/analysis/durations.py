@@ -10,8 +10,7 @@ from math import ceil, inf
 from statistics import median
 
 from autotune.records.trial import TrialRecord
-from autotune.settings.training_config import TrainingConfig
-from autotune.space.constraints import TORCH_PREFETCH_FACTOR
+from autotune.settings.training_config import TORCH_PREFETCH_FACTOR, TrainingConfig
 
 __all__ = [
     "SHORTEST_WINDOW_S",

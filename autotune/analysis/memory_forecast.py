@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.analysis.floats import Floats
-from autotune.settings.training_config import TrainingConfig
-from autotune.space.constraints import TORCH_PREFETCH_FACTOR
+from autotune.settings.training_config import TORCH_PREFETCH_FACTOR, TrainingConfig
 
 __all__ = ["MemoryForecast", "forecast_memory"]
 

@@ -31,8 +31,8 @@ from autotune.analysis.floats import Floats
 from autotune.analysis.laplace import Problem, Solution, most_likely
 from autotune.records.ceilings import overlaps
 from autotune.settings.environment import Environment
-from autotune.settings.training_config import TrainingConfig
-from autotune.space.constraints import TORCH_PREFETCH_FACTOR, hosts_of
+from autotune.settings.training_config import TORCH_PREFETCH_FACTOR, TrainingConfig
+from autotune.space.constraints import hosts_of
 
 __all__ = ["Forecast", "MachineModel", "Sighting", "fit_machine"]
 

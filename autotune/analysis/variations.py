@@ -8,7 +8,8 @@ from autotune.analysis.expected_gain import AMPLE
 from autotune.analysis.observations import changed
 from autotune.records.ceilings import CeilingBook, device_key, loader_key
 from autotune.settings.training_config import TrainingConfig
-from autotune.space.resolved_space import ResolvedSpace, spread, whole_numbers
+from autotune.space.domains import spread, whole_numbers
+from autotune.space.resolved_space import ResolvedSpace
 
 __all__ = ["device_variations", "loader_variations"]
 

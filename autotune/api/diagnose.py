@@ -13,6 +13,7 @@ from time import monotonic
 
 import psutil
 
+from autotune.analysis.scoring import memory_fault
 from autotune.api.interrupts import kept_interrupts
 from autotune.api.random_state import kept_random_state
 from autotune.api.setup import opened_launcher, runner_for, temporary_folder
@@ -21,6 +22,7 @@ from autotune.diagnosis.bottlenecks import find_bottlenecks, is_healthy, say_hea
 from autotune.errors import NothingFeasibleError, WorkloadError
 from autotune.launch.launcher import Launcher
 from autotune.launch.runner import TrialRunner
+from autotune.note import Note
 from autotune.phrasing import say_settings
 from autotune.protocol.by_value import unreachable_by_value
 from autotune.protocol.messages import Extras, WindowRules, write_payload
@@ -33,12 +35,12 @@ from autotune.report.render.notebook import render_diagnosis_notebook
 from autotune.report.render.progress import ProgressMode, make_progress
 from autotune.report.sections.diagnosis import render_diagnosis
 from autotune.settings.budget import Budget
-from autotune.settings.objective import memory_fault
 from autotune.settings.plan import Plan
+from autotune.settings.search_space import SearchSpace
 from autotune.settings.training_config import TrainingConfig
 from autotune.space import constraints as rules
 from autotune.space.default_ranges import most_workers
-from autotune.space.resolved_space import ResolvedSpace, SearchSpace
+from autotune.space.resolved_space import ResolvedSpace
 from autotune.tuning.probe import look
 from autotune.tuning.time_budget import BASELINE_DEADLINE_S
 from autotune.version import __version__
@@ -230,7 +232,7 @@ def _untraced(left_s: float, measurement: Measurement) -> Curves:
     return Curves(remarks=(told,))
 
 
-def _judged(name: str, evidence: Evidence, notes: tuple[str, ...], *, wall_s: float) -> Diagnosis:
+def _judged(name: str, evidence: Evidence, notes: tuple[Note | str, ...], *, wall_s: float) -> Diagnosis:
     findings = find_bottlenecks(evidence)
     advice = rank_advice(evidence, findings)
     healthy = is_healthy(evidence, findings, advice)
@@ -257,7 +259,7 @@ def _ignored(plan: Plan) -> Iterator[str]:
         yield f"No effect on a diagnosis, which searches nothing and keeps no run folder: {', '.join(names)}."
 
 
-def _remarks(evidence: Evidence) -> Iterator[str]:
+def _remarks(evidence: Evidence) -> Iterator[Note | str]:
     """What a person should know about the evidence."""
     if evidence.measurement.breakdown is None:
         yield "Where the time goes was not measured: all that is not spent waiting for data counts as computing."

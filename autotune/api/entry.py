@@ -25,9 +25,10 @@ from autotune.settings.executor import Executor
 from autotune.settings.objective import Objective
 from autotune.settings.plan import Plan
 from autotune.settings.search_options import Method
+from autotune.settings.search_space import SearchSpace
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload, WorkloadFacts
-from autotune.space.resolved_space import ResolvedSpace, SearchSpace
+from autotune.space.resolved_space import ResolvedSpace
 from autotune.tuning.probe import look
 from autotune.tuning.time_budget import BASELINE_DEADLINE_S
 from autotune.tuning.warm_start import hints_of, say_stale

@@ -29,6 +29,7 @@ from autotune.report.render.html import render_page
 from autotune.report.render.markdown import render_markdown
 from autotune.report.render.notebook import render_notebook
 from autotune.report.render.progress import ProgressMode, make_progress
+from autotune.report.wording.say import say
 from autotune.report.wording.summary import say_nothing_feasible
 from autotune.report.wording.text import one_line
 from autotune.settings.plan import Plan
@@ -203,7 +204,7 @@ def _finished(tuning: Tuning, folder: RunFolder) -> RunSummary | None:
 def _write(summary: RunSummary, folder: RunFolder) -> None:
     folder.write_summary(summary)
     if summary.recommendation is not None:
-        write_atomic(folder.recommended, recommended_yaml(summary).encode())
+        write_atomic(folder.recommended, recommended_yaml(summary, say=say).encode())
     else:
         folder.recommended.unlink(missing_ok=True)  # of an earlier run of the same search
     remark = _write_reports(summary, folder)

@@ -26,9 +26,11 @@ from autotune.settings.executor import Executor, device_obstacle
 from autotune.settings.objective import Objective
 from autotune.settings.plan import Plan
 from autotune.settings.search_options import SearchOptions
+from autotune.settings.search_space import SearchSpace
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
-from autotune.space.resolved_space import ResolvedSpace, SearchSpace, whole_numbers
+from autotune.space.domains import whole_numbers
+from autotune.space.resolved_space import ResolvedSpace
 
 __all__ = ["identity_of", "opened_launcher", "plan_of", "runner_for", "temporary_folder"]
 

@@ -56,7 +56,10 @@ def _uneven(case: GroupCase, paces: Paces) -> Brake | None:
     if not slow:
         return None
     devices = name_devices(case.group.ranks)
-    said = "; ".join(f"rank {number} ({devices[number]}): {why}" for number, why in slow.items())
+    said = "; ".join(
+        f"rank {number} ({devices[number]}): its {side} alone gives {share:.0%} of what the others' do"
+        for number, (side, share) in slow.items()
+    )
     return Brake(cause="uneven_rank", share=paces.saved(paces.actual, paces.even), evidence=said)
 
 

@@ -12,10 +12,11 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from autotune.analysis.selection_rules import rate_of_runs, ratio_of
 from autotune.records.ceilings import device_key
 from autotune.records.measurement import Measurement, Rate
 from autotune.records.ranks import Communication, RankFigures
-from autotune.records.recommendation import Confirmation, Ratio, rate_of_runs, ratio_of
+from autotune.records.recommendation import Confirmation, Ratio
 from autotune.records.trial import TrialRecord
 from autotune.settings.training_config import TrainingConfig
 

@@ -21,9 +21,9 @@ from autotune.settings.executor import Executor, ExecutorKind, device_obstacle
 from autotune.settings.objective import Objective
 from autotune.settings.plan import Plan
 from autotune.settings.search_options import SearchOptions
+from autotune.settings.search_space import SearchSpace
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Ref, StartMethod, Workload
-from autotune.space.resolved_space import SearchSpace
 
 __all__ = ["read_plan"]
 

@@ -7,7 +7,7 @@ Comes in: the RunSummary of a search, or the path of a file. Goes out: the file'
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
@@ -16,11 +16,13 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from autotune.analysis.selection_rules import rate_of_runs
 from autotune.errors import ConfigError
 from autotune.files.validation import issues_of
 from autotune.files.yaml_document import Document, KeyPath, read_document
+from autotune.note import Note
 from autotune.records.measurement import Measurement
-from autotune.records.recommendation import Ratio, Recommendation, rate_of_runs
+from autotune.records.recommendation import Ratio, Recommendation
 from autotune.records.run_summary import RunSummary
 from autotune.settings.environment import Environment
 from autotune.settings.training_config import DdpConfig, TrainingConfig
@@ -58,8 +60,8 @@ _DP_BFLOAT16 = """\
 """
 
 
-def recommended_yaml(summary: RunSummary) -> str:
-    """The text of recommended.yaml, for a summary that has a recommendation."""
+def recommended_yaml(summary: RunSummary, *, say: Callable[[Note | str], str]) -> str:
+    """The text of recommended.yaml, for a summary that has a recommendation; `say` makes the sentence of a note."""
     recommendation = summary.recommendation
     assert recommendation is not None, "without a recommendation there is nothing to write"  # noqa: S101 -- a bug of ours
     header = _HEADER.format(
@@ -71,8 +73,8 @@ def recommended_yaml(summary: RunSummary) -> str:
     content = {
         "format": _FORMAT,
         "settings": recommendation.config.model_dump(),
-        "learning_rate": _learning_rate(recommendation),
-        "evidence": _evidence(summary, recommendation),
+        "learning_rate": _learning_rate(recommendation, say),
+        "evidence": _evidence(summary, recommendation, say),
         "same_batch": None if recommendation.same_batch is None else recommendation.same_batch.model_dump(),
         "baseline": summary.baseline.model_dump(),
         "machine": describe_machine(summary.environment),
@@ -144,18 +146,18 @@ def _settings(document: Document, settings: dict[str, Any]) -> tuple[TrainingCon
     return None, [str(one) for one in problems]
 
 
-def _learning_rate(recommendation: Recommendation) -> dict[str, Any]:
+def _learning_rate(recommendation: Recommendation, say: Callable[[Note | str], str]) -> dict[str, Any]:
     advice = recommendation.lr_advice
     return {
         "rule": advice.rule,
         "batch_ratio": _rounded(advice.batch_ratio),
         "betas": None if advice.betas is None else list(advice.betas),
         "eps": advice.eps,
-        "notes": list(advice.notes),
+        "notes": [say(one) for one in advice.notes],
     }
 
 
-def _evidence(summary: RunSummary, recommendation: Recommendation) -> dict[str, Any]:
+def _evidence(summary: RunSummary, recommendation: Recommendation, say: Callable[[Note | str], str]) -> dict[str, Any]:
     ours, theirs = _runs(summary, recommendation.number), _runs(summary, 0)
     source = next((run.busy_source for run in (*ours, *theirs) if run.busy_source is not None), None)
     peak = max((run.peak_memory_bytes for run in ours), default=None)
@@ -168,7 +170,7 @@ def _evidence(summary: RunSummary, recommendation: Recommendation) -> dict[str, 
         "peak_memory_gib": None if peak is None else _rounded(peak / 2**30),
         "memory_limit_gib": _rounded(summary.limit_bytes / 2**30),
         "memory_source": summary.memory_source,
-        "reasons": list(recommendation.reasons),
+        "reasons": [say(one) for one in recommendation.reasons],
         "trials": dict(Counter[str](trial.outcome for trial in summary.trials)),
         "confirmed_rounds": rounds,
     }

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import PurePath
 
+from autotune.analysis.group import merged_measurement
 from autotune.launch.launcher import Exit
 from autotune.launch.local.exit_codes import end_of
 from autotune.launch.local.hang_report import Frame, Whereabouts, read_stack, users_part, whereabouts
 from autotune.protocol.messages import RankReport
-from autotune.records.group import merged_measurement
 from autotune.records.measurement import Measurement
 from autotune.records.trial import Failure, TrialResult
 

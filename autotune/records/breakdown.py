@@ -8,8 +8,9 @@ from __future__ import annotations
 from math import isclose
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from autotune.frozen import FrozenModel
 from autotune.records.trace_intervals import DeviceTime
 
 __all__ = ["PARTS", "LoaderCosts", "Part", "Share", "TimeBreakdown", "breakdown_on_cpu", "breakdown_on_device"]
@@ -21,23 +22,19 @@ PARTS: tuple[Part, ...] = ("data_wait", "device_copy", "compute", "synchronise",
 _Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
-class Share(BaseModel):
+class Share(FrozenModel):
     """A part of the wall time, and how it was measured."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     fraction: _Fraction
     source: str
     """In a few words, such as "clock around the loader" or "profiler, 5 extra steps"."""
 
 
-class TimeBreakdown(BaseModel):
+class TimeBreakdown(FrozenModel):
     """Fractions of the wall time of a long run; they add up to 1.
 
     An instant in which the device works counts as that, whatever the host waits for meanwhile.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     data_wait: Share
     """The device has nothing to do because the loader has not delivered, the restarts of epochs included."""
@@ -64,10 +61,8 @@ class TimeBreakdown(BaseModel):
         return {name: getattr(self, name) for name in PARTS}
 
 
-class LoaderCosts(BaseModel):
+class LoaderCosts(FrozenModel):
     """What data costs inside the loader, in seconds; measured outside the window, item by item, in one process."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     items: int
     """Items that were timed."""
@@ -85,7 +80,7 @@ class LoaderCosts(BaseModel):
     item_bytes: float
     """Mean size of an item's tensors as they stand in the batch."""
     float32_fraction: _Fraction | None = None
-    """Share of float32 in a batch's bytes; None where nobody looked, or it has no tensor."""
+    """Share of float32 in a batch's bytes; None where it was not measured, or the batch has no tensor."""
     collate_s: float
     """One batch through collate_fn."""
     transfer_s: float | None = None
@@ -131,9 +126,9 @@ def breakdown_on_device(
     restart_s = min(restart_s, max(0.0, total - sum(work)))
     step_s = total - restart_s
     scale = min(1.0, step_s / sum(work)) if sum(work) > 0 else 1.0
-    compute, copy, talk = (one * scale for one in work)
-    talk += min(exchange_s, max(0.0, step_s - compute - copy - talk))
-    unexplained = max(0.0, step_s - compute - copy - talk)
+    compute, copy, exchange = (part * scale for part in work)
+    exchange += min(exchange_s, max(0.0, step_s - compute - copy - exchange))
+    unexplained = max(0.0, step_s - compute - copy - exchange)
     waiting = min(data_wait_s, unexplained)
     synchronising = min(device.after_waits_s / profiled_steps, unexplained - waiting)
     return TimeBreakdown(
@@ -142,7 +137,7 @@ def breakdown_on_device(
         ),
         device_copy=_share(copy / total, source),
         compute=_share(compute / total, source),
-        synchronise=_share((talk + synchronising) / total, _source_of_waits(source, device, exchange_s)),
+        synchronise=_share((exchange + synchronising) / total, _source_of_waits(source, device, exchange_s)),
         idle=_share((unexplained - waiting - synchronising) / total, "what is left of the step"),
         restart_fraction=_clamped(restart_s / total),
     )
@@ -165,8 +160,8 @@ def breakdown_on_cpu(  # noqa: PLR0913 - the parts of a step, each by its name
     """
     waiting = min(data_wait_s, step_s)
     copying = min(copy_s, step_s - waiting)
-    talking = min(exchange_s, step_s - waiting - copying)
-    rest = step_s - waiting - copying - talking
+    exchanging = min(exchange_s, step_s - waiting - copying)
+    rest = step_s - waiting - copying - exchanging
     idle = rest * _clamped(gap_fraction)
     total = step_s + restart_s
     source = f"profiler in {profiled_steps} extra steps"
@@ -177,7 +172,7 @@ def breakdown_on_cpu(  # noqa: PLR0913 - the parts of a step, each by its name
             (rest - idle) / total, f"what is left of the step, without the gaps between operators ({source})"
         ),
         synchronise=_share(
-            talking / total,
+            exchanging / total,
             _EXCHANGE_SOURCE if exchange_s > 0 else "the CPU is its own device: nothing to wait for",
         ),
         idle=_share(idle / total, f"gaps between operators ({source})"),
@@ -189,12 +184,12 @@ _EXCHANGE_SOURCE = "a step with the exchange of gradients less one without, on b
 
 
 def _source_of_waits(profiler: str, device: DeviceTime, exchange_s: float) -> str:
-    """Steps with and without the exchange tell of communication, unless the profiler has seen it itself."""
+    """Communication is known from steps with and without the exchange, or from the profiler's own events."""
     gaps = "gaps after the host's waits"
     if exchange_s <= 0:
         return f"{profiler}: communication, {gaps}"
-    seen = f"communication, {gaps}" if device.communication_s > 0 else gaps
-    return f"{_EXCHANGE_SOURCE}; {profiler}: {seen}"
+    measured = f"communication, {gaps}" if device.communication_s > 0 else gaps
+    return f"{_EXCHANGE_SOURCE}; {profiler}: {measured}"
 
 
 def _share(fraction: float, source: str) -> Share:

@@ -1,4 +1,4 @@
-"""Ceilings: what the loader alone and the device alone reach, and what they leave to be won.
+"""Ceilings: what the loader alone and the device alone reach, and the room that they leave.
 
 A loader's ceiling depends on the loader's settings, a device's on the step's; `loader_key` and `device_key` name them,
 so that each is measured once and kept in a CeilingBook.
@@ -9,10 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
-from autotune.settings.training_config import TrainingConfig
-from autotune.space.constraints import TORCH_PREFETCH_FACTOR
+from autotune.frozen import FrozenModel
+from autotune.settings.training_config import LOADER_SETTINGS, TrainingConfig
 
 __all__ = [
     "HOLDS_FROM",
@@ -27,13 +25,11 @@ __all__ = [
 ]
 
 HOLDS_FROM = 0.85
-"""Share of the lower ceiling from which that side is said to hold the rate: our own convention."""
+"""Share of the lower ceiling from which that side counts as the bottleneck: our convention."""
 
 
-class Ceiling(BaseModel):
+class Ceiling(FrozenModel):
     """A rate that one side reaches by itself."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     samples_per_s: float
     samples: int
@@ -44,82 +40,62 @@ class Ceiling(BaseModel):
 
 
 def loader_key(config: TrainingConfig) -> tuple[object, ...]:
-    """The settings that a loader's rate depends on; torch's own value, where a setting is left to it."""
+    """The settings that a loader's rate depends on; torch's own value where a setting is left to torch."""
     return (
+        *({**config.loader_settings, "prefetch_factor": config.batches_per_worker}).values(),
         config.micro_batch_size,
-        config.num_workers,
-        (config.prefetch_factor or TORCH_PREFETCH_FACTOR) if config.num_workers else None,
-        config.persistent_workers,
-        config.pin_memory,
         config.world_size,
         config.strategy,
-        config.intra_op_threads if config.num_workers == 0 else None,  # items are made under them in the trial itself
+        config.intra_op_threads if config.num_workers == 0 else None,  # the trial's own process makes the items
     )
 
 
 def device_key(config: TrainingConfig) -> tuple[object, ...]:
-    """The settings that a step's time depends on."""
-    return (
-        config.micro_batch_size,
-        config.grad_accum_steps,
-        config.amp_dtype,
-        config.channels_last,
-        config.compile,
-        config.intra_op_threads,
-        config.world_size,
-        config.strategy,
-        config.ddp,
-    )
+    """The settings that a step's time depends on: all but the loader's, and the learning rate."""
+    return tuple(value for name, value in config if name not in {"lr", *LOADER_SETTINGS})
 
 
 @dataclass(slots=True)
 class CeilingBook:
-    """The ceilings measured so far in a search, by what they depend on."""
+    """The ceilings measured so far in a search, by what they depend on; None where a trial could not measure it."""
 
-    loader: dict[tuple[object, ...], Ceiling] = field(default_factory=dict)
-    device: dict[tuple[object, ...], Ceiling] = field(default_factory=dict)
-    failed: set[tuple[object, ...]] = field(default_factory=set)
-    """Side and key of each that was tried and not reached: nobody tries it again."""
+    loader: dict[tuple[object, ...], Ceiling | None] = field(default_factory=dict)
+    device: dict[tuple[object, ...], Ceiling | None] = field(default_factory=dict)
 
     def needs_loader(self, config: TrainingConfig) -> bool:
-        """Whether this loader's ceiling is unknown, and nobody has tried it in vain."""
-        key = loader_key(config)
-        return key not in self.loader and ("loader", *key) not in self.failed
+        """Whether this loader's ceiling was not tried yet."""
+        return loader_key(config) not in self.loader
 
     def needs_device(self, config: TrainingConfig) -> bool:
-        """Whether this device's ceiling is unknown, and nobody has tried it in vain."""
-        key = device_key(config)
-        return key not in self.device and ("device", *key) not in self.failed
+        """Whether this device's ceiling was not tried yet."""
+        return device_key(config) not in self.device
 
     def keep(self, config: TrainingConfig, *, loader: Ceiling | None, device: Ceiling | None) -> None:
-        """Note what a trial of this configuration has measured; the first measurement of a key stays."""
+        """Enter what a trial of this configuration has measured; the first measurement of a key stays."""
         if loader is not None:
-            self.loader.setdefault(loader_key(config), loader)
+            self.loader[loader_key(config)] = self.loader.get(loader_key(config)) or loader
         if device is not None:
-            self.device.setdefault(device_key(config), device)
+            self.device[device_key(config)] = self.device.get(device_key(config)) or device
 
     def give_up(self, config: TrainingConfig, *, loader: bool, device: bool) -> None:
-        """Note which sides a trial of this configuration has tried in vain."""
+        """Enter which sides a trial of this configuration could not measure."""
         if loader:
-            self.failed.add(("loader", *loader_key(config)))
+            self.loader.setdefault(loader_key(config), None)
         if device:
-            self.failed.add(("device", *device_key(config)))
+            self.device.setdefault(device_key(config), None)
 
 
-class Standing(BaseModel):
+class Standing(FrozenModel):
     """Where a rate stands between the ceilings."""
-
-    # JSON has no infinity: as a string it comes back, as null it would not
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="strings")
 
     samples_per_s: float
     loader_ceiling: float
     """Infinite where nothing is known of the loader."""
     device_ceiling: float
     lower: Literal["loader", "device"]
-    """Whose ceiling is the lower one."""
+    """The side whose ceiling is lower."""
     share_of_device: float
-    """The rate over what the device can do on a batch that it holds."""
+    """The rate over what the device can do on a batch in its memory."""
     share_of_lower: float
     """The rate over the lower ceiling; noise may carry it above 1."""
     room: float
@@ -141,7 +117,7 @@ def standing_of(samples_per_s: float, *, loader_ceiling: float, device_ceiling: 
 
 
 def overlaps(config: TrainingConfig, device_kind: str) -> bool:
-    """Whether loading goes on beside training: in workers, or beside an accelerator, which is launched to and left."""
+    """Whether loading goes on beside training: in workers, or beside an accelerator's own work."""
     return config.num_workers > 0 or device_kind != "cpu"
 
 

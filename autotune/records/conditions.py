@@ -1,58 +1,46 @@
 """What a device did while a window ran: clocks, power, temperature, throttling, and who else used it.
 
-Filled by the worker, stored beside the figures that it explains; () and None stand for what the device does not tell.
-What is said of it (`remarks_on`, `note_on_others`) and how several devices become one (`merged`) stand here too. Pure.
+Filled by the worker, stored beside the figures that it explains; () and None stand for what the device does not
+report. `remarks_on` and `note_on_others` turn it into notes.
 Source: NVML API reference, nvmlDeviceGetClockInfo, nvmlDeviceGetTotalEnergyConsumption,
 nvmlDeviceGetCurrentClocksEventReasons.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Annotated, Literal, TypeVar
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from autotune.phrasing import say_bytes, say_share
+from autotune.frozen import FrozenModel
+from autotune.note import Note, note
 
 __all__ = [
     "OTHERS_LEAST_BUSY",
     "OTHERS_LEAST_BYTES",
-    "REASON_NAMES",
     "DeviceConditions",
     "ThrottleReason",
-    "merged",
     "note_on_others",
     "remarks_on",
 ]
 
 ThrottleReason = Literal["power_cap", "thermal", "power_brake", "hardware_slowdown"]
-"""Why a GPU ran below the clock that it was set to; an idle GPU and clocks that somebody has set are none."""
-
-_Figure = TypeVar("_Figure", int, float)
+"""Why a GPU ran below the clock that it was set to; an idle GPU and clocks that a user has set are not among them."""
 
 _CLOCK_MOVED_BY = 0.03
 """Share by which a clock between a window's edges moves the rate by as much as what a search decides on: our own
 convention."""
 OTHERS_LEAST_BYTES = 256 * 2**20
-"""Device memory from which on others count: taken to be less than the context of another process that computes. Our own
-convention; contexts were not seen by us on a GPU."""
+"""Device memory from which on others count: taken to be less than the context of another process that computes. Our
+convention, not measured on a GPU so far."""
 OTHERS_LEAST_BUSY = 0.05
 """Share of time that another process has to compute before it moves a rate by what a search decides on: our own
 convention."""
-REASON_NAMES: dict[ThrottleReason, str] = {
-    "power_cap": "power limit",
-    "thermal": "heat",
-    "power_brake": "power brake",
-    "hardware_slowdown": "slowdown by the hardware",
-}
-"""What people are told."""
 
 
-class DeviceConditions(BaseModel):
+class DeviceConditions(FrozenModel):
     """One device during a window; of several devices the sum of energy and power, and otherwise the worst of them."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     sm_clock_mhz: tuple[int, int] | None = None
     """Clock of the multiprocessors at the window's two edges."""
@@ -65,17 +53,17 @@ class DeviceConditions(BaseModel):
     power_w: Annotated[float, Field(ge=0)] | None = None
     """Mean over the window: energy over time; where energy is not counted, the mean of the two edges."""
     energy_j: Annotated[float, Field(ge=0)] | None = None
-    """Drawn by the whole device during the window. The sensor behind it looks at a part of the time alone: compare
+    """Drawn by the whole device during the window. The sensor behind it samples only a part of the time: compare
     windows of a second and more. Source: Yang et al., Part-time Power Measurements, arXiv:2312.02741."""
     throttle_reasons: tuple[ThrottleReason, ...] = ()
-    """Those seen at either edge of the window, or counted between them, sorted."""
+    """Those at either edge of the window, or counted between them, sorted."""
     others_memory_bytes: Annotated[int, Field(ge=0)] | None = None
     """Memory of the device in use before this process opened it."""
     others_busy_fraction: Annotated[float, Field(ge=0, le=1)] | None = None
     """Share of time in which the device ran kernels right before this process opened it; None as well where an earlier
     trial may have been the one that ran them."""
     persistence_mode: bool | None = None
-    """The driver keeps the device initialised while nobody uses it."""
+    """The driver keeps the device initialised while it is unused."""
     tf32_overrides: tuple[str, ...] = ()
     """Variables of the environment that change what float32 means, as NAME=value: TORCH_ALLOW_TF32_CUBLAS_OVERRIDE and
     NVIDIA_TF32_OVERRIDE."""
@@ -95,74 +83,39 @@ class DeviceConditions(BaseModel):
 
     @property
     def is_at_power_limit(self) -> bool:
-        """Whether the power limit held the clock down. Under heavy load that is how a GPU runs: a fact, no doubt."""
+        """Whether the power limit lowered the clock: normal under heavy load, and no disturbance."""
         return "power_cap" in self.throttle_reasons
 
     @property
     def disturbances(self) -> tuple[ThrottleReason, ...]:
-        """What held the clock down beside the power limit: the same load may run faster at another time."""
+        """What lowered the clock beside the power limit: the same load may run faster at another time."""
         return tuple(reason for reason in self.throttle_reasons if reason != "power_cap")
 
     @property
     def has_others(self) -> bool:
-        """Whether another process had the device open: its memory tells.
+        """Whether another process had the device open, by its memory.
 
-        Kernels alone don't: a process of ours that has just ended may have run them.
+        Kernels alone do not show that: a process of ours that has just ended may have run them.
         """
         return self.others_memory_bytes is not None and self.others_memory_bytes >= OTHERS_LEAST_BYTES
 
 
-def remarks_on(conditions: DeviceConditions) -> Iterator[str]:
-    """What disturbed a window, a sentence each."""
+def remarks_on(conditions: DeviceConditions) -> Iterator[Note]:
+    """What disturbed a window."""
     if conditions.disturbances:
-        reasons = " and ".join(REASON_NAMES[one] for one in conditions.disturbances)
-        yield f"The device's clock was held down during the window: {reasons}."
+        yield note("clock_lowered", reasons=conditions.disturbances)
     if conditions.has_moved and conditions.sm_clock_mhz is not None:
         first, last = conditions.sm_clock_mhz
-        yield f"The device's clock moved from {first} to {last} MHz during the window."
+        yield note("clock_moved", first_mhz=first, last_mhz=last)
 
 
-def note_on_others(conditions: DeviceConditions | None) -> str | None:
-    """What a search says where another process was on the device before it began; None where there was none."""
+def note_on_others(conditions: DeviceConditions | None) -> Note | None:
+    """The note of a search whose device was in use before it began; None where it was not."""
     if conditions is None or not conditions.has_others:
         return None
-    held, busy = say_bytes(conditions.others_memory_bytes or 0), conditions.others_busy_fraction
-    said = f"Before the first trial other processes held {held} of the device's memory, which counts in every peak"
-    if busy is None or busy < OTHERS_LEAST_BUSY:
-        return f"{said}."
-    return f"{said}, and kept it busy for {say_share(busy)} of the time: rates are lower than on a device of its own."
-
-
-def merged(parts: Sequence[DeviceConditions | None]) -> DeviceConditions | None:
-    """The conditions of several devices as one: power and energy summed, otherwise the worst of them.
-
-    Clocks and temperatures are those of one device at both edges: of the one with the lowest clock, or the highest
-    temperature, at either. Where a device does not tell of its power, no sum is told.
-    """
-    known = [one for one in parts if one is not None]
-    if not known:
-        return None
-    if len(parts) == 1:
-        return known[0]
-    return DeviceConditions(
-        sm_clock_mhz=min((one.sm_clock_mhz for one in known if one.sm_clock_mhz), key=min, default=None),
-        max_sm_clock_mhz=min(_told(one.max_sm_clock_mhz for one in known), default=None),
-        memory_clock_mhz=min((one.memory_clock_mhz for one in known if one.memory_clock_mhz), key=min, default=None),
-        temperature_c=max((one.temperature_c for one in known if one.temperature_c), key=max, default=None),
-        power_w=_sum([None if one is None else one.power_w for one in parts]),
-        energy_j=_sum([None if one is None else one.energy_j for one in parts]),
-        throttle_reasons=tuple(sorted({reason for one in known for reason in one.throttle_reasons})),
-        others_memory_bytes=max(_told(one.others_memory_bytes for one in known), default=None),
-        others_busy_fraction=max(_told(one.others_busy_fraction for one in known), default=None),
-        persistence_mode=min(_told(one.persistence_mode for one in known), default=None),
-        tf32_overrides=tuple(sorted({override for one in known for override in one.tf32_overrides})),
+    busy = conditions.others_busy_fraction
+    return note(
+        "others_on_device",
+        held_bytes=conditions.others_memory_bytes,
+        busy_fraction=None if busy is None or busy < OTHERS_LEAST_BUSY else busy,
     )
-
-
-def _told(figures: Iterable[_Figure | None]) -> list[_Figure]:
-    return [one for one in figures if one is not None]
-
-
-def _sum(figures: Sequence[float | None]) -> float | None:
-    told = _told(figures)
-    return sum(told) if len(told) == len(figures) else None

@@ -1,14 +1,14 @@
-"""Why is it slow? The evidence of one look, and what follows from it: findings, verdict and ranked advice.
+"""Why training is slow: the evidence of one diagnosis, and what follows from it: findings, verdict and ranked advice.
 
-This file holds the models; `core.verdict` judges an Evidence and `core.advice` ranks what helps.
+The models alone: diagnosis/ judges an Evidence and ranks what helps.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
+from autotune.frozen import FrozenModel
+from autotune.note import Note
 from autotune.records.ceilings import Ceiling, Standing
 from autotune.records.measurement import Measurement
 from autotune.settings.environment import Environment
@@ -29,40 +29,36 @@ Bottleneck = Literal[
     "memory",
     "threads",
 ]
-"""What holds the rate: an item's CPU work, its waits, its slow tail; epochs that are too short; copies; computing;
-launching operations; a host that waits for the device before it launches more; the memory's bandwidth; threads that
-fight for cores."""
+"""What limits the rate: an item's CPU work, its waits, its slow tail; epochs that are too short; copies; computing;
+launching operations; a host that waits for the device before it launches more; the memory's bandwidth; CPU
+oversubscription."""
 
 
-class CurvePoint(BaseModel):
+class CurvePoint(FrozenModel):
     """The loader alone, or the device alone, in a configuration that differs from the baseline in a few settings.
 
     What changes a loader's point beside its own settings is the batch.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     changes: dict[str, object]
     """Settings under TrainingConfig's names; empty for the baseline itself."""
     ceiling: Ceiling | None
     """None where it could not be measured."""
     cpu_s_per_sample: float | None = None
-    """CPU seconds for a sample, of all threads and loader workers; None where nobody looked."""
+    """CPU seconds for a sample, of all threads and loader workers; None where not measured."""
     peak_memory_bytes: int | None = None
-    """Peak memory of the device's side; None for the loader's, and where nobody looked."""
+    """Peak memory of the device's side; None for the loader's, and where not measured."""
     took_s: float = 0.0
     """Seconds that the point took in all: start, warm-up and stretch."""
     reason: str = ""
     """Why it could not."""
 
 
-class Roofline(BaseModel):
+class Roofline(FrozenModel):
     """What one step asks of the device, and what the device can do, each measured.
 
     Source: Williams, Waterman, Patterson 2009, "Roofline: an insightful visual performance model".
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     flops: float
     """Floating-point operations of training on one batch, forward and backward, by torch.utils.flop_counter."""
@@ -76,26 +72,22 @@ class Roofline(BaseModel):
     """Of a large copy, read and written bytes together."""
 
 
-class Curves(BaseModel):
+class Curves(FrozenModel):
     """Ceilings around the baseline, and a step's roofline."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     loader: tuple[CurvePoint, ...] = ()
     device: tuple[CurvePoint, ...] = ()
     roofline: Roofline | None = None
     threads: int | None = None
     """Threads of one operation on the CPU, where the configuration leaves them to torch or sets them."""
-    remarks: tuple[str, ...] = ()
-    """What could not be measured, and why, a sentence each."""
+    remarks: tuple[Note | str, ...] = ()
+    """What could not be measured, and why."""
     is_cut: bool = False
     """The process that measured them ended early: another one can go on where it stood."""
 
 
-class Evidence(BaseModel):
-    """All that a diagnosis rests on."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+class Evidence(FrozenModel):
+    """All that a diagnosis is based on."""
 
     config: TrainingConfig
     """What the user runs today."""
@@ -104,16 +96,14 @@ class Evidence(BaseModel):
     facts: WorkloadFacts
     limit_bytes: int
     free_ram_bytes: int | None = None
-    """RAM that was free before the look; None where nobody looked."""
+    """RAM that was free before the diagnosis; None where not measured."""
     measurement: Measurement
     """With breakdown, loader costs and both ceilings."""
     curves: Curves
 
 
-class Finding(BaseModel):
-    """Something that holds the rate."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+class Finding(FrozenModel):
+    """Something that limits the rate."""
 
     bottleneck: Bottleneck
     share: float
@@ -122,10 +112,8 @@ class Finding(BaseModel):
     """The figures that show it, in a sentence."""
 
 
-class Advice(BaseModel):
+class Advice(FrozenModel):
     """Something that can be done, and what it should bring."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     text: str
     """What to do, in a sentence."""
@@ -139,13 +127,11 @@ class Advice(BaseModel):
     """Which measured figures the expectation comes from."""
 
 
-class Diagnosis(BaseModel):
+class Diagnosis(FrozenModel):
     """The answer."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
     name: str
-    """What was looked at, in a few words."""
+    """What was diagnosed, in a few words."""
     verdict: Bottleneck
     """The first finding's."""
     headline: str
@@ -154,11 +140,11 @@ class Diagnosis(BaseModel):
     """Nothing beside computing takes a tenth of the time, and nothing that was measured promises 5 % more."""
     standing: Standing
     findings: tuple[Finding, ...]
-    """What holds the rate, the heaviest first; at least one."""
+    """What limits the rate, the largest share first; at least one."""
     advice: tuple[Advice, ...]
     """What to do, the largest gain first; what no setting does stands behind what one does."""
     evidence: Evidence
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note | str, ...] = ()
     wall_s: float = 0.0
-    """Seconds that the look has taken."""
+    """Seconds that the diagnosis has taken."""
     autotune_version: str = ""

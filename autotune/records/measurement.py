@@ -1,55 +1,34 @@
-"""What a trial has seen: raw blocks of a timed window, and the Measurement derived from them.
+"""What a trial has measured: the raw blocks of a timed window, and the Measurement that is made of them.
 
-The worker fills a Window; the stop rule of the window uses the same `rate_of` as the Measurement. Reported is that
-rate; its interval, by batch means, is joined with the usual spread between runs (`between_runs`), which no window can
-tell by itself. Everything raw is kept beside what is derived.
+The worker fills a Window; `analysis.rates` calculates the rate and its interval from it. Everything raw is kept beside
+what is derived.
 """
 
 from __future__ import annotations
 
-from math import hypot, inf
+from math import inf
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from autotune.analysis.statistics import batch_means_half_width
+from autotune.frozen import FrozenModel
+from autotune.note import Note
 from autotune.records.breakdown import LoaderCosts, TimeBreakdown
 from autotune.records.ceilings import Ceiling
 from autotune.records.conditions import DeviceConditions
 from autotune.records.ranks import Communication, RankFigures
 from autotune.records.utilization import BusyReading, Fullness
-from autotune.settings.environment import DeviceKind
 
-__all__ = [
-    "RUN_SPREAD",
-    "Block",
-    "Ceilings",
-    "Measurement",
-    "MemorySample",
-    "Rate",
-    "Restart",
-    "Window",
-    "between_runs",
-    "rate_of",
-]
+__all__ = ["Block", "Ceilings", "Measurement", "MemorySample", "Rate", "Restart", "Window"]
 
-
-RUN_SPREAD: dict[DeviceKind, float] = {"cpu": 0.015}
-"""Relative standard deviation between runs of the same settings. Source: benchmarks/fidelity.py, whose plain runs lay
-3.6 and 1.9 % apart in two settings of four and three (a range of that many values is about twice their deviation)."""
-_OTHER_RUN_SPREAD = 0.005
-"""On a device of its own: our own convention until benchmarks/gpu.py has told."""
-_NORMAL_95 = 1.96
 _THRASHING_FROM = 2
-"""Retries within a window from which on training has no room: our own convention, after Composer, which lowers the
+"""Retries within a window from which on training has no room: our convention, after Composer, which lowers the
 micro batch once two batches in a row had some. A single one has other causes too: fragments where lengths vary, cuDNN's
 trials of a new shape. Source: composer/trainer/trainer.py, _handle_thrashing_in_automicrobatching."""
 
 
-class Block(BaseModel):
+class Block(FrozenModel):
     """A stretch of the loop between two edges, at each of which the device had done all that came before."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     samples: int
     """Samples that came, counted."""
@@ -61,13 +40,11 @@ class Block(BaseModel):
     the host, a single block's may be longer than the block; the sum over a window's blocks is a part of their time."""
 
 
-class Restart(BaseModel):
-    """The end of an epoch and the start of the next, until the queue that workers fill ahead has been seen through.
+class Restart(FrozenModel):
+    """The end of an epoch and the start of the next, until the queue that workers have filled in advance is used up.
 
     Batches that come right after a restart were made while the loop waited for the first of them: they belong to it.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     seconds: float
     """From the last batch's end on."""
@@ -75,10 +52,8 @@ class Restart(BaseModel):
     """Samples that came in these seconds."""
 
 
-class Window(BaseModel):
+class Window(FrozenModel):
     """The raw record of a timed window."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     blocks: tuple[Block, ...] = Field(min_length=1)
     restarts: tuple[Restart, ...] = ()
@@ -86,13 +61,13 @@ class Window(BaseModel):
     whole_epochs: bool
     """The blocks cover whole epochs, restarts included. Otherwise restarts are added in proportion."""
     epoch_samples: int | None
-    """Samples of one epoch; None where no end was seen and none is promised."""
+    """Samples of one epoch; None where no epoch ended and the dataset has no length."""
     expected_restart_s: float = 0.0
     """What one restart is taken to cost where none fell into the window, from the first start of the loader."""
     queue_capacity: int
-    """Batches that workers hold ready at most: min(prefetch_factor * num_workers, batches of an epoch)."""
+    """Batches that workers prepare in advance at most: min(prefetch_factor * num_workers, batches of an epoch)."""
     queue_at_start: int | None
-    """Batches that lay ready at the window's first edge; None where the platform can't tell."""
+    """Batches that were ready at the window's first edge; None where the platform has no such count."""
     queue_at_end: int | None
     warm_up_batches: int
     warm_up_s: float
@@ -103,10 +78,8 @@ class Window(BaseModel):
     stopped_by: Literal["precision", "time", "deadline"]
 
 
-class Rate(BaseModel):
+class Rate(FrozenModel):
     """Samples per second with a 95 % interval."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
     value: float
     low: float
@@ -118,69 +91,63 @@ class Rate(BaseModel):
         return (self.high - self.low) / 2 / self.value if self.value > 0 else inf
 
 
-class MemorySample(BaseModel):
+class MemorySample(FrozenModel):
     """Peak memory of a trial, and where the figure comes from."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     peak_bytes: int
     source: str
     """Such as "max reserved + outside torch" or "PSS of the process tree"."""
     reserved_bytes: int | None = None
-    """Peak of what torch's allocator held, on an accelerator."""
+    """Peak of what torch's allocator had reserved, on an accelerator."""
     outside_bytes: int | None = None
     """Device memory in use outside torch's allocator, on an accelerator: this process's context, kernels and
-    libraries, and what other processes hold. The limit is on the device as a whole, where theirs is not to be had
-    either; how much of it was theirs, `Measurement.conditions` tells (`others_memory_bytes`)."""
+    libraries, and what other processes use. The limit is on the device as a whole, so their memory counts too;
+    how much that was is in `Measurement.conditions` (`others_memory_bytes`)."""
     allocated_bytes: int | None = None
     """Peak of what tensors took of the reserved memory, on an accelerator."""
     alloc_retries: int | None = None
-    """Times within the window that torch's allocator found no room, gave back what it held, and asked again: each
+    """Times within the window that torch's allocator found no room, freed its cached blocks, and tried again: each
     synchronises the device. None where the device does not count them."""
 
     @property
     def is_thrashing(self) -> bool:
-        """Whether training had no room in the window: twice or more it gave memory back and asked anew.
+        """Whether training had no room in the window: the allocator had to free its cached blocks twice or more.
 
         Its peak is that of what it was allowed, not of what it needs.
         """
         return self.alloc_retries is not None and self.alloc_retries >= _THRASHING_FROM
 
 
-class Ceilings(BaseModel):
+class Ceilings(FrozenModel):
     """What was measured of either side alone, after the window."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     loader: Ceiling | None = None
     device: Ceiling | None = None
 
 
-class Measurement(BaseModel):
+class Measurement(FrozenModel):
     """What a trial has measured. Rates are in samples per second, fractions in 0..1, memory in bytes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="strings")
 
     samples_per_s: float
     samples_per_s_ci: tuple[float, float]
     """95 % interval for another run of the same settings: batch means of the window, joined with the usual spread
-    between runs; the upper end is infinite where the window held a single block."""
+    between runs; the upper end is infinite where the window has a single block."""
     busy_fraction: float | None
-    """By GPM, else by NVML's samples, else by the loop's waits: a trial falls back where one does not tell, and its
-    source says so."""
+    """By GPM, else by NVML's samples, else by the loop's waits: a trial falls back where a source has no value, and
+    `busy_source` names the one that was used."""
     busy_source: str | None
     busy_readings: tuple[BusyReading, ...] = ()
-    """Every source that could tell."""
+    """Every source that has measured it."""
     fullness: Fullness | None = None
-    """How full the busy time was; None where the device does not tell."""
+    """How full the busy time was; None where the device does not report it."""
     conditions: DeviceConditions | None = None
-    """What the device did meanwhile; None where it does not tell."""
+    """What the device did meanwhile; None where it does not report it."""
     data_wait_fraction: float
     peak_memory_bytes: int
     loader_ceiling: float | None = None
     """Rate of the loader alone; None where not measured."""
     device_ceiling: float | None = None
-    """Rate of the device on batches that it already holds; None where not measured."""
+    """Rate of the device on batches in its memory; None where not measured."""
     ceilings: Ceilings | None = None
     """What the two rates above come from, where this trial measured them itself."""
     breakdown: TimeBreakdown | None = None
@@ -192,8 +159,9 @@ class Measurement(BaseModel):
     and window, the worst rank's waits, busy fraction and memory."""
     communication: Communication | None = None
     """What exchanging gradients takes; None for a single rank, and where not measured."""
-    remarks: tuple[str, ...] = ()
-    """What disturbed the window, what could not be measured after it, and why, a sentence each."""
+    remarks: tuple[Note | str, ...] = ()
+    """What disturbed the window, what could not be measured after it, and why. Of a group: with `on_ranks`, the ranks
+    that a remark is about, where it is not about all."""
     after_s: float = 0.0
     """Seconds that all this took after the window; a run that measures its window alone is so much shorter."""
     startup_s: float
@@ -203,7 +171,7 @@ class Measurement(BaseModel):
     memory: MemorySample
     window: Window
     loss: float
-    """Loss of the last step, to tell a run that trains from one that does not."""
+    """Loss of the last step, to distinguish a run that trains from one that does not."""
     skipped_steps: int = 0
     """Optimizer steps that the GradScaler skipped, the warm-up included."""
 
@@ -213,65 +181,13 @@ class Measurement(BaseModel):
         return self.window.blocks
 
     def busy_by(self, source: str | None) -> float | None:
-        """The busy fraction that a source has told; None where it has not."""
+        """The busy fraction by a source; None where it has none."""
         if source == self.busy_source:
             return self.busy_fraction
-        return next((one.fraction for one in self.busy_readings if one.source == source), None)
+        return next((reading.fraction for reading in self.busy_readings if reading.source == source), None)
 
     @property
     def joules_per_sample(self) -> float | None:
-        """Energy that the device drew for a sample: its mean power over the rate. None where it does not tell."""
+        """Energy that the device drew for a sample: its mean power over the rate. None where it does not report it."""
         power_w = None if self.conditions is None else self.conditions.power_w
         return None if power_w is None or self.samples_per_s <= 0 else power_w / self.samples_per_s
-
-
-def rate_of(window: Window) -> Rate:
-    """The rate that a long run would have, from a window.
-
-    Mean rate of what came, less the batches that lay ready at the first edge beyond those at the last: they were
-    loaded before the clock started. Blocks of whole epochs hold their restarts; otherwise what a restart costs beyond
-    the samples that came with it is added once per `epoch_samples`. The interval's upper end is that of the uncorrected
-    rate, since the truth lies between the two.
-    """
-    amounts = [float(block.samples) for block in window.blocks]
-    seconds = [block.seconds for block in window.blocks]
-    total, elapsed = sum(amounts), sum(seconds)
-    surplus = _surplus_samples(window)
-    half = batch_means_half_width(amounts, seconds)
-    steady, steady_high = (total - surplus) / elapsed, total / elapsed
-    return Rate(
-        value=_with_restarts(steady, window),
-        low=_with_restarts(max(steady - half, 0.0), window),
-        high=_with_restarts(steady_high + half, window),
-    )
-
-
-def between_runs(rate: Rate, device_kind: DeviceKind) -> Rate:
-    """The same rate with the interval that another run of the same settings keeps to, not this window alone.
-
-    Blocks of one window share what a process happens to get: its memory's layout, the clock, the neighbours of the
-    minute. Runs of the same settings therefore spread more than batch means can tell; that spread is joined to the
-    window's own half-widths in quadrature.
-    """
-    run = _NORMAL_95 * RUN_SPREAD.get(device_kind, _OTHER_RUN_SPREAD) * rate.value
-    return Rate(
-        value=rate.value,
-        low=max(0.0, rate.value - hypot(rate.value - rate.low, run)),
-        high=rate.value + hypot(rate.high - rate.value, run),
-    )
-
-
-def _surplus_samples(window: Window) -> float:
-    if window.queue_at_start is None or window.queue_at_end is None:
-        return 0.0
-    batches = sum(block.batches for block in window.blocks)
-    surplus = min(window.queue_at_start - window.queue_at_end, batches - 1)
-    return surplus * sum(block.samples for block in window.blocks) / batches if surplus > 0 else 0.0
-
-
-def _with_restarts(steady: float, window: Window) -> float:
-    if window.whole_epochs or window.epoch_samples is None or not 0 < steady < inf:
-        return steady
-    costs = [restart.seconds - min(restart.samples, window.epoch_samples) / steady for restart in window.restarts]
-    restart_s = max(0.0, sum(costs) / len(costs)) if costs else window.expected_restart_s
-    return 1.0 / (1.0 / steady + restart_s / window.epoch_samples)

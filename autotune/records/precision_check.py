@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import isfinite
 
-from pydantic import BaseModel, ConfigDict
-
+from autotune.frozen import FrozenModel
+from autotune.note import Note
 from autotune.settings.training_config import TrainingConfig
 
 __all__ = [
@@ -27,24 +27,23 @@ __all__ = [
 ]
 
 GUARD_STEPS = 20
-"""Optimizer steps that are compared."""
+"""Optimizer steps that are compared: our convention."""
 MIN_STEPS = 5
-"""Steps without which nothing is said: our own convention."""
+"""Fewest steps that the guard judges: our convention."""
 LOSS_TOLERANCE = 0.05
 """Largest mean deviation of the losses, as a share of float32's mean loss: our own convention. bfloat16 keeps 8 bits of
 a number (0.4 %); what deviates ten times as much after 20 steps does not train the same model."""
 MIN_COSINE = 0.95
 """Least cosine between the first step's gradients, all parameters as one vector: our own convention. Rounding to
 bfloat16 alone leaves 0.9999; 0.95 is an angle of 18 degrees."""
-_LAST_STEPS = 5
+_LAST_STEPS = 5  # in which the GradScaler may skip none: our convention
 _TELLING_COSINE = 0.2
-"""Where two float32 gradients agree less than this, the gradient is chance, and its cosine tells nothing."""
+"""Where two float32 gradients agree less than this, the gradient is noise, and its cosine means nothing: our
+convention."""
 
 
-class GuardFigures(BaseModel):
-    """What the guard has seen."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="strings")
+class GuardFigures(FrozenModel):
+    """What the guard has measured."""
 
     steps: int
     """Optimizer steps that were compared; those that the GradScaler skipped are not among them, their batches were
@@ -64,8 +63,8 @@ class GuardFigures(BaseModel):
     """How far two float32 runs of some steps, under other random seeds, deviate, as `loss_deviation`."""
     skipped_steps: tuple[bool, ...] = ()
     """For each attempt at a step, whether the GradScaler skipped it; empty without one."""
-    remarks: tuple[str, ...] = ()
-    """What makes the comparison less than it seems, a sentence each."""
+    remarks: tuple[Note | str, ...] = ()
+    """What weakens the comparison."""
 
     @property
     def loss_deviation(self) -> float | None:
@@ -81,8 +80,8 @@ def deviation_of(reference: Sequence[float], losses: Sequence[float]) -> float |
     pairs = list(zip(reference, losses, strict=False))
     if not pairs or not all(isfinite(value) for pair in pairs for value in pair):
         return None
-    scale = sum(abs(theirs) for theirs, _ in pairs)
-    return sum(abs(ours - theirs) for theirs, ours in pairs) / scale if scale > 0 else 0.0
+    scale = sum(abs(exact) for exact, _ in pairs)
+    return sum(abs(loss - exact) for exact, loss in pairs) / scale if scale > 0 else 0.0
 
 
 def needs_guard(config: TrainingConfig, baseline: TrainingConfig) -> bool:

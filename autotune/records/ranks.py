@@ -1,26 +1,24 @@
-"""What each rank of a group has measured, and what the group as a whole comes to.
+"""Each rank's own figures in the measurement of a group, what exchanging gradients takes, and which ranks are slower.
 
-Takes the Measurements that the ranks of one trial have reported; hands on one of the group: its rate, the memory and
-the busy fraction of the worst rank, and each rank's own figures beside them. Which rank holds the others up is told by
-what each reaches without them.
+Which rank slows the others down shows in what each rank reaches alone: in step they all have the slowest one's rate.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median
+from typing import Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict
+from autotune.frozen import FrozenModel
 
-__all__ = ["Communication", "RankFigures", "name_devices", "uneven_ranks"]
+__all__ = ["Communication", "RankFigures", "SlowSide", "name_devices", "uneven_ranks"]
 
-_UNEVEN = 0.9  # of the others' median: own convention; more would name what neighbours and clocks do by themselves
+_UNEVEN = 0.9  # of the others' median: our convention; ranks differ by a few per cent through clocks and neighbours
+_SIDES: tuple[Literal["loader", "device"], ...] = ("loader", "device")
 
 
-class RankFigures(BaseModel):
+class RankFigures(FrozenModel):
     """One rank's own part of a trial. Rates in samples per second, fractions in 0..1."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     rank: int
     host: int = 0
@@ -34,13 +32,11 @@ class RankFigures(BaseModel):
     loader_ceiling: float | None = None
     """Its loader alone, while the other ranks' loaders ran too; None where not measured."""
     device_ceiling: float | None = None
-    """Its device alone, on batches that it holds, without exchanging gradients; None where not measured."""
+    """Its device alone, on batches in its memory, without exchanging gradients; None where not measured."""
 
 
-class Communication(BaseModel):
-    """What exchanging gradients takes of an optimizer step, on batches that the devices already hold."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+class Communication(FrozenModel):
+    """What exchanging gradients takes of an optimizer step, on batches in the devices' memory."""
 
     step_s: float
     """A step as it is, gradients exchanged."""
@@ -66,22 +62,27 @@ class Communication(BaseModel):
         return min(1.0, max(0.0, 1.0 - self.exposed_s / self.exchange_s)) if self.exchange_s > 0 else 0.0
 
 
+class SlowSide(NamedTuple):
+    """The side of a rank that is slower than the other ranks'."""
+
+    side: Literal["loader", "device"]
+    fraction: float
+    """What it reaches alone, of the other ranks' median."""
+
+
 def name_devices(ranks: Sequence[RankFigures]) -> dict[int, str]:
     """Each rank's device, by the rank's number; where they stand on several hosts, with the host's, from 0."""
-    is_over_hosts = len({one.host for one in ranks}) > 1
-    return {one.rank: f"host {one.host}, {one.device}" if is_over_hosts else one.device for one in ranks}
+    is_over_hosts = len({rank.host for rank in ranks}) > 1
+    return {rank.rank: f"host {rank.host}, {rank.device}" if is_over_hosts else rank.device for rank in ranks}
 
 
-def uneven_ranks(ranks: Sequence[RankFigures]) -> dict[int, str]:
-    """Ranks that hold the others up, each with the reason: its loader or its device alone is slower than the others'.
-
-    A rank is uneven where it reaches less than 90 % of the others' median.
-    """
-    found = {}
-    for what, name in (("loader", "loader_ceiling"), ("device", "device_ceiling")):
-        known = {one.rank: float(rate) for one in ranks if (rate := getattr(one, name)) is not None}
-        for rank, rate in known.items():
-            others = [other for number, other in known.items() if number != rank]
-            if others and rank not in found and rate < _UNEVEN * median(others):
-                found[rank] = f"its {what} alone gives {rate / median(others):.0%} of what the others' do"
+def uneven_ranks(ranks: Sequence[RankFigures]) -> dict[int, SlowSide]:
+    """Ranks that slow the others down: loader or device alone reaches less than 90 % of the others' median."""
+    found: dict[int, SlowSide] = {}
+    for side in _SIDES:
+        rates = {rank.rank: rate for rank in ranks if (rate := getattr(rank, f"{side}_ceiling")) is not None}
+        for number, rate in rates.items():
+            others = [other for its_number, other in rates.items() if its_number != number]
+            if others and number not in found and rate < _UNEVEN * median(others):
+                found[number] = SlowSide(side, rate / median(others))
     return found

@@ -1,34 +1,25 @@
-"""From finalists that were measured in turns with the baseline to the configuration to use.
-
-Comes in: a Confirmation for each finalist and the baseline. Goes out: a Recommendation with its evidence. Pure.
-"""
+"""What a search recommends, and the evidence: configurations measured again in turns, and their rates as ratios."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import exp, log, sqrt
+from math import exp, log
 from statistics import fmean
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from autotune.analysis.statistics import mean_interval, ratio_interval
-from autotune.records.measurement import Measurement, Rate
+from autotune.frozen import FrozenModel
+from autotune.note import Note
+from autotune.records.measurement import Measurement
 from autotune.records.stress_check import StressFigures
-from autotune.settings.training_config import AMP_DTYPES, TrainingConfig
+from autotune.settings.training_config import TrainingConfig
 from autotune.space.learning_rate import LrAdvice
 
-__all__ = ["Confirmation", "Ratio", "Recommendation", "choose", "gains_of", "rate_of_runs", "ratio_of", "simplicity"]
-
-SAME_RATE_SHARE = 0.02
-"""Rates this close to the fastest count as fast enough for the score to decide (DESIGN: Score)."""
-_ROUNDS_FOR_BETWEEN_RUN_SPREAD = 3
+__all__ = ["Confirmation", "Ratio", "Recommendation"]
 
 
-class Confirmation(BaseModel):
+class Confirmation(FrozenModel):
     """A configuration measured again, once in each round; None where a round's run failed."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     number: int
     """The trial's number in the study; 0 is the baseline."""
@@ -48,20 +39,16 @@ class Confirmation(BaseModel):
         return exp(fmean(log(run.samples_per_s) for run in self.runs))
 
 
-class Ratio(BaseModel):
+class Ratio(FrozenModel):
     """A rate over another, measured side by side, with its 95 % interval."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
     value: float
     low: float
     high: float
 
 
-class Recommendation(BaseModel):
+class Recommendation(FrozenModel):
     """The configuration to use, and what speaks for it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     config: TrainingConfig
     """Ready to use: its learning rate is scaled to its global batch."""
@@ -75,8 +62,8 @@ class Recommendation(BaseModel):
     """The best configuration that keeps the baseline's global batch."""
     same_batch_number: int | None = None
     same_batch_speedup: Ratio | None = None
-    reasons: tuple[str, ...] = ()
-    """Why this one, a sentence each."""
+    reasons: tuple[Note | str, ...] = ()
+    """Why this one."""
     confirmations: tuple[Confirmation, ...] = ()
     """Every finalist's runs, raw."""
     stress: StressFigures | None = None
@@ -85,80 +72,3 @@ class Recommendation(BaseModel):
     """Trials that failed on the largest samples: since then only what was run on them may win, and the baseline."""
     is_outrun: bool = False
     """Something faster was measured that may not be used: refused, over the limit, or failed when it was run again."""
-
-
-def simplicity(config: TrainingConfig) -> tuple[int, ...]:
-    """Sort key: fewest devices, fewest workers, smallest batch, plainest precision, then the fewest switches."""
-    return (
-        config.world_size,
-        config.num_workers * config.process_count,
-        config.global_batch_size,
-        AMP_DTYPES.index(config.amp_dtype),
-        config.grad_accum_steps,
-        *(int(flag) for flag in (config.compile, config.channels_last, config.pin_memory, config.persistent_workers)),
-        config.prefetch_factor or 0,
-        config.intra_op_threads or 0,
-        0 if config.ddp is None else len(config.ddp.model_dump(exclude_defaults=True)),
-    )
-
-
-def rate_of_runs(runs: Sequence[Measurement]) -> Rate:
-    """Geometric mean of runs' rates, with the interval of their spread, or of their windows below three runs."""
-    if len(runs) == 1:
-        return Rate(value=runs[0].samples_per_s, low=runs[0].samples_per_s_ci[0], high=runs[0].samples_per_s_ci[1])
-    mean, low, high = mean_interval([log(run.samples_per_s) for run in runs])
-    if len(runs) < _ROUNDS_FOR_BETWEEN_RUN_SPREAD:
-        spread = sqrt(sum(_relative_half_width(run) ** 2 for run in runs)) / len(runs)
-        low, high = mean - spread, mean + spread
-    return Rate(value=exp(mean), low=exp(low), high=exp(high))
-
-
-def ratio_of(one: Confirmation, other: Confirmation) -> Ratio | None:
-    """The rate of one over another's, round by round; None where they share no round.
-
-    From three rounds on the spread between rounds gives the interval. Below, the intervals of the windows do, joined in
-    quadrature; they hold the usual spread between runs, but not this machine's drift of the moment.
-    """
-    pairs = [(a, b) for a, b in zip(one.rounds, other.rounds, strict=False) if a is not None and b is not None]
-    if not pairs:
-        return None
-    if one.number == other.number:
-        return Ratio(value=1.0, low=1.0, high=1.0)
-    value, low, high = ratio_interval([(a.samples_per_s, b.samples_per_s) for a, b in pairs])
-    if len(pairs) < _ROUNDS_FOR_BETWEEN_RUN_SPREAD:
-        spread = sqrt(sum(_relative_half_width(a) ** 2 + _relative_half_width(b) ** 2 for a, b in pairs)) / len(pairs)
-        low, high = value * exp(-spread), value * exp(spread)
-    return Ratio(value=value, low=low, high=high)
-
-
-def gains_of(candidates: Sequence[Confirmation], baseline: Confirmation | None) -> list[Confirmation]:
-    """Those that beat the baseline beyond noise; all where there is none."""
-    if baseline is None:
-        return list(candidates)
-    return [one for one in candidates if (ratio := ratio_of(one, baseline)) is not None and ratio.low > 1]
-
-
-def choose(candidates: Sequence[Confirmation], scores: dict[int, float], baseline: Confirmation | None) -> Confirmation:
-    """The candidate to recommend, from feasible ones (the baseline among them where it is feasible).
-
-    Only what beats the baseline beyond noise is a gain; without one the baseline stays. Of the gains within 2 % of the
-    fastest the best score wins, and among those whose rate can't be told from the winner's the simplest does.
-    """
-    gains = gains_of(candidates, baseline)
-    if not gains:
-        assert baseline is not None, "candidates must not be empty"  # noqa: S101 - our own bug
-        return baseline
-    fastest = max(one.samples_per_s for one in gains)
-    near = [one for one in gains if one.samples_per_s >= (1 - SAME_RATE_SHARE) * fastest]
-    near.sort(key=lambda one: (simplicity(one.config), one.number))
-    best = max(near, key=lambda one: scores[one.number])
-    return next(one for one in near if _is_around_one(ratio_of(one, best)))
-
-
-def _relative_half_width(run: Measurement) -> float:
-    low, high = run.samples_per_s_ci
-    return (high - low) / 2 / run.samples_per_s
-
-
-def _is_around_one(ratio: Ratio | None) -> bool:
-    return ratio is None or ratio.low <= 1 <= ratio.high

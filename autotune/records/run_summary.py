@@ -1,11 +1,13 @@
-"""What a finished (or interrupted) search amounts to: the one thing that reports are made from."""
+"""The result of a finished or interrupted search, from which all reports are made, and its progress on the way."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
+from autotune.frozen import FrozenModel
+from autotune.note import Note
 from autotune.records.recommendation import Recommendation
 from autotune.records.trial import TrialRecord
 from autotune.settings.budget import Budget
@@ -20,10 +22,8 @@ Phase = Literal["probe", "search", "confirm", "measure", "curves"]
 """Of a search: probe, search, confirm. Of a diagnosis: probe, measure (today's settings), curves (other settings)."""
 
 
-class RunSummary(BaseModel):
+class RunSummary(FrozenModel):
     """Everything that a report shows; read back from a run folder as it was written."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: str
     """What was tuned, in a few words."""
@@ -39,26 +39,24 @@ class RunSummary(BaseModel):
     trials: tuple[TrialRecord, ...]
     recommendation: Recommendation | None
     """None where nothing feasible was found."""
-    importances: dict[str, float] = {}
-    """How much each setting tells whether a trial is among the best quarter (PED-ANOVA, by Optuna), shares of 1; empty
-    where too few trials can tell."""
-    notes: tuple[str, ...] = ()
-    """What a person should know of this run, a sentence each."""
-    stopped_because: str
+    importances: dict[str, float] = Field(default_factory=dict)
+    """How much each setting decides whether a trial is among the best quarter (PED-ANOVA, by Optuna), shares of 1;
+    empty where there are too few trials."""
+    notes: tuple[Note | str, ...] = ()
+    """What the user should know of this run."""
+    stopped_because: Note | str
     """Why no further trial ran."""
     is_complete: bool = True
     """The search and its confirmation came to their end."""
     wall_s: float
     """Seconds from the call to the recommendation; of a search that went on after an interruption, its last part."""
     promised_s: float | None = None
-    """What it was expected to take before its first trial; None where it went on from an earlier sitting."""
+    """What it was expected to take before its first trial; None where it continued an interrupted search."""
     autotune_version: str
 
 
-class Progress(BaseModel):
-    """Where a search or a diagnosis stands; sent to whoever shows it after every step."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+class Progress(FrozenModel):
+    """Where a search or a diagnosis stands; sent to the display after every step."""
 
     phase: Phase
     done: int

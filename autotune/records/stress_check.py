@@ -1,15 +1,14 @@
 """The stress run: the winner trained for longer on the largest samples that the dataset has shown. Pure.
 
-It runs in one process. What it has seen is held against the limit as a Load: that of all whose memory counts together.
+It runs in one process. A Load is its peak for all ranks whose memory counts together, to be compared with the limit.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict
-
-from autotune.phrasing import say_mib
+from autotune.frozen import FrozenModel
+from autotune.note import Note
 from autotune.records.measurement import MemorySample
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.environment import Environment
@@ -20,36 +19,34 @@ from autotune.space.constraints import ranks_on_host
 __all__ = ["STRESS_S", "Load", "StressFigures", "load_of", "look_s"]
 
 STRESS_S = 12.0
-"""How long it trains where there is time: longer than a trial's window."""
-_LOOK_S = 4.0
-_LOOK_SHARE = 0.2
+"""How long it trains where there is time, longer than a trial's window: our convention."""
+_LOOK_S = 4.0  # our convention
+_LOOK_SHARE = 0.2  # of the time left: our convention
 _WHERE = {"ddp": "in one process", "dp": "on one device"}
 
 
-class StressFigures(BaseModel):
-    """What a stress run has seen."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+class StressFigures(FrozenModel):
+    """What a stress run has measured."""
 
     steps: int
     """Optimizer steps, ordinary batches and batches of the largest samples in turns."""
     seconds: float
     items_seen: int
-    """Items of the dataset whose size was looked at."""
+    """Items of the dataset whose size was measured."""
     median_item_bytes: float
     largest_item_bytes: int
     """Equal to the median where all items have one size."""
     largest_batch_bytes: int = 0
     """Tensors of the batch of the largest samples, as it was trained on."""
-    remark: str = ""
-    """Why no batch of the largest samples was trained on, in a sentence; "" where one was."""
+    remark: Note | str = ""
+    """Why no batch of the largest samples was trained on; "" where one was."""
     memory: MemorySample
     """Of the one process that it ran in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What a stress run's peak comes to where its settings train on several ranks."""
+    """A stress run's peak where its settings train on several ranks."""
 
     own_bytes: int
     """Peak of the one process that ran."""
@@ -62,7 +59,7 @@ class Load:
 
     @property
     def least_bytes(self) -> int:
-        """What a rank takes by itself: held against the limit."""
+        """What a rank takes by itself, to be compared with the limit."""
         return self.own_bytes + self.bucket_bytes
 
     @property
@@ -79,16 +76,18 @@ class Load:
     def bearer(self) -> str:
         """Who takes that: "2 ranks with 64 MiB of gradient buckets each"."""
         who, each = ("a rank", "") if self.ranks == 1 else (f"{self.ranks} ranks", " each")
-        return f"{who} with {say_mib(self.bucket_bytes)} of gradient buckets{each}" if self.bucket_bytes else who
+        return (
+            f"{who} with {self.bucket_bytes / 2**20:,.0f} MiB of gradient buckets{each}" if self.bucket_bytes else who
+        )
 
 
 def look_s(left_s: float) -> float:
-    """Seconds for which samples are looked at before the stress run, of so many until its deadline."""
+    """Seconds for measuring samples' sizes before the stress run, of so many until its deadline."""
     return min(_LOOK_S, _LOOK_SHARE * max(0.0, left_s))
 
 
 def load_of(figures: StressFigures, config: TrainingConfig, environment: Environment, facts: WorkloadFacts) -> Load:
-    """What a stress run's peak comes to for all ranks of the settings whose memory counts together.
+    """A stress run's peak for all ranks of the settings whose memory counts together.
 
     It errs upwards: what ranks share (libraries, a mapped dataset) is counted for each. With gradient_as_bucket_view
     the gradients lie in the buckets and take no more.

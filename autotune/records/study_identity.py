@@ -1,24 +1,31 @@
-"""Which search a study belongs to, in words that can be compared: so that nothing is resumed with something else.
+"""Which search a study belongs to, as texts that can be compared: a study is resumed by the same search alone.
 
-Looks at the user's objects from outside, without torch: a model by its class and its parameters' shapes, a dataset by
-its class and length, a function by its name and code. Random initial weights do not count.
+Comes in: a Plan and the Environment. Goes out: a short text for each part of the search, equal in another run of the
+same program. The user's objects are only described, without torch; of the user's code only __len__ runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from enum import Enum
 from functools import partial
 from hashlib import sha256
-from pathlib import Path
-from types import CodeType
+from pathlib import Path, PurePath
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
-from autotune.settings.environment import Environment
+from autotune.settings.environment import COMPARED, Environment
 from autotune.settings.plan import Plan
 from autotune.settings.workload import PARTS, Ref
 
 __all__ = ["describe_part", "identify"]
+
+_DEPTH = 4  # of closures and objects within each other: our convention
+_PLAIN = (bool, int, float, complex, str, bytes, PurePath, Enum, type(None))
+"""Types whose values are compared as they are."""
+_CONTAINERS = (Mapping, list, tuple, set, frozenset)
+_MOST_ITEMS = 100  # of a container among arguments; a longer one is taken for data: our convention
 
 
 def identify(plan: Plan, environment: Environment) -> dict[str, str]:
@@ -37,39 +44,30 @@ def identify(plan: Plan, environment: Environment) -> dict[str, str]:
 
 
 def _machine(environment: Environment) -> dict[str, str]:
-    """All that the fingerprint is made from, so that what has changed of a machine is told by its name."""
-    told = {
-        "device": environment.device_name,
-        "kind of device": environment.device_kind,
-        "devices": environment.device_count,
-        "unlike devices": ", ".join(environment.device_names) or None,
-        "driver": environment.driver,
-        "cores": environment.cores,
-        "torch": environment.torch,
-        "CUDA": environment.cuda,
-        "TF32 switches": ", ".join(environment.tf32_overrides) or None,
-    }
-    return {name: "none" if value is None else str(value) for name, value in told.items()}
+    """What is compared of a machine, by the words that a message uses for it."""
+    return {COMPARED[name]: _in_words(value) for name, value in environment.comparable().items()}
+
+
+def _in_words(value: object) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(value) or "none"
+    return "none" if value is None else str(value)
 
 
 def describe_part(part: Any) -> str:
-    """A short text that is equal for the same model, dataset or function in another run of the same program."""
+    """A short text that is equal for the same model, dataset or function in another run of the same program.
+
+    Compared are the code of functions and classes, the arguments of partials, a closure's variables, parameters'
+    shapes, the dataset's length, and public attributes that are plain values. Not compared are the content of the data,
+    random weights, and code that the compared code calls.
+    """
     if isinstance(part, Ref):
         return _describe_ref(part)
     if isinstance(part, str):
         return part
     name = getattr(part, "__qualname__", None) or type(part).__qualname__
-    if isinstance(part, partial):
-        keywords = sorted(part.keywords.items())
-        return f"partial({describe_part(part.func)}, {part.args!r}, {keywords!r})"
-    code = getattr(part, "__code__", None)
-    if isinstance(code, CodeType):
-        return f"{name}#{_digest(_code_text(code))}"
-    named_parameters = getattr(part, "named_parameters", None)
-    if named_parameters is not None and not isinstance(part, type):
-        shapes = [(key, _shape(value)) for key, value in named_parameters()]
-        return f"{name}#{_digest(repr(shapes))}"
-    return f"{name}{_length(part)}"
+    digest = "" if isinstance(part, _CONTAINERS) else f"#{_digest(_text(part, _DEPTH))}"  # a container is data
+    return f"{name}{digest}{_length(part)}"
 
 
 def _describe_ref(ref: Ref) -> str:
@@ -81,8 +79,73 @@ def _describe_ref(ref: Ref) -> str:
     return ref.target
 
 
+def _text(value: Any, depth: int) -> str:
+    """A value as text without addresses; at depth 0, and of a long container, its class's name and length alone."""
+    if depth == 0 or (isinstance(value, _CONTAINERS) and len(value) > _MOST_ITEMS):
+        return repr(value) if isinstance(value, _PLAIN) else f"{type(value).__qualname__}{_length(value)}"
+    match value:
+        case partial():
+            text = f"partial{_texts((value.func, value.args, value.keywords), depth)}"
+        case list() | tuple():
+            text = _texts(value, depth)
+        case Mapping() | set() | frozenset():  # a set's own order depends on the hash seed
+            items = value.items() if isinstance(value, Mapping) else value
+            text = str(sorted(_text(item, depth) for item in items))
+        case type():
+            text = _class_text(value)
+        case MethodType():
+            text = _texts((value.__func__, value.__self__), depth)
+        case FunctionType():
+            closure = [_content(cell) for cell in value.__closure__ or ()]
+            text = _code_text(value.__code__) + _texts((value.__defaults__, value.__kwdefaults__, closure), depth - 1)
+        case _:
+            text = repr(value) if isinstance(value, _PLAIN) else _object_text(value, depth)
+    return text
+
+
+def _texts(values: Iterable[Any], depth: int) -> str:
+    return str([_text(value, depth) for value in values])
+
+
+def _object_text(value: Any, depth: int) -> str:
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return _shape(value)
+    if hasattr(value, "named_parameters"):
+        kinds = sorted({_class_text(type(module)) for module in value.modules()})
+        return f"{kinds}{[(name, _shape(parameter)) for name, parameter in value.named_parameters()]}"
+    attributes = {
+        name: _text(own, depth - 1)
+        for name, own in sorted(getattr(value, "__dict__", {}).items())
+        if not name.startswith("_") and not isinstance(own, _CONTAINERS)
+    }
+    return f"{_class_text(type(value))}{attributes}"
+
+
+def _class_text(kind: type) -> str:
+    """The code and plain values of a class and its bases; torch and builtins are known by their versions."""
+    own = [base for base in kind.__mro__ if base.__module__.partition(".")[0] not in {"builtins", "torch"}]
+    return f"{kind.__qualname__}{[sorted(_member_texts(base)) for base in own]}"
+
+
+def _member_texts(kind: type) -> Iterator[str]:
+    for name, member in vars(kind).items():
+        if isinstance(member, _PLAIN) and not name.startswith("__"):
+            yield f"{name}={member!r}"
+        for attribute in ("__func__", "__wrapped__", "func", "fget"):  # of static, cached and class methods, properties
+            member = getattr(member, attribute, member)  # noqa: PLW2901 - down to the function
+        if isinstance(member, FunctionType):
+            yield f"{name}:{_code_text(member.__code__)}"
+
+
+def _content(cell: CellType) -> Any:
+    """The value of a closure's variable; None where it has none yet."""
+    with suppress(ValueError):
+        return cell.cell_contents
+    return None
+
+
 def _code_text(code: CodeType) -> str:
-    return f"{code.co_code.hex()}{code.co_names}{[_constant_text(one) for one in code.co_consts]}"
+    return f"{code.co_code.hex()}{code.co_names}{[_constant_text(constant) for constant in code.co_consts]}"
 
 
 def _constant_text(constant: object) -> str:

@@ -1,8 +1,8 @@
 """Busy time from a profiler's events: unions of intervals over streams. Pure functions over nanoseconds.
 
 Comes in: the events of a few profiled steps, in any order, with streams that overlap. Goes out: how long the device
-computed, copied and talked to other ranks, each instant counted once, and how long it did nothing since the host had
-waited for it.
+computed, copied and communicated with other ranks, each instant counted once, and how long it did nothing since the
+host had waited for it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from autotune.frozen import FrozenModel
 
 __all__ = ["DeviceEvent", "DeviceTime", "device_time", "kind_of", "length", "union"]
 
@@ -20,10 +20,8 @@ EventKind = Literal["compute", "copy", "communication"]
 _WAYS = ("htod", "dtoh", "ptop")  # of copies that leave or reach the device
 
 
-class DeviceEvent(BaseModel):
+class DeviceEvent(FrozenModel):
     """Something that the device did between two moments."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: str
     kind: EventKind
@@ -32,13 +30,11 @@ class DeviceEvent(BaseModel):
     device_index: int = 0
 
 
-class DeviceTime(BaseModel):
+class DeviceTime(FrozenModel):
     """What a device did in some steps, in seconds; where kinds overlap, the instant belongs to the first of them.
 
     Computing hides copies, and both hide communication: what is left of those two is what they cost.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     busy_s: float
     """With anything at all running."""
@@ -67,7 +63,7 @@ def kind_of(name: str) -> EventKind:
 def union(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """The intervals merged: disjoint, in order; empty ones and such that end before they begin are dropped."""
     merged: list[tuple[int, int]] = []
-    for start, end in sorted(one for one in intervals if one[1] > one[0]):
+    for start, end in sorted(span for span in intervals if span[1] > span[0]):
         if merged and start <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(merged[-1][1], end))
         else:
@@ -82,11 +78,12 @@ def length(intervals: Iterable[tuple[int, int]]) -> int:
 
 def device_time(events: Sequence[DeviceEvent], host_waits: Sequence[tuple[int, int]] = ()) -> DeviceTime:
     """Sum up the events of one device; `host_waits` are the spans in which the host waited for it."""
-    compute = union((one.start_ns, one.end_ns) for one in events if one.kind == "compute")
-    copies = union((one.start_ns, one.end_ns) for one in events if one.kind == "copy")
-    talks = union((one.start_ns, one.end_ns) for one in events if one.kind == "communication")
+    kinds: tuple[EventKind, ...] = ("compute", "copy", "communication")
+    compute, copies, communication = (
+        union((event.start_ns, event.end_ns) for event in events if event.kind == kind) for kind in kinds
+    )
     computing_or_copying = union([*compute, *copies])
-    everything = union([*computing_or_copying, *talks])
+    everything = union([*computing_or_copying, *communication])
     return DeviceTime(
         busy_s=_seconds(length(everything)),
         compute_s=_seconds(length(compute)),

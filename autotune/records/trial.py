@@ -5,22 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
+from autotune.frozen import FrozenModel
 from autotune.records.measurement import Block, Measurement
 from autotune.records.precision_check import GuardFigures
-from autotune.settings.objective import Score
 from autotune.settings.training_config import TrainingConfig
 
-__all__ = ["Failure", "Outcome", "TrialRecord", "TrialResult", "best_of", "reference_of", "score_value"]
+__all__ = ["Failure", "Outcome", "Score", "TrialRecord", "TrialResult", "best_of", "reference_of", "score_value"]
 
 Outcome = Literal["ok", "over_memory", "oom", "host_oom", "timeout", "crashed", "diverged", "pruned", "invalid"]
 
 
-class Failure(BaseModel):
+class Failure(FrozenModel):
     """The exception that ended a rank."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     signature: str
     """Type and place, equal for the same exception at the same place: "ValueError at net.py:12"."""
@@ -31,10 +27,8 @@ class Failure(BaseModel):
     at the same place need not have the same cause."""
 
 
-class TrialResult(BaseModel):
+class TrialResult(FrozenModel):
     """What a runner hands back for a configuration."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     outcome: Outcome
     reason: str = ""
@@ -42,12 +36,12 @@ class TrialResult(BaseModel):
     measurement: Measurement | None = None
     failure: Failure | None = None
     guard: GuardFigures | None = None
-    """What the precision guard has seen, where this trial was the first of its precision, or was refused for it. A
+    """What the precision guard has measured, where this trial was the first of its precision, or was refused for it. A
     refused trial keeps its measurement; its outcome and reason are the guard's."""
     blocks: tuple[Block, ...] = ()
     """What a trial had measured that was stopped early; else none, since a measurement has its own."""
     violation: float | None = None
-    """Share by which a limit was passed where no measurement can tell (out of memory)."""
+    """Share by which a limit was passed where there is no measurement (out of memory)."""
     wall_s: float = 0.0
     """Seconds from the start of the trial's process to its end."""
     log: str | None = None
@@ -59,10 +53,20 @@ class TrialResult(BaseModel):
         return self.wall_s - (self.measurement.after_s if self.measurement is not None else 0.0)
 
 
-class TrialRecord(BaseModel):
-    """A finished trial of the study."""
+class Score(FrozenModel):
+    """What a trial is worth. Higher is better; the baseline's own is close to 1."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    value: float
+    feasible: bool
+    violation: float = 0.0
+    """Share by which the memory limit is passed; negative: room left. Of a run that was short of memory below the
+    limit, a small constant."""
+    reason: str = ""
+    """Why it is not feasible; "" where it is."""
+
+
+class TrialRecord(FrozenModel):
+    """A finished trial of the study."""
 
     number: int
     """Number of the trial in the Optuna study; 0 is the baseline."""
@@ -84,7 +88,7 @@ class TrialRecord(BaseModel):
 
     @property
     def reason(self) -> str:
-        """Why the trial is no candidate; "" where it is one."""
+        """Why the trial is no candidate; "" where it is."""
         if self.outcome == "over_memory" and self.score is not None and self.score.reason:
             return self.score.reason
         return self.result.reason

@@ -1,11 +1,13 @@
-"""How busy the device was, by every source that could tell, and how full the busy time was."""
+"""How busy the device was, by every source that measured it, and how full the busy time was."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from autotune.frozen import FrozenModel
 
 __all__ = [
     "GPM_SOURCE",
@@ -25,27 +27,23 @@ NVML_SOURCE = "NVML utilization"
 WAIT_SOURCE = "1 - data wait"
 _RANKS = {PROFILER_SOURCE: 0, GPM_SOURCE: 1, NVML_SOURCE: 2, WAIT_SOURCE: 4}
 _RANK_OF_OTHERS = 3
-_AGREE_WITHIN = 0.10
+_AGREE_WITHIN = 0.10  # our convention
 
 _Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
-class BusyReading(BaseModel):
+class BusyReading(FrozenModel):
     """A busy fraction, and where it comes from."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     fraction: _Fraction
     source: str
 
 
-class Fullness(BaseModel):
+class Fullness(FrozenModel):
     """How full the device's time was, by NVIDIA's GPM during the window, in 0..1; None where a metric is not given.
 
     Source: NVML API reference, GPM metrics 2 (SM_UTIL), 3 (SM_OCCUPANCY), 5 (ANY_TENSOR_UTIL), 10 (DRAM_BW_UTIL).
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     sm_fraction: _Fraction | None
     """"Percentage of SMs that were busy", as NVML has it; streaming multiprocessors."""
@@ -60,28 +58,29 @@ class Fullness(BaseModel):
 def source_rank(source: str) -> int:
     """How much a source is worth, 0 for the best.
 
-    The profiler sees every kernel and copy. GPM tells the "percentage of time any compute/graphics app was active on
+    The profiler sees every kernel and copy. GPM reports the "percentage of time any compute/graphics app was active on
     the GPU" from one edge of a window to the other; NVML's samples are means over 1/6 s to 1 s by product, so that none
-    to three of them lie within 0.6 s. The loop's waits tell of the loader alone: where launches hold the device up,
-    they read 1.
+    to three of them lie within 0.6 s. The loop's waits show the loader alone: where launches delay the device, they
+    read 1.
     Source: NVML API reference, nvmlGpmMetricId_t (GRAPHICS_UTIL) and nvmlUtilization_t.
     """
     return _RANKS.get(source, _RANK_OF_OTHERS)
 
 
-def best_common_source(told: Sequence[Collection[str]]) -> str | None:
-    """The best source that told of every configuration, each an entry with its sources; None where there is none."""
-    common = [source for source in (told[0] if told else ()) if all(source in sources for sources in told)]
+def best_common_source(available: Sequence[Collection[str]]) -> str | None:
+    """The best of the sources that all configurations have, an entry each with its sources; None without one."""
+    first = available[0] if available else ()
+    common = [source for source in first if all(source in sources for sources in available)]
     return min(common, key=source_rank, default=None)
 
 
 def disagreement(readings: Sequence[BusyReading]) -> tuple[BusyReading, BusyReading] | None:
     """The lowest and the highest reading where they lie over 10 points apart, else None.
 
-    The loop's waits are no rival to what a device itself tells: they are left out beside others.
+    The loop's waits don't count against what a device itself reports: they are left out where there are other sources.
     """
-    direct = [one for one in readings if one.source != WAIT_SOURCE]
+    direct = [reading for reading in readings if reading.source != WAIT_SOURCE]
     if len(direct) < 2:
         return None
-    low, high = min(direct, key=lambda one: one.fraction), max(direct, key=lambda one: one.fraction)
+    low, *_, high = sorted(direct, key=lambda reading: reading.fraction)
     return (low, high) if high.fraction - low.fraction > _AGREE_WITHIN else None

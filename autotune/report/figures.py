@@ -13,13 +13,14 @@ from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
+from autotune.analysis.selection_rules import rate_of_runs
 from autotune.diagnosis.strategies import best_known_ranks
 from autotune.records.breakdown import PARTS, LoaderCosts, Share, TimeBreakdown
 from autotune.records.ceilings import CeilingBook, Standing, device_key, loader_key, standing_of
 from autotune.records.conditions import DeviceConditions
 from autotune.records.measurement import Measurement, Rate
 from autotune.records.ranks import Communication, RankFigures
-from autotune.records.recommendation import Confirmation, Ratio, rate_of_runs
+from autotune.records.recommendation import Confirmation, Ratio
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import TrialRecord
 from autotune.records.utilization import BusyReading, Fullness, best_common_source, source_rank

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from autotune.frozen import FrozenModel
 
 __all__ = ["MAX_TRIALS", "Budget"]
 
@@ -12,10 +14,8 @@ MAX_TRIALS = 40
 """Trials of a search whose number was left open."""
 
 
-class Budget(BaseModel):
+class Budget(FrozenModel):
     """Trials and seconds; the baseline is the first trial."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     n_trials: Annotated[int, Field(strict=True, ge=1)] | None = None
     """Measured trials; None: at most 40, and the search may stop by itself."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from autotune.frozen import FrozenModel
 
 __all__ = ["TORCH_BUCKET_CAP_MB", "TORCH_FIRST_BUCKET_MB", "DdpConfig"]
 
@@ -21,10 +23,8 @@ _Megabytes = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _Flag = Annotated[bool, Field(strict=True)]
 
 
-class DdpConfig(BaseModel):
+class DdpConfig(FrozenModel):
     """Arguments of torch.nn.parallel.DistributedDataParallel, under its own names."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     bucket_cap_mb: _Megabytes | None = None
     """Size of a gradient bucket in MiB; None: torch's own (25)."""

@@ -1,15 +1,17 @@
-"""The machine that trials run on, as a worker process sees it, and how many of its kind; stored beside every result."""
+"""The machine that trials run on, as a worker process finds it, and the fields by which machines are compared."""
 
 from __future__ import annotations
 
 import hashlib
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import Field, StringConstraints
 
+from autotune.frozen import FrozenModel
+from autotune.note import Note
 from autotune.settings.training_config import AmpDtype
 
-__all__ = ["DeviceKind", "Environment", "TF32Override"]
+__all__ = ["COMPARED", "DeviceKind", "Environment", "TF32Override"]
 
 DeviceKind = Literal["cpu", "cuda", "rocm", "mps", "xpu", "other"]
 """other: an accelerator that a plug-in has added to torch."""
@@ -19,11 +21,22 @@ TF32Override = Annotated[
 """TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 has products of float32 computed in TF32 (aten/src/ATen/Context.h); so
 NVIDIA's containers set it. NVIDIA_TF32_OVERRIDE=0 forbids TF32 to all of NVIDIA's libraries (cuBLAS documentation)."""
 
+COMPARED = {
+    "device_kind": "kind of device",
+    "device_name": "device",
+    "device_count": "devices",
+    "driver": "driver",
+    "cores": "cores",
+    "torch": "torch",
+    "cuda": "CUDA",
+    "device_names": "unlike devices",
+    "tf32_overrides": "TF32 switches",
+}
+"""The fields by which two machines are compared, and what messages call them."""
 
-class Environment(BaseModel):
-    """Hardware and versions. Holds no names of users, no paths, and of environment variables two switches alone."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+class Environment(FrozenModel):
+    """Hardware and versions. No names of users, no paths, and of the environment's variables only two switches."""
 
     device: str
     """torch's name for the device, such as "cuda:0"."""
@@ -33,13 +46,13 @@ class Environment(BaseModel):
     device_memory_bytes: int
     """Memory of the device; on the CPU the machine's or the cgroup's RAM."""
     device_count: int
-    """Of its kind on a host."""
+    """Devices of this kind on a host."""
     device_names: tuple[str, ...] = ()
-    """Each device's product on a host whose devices are not alike; () where they are."""
+    """Each device's product on a host whose devices differ; () where they are all the same."""
     hosts: Annotated[int, Field(ge=1)] = 1
     """Machines, all like this one, over which the ranks of one trial may be spread."""
     is_spread: bool = False
-    """Ranks lie on as many of the hosts as possible, not on as few as hold them."""
+    """Ranks lie on as many of the hosts as possible, not on as few as have room for them."""
     native_amp_dtypes: tuple[AmpDtype, ...]
     """Precisions that the device computes natively."""
     driver: str | None
@@ -55,29 +68,25 @@ class Environment(BaseModel):
     """Versions of the packages that results depend on."""
     tf32_overrides: tuple[TF32Override, ...] = ()
     """Switches that are set in the environment and change what float32 means on an NVIDIA GPU, as NAME=value."""
-    remarks: tuple[str, ...] = ()
-    """What a person should know of the device's choice and of what holds it back, a sentence each."""
+    remarks: tuple[Note | str, ...] = ()
+    """What the user should know of how the device was chosen, and of what slows it down."""
 
     @property
     def has_only_ram(self) -> bool:
         """The device has no memory of its own: a limit is on the host's RAM, of which loader workers take a part."""
         return self.device_kind in {"cpu", "mps"}
 
+    def comparable(self) -> dict[str, object]:
+        """The fields by which two machines are compared, by their names, in the order of COMPARED.
+
+        They are what a measured rate depends on. Everything that asks "is this the same machine, and if not, what has
+        changed" compares these: a study that goes on, a warm start, the hosts of a cluster. How many hosts there are
+        is not among them: hosts may come and go.
+        """
+        return {name: getattr(self, name) for name in COMPARED}
+
     @property
     def fingerprint(self) -> str:
-        """Twelve hex digits that change when a host's hardware, driver or torch does; hosts may come and go.
-
-        A switch that makes float32 another precision is part of it, as the devices beside the first are where they
-        differ from it: what was found with them is no answer without.
-        """
-        parts: tuple[object, ...] = (
-            self.device_kind,
-            self.device_name,
-            self.device_count,
-            self.driver,
-            self.cores,
-            self.torch,
-            self.cuda,
-        )
-        parts += tuple(one for one in (self.device_names, self.tf32_overrides) if one)
-        return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
+        """Twelve hex digits that change when a host's hardware, driver or torch does."""
+        values = tuple(value for value in self.comparable().values() if value != ())
+        return hashlib.sha256(repr(values).encode()).hexdigest()[:12]

@@ -1,6 +1,6 @@
 """Where trials run: on this machine, or on the machines of a Ray cluster; and how a trial's ranks lie on its hosts.
 
-Comes in from the YAML border, the command line or a Python call; goes to whoever starts trials, and to the space.
+Comes in from the YAML border, the command line or a Python call; goes to the launcher and to the space.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from reprlib import repr as short_repr
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
+
+from autotune.frozen import FrozenModel
 
 __all__ = ["Executor", "ExecutorKind", "device_obstacle", "places"]
 
@@ -28,17 +30,16 @@ def _check_address(address: str) -> str:
     return address
 
 
-class Executor(BaseModel):
+class Executor(FrozenModel):
     """Who runs trials. A plain text is taken as the kind: `executor: ray`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     kind: ExecutorKind = "local"
     """local: this machine; ray: the machines of a Ray cluster."""
     address: Annotated[str, Field(strict=True), AfterValidator(_check_address)] | None = None
     """Of the Ray cluster, such as "10.0.0.1:6379"; None: the one that Ray finds by itself."""
     ranks: Literal["pack", "spread"] = "pack"
-    """How the ranks of a trial lie on the cluster's machines: on as few as hold them, or on as many as there are."""
+    """How the ranks of a trial lie on the cluster's machines: on as few as have room for them, or on as many as there
+    are."""
 
     @model_validator(mode="before")
     @classmethod

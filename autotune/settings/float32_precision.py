@@ -1,9 +1,9 @@
-"""What torch computes float32 products in, for a while: TF32, or float32 itself; afterwards all is as it was.
+"""Context managers that set the precision of torch's float32 products, TF32 or float32 itself, and restore it.
 
-Hands out two context managers. torch keeps the answer twice, and refuses to tell the older one where the two differ:
-in a tree of precisions (`fp32_precision`: all backends, a backend, one of its operators, each of which may leave it to
-the one above) and in two older values, `get_float32_matmul_precision()` and `cudnn.allow_tf32`. Here both are read and
-put back, each by itself. Source: aten/src/ATen/Context.cpp and Context.h, torch 2.9 to 2.13.
+torch stores the precision twice, and raises on reading the older settings where the two differ: in a tree
+(`fp32_precision`: all backends, a backend, one of its operators, each of which may inherit from the one above) and in
+two older settings, `get_float32_matmul_precision()` and `cudnn.allow_tf32`. Both are read and restored, separately.
+Source: aten/src/ATen/Context.cpp and Context.h, torch 2.9 to 2.13.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _CUDNN: tuple[_Node, ...] = (("cuda", "conv"), ("cuda", "rnn"))
 _PARENTS: dict[_Node, _Node] = {
     _CUDA: _GENERIC,
     _MKLDNN: _GENERIC,
-    **{one: (one[0], "all") for one in _MATMULS + _CUDNN},
+    **{node: (node[0], "all") for node in _MATMULS + _CUDNN},
 }
-"""Each node that may leave its precision to another, backends first."""
+"""The node that each node may inherit its precision from, backends first."""
 _INHERITED = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Before:
-    """All that was set."""
+    """The settings to restore."""
 
     own: dict[_Node, str]
-    """Each node's own value, "none" where it leaves that to its parent; empty where torch has no such tree."""
+    """Each node's own value, "none" where it inherits; empty where torch has no such tree."""
     matmul: str
     """The older setting: "highest", "high" or "medium"."""
     cudnn: bool
@@ -99,40 +99,40 @@ def _put_back(before: _Before) -> None:
 
 
 def _own_values() -> dict[_Node, str]:
-    """What each node holds itself: a node that follows when its parent changes holds nothing.
+    """Each node's own value: a node that changes with its parent inherits.
 
-    To write to a node that holds nothing, even just that, may lose what torch began with: until then convolutions and
-    recurrent layers run in TF32 where no parent says otherwise.
+    Writing to a node that inherits, even "none", may lose torch's initial state: until then convolutions and recurrent
+    layers run in TF32 unless a parent is set to another precision.
     """
     if not hasattr(_torch()._C, "_get_fp32_precision_getter"):  # noqa: SLF001 - see _get
         return {}
     own = {_GENERIC: _get(_GENERIC)}
     for node, parent in _PARENTS.items():
         other = "tf32" if node[0] == "cuda" else "bf16"  # what each backend has beside float32 itself
-        seen = [_below(parent, own[parent], value, node) for value in ("ieee", other)]
-        own[node] = _INHERITED if seen == ["ieee", other] else seen[0]
+        read = [_read_below(parent, own[parent], value, node) for value in ("ieee", other)]
+        own[node] = _INHERITED if read == ["ieee", other] else read[0]
     return own
 
 
 def _older_matmul(own: dict[_Node, str]) -> str:
-    """Told by torch only while the operators' nodes don't contradict it."""
+    """Torch returns it only while the operators' nodes do not contradict it."""
     torch = _torch()
-    held = {node: own[node] for node in _MATMULS if node in own}
-    for node in held:
+    changed = {node: own[node] for node in _MATMULS if node in own}
+    for node in changed:
         _set(node, "ieee")
     try:
         return str(torch.get_float32_matmul_precision())
     finally:
-        for node, value in held.items():
+        for node, value in changed.items():
             _set(node, value)
 
 
 def _older_cudnn(own: dict[_Node, str]) -> bool:
-    """Told by torch only while convolutions and recurrent layers agree with it: while both are in TF32, it is true."""
+    """Torch returns it only while convolutions and recurrent layers agree with it: in TF32 it is true."""
     torch = _torch()
     if not own:
         return bool(torch.backends.cudnn.allow_tf32)
-    changed = {node: own[node] for node in (_CUDA, *(one for one in _CUDNN if own[one] != _INHERITED))}
+    changed = {node: own[node] for node in (_CUDA, *(node for node in _CUDNN if own[node] != _INHERITED))}
     for node in changed:
         _set(node, "tf32")
     try:
@@ -144,8 +144,8 @@ def _older_cudnn(own: dict[_Node, str]) -> bool:
             _set(node, value)
 
 
-def _below(parent: _Node, own: str, value: str, node: _Node) -> str:
-    """What a node tells while its parent holds another value than its own."""
+def _read_below(parent: _Node, own: str, value: str, node: _Node) -> str:
+    """A node's precision while its parent is set to another value than its own."""
     _set(parent, value)
     try:
         return _get(node)

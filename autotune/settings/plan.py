@@ -9,9 +9,9 @@ from autotune.settings.budget import Budget
 from autotune.settings.executor import Executor
 from autotune.settings.objective import Objective
 from autotune.settings.search_options import SearchOptions
+from autotune.settings.search_space import SearchSpace
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
-from autotune.space.resolved_space import SearchSpace
 
 __all__ = ["Plan"]
 

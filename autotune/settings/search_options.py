@@ -1,11 +1,13 @@
-"""How a search goes about it: what proposes its trials, and what it starts from."""
+"""How a search proceeds: what proposes its trials, and what it starts from."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BeforeValidator
+
+from autotune.frozen import FrozenModel
 
 __all__ = ["Method", "SearchOptions"]
 
@@ -19,16 +21,14 @@ def _check_path(value: object) -> object:
     return value
 
 
-class SearchOptions(BaseModel):
+class SearchOptions(FrozenModel):
     """What proposes trials, and what the search starts from."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
     method: Method = "model"
-    """model: a model of this machine, learned during the search, with Optuna's TPE where it does not explain what is
-    seen; trials that fall behind are stopped early. tpe, gp, random: Optuna's sampler of that name, tpe and gp after an
-    expert's guesses; gp needs scipy. grid: every combination, in random order, of 20,000 at the most. With these each
-    trial is measured to its end."""
+    """model: a model of this machine, learned during the search, with Optuna's TPE where it does not explain the
+    measurements; trials that fall behind are stopped early. tpe, gp, random: Optuna's sampler of that name, tpe and gp
+    after an expert's guesses; gp needs scipy. grid: every combination, in random order, of 20,000 at the most. With
+    these each trial is measured to its end."""
     warm_start: Annotated[Path | None, BeforeValidator(_check_path)] = None
     """A run folder, or a recommended.yaml, of the same workload on another machine or of a similar one: what it found
     best is tried right after the baseline."""

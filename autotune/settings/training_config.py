@@ -1,7 +1,7 @@
 """TrainingConfig: the settings of one training run, proposed, run, stored, recommended and exported as one type.
 
-Comes in from a user's mapping, a study's proposal or a recommended.yaml; goes out to a trial and to the user's own
-loop through `dataloader_kwargs`, `autocast` and `grad_scaler`, the only places here that import torch (when called).
+Comes in: a user's mapping, a study's proposal or a recommended.yaml. Goes out: to a trial, and to the user's own loop
+through `dataloader_kwargs`, `autocast` and `grad_scaler`, the only places here that import torch (when called).
 """
 
 from __future__ import annotations
@@ -9,34 +9,38 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from autotune.frozen import FrozenModel
+from autotune.settings.contradictions import loader_contradiction, strategy_contradiction
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.float32_precision import tf32_products
-from autotune.space import constraints as rules
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["AMP_DTYPES", "AmpDtype", "DdpConfig", "TrainingConfig"]
+__all__ = ["AMP_DTYPES", "LOADER_SETTINGS", "TORCH_PREFETCH_FACTOR", "AmpDtype", "DdpConfig", "TrainingConfig"]
 
 AmpDtype = Literal["float32", "tf32", "bfloat16", "float16"]
 AMP_DTYPES: tuple[AmpDtype, ...] = ("float32", "tf32", "bfloat16", "float16")
-"""From the plainest to the most delicate."""
+"""From the most to the least exact."""
+
+LOADER_SETTINGS = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
+"""Arguments of torch.utils.data.DataLoader that are settings here, under their own names."""
+TORCH_PREFETCH_FACTOR = 2
+"""torch.utils.data.DataLoader's own, where workers load and None is given."""
 
 _Count = Annotated[int, Field(strict=True, ge=1)]
 _CountOrZero = Annotated[int, Field(strict=True, ge=0)]
 _Flag = Annotated[bool, Field(strict=True)]
 
 
-class TrainingConfig(BaseModel):
+class TrainingConfig(FrozenModel):
     """The settings of one training run. Equal settings are equal objects.
 
     Raises:
         pydantic.ValidationError: a value is out of its range, or two settings contradict each other.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     micro_batch_size: _Count = 32
     """Samples of one forward and backward pass, on one rank."""
@@ -50,7 +54,7 @@ class TrainingConfig(BaseModel):
     num_workers: _CountOrZero = 0
     """Loader processes; 0: the training process loads."""
     prefetch_factor: _Count | None = None
-    """Batches that each worker holds ready; None: torch's own (2), the only value without workers."""
+    """Batches that each worker prepares in advance; None: torch's own (2), the only value without workers."""
     persistent_workers: _Flag = False
     """Keep the workers from one epoch to the next."""
     pin_memory: _Flag = False
@@ -70,7 +74,9 @@ class TrainingConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        reason = rules.contradiction(self)
+        reason = loader_contradiction(self.num_workers, self.loader_settings) or strategy_contradiction(
+            self.strategy, self.world_size, self.ddp, compiled=self.compile, grad_accum_steps=self.grad_accum_steps
+        )
         if reason is not None:
             raise ValueError(reason)
         return self
@@ -90,15 +96,19 @@ class TrainingConfig(BaseModel):
         """Samples of one optimizer step, over all ranks."""
         return self.micro_batch_size * self.grad_accum_steps * self.world_size
 
+    @property
+    def loader_settings(self) -> dict[str, object]:
+        """The settings that a DataLoader takes under their own names; all others are the step's."""
+        return {name: getattr(self, name) for name in LOADER_SETTINGS}
+
+    @property
+    def batches_per_worker(self) -> int:
+        """Batches that each worker prepares in advance, torch's number where none is given; 0 without workers."""
+        return (self.prefetch_factor or TORCH_PREFETCH_FACTOR) if self.num_workers else 0
+
     def dataloader_kwargs(self) -> dict[str, Any]:
         """Arguments for torch.utils.data.DataLoader in each process: under dp, `batch_size` is that of all devices."""
-        return {
-            "batch_size": self.loader_batch_size,
-            "num_workers": self.num_workers,
-            "prefetch_factor": self.prefetch_factor,
-            "persistent_workers": self.persistent_workers,
-            "pin_memory": self.pin_memory,
-        }
+        return {"batch_size": self.loader_batch_size, **self.loader_settings}
 
     def autocast(self, device: str | torch.device) -> AbstractContextManager[Any]:
         """A context for forward pass and loss in this precision, on a device such as "cuda:0"; may be entered again.

@@ -1,6 +1,6 @@
-"""What is trained: references from a YAML file or live objects from a Python call, and the facts a probe finds out.
+"""What is trained: references from a YAML file or live objects from a Python call, and the facts that a probe finds.
 
-A Workload is what a trial builds its model, data and step from. Live objects are opaque here: the worker looks inside.
+A Workload is what a trial builds its model, data and step from. Only the worker opens live objects.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from autotune.frozen import FrozenModel
 
 __all__ = ["PARTS", "OptimizerFacts", "Ref", "StartMethod", "Workload", "WorkloadFacts"]
 
@@ -56,10 +56,8 @@ PARTS = tuple(field.name for field in fields(Workload) if field.name not in {"sh
 """The parts of a workload that are the user's objects or references (and the start method)."""
 
 
-class OptimizerFacts(BaseModel):
+class OptimizerFacts(FrozenModel):
     """The optimizer that the workload builds, as far as learning-rate rules need it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: str
     """The class's name, such as "AdamW"."""
@@ -67,13 +65,11 @@ class OptimizerFacts(BaseModel):
     eps: float | None = None
 
 
-class WorkloadFacts(BaseModel):
-    """What one look at the workload, in a process of its own, has found out."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+class WorkloadFacts(FrozenModel):
+    """What the probe has found: one training step of the workload, in a process of its own."""
 
     dataset_length: int | None
-    """Items of one epoch; None where the dataset does not tell."""
+    """Items of one epoch; None where the dataset has no length."""
     is_iterable: bool
     is_sharded: bool = True
     """Whether several loader workers share the data out among them (an unsharded iterable repeats it)."""
@@ -86,7 +82,7 @@ class WorkloadFacts(BaseModel):
     has_buffers: bool = False
     """The model has buffers, such as the running averages of batch norm, which ranks may share."""
     has_unused_parameters: bool = False
-    """Some parameters that require a gradient got none in one step: DDP must look for them."""
+    """Some parameters that require a gradient got none in one step: DDP must search for them."""
     optimizer: OptimizerFacts
     step_source: str
     """How the loss is computed, in words: what the user gave, or what was inferred."""

@@ -1,30 +1,24 @@
-"""The rules between settings, all of them.
+"""The rules between settings, machine and workload, each a reason or None: raising, skipping and reporting share it.
 
-`contradiction` holds everywhere and is checked when a TrainingConfig is made; `obstacle`, `without_effect` and
-`normalised` need the machine and the workload, `coarse_exchange` what the user runs today. Each gives a reason or None,
-so that raising, skipping and telling share one check.
+Settings that contradict each other anywhere are refused earlier, by settings/contradictions. Here `obstacle`,
+`without_effect` and `normalised` need the machine and the workload, `coarse_exchange` what the user runs today.
 """
 
 from __future__ import annotations
 
 from math import ceil, inf
-from typing import TYPE_CHECKING
 
+from autotune.settings.contradictions import NEUTRAL_WITHOUT_WORKERS
 from autotune.settings.ddp_config import TORCH_BUCKET_CAP_MB, TORCH_FIRST_BUCKET_MB, DdpConfig
-from autotune.settings.executor import places
-
-if TYPE_CHECKING:
-    from autotune.settings.environment import DeviceKind, Environment
-    from autotune.settings.training_config import TrainingConfig
-    from autotune.settings.workload import WorkloadFacts
+from autotune.settings.environment import DeviceKind, Environment
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import WorkloadFacts
 
 __all__ = [
     "DATA_PARALLEL_KINDS",
     "GROUP_BACKENDS",
     "HOOK_DTYPES",
-    "TORCH_PREFETCH_FACTOR",
     "coarse_exchange",
-    "contradiction",
     "hook_obstacle",
     "hosts_of",
     "most_ranks",
@@ -36,8 +30,6 @@ __all__ = [
     "without_effect",
 ]
 
-TORCH_PREFETCH_FACTOR = 2
-"""torch.utils.data.DataLoader's own, where workers load and None is given."""
 GROUP_BACKENDS: dict[DeviceKind, str] = {"cuda": "nccl", "rocm": "nccl", "xpu": "xccl", "cpu": "gloo"}
 """What the ranks of a group exchange gradients by, for each kind of device that can."""
 DATA_PARALLEL_KINDS: frozenset[DeviceKind] = frozenset({"cuda", "rocm"})
@@ -45,11 +37,6 @@ DATA_PARALLEL_KINDS: frozenset[DeviceKind] = frozenset({"cuda", "rocm"})
 HOOK_DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 """The precision that gradients have on their way with a communication hook that rounds them."""
 _BF16_BACKENDS = frozenset({"nccl", "xccl"})
-
-
-def contradiction(config: TrainingConfig) -> str | None:
-    """Why these settings can't stand together on any machine, or None."""
-    return _against_the_loader(config) or _against_the_group(config)
 
 
 def obstacle(config: TrainingConfig, facts: WorkloadFacts, environment: Environment, *, drop_last: bool) -> str | None:
@@ -67,7 +54,7 @@ def most_ranks(environment: Environment) -> int:
 
 
 def ranks_of_host(environment: Environment) -> int:
-    """Ranks that a host has room for: its devices, on a lone one from that named on; on the CPU, a core for each."""
+    """Ranks that a host has room for: its devices, on a single host from the named one on; on the CPU, one a core."""
     if environment.device_kind == "cpu":
         return environment.cores
     index = int(environment.device.partition(":")[2] or 0) if environment.hosts == 1 else 0
@@ -75,28 +62,18 @@ def ranks_of_host(environment: Environment) -> int:
 
 
 def ranks_on_host(ranks: int, environment: Environment) -> int:
-    """Most ranks of a group of so many that share a host; of a group without room, as if there were some."""
-    most = ranks_of_host(environment)
-    if ranks > environment.hosts * most:
-        return ceil(ranks / environment.hosts)
-    return max(places(ranks, hosts=environment.hosts, per_host=most, spread=environment.is_spread))
+    """Most ranks of a group of so many that share a host; of a group without room, as if there were room."""
+    return ceil(ranks / _hosts_taken(ranks, environment))
 
 
 def hosts_of(config: TrainingConfig, environment: Environment) -> int:
     """Hosts that a trial takes; of a group without room, all of them."""
-    if config.strategy != "ddp" or environment.hosts == 1:
-        return 1
-    try:
-        return len(
-            places(
-                config.world_size,
-                hosts=environment.hosts,
-                per_host=ranks_of_host(environment),
-                spread=environment.is_spread,
-            )
-        )
-    except ValueError:
-        return environment.hosts
+    return _hosts_taken(config.world_size, environment) if config.strategy == "ddp" else 1
+
+
+def _hosts_taken(ranks: int, environment: Environment) -> int:
+    """As `executor.places` lays them out: on as few hosts as have room, or spread over as many as there are."""
+    return min(environment.hosts, ranks if environment.is_spread else ceil(ranks / ranks_of_host(environment)))
 
 
 def hook_obstacle(hook: str | None, environment: Environment) -> str | None:
@@ -115,14 +92,14 @@ def hook_obstacle(hook: str | None, environment: Environment) -> str | None:
 def coarse_exchange(config: TrainingConfig, baseline: TrainingConfig) -> str | None:
     """Why gradients would be rounded on their way beyond what computing them rounds, or None.
 
-    The precision guard compares one process with float32 and sees no exchange: without being asked for, a hook may be
-    taken only where its precision is that of the computation, or where the user runs it today. The fp16 hook rounds
-    before it divides by the ranks: gradients above 65,504 become infinite on their way. In float16 the GradScaler skips
-    such steps and halves its scale; elsewhere nothing makes up for it. Source: torch/distributed/algorithms/
-    ddp_comm_hooks/default_hooks.py (_compress_hook), torch 2.13.
+    The precision guard compares one process with float32, which exchanges nothing: a hook that the user has not listed
+    is allowed only where its precision is that of the computation, or where the user runs it today. The fp16 hook
+    rounds before it divides by the ranks: gradients above 65,504 become infinite on their way. In float16 the
+    GradScaler skips such steps and halves its scale; in other precisions nothing corrects it. Source:
+    torch/distributed/algorithms/ ddp_comm_hooks/default_hooks.py (_compress_hook), torch 2.13.
     """
-    hook, theirs = _hook_of(config), _hook_of(baseline)
-    if hook is None or hook == theirs or HOOK_DTYPES.get(hook) == config.amp_dtype:
+    hook, today = _hook_of(config), _hook_of(baseline)
+    if hook is None or hook == today or HOOK_DTYPES.get(hook) == config.amp_dtype:
         return None
     return (
         "gradients must not be rounded more on their way than where they are computed, but got "
@@ -131,31 +108,27 @@ def coarse_exchange(config: TrainingConfig, baseline: TrainingConfig) -> str | N
 
 
 def without_effect(config: TrainingConfig, facts: WorkloadFacts, environment: Environment) -> dict[str, str]:
-    """Settings that are given but do nothing here, each with the reason."""
-    found = {}
-    if config.pin_memory and environment.device_kind in {"cpu", "mps"}:
-        found["pin_memory"] = f"pinned memory serves copies to an accelerator, and the device is {environment.device}"
-    if config.amp_dtype == "tf32" and environment.device_kind != "cuda":
-        found["amp_dtype"] = f"TF32 is computed by NVIDIA GPUs, and the device is {environment.device}"
-    if config.channels_last and not facts.has_4d_input:
-        found["channels_last"] = "no input of the model has four dimensions"
+    """Settings that are given but do nothing here, each with the reason's code."""
     ddp = config.ddp or DdpConfig()
-    if ddp.find_unused_parameters and ddp.static_graph:
-        found["ddp.find_unused_parameters"] = "with static_graph torch finds unused parameters by itself"
-    if not ddp.broadcast_buffers and not facts.has_buffers:
-        found["ddp.broadcast_buffers"] = "the model has no buffers"
-    return found
+    rules = (
+        ("pin_memory", "no_copy_to_accelerator", config.pin_memory and environment.has_only_ram),
+        ("amp_dtype", "no_nvidia_gpu", config.amp_dtype == "tf32" and environment.device_kind != "cuda"),
+        ("channels_last", "no_4d_input", config.channels_last and not facts.has_4d_input),
+        ("ddp.find_unused_parameters", "static_graph", ddp.find_unused_parameters and ddp.static_graph),
+        ("ddp.broadcast_buffers", "no_buffers", not ddp.broadcast_buffers and not facts.has_buffers),
+    )
+    return {setting: reason for setting, reason, holds in rules if holds}
 
 
 def normalised(settings: dict[str, object], facts: WorkloadFacts, environment: Environment) -> dict[str, object]:
-    """Proposed settings with everything that has no effect put to its neutral value, so that equals are equal.
+    """Proposed settings with everything that has no effect set to its neutral value, so that equals are equal.
 
-    `ddp` may be a DdpConfig or its mapping; what comes out is a mapping, or None where it says what torch does anyway.
+    `ddp` may be a DdpConfig or its mapping; the result is a mapping, or None where it equals torch's defaults.
     """
     result = {**settings, **_normalised_ranks(settings, facts)}
     if result.get("num_workers") == 0:
-        result.update(prefetch_factor=None, persistent_workers=False)
-    if environment.device_kind in {"cpu", "mps"}:
+        result.update(NEUTRAL_WITHOUT_WORKERS)
+    if environment.has_only_ram:
         result["pin_memory"] = False
     if environment.device_kind != "cuda" and result.get("amp_dtype") == "tf32":
         result["amp_dtype"] = "float32"
@@ -165,49 +138,12 @@ def normalised(settings: dict[str, object], facts: WorkloadFacts, environment: E
 
 
 def same_behaviour_key(config: TrainingConfig, facts: WorkloadFacts, environment: Environment) -> str:
-    """A text that is equal for configurations that run alike: what one measured answers for the other."""
+    """A text that is equal for configurations that behave the same: one's measurement answers for the other."""
     settings = normalised(config.model_dump(exclude={"lr"}), facts, environment)
-    if config.num_workers > 0 and config.prefetch_factor is None:
-        settings["prefetch_factor"] = TORCH_PREFETCH_FACTOR
+    settings["prefetch_factor"] = config.batches_per_worker
     if settings["strategy"] == "ddp":
         settings["ddp"] = _ddp_behaviour(DdpConfig.model_validate(settings["ddp"] or {}), facts)
     return repr(sorted(settings.items()))
-
-
-def _against_the_loader(config: TrainingConfig) -> str | None:
-    if config.num_workers == 0 and config.prefetch_factor is not None:
-        return (
-            "prefetch_factor needs loader workers, but got "
-            f"num_workers=0 and prefetch_factor={config.prefetch_factor}; leave prefetch_factor out or set num_workers"
-        )
-    if config.num_workers == 0 and config.persistent_workers:
-        return "persistent_workers needs loader workers, but got num_workers=0; leave it out or set num_workers"
-    return None
-
-
-def _against_the_group(config: TrainingConfig) -> str | None:
-    """Why a strategy can't have these settings.
-
-    Source of compiling under DataParallel: torch compiles the frames of a thread that has entered what was compiled
-    (set_eval_frame, torch/csrc/dynamo/eval_frame.c), and replicas run in others (torch/nn/parallel/parallel_apply.py);
-    "it falls back to the non-compile speed", pytorch/pytorch#94636. What is compiled first and replicated then runs on
-    the first device's weights: a compiled module's forward is bound to it (Module._replicate_for_data_parallel).
-    """
-    if config.strategy == "single" and config.world_size != 1:
-        return f"strategy 'single' has one rank, but got world_size={config.world_size}; set strategy: ddp"
-    if config.strategy != "ddp" and config.ddp is not None:
-        return f"ddp settings need strategy 'ddp', but got strategy {config.strategy!r}; leave ddp out"
-    if config.strategy == "dp" and config.world_size > 1 and config.compile:
-        return (
-            "compile can't stand with strategy 'dp', whose replicas run in threads of their own, where torch compiles "
-            "nothing, but got compile=True; set strategy: ddp, or compile: false"
-        )
-    if config.ddp is not None and config.ddp.static_graph and config.grad_accum_steps > 1:
-        return (
-            "ddp.static_graph can't stand with gradient accumulation (torch ends in an internal assert), but got "
-            f"grad_accum_steps={config.grad_accum_steps}; set static_graph: false"
-        )
-    return None
 
 
 def _beyond_the_data(config: TrainingConfig, facts: WorkloadFacts, *, drop_last: bool) -> str | None:
@@ -263,8 +199,8 @@ def _beyond_the_group(config: TrainingConfig, facts: WorkloadFacts, environment:
     ddp = config.ddp or DdpConfig()
     if facts.has_unused_parameters and not (ddp.find_unused_parameters or ddp.static_graph):
         return (
-            "DistributedDataParallel must look for parameters without a gradient (one step has left some out), but got "
-            "ddp.find_unused_parameters=False; set ddp.find_unused_parameters: true"
+            "DistributedDataParallel must search for parameters without a gradient (one step has left some out), but "
+            "got ddp.find_unused_parameters=False; set ddp.find_unused_parameters: true"
         )
     return hook_obstacle(ddp.comm_hook, environment)
 
@@ -274,7 +210,7 @@ def _hook_of(config: TrainingConfig) -> str | None:
 
 
 def _normalised_ranks(settings: dict[str, object], facts: WorkloadFacts) -> dict[str, object]:
-    """One rank is strategy single, by whatever name, and a single one has one rank; DDP's settings are DDP's alone."""
+    """One rank is always strategy single, which has one rank; only strategy ddp has DDP's settings."""
     strategy = settings.get("strategy", "single")
     if strategy == "single" or settings.get("world_size", 1) == 1:
         return {"strategy": "single", "world_size": 1, "ddp": None}
@@ -294,7 +230,7 @@ def _normalised_ddp(ddp: object, facts: WorkloadFacts) -> dict[str, object] | No
 
 
 def _ddp_behaviour(ddp: DdpConfig, facts: WorkloadFacts) -> dict[str, object]:
-    """DDP's settings with its buckets as they turn out: none holds more than all gradients together."""
+    """DDP's settings with its buckets' real sizes: none is larger than all gradients together."""
     cap = ddp.bucket_cap_mb or TORCH_BUCKET_CAP_MB
     first = ddp.first_bucket_mb or (TORCH_FIRST_BUCKET_MB if ddp.bucket_cap_mb is None else cap)
     most = facts.gradient_bytes / 2**20 or inf

@@ -1,7 +1,7 @@
 """Default ranges: what is tried of each setting that the user leaves out.
 
 Comes in: a Basis (what the user has given, the baseline, the objective, workload and machine). Goes out: a domain for
-every setting, in which the baseline's own value lies, and the caps that hold for proposals from these ranges. Pure.
+every setting, with the baseline's own value in it, and the caps on proposals from these ranges. Pure.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from math import inf, prod
 from autotune.settings.ddp_config import TORCH_FIRST_BUCKET_MB, DdpConfig
 from autotune.settings.environment import Environment
 from autotune.settings.objective import Objective
+from autotune.settings.search_space import DDP_PREFIX, Choices, Domain, IntRange, SettingValue
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import WorkloadFacts
 from autotune.space.constraints import (
@@ -25,17 +26,15 @@ from autotune.space.constraints import (
     ranks_of_host,
     ranks_on_host,
 )
-from autotune.space.domains import Choices, Domain, IntRange, SettingValue, whole_numbers
+from autotune.space.domains import group_sizes, whole_numbers
 
-__all__ = ["DDP_PREFIX", "Basis", "batch_cap", "default_ranges", "group_sizes", "most_workers", "workers_cap"]
+__all__ = ["Basis", "batch_cap", "default_ranges", "most_workers", "workers_cap"]
 
-DDP_PREFIX = "ddp."
-"""Of the names that DistributedDataParallel's settings have beside the others."""
-_MIN_WORKERS_TRIED = 8  # loaders that wait for I/O gain far beyond the cores
-_SMALLEST_BATCH_SHARE = 4
-_PREFETCH_FACTORS = (2, 4, 8)
-_ACCUM_STEPS = (1, 2, 4)
-_BUCKET_CAPS_MB = (50.0, 100.0)  # torch's own 25 is said to be too small for most
+_MIN_WORKERS_TRIED = 8  # our convention: loaders that wait for I/O gain from more workers than cores
+_SMALLEST_BATCH_SHARE = 4  # of the baseline's batch: our convention
+_PREFETCH_FACTORS = (2, 4, 8)  # torch's own and twice and four times as many: our convention
+_ACCUM_STEPS = (1, 2, 4)  # our convention
+_BUCKET_CAPS_MB = (50.0, 100.0)  # twice and four times torch's own: our convention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +85,6 @@ def default_ranges(basis: Basis) -> dict[str, Domain]:
     return dict(sorted(domains.items()))
 
 
-def group_sizes(domains: Mapping[str, Domain]) -> tuple[int, ...]:
-    """Numbers of ranks, more than one, that a space tries under DistributedDataParallel; none where it does not."""
-    sizes = whole_numbers(domains["world_size"]) if "ddp" in domains["strategy"] else []
-    return tuple(sorted(size for size in sizes if size > 1))
-
-
 def most_workers(facts: WorkloadFacts, environment: Environment) -> int:
     """Loader workers that are tried by default, of all ranks on a host: twice its cores, and eight on few cores."""
     return max(_MIN_WORKERS_TRIED, 2 * environment.cores) if facts.is_sharded else 1
@@ -106,7 +99,7 @@ def workers_cap(basis: Basis) -> int | None:
 
 
 def batch_cap(basis: Basis, domains: Mapping[str, Domain]) -> int | None:
-    """Most samples of a global batch, raised where listed accumulation or ranks need it; None where none holds."""
+    """Most samples of a global batch, raised where listed accumulation or ranks need it; None without a cap."""
     if basis.keeps_batch or "micro_batch_size" in basis.given:
         return None
     listed = [max(whole_numbers(domains[name])) for name in ("grad_accum_steps", "world_size") if name in basis.given]
@@ -137,7 +130,7 @@ def _rank_ranges(basis: Basis) -> dict[str, Domain]:
         "dp": has_dp and any(size <= most for size in groups),
         "ddp": bool(groups),
     }
-    return {"world_size": sizes, "strategy": _choices(*(name for name, is_one in is_possible.items() if is_one))}
+    return {"world_size": sizes, "strategy": _choices(*(name for name, holds in is_possible.items() if holds))}
 
 
 def _rank_counts(basis: Basis) -> set[int]:
@@ -206,7 +199,9 @@ def _accum_range(basis: Basis, domains: Mapping[str, Domain]) -> Domain:
         wanted = baseline.global_batch_size
         sizes, ranks = whole_numbers(domains["micro_batch_size"]), whole_numbers(domains["world_size"])
         together = {size * count for size in sizes for count in ranks}
-        return _choices(*sorted({baseline.grad_accum_steps, *(wanted // one for one in together if wanted % one == 0)}))
+        return _choices(
+            *sorted({baseline.grad_accum_steps, *(wanted // samples for samples in together if wanted % samples == 0)})
+        )
     if "micro_batch_size" in basis.given:
         return Choices(values=(baseline.grad_accum_steps,))
     return _choices(*sorted({*_ACCUM_STEPS, baseline.grad_accum_steps}))
@@ -215,8 +210,8 @@ def _accum_range(basis: Basis, domains: Mapping[str, Domain]) -> Domain:
 def _ddp_ranges(basis: Basis, domains: Mapping[str, Domain]) -> dict[str, Domain]:
     """DistributedDataParallel's settings.
 
-    One look has told whether parameters go without a gradient; whether they are always the same it can't tell, and a
-    static graph promises that. Buffers are shared as the baseline does: another way would change what is learned.
+    The probe has found whether parameters get no gradient, not whether these are always the same, which a static graph
+    requires. Buffers are shared as in the baseline: anything else would change what is learned.
     """
     facts, own = basis.facts, basis.baseline.ddp or DdpConfig()
     has_unused = facts.has_unused_parameters
@@ -234,7 +229,7 @@ def _ddp_ranges(basis: Basis, domains: Mapping[str, Domain]) -> dict[str, Domain
 
 
 def _bucket_caps(facts: WorkloadFacts) -> list[float]:
-    """Caps beyond torch's own, up to the first that holds all gradients; every one where their size is unknown."""
+    """Caps beyond torch's own, up to the first with room for all gradients; all caps where their size is unknown."""
     mib = facts.gradient_bytes / 2**20
     return [cap for before, cap in pairwise((TORCH_FIRST_BUCKET_MB, *_BUCKET_CAPS_MB)) if before < mib or mib == 0]
 
@@ -255,7 +250,7 @@ def _choices(*values: SettingValue) -> Choices:
 
 
 def _numbers(values: Iterable[int]) -> Domain:
-    """Numbers in order: as a range where they are several in a row, since the nearer ones are more alike."""
+    """Numbers in order: as a range where they are consecutive, so that samplers know which are close."""
     ordered = sorted(set(values))
     is_row = len(ordered) > 2 and len(ordered) == ordered[-1] - ordered[0] + 1
     return IntRange(low=ordered[0], high=ordered[-1]) if is_row else Choices(values=tuple(ordered))

@@ -11,23 +11,20 @@ from __future__ import annotations
 from math import sqrt
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
+from autotune.frozen import FrozenModel
+from autotune.note import Note, note
+from autotune.settings.objective import LrRule
 from autotune.settings.workload import OptimizerFacts
 
-__all__ = ["LrAdvice", "LrRule", "scale_lr"]
-
-LrRule = Literal["auto", "linear", "sqrt", "none"]
+__all__ = ["LrAdvice", "scale_lr"]
 
 _ADAPTIVE = ("adam", "rmsprop", "adagrad", "adadelta", "lamb", "lion", "adafactor", "rprop")
 _WARM_UP_EPOCHS = 5  # Goyal et al., section 2.2
 _ROUNDING = 1e-9  # 10 * (1 - 0.9) falls just below 1 in floating point
 
 
-class LrAdvice(BaseModel):
+class LrAdvice(FrozenModel):
     """The learning rate for a new global batch, and what should change with it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     lr: float
     rule: Literal["linear", "sqrt", "none"]
@@ -38,8 +35,8 @@ class LrAdvice(BaseModel):
     """Betas for the Adam family; None: leave them."""
     eps: float | None = None
     """Epsilon for the Adam family; None: leave it."""
-    notes: tuple[str, ...] = ()
-    """What a person should know, a sentence each."""
+    notes: tuple[Note | str, ...] = ()
+    """What the user should do with it."""
 
 
 def scale_lr(lr: float, batch_ratio: float, rule: LrRule, optimizer: OptimizerFacts) -> LrAdvice:
@@ -51,54 +48,27 @@ def scale_lr(lr: float, batch_ratio: float, rule: LrRule, optimizer: OptimizerFa
     """
     if batch_ratio == 1:
         return LrAdvice(lr=lr, rule="none", batch_ratio=1.0)
-    applied, notes = _resolve(rule, optimizer)
+    applied, notes = _resolved(rule, optimizer)
+    factor = {"none": 1.0, "linear": batch_ratio, "sqrt": sqrt(batch_ratio)}[applied]
+    advice = LrAdvice(lr=lr * factor, rule=applied, batch_ratio=batch_ratio)
+    if applied == "sqrt" and optimizer.betas is not None:
+        eps = None if optimizer.eps is None else optimizer.eps / factor
+        first, second = (1 - batch_ratio * (1 - beta) for beta in optimizer.betas)
+        betas = (first, second) if _ROUNDING < first < 1 and _ROUNDING < second < 1 else None
+        if betas is None:
+            notes.append(note("betas_unchanged", betas=optimizer.betas, batch_ratio=batch_ratio))
+        advice = advice.model_copy(update={"betas": betas, "eps": eps})
     if applied == "none":
-        notes = (*notes, "The learning rate is left as it is (lr_rule: none).")
-        return LrAdvice(lr=lr, rule="none", batch_ratio=batch_ratio, notes=notes)
-    if applied == "linear":
-        notes = (*notes, *_warm_up(batch_ratio))
-        return LrAdvice(lr=lr * batch_ratio, rule="linear", batch_ratio=batch_ratio, notes=notes)
-    betas, eps, beta_notes = _scale_betas(batch_ratio, optimizer)
-    return LrAdvice(
-        lr=lr * sqrt(batch_ratio),
-        rule="sqrt",
-        batch_ratio=batch_ratio,
-        betas=betas,
-        eps=eps,
-        notes=(*notes, *beta_notes, *_warm_up(batch_ratio)),
-    )
+        notes.append(note("lr_unchanged"))
+    elif batch_ratio > 1:
+        notes.append(note("lr_warm_up", epochs=_WARM_UP_EPOCHS))
+    return advice.model_copy(update={"notes": tuple(notes)})
 
 
-def _resolve(rule: LrRule, optimizer: OptimizerFacts) -> tuple[Literal["linear", "sqrt", "none"], tuple[str, ...]]:
-    if rule != "auto":
-        return rule, ()
+def _resolved(rule: LrRule, optimizer: OptimizerFacts) -> tuple[Literal["linear", "sqrt", "none"], list[Note]]:
     name = optimizer.name.lower()
+    if rule != "auto":
+        return rule, []
     if any(word in name for word in _ADAPTIVE):
-        return "sqrt", ()
-    if "sgd" in name:
-        return "linear", ()
-    note = f"No scaling rule is known for {optimizer.name}; the square root, the more careful one, was taken."
-    return "sqrt", (note,)
-
-
-def _scale_betas(
-    ratio: float, optimizer: OptimizerFacts
-) -> tuple[tuple[float, float] | None, float | None, tuple[str, ...]]:
-    if optimizer.betas is None:
-        return None, None, ()
-    eps = None if optimizer.eps is None else optimizer.eps / sqrt(ratio)
-    first, second = (ratio * (1 - beta) for beta in optimizer.betas)
-    if not (0 < first < 1 - _ROUNDING and 0 < second < 1 - _ROUNDING):
-        why = f"can't follow a batch {ratio:g} times as large (k * (1 - beta) must be below 1)"
-        return None, eps, (f"betas {optimizer.betas} {why}: leave them.",)
-    return (1 - first, 1 - second), eps, ()
-
-
-def _warm_up(ratio: float) -> tuple[str, ...]:
-    if ratio <= 1:
-        return ()
-    note = (
-        f"Raise the learning rate from the old to the new value over the first {_WARM_UP_EPOCHS} epochs "
-        "(gradual warm-up, Goyal et al. 2017), and compare the validation metric once."
-    )
-    return (note,)
+        return "sqrt", []
+    return ("linear", []) if "sgd" in name else ("sqrt", [note("lr_rule_unknown", optimizer=optimizer.name)])

@@ -1,22 +1,24 @@
-"""What a person should know of a space before it is searched: what has no effect, and why a range is narrow.
+"""What the user should know of a space before it is searched: what has no effect, and why a range is narrow.
 
-Takes a Basis and the domains made of it; hands on sentences. Pure.
+Comes in: a Basis and the domains made of it. Goes out: notes, as codes with figures. Pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from autotune.note import Note, note
+from autotune.settings.search_space import DDP_PREFIX, Choices, Domain
 from autotune.settings.training_config import TrainingConfig
-from autotune.space import constraints as rules
-from autotune.space.default_ranges import DDP_PREFIX, Basis, group_sizes
-from autotune.space.domains import Choices, Domain
+from autotune.space.constraints import most_ranks, without_effect
+from autotune.space.default_ranges import Basis
+from autotune.space.domains import group_sizes
 
 __all__ = ["space_notes"]
 
 
-def space_notes(basis: Basis, domains: Mapping[str, Domain]) -> tuple[str, ...]:
-    """A sentence each, in the order in which a person looks at the settings."""
+def space_notes(basis: Basis, domains: Mapping[str, Domain]) -> tuple[Note | str, ...]:
+    """The notes, in the order of the settings in a report."""
     return (
         *basis.environment.remarks,
         *_without_effect(basis),
@@ -27,90 +29,71 @@ def space_notes(basis: Basis, domains: Mapping[str, Domain]) -> tuple[str, ...]:
     )
 
 
-def _without_effect(basis: Basis) -> Iterator[str]:
-    effects = rules.without_effect(basis.baseline, basis.facts, basis.environment)
-    for setting, reason in effects.items():
-        yield f"The baseline's {setting} has no effect here: {reason}."
+def _without_effect(basis: Basis) -> Iterator[Note]:
+    facts, environment = basis.facts, basis.environment
+    for setting, reason in without_effect(basis.baseline, facts, environment).items():
+        yield note("baseline_without_effect", setting=setting, reason=reason, device=environment.device)
     for setting in ("amp_dtype", "channels_last", "pin_memory"):
         for value in basis.given.get(setting, ()):
             config = TrainingConfig().model_copy(update={setting: value})
-            found = rules.without_effect(config, basis.facts, basis.environment).get(setting)
+            found = without_effect(config, facts, environment).get(setting)
             if found is not None:
-                yield f"{setting}={value} has no effect here: {found}."
+                yield note(
+                    "value_without_effect", setting=setting, value=value, reason=found, device=environment.device
+                )
 
 
-def _emulated(basis: Basis) -> Iterator[str]:
-    """Precisions that the device does not compute itself; TF32 elsewhere than on NVIDIA's is said to have no effect."""
+def _emulated(basis: Basis) -> Iterator[Note]:
+    """Precisions that the device does not compute natively; of TF32 `without_effect` speaks."""
     known = {"tf32", *basis.environment.native_amp_dtypes}
     listed = basis.given.get("amp_dtype", Choices(values=(basis.baseline.amp_dtype,)))
-    emulated = [str(one) for one in listed if one not in known]
+    emulated = [dtype for dtype in listed if dtype not in known]
     if emulated:
-        yield f"{basis.environment.device_name} does not compute {', '.join(emulated)} natively: tried as given."
+        yield note("precision_not_native", device=basis.environment.device_name, precisions=emulated)
 
 
-def _unsharded(basis: Basis) -> Iterator[str]:
-    if basis.facts.is_sharded:
-        return
-    repeated = "each further worker would repeat the data: shard it by torch.utils.data.get_worker_info()"
-    if "num_workers" in basis.given:
-        yield f"The iterable dataset is not sharded; {repeated}. The choices given were kept."
-    else:
-        most = max(1, basis.baseline.num_workers)
-        yield f"The iterable dataset is not sharded, so num_workers stayed within {most}; {repeated}."
+def _unsharded(basis: Basis) -> Iterator[Note]:
+    if not basis.facts.is_sharded:
+        is_listed = "num_workers" in basis.given
+        yield note("dataset_not_sharded", most_workers=None if is_listed else max(1, basis.baseline.num_workers))
 
 
-def _ranks(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[str]:
-    """What is said of several devices: those left alone, and listed settings of DDP that don't do what they seem to."""
+def _ranks(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[Note]:
+    """Devices that are left unused, and listed DDP settings that do not do what they seem to."""
     environment, given = basis.environment, basis.given
     listed = [name for name in given if name.startswith(DDP_PREFIX)]
     if listed and not group_sizes(domains):
-        yield f"{', '.join(listed)} had no effect: no strategy 'ddp' with several ranks lies in the space."
+        yield note("ddp_settings_without_ddp", settings=listed)
         return
-    is_named = 1 < rules.most_ranks(environment) < environment.device_count
+    is_named = 1 < most_ranks(environment) < environment.device_count
     if is_named and not given.keys() & {"world_size", "strategy"} and environment.device_kind != "cpu":
-        yield f"{environment.device} was named, so trials stayed on it; list world_size to have further devices tried."
+        yield note("trials_stay_on_named_device", device=environment.device)
     if environment.device_names and max(group_sizes(domains), default=1) > 1:
-        yield (
-            f"The devices are not alike ({', '.join(environment.device_names)}): a group of them trains at the slowest "
-            "one's pace, and fits only what the smallest one holds."
-        )
-    lookups = given.get(f"{DDP_PREFIX}find_unused_parameters")
-    if lookups is not None and True not in lookups and basis.facts.has_unused_parameters:
-        yield (
-            "One step has left parameters without a gradient: without ddp.find_unused_parameters=True only a static "
-            "graph runs under strategy 'ddp'. The choices given were kept."
-        )
+        yield note("unlike_devices", devices=environment.device_names)
+    searches_unused = given.get(f"{DDP_PREFIX}find_unused_parameters")
+    if searches_unused is not None and True not in searches_unused and basis.facts.has_unused_parameters:
+        yield note("unused_parameters_not_searched")
     yield from _listed_hooks(basis, domains)
 
 
-def _hosts(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[str]:
-    """What is said of several hosts: a layout that changes nothing, and devices that no group reaches by default."""
+def _hosts(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[Note]:
+    """A layout that changes nothing, and devices that no group reaches by default."""
     environment, sizes = basis.environment, group_sizes(domains)
     has_groups = bool(sizes) or basis.baseline.process_count > 1
     if environment.is_spread and (environment.hosts == 1 or not has_groups):
-        why = "there is one host" if environment.hosts == 1 else "no trial has several ranks"
-        yield f"executor.ranks=spread had no effect: {why}."
-    most, there_are = max(sizes, default=1), rules.most_ranks(environment)
+        yield note("spread_without_effect", hosts=environment.hosts)
+    most, device_count = max(sizes, default=1), most_ranks(environment)
     is_device = environment.device_kind != "cpu" and environment.hosts > 1
-    if is_device and sizes and most < there_are and "world_size" not in basis.given:
-        yield (
-            f"world_size stayed within {most} of the {there_are} devices of {environment.hosts} hosts: with more, a "
-            "rank would have no sample of the largest global batch that is tried; list world_size to have more tried."
-        )
+    if is_device and sizes and most < device_count and "world_size" not in basis.given:
+        yield note("world_size_capped", most=most, devices=device_count, hosts=environment.hosts)
 
 
-def _listed_hooks(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[str]:
-    """Compression that the user has listed, and does not run today: nobody but he can judge it."""
+def _listed_hooks(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[Note]:
+    """Compression that the user has listed and does not run today: the user alone can judge it."""
     today = None if basis.baseline.ddp is None else basis.baseline.ddp.comm_hook
-    hooks = [one for one in basis.given.get(f"{DDP_PREFIX}comm_hook", ()) if one not in {None, today}]
+    hooks = [hook for hook in basis.given.get(f"{DDP_PREFIX}comm_hook", ()) if hook not in {None, today}]
     if hooks:
-        yield (
-            f"ddp.comm_hook {', '.join(map(str, hooks))} changes the gradients on their way, which the precision guard "
-            "does not compare: compare the validation metric once."
-        )
-    unscaled = [str(one) for one in domains["amp_dtype"] if one != "float16"]
+        yield note("hooks_change_gradients", hooks=hooks)
+    unscaled = [dtype for dtype in domains["amp_dtype"] if dtype != "float16"]
     if "fp16" in hooks and unscaled:
-        yield (
-            "ddp.comm_hook fp16 makes gradients above 65,504 infinite before they are averaged, and those below 6e-8 "
-            f"zero; in {', '.join(unscaled)} no GradScaler makes up for that."
-        )
+        yield note("fp16_hook_overflows", precisions=unscaled)

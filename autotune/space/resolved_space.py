@@ -1,101 +1,32 @@
 """Which settings are searched: what the user allows, completed by default ranges of this machine and workload.
 
-`SearchSpace` is the user's side; `resolve` makes a `ResolvedSpace` of it, in which every setting has a domain, and
-`compose` turns proposed values into a TrainingConfig or a reason against it.
+`resolve` makes a `ResolvedSpace` of the user's `SearchSpace`: every setting has a domain in it. `compose` turns
+proposed values into a TrainingConfig or a reason against it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 from math import prod
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo
+from pydantic import ValidationError
 
+from autotune.note import Note
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.environment import Environment
 from autotune.settings.objective import Objective
+from autotune.settings.search_space import DDP_PREFIX, Domain, SearchSpace, SettingValue
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import WorkloadFacts
 from autotune.space import constraints as rules
-from autotune.space.default_ranges import DDP_PREFIX, Basis, batch_cap, default_ranges, group_sizes, workers_cap
-from autotune.space.domains import Choices, Domain, IntRange, SettingValue, parse_domain, spread, whole_numbers
+from autotune.space.default_ranges import Basis, batch_cap, default_ranges, workers_cap
+from autotune.space.domains import group_sizes
 from autotune.space.notes import space_notes
 
-__all__ = [
-    "DDP_PREFIX",
-    "Choices",
-    "DdpSpace",
-    "Domain",
-    "IntRange",
-    "ResolvedSpace",
-    "SearchSpace",
-    "SettingValue",
-    "compose",
-    "resolve",
-    "setting_of",
-    "spread",
-    "whole_numbers",
-]
-
-
-def _parse_setting(value: object, info: ValidationInfo) -> Domain:
-    return parse_domain(TrainingConfig, str(info.field_name), value)
-
-
-def _parse_ddp_setting(value: object, info: ValidationInfo) -> Domain:
-    return parse_domain(DdpConfig, str(info.field_name), value)
-
-
-_Setting = Annotated[Domain | None, BeforeValidator(_parse_setting)]
-_DdpSetting = Annotated[Domain | None, BeforeValidator(_parse_ddp_setting)]
-
-
-class DdpSpace(BaseModel):
-    """DistributedDataParallel's part of the space, written as the other settings are."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    bucket_cap_mb: _DdpSetting = None
-    first_bucket_mb: _DdpSetting = None
-    gradient_as_bucket_view: _DdpSetting = None
-    static_graph: _DdpSetting = None
-    find_unused_parameters: _DdpSetting = None
-    broadcast_buffers: _DdpSetting = None
-    comm_hook: _DdpSetting = None
-
-
-class SearchSpace(BaseModel):
-    """The user's part of the space: a setting left out takes its default range, a single value fixes it.
-
-    Each setting takes a list of choices, {low, high[, log]}, or one value. The learning rate is not searched: it
-    follows the global batch by `objective.lr_rule`.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    micro_batch_size: _Setting = None
-    grad_accum_steps: _Setting = None
-    amp_dtype: _Setting = None
-    num_workers: _Setting = None
-    prefetch_factor: _Setting = None
-    persistent_workers: _Setting = None
-    pin_memory: _Setting = None
-    channels_last: _Setting = None
-    compile: _Setting = None
-    intra_op_threads: _Setting = None
-    world_size: _Setting = None
-    strategy: _Setting = None
-    ddp: DdpSpace | None = None
-
-    def given(self) -> dict[str, Domain]:
-        """The settings that the user has given, by name; those of `ddp` by names such as "ddp.bucket_cap_mb"."""
-        found = {name: getattr(self, name) for name in self.model_fields_set - {"ddp"}}
-        if self.ddp is not None:
-            found |= {f"{DDP_PREFIX}{name}": getattr(self.ddp, name) for name in self.ddp.model_fields_set}
-        return dict(sorted(found.items()))
+__all__ = ["ResolvedSpace", "compose", "resolve", "setting_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,9 +47,9 @@ class ResolvedSpace:
     """Most loader workers of all ranks on a host: more of a proposal are left out; None where the user has listed
     numbers of workers."""
     lists_hooks: bool = False
-    """The user has listed communication hooks: how coarse they are is his to judge."""
-    notes: tuple[str, ...] = field(default=())
-    """What has no effect here, and why a default range is narrower than usual, a sentence each."""
+    """The user has listed communication hooks: their rounding is the user's to judge."""
+    notes: tuple[Note | str, ...] = ()
+    """What has no effect here, and why a default range is narrower than usual."""
 
     @property
     def parameters(self) -> dict[str, Domain]:
@@ -133,7 +64,7 @@ class ResolvedSpace:
 
     @property
     def size(self) -> int:
-        """Combinations of values, those included that the rules exclude or that run alike."""
+        """Combinations of values, including those that the rules exclude or that behave the same."""
         return prod(len(domain) for domain in self.parameters.values())
 
     def combinations(self) -> Iterable[dict[str, SettingValue]]:
@@ -152,7 +83,7 @@ def resolve(
     environment: Environment,
     drop_last: bool = True,
 ) -> ResolvedSpace:
-    """Complete a user's space by the default ranges, which hold the baseline's values too.
+    """Complete a user's space by the default ranges, which include the baseline's values.
 
     Explicit choices override every cap.
     """

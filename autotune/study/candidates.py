@@ -7,8 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
+from autotune.settings.search_space import IntRange, SettingValue
 from autotune.settings.training_config import TrainingConfig
-from autotune.space.resolved_space import IntRange, ResolvedSpace, SettingValue, compose, spread
+from autotune.space.domains import spread
+from autotune.space.resolved_space import ResolvedSpace, compose
 from autotune.study.proposals import first_guesses, params_of
 
 __all__ = ["Candidates", "Params"]

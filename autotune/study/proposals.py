@@ -6,18 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from autotune.analysis.memory_line import is_too_big, memory_kind, memory_lines
 from autotune.records.trial import TrialRecord
-from autotune.settings.training_config import DdpConfig, TrainingConfig
+from autotune.settings.search_space import DDP_PREFIX, Domain, IntRange, SettingValue
+from autotune.settings.training_config import TORCH_PREFETCH_FACTOR, DdpConfig, TrainingConfig
 from autotune.space import constraints as rules
-from autotune.space.resolved_space import (
-    DDP_PREFIX,
-    Domain,
-    IntRange,
-    ResolvedSpace,
-    SettingValue,
-    compose,
-    setting_of,
-    whole_numbers,
-)
+from autotune.space.domains import whole_numbers
+from autotune.space.resolved_space import ResolvedSpace, compose, setting_of
 
 __all__ = [
     "explaining_setting",
@@ -41,7 +34,7 @@ def params_of(config: TrainingConfig, space: ResolvedSpace) -> dict[str, Setting
     """
     values = config.model_dump(exclude={"ddp"})
     if config.num_workers > 0 and config.prefetch_factor is None:
-        values["prefetch_factor"] = rules.TORCH_PREFETCH_FACTOR
+        values["prefetch_factor"] = TORCH_PREFETCH_FACTOR
     if config.strategy == "ddp":
         values.update(_ddp_values(config.ddp or DdpConfig()))
     return {

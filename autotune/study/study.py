@@ -19,12 +19,12 @@ from optuna.trial import TrialState
 
 from autotune.analysis.early_stopping import seen_rate
 from autotune.errors import ConfigError
-from autotune.records.trial import TrialRecord, TrialResult
-from autotune.settings.objective import Score
+from autotune.records.trial import Score, TrialRecord, TrialResult
 from autotune.settings.search_options import Method
+from autotune.settings.search_space import Domain, IntRange, SettingValue
 from autotune.settings.training_config import TrainingConfig
 from autotune.space import constraints as rules
-from autotune.space.resolved_space import Domain, IntRange, ResolvedSpace, SettingValue, compose, setting_of
+from autotune.space.resolved_space import ResolvedSpace, compose, setting_of
 from autotune.study.importance import setting_importances
 from autotune.study.proposals import params_of
 from autotune.study.storage import disk_errors, open_optuna, open_storage, quiet

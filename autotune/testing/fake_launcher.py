@@ -14,13 +14,14 @@ from math import ceil, inf
 from threading import Lock
 
 from autotune.analysis.expectation import DEVICE_SETTINGS, LOADER_SETTINGS
+from autotune.analysis.rates import rate_of
 from autotune.launch.launcher import Exit, Launch
 from autotune.protocol.messages import Job, RankReport, read_model, write_model
 from autotune.records.breakdown import LoaderCosts, Share, TimeBreakdown
 from autotune.records.ceilings import Ceiling
 from autotune.records.conditions import DeviceConditions
 from autotune.records.diagnosis import CurvePoint, Curves
-from autotune.records.measurement import Block, Ceilings, Measurement, MemorySample, Window, rate_of
+from autotune.records.measurement import Block, Ceilings, Measurement, MemorySample, Window
 from autotune.records.precision_check import GuardFigures
 from autotune.records.ranks import Communication, RankFigures
 from autotune.records.run_summary import changed_settings

@@ -11,14 +11,15 @@ from dataclasses import dataclass, field
 from autotune.analysis.confirmation_plan import ROUNDS, ConfirmationPlan, plan_confirmation
 from autotune.analysis.durations import overhead_s
 from autotune.analysis.memory_line import say_largest
+from autotune.analysis.scoring import evaluate
+from autotune.analysis.selection_rules import choose, gains_of, ratio_of
 from autotune.protocol.messages import NO_EXTRAS, WindowRules
-from autotune.records.recommendation import Confirmation, Ratio, Recommendation, choose, gains_of, ratio_of
+from autotune.records.recommendation import Confirmation, Ratio, Recommendation
 from autotune.records.run_summary import Progress, changed_settings
 from autotune.records.trial import TrialRecord, score_value
-from autotune.settings.objective import evaluate
 from autotune.settings.training_config import TrainingConfig
+from autotune.space.domains import whole_numbers
 from autotune.space.learning_rate import LrAdvice, scale_lr
-from autotune.space.resolved_space import whole_numbers
 from autotune.tuning.extra_measurements import everything, with_ceilings
 from autotune.tuning.loop import Tuning
 from autotune.tuning.selection import Race, challengers, feasible_baseline, number_0, scores_of

@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from autotune.errors import RepeatedFailureError, WorkloadError
+from autotune.note import Note
 from autotune.records.trial import TrialRecord
-from autotune.space.resolved_space import SettingValue, setting_of
+from autotune.settings.search_space import SettingValue
+from autotune.space.resolved_space import setting_of
 from autotune.study.proposals import explaining_setting
 from autotune.study.study import Study
 
@@ -27,7 +29,7 @@ class Blame:
     blamed: list[tuple[str, frozenset[SettingValue]]] = field(default_factory=list)
     """Settings with values that were left out for their failures."""
 
-    def learn(self, record: TrialRecord, study: Study, notes: list[str]) -> None:
+    def learn(self, record: TrialRecord, study: Study, notes: list[Note | str]) -> None:
         """Stop at the user's own failure in the baseline, or leave out a value that fails again and again.
 
         Raises:

@@ -11,19 +11,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from autotune.analysis.early_stopping import lost_race
+from autotune.analysis.scoring import evaluate
 from autotune.launch.runner import TrialRunner
 from autotune.launch.side_by_side import SideBySide
+from autotune.note import Note
 from autotune.protocol.messages import NO_EXTRAS, Extras, WindowRules
 from autotune.records.ceilings import CeilingBook
 from autotune.records.precision_check import guard_key
 from autotune.records.recommendation import Confirmation
 from autotune.records.run_summary import Progress
 from autotune.records.stress_check import StressFigures
-from autotune.records.trial import TrialRecord, TrialResult, best_of, reference_of, score_value
+from autotune.records.trial import Score, TrialRecord, TrialResult, best_of, reference_of, score_value
 from autotune.settings.environment import Environment
-from autotune.settings.objective import Objective, Score, evaluate
+from autotune.settings.objective import Objective
+from autotune.settings.search_space import SettingValue
 from autotune.space.constraints import hosts_of
-from autotune.space.resolved_space import ResolvedSpace, SettingValue
+from autotune.space.resolved_space import ResolvedSpace
 from autotune.study.proposals import first_guesses, largest_batch_variant, same_batch_variant
 from autotune.study.study import Study, Trial
 from autotune.tuning.extra_measurements import extras_of, with_ceilings
@@ -62,7 +65,7 @@ class Tuning:
     show: Show
     on_record: Callable[[TrialRecord], None]
     """Called after each trial, to keep its record."""
-    notes: list[str] = field(default_factory=list)
+    notes: list[Note | str] = field(default_factory=list)
     stopped_because: str = ""
     is_interrupted: bool = False
     """Something ended the search before it was over."""

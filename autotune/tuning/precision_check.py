@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from autotune.launch.runner import TrialRunner
 from autotune.records.precision_check import guard_key, needs_guard, objection, shortfall
 from autotune.records.trial import TrialRecord, TrialResult
+from autotune.settings.search_space import SettingValue
 from autotune.settings.training_config import TrainingConfig
-from autotune.space.resolved_space import SettingValue
 
 __all__ = ["PrecisionGuard", "guarded_settings"]
 

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from autotune.records.recommendation import Confirmation, choose
+from autotune.analysis.selection_rules import choose
+from autotune.records.recommendation import Confirmation
 from autotune.records.trial import TrialRecord, score_value
 from autotune.tuning.loop import Tuning
 

@@ -18,9 +18,10 @@ from autotune.records.run_summary import RunSummary
 from autotune.records.trial import TrialRecord
 from autotune.settings.environment import Environment
 from autotune.settings.plan import Plan
+from autotune.settings.search_space import Domain, SettingValue
 from autotune.settings.training_config import TrainingConfig
 from autotune.space.constraints import same_behaviour_key
-from autotune.space.resolved_space import Domain, ResolvedSpace, SettingValue, compose, setting_of
+from autotune.space.resolved_space import ResolvedSpace, compose, setting_of
 from autotune.study.proposals import nearest, params_of
 
 __all__ = ["Hints", "hints_of", "read_hints", "say_hints", "say_stale", "seed_params", "staleness"]

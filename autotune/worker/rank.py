@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
+from autotune.analysis.rates import between_runs, rate_of
 from autotune.errors import RunFolderError
 from autotune.protocol.messages import (
     NO_EXTRAS,
@@ -30,7 +31,7 @@ from autotune.protocol.messages import (
 )
 from autotune.records.conditions import DeviceConditions, remarks_on
 from autotune.records.diagnosis import Curves
-from autotune.records.measurement import Block, Measurement, between_runs, rate_of
+from autotune.records.measurement import Block, Measurement
 from autotune.records.ranks import RankFigures
 from autotune.records.trial import TrialResult
 from autotune.settings.training_config import TrainingConfig

@@ -20,8 +20,7 @@ from autotune.analysis.memory_line import (
     say_largest,
 )
 from autotune.records.measurement import Measurement
-from autotune.records.trial import TrialRecord, TrialResult
-from autotune.settings.objective import Score
+from autotune.records.trial import Score, TrialRecord, TrialResult
 from autotune.settings.training_config import TrainingConfig
 
 MIB = 2**20

@@ -23,8 +23,9 @@ from autotune.analysis.observations import Look, looks_of, sightings_of
 from autotune.analysis.rate_model import Forecast, fit_machine
 from autotune.records.trial import TrialRecord
 from autotune.settings.objective import Objective
+from autotune.settings.search_space import SearchSpace
 from autotune.settings.training_config import TrainingConfig
-from autotune.space.resolved_space import SearchSpace, resolve
+from autotune.space.resolved_space import resolve
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # scripts that stand beside each other, not a package
 replay = importlib.import_module("replay")

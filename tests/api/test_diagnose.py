@@ -22,9 +22,10 @@ from autotune.records.diagnosis import Bottleneck, Diagnosis
 from autotune.settings.budget import Budget
 from autotune.settings.objective import Objective
 from autotune.settings.plan import Plan
+from autotune.settings.search_space import SearchSpace
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
-from autotune.space.resolved_space import ResolvedSpace, SearchSpace, resolve
+from autotune.space.resolved_space import ResolvedSpace, resolve
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost, fake_environment, fake_facts
 from tests.api import bottlenecks as cases
 

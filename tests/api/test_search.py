@@ -22,6 +22,7 @@ from autotune.errors import (
     StudyMismatchError,
     WorkloadError,
 )
+from autotune.note import Note, note
 from autotune.protocol.messages import Job, read_model
 from autotune.records.trial import Failure
 from autotune.settings.training_config import TrainingConfig
@@ -130,7 +131,7 @@ def test_what_passes_the_memory_limit_never_wins(tmp_path: Path) -> None:
     assert result.best.micro_batch_size == 64
     over = [trial for trial in result.trials if trial.config.micro_batch_size > 64]
     assert over
-    assert all(trial.outcome == "over_memory" and "64.0 GiB" in trial.reason for trial in over)
+    assert all(trial.outcome == "over_memory" and "65,536 MiB" in trial.reason for trial in over)
 
 
 def test_a_baseline_over_memory_is_said_and_gives_no_speedup(tmp_path: Path) -> None:
@@ -365,9 +366,11 @@ def test_a_listed_value_without_effect_is_said_by_name(tmp_path: Path) -> None:
     environment = fake_environment().model_copy(update={"device_kind": "cpu", "device": "cpu"})
     space = {"pin_memory": [True], "amp_dtype": ["float32", "tf32"]}
     result = search(tmp_path, launcher=FakeLauncher(environment=environment), space=space, n_trials=3)
-    assert any("pin_memory=True has no effect" in note for note in result.summary.notes)
-    assert any("amp_dtype=tf32 has no effect" in note for note in result.summary.notes)
-    assert not any("tried as given" in note for note in result.summary.notes)
+    found = [note for note in result.summary.notes if isinstance(note, Note)]
+    assert [(note.code, note.figures["setting"], note.figures["value"]) for note in found] == [
+        ("value_without_effect", "amp_dtype", "tf32"),
+        ("value_without_effect", "pin_memory", True),
+    ]
 
 
 def test_a_batch_that_fails_again_and_again_stops_the_search(tmp_path: Path) -> None:
@@ -393,7 +396,7 @@ def test_precisions_that_are_listed_are_tried_and_emulated_ones_named(tmp_path: 
     launcher = FakeLauncher(environment=environment)
     result = search(tmp_path, launcher=launcher, space={"amp_dtype": ["float32", "bfloat16"]}, n_trials=12)
     assert {trial.config.amp_dtype for trial in result.trials} == {"float32", "bfloat16"}
-    assert any("bfloat16 natively" in note for note in result.summary.notes)
+    assert note("precision_not_native", device="Fake GPU", precisions=("bfloat16",)) in result.summary.notes
 
 
 def test_finalists_are_measured_in_turns_with_the_baseline(tmp_path: Path) -> None:

@@ -15,9 +15,8 @@ from autotune.diagnosis.strategies import StrategyBest
 from autotune.records.diagnosis import Advice
 from autotune.records.ranks import Communication, RankFigures
 from autotune.records.recommendation import Confirmation
-from autotune.records.trial import TrialRecord, TrialResult
+from autotune.records.trial import Score, TrialRecord, TrialResult
 from autotune.settings.environment import Environment
-from autotune.settings.objective import Score
 from autotune.settings.training_config import DdpConfig, TrainingConfig
 from tests.evidence import CPU, GPU, make_costs, make_measurement
 

@@ -14,8 +14,8 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 from autotune.files.plan_file import read_plan
+from autotune.settings.search_space import SearchSpace
 from autotune.settings.workload import PARTS, Ref
-from autotune.space.resolved_space import SearchSpace
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 PLANS = sorted(CONFIGS.glob("*.yaml"))

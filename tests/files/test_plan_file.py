@@ -17,9 +17,9 @@ from autotune.settings.budget import Budget
 from autotune.settings.executor import Executor, ExecutorKind
 from autotune.settings.objective import Objective
 from autotune.settings.search_options import Method, SearchOptions
+from autotune.settings.search_space import Choices, IntRange, SearchSpace
 from autotune.settings.training_config import DdpConfig, TrainingConfig
 from autotune.settings.workload import Ref
-from autotune.space.resolved_space import Choices, IntRange, SearchSpace
 
 WORKLOAD = "workload: {model: 'pkg.mod:model', dataset: 'pkg.mod:dataset'}\n"
 

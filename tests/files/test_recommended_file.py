@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,13 @@ from hypothesis import strategies as st
 
 import autotune
 from autotune.errors import ConfigError
-from autotune.files.recommended_file import read_recommended, recommended_yaml
+from autotune.files import recommended_file
+from autotune.files.recommended_file import read_recommended
 from autotune.records.measurement import Block, Measurement, MemorySample, Window
 from autotune.records.recommendation import Confirmation, Ratio, Recommendation
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import TrialRecord, TrialResult
+from autotune.report.wording.say import say
 from autotune.settings.budget import Budget
 from autotune.settings.environment import Environment
 from autotune.settings.objective import Objective
@@ -22,6 +25,7 @@ from autotune.settings.training_config import AMP_DTYPES, DdpConfig, TrainingCon
 from autotune.settings.workload import OptimizerFacts, WorkloadFacts
 from autotune.space.learning_rate import LrAdvice
 
+recommended_yaml = partial(recommended_file.recommended_yaml, say=say)
 GROUP = TrainingConfig(strategy="ddp", world_size=2, num_workers=2, ddp=DdpConfig(bucket_cap_mb=50, comm_hook="fp16"))
 
 

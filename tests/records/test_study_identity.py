@@ -3,8 +3,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from autotune.settings.workload import Ref, Workload
 from autotune.testing import fake_environment
 
 
-def build(name: str) -> str:
+def build(name: object) -> object:
     return name
 
 
@@ -32,6 +34,50 @@ print(describe_part(loss))
         done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
         seen.add(done.stdout)
     assert len(seen) == 1
+
+
+def images(body: str, size: int = 8) -> type:
+    """A dataset's class, as a program defines it anew in each run."""
+    scope: dict[str, object] = {"__name__": "program"}
+    exec(f"class Images:\n    size = {size}\n    def __getitem__(self, index):\n        return {body}", scope)
+    return cast("type", scope["Images"])
+
+
+def test_a_dataset_whose_items_are_made_in_another_way_is_another_one() -> None:
+    assert describe_part(images("index")()) == describe_part(images("index")())
+    assert describe_part(images("index")()) != describe_part(images("index + 1")())
+    assert describe_part(images("index")) != describe_part(images("index + 1"))
+    assert describe_part(images("index")()) != describe_part(images("index", size=9)())
+
+
+def test_the_plain_attributes_of_a_dataset_count_and_its_data_does_not() -> None:
+    kind = images("index")
+    small, large, other_data = kind(), kind(), kind()
+    small.side, large.side, other_data.side = 32, 64, 32
+    small.items, other_data.items = [0.1], [0.2]
+    assert describe_part(small) == describe_part(other_data)
+    assert describe_part(small) != describe_part(large)
+
+
+def test_a_model_of_other_code_is_another_one() -> None:
+    def net(activation: str) -> torch.nn.Module:
+        scope: dict[str, object] = {"__name__": "program", "torch": torch}
+        exec(f"class Block(torch.nn.Linear):\n    def forward(self, x):\n        return torch.{activation}(x)", scope)
+        return torch.nn.Sequential(cast("type", scope["Block"])(2, 3))
+
+    assert describe_part(net("relu")) == describe_part(net("relu"))
+    assert describe_part(net("relu")) != describe_part(net("tanh"))
+
+
+def test_a_partial_of_objects_is_described_without_their_addresses() -> None:
+    def loss(scale: int) -> Callable[[int], int]:
+        return lambda x: scale * x
+
+    assert describe_part(partial(build, loss(2))) == describe_part(partial(build, loss(2)))
+    assert describe_part(partial(build, loss(2))) != describe_part(partial(build, loss(3)))
+    assert describe_part(partial(build, name=[loss, images("1")()])) == describe_part(
+        partial(build, name=[loss, images("1")()])
+    )
 
 
 def test_partials_of_different_arguments_differ() -> None:

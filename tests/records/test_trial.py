@@ -9,8 +9,7 @@ from typing import get_args
 import pytest
 
 from autotune.records.measurement import Measurement
-from autotune.records.trial import Failure, Outcome, TrialRecord, TrialResult
-from autotune.settings.objective import Score
+from autotune.records.trial import Failure, Outcome, Score, TrialRecord, TrialResult
 
 _FAILED = [outcome for outcome in get_args(Outcome) if outcome not in {"ok", "over_memory"}]
 

@@ -15,11 +15,11 @@ from autotune.records.ranks import Communication, RankFigures
 from autotune.records.recommendation import Confirmation, Ratio, Recommendation
 from autotune.records.run_summary import RunSummary
 from autotune.records.stress_check import StressFigures
-from autotune.records.trial import Failure, Outcome, TrialRecord, TrialResult
+from autotune.records.trial import Failure, Outcome, Score, TrialRecord, TrialResult
 from autotune.records.utilization import NVML_SOURCE, PROFILER_SOURCE, BusyReading, Fullness
 from autotune.settings.budget import Budget
 from autotune.settings.environment import Environment
-from autotune.settings.objective import Objective, Score
+from autotune.settings.objective import Objective
 from autotune.settings.training_config import DdpConfig, TrainingConfig
 from autotune.settings.workload import OptimizerFacts, WorkloadFacts
 from autotune.space.learning_rate import LrAdvice, scale_lr

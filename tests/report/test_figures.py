@@ -10,7 +10,7 @@ from autotune.records.measurement import Measurement
 from autotune.records.recommendation import Confirmation
 from autotune.records.run_summary import RunSummary
 from autotune.records.utilization import NVML_SOURCE, PROFILER_SOURCE, WAIT_SOURCE, BusyReading
-from autotune.report.blocks import TimeBars
+from autotune.report.blocks import TimeBars, Trace
 from autotune.report.figures import Figures, list_busy
 from autotune.report.wording.units import NO_VALUE
 from autotune.settings.training_config import TrainingConfig
@@ -172,4 +172,9 @@ def test_what_is_compared_with_the_memory_limit_is_written_in_its_unit() -> None
     rows = {row[0].strip(): row[1:] for row in report.table.rows}
     assert rows["peak memory"] == ("3.0 GiB", "9.4 GiB", "3.0 GiB")
     assert "of 21.2 GiB" in rows
-    assert "MiB" not in " ".join(rows)
+    over = make_trial(3, FAST, "over_memory", measurement=make_measurement(9e3, gib=21.22))
+    report = report_of(make_summary(limit_bytes=limit, trials=(*make_summary().trials[:3], over)))
+    reason = "peak memory must stay within 21.2 GiB, but was 21.22 GiB"
+    assert report.trials.rows[-1][-1] == reason, "not in the MiB of the record's own reason"
+    (failure,) = (section for section in report.sections if section.title == "Failures")
+    assert failure.blocks == (Trace(count="1 over the limit", text=f"trial 3: {reason}"),)

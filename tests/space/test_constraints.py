@@ -39,39 +39,6 @@ _RANK_SETTINGS = st.fixed_dictionaries(
 )
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"prefetch_factor": 4}, "num_workers=0 and prefetch_factor=4"),
-        ({"persistent_workers": True}, "num_workers=0"),
-        ({"world_size": 4}, "world_size=4"),
-        ({"ddp": DdpConfig()}, "'single'"),
-        ({"strategy": "ddp", "ddp": DdpConfig(static_graph=True), "grad_accum_steps": 4}, "grad_accum_steps=4"),
-        ({"strategy": "dp", "world_size": 2, "compile": True}, "compile=True; set strategy: ddp"),
-    ],
-)
-def test_a_contradiction_names_the_values_seen(changes: dict[str, Any], named: str) -> None:
-    reason = rules.contradiction(TrainingConfig().model_copy(update=changes))
-    assert reason is not None
-    assert named in reason
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        TrainingConfig(),
-        TrainingConfig(num_workers=2, prefetch_factor=4, persistent_workers=True),
-        TrainingConfig(strategy="ddp", world_size=2, ddp=DdpConfig(static_graph=True)),
-        TrainingConfig(strategy="ddp", world_size=2, grad_accum_steps=2, ddp=DdpConfig()),
-        TrainingConfig(strategy="ddp", world_size=2, compile=True),
-        TrainingConfig(strategy="dp", world_size=2),
-        TrainingConfig(strategy="dp", world_size=1, compile=True),
-    ],
-)
-def test_settings_that_go_together_have_no_contradiction(config: TrainingConfig) -> None:
-    assert rules.contradiction(config) is None
-
-
 @pytest.fixture(scope="session")
 def obstacle(make_facts: Callable[..., WorkloadFacts], four_devices: Environment) -> Callable[..., str | None]:
     """(configuration or its settings); keywords `environment` (four devices), `drop_last` (true), facts' fields."""

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from autotune.settings.environment import Environment
+from autotune.settings.search_space import IntRange
 from autotune.settings.training_config import DdpConfig, TrainingConfig
 from autotune.settings.workload import WorkloadFacts
 from autotune.space.default_ranges import most_workers
-from autotune.space.domains import IntRange
 from autotune.space.resolved_space import ResolvedSpace, compose
 
 MakeSpace = Callable[..., ResolvedSpace]

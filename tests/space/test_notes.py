@@ -1,4 +1,4 @@
-"""What is said of a space with several ranks before it is searched."""
+"""The notes of a space before it is searched."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from autotune.note import note as make_note
 from autotune.settings.environment import Environment
 from autotune.settings.training_config import DdpConfig, TrainingConfig
 from autotune.space.resolved_space import ResolvedSpace, compose
@@ -25,7 +26,7 @@ def test_unlike_devices_are_told_where_groups_of_them_are_tried(
 ) -> None:
     unlike = make_environment(device_count=2, cores=16, device_names=("NVIDIA H200", "NVIDIA T4"))
     (note,) = make_space(environment=unlike).notes
-    assert note.startswith("The devices are not alike (NVIDIA H200, NVIDIA T4): a group of them trains at the slowest")
+    assert note == make_note("unlike_devices", devices=("NVIDIA H200", "NVIDIA T4"))
     assert make_space({"strategy": "single"}, environment=unlike).notes == ()
 
 
@@ -41,17 +42,20 @@ def test_settings_of_ddp_without_ddp_are_said_to_have_no_effect(
 ) -> None:
     ddp = {"bucket_cap_mb": [25, 50], "static_graph": True}
     (note,) = make_space({**given_space, "ddp": ddp}).notes
-    assert note.startswith("ddp.bucket_cap_mb, ddp.static_graph had no effect")
+    assert note == make_note("ddp_settings_without_ddp", settings=("ddp.bucket_cap_mb", "ddp.static_graph"))
 
 
 def test_the_baselines_own_settings_without_effect_are_said(make_space: MakeSpace, four_devices: Environment) -> None:
     ddp = DdpConfig(static_graph=True, find_unused_parameters=True, broadcast_buffers=False)
     baseline = TrainingConfig(strategy="ddp", world_size=2, ddp=ddp)
     notes = make_space(environment=four_devices, baseline=baseline).notes
-    assert [note.split(" has no effect")[0] for note in notes] == [
-        "The baseline's ddp.find_unused_parameters",
-        "The baseline's ddp.broadcast_buffers",
-    ]
+    device = four_devices.device
+    assert notes == (
+        make_note(
+            "baseline_without_effect", setting="ddp.find_unused_parameters", reason="static_graph", device=device
+        ),
+        make_note("baseline_without_effect", setting="ddp.broadcast_buffers", reason="no_buffers", device=device),
+    )
 
 
 def test_a_device_that_was_named_is_said_to_stay_alone(
@@ -59,7 +63,7 @@ def test_a_device_that_was_named_is_said_to_stay_alone(
 ) -> None:
     second = make_environment(device="cuda:1", device_count=4)
     (note,) = make_space(environment=second).notes
-    assert note.startswith("cuda:1 was named")
+    assert note == make_note("trials_stay_on_named_device", device="cuda:1")
     assert make_space({"world_size": [1, 2]}, environment=second).notes == ()
 
 
@@ -69,21 +73,21 @@ def test_a_choice_that_leaves_out_looking_for_unused_parameters_is_kept_and_said
     ddp = {"find_unused_parameters": False, "static_graph": [False, True]}
     space = make_space({**GROUP, "ddp": ddp}, environment=four_devices, has_unused_parameters=True)
     (note,) = space.notes
-    assert "only a static graph runs" in note
+    assert note == make_note("unused_parameters_not_searched")
     assert "find_unused_parameters: true" in str(compose({"ddp.static_graph": False}, space))
     assert isinstance(compose({"ddp.static_graph": True}, space), TrainingConfig)
     assert make_space({**GROUP, "ddp": ddp}, environment=four_devices).notes == ()
 
 
-def test_a_hook_that_was_listed_is_the_users_to_judge_unless_he_runs_it_today(
+def test_a_hook_that_was_listed_is_the_users_to_judge_unless_it_runs_today(
     make_space: MakeSpace, four_devices: Environment
 ) -> None:
     given_space = {**GROUP, "amp_dtype": "float16", "ddp": {"comm_hook": [None, "fp16", "powersgd"]}}
     (note,) = make_space(given_space, environment=four_devices).notes
-    assert note.startswith("ddp.comm_hook fp16, powersgd changes the gradients")
+    assert note == make_note("hooks_change_gradients", hooks=("fp16", "powersgd"))
     baseline = TrainingConfig(strategy="ddp", world_size=2, ddp=DdpConfig(comm_hook="fp16"))
     (note,) = make_space(given_space, environment=four_devices, baseline=baseline).notes
-    assert note.startswith("ddp.comm_hook powersgd changes")
+    assert note == make_note("hooks_change_gradients", hooks=("powersgd",))
 
 
 def test_the_range_that_the_fp16_hook_leaves_is_said_where_no_scaler_makes_up_for_it(
@@ -92,6 +96,5 @@ def test_the_range_that_the_fp16_hook_leaves_is_said_where_no_scaler_makes_up_fo
     hooks: dict[str, Any] = {"comm_hook": [None, "fp16"]}
     given_space = {**GROUP, "amp_dtype": ["float32", "bfloat16", "float16"], "ddp": hooks}
     *_, note = make_space(given_space, environment=four_devices).notes
-    assert note.startswith("ddp.comm_hook fp16 makes gradients above 65,504 infinite")
-    assert note.endswith("in float32, bfloat16 no GradScaler makes up for that.")
+    assert note == make_note("fp16_hook_overflows", precisions=("float32", "bfloat16"))
     assert len(make_space(given_space | {"amp_dtype": "float16"}, environment=four_devices).notes) == 1

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from autotune.settings.objective import Objective
+from autotune.settings.search_space import SearchSpace, SettingValue
 from autotune.settings.training_config import TrainingConfig
-from autotune.space.resolved_space import ResolvedSpace, SearchSpace, SettingValue, compose, resolve
+from autotune.space.resolved_space import ResolvedSpace, compose, resolve
 from autotune.study import candidates as candidates_module
 from autotune.study.candidates import Candidates
 from autotune.study.proposals import first_guesses, params_of

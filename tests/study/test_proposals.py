@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from autotune.records.trial import TrialRecord, TrialResult
 from autotune.settings.objective import Objective
+from autotune.settings.search_space import Choices, IntRange, SearchSpace
 from autotune.settings.training_config import DdpConfig, TrainingConfig
-from autotune.space.resolved_space import Choices, IntRange, ResolvedSpace, SearchSpace, compose, resolve
+from autotune.space.resolved_space import ResolvedSpace, compose, resolve
 from autotune.study.proposals import (
     explaining_setting,
     first_guesses,

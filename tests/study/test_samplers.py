@@ -15,8 +15,9 @@ from autotune.errors import ConfigError
 from autotune.records.trial import TrialResult
 from autotune.settings.objective import Objective
 from autotune.settings.search_options import Method
+from autotune.settings.search_space import SearchSpace
 from autotune.settings.training_config import TrainingConfig
-from autotune.space.resolved_space import ResolvedSpace, SearchSpace, resolve
+from autotune.space.resolved_space import ResolvedSpace, resolve
 from autotune.study import samplers
 from autotune.study.samplers import make_sampler
 from autotune.study.study import Study

@@ -10,10 +10,11 @@ import optuna
 import pytest
 
 from autotune.errors import RunFolderError, StudyMismatchError
-from autotune.records.trial import TrialResult
-from autotune.settings.objective import Objective, Score
+from autotune.records.trial import Score, TrialResult
+from autotune.settings.objective import Objective
+from autotune.settings.search_space import SearchSpace
 from autotune.settings.training_config import DdpConfig, TrainingConfig
-from autotune.space.resolved_space import ResolvedSpace, SearchSpace, resolve
+from autotune.space.resolved_space import ResolvedSpace, resolve
 from autotune.study import study as study_module
 from autotune.study.proposals import params_of
 from autotune.study.study import Study, Trial, read_records

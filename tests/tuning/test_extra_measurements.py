@@ -11,8 +11,7 @@ import pytest
 from autotune.diagnosis.scaling import compare_strategies
 from autotune.records.ceilings import device_key
 from autotune.records.ranks import Communication
-from autotune.records.trial import TrialRecord, TrialResult
-from autotune.settings.objective import Score
+from autotune.records.trial import Score, TrialRecord, TrialResult
 from autotune.settings.training_config import DdpConfig, TrainingConfig
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost, fake_environment
 from autotune.tuning.confirmation import confirm

@@ -13,8 +13,7 @@ from autotune.analysis.observations import Look
 from autotune.protocol.messages import WindowRules
 from autotune.records.ceilings import CeilingBook, device_key, loader_key
 from autotune.records.diagnosis import CurvePoint
-from autotune.records.trial import Failure, TrialRecord, TrialResult
-from autotune.settings.objective import Score
+from autotune.records.trial import Failure, Score, TrialRecord, TrialResult
 from autotune.settings.training_config import TrainingConfig
 from autotune.study.proposals import largest_batch_variant
 from autotune.study.study import Trial

@@ -110,4 +110,4 @@ def test_the_result_holds_what_was_told_before_it(tmp_path: Path) -> None:
         result = autotune.search(object, list, launcher=FakeLauncher(), n_trials=3, run_dir=tmp_path / "run")
     told = result.summary.promised_s
     assert told is not None
-    assert f"Searching: 3 trials at the most, about {format_duration(told)}." in stderr.getvalue()
+    assert f"Searching: at most 3 trials, about {format_duration(told)}." in stderr.getvalue()

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from autotune.records.trial import TrialRecord, TrialResult
-from autotune.settings.objective import Score
+from autotune.records.trial import Score, TrialRecord, TrialResult
 from autotune.settings.training_config import TrainingConfig
 from autotune.study.study import Trial
 from autotune.testing import FakeLauncher

@@ -19,9 +19,10 @@ from autotune.files.recommended_file import describe_machine
 from autotune.settings.environment import Environment
 from autotune.settings.objective import Objective
 from autotune.settings.plan import Plan
+from autotune.settings.search_space import SearchSpace
 from autotune.settings.training_config import AMP_DTYPES, DdpConfig, TrainingConfig
 from autotune.settings.workload import Workload
-from autotune.space.resolved_space import ResolvedSpace, SearchSpace, compose, resolve
+from autotune.space.resolved_space import ResolvedSpace, compose, resolve
 from autotune.testing import FakeLauncher, fake_environment, fake_facts
 from autotune.tuning.warm_start import Hints, read_hints, say_hints, say_stale, seed_params, staleness
 

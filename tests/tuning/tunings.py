@@ -14,8 +14,9 @@ from autotune.records.trial import TrialResult
 from autotune.settings.budget import Budget
 from autotune.settings.objective import Objective
 from autotune.settings.search_options import Method
+from autotune.settings.search_space import SearchSpace
 from autotune.settings.training_config import TrainingConfig
-from autotune.space.resolved_space import SearchSpace, resolve
+from autotune.space.resolved_space import resolve
 from autotune.study.study import Study
 from autotune.testing import FakeLauncher
 from autotune.tuning.clock import Clock

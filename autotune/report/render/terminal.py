@@ -16,8 +16,9 @@ from autotune.report.wording.names import format_setting, format_value
 from autotune.report.wording.say import say
 from autotune.report.wording.units import format_count
 from autotune.settings.environment import Environment
+from autotune.settings.search_space import Choices, Domain
 from autotune.settings.workload import WorkloadFacts
-from autotune.space.resolved_space import Choices, Domain, ResolvedSpace
+from autotune.space.resolved_space import ResolvedSpace
 
 __all__ = ["print_check", "print_environment", "print_summary"]
 

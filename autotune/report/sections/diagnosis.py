@@ -24,6 +24,7 @@ from autotune.report.sections.ranks import rank_section
 from autotune.report.sections.times import fullness_facts, loader_facts
 from autotune.report.wording.names import PART_NAMES, describe_settings
 from autotune.report.wording.remarks import describe_exchange, say_setup
+from autotune.report.wording.say import say
 from autotune.report.wording.text import one_line
 from autotune.report.wording.units import (
     NO_VALUE,
@@ -195,7 +196,7 @@ def _curves(diagnosis: Diagnosis) -> Block:
 
 def _notes(diagnosis: Diagnosis) -> Block:
     told = {"today's settings": join_runs([diagnosis.evidence.measurement])}
-    notes = tuple(map(one_line, diagnosis.notes))
+    notes = tuple(one_line(say(note)) for note in diagnosis.notes)
     return Bullets(sentences=(*notes, *say_setup(told)))  # the notes have what disturbed the window
 
 

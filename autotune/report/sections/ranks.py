@@ -18,7 +18,6 @@ from autotune.records.run_summary import RunSummary
 from autotune.report.blocks import Bullets, Paragraph, Section, Table, filled
 from autotune.report.figures import Column, role_of
 from autotune.report.wording.names import name_group
-from autotune.report.wording.say import say
 from autotune.report.wording.units import NO_VALUE, format_bytes, format_count, format_interval, show, show_interval
 
 __all__ = ["advice_table", "compare", "rank_section", "scaling_sections"]
@@ -74,7 +73,10 @@ def rank_section(ranks: Sequence[RankFigures], whose: str = "", remarks: Sequenc
     if not ranks:
         return ()
     devices = name_devices(ranks)
-    uneven = [f"Rank {rank} ({devices[rank]}) is uneven: {say(why)}." for rank, why in uneven_ranks(ranks).items()]
+    uneven = [
+        f"Rank {rank} ({devices[rank]}) is uneven: its {side} alone gives {show(share, 'share')} of the others'."
+        for rank, (side, share) in uneven_ranks(ranks).items()
+    ]
     table = Table(heads=_RANK_HEADS, rows=tuple(_rank_row(rank, devices[rank.rank]) for rank in ranks), texts=_TEXTS)
     title = f"Each rank of {whose}" if whose else "Each rank"
     return filled(

@@ -18,7 +18,7 @@ from autotune.report.figures import role_of
 from autotune.report.wording.names import OUTCOMES, describe_settings
 from autotune.report.wording.say import say
 from autotune.report.wording.text import cut_middle, one_line, shorten, without_controls
-from autotune.report.wording.units import NO_VALUE, format_bytes, show, show_interval
+from autotune.report.wording.units import NO_VALUE, format_bytes, format_bytes_beside, show, show_interval
 
 __all__ = ["confirmation_section", "failure_section", "precision_section", "trial_section", "trial_table"]
 
@@ -57,7 +57,7 @@ def trial_section(summary: RunSummary, table: Table) -> Section:
 
 def trial_table(summary: RunSummary) -> Table:
     """Every trial in a row."""
-    rows = tuple(map(_trial, summary.trials))
+    rows = tuple(_trial(trial, summary.limit_bytes) for trial in summary.trials)
     roles = (role_of(trial.number, summary) or ("" if trial.is_feasible else "failed") for trial in summary.trials)
     return _without_unknown_energy(Table(heads=_TRIAL_HEADS, rows=rows, texts=_TEXTS, row_kinds=tuple(roles)))
 
@@ -82,7 +82,9 @@ def failure_section(summary: RunSummary) -> Section:
         if trial.outcome not in {"ok", "pruned"}:
             groups.setdefault((trial.outcome, _fault(trial)), []).append(trial)
     ordered = sorted(groups.values(), key=len, reverse=True)
-    return Section(title="Failures", blocks=tuple(map(_failure, ordered)), is_brief=True)
+    return Section(
+        title="Failures", blocks=tuple(_failure(trials, summary.limit_bytes) for trials in ordered), is_brief=True
+    )
 
 
 def _fault(trial: TrialRecord) -> str:
@@ -92,18 +94,27 @@ def _fault(trial: TrialRecord) -> str:
     return trial.reason if trial.result.failure is None else trial.result.failure.signature
 
 
-def _failure(trials: list[TrialRecord]) -> Trace:
+def _failure(trials: list[TrialRecord], limit_bytes: int) -> Trace:
     """Which trials, the first few by number, the first one's reason, and its traceback where there is one."""
     first, more = trials[0], len(trials) - _NUMBERS_SHOWN
+    reason = one_line(cut_middle(_reason(first, limit_bytes), _LONGEST_MESSAGE))
     numbers = ", ".join(str(trial.number) for trial in trials[:_NUMBERS_SHOWN]) + (
         f" and {more} more" if more > 0 else ""
     )
     traceback = "" if first.result.failure is None else cut_middle(first.result.failure.traceback, _LONGEST_TRACEBACK)
     return Trace(
         count=f"{len(trials)} {OUTCOMES[first.outcome]}",
-        text=f"trial{'s' if len(trials) > 1 else ''} {numbers}: {one_line(cut_middle(first.reason, _LONGEST_MESSAGE))}",
+        text=f"trial{'s' if len(trials) > 1 else ''} {numbers}: {reason}",
         traceback=without_controls(traceback).strip("\n"),
     )
+
+
+def _reason(trial: TrialRecord, limit_bytes: int) -> str:
+    """Why a trial is no candidate; memory in the same unit as everywhere else in the report."""
+    peak = 0 if trial.measurement is None else trial.measurement.peak_memory_bytes
+    if trial.outcome != "over_memory" or peak <= limit_bytes:
+        return trial.reason
+    return f"peak memory must stay within {format_bytes(limit_bytes)}, but was {format_bytes_beside(peak, limit_bytes)}"
 
 
 def precision_section(summary: RunSummary) -> Section:
@@ -142,13 +153,13 @@ def _without_unknown_energy(table: Table) -> Table:
     return replace(table, heads=(*table.heads[:place], *table.heads[place + 1 :]), rows=rows)
 
 
-def _trial(trial: TrialRecord) -> tuple[str, ...]:
+def _trial(trial: TrialRecord, limit_bytes: int) -> tuple[str, ...]:
     rate, interval, busy, _, memory, energy = _measured(trial.measurement)
     score = NO_VALUE if trial.score is None else f"{trial.score.value:.3f}"
     settings, outcome, reason = (
         describe_settings(trial.config),
         OUTCOMES[trial.outcome],
-        shorten(trial.reason, _LONGEST_REASON),
+        shorten(_reason(trial, limit_bytes), _LONGEST_REASON),
     )
     return (str(trial.number), settings, outcome, rate, interval, score, busy, memory, energy, reason)
 

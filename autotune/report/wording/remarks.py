@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from autotune.records.conditions import OTHERS_LEAST_BUSY, OTHERS_LEAST_BYTES, REASON_NAMES, DeviceConditions
+from autotune.records.conditions import OTHERS_LEAST_BUSY, OTHERS_LEAST_BYTES, DeviceConditions
 from autotune.records.ranks import Communication
 from autotune.records.utilization import disagreement
 from autotune.report.figures import Column, Figures, list_busy
+from autotune.report.wording.devices import THROTTLE_REASONS
 from autotune.report.wording.text import one_line
 from autotune.report.wording.units import Unit, format_count, format_fraction, format_short_time, show
 
@@ -130,7 +131,7 @@ def say_setup(measured: Mapping[str, Figures]) -> Iterator[str]:
 
 def say_windows_throttled(windows: Sequence[DeviceConditions]) -> str:
     """How many of the windows were throttled and why: "2 of 3 windows: heat"; "" where none was."""
-    reasons = sorted({REASON_NAMES[reason] for window in windows for reason in window.disturbances})
+    reasons = sorted({THROTTLE_REASONS[reason] for window in windows for reason in window.disturbances})
     count = sum(bool(window.disturbances) for window in windows)
     return f"{count} of {format_count(len(windows), 'window')}: {', '.join(reasons)}" if count else ""
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from autotune.note import Note
+from autotune.report.wording.devices import DEVICES
+from autotune.report.wording.space import SPACE
 from autotune.report.wording.template import Wording, fill
 
 __all__ = ["WORDINGS", "say"]
 
-WORDINGS: dict[str, Wording] = {}
+WORDINGS: dict[str, Wording] = {**DEVICES, **SPACE}
 """Every sentence by its note's code; a code stands in one room's table alone."""
 
 
@@ -18,4 +20,6 @@ def say(note: Note | str) -> str:
     wording = WORDINGS.get(note.code)
     if wording is None:
         return f"{note.code}: " + ", ".join(f"{name}={value}" for name, value in note.figures.items())
-    return fill(wording, note.figures)
+    ranks = note.figures.get("on_ranks")
+    sentence = fill(wording, note.figures)
+    return f"rank {', '.join(map(str, ranks))}: {sentence}" if isinstance(ranks, list) else sentence

@@ -65,8 +65,8 @@ class _After:
 
     def told(self, *remarks: str) -> Measurement:
         """The measurement with further remarks, and the time that these stages have taken so far."""
-        remarks, spent_s = (*self.measurement.remarks, *remarks), perf_counter() - self.begun
-        return self.measurement.model_copy(update={"remarks": remarks, "after_s": spent_s})
+        found = {"remarks": (*self.measurement.remarks, *remarks), "after_s": perf_counter() - self.begun}
+        return self.measurement.model_copy(update=found)
 
 
 _Stage = Callable[[_After], None]

@@ -15,8 +15,9 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile, record_function, supported_activities
 
+from autotune.analysis.rates import rate_of
 from autotune.records.breakdown import TimeBreakdown, breakdown_on_cpu, breakdown_on_device
-from autotune.records.measurement import Restart, Window, rate_of
+from autotune.records.measurement import Restart, Window
 from autotune.records.trace_intervals import device_time
 from autotune.records.utilization import PROFILER_SOURCE, BusyReading
 from autotune.worker.after_window.trace import (

@@ -18,8 +18,7 @@ import psutil
 from autotune.analysis.expectation import PINNING_KINDS
 from autotune.phrasing import say_mib
 from autotune.protocol.messages import Job
-from autotune.settings.training_config import TrainingConfig
-from autotune.space.constraints import TORCH_PREFETCH_FACTOR
+from autotune.settings.training_config import TORCH_PREFETCH_FACTOR, TrainingConfig
 from autotune.worker.measure.step import tensors_of
 from autotune.worker.setup.device import Device
 from autotune.worker.setup.machine import usable_ram_bytes

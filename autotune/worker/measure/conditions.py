@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import torch
 
-from autotune.records.conditions import DeviceConditions, ThrottleReason, merged
+from autotune.analysis.group import merged_conditions
+from autotune.records.conditions import DeviceConditions, ThrottleReason
 from autotune.worker.measure.nvml import (
     EdgeReading,
     Gpu,
@@ -85,7 +86,7 @@ def _busy_before(gpu: Gpu, stretch_s: float) -> float | None:
 def conditions_before(gpus: Sequence[Gpu], before: Mapping[str, Others]) -> DeviceConditions | None:
     """What was on the devices that turned out to be this process's; None where nothing is known."""
     known = [before[gpu.uuid] for gpu in gpus if gpu.uuid in before]
-    return merged(
+    return merged_conditions(
         [
             DeviceConditions(others_memory_bytes=one.memory_bytes, others_busy_fraction=one.busy_fraction)
             for one in known
@@ -113,7 +114,7 @@ class ConditionsProbe:
     def stop(self) -> DeviceConditions | None:
         """Read the second edge, after the clock has stopped; what is known of all devices, as one."""
         last = tuple(map(read_edge, self._gpus))
-        told = merged([self._conditions(*edge) for edge in zip(self._gpus, self._first, last, strict=True)])
+        told = merged_conditions([self._conditions(*edge) for edge in zip(self._gpus, self._first, last, strict=True)])
         overrides = tf32_overrides()
         if not self._has_cuda or not overrides:
             return told

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils import signal_handling
 
-from autotune.space import constraints as rules
+from autotune.settings.training_config import TORCH_PREFETCH_FACTOR
 from autotune.worker.setup.build import WorkloadFault
 
 __all__ = ["Delivery", "Feed"]
@@ -84,7 +84,7 @@ class Feed:
     @property
     def queue_capacity(self) -> int:
         """Batches that workers hold ready at most: prefetch_factor * num_workers, or an epoch's."""
-        factor = self.loader.prefetch_factor or rules.TORCH_PREFETCH_FACTOR
+        factor = self.loader.prefetch_factor or TORCH_PREFETCH_FACTOR
         capacity = factor * self.loader.num_workers
         return capacity if self.epoch_batches is None else min(capacity, self.epoch_batches)
 

@@ -17,9 +17,10 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from autotune.analysis.rates import rate_of
 from autotune.analysis.statistics import BATCH_MEANS
 from autotune.protocol.messages import WindowRules
-from autotune.records.measurement import Block, Restart, Window, rate_of
+from autotune.records.measurement import Block, Restart, Window
 from autotune.settings.training_config import TrainingConfig
 from autotune.worker.measure.edges import DrainedEdges, Edges, Launched, Mark, Stretch, open_edges, open_mark
 from autotune.worker.measure.feed import Delivery, Feed

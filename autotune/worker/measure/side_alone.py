@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
+from autotune.analysis.rates import rate_of
 from autotune.records.ceilings import Ceiling
-from autotune.records.measurement import Window, rate_of
+from autotune.records.measurement import Window
 from autotune.settings.training_config import TrainingConfig
 from autotune.worker.measure.edges import Stretch
 from autotune.worker.measure.feed import Feed

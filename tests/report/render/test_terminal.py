@@ -15,8 +15,9 @@ from autotune.records.trial import Outcome
 from autotune.report.render.terminal import print_check, print_environment
 from autotune.report.wording.units import NO_VALUE
 from autotune.settings.objective import Objective
+from autotune.settings.search_space import Choices, IntRange, SearchSpace
 from autotune.settings.training_config import DdpConfig, TrainingConfig
-from autotune.space.resolved_space import Choices, IntRange, SearchSpace, resolve
+from autotune.space.resolved_space import resolve
 from tests.report.conftest import (
     BASELINE,
     FAST,

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from autotune.records.measurement import Block, Restart, Window, rate_of
+from autotune.analysis.rates import rate_of
+from autotune.records.measurement import Block, Restart, Window
 from autotune.settings.training_config import TrainingConfig
 from autotune.worker.after_window.profile import break_down, profile_steps, step_times
 from autotune.worker.after_window.trace import MARK, marked_part

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from autotune.analysis.rates import rate_of
 from autotune.protocol.messages import WindowRules
-from autotune.records.measurement import Block, Window, rate_of
+from autotune.records.measurement import Block, Window
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.worker.measure import edges, feed, loop

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.records.measurement import Block, Measurement, MemorySample, Rate, Restart, Window, between_runs, rate_of
+from autotune.analysis.rates import between_runs, rate_of
+from autotune.records.measurement import Block, Measurement, MemorySample, Rate, Restart, Window
 
 _FINITE = st.floats(0, 1e12)
 _RATES = st.floats(0.1, 1e5)

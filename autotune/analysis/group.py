@@ -1,29 +1,27 @@
-"""The measurement of a group, from those of its ranks: pure.
+"""The measurement of a group, made of those of its ranks. Pure.
 
 Each rank measures the same blocks of the same number of batches. The group's rate is that of all samples over the time
-of the slowest rank; waits, busy fraction and memory are those of the worst one.
+of the slowest rank; waits, busy fraction and memory are those of the worst rank.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
-from autotune.records import conditions
+from autotune.analysis.rates import between_runs, rate_of
+from autotune.note import Note, note
 from autotune.records.ceilings import Ceiling
-from autotune.records.measurement import (
-    Block,
-    Ceilings,
-    Measurement,
-    MemorySample,
-    Restart,
-    Window,
-    between_runs,
-    rate_of,
-)
+from autotune.records.conditions import DeviceConditions
+from autotune.records.measurement import Block, Ceilings, Measurement, MemorySample, Restart, Window
 from autotune.settings.environment import DeviceKind
 
-__all__ = ["merged_measurement"]
+__all__ = ["merged_conditions", "merged_measurement"]
+
+_OF_THE_LONGEST_WAIT = ("data_wait_fraction", "breakdown", "loader_costs")
+_OF_THE_LEAST_BUSY = ("busy_fraction", "busy_source", "busy_readings", "fullness")
+_OF_THE_LARGEST = ("after_s", "startup_s", "build_s", "skipped_steps")
+"""Fields of a group's Measurement that are those of one rank."""
 
 
 def merged_measurement(parts: Sequence[Measurement]) -> Measurement:
@@ -45,34 +43,50 @@ def merged_measurement(parts: Sequence[Measurement]) -> Measurement:
     window = _merged_window([part.window for part in parts])
     rate, ceilings = between_runs(rate_of(window), kind), _merged_ceilings(parts)
     memory = _merged_memory(parts, is_ram=kind == "cpu")
-    starved = max(parts, key=lambda part: part.data_wait_fraction)
-    worst = min(parts, key=lambda part: 1.0 if part.busy_fraction is None else part.busy_fraction)
+    waiting = max(parts, key=lambda part: part.data_wait_fraction)
+    idle = min(parts, key=lambda part: 1.0 if part.busy_fraction is None else part.busy_fraction)
     return parts[0].model_copy(
         update={
+            **{name: getattr(waiting, name) for name in _OF_THE_LONGEST_WAIT},
+            **{name: getattr(idle, name) for name in _OF_THE_LEAST_BUSY},
+            **{name: max(getattr(part, name) for part in parts) for name in _OF_THE_LARGEST},
             "samples_per_s": rate.value,
             "samples_per_s_ci": (rate.low, rate.high),
-            "busy_fraction": worst.busy_fraction,
-            "busy_source": worst.busy_source,
-            "busy_readings": worst.busy_readings,
-            "fullness": worst.fullness,
-            "conditions": conditions.merged([part.conditions for part in parts]),
-            "data_wait_fraction": starved.data_wait_fraction,
-            "breakdown": starved.breakdown,
-            "loader_costs": starved.loader_costs,
+            "conditions": merged_conditions([part.conditions for part in parts]),
             "memory": memory,
             "peak_memory_bytes": memory.peak_bytes,
             "ceilings": ceilings,
-            "loader_ceiling": None if ceilings is None or ceilings.loader is None else ceilings.loader.samples_per_s,
-            "device_ceiling": None if ceilings is None or ceilings.device is None else ceilings.device.samples_per_s,
+            "loader_ceiling": ceilings and ceilings.loader and ceilings.loader.samples_per_s,
+            "device_ceiling": ceilings and ceilings.device and ceilings.device.samples_per_s,
             "ranks": ranks,
             "remarks": _merged_remarks(parts),
-            "after_s": max(part.after_s for part in parts),
-            "startup_s": max(part.startup_s for part in parts),
-            "build_s": max(part.build_s for part in parts),
             "window": window,
-            "skipped_steps": max(part.skipped_steps for part in parts),
         }
     )
+
+
+def merged_conditions(parts: Sequence[DeviceConditions | None]) -> DeviceConditions | None:
+    """The conditions of several devices as one: power and energy summed, otherwise the worst of them.
+
+    Clocks and temperatures are those of one device at both edges: of the one with the lowest clock, or the highest
+    temperature, at either. Where a device reports no power, there is no sum.
+    """
+    known = [one for one in parts if one is not None]
+    if not known or len(parts) == 1:
+        return known[0] if known else None
+
+    def given(name: str) -> list[Any]:
+        return [value for one in known if (value := getattr(one, name)) is not None]
+
+    merged: dict[str, Any] = {name: min(given(name), default=None) for name in ("max_sm_clock_mhz", "persistence_mode")}
+    merged |= {name: min(given(name), key=min, default=None) for name in ("sm_clock_mhz", "memory_clock_mhz")}
+    merged |= {name: max(given(name), default=None) for name in ("others_memory_bytes", "others_busy_fraction")}
+    merged["temperature_c"] = max(given("temperature_c"), key=max, default=None)
+    for name in ("power_w", "energy_j"):
+        merged[name] = sum(given(name)) if len(given(name)) == len(parts) else None
+    for name in ("throttle_reasons", "tf32_overrides"):
+        merged[name] = tuple(sorted({value for values in given(name) for value in values}))
+    return DeviceConditions(**merged)
 
 
 def _merged_window(windows: Sequence[Window]) -> Window:
@@ -143,13 +157,16 @@ def _merged_memory(parts: Sequence[Measurement], *, is_ram: bool) -> MemorySampl
     return MemorySample(peak_bytes=sum(host), source=f"{samples[0].source}, {which}")
 
 
-def _merged_remarks(parts: Sequence[Measurement]) -> tuple[str, ...]:
+def _merged_remarks(parts: Sequence[Measurement]) -> tuple[Note | str, ...]:
     """Each remark once, with its ranks where not all have it."""
-    found: dict[str, list[int]] = {}
+    found: dict[Note | str, list[int]] = {}
     for rank, part in enumerate(parts):
         for remark in part.remarks:
             found.setdefault(remark, []).append(rank)
-    return tuple(
-        remark if len(ranks) == len(parts) else f"rank {', '.join(map(str, ranks))}: {remark}"
-        for remark, ranks in found.items()
-    )
+    return tuple(remark if len(ranks) == len(parts) else _on_ranks(remark, ranks) for remark, ranks in found.items())
+
+
+def _on_ranks(remark: Note | str, ranks: Sequence[int]) -> Note | str:
+    if isinstance(remark, str):
+        return f"rank {', '.join(map(str, ranks))}: {remark}"
+    return note(remark.code, **remark.figures, on_ranks=ranks)

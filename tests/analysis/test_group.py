@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from autotune.analysis.group import merged_measurement
 from autotune.records.ceilings import Ceiling
 from autotune.records.conditions import DeviceConditions
-from autotune.records.group import merged_measurement
 from autotune.records.measurement import Block, Ceilings, Measurement, MemorySample, Restart, Window
 from autotune.records.ranks import RankFigures
 from tests.evidence import make_breakdown

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from autotune.analysis.selection_rules import choose, ratio_of, simplicity
 from autotune.records.measurement import Measurement
-from autotune.records.recommendation import Confirmation, choose, ratio_of, simplicity
+from autotune.records.recommendation import Confirmation
 from autotune.settings.training_config import DdpConfig, TrainingConfig
 
 MakeConfirmation = Callable[..., Confirmation]
