@@ -29,9 +29,9 @@ from autotune.report.render.html import render_page
 from autotune.report.render.markdown import render_markdown
 from autotune.report.render.notebook import render_notebook
 from autotune.report.render.progress import ProgressMode, make_progress
+from autotune.report.text import one_line
 from autotune.report.wording.say import say
 from autotune.report.wording.summary import say_nothing_feasible
-from autotune.report.wording.text import one_line
 from autotune.settings.plan import Plan
 from autotune.settings.training_config import TrainingConfig
 from autotune.study.study import Study

@@ -38,6 +38,7 @@ from autotune.report.sections.trials import (
     trial_section,
     trial_table,
 )
+from autotune.report.text import one_line
 from autotune.report.wording.remarks import list_conditions, list_doubts, say_busy, say_rates
 from autotune.report.wording.say import say
 from autotune.report.wording.summary import (
@@ -48,7 +49,6 @@ from autotune.report.wording.summary import (
     say_headline,
     say_headroom,
 )
-from autotune.report.wording.text import one_line
 
 __all__ = ["ReportModel", "Verdict", "build_report"]
 

@@ -16,7 +16,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from autotune.report.blocks import MEASURED_BY, Block, Bullets, Facts, Paragraph, Section, Table, Trace
-from autotune.report.wording.text import one_line, shorten
+from autotune.report.text import one_line, shorten
 
 __all__ = ["print_block", "print_section"]
 

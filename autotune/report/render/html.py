@@ -16,8 +16,8 @@ from autotune.report.model import ReportModel
 from autotune.report.plots.drawing import draw
 from autotune.report.plots.plots import Plot
 from autotune.report.render.templating import render_template
+from autotune.report.text import one_line
 from autotune.report.wording.names import PART_NAMES
-from autotune.report.wording.text import one_line
 
 __all__ = ["Page", "render_page"]
 

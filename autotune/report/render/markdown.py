@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from autotune.report.blocks import Block, Bullets, Facts, Figure, Paragraph, Section, Shares, Table, TimeBars, Trace
 from autotune.report.model import ReportModel
 from autotune.report.plots.tables import bar_table, plot_blocks
-from autotune.report.wording.text import one_line
+from autotune.report.text import one_line
 from autotune.report.wording.units import NO_VALUE, format_fraction
 
 __all__ = ["render_markdown", "render_sections"]

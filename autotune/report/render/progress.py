@@ -20,8 +20,8 @@ from rich.text import Text
 
 from autotune.records.run_summary import Progress
 from autotune.records.trial import TrialRecord
+from autotune.report.text import one_line, shorten
 from autotune.report.wording.names import OUTCOMES, describe_settings
-from autotune.report.wording.text import one_line, shorten
 from autotune.report.wording.units import format_count, format_duration, format_rate, format_times
 
 __all__ = ["ProgressMode", "ShowProgress", "make_progress"]

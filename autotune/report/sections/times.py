@@ -12,9 +12,9 @@ from autotune.records.breakdown import PARTS, LoaderCosts, TimeBreakdown
 from autotune.records.utilization import Fullness
 from autotune.report.blocks import MEASURED_BY, Bullets, Section, Table, TimeBar, TimeBars
 from autotune.report.figures import Figures
+from autotune.report.text import one_line
 from autotune.report.wording.names import PART_NAMES
 from autotune.report.wording.remarks import describe_exchange
-from autotune.report.wording.text import one_line
 from autotune.report.wording.units import NO_VALUE, Unit, format_short_time, show
 
 __all__ = ["ceiling_section", "fullness_facts", "loader_facts", "loader_section", "time_section"]

@@ -15,9 +15,9 @@ from autotune.records.run_summary import RunSummary
 from autotune.records.trial import Outcome, TrialRecord
 from autotune.report.blocks import Bullets, Section, Table, Trace
 from autotune.report.figures import role_of
+from autotune.report.text import cut_middle, one_line, shorten, without_controls
 from autotune.report.wording.names import OUTCOMES, describe_settings
 from autotune.report.wording.say import say
-from autotune.report.wording.text import cut_middle, one_line, shorten, without_controls
 from autotune.report.wording.units import NO_VALUE, format_bytes, format_bytes_beside, show, show_interval
 
 __all__ = ["confirmation_section", "failure_section", "precision_section", "trial_section", "trial_table"]

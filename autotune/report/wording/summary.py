@@ -14,9 +14,9 @@ from autotune.records.recommendation import Recommendation
 from autotune.records.run_summary import RunSummary, changed_settings
 from autotune.records.trial import TrialRecord
 from autotune.report.figures import Column, Figures, find_trial, list_waits
+from autotune.report.text import one_line
 from autotune.report.wording.names import OUTCOMES, describe_settings, format_setting
 from autotune.report.wording.say import say
-from autotune.report.wording.text import one_line
 from autotune.report.wording.units import (
     format_bytes,
     format_bytes_beside,

@@ -48,7 +48,12 @@ def format_bytes(size: float) -> str:
 
 
 def format_bytes_beside(size: float, limit: float) -> str:
-    """Bytes in the unit and with the decimals of a limit beside them, with more decimals where they look alike."""
+    """Bytes in the unit and with the decimals of a limit beside them, with more decimals where they look alike.
+
+    Below a tenth of the limit too few digits would be left: such a size has its own unit.
+    """
+    if size < limit / 10:
+        return format_bytes(size)
     number, unit = format_bytes(limit).split()
     scale = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "B": 1}[unit]
     decimals = len(number.partition(".")[2])

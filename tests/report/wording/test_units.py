@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from rich.cells import cell_len
 
+from autotune.report.text import cut_middle, one_line, shorten
 from autotune.report.wording.names import describe_settings, format_setting
-from autotune.report.wording.text import cut_middle, one_line, shorten
 from autotune.report.wording.units import (
     NO_VALUE,
     UNITS,
@@ -155,7 +155,7 @@ def test_a_long_text_keeps_both_its_ends() -> None:
     ("size", "limit", "text"),
     [
         (15 * 2**30, 16 * 2**30, "15.0 GiB"),
-        (300 * 2**20, 16 * 2**30, "0.3 GiB"),
+        (300 * 2**20, 16 * 2**30, "300 MiB"),
         (16 * 2**30, 16 * 2**30, "16.0 GiB"),
         (16 * 2**30 + 30 * 2**20, 16 * 2**30, "16.03 GiB"),
         (513 * 2**20, 512 * 2**20, "513 MiB"),
