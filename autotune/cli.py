@@ -207,15 +207,18 @@ def _interrupt_note(run_dir: Path, go_on: str) -> str:
 
 
 def _show_summary(summary: Any, run_dir: Path, as_json: bool) -> None:
+    from autotune.report.model import build_report
+
+    report = build_report(summary, run_dir)
     if as_json:
         from autotune.report.render.json_document import summary_json
 
-        _write(summary_json(summary, run_dir))
+        _write(summary_json(report))
         return
     from autotune.report.render.terminal import print_summary
 
     with _stdout() as console:
-        print_summary(summary, run_dir=run_dir, console=console)
+        print_summary(report, console)
 
 
 def _write(text: str) -> None:

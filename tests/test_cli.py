@@ -17,6 +17,7 @@ from autotune.api import check, diagnose, search
 from autotune.cli import cli
 from autotune.errors import ConfigError, LauncherError, NothingFeasibleError, WorkloadError
 from autotune.files import run_folder
+from autotune.report import model
 from autotune.report.render import json_document, terminal
 from autotune.report.sections import diagnosis
 from autotune.settings.environment import Environment
@@ -78,13 +79,14 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Any:
 def shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports that say what they were given."""
 
-    def print_summary(summary: Any, *, run_dir: Path, console: Any) -> None:
-        console.print(f"{summary} in {run_dir}")
+    def print_summary(report: Any, console: Any) -> None:
+        console.print("{} in {}".format(*report))
 
     def print_check(environment: Any, facts: Any, space: Any, console: Any, *, stale: str | None) -> None:
         console.print(f"{environment} {facts} {space} {stale}")
 
-    monkeypatch.setattr(json_document, "summary_json", lambda summary, run_dir: json.dumps([summary, str(run_dir)]))
+    monkeypatch.setattr(model, "build_report", lambda summary, run_dir: (summary, str(run_dir)))
+    monkeypatch.setattr(json_document, "summary_json", json.dumps)
     monkeypatch.setattr(terminal, "print_summary", print_summary)
     monkeypatch.setattr(terminal, "print_check", print_check)
 

@@ -28,13 +28,14 @@ from autotune.records.ceilings import CeilingBook
 from autotune.records.recommendation import Recommendation
 from autotune.records.run_summary import Progress, RunSummary
 from autotune.records.trial import TrialRecord
-from autotune.report.content import say_nothing_feasible
-from autotune.report.formatting import one_line
+from autotune.report.model import build_report
 from autotune.report.render.html import render_page
 from autotune.report.render.markdown import render_markdown
 from autotune.report.render.notebook import render_notebook
 from autotune.report.render.progress import ProgressMode, make_progress
+from autotune.report.text import one_line
 from autotune.report.wording import say
+from autotune.report.wording.summary import say_nothing_feasible
 from autotune.settings.plan import Plan
 from autotune.settings.training_config import TrainingConfig
 from autotune.study.study import Study
@@ -78,11 +79,11 @@ class SearchResult:
 
     def report(self) -> str:
         """The report in Markdown."""
-        return render_markdown(self.summary, self.run_dir)
+        return render_markdown(build_report(self.summary, self.run_dir))
 
     def _repr_html_(self) -> str:
         """The result as a table, for notebooks."""
-        return render_notebook(self.summary, self.run_dir)
+        return render_notebook(build_report(self.summary, self.run_dir))
 
 
 def run_plan(
@@ -214,8 +215,9 @@ def _write(summary: RunSummary, folder: RunFolder) -> None:
 def _write_reports(summary: RunSummary, folder: RunFolder) -> str:
     """Write report.md and report.html; what went wrong with them, in a sentence, since neither may cost the result."""
     try:
-        write_atomic(folder.report, render_markdown(summary, folder.path).encode())
-        page = render_page(summary, folder.path)
+        report = build_report(summary, folder.path, written=(folder.report.name, folder.page.name))
+        write_atomic(folder.report, render_markdown(report).encode())
+        page = render_page(report)
         write_atomic(folder.page, page.html.encode())
     except RunFolderError as error:
         return f"The reports could not be written: {error}"

@@ -1,16 +1,18 @@
 """What a report is made of: sections of paragraphs, lists, tables, bars and plots, free of any markup.
 
-`sections` fills them from a RunSummary; `markdown` and `page` lay the same blocks out. Texts may hold anything that a
-user's code has said: each layout makes them plain in its own way.
+Comes in: nothing. Goes out: the blocks that `sections` fill, and that every renderer lays out. Texts may hold anything
+that a user's code has said: each renderer makes them plain in its own way.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autotune.records.breakdown import Part
+from autotune.report.plots.plots import Plot
 
 __all__ = [
+    "MEASURED_BY",
     "Block",
     "Bullets",
     "Facts",
@@ -22,7 +24,11 @@ __all__ = [
     "TimeBar",
     "TimeBars",
     "Trace",
+    "filled",
 ]
+
+MEASURED_BY = "measured by"
+"""Head of a column that a console, which has no room for it, shows in lines below the table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +36,8 @@ class Paragraph:
     """A few sentences."""
 
     text: str
+    is_warning: bool = False
+    """Without it the figures below are read wrongly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +45,8 @@ class Bullets:
     """Sentences, each for itself."""
 
     sentences: tuple[str, ...]
+    is_remark: bool = False
+    """On the table above: shown in smaller or paler type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +55,10 @@ class Table:
 
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    texts: frozenset[str] = frozenset()
+    texts: frozenset[str] = frozenset({""})
     """Heads of the columns that hold text: they stand on the left and may wrap, figures stand on the right."""
     row_kinds: tuple[str, ...] = ()
-    """A word for each row that a layout may show it by: "baseline", "recommended", "failed", or ""."""
+    """A word for each row that a layout may show it by: "baseline", "recommended", "failed", "setting", or ""."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +66,8 @@ class Facts:
     """Names and their values."""
 
     facts: dict[str, str]
+    are_files: bool = False
+    """The names are those of files beside the report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +102,9 @@ class Shares:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A place for the plot of this name: a page draws it, a text tells it as a table."""
+    """A plot: a page draws it, a text shows it as a table, a console leaves it out."""
 
-    name: str
+    plot: Plot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,3 +126,26 @@ class Section:
 
     title: str
     blocks: tuple[Block, ...]
+    is_brief: bool = False
+    """Belongs to the short form, which a console shows."""
+
+
+_CONTENT = {
+    Paragraph: "text",
+    Bullets: "sentences",
+    Table: "rows",
+    Facts: "facts",
+    TimeBars: "bars",
+    Shares: "shares",
+    Figure: "plot",
+    Trace: "count",
+}
+
+
+def filled(*sections: Section) -> tuple[Section, ...]:
+    """The sections that have content, with those blocks that have some."""
+    cleared = (
+        replace(section, blocks=tuple(block for block in section.blocks if getattr(block, _CONTENT[type(block)])))
+        for section in sections
+    )
+    return tuple(section for section in cleared if section.blocks)

@@ -151,7 +151,7 @@ def test_a_limit_that_nothing_meets_names_the_nearest_miss(tmp_path: Path) -> No
     def cost(config: TrainingConfig) -> FakeTrial:
         return FakeTrial(samples_per_s=100.0, peak_memory_bytes=(4 + config.micro_batch_size) * GIB)
 
-    with pytest.raises(NothingFeasibleError, match=r"nearest miss.*batch 8.* took 12.0 GiB") as caught:
+    with pytest.raises(NothingFeasibleError, match=r"nearest miss.*batch 8.* took 12.00 GiB") as caught:
         search(tmp_path, cost, memory_limit="1GiB", n_trials=20)
     assert caught.value.exit_code == 3
     assert (tmp_path / "run" / "report.md").exists()

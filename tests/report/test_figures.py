@@ -10,10 +10,9 @@ from autotune.records.measurement import Measurement
 from autotune.records.recommendation import Confirmation
 from autotune.records.run_summary import RunSummary
 from autotune.records.utilization import NVML_SOURCE, PROFILER_SOURCE, WAIT_SOURCE, BusyReading
-from autotune.report.content import list_remarks
-from autotune.report.figures import list_busy, make_columns, make_rows, summarise
-from autotune.report.formatting import NO_VALUE
-from autotune.report.render.markdown import render_markdown
+from autotune.report.blocks import TimeBars, Trace
+from autotune.report.figures import Figures, list_busy
+from autotune.report.wording.units import NO_VALUE
 from autotune.settings.training_config import TrainingConfig
 from tests.report.conftest import (
     BASELINE,
@@ -24,6 +23,7 @@ from tests.report.conftest import (
     make_summary,
     make_trial,
 )
+from tests.report.forms import as_markdown, columns_of, report_of
 
 NVML = {NVML_SOURCE: 0.6}
 
@@ -49,12 +49,15 @@ def confirm(number: int, config: TrainingConfig, runs: list[Measurement]) -> Con
 
 
 def busy_row(summary: RunSummary) -> tuple[str, ...]:
-    columns = make_columns(summary)
-    return next(row.cells for row in make_rows(columns, summary.limit_bytes) if row.label == "busy")
+    return next(row[1:] for row in report_of(summary).table.rows if row[0] == "busy")
 
 
 def remarks_of(summary: RunSummary) -> tuple[str, ...]:
-    return list_remarks(summary, make_columns(summary))
+    return report_of(summary).remarks
+
+
+def figures_of(summary: RunSummary, number: int) -> Figures | None:
+    return next(column.figures for column in columns_of(summary) if column.number == number)
 
 
 def test_the_profilers_reading_is_shown_where_all_columns_have_it() -> None:
@@ -83,14 +86,14 @@ def test_sources_that_share_nothing_are_shown_as_they_are_and_said_not_to_compar
     summary = make_pair([make_run({"its own": 0.5})], [make_run({NVML_SOURCE: 0.9})])
     assert busy_row(summary) == ("50 %", "90 %")
     assert remarks_of(summary)[0] == (
-        f"Busy fractions of different sources don't compare (baseline: its own; recommended: {NVML_SOURCE})."
+        f"Busy fractions of different sources can't be compared (baseline: its own; recommended: {NVML_SOURCE})."
     )
 
 
 def test_a_configuration_that_told_nothing_does_not_choose_the_source() -> None:
     summary = make_pair([make_run({})], [make_run({NVML_SOURCE: 0.9, PROFILER_SOURCE: 0.8})])
     assert busy_row(summary) == (NO_VALUE, "80 %")
-    assert list_busy(make_columns(summary))[0] is None
+    assert list_busy(columns_of(summary))[0] is None
 
 
 def test_the_profilers_reading_is_found_in_whichever_run_holds_it() -> None:
@@ -105,14 +108,14 @@ def test_the_profilers_reading_is_found_in_whichever_run_holds_it() -> None:
 
 
 def test_the_figures_keep_the_scores_own_source() -> None:
-    figures = summarise(make_pair([make_run({NVML_SOURCE: 0.6, PROFILER_SOURCE: 0.55})], [make_run(NVML)]), 0)
+    figures = figures_of(make_pair([make_run({NVML_SOURCE: 0.6, PROFILER_SOURCE: 0.55})], [make_run(NVML)]), 0)
     assert figures is not None
     assert (figures.busy_fraction, figures.busy_source) == (0.6, NVML_SOURCE)
 
 
 def test_a_mean_over_runs_is_of_one_source() -> None:
     runs = [make_run({WAIT_SOURCE: 1.0}), make_run({NVML_SOURCE: 0.5}), make_run({NVML_SOURCE: 0.7})]
-    figures = summarise(make_pair(runs, [make_run(NVML)]), 0)
+    figures = figures_of(make_pair(runs, [make_run(NVML)]), 0)
     assert figures is not None
     assert figures.busy_fraction == pytest.approx(0.6)
     assert figures.busy_source == NVML_SOURCE
@@ -120,12 +123,12 @@ def test_a_mean_over_runs_is_of_one_source() -> None:
 
 def test_two_sources_that_disagree_are_both_said_beside_the_result() -> None:
     summary = make_pair([make_run({NVML_SOURCE: 0.9, PROFILER_SOURCE: 0.7})], [make_run({NVML_SOURCE: 0.8})])
-    said = f"baseline: two sources disagree by 20 points: {NVML_SOURCE} says 90 %, {PROFILER_SOURCE} 70 %."
+    said = f"baseline: two sources disagree by 20 points: {NVML_SOURCE} shows 90 %, {PROFILER_SOURCE} 70 %."
     assert said in remarks_of(summary)
 
 
 def test_where_parts_of_the_time_are_shown_it_is_said_that_they_are_one_runs() -> None:
-    said = "Parts of the time: of one run each, restarts of epochs counted in."
+    said = "Parts of the time: profiled in one run, waits for data averaged over all runs; restarts of epochs included."
     bare, whole = make_run(NVML), make_run(NVML).model_copy(update={"breakdown": make_breakdown()})
     assert said in remarks_of(make_pair([bare, whole], [bare]))
     assert said not in remarks_of(make_pair([bare], [bare]))
@@ -134,7 +137,44 @@ def test_where_parts_of_the_time_are_shown_it_is_said_that_they_are_one_runs() -
 def test_trials_and_rounds_name_the_source_that_their_scores_take(tmp_path: Path) -> None:
     profiled = {NVML_SOURCE: 0.6, PROFILER_SOURCE: 0.55}
     summary = make_pair([make_run(profiled), make_run({WAIT_SOURCE: 0.9})], [make_run(profiled), make_run(profiled)])
-    text = render_markdown(summary, tmp_path)
+    text = as_markdown(summary, tmp_path)
     trials, _, rounds = text.partition("## Trials")[2].partition("## Confirmation")
-    assert f"- Busy, as scores take it: {NVML_SOURCE}.\n" in trials
-    assert f"- Busy, as scores take it: {NVML_SOURCE}; of \\# 0: {WAIT_SOURCE}.\n" in rounds
+    assert f"- Busy, as used in scores: {NVML_SOURCE}.\n" in trials
+    assert f"- Busy, as used in scores: {NVML_SOURCE}; \\# 0: {WAIT_SOURCE}.\n" in rounds
+
+
+def test_waits_for_data_are_one_figure_in_table_time_bars_and_reasons() -> None:
+    """The run that was profiled waited 36 %, the mean of the rounds is 34 %: the mean is shown everywhere."""
+
+    def waiting(fraction: float, *, profiled: bool = False) -> Measurement:
+        run = make_run(NVML).model_copy(update={"data_wait_fraction": fraction})
+        return run.model_copy(update={"breakdown": make_breakdown(fraction)}) if profiled else run
+
+    before = [waiting(0.36, profiled=True), waiting(0.33), waiting(0.33)]
+    report = report_of(make_pair(before, [waiting(0.05, profiled=True), waiting(0.03)]))
+    row = next(row[1:] for row in report.table.rows if row[0] == "waiting for data")
+    assert row == ("34 %", "4.0 %")
+    assert "Waiting for data takes 4.0 % of the time, with your configuration 34 %." in report.reasons
+    bars = next(block for section in report.sections for block in section.blocks if isinstance(block, TimeBars))
+    assert [dict(bar.parts)["data_wait"] for bar in bars.bars] == [pytest.approx(0.34), pytest.approx(0.04)]
+    assert [sum(fraction for _, fraction in bar.parts) for bar in bars.bars] == [pytest.approx(1), pytest.approx(1)]
+
+
+def test_without_the_parts_of_the_time_the_loops_waits_are_the_one_figure() -> None:
+    report = report_of(make_summary())
+    assert next(row[1:3] for row in report.table.rows if row[0] == "data wait") == ("3.4 %", "3.4 %")
+    assert "Waiting for data takes 3.4 % of the time, with your configuration 3.4 %." in report.reasons
+
+
+def test_what_is_compared_with_the_memory_limit_is_written_in_its_unit() -> None:
+    limit = int(21.2 * 2**30)
+    report = report_of(make_summary(limit_bytes=limit))
+    rows = {row[0].strip(): row[1:] for row in report.table.rows}
+    assert rows["peak memory"] == ("3.0 GiB", "9.4 GiB", "3.0 GiB")
+    assert "of 21.2 GiB" in rows
+    over = make_trial(3, FAST, "over_memory", measurement=make_measurement(9e3, gib=21.22))
+    report = report_of(make_summary(limit_bytes=limit, trials=(*make_summary().trials[:3], over)))
+    reason = "peak memory must stay within 21.2 GiB, but was 21.22 GiB"
+    assert report.trials.rows[-1][-1] == reason, "not in the MiB of the record's own reason"
+    (failure,) = (section for section in report.sections if section.title == "Failures")
+    assert failure.blocks == (Trace(count="1 over the limit", text=f"trial 3: {reason}"),)

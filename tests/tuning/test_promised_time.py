@@ -11,8 +11,8 @@ import pytest
 
 import autotune
 from autotune.records.run_summary import Progress
-from autotune.report.formatting import format_duration
 from autotune.report.render.progress import make_progress
+from autotune.report.wording.units import format_duration
 from autotune.testing import FakeLauncher
 from autotune.tuning.loop import Search
 from autotune.tuning.proposers import SamplerProposer
@@ -82,7 +82,7 @@ def test_a_time_out_bounds_what_is_told_and_is_not_told_where_less_suffices(
 
 @pytest.mark.parametrize(
     ("n_trials", "line"),
-    [(None, "Searching: 40 trials at the most, about "), (1, "Searching: 1 trial at the most, about 8.0 s.")],
+    [(None, "Searching: at most 40 trials, about "), (1, "Searching: at most 1 trial, about 8.0 s.")],
 )
 def test_the_line_before_the_search_tells_trials_and_time(tmp_path: Path, n_trials: int | None, line: str) -> None:
     search = make_search(tmp_path, FakeLauncher(), n_trials=n_trials)
@@ -111,4 +111,4 @@ def test_the_result_holds_what_was_told_before_it(tmp_path: Path) -> None:
         result = autotune.search(object, list, launcher=FakeLauncher(), n_trials=3, run_dir=tmp_path / "run")
     told = result.summary.promised_s
     assert told is not None
-    assert f"Searching: 3 trials at the most, about {format_duration(told)}." in stderr.getvalue()
+    assert f"Searching: at most 3 trials, about {format_duration(told)}." in stderr.getvalue()

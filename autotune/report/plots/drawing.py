@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from io import StringIO
-from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.report.formatting import format_rate
-from autotune.report.plots.plots import Fate, Mark, Plot, Role
+from autotune.report.plots.plots import Mark, Plot
+from autotune.report.wording.units import format_rate
 from autotune.settings.training_config import AMP_DTYPES
 
 if TYPE_CHECKING:
@@ -38,29 +38,8 @@ _COLOURS = {
 _OF = {name: sentinel for sentinel, name in _COLOURS.items()}
 _SHAPES = {"float32": "o", "tf32": "s", "bfloat16": "^", "float16": "D"}
 _MOST_TICKS = 8
-_STYLE: dict[str, Any] = {
-    "axes.edgecolor": _OF["rule"],
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.labelcolor": _OF["muted"],
-    "axes.labelsize": 9.5,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.titlesize": 10,
-    "font.size": 9.5,
-    "grid.color": _OF["rule"],
-    "grid.linewidth": 0.6,
-    "legend.fontsize": 8.5,
-    "legend.frameon": False,
-    "legend.handletextpad": 0.2,
-    "legend.columnspacing": 0.8,
-    "legend.labelcolor": _OF["ink"],
-    "svg.fonttype": "none",
-    "text.color": _OF["ink"],
-    "text.parse_math": False,
-    "xtick.color": _OF["muted"],
-    "ytick.color": _OF["muted"],
-}
+_STYLE = Path(__file__).with_name("report.mplstyle")
+"""Sizes and, by their sentinels, colours: matplotlib's own form for both."""
 
 
 def draw(plot: Plot) -> str:
@@ -72,7 +51,7 @@ def draw(plot: Plot) -> str:
     from matplotlib import style
     from matplotlib.figure import Figure
 
-    with style.context(["default", {**_STYLE, "svg.hashsalt": plot.name}], after_reset=True):
+    with style.context(["default", _STYLE, {"svg.hashsalt": plot.name}], after_reset=True):
         figure = Figure(figsize=(4.6, 3.2), layout="constrained")  # inches: 331 points are a phone's width
         axes = figure.add_subplot()
         _draw_trends(axes, plot)
@@ -89,52 +68,27 @@ def draw(plot: Plot) -> str:
 
 def _draw_marks(axes: Axes, plot: Plot) -> None:
     measured = [mark for mark in plot.marks if mark.y is not None]
-    fates: tuple[Fate, ...] = ("feasible", "over_memory")
-    for dtype, fate in product(AMP_DTYPES, fates):
-        group = [mark for mark in measured if mark.amp_dtype == dtype and mark.fate == fate]
-        _scatter(axes, group, colour=dtype, shape=_SHAPES[dtype], fate=fate, label=dtype)
-    _scatter(
-        axes, [mark for mark in measured if mark.fate == "failed"], colour="bad", shape="x", fate="failed", label=""
-    )
+    for dtype in AMP_DTYPES:
+        own = [mark for mark in measured if mark.amp_dtype == dtype]
+        good, over = ([mark for mark in own if mark.fate == fate] for fate in ("feasible", "over_memory"))
+        shape = {"s": 26, "marker": _SHAPES[dtype], "zorder": 3}
+        _scatter(axes, good, c=_OF[dtype], alpha=0.85, linewidths=0, label=dtype, **shape)
+        _scatter(axes, over, facecolors="none", edgecolors=_OF["bad"], label="over the limit", **shape)
+    failed = [mark for mark in measured if mark.fate == "failed"]
+    _scatter(axes, failed, c=_OF["bad"], s=26, marker="x", zorder=3, label="")
     absent = sorted({mark.x for mark in plot.marks if mark.y is None})
     if absent:
-        at_axis = axes.get_xaxis_transform()
-        axes.plot(
-            absent,
-            [0.0] * len(absent),
-            "x",
-            color=_OF["bad"],
-            transform=at_axis,
-            clip_on=False,
-            label="failed, cut short",
-        )
-    _ring(axes, [mark for mark in measured if mark.role == "baseline"], role="baseline", shape="s", size=90)
-    _ring(axes, [mark for mark in measured if mark.role == "recommended"], role="recommended", shape="o", size=170)
+        crosses: dict[str, Any] = {"color": _OF["bad"], "clip_on": False, "label": "failed, cut short"}
+        axes.plot(absent, [0.0] * len(absent), "x", transform=axes.get_xaxis_transform(), **crosses)
+    for role, marker, size in (("baseline", "s", 90), ("recommended", "o", 170)):
+        own = [mark for mark in measured if mark.role == role]
+        ring = {"facecolors": "none", "edgecolors": _OF["ink"], "linewidths": 1.3, "zorder": 4}
+        _scatter(axes, own, s=size, marker=marker, label=role, **ring)
 
 
-def _scatter(axes: Axes, marks: Sequence[Mark], *, colour: str, shape: str, fate: Fate, label: str) -> None:
-    if not marks:
-        return
-    xs, ys = _places(marks)
-    looks: dict[str, Any] = {"c": _OF[colour], "label": label}
-    if fate == "over_memory":
-        looks = {"facecolors": "none", "edgecolors": _OF["bad"], "label": "over the limit"}
-    elif fate == "feasible":
-        looks |= {"alpha": 0.85, "linewidths": 0}
-    axes.scatter(xs, ys, s=26, marker=shape, zorder=3, **looks)
-
-
-def _places(marks: Sequence[Mark]) -> tuple[list[float], list[float]]:
-    return [mark.x for mark in marks], [mark.y for mark in marks if mark.y is not None]
-
-
-def _ring(axes: Axes, marks: Sequence[Mark], *, role: Role, shape: str, size: float) -> None:
-    if not marks:
-        return
-    xs, ys = _places(marks)
-    axes.scatter(
-        xs, ys, s=size, marker=shape, facecolors="none", edgecolors=_OF["ink"], linewidths=1.3, label=role, zorder=4
-    )
+def _scatter(axes: Axes, marks: Sequence[Mark], **looks: Any) -> None:
+    if marks:
+        axes.scatter([mark.x for mark in marks], [mark.y or 0.0 for mark in marks], **looks)
 
 
 def _draw_trends(axes: Axes, plot: Plot) -> None:
@@ -179,10 +133,9 @@ def _label(axes: Axes, plot: Plot) -> None:
         axes.set_xscale("log", base=2)
         axes.set_xticks(_ticks({mark.x for mark in plot.marks}))
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     else:
         axes.xaxis.set_major_locator(MaxNLocator(nbins=_MOST_TICKS, integer=True, min_n_ticks=1))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     if plot.quantity == "rate":
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_rate(value)))
     axes.set_ylim(0.0, _top(plot))

@@ -1,34 +1,35 @@
 """What the report's plots show, as plain numbers: throughput by batch and by workers, memory by batch, the history.
 
-Comes in: a RunSummary. Goes out: Plots, which `drawing` draws and `plot_tables` tells row by row. A trial that measured
-nothing is a mark without a height; a drawing has it on the axis, so that where trials fail is seen.
+Comes in: a RunSummary, its columns and fitted memory lines. Goes out: Plots, which `drawing` draws and `tables` lists
+row by row. A trial that measured nothing is a mark without a height; a drawing has it on the axis, to show where trials
+fail.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from autotune.analysis.memory_line import MemoryLine, memory_kind
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import TrialRecord
-from autotune.report.figures import summarise
-from autotune.report.formatting import format_bytes, format_count, format_rate
-from autotune.report.sections.memory import lines_of_group, say_group
+from autotune.report.figures import Column, Role, role_of
+from autotune.report.wording.units import format_bytes, format_count, format_rate
 from autotune.settings.training_config import AmpDtype
 
-__all__ = ["BYTES_PER_GIB", "Fate", "Level", "Mark", "Plot", "Quantity", "Role", "Trend", "list_plots"]
+__all__ = ["BYTES_PER_GIB", "Fate", "Level", "Mark", "Plot", "Quantity", "Trend", "list_plots"]
 
 Fate = Literal["feasible", "over_memory", "failed"]
-Role = Literal["", "baseline", "recommended"]
 Quantity = Literal["rate", "memory", "score"]
 """What stands on a y axis: samples/s, GiB of the highest memory, the score."""
 
 _LEVEL_IN_SIGHT = 1.6
-"""A ceiling higher than this many times the fastest trial is said below the plot: drawn, it would flatten the marks."""
+"""A ceiling higher than this many times the fastest trial is named below the plot: drawn, it would flatten the marks.
+Our convention."""
 BYTES_PER_GIB = 2**30
 _TREND_STEPS = 24
+"""Points of a fitted line: our convention, a straight line with a smooth error band."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,51 +83,57 @@ class Plot:
     """Powers of two on the x axis."""
 
 
-def list_plots(summary: RunSummary) -> tuple[Plot, ...]:
-    """Every plot that has something to show."""
-    plots = (_rate_by_batch(summary), _rate_by_workers(summary), _memory(summary), _history(summary))
+def list_plots(
+    summary: RunSummary, columns: Sequence[Column], lines: Sequence[MemoryLine], about_lines: str = ""
+) -> tuple[Plot, ...]:
+    """Every plot that has something to show.
+
+    Args:
+        summary: the search.
+        columns: baseline and recommended settings, of which the latter's ceilings are shown.
+        lines: the fitted memory lines to draw.
+        about_lines: what to know of them; "" or with a space before.
+    """
+    plots = (
+        _rates(summary, columns, "rate-by-batch", "micro_batch_size"),
+        _rates(summary, columns, "rate-by-workers", "num_workers"),
+        _memory(summary, lines, about_lines),
+        _history(summary),
+    )
     return tuple(plot for plot in plots if any(mark.y is not None for mark in plot.marks))
 
 
-def _rate_by_batch(summary: RunSummary) -> Plot:
-    plot = _rate_against(summary, "micro_batch_size", "Throughput against batch size", "micro batch")
-    return replace(plot, name="rate-by-batch", is_log=True)
-
-
-def _rate_by_workers(summary: RunSummary) -> Plot:
-    plot = _rate_against(summary, "num_workers", "Throughput against loader workers", "num_workers")
-    return replace(plot, name="rate-by-workers")
-
-
-def _rate_against(summary: RunSummary, setting: str, title: str, x_label: str) -> Plot:
-    marks = tuple(_mark(one, summary, x=getattr(one.config, setting), y=_rate(one)) for one in summary.trials)
-    levels, said = _ceilings(summary, marks)
+def _rates(summary: RunSummary, columns: Sequence[Column], name: str, setting: str) -> Plot:
+    is_batch = setting == "micro_batch_size"
+    marks = tuple(_mark(trial, summary, x=getattr(trial.config, setting), y=_rate(trial)) for trial in summary.trials)
+    levels, caption = _ceilings(summary, columns, marks)
     return Plot(
-        name=setting,
-        title=title,
-        x_label=x_label,
+        name=name,
+        title=f"Throughput against {'batch size' if is_batch else 'loader workers'}",
+        x_label="micro batch" if is_batch else setting,
         y_label="samples/s",
         quantity="rate",
-        caption=f"The rates are those of the search's trials, one run each.{said}",
+        caption=f"Rates are those of the search's trials, one run each.{caption}",
         marks=marks,
         levels=levels,
+        is_log=is_batch,
     )
 
 
-def _memory(summary: RunSummary) -> Plot:
-    marks = tuple(_mark(one, summary, x=one.config.micro_batch_size, y=_memory_gib(one)) for one in summary.trials)
-    lines = lines_of_group(summary)
+def _memory(summary: RunSummary, lines: Sequence[MemoryLine], about_lines: str) -> Plot:
+    marks = tuple(
+        _mark(trial, summary, x=trial.config.micro_batch_size, y=_memory_gib(trial)) for trial in summary.trials
+    )
     limit = summary.limit_bytes / BYTES_PER_GIB
-    highest = max((mark.y for mark in marks if mark.y is not None), default=0.0)
-    is_near = limit <= _LEVEL_IN_SIGHT * highest
-    far = "" if is_near else f" The limit of {format_bytes(summary.limit_bytes)} lies far above."
+    is_near = limit <= _LEVEL_IN_SIGHT * _highest(marks)
+    far = "" if is_near else f" The limit of {format_bytes(summary.limit_bytes)} is far above."
     return Plot(
         name="memory",
         title="Memory against batch size",
         x_label="micro batch",
         y_label="peak memory, GiB",
         quantity="memory",
-        caption=f"The fitted lines are shown with their error.{say_group(summary)}{far}" if lines else far.strip(),
+        caption=f"Fitted lines are shown with their error.{about_lines}{far}" if lines else far.strip(),
         marks=marks,
         levels=(Level(label="limit", y=limit, is_limit=True),) if is_near else (),
         trends=tuple(_trend(line, summary) for line in lines),
@@ -134,13 +141,13 @@ def _memory(summary: RunSummary) -> Plot:
 
 
 def _history(summary: RunSummary) -> Plot:
-    marks = tuple(_mark(one, summary, x=one.number, y=_score(one)) for one in summary.trials)
+    marks = tuple(_mark(trial, summary, x=trial.number, y=_score(trial)) for trial in summary.trials)
     best: list[tuple[float, float]] = []
     for mark in marks:
         if mark.y is not None and mark.fate == "feasible":
             best.append((mark.x, max(mark.y, best[-1][1]) if best else mark.y))
     failed = sum(mark.y is None for mark in marks)
-    line = "The best so far is of the trials that ran well within the limit." if best else "No trial counts."
+    line = "The best so far is among trials that ran well within the limit." if best else "No trial ran well."
     without = f" Without a score: {format_count(failed, 'trial')}." if failed else ""
     return Plot(
         name="history",
@@ -156,27 +163,24 @@ def _history(summary: RunSummary) -> Plot:
 
 def _mark(trial: TrialRecord, summary: RunSummary, *, x: float, y: float | None) -> Mark:
     fate: Fate = "feasible" if trial.is_feasible else "over_memory" if trial.outcome == "over_memory" else "failed"
-    return Mark(x=x, y=y, amp_dtype=trial.config.amp_dtype, fate=fate, role=_role(trial, summary))
+    return Mark(x=x, y=y, amp_dtype=trial.config.amp_dtype, fate=fate, role=role_of(trial.number, summary))
 
 
-def _role(trial: TrialRecord, summary: RunSummary) -> Role:
-    if summary.recommendation is not None and trial.number == summary.recommendation.number:
-        return "recommended"
-    return "baseline" if trial.number == 0 else ""
+def _highest(marks: Sequence[Mark]) -> float:
+    return max((mark.y for mark in marks if mark.y is not None), default=0.0)
 
 
-def _ceilings(summary: RunSummary, marks: Sequence[Mark]) -> tuple[tuple[Level, ...], str]:
+def _ceilings(summary: RunSummary, columns: Sequence[Column], marks: Sequence[Mark]) -> tuple[tuple[Level, ...], str]:
     """The recommended settings' ceilings: those in sight as lines; whose they are, and the others, in words."""
     found = summary.recommendation
-    figures = None if found is None else summarise(summary, found.number)
+    figures = next((known.figures for known in columns if found is not None and known.number == found.number), None)
     if figures is None:
         return (), ""
-    highest = max((mark.y for mark in marks if mark.y is not None), default=0.0)
     known = {"loader alone": figures.loader_ceiling, "device alone": figures.device_ceiling}
     levels = [Level(label=name, y=rate) for name, rate in known.items() if rate is not None]
-    near = tuple(level for level in levels if level.y <= _LEVEL_IN_SIGHT * highest)
+    near = tuple(level for level in levels if level.y <= _LEVEL_IN_SIGHT * _highest(marks))
     above = ", ".join(f"{level.label} {format_rate(level.y)}" for level in levels if level not in near)
-    words = " The ceilings are those of the recommended settings." if levels else ""
+    words = " Ceilings are those of the recommended settings." if levels else ""
     return near, words + (f" Far above: {above} samples/s." if above else "")
 
 

@@ -11,10 +11,9 @@ from itertools import pairwise
 
 from autotune.records.breakdown import Part
 from autotune.report.blocks import Block, Paragraph, Table, TimeBar, TimeBars
-from autotune.report.figures import PART_NAMES
-from autotune.report.formatting import NO_VALUE, format_bytes, format_fraction, format_rate
 from autotune.report.plots.plots import BYTES_PER_GIB, Fate, Mark, Plot, Quantity, Trend
-from autotune.report.render.console_blocks import text_bar
+from autotune.report.wording.names import PART_NAMES
+from autotune.report.wording.units import NO_VALUE, format_bytes, format_fraction, format_rate, text_bar
 from autotune.settings.training_config import AMP_DTYPES
 
 __all__ = ["bar_table", "plot_blocks"]
@@ -90,7 +89,7 @@ def _figures_by_precision(plot: Plot, places: _Places) -> dict[str, list[str]]:
     measured = {mark.amp_dtype for mark in plot.marks if mark.y is not None}
     trends = {trend.amp_dtype: trend for trend in plot.trends}
     columns: dict[str, list[str]] = {}
-    for dtype in (one for one in AMP_DTYPES if one in measured):
+    for dtype in filter(measured.__contains__, AMP_DTYPES):
         own = ([mark for mark in marks if mark.amp_dtype == dtype] for marks in places.values())
         columns[f"{_HEADS[plot.quantity]}, {dtype}"] = [_say_highest(marks, plot.quantity) for marks in own]
         if dtype in trends:
@@ -111,7 +110,7 @@ def _say_highest(marks: Sequence[Mark], quantity: Quantity) -> str:
     known = [(order.index(mark.fate), mark.y) for mark in marks if mark.y is not None]
     if not known:
         return NO_VALUE
-    worth, y = max(known, key=lambda one: one[1]) if quantity == "memory" else max(known)
+    worth, y = max(known, key=lambda pair: pair[1]) if quantity == "memory" else max(known)
     return f"{_say(y, quantity)}{_FATES[order[worth]]}"
 
 

@@ -1,12 +1,13 @@
-"""The blocks of a section on a console: tables, facts and lists that fit its width.
+"""The blocks of a report on a console: tables, facts and lists that fit its width.
 
-Comes in: Sections and blocks. Goes out: rich renderables. Every text is a rich Text, never a str, so that brackets in
-a user's message are printed and not obeyed.
+Comes in: blocks and Sections. Goes out: text on a rich Console. Every text is a rich Text, never a str, so that
+brackets in a user's message are printed and not obeyed. What a console can't show (plots, bars of time) is left to the
+page.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -14,72 +15,96 @@ from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
-from autotune.report.blocks import Block, Bullets, Facts, Paragraph, Section, Table
-from autotune.report.formatting import one_line
+from autotune.report.blocks import MEASURED_BY, Block, Bullets, Facts, Paragraph, Section, Table, Trace
+from autotune.report.text import one_line, shorten
 
-__all__ = ["MEASURED_BY", "print_section", "text_bar"]
+__all__ = ["print_block", "print_section"]
 
-_BAR_CELLS = 30
-"""Of a bar of blocks that stands for the whole."""
-MEASURED_BY = "measured by"
-"""A column that is told below its table."""
+_WIDEST_LABEL, _WIDEST_FIGURE = 30, 20
+"""Cells, so that a label and two figures fit 80 columns: our convention."""
+_LONGEST_REASON = 180  # cells: three lines at 80 columns; the report has the whole
+_MOST_FAILURES = 6
 
 
 def print_section(section: Section, console: Console) -> None:
-    """A section's title and its blocks, below an empty line."""
-    console.print()
-    console.print(Text(section.title, style="bold"))
-    for block in section.blocks:
-        console.print(Padding.indent(_grid(block), 2))
+    """A section's title and its blocks, below an empty line; nothing where a console can show none of them."""
+    traces = [block for block in section.blocks if isinstance(block, Trace)]
+    grids = (*map(_grid_of, section.blocks), _traces(traces) if traces else None)
+    shown = [grid for grid in grids if grid is not None]
+    if shown:
+        console.print()
+        console.print(Text(section.title, style="bold", overflow="fold"))
+    for grid in shown:
+        console.print(Padding.indent(grid, 2))
 
 
-def text_bar(fraction: float) -> str:
-    """A share as a bar of full blocks."""
-    return "█" * round(_BAR_CELLS * fraction)
+def print_block(block: Block, console: Console) -> None:
+    """A block by itself, as far as a console can show it; a table stands between empty lines."""
+    grid = _grid_of(block)
+    if grid is not None:
+        console.print(Padding(grid, (1, 0) if isinstance(block, Table) else 0, expand=False))
 
 
-def _grid(block: Block) -> RenderableType:
+def _grid_of(block: Block) -> RenderableType | None:
     if isinstance(block, Paragraph):
-        return Text(one_line(block.text))
+        return Text(one_line(block.text), style="bold" if block.is_warning else "")
     if isinstance(block, Bullets):
-        return _lines([("·", sentence) for sentence in block.sentences], style=None)
+        if block.is_remark:
+            return Text("\n".join(map(one_line, block.sentences)), style="dim")
+        return _lines((("·", sentence) for sentence in block.sentences), gap=1)
     if isinstance(block, Facts):
-        return _lines(list(block.facts.items()), style="dim")
-    assert isinstance(block, Table)  # noqa: S101 - the console is given no other
-    if MEASURED_BY in block.heads:
-        return Group(_table_grid(block), *_sources(block))
-    return _table_grid(block)
+        return _lines(block.facts.items(), style="dim")
+    if isinstance(block, Table):
+        return Group(_table(block), *_sources(block))
+    return None
 
 
-def _sources(block: Table) -> list[Text]:
-    """What stands in the column "measured by", in lines below the table: beside it there is no room."""
-    place, names = block.heads.index(MEASURED_BY), dict[str, list[str]]()
-    for row in block.rows:
-        names.setdefault(one_line(row[place]), []).append(row[0])
-    return [Text(f"{', '.join(parts)}: {source}", style="dim") for source, parts in names.items()]
-
-
-def _table_grid(block: Table) -> Grid:
+def _table(block: Table) -> Grid:
+    """A table without its column of sources."""
     shown = [place for place, head in enumerate(block.heads) if head != MEASURED_BY]
     grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1), header_style="bold")
     for place in shown:
         head = block.heads[place]
-        is_text, is_interval = head in block.texts, any(" to " in row[place] for row in block.rows)
-        narrow = not is_text or head in {"", "what"}
+        is_text, is_label = head in block.texts, head in {"", "what"}
+        may_wrap = any(" to " in row[place] or ", " in row[place] for row in block.rows)
         grid.add_column(
-            Text("" if head == "what" else head),
+            Text("" if is_label else head),
             justify="left" if is_text else "right",
+            style="green" if head == "recommended" else None,
             overflow="fold",
-            no_wrap=not (is_text or is_interval),  # an interval that finds no room may break at its "to"
-            max_width=_BAR_CELLS if narrow else None,
+            no_wrap=not is_text and not may_wrap,  # an interval that finds no room may break at its "to"
+            max_width=_WIDEST_LABEL if is_label else None if is_text else _WIDEST_FIGURE,
         )
-    for row in block.rows:
-        grid.add_row(*(Text(one_line(row[place])) for place in shown))
+    kinds = block.row_kinds or ("",) * len(block.rows)
+    for row, kind, following in zip(block.rows, kinds, (*kinds[1:], ""), strict=True):
+        label, *cells = (row[place] for place in shown)
+        first = Text(label) if label.startswith("  ") else Text(one_line(label))
+        ends = following == "setting" and kind != "setting"
+        grid.add_row(
+            first,
+            *(Text(one_line(cell)) for cell in cells),
+            style="dim" if label.startswith("  ") else None,
+            end_section=ends,
+        )
     return grid
 
 
-def _lines(pairs: Sequence[tuple[str, str]], *, style: str | None) -> Grid:
-    grid = Grid.grid(padding=(0, 2))
+def _sources(block: Table) -> list[Text]:
+    """What stands in the column "measured by", in lines below the table: beside it there is no room."""
+    names: dict[str, list[str]] = {}
+    for row in block.rows if MEASURED_BY in block.heads else ():
+        names.setdefault(one_line(row[block.heads.index(MEASURED_BY)]), []).append(row[0])
+    return [Text(f"{', '.join(parts)}: {source}", style="dim") for source, parts in names.items()]
+
+
+def _traces(traces: list[Trace]) -> Grid:
+    lines = [(trace.count, shorten(trace.text, _LONGEST_REASON)) for trace in traces[:_MOST_FAILURES]]
+    more = len(traces) - _MOST_FAILURES
+    return _lines([*lines, *([("…", f"{more} more kinds, in report.md")] if more > 0 else [])])
+
+
+def _lines(pairs: Iterable[tuple[str, str]], *, style: str | None = None, gap: int = 2) -> Grid:
+    grid = Grid.grid(padding=(0, gap))
     grid.add_column(no_wrap=True, style=style)
     grid.add_column(overflow="fold")
     for name, value in pairs:

@@ -1,25 +1,23 @@
 """report.html: one self-contained page with the report's sections and plots.
 
-Comes in: a RunSummary and its run folder. Goes out: HTML that fetches nothing and runs no script. Every text goes
-through Jinja2's autoescape; only our own plots are taken as markup. A plot that can't be drawn costs nothing but
-itself: what kept it from being drawn is said on the page and handed on.
+Comes in: a ReportModel. Goes out: HTML that fetches nothing and runs no script. Every text goes through Jinja2's
+autoescape; only our own plots are taken as markup. A plot that can't be drawn is left out, and the page says why.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from markupsafe import Markup
 
-from autotune.records.run_summary import RunSummary
-from autotune.report.content import list_changes, say_headline
-from autotune.report.figures import PART_NAMES
-from autotune.report.formatting import one_line
+from autotune.report.blocks import Figure, filled
+from autotune.report.model import ReportModel
 from autotune.report.plots.drawing import draw
-from autotune.report.plots.plots import Plot, list_plots
+from autotune.report.plots.plots import Plot
 from autotune.report.render.templating import render_template
-from autotune.report.sections.assembly import list_sections, result_blocks
+from autotune.report.text import one_line
+from autotune.report.wording.names import PART_NAMES
 
 __all__ = ["Page", "render_page"]
 
@@ -35,28 +33,28 @@ class Page:
     """Why plots are missing, in a sentence; "" where none is."""
 
 
-def render_page(summary: RunSummary, run_dir: Path) -> Page:
+def render_page(report: ReportModel) -> Page:
     """The whole page."""
-    plots = list_plots(summary)
-    drawings, remark = _draw_all(plots)
+    figures = [block for section in report.sections for block in section.blocks if isinstance(block, Figure)]
+    drawings, remark = _draw_all(figure.plot for figure in figures)
+    missing = [figure for figure in figures if figure.plot.name not in drawings]
+    sections = (
+        replace(section, blocks=tuple(block for block in section.blocks if block not in missing))
+        for section in report.sections
+    )
     values: dict[str, object] = {
-        "name": one_line(summary.name),
-        "headline": say_headline(summary),
-        "verdict": "nothing" if summary.recommendation is None else summary.recommendation.verdict,
-        "changes": list_changes(summary),
-        "result": result_blocks(summary),
-        "sections": list_sections(summary, run_dir, own_file="report.html", drawn=drawings),
-        "plots": {plot.name: plot for plot in plots},
+        "name": one_line(report.summary.name),
+        "report": report,
+        "sections": filled(*sections),
         "drawings": drawings,
         "remark": remark,
-        "version": summary.autotune_version,
+        "version": report.summary.autotune_version,
         "part_names": PART_NAMES,
     }
-    html = render_template("report.html.j2", values)
-    return Page(html=html, remark=remark)
+    return Page(html=render_template("report.html.j2", values), remark=remark)
 
 
-def _draw_all(plots: tuple[Plot, ...]) -> tuple[dict[str, Markup], str]:
+def _draw_all(plots: Iterable[Plot]) -> tuple[dict[str, Markup], str]:
     """The plots by name, as far as they could be drawn, and why not. The one place that catches a fault in drawing."""
     drawings: dict[str, Markup] = {}
     remark = ""
@@ -65,12 +63,12 @@ def _draw_all(plots: tuple[Plot, ...]) -> tuple[dict[str, Markup], str]:
             drawings[plot.name] = Markup(draw(plot))  # noqa: S704 - our own drawing of numbers
         except ImportError as error:
             missing = (error.name or "").partition(".")[0] == "matplotlib"
-            remark = _NO_MATPLOTLIB if missing else _say_fault(plot, error)
+            remark = _NO_MATPLOTLIB if missing else _describe_fault(plot, error)
         except Exception as error:  # noqa: BLE001 - no plot may cost a finished search its report
-            remark = _say_fault(plot, error)
+            remark = _describe_fault(plot, error)
     return drawings, remark
 
 
-def _say_fault(plot: Plot, error: Exception) -> str:
-    said = one_line(f"{type(error).__name__}: {error}")
-    return f'The plot "{plot.title}" could not be drawn ({said}); all figures stand in the tables.'
+def _describe_fault(plot: Plot, error: Exception) -> str:
+    fault = one_line(f"{type(error).__name__}: {error}")
+    return f'The plot "{plot.title}" could not be drawn ({fault}); its figures are in the tables.'

@@ -1,23 +1,20 @@
 """The summary as one JSON document for scripts.
 
-Comes in: a RunSummary and its run folder. Goes out: the text of a SummaryDocument, whose fields document its keys. Keys
+Comes in: a ReportModel. Goes out: the text of a SummaryDocument, whose fields document its keys. Keys
 may be added under the same `format`; a key that changes its meaning, or goes, raises it. An infinite end of
 an interval is the text "Infinity", as in trials.jsonl.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from autotune.records.recommendation import Ratio, Recommendation
-from autotune.records.run_summary import RunSummary
+from autotune.records.recommendation import Ratio
 from autotune.records.trial import Outcome
-from autotune.report.content import count_outcomes, list_advice, list_files, list_reasons, say_headline
-from autotune.report.figures import Figures, make_columns, summarise
-from autotune.report.sections.devices import figures_by_title, say_conditions, say_doubts
+from autotune.report.figures import Figures
+from autotune.report.model import ReportModel, Verdict
 from autotune.report.wording.say import say
 from autotune.settings.training_config import TrainingConfig
 
@@ -46,7 +43,7 @@ class SummaryDocument(BaseModel):
     format: Literal[1] = 1
     name: str
     """What was tuned."""
-    verdict: Literal["faster", "already_best", "unconfirmed", "baseline_infeasible", "nothing_feasible"]
+    verdict: Verdict
     headline: str
     """The verdict in a sentence or two, for people."""
     best: MeasuredConfig | None
@@ -67,8 +64,10 @@ class SummaryDocument(BaseModel):
     lr_advice: tuple[str, ...]
     """What to do about the learning rate and what goes with it."""
     device_remarks: tuple[str, ...]
-    """What the device did during the windows that makes rates doubtful: throttling, a moved clock, other users."""
+    """What the device did during the windows that makes rates doubtful: throttling, a changed clock, other users."""
     notes: tuple[str, ...]
+    note_codes: tuple[str, ...]
+    """The notes' codes, for scripts; a note that an older version has stored as a sentence has none."""
     stopped_because: str
     wall_s: float
     files: dict[str, str]
@@ -79,28 +78,30 @@ class SummaryDocument(BaseModel):
     autotune_version: str
 
 
-def summary_json(summary: RunSummary, run_dir: Path) -> str:
+def summary_json(report: ReportModel) -> str:
     """One JSON document with the result of a search; its keys are SummaryDocument's fields."""
-    found, told = summary.recommendation, figures_by_title(make_columns(summary))
+    summary, found = report.summary, report.summary.recommendation
+    number, config = (None, None) if found is None else (found.same_batch_number, found.same_batch)
     document = SummaryDocument(
         name=summary.name,
-        verdict="nothing_feasible" if found is None else found.verdict,
-        headline=say_headline(summary),
-        best=None if found is None else _measured(summary, found.config, found.number),
-        baseline=_measured(summary, summary.baseline, 0),
-        same_batch=None if found is None else _same_batch(summary, found),
+        verdict=report.verdict,
+        headline=report.headline,
+        best=None if found is None else _measured(report, found.number, found.config),
+        baseline=_measured(report, 0, summary.baseline),
+        same_batch=None if number is None or config is None else _measured(report, number, config),
         speedup=None if found is None else found.speedup,
         same_batch_speedup=None if found is None else found.same_batch_speedup,
         memory_limit_bytes=summary.limit_bytes,
         memory_source=summary.memory_source,
-        outcomes=count_outcomes(summary),
-        reasons=list_reasons(summary),
-        lr_advice=list_advice(summary),
-        device_remarks=(*say_doubts(told), *say_conditions(told)),
-        notes=tuple(map(say, summary.notes)),
+        outcomes=report.outcomes,
+        reasons=report.reasons,
+        lr_advice=report.lr_advice,
+        device_remarks=(*report.doubts, *report.conditions),
+        notes=report.notes,
+        note_codes=report.note_codes,
         stopped_because=say(summary.stopped_because),
         wall_s=summary.wall_s,
-        files={name: str((run_dir / name).absolute()) for name in list_files(run_dir)},
+        files={name: str((report.run_dir / name).absolute()) for name in report.files},
         seed=summary.seed,
         fingerprint=summary.environment.fingerprint,
         autotune_version=summary.autotune_version,
@@ -108,16 +109,8 @@ def summary_json(summary: RunSummary, run_dir: Path) -> str:
     return document.model_dump_json(indent=2)
 
 
-def _measured(summary: RunSummary, config: TrainingConfig, number: int) -> MeasuredConfig:
-    return MeasuredConfig(
-        trial=number,
-        settings=config,
-        global_batch_size=config.global_batch_size,
-        figures=summarise(summary, number),
-    )
-
-
-def _same_batch(summary: RunSummary, found: Recommendation) -> MeasuredConfig | None:
-    if found.same_batch is None or found.same_batch_number is None:
-        return None
-    return _measured(summary, found.same_batch, found.same_batch_number)
+def _measured(report: ReportModel, number: int, config: TrainingConfig) -> MeasuredConfig:
+    column = report.column(number)
+    figures = None if column is None else column.figures
+    size = config.global_batch_size
+    return MeasuredConfig(trial=number, settings=config, global_batch_size=size, figures=figures)

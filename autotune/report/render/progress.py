@@ -1,7 +1,7 @@
-"""Shows how a search gets on: one live line on a terminal, a plain line for each trial elsewhere.
+"""Shows the progress of a search: one live line on a terminal, a plain line for each trial elsewhere.
 
-Comes in: core.result.Progress, one after every step. Goes out: text on stderr, in a notebook on stdout. The search is
-never troubled by it: once the stream fails (closed, or its reader gone), nothing more is written.
+Comes in: records' Progress, after every step. Goes out: text on stderr, in a notebook on stdout. It never disturbs the
+search: once the stream fails (closed, or its reader gone), nothing more is written.
 """
 
 from __future__ import annotations
@@ -20,17 +20,10 @@ from rich.text import Text
 
 from autotune.records.run_summary import Progress
 from autotune.records.trial import TrialRecord
-from autotune.report.formatting import (
-    describe_settings,
-    format_count,
-    format_duration,
-    format_rate,
-    format_times,
-    name_outcome,
-    one_line,
-    shorten,
-)
+from autotune.report.text import one_line, shorten
 from autotune.report.wording import say
+from autotune.report.wording.names import OUTCOMES, describe_settings
+from autotune.report.wording.units import format_count, format_duration, format_rate, format_times
 
 __all__ = ["ProgressMode", "ShowProgress", "make_progress"]
 
@@ -39,14 +32,18 @@ ShowProgress = Callable[[Progress], None]
 
 _REFRESHES_PER_S = 2
 _NARROWEST_TEXT = 8  # cells; below, a text cut with an ellipsis says nothing
-_LEAST_TOLD = 0.01
+_LEAST_SHOWN = 0.01
 _ROUNDING = 1e-6  # per cent that a share's floating point may add
-_PHASES = {"search": "trial", "confirm": "confirm"}
-_LOOKS = {
-    "probe": "looking at model, data and machine",
-    "measure": "measuring today's settings",
-    "curves": "measuring loader and device alone",
+_BROKEN = (OSError, ValueError)  # a stream that is gone, or closed
+_ALONE = {
+    "probe": ("examining model, data and machine", "Examining the model, the data and the machine."),
+    "measure": ("measuring today's settings", "Measuring today's settings."),
+    "curves": (
+        "measuring loader and device alone",
+        "Measuring loader and device alone, with today's and other settings.",
+    ),
 }
+"""Phases without steps: on the live line, and in a plain line."""
 
 
 @contextmanager
@@ -101,33 +98,28 @@ class _QuietStream:
         self.encoding: str = getattr(stream, "encoding", None) or "utf-8"
 
     def write(self, text: str) -> int:
-        if self._stream is not None:
-            try:
-                self._stream.write(self._encodable(text))
-            except (OSError, ValueError):
-                self._stream = None
+        encodable = text.encode(self.encoding, "replace").decode(self.encoding)
+        self._attempt(lambda stream: stream.write(encodable))
         return len(text)
 
     def flush(self) -> None:
-        if self._stream is not None:
-            try:
-                self._stream.flush()
-            except (OSError, ValueError):
-                self._stream = None
+        self._attempt(lambda stream: stream.flush())
 
     def isatty(self) -> bool:
-        try:
-            return self._stream is not None and self._stream.isatty()
-        except (OSError, ValueError):
-            return False
+        return bool(self._attempt(lambda stream: stream.isatty()))
 
     def fileno(self) -> int:
         if self._stream is None:
             raise OSError("the stream is closed")
         return self._stream.fileno()
 
-    def _encodable(self, text: str) -> str:
-        return text.encode(self.encoding, "replace").decode(self.encoding)
+    def _attempt(self, action: Callable[[TextIO], object]) -> object:
+        """Do something with the stream, and never again once it has failed."""
+        try:
+            return None if self._stream is None else action(self._stream)
+        except _BROKEN:
+            self._stream = None
+            return None
 
 
 class _PlainLines:
@@ -183,17 +175,12 @@ def _print_warnings(progress: Progress, console: Console) -> None:
 
 
 def _say_phase(progress: Progress) -> str:
-    if progress.phase == "probe":
-        return "Looking at the model, the data and the machine."
-    if progress.phase == "measure":
-        return "Measuring today's settings."
-    if progress.phase == "curves":
-        return "Measuring loader and device alone, in today's settings and in others."
-    if progress.phase == "search":
-        most = format_count(progress.total, "trial")
-        about = "" if progress.remaining_s is None else f", about {format_duration(progress.remaining_s)}"
-        return f"Searching: {most} at the most{about}."
-    return f"Confirming: {format_count(progress.total, 'run')}, finalists and baseline in turns."
+    if progress.phase in _ALONE:
+        return _ALONE[progress.phase][1]
+    if progress.phase == "confirm":
+        return f"Confirming: {format_count(progress.total, 'run')}, finalists and baseline in turns."
+    about = "" if progress.remaining_s is None else f", about {format_duration(progress.remaining_s)}"
+    return f"Searching: at most {format_count(progress.total, 'trial')}{about}."
 
 
 def _say_trial(progress: Progress, trial: TrialRecord, width: int) -> str:
@@ -204,7 +191,7 @@ def _say_trial(progress: Progress, trial: TrialRecord, width: int) -> str:
     if trial.outcome == "ok" and measurement is not None:
         head = f"{step}  {format_rate(measurement.samples_per_s):>9} samples/s  {_say_gain(progress):<11}  "
         return head + _cut_settings(settings, max(width - cell_len(head), _NARROWEST_TEXT))
-    head = f"{step}  {name_outcome(trial.outcome):>19}  "
+    head = f"{step}  {OUTCOMES[trial.outcome]:>19}  "
     rest = max(width - cell_len(head), 2 * _NARROWEST_TEXT)
     settings = _cut_settings(settings, rest if not trial.reason else rest // 2)
     return head + settings + (f": {shorten(trial.reason, rest - cell_len(settings) - 2)}" if trial.reason else "")
@@ -213,9 +200,10 @@ def _say_trial(progress: Progress, trial: TrialRecord, width: int) -> str:
 def _say_state(progress: Progress, passed_s: float, width: int) -> str:
     """Such as `trial 7/40 | best 2,345 samples/s, 1.90× (batch 64) | at most 12 % more | 1 min 20 s left`.
 
-    Where it is too wide, settings give way to what can still be won, and that to the rest.
+    Where it is too wide, settings are left out first, then what can still be gained.
     """  # noqa: RUF002 - a times sign
-    step = _LOOKS.get(progress.phase) or f"{_PHASES[progress.phase]} {progress.done}/{progress.total}"
+    phase = "trial" if progress.phase == "search" else progress.phase
+    step = _ALONE[phase][0] if phase in _ALONE else f"{phase} {progress.done}/{progress.total}"
     clock = _say_clock(progress, passed_s)
     if progress.best is None or progress.best.measurement is None:
         return f"{step} | {clock}"
@@ -231,10 +219,10 @@ def _say_state(progress: Progress, passed_s: float, width: int) -> str:
 
 
 def _say_more(progress: Progress) -> str:
-    """What other settings can still give at the most; "" where that is not known."""
+    """What other settings can still gain at most; "" where that is not known."""
     if progress.can_win is None or not isfinite(progress.can_win):
         return ""
-    if progress.can_win < _LEAST_TOLD:
+    if progress.can_win < _LEAST_SHOWN:
         return " | less than 1 % more"
     return f" | at most {ceil(100 * progress.can_win - _ROUNDING):,} % more"
 

@@ -6,7 +6,8 @@ from functools import cache
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from autotune.report.formatting import format_fraction, one_line, without_controls
+from autotune.report.text import one_line, without_controls
+from autotune.report.wording.units import format_fraction
 
 __all__ = ["render_template"]
 

@@ -10,12 +10,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from autotune.diagnosis.scaling_bottlenecks import Brake
-from autotune.phrasing import say_gain
 from autotune.records.diagnosis import Advice, Diagnosis, Finding
 from autotune.report.blocks import Table
-from autotune.report.formatting import NO_VALUE, format_rate
 from autotune.report.wording.say import WORDINGS, say
 from autotune.report.wording.template import fill
+from autotune.report.wording.units import show
 
 __all__ = ["advice_in_words", "advice_table", "diagnosis_in_words", "say_group_evidence"]
 
@@ -45,11 +44,14 @@ def say_group_evidence(bottleneck: Brake) -> str:
 
 def advice_table(advice: Iterable[Advice]) -> Table:
     """Advice in words: its gain, the rate that it should reach, what to do and the basis."""
-    rows = []
-    for piece in advice:
-        gain = NO_VALUE if piece.expected_gain is None else say_gain(piece.expected_gain)
-        rate = NO_VALUE if piece.expected_samples_per_s is None else format_rate(piece.expected_samples_per_s)
-        rows.append((gain, rate, f"{piece.text}. Basis: {piece.basis}."))
+    rows = (
+        (
+            show(piece.expected_gain, "gain"),
+            show(piece.expected_samples_per_s, "plain_rate"),
+            f"{piece.text}. Basis: {piece.basis}.",
+        )
+        for piece in advice
+    )
     return Table(heads=("gain", "samples/s", "advice"), rows=tuple(rows), texts=frozenset({"advice"}))
 
 

@@ -12,16 +12,25 @@ from rich.text import Text
 
 from autotune.diagnosis.bottlenecks import breakdown_of
 from autotune.diagnosis.gains import NEAR_CEILING
-from autotune.phrasing import say_settings
 from autotune.records.breakdown import PARTS
 from autotune.records.ceilings import HOLDS_FROM, overlaps
-from autotune.records.diagnosis import Diagnosis
-from autotune.report.blocks import Block, Bullets, Facts, Section, Table
-from autotune.report.content import describe_environment
-from autotune.report.figures import PART_NAMES, join_runs
-from autotune.report.formatting import (
+from autotune.records.diagnosis import CurvePoint, Diagnosis
+from autotune.report.blocks import MEASURED_BY, Block, Bullets, Facts, Section, Table
+from autotune.report.figures import join_runs
+from autotune.report.render.console_blocks import print_section
+from autotune.report.render.markdown import render_sections
+from autotune.report.sections.advice import advice_table
+from autotune.report.sections.devices import device_facts
+from autotune.report.sections.facts import describe_environment
+from autotune.report.sections.ranks import rank_section
+from autotune.report.sections.times import fullness_facts, loader_facts
+from autotune.report.text import one_line
+from autotune.report.wording.diagnosis import BOTTLENECKS
+from autotune.report.wording.names import PART_NAMES, describe_settings
+from autotune.report.wording.remarks import describe_exchange, say_setup
+from autotune.report.wording.say import say
+from autotune.report.wording.units import (
     NO_VALUE,
-    describe_settings,
     format_bytes,
     format_duration,
     format_energy,
@@ -29,15 +38,9 @@ from autotune.report.formatting import (
     format_interval,
     format_rate,
     format_short_time,
-    one_line,
+    show,
+    text_bar,
 )
-from autotune.report.render.console_blocks import MEASURED_BY, print_section, text_bar
-from autotune.report.render.markdown import render_sections
-from autotune.report.sections.advice import advice_table
-from autotune.report.sections.devices import device_facts, say_setup
-from autotune.report.sections.ranks import describe_exchange, rank_section
-from autotune.report.sections.times import fullness_facts, loader_facts
-from autotune.report.wording.diagnosis import BOTTLENECKS
 
 __all__ = ["diagnosis_sections", "print_diagnosis", "render_diagnosis", "say_present"]
 
@@ -187,7 +190,7 @@ def _curves(diagnosis: Diagnosis) -> Block:
     rows = [
         (
             side,
-            say_settings(point.changes) or "today's",
+            show(point.changes, "settings") or "today's",
             NO_VALUE if point.ceiling is None else format_rate(point.ceiling.samples_per_s),
         )
         for side, point in points
@@ -197,7 +200,16 @@ def _curves(diagnosis: Diagnosis) -> Block:
 
 def _notes(diagnosis: Diagnosis) -> Block:
     figures = {"today's settings": join_runs([diagnosis.evidence.measurement])}
-    return Bullets(sentences=(*map(one_line, diagnosis.notes), *say_setup(figures)))  # of the window, the notes tell
+    notes = tuple(one_line(say(note)) for note in diagnosis.notes)
+    return Bullets(sentences=(*notes, *say_setup(figures)))  # the notes have what disturbed the window
+
+
+def _say_point(point: CurvePoint) -> str:
+    return show(point.changes, "settings") or "today's"
+
+
+def _say_rate(point: CurvePoint) -> str:
+    return NO_VALUE if point.ceiling is None else format_rate(point.ceiling.samples_per_s)
 
 
 def _has_rows(block: Block) -> bool:

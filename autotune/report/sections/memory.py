@@ -1,26 +1,30 @@
-"""The fitted lines of memory as a report tells them: of which settings they are, and for how many loader workers.
+"""Memory: the fitted lines, of which settings they are and for how many loader workers, and the stress run.
 
-Comes in: a RunSummary. Goes out: MemoryLines that hold for the recommended settings, their names, and a sentence.
+Comes in: a RunSummary. Goes out: MemoryLines for the plots, notes, and Sections without markup.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from autotune.analysis.memory_line import MemoryKind, MemoryLine, memory_kind, memory_lines
 from autotune.records.run_summary import RunSummary
-from autotune.report.formatting import format_bytes, format_count, name_group
+from autotune.records.stress_check import Load, StressFigures, load_of
+from autotune.report.blocks import Bullets, Section, Table
+from autotune.report.wording.names import name_group
+from autotune.report.wording.say import say
+from autotune.report.wording.units import NO_VALUE, format_bytes, format_bytes_beside, format_count, format_duration
 from autotune.settings.training_config import TrainingConfig
 
-__all__ = [
-    "format_base",
-    "lines_of_group",
-    "list_memory_lines",
-    "name_line",
-    "say_group",
-    "say_memory_line",
-    "say_workers",
-]
+__all__ = ["describe_group", "lines_of_group", "list_memory_lines", "memory_table", "say_memory_line", "stress_section"]
+
+_FARTHEST = 4
+"""Times the largest batch measured up to which a line is followed: our convention."""
+_REMARK = (
+    "Lines fitted to the trials' peak memory; the error is half of the 95 % prediction interval. The last column is "
+    "the batch that the line predicts to fit the limit; only batches that were run are recommended."
+)
+_HEADS = ("precision", "trials", "at batch 0", "a sample", "± error", "batch at the limit")
 
 
 def list_memory_lines(summary: RunSummary) -> tuple[MemoryLine, ...]:
@@ -29,46 +33,98 @@ def list_memory_lines(summary: RunSummary) -> tuple[MemoryLine, ...]:
     return memory_lines(summary.trials, num_workers=workers)
 
 
-def lines_of_group(summary: RunSummary) -> tuple[MemoryLine, ...]:
+def lines_of_group(summary: RunSummary, lines: Sequence[MemoryLine]) -> tuple[MemoryLine, ...]:
     """The lines of all precisions on the devices that the recommended settings run on."""
     own = _group(memory_kind(_settings(summary)))
-    return tuple(line for line in list_memory_lines(summary) if _group(line.kind) == own)
+    return tuple(line for line in lines if _group(line.kind) == own)
 
 
-def name_line(line: MemoryLine, lines: Sequence[MemoryLine]) -> str:
+def say_memory_line(summary: RunSummary, lines: Sequence[MemoryLine]) -> tuple[str, ...]:
+    """The line of the recommended settings' kind, in a sentence; () where there is none."""
+    own = [line for line in lines if line.kind == memory_kind(_settings(summary))]
+    return tuple(
+        f"Memory of {_name(line, lines)}: {_base(line)} + {format_bytes(line.bytes_per_sample)} a sample, "
+        f"± {format_bytes(line.error_bytes)}."
+        for line in own
+    )
+
+
+def describe_group(own: Sequence[MemoryLine], lines: Sequence[MemoryLine]) -> str:
+    """Whose lines `own` are, where there are others, and for how many workers; "" or with a space before."""
+    has_others = 0 < len(own) < len(lines)
+    whose = f" They are for {name_group(*_group(own[0].kind))} only." if has_others else ""
+    return whose + "".join(f" {remark}" for remark in _workers(own))
+
+
+def memory_table(summary: RunSummary, lines: Sequence[MemoryLine]) -> tuple[Table, Bullets]:
+    """Each line in a row, and what is to know of them."""
+    rows = tuple(_row(line, lines, summary.limit_bytes) for line in lines)
+    remarks = (_REMARK, *_workers(lines)) if lines else ()
+    return Table(heads=_HEADS, rows=rows, texts=frozenset({"precision"})), Bullets(sentences=remarks, is_remark=True)
+
+
+def stress_section(summary: RunSummary) -> Section:
+    """The recommended configuration on the largest samples."""
+    found = summary.recommendation
+    stress = None if found is None else found.stress
+    if found is None or stress is None:
+        return Section(title="Stress run", blocks=())
+    sentences = tuple(_say_stress(stress, load_of(stress, found.config, summary.environment, summary.facts), summary))
+    return Section(title="Stress run", blocks=(Bullets(sentences=sentences),), is_brief=True)
+
+
+def _say_stress(stress: StressFigures, load: Load, summary: RunSummary) -> Iterator[str]:
+    ran = (
+        f"The recommended settings trained for {format_count(stress.steps, 'step')} ({format_duration(stress.seconds)})"
+    )
+    batches = "" if stress.remark else ", ordinary batches and the largest samples in turns"
+    yield f"{ran}{f' {load.where}' if load.where else ''}{batches}."
+    if stress.remark:
+        yield say(stress.remark)
+    limit = summary.limit_bytes
+    own, whole = format_bytes_beside(load.own_bytes, limit), format_bytes_beside(load.peak_bytes, limit)
+    kept = f"{'within' if load.peak_bytes <= limit else 'above'} the limit of {format_bytes(limit)}"
+    group = f", that is up to {whole} for {_bearer(load)}" if load.is_more else ""
+    yield f"Peak memory: {own}{group}, {kept} ({stress.memory.source})."
+    largest, median = format_bytes(stress.largest_item_bytes), format_bytes(stress.median_item_bytes)
+    sizes = f"all have {largest}" if largest == median else f"the largest has {largest}, the median {median}"
+    yield f"Sizes of {format_count(stress.items_seen, 'item')} were read: {sizes}."
+
+
+def _bearer(load: Load) -> str:
+    """Whose memory counts together: "2 ranks with 64.0 MiB of gradient buckets each"."""
+    who, each = ("a rank", "") if load.ranks == 1 else (f"{load.ranks} ranks", " each")
+    return f"{who} with {format_bytes(load.bucket_bytes)} of gradient buckets{each}" if load.bucket_bytes else who
+
+
+def _row(line: MemoryLine, lines: Sequence[MemoryLine], limit_bytes: int) -> tuple[str, ...]:
+    largest, farthest = line.largest_batch(limit_bytes), _FARTHEST * line.points[-1][0]
+    return (
+        _name(line, lines),
+        str(len(line.points)),
+        _base(line),
+        format_bytes(line.bytes_per_sample),
+        format_bytes(line.error_bytes),
+        NO_VALUE if largest is None else f"over {farthest:,}" if largest > farthest else f"{largest:,}",
+    )
+
+
+def _name(line: MemoryLine, lines: Sequence[MemoryLine]) -> str:
     """Its precision, and its devices where the lines are of several groups: "float32, ddp × 2"."""  # noqa: RUF002 - a times sign
-    has_others = len({_group(one.kind) for one in lines}) > 1
-    return ", ".join((line.kind.amp_dtype, *([name_group(*_group(line.kind))] if has_others else ())))
+    has_others = len({_group(other.kind) for other in lines}) > 1
+    return f"{line.kind.amp_dtype}, {name_group(*_group(line.kind))}" if has_others else line.kind.amp_dtype
 
 
-def format_base(line: MemoryLine) -> str:
+def _base(line: MemoryLine) -> str:
     """What a batch comes on top of: "199 MiB", or "141 MiB + 29.0 MiB a worker"."""
-    alone = format_bytes(round(line.intercept_bytes - line.num_workers * line.bytes_per_worker))
-    return f"{alone} + {format_bytes(round(line.bytes_per_worker))} a worker" if line.bytes_per_worker else alone
+    alone = format_bytes(line.intercept_bytes - line.num_workers * line.bytes_per_worker)
+    return f"{alone} + {format_bytes(line.bytes_per_worker)} a worker" if line.bytes_per_worker else alone
 
 
-def say_memory_line(summary: RunSummary) -> tuple[str, ...]:
-    """The line of the recommended settings' kind."""
-    lines, kind = list_memory_lines(summary), memory_kind(_settings(summary))
-    line = next((line for line in lines if line.kind == kind), None)
-    if line is None:
-        return ()
-    slope, error = format_bytes(round(line.bytes_per_sample)), format_bytes(round(line.error_bytes))
-    return (f"Memory line of {name_line(line, lines)}: {format_base(line)} + {slope} a sample, ± {error}.",)
-
-
-def say_group(summary: RunSummary) -> str:
-    """Whose `lines_of_group` are, where there are others, and for how many workers; "" or with a space before."""
-    own = lines_of_group(summary)
-    has_others = 0 < len(own) < len(list_memory_lines(summary))
-    whose = f"They are of {name_group(*_group(own[0].kind))} alone." if has_others else ""
-    return "".join(f" {one}" for one in (whose, say_workers(own)) if one)
-
-
-def say_workers(lines: Sequence[MemoryLine]) -> str:
-    """For how many loader workers lines hold; "" where that makes no difference."""
-    telling = [line.num_workers for line in lines if line.bytes_per_worker]
-    return f"The lines hold for {format_count(telling[0], 'loader worker')}." if telling else ""
+def _workers(lines: Sequence[MemoryLine]) -> tuple[str, ...]:
+    """For how many loader workers lines hold, where that makes a difference."""
+    counts = [line.num_workers for line in lines if line.bytes_per_worker]
+    return (f"The lines hold for {format_count(counts[0], 'loader worker')}.",) if counts else ()
 
 
 def _settings(summary: RunSummary) -> TrainingConfig:

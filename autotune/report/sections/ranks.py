@@ -1,59 +1,75 @@
-"""The report's sections on several devices: whether they help, what holds them, what would help, each rank's figures.
+"""Several devices: whether they help, what limits them, what would help, each rank's figures.
 
-Comes in: a RunSummary, or the ranks of a measurement. Goes out: Sections without markup, none where every trial had one
-device.
+Comes in: the comparison of a search's strategies, or the ranks of a measurement. Goes out: Sections without markup.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import isfinite
 
 from autotune.diagnosis.scaling import StrategyComparison, compare_strategies
-from autotune.diagnosis.scaling_bottlenecks import Brake
 from autotune.diagnosis.strategies import StrategyBest, StrategyEntry
-from autotune.records.ranks import Communication, RankFigures, name_devices, uneven_ranks
+from autotune.records.ranks import RankFigures, name_devices, uneven_ranks
 from autotune.records.recommendation import Ratio
 from autotune.records.run_summary import RunSummary
-from autotune.report.blocks import Bullets, Paragraph, Section, Table
-from autotune.report.figures import summarise
-from autotune.report.formatting import (
-    NO_VALUE,
-    format_bytes,
-    format_count,
-    format_fraction,
-    format_interval,
-    format_rate,
-    format_short_time,
-    format_times,
-    name_group,
-)
+from autotune.report.blocks import Bullets, Paragraph, Section, Table, filled
+from autotune.report.figures import Column, role_of
 from autotune.report.sections.advice import advice_in_words, advice_table, say_group_evidence
+from autotune.report.wording.names import name_group
 from autotune.report.wording.scaling import CAUSES
+from autotune.report.wording.units import NO_VALUE, format_bytes, format_count, format_interval, show, show_interval
 
-__all__ = ["describe_exchange", "rank_section", "scaling_sections"]
+__all__ = ["compare", "rank_section", "scaling_sections"]
 
 _STRATEGY_HEADS = ("", "samples/s", "95 % interval", "efficiency", "exposed", "hidden")
 _RANK_HEADS = ("rank", "device", "loader alone", "device alone", "data wait", "busy", "peak memory")
 _TEXTS = frozenset({"", "what", "evidence", "advice", "device"})
 _NEAR_IDEAL = 0.95
-"""Efficiency from which on nothing is left to explain: the share below which nothing is a brake either."""
+"""Efficiency from which on nothing is left to explain: the share below which nothing is a bottleneck either."""
 
 
-def scaling_sections(summary: RunSummary) -> tuple[Section, ...]:
+def compare(summary: RunSummary) -> StrategyComparison | None:
+    """The strategies of a search; None where every trial had one device.
+
+    What the confirmation or a stress run has refuted counts as tried, and may not be the best of its strategy.
+    """
+    found = summary.recommendation
+    if found is None:
+        return compare_strategies(summary.trials, summary.environment)
+    refuted = {entrant.number for entrant in found.confirmations if not entrant.is_feasible}.union(found.overloaded)
+    trials = [
+        trial.model_copy(update={"score": None}) if trial.number in refuted else trial for trial in summary.trials
+    ]
+    return compare_strategies(trials, summary.environment, found.confirmations)
+
+
+def scaling_sections(
+    comparison: StrategyComparison | None, summary: RunSummary, columns: Sequence[Column]
+) -> tuple[Section, ...]:
     """Whether more devices help, and why; () where no trial had more than one."""
-    comparison = _compare(summary)
     if comparison is None:
         return ()
     group = "" if comparison.fastest is None else _name(comparison.fastest)
-    sections = [_answer_section(comparison, summary)]
-    if comparison.brakes:
-        sections.append(Section(title=f"What holds {group}", blocks=(_brake_table(comparison.brakes),)))
-    if comparison.advice:
-        sections.append(
-            Section(title=f"What would help {group}", blocks=(advice_table(map(advice_in_words, comparison.advice)),))
-        )
-    return (*sections, *_ranks_of(comparison, summary))
+    table = Table(
+        heads=_STRATEGY_HEADS,
+        rows=tuple(map(_strategy_row, comparison.entries)),
+        row_kinds=tuple(
+            "failed" if entry.best is None else role_of(entry.best.number, summary) for entry in comparison.entries
+        ),
+    )
+    answer = Paragraph(text=_say_answer(comparison))
+    remarks = Bullets(sentences=tuple(_remarks(comparison)), is_remark=True)
+    return (
+        Section(title="Do more devices help?", blocks=(answer, table, remarks), is_brief=True),
+        Section(title=f"Bottlenecks of {group}", blocks=(_bottlenecks(comparison),), is_brief=True),
+        Section(
+            title=f"What would help {group}",
+            blocks=(advice_table(map(advice_in_words, comparison.advice)),),
+            is_brief=True,
+        ),
+        *_ranks_of(comparison, summary, columns),
+    )
 
 
 def rank_section(ranks: Sequence[RankFigures], whose: str = "", remarks: Sequence[str] = ()) -> tuple[Section, ...]:
@@ -62,38 +78,14 @@ def rank_section(ranks: Sequence[RankFigures], whose: str = "", remarks: Sequenc
         return ()
     devices = name_devices(ranks)
     uneven = [
-        f"Rank {rank} ({devices[rank]}) is uneven: its {side} alone gives {share:.0%} of what the others' do."
+        f"Rank {rank} ({devices[rank]}) is uneven: its {side} alone gives {show(share, 'share')} of the others'."
         for rank, (side, share) in uneven_ranks(ranks).items()
     ]
-    table = Table(heads=_RANK_HEADS, rows=tuple(_rank_row(one, devices[one.rank]) for one in ranks), texts=_TEXTS)
-    said = (Bullets(sentences=(*uneven, *remarks)),) if uneven or remarks else ()
-    return (Section(title=f"Each rank of {whose}" if whose else "Each rank", blocks=(table, *said)),)
-
-
-def describe_exchange(talk: Communication) -> str:
-    """What exchanging gradients takes of a step, in a few words."""
-    longer, alone = format_short_time(talk.exposed_s), format_short_time(talk.exchange_s)
-    return (
-        f"talking to the other ranks makes a step {longer} longer ({format_fraction(talk.exposed_fraction)} of it); "
-        f"{format_fraction(talk.hidden_fraction)} of an exchange ({alone} by itself) is hidden"
+    table = Table(heads=_RANK_HEADS, rows=tuple(_rank_row(rank, devices[rank.rank]) for rank in ranks), texts=_TEXTS)
+    title = f"Each rank of {whose}" if whose else "Each rank"
+    return filled(
+        Section(title=title, blocks=(table, Bullets(sentences=(*uneven, *remarks), is_remark=True)), is_brief=True)
     )
-
-
-def _answer_section(comparison: StrategyComparison, summary: RunSummary) -> Section:
-    table, remarks = _strategy_table(comparison, summary), Bullets(sentences=_remarks(comparison))
-    return Section(title="Do more devices help?", blocks=(Paragraph(text=_say_answer(comparison)), table, remarks))
-
-
-def _compare(summary: RunSummary) -> StrategyComparison | None:
-    """What the confirmation or a stress run has refuted counts as tried, and may not be the best of its strategy."""
-    found = summary.recommendation
-    if found is None:
-        return compare_strategies(summary.trials, summary.environment)
-    refuted = {one.number for one in found.confirmations if not one.is_feasible}.union(found.overloaded)
-    trials = [
-        trial.model_copy(update={"score": None}) if trial.number in refuted else trial for trial in summary.trials
-    ]
-    return compare_strategies(trials, summary.environment, found.confirmations)
 
 
 def _name(best: StrategyBest) -> str:
@@ -103,40 +95,30 @@ def _name(best: StrategyBest) -> str:
 def _say_answer(comparison: StrategyComparison) -> str:
     fastest = comparison.fastest
     if fastest is None:
-        tried = format_count(sum(one.tried for one in comparison.entries if one.world_size > 1), "trial")
-        return f"Not known: with more than one device no trial ran well ({tried})."
+        tried = format_count(sum(entry.tried for entry in comparison.entries if entry.world_size > 1), "trial")
+        return f"Not known: no trial with more than one device ran well ({tried})."
     ratio, efficiency = fastest.speedup, fastest.efficiency
     if ratio is None or efficiency is None:
-        return "Not known: on one device no trial ran well, so that there is nothing to compare with."
-    return f"{_say_verdict(comparison, fastest, ratio)} {_say_reason(comparison.brakes, efficiency)}".strip()
+        return "Not known: no trial on one device ran well, so there is nothing to compare with."
+    reason = ""
+    if comparison.brakes:
+        cause, share = CAUSES[comparison.brakes[0].cause], show(comparison.brakes[0].share, "share")
+        reason = f" Main bottleneck: {cause}, {share} of its time."
+    elif efficiency.value < _NEAR_IDEAL:
+        reason = " None of the measured figures explains what limits it."
+    return _say_verdict(comparison, fastest, ratio) + reason
 
 
 def _say_verdict(comparison: StrategyComparison, fastest: StrategyBest, ratio: Ratio) -> str:
-    count = fastest.config.world_size
-    interval = format_interval(format_times(ratio.low), format_times(ratio.high))
-    told = f"{_name(fastest)} trains {format_times(ratio.value)} times as fast as one device (95 %: {interval})"
+    count, interval = fastest.config.world_size, show_interval(ratio.low, ratio.high, "times")
+    rate = f"{_name(fastest)} trains {show(ratio.value, 'times')} times as fast as one device (95 %: {interval}"
     if comparison.helps == "yes":
         who = "the second device helps" if count == 2 else f"{count} devices help"
-        return f"Yes, {who}: {told}, {format_fraction(ratio.value / count)} of {count} times."
+        return f"Yes, {who}: {rate}), {show(ratio.value / count, 'share')} of {count} times."
     if comparison.helps == "no":
         who = "the second device does not help" if count == 2 else f"{count} devices do not help"
-        return f"No, {who}: {told}."
-    return f"Not measurably: {told}, an interval that holds 1."
-
-
-def _say_reason(brakes: Sequence[Brake], efficiency: Ratio) -> str:
-    if brakes:
-        return f"What holds it most: {CAUSES[brakes[0].cause]}, {format_fraction(brakes[0].share)} of its time."
-    return "None of the figures measured tells what holds it." if efficiency.value < _NEAR_IDEAL else ""
-
-
-def _strategy_table(comparison: StrategyComparison, summary: RunSummary) -> Table:
-    return Table(
-        heads=_STRATEGY_HEADS,
-        rows=tuple(map(_strategy_row, comparison.entries)),
-        texts=_TEXTS,
-        row_kinds=tuple(_kind(entry, summary) for entry in comparison.entries),
-    )
+        return f"No, {who}: {rate})."
+    return f"Not measurably: {rate}{', which includes 1' * (interval != 'unknown')})."
 
 
 def _strategy_row(entry: StrategyEntry) -> tuple[str, ...]:
@@ -146,48 +128,38 @@ def _strategy_row(entry: StrategyEntry) -> tuple[str, ...]:
     rate, talk = best.samples_per_s, best.communication
     return (
         name,
-        format_rate(rate.value),
-        format_interval(format_rate(rate.low), format_rate(rate.high)),
+        show(rate.value, "plain_rate"),
+        show_interval(rate.low, rate.high, "plain_rate"),
         NO_VALUE if best.efficiency is None else _format_efficiency(best.efficiency),
-        NO_VALUE if talk is None else format_fraction(talk.exposed_fraction),
-        NO_VALUE if talk is None else format_fraction(talk.hidden_fraction),
+        show(talk and talk.exposed_fraction, "share"),
+        show(talk and talk.hidden_fraction, "share"),
     )
 
 
 def _format_efficiency(efficiency: Ratio) -> str:
     """With its interval beside it: "91 % (87 to 95)"."""
     low, high = (f"{100 * end:.0f}" if isfinite(end) else "unknown" for end in (efficiency.low, efficiency.high))
-    return f"{format_fraction(efficiency.value)} ({format_interval(low, high)})"
+    return f"{show(efficiency.value, 'share')} ({format_interval(low, high)})"
 
 
-def _kind(entry: StrategyEntry, summary: RunSummary) -> str:
-    if entry.best is None:
-        return "failed"
-    found = summary.recommendation
-    if found is not None and entry.best.number == found.number:
-        return "recommended"
-    return "baseline" if entry.best.number == 0 else ""
-
-
-def _remarks(comparison: StrategyComparison) -> tuple[str, ...]:
+def _remarks(comparison: StrategyComparison) -> Iterator[str]:
     """What must be known to read the table."""
-    remarks = [f"Each is the best of its trials: {'; '.join(map(_say_choice, comparison.entries))}."]
+    yield f"Each is the best of its trials: {'; '.join(map(_describe_choice, comparison.entries))}."
     if comparison.other_changes:
         names = ", ".join(comparison.other_changes)
-        remarks.append(
-            f"The fastest group differs from the best single device in {names} as well: part of what it gains or loses "
-            "may be theirs."
+        yield (
+            f"The fastest group also differs from the best single device in {names}: part of the difference may come "
+            "from these."
         )
-    remarks.append("Efficiency: the rate over as many times the best of one device, with its 95 % interval.")
-    if any(one.best is not None and one.best.communication is not None for one in comparison.entries):
-        remarks.append(
-            "Exposed: the share of a step that exchanging gradients adds, on batches that the devices hold. Hidden: "
-            "the share of the exchange that lies behind the backward pass."
+    yield "Efficiency: the rate over as many times the best rate of one device, with its 95 % interval."
+    if any(entry.best is not None and entry.best.communication is not None for entry in comparison.entries):
+        yield (
+            "Exposed: the share of a step that exchanging gradients adds, on batches already on the devices. "
+            "Hidden: the share of the exchange that overlaps with the backward pass."
         )
-    return tuple(remarks)
 
 
-def _say_choice(entry: StrategyEntry) -> str:
+def _describe_choice(entry: StrategyEntry) -> str:
     name = name_group(entry.strategy, entry.world_size)
     if entry.best is None:
         return f"{name}: none of {entry.tried} ran well"
@@ -195,32 +167,35 @@ def _say_choice(entry: StrategyEntry) -> str:
     return f"{name}: trial {entry.best.number}, chosen from {entry.feasible}{again}"
 
 
-def _brake_table(brakes: Sequence[Brake]) -> Table:
-    rows = tuple((format_fraction(one.share), CAUSES[one.cause], f"{say_group_evidence(one)}.") for one in brakes)
+def _bottlenecks(comparison: StrategyComparison) -> Table:
+    rows = tuple(
+        (show(brake.share, "share"), CAUSES[brake.cause], f"{say_group_evidence(brake)}.")
+        for brake in comparison.brakes
+    )
     return Table(heads=("share", "what", "evidence"), rows=rows, texts=_TEXTS)
 
 
-def _ranks_of(comparison: StrategyComparison, summary: RunSummary) -> tuple[Section, ...]:
+def _ranks_of(comparison: StrategyComparison, summary: RunSummary, columns: Sequence[Column]) -> tuple[Section, ...]:
     """The recommended group's ranks; where one device is recommended, the fastest group's."""
     found, fastest = summary.recommendation, comparison.fastest
     if found is not None and (fastest is None or found.number != fastest.number):
-        figures = summarise(summary, found.number)
+        figures = next((column.figures for column in columns if column.number == found.number), None)
         if figures is not None and figures.ranks:
             return rank_section(figures.ranks, name_group(found.config.strategy, found.config.world_size))
     if fastest is None:
         return ()
-    is_pace_set = any(one.cause == "uneven_rank" for one in comparison.brakes)
-    remarks = () if is_pace_set or not uneven_ranks(fastest.ranks) else ("That does not set the pace here.",)
+    is_limiting = any(brake.cause == "uneven_rank" for brake in comparison.brakes)
+    remarks = () if is_limiting or not uneven_ranks(fastest.ranks) else ("That does not limit the group here.",)
     return rank_section(fastest.ranks, _name(fastest), remarks)
 
 
-def _rank_row(one: RankFigures, device: str) -> tuple[str, ...]:
+def _rank_row(rank: RankFigures, device: str) -> tuple[str, ...]:
     return (
-        str(one.rank),
+        str(rank.rank),
         device,
-        NO_VALUE if one.loader_ceiling is None else format_rate(one.loader_ceiling),
-        NO_VALUE if one.device_ceiling is None else format_rate(one.device_ceiling),
-        format_fraction(one.data_wait_fraction),
-        NO_VALUE if one.busy_fraction is None else format_fraction(one.busy_fraction),
-        format_bytes(one.peak_memory_bytes),
+        show(rank.loader_ceiling, "plain_rate"),
+        show(rank.device_ceiling, "plain_rate"),
+        show(rank.data_wait_fraction, "share"),
+        show(rank.busy_fraction, "share"),
+        format_bytes(rank.peak_memory_bytes),
     )

@@ -1,8 +1,9 @@
-"""The English for people: one sentence a code, one file for each room that hands on notes.
+"""The English for people: units, names, a report's own sentences, and one sentence for each code that rooms hand on.
 
-Comes in: a Note, a code with its figures. Goes out: a sentence. A template formats its figures by name, with a unit
-where one is needed: "{peak_bytes:bytes} of {limit_bytes:bytes}"; where the sentence depends on the figures, a function
-takes their place. Nothing here decides or calculates.
+Comes in: figures, a Note (a code with its figures), a RunSummary with its columns. Goes out: sentences. `units` is the
+one library of units; a template formats its figures by name, with a unit where one is needed: "{peak_bytes:bytes}".
+Where the sentence depends on the figures, a function takes the template's place. Each room's table is a file of its
+own, joined in `say`.
 """
 
 from __future__ import annotations

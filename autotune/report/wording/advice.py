@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from autotune.phrasing import say_bytes, say_gain, say_rate, say_seconds, say_settings, say_share
 from autotune.report.wording.diagnosis import say_computing
 from autotune.report.wording.template import Wording
+from autotune.report.wording.units import show
 
 __all__ = ["ADVICE"]
 
@@ -23,33 +23,36 @@ _CAUTIONS = {
 
 def _set(f: _Figures) -> str:
     cautions = [_CAUTIONS[name] for name in f["settings"] if name in _CAUTIONS]
-    return f"Set {say_settings(f['settings'])}" + (f" ({'; '.join(cautions)})" if cautions else "")
+    return f"Set {show(f['settings'], 'settings')}" + (f" ({'; '.join(cautions)})" if cautions else "")
 
 
 def _set_basis(f: _Figures) -> str:
     rates = {"loader": f.get("loader_samples_per_s"), "device": f.get("device_samples_per_s")}
     return ", ".join(
-        f"the {side} alone reaches {say_rate(rate)} with it" for side, rate in rates.items() if rate is not None
+        f"the {side} alone reaches {show(rate, 'rate')} with it" for side, rate in rates.items() if rate is not None
     )
 
 
 def _pin_memory_basis(f: _Figures) -> str:
     times = "at most, since copies from page-locked memory were not measured"
     if "pinned_copy_s" in f:
-        times = f"copying a batch takes {say_seconds(f['pinned_copy_s'])} from it instead of {say_seconds(f['copy_s'])}"
-    return f"{times}; copies that nothing hides take {say_share(f['share'])} of the time"
+        pinned, pageable = show(f["pinned_copy_s"], "seconds"), show(f["copy_s"], "seconds")
+        times = f"copying a batch takes {pinned} from it instead of {pageable}"
+    return f"{times}; copies that nothing hides take {show(f['share'], 'share')} of the time"
 
 
 def _make_items_cheaper(f: _Figures) -> str:
     more = f"{f['cores_needed']} cores instead of {f['cores']}"
     if f["needed_s"] > 0:
         return (
-            f"For the device to be the limit, make an item cheaper: at most {say_seconds(f['needed_s'])} of CPU time "
-            f"instead of {say_seconds(f['item_cpu_s'])} (cheaper decoding, pre-processing once and offline, "
+            f"For the device to be the limit, make an item cheaper: at most {show(f['needed_s'], 'seconds')} of "
+            f"CPU time "
+            f"instead of {show(f['item_cpu_s'], 'seconds')} (cheaper decoding, pre-processing once and offline, "
             f"memory-mapped arrays instead of text or compressed files), or take {more}"
         )
     return (
-        f"For the device to be the limit, take {more}, or remove an item's CPU work of {say_seconds(f['item_cpu_s'])} "
+        f"For the device to be the limit, take {more}, or remove an item's CPU work of "
+        f"{show(f['item_cpu_s'], 'seconds')} "
         f"(decode and pre-process once and offline): computing alone keeps the {f['cores']} cores here busy"
     )
 
@@ -58,8 +61,10 @@ def _shorten_waits(f: _Figures) -> str:
     workers = f" with {f['workers']} workers" if f["workers"] > 1 else ""
     more = f", or let about {f['workers_needed']} workers wait at the same time" if f["workers_needed"] else ""
     return (
-        f"For the device to be the limit, let an item wait less: at most {say_seconds(f['needed_s'])}{workers} instead "
-        f"of {say_seconds(f['item_s'])} (shards read in one piece, larger sequential reads, local or faster storage)"
+        f"For the device to be the limit, let an item wait less: at most "
+        f"{show(f['needed_s'], 'seconds')}{workers} instead "
+        f"of {show(f['item_s'], 'seconds')} (shards read in one piece, larger sequential reads, local or faster "
+        f"storage)"
         f"{more}"
     )
 
@@ -70,11 +75,11 @@ def _device_ceiling(f: _Figures) -> str:
 
 
 def _one_thread_basis(f: _Figures) -> str:
-    allowed = f"{say_rate(f['allowed_samples_per_s'])} on {f['cores']} cores"
-    basis = f"an item's CPU time of {say_seconds(f['item_cpu_s'])} allows {allowed}"
+    allowed = f"{show(f['allowed_samples_per_s'], 'rate')} on {f['cores']} cores"
+    basis = f"an item's CPU time of {show(f['item_cpu_s'], 'seconds')} allows {allowed}"
     today = f["loader_samples_per_s"]
     return f"{basis}, and the " + (
-        "device's ceiling" if today is None else f"loader alone reaches {say_rate(today)} today"
+        "device's ceiling" if today is None else f"loader alone reaches {show(today, 'rate')} today"
     )
 
 
@@ -96,14 +101,16 @@ def _avoid_synchronisation(f: _Figures) -> str:
 
 
 def _item_size(f: _Figures) -> str:
-    return "" if f["item_bytes"] is None else f" (an item has {say_bytes(f['item_bytes'])} now)"
+    return "" if f["item_bytes"] is None else f" (an item has {show(f['item_bytes'], 'bytes')} now)"
 
 
 def _copy_uint8_basis(f: _Figures) -> str:
     share = f["float32_fraction"]
-    known = "at most, if all of it were float32" if share is None else f"{say_share(share)} of the bytes are float32"
+    known = (
+        "at most, if all of it were float32" if share is None else f"{show(share, 'share')} of the bytes are float32"
+    )
     return _at_best(
-        f, f"at best, a quarter is left of float32, and copies take {say_share(f['share'])} of the time; {known}"
+        f, f"at best, a quarter is left of float32, and copies take {show(f['share'], 'share')} of the time; {known}"
     )
 
 
@@ -111,7 +118,7 @@ def _make_step_cheaper(f: _Figures) -> str:
     said = "Make a step cheaper: fused operations (torch.compile), fewer operations per sample, or a faster device"
     if f["most_gain"] is None:
         return said
-    most = say_gain(f["most_gain"])
+    most = show(f["most_gain"], "gain")
     return f"{said}; on this device the same arithmetic at the rate of a large matrix product would give at most {most}"
 
 
@@ -125,15 +132,15 @@ def _at_best(f: _Figures, basis: str) -> str:
     if "loader_samples_per_s" not in f:
         return basis
     first = ", which has to increase first" if f["is_loader_first"] else ""
-    return f"{basis}; the loader alone reaches {say_rate(f['loader_samples_per_s'])}{first}"
+    return f"{basis}; the loader alone reaches {show(f['loader_samples_per_s'], 'rate')}{first}"
 
 
 def _gone(what: str) -> Wording:
-    return lambda f: _at_best(f, f"at best, the {say_share(f['share'])} of the time {what} is saved")
+    return lambda f: _at_best(f, f"at best, the {show(f['share'], 'share')} of the time {what} is saved")
 
 
 def _half_left(what: str) -> Wording:
-    return lambda f: _at_best(f, f"at best, half of the bytes are left; {what} {say_share(f['share'])} of the time")
+    return lambda f: _at_best(f, f"at best, half of the bytes are left; {what} {show(f['share'], 'share')} of the time")
 
 
 ADVICE: dict[str, Wording] = {
@@ -163,8 +170,8 @@ ADVICE: dict[str, Wording] = {
     "one_thread_per_worker_basis": _one_thread_basis,
     "cache_items": lambda f: (
         f"Keep the items in RAM, if they are the same in every epoch: {f['items']:,} items of "
-        f"{say_bytes(f['item_bytes'])} take {say_bytes(f['items'] * f['item_bytes'])}, and "
-        f"{say_bytes(f['free_bytes'])} are free"
+        f"{show(f['item_bytes'], 'bytes')} take {show(f['items'] * f['item_bytes'], 'bytes')}, and "
+        f"{show(f['free_bytes'], 'bytes')} are free"
     ),
     "cache_items_basis": "a batch then costs its collating ({collate_s:seconds}) and the device's own time",
     "fuse_operations": _fuse_operations,

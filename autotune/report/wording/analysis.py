@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.phrasing import say_mib
 from autotune.report.wording.template import Wording
+from autotune.report.wording.units import show
 
 __all__ = ["ANALYSIS"]
 
 
 def _with_measured(sentence: str) -> Wording:
     def say(figures: Mapping[str, Any]) -> str:
-        measured = f"measured peak: {say_mib(figures['peak_bytes'])}"
+        measured = f"measured peak: {show(figures['peak_bytes'], 'bytes')}"
         if figures["predicted_bytes"] is not None:
-            predicted, error = say_mib(figures["predicted_bytes"]), say_mib(figures["error_bytes"])
+            predicted, error = show(figures["predicted_bytes"], "bytes"), show(figures["error_bytes"], "bytes")
             measured += f"; predicted from other batches: {predicted} ± {error}"
-        fits = sentence.format(batch=figures["micro_batch_size"], limit=say_mib(figures["limit_bytes"]))
+        fits = sentence.format(batch=figures["micro_batch_size"], limit=show(figures["limit_bytes"], "bytes"))
         return f"{fits} ({measured})."
 
     return say

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.phrasing import say_bytes, say_share
 from autotune.records.conditions import ThrottleReason
 from autotune.report.wording.template import Wording
+from autotune.report.wording.units import format_bytes, format_fraction
 
 __all__ = ["DEVICES", "THROTTLE_REASONS"]
 
@@ -26,11 +26,11 @@ def _clock_lowered(figures: Mapping[str, Any]) -> str:
 
 
 def _others_on_device(figures: Mapping[str, Any]) -> str:
-    held = say_bytes(figures["held_bytes"])
+    held = format_bytes(figures["held_bytes"])
     sentence = f"Before the first trial other processes held {held} of the device's memory, which counts in every peak"
     if figures["busy_fraction"] is None:
         return f"{sentence}."
-    busy = say_share(figures["busy_fraction"])
+    busy = format_fraction(figures["busy_fraction"])
     return f"{sentence}, and kept it busy for {busy} of the time: rates are lower than on a device of its own."
 
 

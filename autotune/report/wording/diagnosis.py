@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from autotune.phrasing import say_bytes, say_rate, say_seconds, say_settings, say_share
 from autotune.records.diagnosis import Bottleneck
 from autotune.report.wording.template import Wording
+from autotune.report.wording.units import show
 
 __all__ = ["BOTTLENECKS", "DIAGNOSIS", "say_computing"]
 
@@ -38,7 +38,7 @@ def _capitalised(text: str) -> str:
 
 
 def _healthy(f: _Figures) -> str:
-    head = f"Healthy: the device computes {say_share(f['share'])} of the time"
+    head = f"Healthy: the device computes {show(f['share'], 'share')} of the time"
     gain = f["least_gain"]
     return (
         f"{head}. {_NOT_MEASURED}" if gain is None else f"{head}, and nothing measured here gives {100 * gain:.0f} %."
@@ -46,10 +46,10 @@ def _healthy(f: _Figures) -> str:
 
 
 def _bottleneck(f: _Figures) -> str:
-    head = f"{_capitalised(BOTTLENECKS[f['bottleneck']])} ({say_share(f['share'])} of the time)"
+    head = f"{_capitalised(BOTTLENECKS[f['bottleneck']])} ({show(f['share'], 'share')} of the time)"
     if "second" not in f:
         return f"{head}."
-    return f"{head}, but also {BOTTLENECKS[f['second']]} ({say_share(f['second_share'])})."
+    return f"{head}, but also {BOTTLENECKS[f['second']]} ({show(f['second_share'], 'share')})."
 
 
 _HEADLINE: dict[str, Wording] = {
@@ -65,22 +65,22 @@ _HEADLINE: dict[str, Wording] = {
 
 
 def _waiting(f: _Figures) -> str:
-    return f"{say_share(f['waiting_fraction'])} of the time is spent waiting for data"
+    return f"{show(f['waiting_fraction'], 'share')} of the time is spent waiting for data"
 
 
 def _item(f: _Figures) -> str:
-    return f"an item takes {say_seconds(f['item_s'])}, {say_share(f['cpu_fraction'])} of it CPU time"
+    return f"an item takes {show(f['item_s'], 'seconds')}, {show(f['cpu_fraction'], 'share')} of it CPU time"
 
 
 def _data_cpu(f: _Figures) -> str:
     if "item_s" not in f:
         return f"{_waiting(f)}; what an item costs was not measured"
-    return f"{_waiting(f)}: {_item(f)}; collating a batch takes {say_seconds(f['collate_s'])}"
+    return f"{_waiting(f)}: {_item(f)}; collating a batch takes {show(f['collate_s'], 'seconds')}"
 
 
 def _data_io(f: _Figures) -> str:
     read = f["disk_bytes_per_item"]
-    return f"{_waiting(f)}: {_item(f)}" + (f", and reads {say_bytes(read)} from the disk" if read else "")
+    return f"{_waiting(f)}: {_item(f)}" + (f", and reads {show(read, 'bytes')} from the disk" if read else "")
 
 
 def _threads(f: _Figures) -> str:
@@ -88,7 +88,7 @@ def _threads(f: _Figures) -> str:
     if "waiting_fraction" in f:
         wanted = f["loader_processes"] * f["cores_per_item"]
         parts.append(
-            f"{_waiting(f)}: an item keeps {f['cores_per_item']:.1f} cores busy for {say_seconds(f['item_s'])}, "
+            f"{_waiting(f)}: an item keeps {f['cores_per_item']:.1f} cores busy for {show(f['item_s'], 'seconds')}, "
             "in the threads of a library (OpenCV, NumPy) or in processes that it starts; "
             f"{f['loader_processes']} loader processes at once would keep {wanted:.1f} busy, but there are {f['cores']}"
         )
@@ -96,43 +96,43 @@ def _threads(f: _Figures) -> str:
         parts.append(
             f"{f['threads']} threads and {f['num_workers']} loader workers share {f['cores']} cores: computing is "
             f"{f['slowdown']:.1f} times slower in the loop than on the device alone "
-            f"({say_rate(f['device_samples_per_s'])})"
+            f"({show(f['device_samples_per_s'], 'rate')})"
         )
     return "; ".join(parts)
 
 
 def _restart(f: _Figures) -> str:
-    said = f"restarting the loader takes {say_share(f['share'])} of the time"
+    said = f"restarting the loader takes {show(f['share'], 'share')} of the time"
     if f["epoch_s"] is None:
         return said
-    return f"{said}: {say_seconds(f['share'] * f['epoch_s'])} in each epoch of {say_seconds(f['epoch_s'])}"
+    return f"{said}: {show(f['share'] * f['epoch_s'], 'seconds')} in each epoch of {show(f['epoch_s'], 'seconds')}"
 
 
 def _launch(f: _Figures) -> str:
     if "operators" not in f:
-        return f"{say_share(f['share'])} of the time passes between operations"
+        return f"{show(f['share'], 'share')} of the time passes between operations"
     return (
-        f"a batch takes {f['operators']:,} operators of {say_seconds(f['operator_s'])} each, and "
-        f"{say_share(f['fixed_fraction'])} of its time does not depend on the batch size"
+        f"a batch takes {f['operators']:,} operators of {show(f['operator_s'], 'seconds')} each, and "
+        f"{show(f['fixed_fraction'], 'share')} of its time does not depend on the batch size"
     )
 
 
 def say_computing(f: _Figures) -> str:
     """How much of the time the device computes, and how close it is to its peak."""
-    said = f"the device computes {say_share(f['share'])} of the time"
+    said = f"the device computes {show(f['share'], 'share')} of the time"
     if not f["is_measured"]:
-        said = f"{say_share(f['share'])} of the time is not spent waiting for data; the rest was not measured"
+        said = f"{show(f['share'], 'share')} of the time is not spent waiting for data; the rest was not measured"
     if f["peak_fraction"] is None:
         return said
-    return f"{said}, at {say_share(f['peak_fraction'])} of the rate of a large matrix product in the same precision"
+    return f"{said}, at {show(f['peak_fraction'], 'share')} of the rate of a large matrix product in the same precision"
 
 
 def _memory(f: _Figures) -> str:
     if "dram_fraction" in f:
-        return f"{say_share(f['dram_fraction'])} of the memory bandwidth is used while the device is busy (GPM)"
+        return f"{show(f['dram_fraction'], 'share')} of the memory bandwidth is used while the device is busy (GPM)"
     return (
-        f"a batch moves {say_bytes(f['moved_bytes'])} in {say_seconds(f['batch_s'])}; a large copy would take "
-        f"{say_seconds(f['copy_s'])}"
+        f"a batch moves {show(f['moved_bytes'], 'bytes')} in {show(f['batch_s'], 'seconds')}; a large copy would take "
+        f"{show(f['copy_s'], 'seconds')}"
     )
 
 
@@ -140,8 +140,8 @@ _EVIDENCE: dict[str, Wording] = {
     "data_cpu_evidence": _data_cpu,
     "data_io_evidence": _data_io,
     "data_tail_evidence": lambda f: (
-        f"{_waiting(f)}: {say_share(f['slow_tail_fraction'])} of the loading time goes into items over 8 times the "
-        f"median of {say_seconds(f['item_median_s'])}, up to {say_seconds(f['item_slowest_s'])}"
+        f"{_waiting(f)}: {show(f['slow_tail_fraction'], 'share')} of the loading time goes into items over 8 times the "
+        f"median of {show(f['item_median_s'], 'seconds')}, up to {show(f['item_slowest_s'], 'seconds')}"
     ),
     "threads_evidence": _threads,
     "restart_evidence": _restart,
@@ -162,7 +162,7 @@ _REMARKS: dict[str, Wording] = {
     ),
     "search_would_refuse": "A search would refuse these settings: {fault}.",
     "side_not_measured": lambda f: (
-        f"The {f['side']} alone was not measured with {say_settings(f['settings']) or _TODAY}: {f['reason']}."
+        f"The {f['side']} alone was not measured with {show(f['settings'], 'settings') or _TODAY}: {f['reason']}."
     ),
     "others_failed": "Other settings were not measured: {reason}.",
     "no_time_for_others": (

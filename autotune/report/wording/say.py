@@ -33,7 +33,7 @@ WORDINGS: dict[str, Wording] = {
 
 
 def say(note: Note | str) -> str:
-    """The sentence of a note; of an unknown code, which another version has stored, code and figures."""
+    """The sentence of a note; code and figures where the code is unknown, since another version has stored it."""
     if isinstance(note, str):
         return note
     wording = WORDINGS.get(note.code)

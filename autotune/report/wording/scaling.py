@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from autotune.diagnosis.scaling_bottlenecks import Cause
-from autotune.phrasing import say_bytes, say_rate, say_seconds, say_settings, say_share
 from autotune.report.wording.template import Wording
+from autotune.report.wording.units import show
 
 __all__ = ["CAUSES", "SCALING"]
 
@@ -34,15 +34,15 @@ def _members(f: _Figures) -> str:
 
 
 def _slower(f: _Figures) -> str:
-    return f"alone, a rank's device reaches {say_share(f['reached_fraction'])} of the rate of a single device"
+    return f"alone, a rank's device reaches {show(f['reached_fraction'], 'share')} of the rate of a single device"
 
 
 def _group_loader(f: _Figures) -> str:
     is_single = f["loader_processes"] == 1
     loaders = "the loader alone reaches" if is_single else f"the loaders of the {_members(f)} together reach"
     devices = f["device_samples_per_s"]
-    said = f"{loaders} {say_rate(f['loader_samples_per_s'])}" + (
-        "" if devices is None else f", the devices {say_rate(devices)}"
+    said = f"{loaders} {show(f['loader_samples_per_s'], 'rate')}" + (
+        "" if devices is None else f", the devices {show(devices, 'rate')}"
     )
     return said if f["is_overlapped"] else f"{said}; without workers the two take turns"
 
@@ -50,19 +50,22 @@ def _group_loader(f: _Figures) -> str:
 def _communication(f: _Figures) -> str:
     if "reached_fraction" in f:
         return (
-            f"with batches on the devices, {_members(f)} under DataParallel reach {say_share(f['reached_fraction'])} "
+            f"with batches on the devices, {_members(f)} under DataParallel reach "
+            f"{show(f['reached_fraction'], 'share')} "
             f"of {f['world_size']} times the rate of a single device: each step copies the model to all of them and "
             "gathers their outputs"
         )
     return (
-        f"exchanging {say_bytes(f['bytes_exchanged'])} of gradients makes a step {say_seconds(f['exposed_s'])} longer "
-        f"({say_share(f['exposed_fraction'])} of it), and {say_share(f['hidden_fraction'])} of the exchange is hidden "
+        f"exchanging {show(f['bytes_exchanged'], 'bytes')} of gradients makes a step "
+        f"{show(f['exposed_s'], 'seconds')} longer "
+        f"({show(f['exposed_fraction'], 'share')} of it), and {show(f['hidden_fraction'], 'share')} of the "
+        f"exchange is hidden "
         "behind the backward pass"
     )
 
 
 def _uneven_rank(f: _Figures) -> str:
-    share = say_share(f["fraction"])
+    share = show(f["fraction"], "share")
     return f"rank {f['rank']} ({f['device']}): its {f['side']} alone gives {share} of what the others' do"
 
 
@@ -79,7 +82,7 @@ SCALING: dict[str, Wording] = {
     "small_batch_evidence": lambda f: (
         f"with batches of {f['micro_batch_size']}, {_slower(f)} with {f['single_batch_size']}"
     ),
-    "settings_evidence": lambda f: f"{_slower(f)} with {say_settings(f['settings'])}",
+    "settings_evidence": lambda f: f"{_slower(f)} with {show(f['settings'], 'settings')}",
     "shared_machine_evidence": _shared_machine,
     "try_ddp": (
         "Let the search try strategy ddp, which no trial had: a process for each device, which exchange only gradients"
@@ -97,7 +100,7 @@ SCALING: dict[str, Wording] = {
         "too (check that the loss still falls as before)"
     ),
     "compress_gradients_basis": "the exchange alone takes {exchange_s:seconds}, {exposed_s:seconds} of it not hidden",
-    "more_workers": lambda f: f"Set {say_settings(f['settings'])}{' for each rank' if f['ranks'] > 1 else ''}",
+    "more_workers": lambda f: f"Set {show(f['settings'], 'settings')}{' for each rank' if f['ranks'] > 1 else ''}",
     "more_workers_basis": (
         "today {loader_processes} loader processes on {cores} cores reach {loader_samples_per_s:rate} together"
     ),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.phrasing import say_mib
 from autotune.report.wording.template import Wording
+from autotune.report.wording.units import show
 from autotune.settings.environment import COMPARED
 
 __all__ = ["TUNING"]
@@ -55,10 +55,10 @@ def _stress_not_tried(figures: Mapping[str, Any]) -> str:
 def _stress_over_limit(figures: Mapping[str, Any]) -> str:
     place = _PLACES.get(figures["strategy"], "")
     more = figures["peak_bytes"] > figures["own_bytes"]
-    whole = f" {place}, that is up to {say_mib(figures['peak_bytes'])} for {_bearer(figures)}," if more else ""
+    whole = f" {place}, that is up to {show(figures['peak_bytes'], 'bytes')} for {_bearer(figures)}," if more else ""
     return (
         f"Trial {figures['trial']} is not recommended, since it failed on the largest samples: peak memory must stay "
-        f"within {say_mib(figures['limit_bytes'])}, but was {say_mib(figures['own_bytes'])}{whole} in "
+        f"within {show(figures['limit_bytes'], 'bytes')}, but was {show(figures['own_bytes'], 'bytes')}{whole} in "
         f"{figures['steps']} steps with samples of up to {figures['largest_item_bytes']:,} bytes "
         f"(median {figures['median_item_bytes']:,.0f}, of {figures['items_seen']:,} measured)"
     )
@@ -69,11 +69,11 @@ def _stress_passed(figures: Mapping[str, Any]) -> str:
     ran = f"Ran {figures['run_s']:.0f} s more" + (f" {place}" if place else "")
     steps, items = figures["steps"], figures["items_seen"]
     what = f"on the largest of {items:,} samples measured" if figures["has_largest_samples"] else f"({steps} steps)"
-    limit = say_mib(figures["limit_bytes"])
-    peak = f"{say_mib(figures['own_bytes'])} of {limit}"
+    limit = show(figures["limit_bytes"], "bytes")
+    peak = f"{show(figures['own_bytes'], 'bytes')} of {limit}"
     if figures["peak_bytes"] > figures["own_bytes"]:
-        whole = say_mib(figures["peak_bytes"])
-        peak = f"{say_mib(figures['own_bytes'])}, that is up to {whole} of {limit} for {_bearer(figures)}"
+        whole = show(figures["peak_bytes"], "bytes")
+        peak = f"{show(figures['own_bytes'], 'bytes')}, that is up to {whole} of {limit} for {_bearer(figures)}"
     return f"{ran} {what}: peak {peak}."
 
 
@@ -85,7 +85,7 @@ def _bearer(figures: Mapping[str, Any]) -> str:
     """Which ranks take the memory: "2 ranks with 64 MiB of gradient buckets each"."""
     ranks, buckets = figures["ranks"], figures["bucket_bytes"]
     who, each = ("a rank", "") if ranks == 1 else (f"{ranks} ranks", " each")
-    return f"{who} with {say_mib(buckets)} of gradient buckets{each}" if buckets else who
+    return f"{who} with {show(buckets, 'bytes')} of gradient buckets{each}" if buckets else who
 
 
 def _confirmed(figures: Mapping[str, Any]) -> str:

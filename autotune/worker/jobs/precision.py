@@ -1,7 +1,7 @@
 """The precision check: some 20 optimizer steps of a candidate compared to float32, from the same start.
 
-Takes a PrecisionJob whose configuration carries the candidate's precision and the batch to compare on; hands on GuardFigures,
-for `records.precision_check` to judge. The model is built once, and every run begins from the same weights, seeds and
+Takes a PrecisionJob, whose configuration has the candidate's precision and batch; hands on GuardFigures, for
+`records.precision_check` to judge. The model is built once, and every run begins from the same weights, seeds and
 batches.
 """
 

@@ -9,13 +9,14 @@ import matplotlib as mpl
 import pytest
 
 from autotune.report.plots.drawing import draw
-from autotune.report.plots.plots import Mark, Plot, list_plots
+from autotune.report.plots.plots import Mark, Plot
 from tests.report.conftest import make_rich_summary
+from tests.report.forms import plots_of
 
 
 @pytest.fixture(scope="module")
 def drawn() -> dict[str, str]:
-    return {plot.name: draw(plot) for plot in list_plots(make_rich_summary())}
+    return {plot.name: draw(plot) for plot in plots_of(make_rich_summary())}
 
 
 def test_a_plot_is_one_element_with_a_name_for_screen_readers(drawn: dict[str, str]) -> None:
@@ -47,13 +48,13 @@ def test_ids_are_unique_over_all_plots_and_every_reference_is_met(drawn: dict[st
 
 
 def test_the_same_plot_is_the_same_text_and_holds_no_date() -> None:
-    plot = list_plots(make_rich_summary())[0]
+    plot = plots_of(make_rich_summary())[0]
     assert draw(plot) == draw(plot)
     assert "<dc:date>" not in draw(plot)
 
 
 def test_a_users_own_style_neither_shows_nor_changes(drawn: dict[str, str]) -> None:
-    plot = list_plots(make_rich_summary())[0]
+    plot = plots_of(make_rich_summary())[0]
     with mpl.rc_context({"font.size": 31, "axes.grid": False, "lines.linewidth": 9}):
         before = dict(mpl.rcParams)
         assert draw(plot) == drawn[plot.name]

@@ -6,15 +6,15 @@ from autotune.records.breakdown import PARTS, Part
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import TrialRecord
 from autotune.report.blocks import Paragraph, Table, TimeBar, TimeBars
-from autotune.report.formatting import NO_VALUE, format_bytes, format_rate
-from autotune.report.plots.plots import list_plots
 from autotune.report.plots.tables import bar_table, plot_blocks
+from autotune.report.wording.units import NO_VALUE, format_bytes, format_rate
 from tests.report.conftest import BASELINE, FAST, make_measurement, make_rich_summary, make_summary, make_trial
+from tests.report.forms import plots_of
 
 
 def table_of(summary: RunSummary, name: str) -> tuple[Table, str]:
     """A plot's table, and the words below it."""
-    (plot,) = (plot for plot in list_plots(summary) if plot.name == name)
+    (plot,) = (plot for plot in plots_of(summary) if plot.name == name)
     table, words = plot_blocks(plot)
     assert isinstance(table, Table)
     assert isinstance(words, Paragraph)
@@ -98,7 +98,7 @@ def test_memory_is_the_highest_measured_beside_what_the_fitted_line_says() -> No
     )
     assert table.rows[0][1:3] == ("3.00 GiB", "2.10 GiB")
     assert table.rows[-1][:3] == ("256", NO_VALUE, "16.9 GiB (over the limit)")
-    (plot,) = (plot for plot in list_plots(summary) if plot.name == "memory")
+    (plot,) = (plot for plot in plots_of(summary) if plot.name == "memory")
     at_batch = {x: (y, error) for x, y, error in plot.trends[0].points}
     said = (" ± ".join(format_bytes(round(value * 2**30)) for value in at_batch[batch]) for batch in (32, 128, 256))
     assert [row[3] for row in table.rows] == list(said)
@@ -114,7 +114,7 @@ def test_a_line_says_nothing_of_batches_beyond_its_own() -> None:
 
 def test_a_limit_far_above_is_said_as_well() -> None:
     _, words = table_of(make_summary(limit_bytes=10**15), "memory")
-    assert "The limit of 931,323 GiB lies far above." in words
+    assert "The limit of 931,323 GiB is far above." in words
     assert "Limit:" not in words
 
 
@@ -155,5 +155,5 @@ def test_a_long_history_keeps_its_ends_and_each_new_best_and_says_what_is_left_o
 
 
 def test_a_short_table_is_whole_and_does_not_say_so() -> None:
-    for plot in list_plots(make_rich_summary()):
+    for plot in plots_of(make_rich_summary()):
         assert "rows are shown" not in table_of(make_rich_summary(), plot.name)[1]

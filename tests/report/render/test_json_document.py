@@ -7,9 +7,9 @@ from pathlib import Path
 
 from autotune.records.recommendation import Ratio
 from autotune.records.run_summary import RunSummary
-from autotune.report.render.json_document import summary_json
 from autotune.settings.training_config import TrainingConfig
 from tests.report.conftest import make_group_summary, make_recommendation, make_summary, make_variants
+from tests.report.forms import as_json
 
 KEYS = [
     "format",
@@ -28,6 +28,7 @@ KEYS = [
     "lr_advice",
     "device_remarks",
     "notes",
+    "note_codes",
     "stopped_because",
     "wall_s",
     "files",
@@ -38,13 +39,13 @@ KEYS = [
 
 
 def test_the_keys_are_the_same_for_every_verdict(any_summary: RunSummary, tmp_path: Path) -> None:
-    document = json.loads(summary_json(any_summary, tmp_path))
+    document = json.loads(as_json(any_summary, tmp_path))
     assert list(document) == KEYS
     assert document["format"] == 1
 
 
 def test_the_best_settings_make_a_training_config_again(tmp_path: Path) -> None:
-    best = json.loads(summary_json(make_summary(), tmp_path))["best"]
+    best = json.loads(as_json(make_summary(), tmp_path))["best"]
     assert TrainingConfig.model_validate(best["settings"]) == make_recommendation().config
     assert best["global_batch_size"] == 128
     assert best["figures"]["is_confirmed"]
@@ -52,14 +53,14 @@ def test_the_best_settings_make_a_training_config_again(tmp_path: Path) -> None:
 
 
 def test_each_ranks_figures_are_in_the_document(tmp_path: Path) -> None:
-    best = json.loads(summary_json(make_group_summary(), tmp_path))["best"]
+    best = json.loads(as_json(make_group_summary(), tmp_path))["best"]
     assert (best["settings"]["strategy"], best["global_batch_size"]) == ("ddp", 256)
     assert [rank["device"] for rank in best["figures"]["ranks"]] == ["cuda:0", "cuda:1"]
     assert best["figures"]["communication"]["bytes_exchanged"] == 22 * 2**20
 
 
 def test_nothing_feasible_has_no_best(tmp_path: Path) -> None:
-    document = json.loads(summary_json(make_variants()["nothing_feasible"], tmp_path))
+    document = json.loads(as_json(make_variants()["nothing_feasible"], tmp_path))
     assert document["verdict"] == "nothing_feasible"
     assert document["best"] is None
     assert document["outcomes"]["over_memory"] == 3
@@ -67,11 +68,11 @@ def test_nothing_feasible_has_no_best(tmp_path: Path) -> None:
 
 def test_an_infinite_end_is_the_text_infinity(tmp_path: Path) -> None:
     recommendation = make_recommendation(speedup=Ratio(value=2.0, low=0.0, high=float("inf")))
-    text = summary_json(make_summary(recommendation=recommendation), tmp_path)
+    text = as_json(make_summary(recommendation=recommendation), tmp_path)
     assert json.loads(text)["speedup"] == {"value": 2.0, "low": 0.0, "high": "Infinity"}
 
 
 def test_files_that_are_there_are_given_by_absolute_path(tmp_path: Path) -> None:
     (tmp_path / "recommended.yaml").touch()
-    files = json.loads(summary_json(make_summary(), tmp_path))["files"]
+    files = json.loads(as_json(make_summary(), tmp_path))["files"]
     assert files == {"recommended.yaml": str(tmp_path / "recommended.yaml")}

@@ -10,9 +10,6 @@ from autotune.note import note
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import Failure
 from autotune.report.blocks import Figure, Shares
-from autotune.report.plots.plots import list_plots
-from autotune.report.render.markdown import render_markdown
-from autotune.report.sections.assembly import list_sections
 from tests.report.conftest import (
     FAST,
     LIMIT,
@@ -27,6 +24,7 @@ from tests.report.conftest import (
     make_summary,
     make_trial,
 )
+from tests.report.forms import as_markdown, report_of
 
 ATTACK = (
     '"><script>alert(1)</script> | [x](javascript:alert(2)) `code` **b** \x1b[31mred\x1b[0m </td>\n# title\n| a | b |'
@@ -46,24 +44,23 @@ def cells_of(row: str) -> list[str]:
 
 
 def test_every_verdict_renders(any_summary: RunSummary, tmp_path: Path) -> None:
-    text = render_markdown(any_summary, tmp_path)
+    text = as_markdown(any_summary, tmp_path)
     assert text.startswith("# autotune: resnet \\| \\[quick\\]\n")
     assert text.endswith("\n")
 
 
 def test_every_title_of_the_page_is_in_the_markdown(any_summary: RunSummary, tmp_path: Path) -> None:
-    lines = render_markdown(any_summary, tmp_path).splitlines()
-    plots = {plot.name: plot for plot in list_plots(any_summary)}
-    sections = list_sections(any_summary, tmp_path, own_file="report.md", drawn=plots)
+    lines = as_markdown(any_summary, tmp_path).splitlines()
+    sections = report_of(any_summary, tmp_path).sections
     assert [line[3:] for line in lines if line.startswith("## ")] == [section.title for section in sections]
     blocks = [block for section in sections for block in section.blocks if isinstance(block, Figure | Shares)]
-    titles = [plots[block.name].title if isinstance(block, Figure) else block.title for block in blocks]
+    titles = [block.plot.title if isinstance(block, Figure) else block.title for block in blocks]
     assert {"Throughput against batch size", "Memory against batch size", "Score of each trial"} <= set(titles)
     assert [line[4:] for line in lines if line.startswith("### ")] == titles
 
 
 def test_bars_compare_where_the_time_goes_before_and_after(tmp_path: Path) -> None:
-    rows = [cells_of(row) for row in table_after(render_markdown(make_rich_summary(), tmp_path), "Where the time goes")]
+    rows = [cells_of(row) for row in table_after(as_markdown(make_rich_summary(), tmp_path), "Where the time goes")]
     assert rows[0] == ["", "baseline", "recommended"]
     whole, wait, copying, computing = rows[2:6]
     shorter = round(30 * 5100 / 12300)
@@ -74,7 +71,7 @@ def test_bars_compare_where_the_time_goes_before_and_after(tmp_path: Path) -> No
 
 
 def test_what_each_plot_shows_stands_in_a_table(tmp_path: Path) -> None:
-    text = render_markdown(make_summary(), tmp_path)
+    text = as_markdown(make_summary(), tmp_path)
     rows = [cells_of(row) for row in table_after(text, "Throughput against batch size", level=3)]
     assert ["32", "5,123", "9,876", "5", "0", "3"] in rows
     assert ["256", "–", "12,501 (over the limit)", "3", "2", "1"] in rows  # noqa: RUF001 - NO_VALUE
@@ -89,7 +86,7 @@ def test_what_each_plot_shows_stands_in_a_table(tmp_path: Path) -> None:
 
 
 def test_settings_by_importance_have_their_shares(tmp_path: Path) -> None:
-    rows = table_after(render_markdown(make_rich_summary(), tmp_path), "Settings by importance", level=3)
+    rows = table_after(as_markdown(make_rich_summary(), tmp_path), "Settings by importance", level=3)
     assert [cells_of(row) for row in rows[2:]] == [["num\\_workers", "70 %"], ["micro\\_batch\\_size", "30 %"]]
 
 
@@ -100,22 +97,22 @@ def test_no_text_of_a_user_is_obeyed_anywhere(tmp_path: Path) -> None:
     hostile = {"name": ATTACK, "notes": (ATTACK,), "memory_source": ATTACK, "stopped_because": ATTACK}
     more = {"environment": environment, "importances": {ATTACK: 0.5}, "facts": make_facts(step_source=ATTACK)}
     trials = (*rich.trials, make_trial(11, FAST, "crashed", **crash))
-    text = render_markdown(rich.model_copy(update={**hostile, **more, "trials": trials}), tmp_path)
+    text = as_markdown(rich.model_copy(update={**hostile, **more, "trials": trials}), tmp_path)
     assert text.count("alert(1)") >= 10
     plain = re.sub(r"^(`{3,})text\n.*?\n\1$", "", text, flags=re.MULTILINE | re.DOTALL)  # tracebacks stand in fences
     assert not re.findall(r"(?<!\\)[<>`\[]", plain)
     assert re.findall(r"^#+ \S+", text, flags=re.MULTILINE) == re.findall(
-        r"^#+ \S+", render_markdown(rich.model_copy(update={"importances": {"x": 0.5}}), tmp_path), flags=re.MULTILINE
+        r"^#+ \S+", as_markdown(rich.model_copy(update={"importances": {"x": 0.5}}), tmp_path), flags=re.MULTILINE
     )
 
 
 def test_every_trial_has_a_row(tmp_path: Path) -> None:
-    rows = table_after(render_markdown(make_summary(), tmp_path), "Trials")[2:]
+    rows = table_after(as_markdown(make_summary(), tmp_path), "Trials")[2:]
     assert [row.split("|")[1].strip() for row in rows] == [str(trial.number) for trial in make_summary().trials]
 
 
 def test_every_row_of_a_table_has_as_many_cells_as_its_head(any_summary: RunSummary, tmp_path: Path) -> None:
-    blocks = re.findall(r"(?:^\|.*\|\n)+", render_markdown(any_summary, tmp_path), flags=re.MULTILINE)
+    blocks = re.findall(r"(?:^\|.*\|\n)+", as_markdown(any_summary, tmp_path), flags=re.MULTILINE)
     assert blocks
     for block in blocks:
         counts = {len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}
@@ -123,13 +120,13 @@ def test_every_row_of_a_table_has_as_many_cells_as_its_head(any_summary: RunSumm
 
 
 def test_foreign_text_is_escaped(tmp_path: Path) -> None:
-    text = render_markdown(make_summary(), tmp_path)
+    text = as_markdown(make_summary(), tmp_path)
     assert r"\[red\](3, 4)\[/red\] \| want \`x\` not \<b\>this\</b\>" in text
     assert "\x1b" not in text
 
 
 def test_a_tracebacks_fence_is_longer_than_any_inside(tmp_path: Path) -> None:
-    text = render_markdown(make_summary(), tmp_path)
+    text = as_markdown(make_summary(), tmp_path)
     assert f"````text\n{TRACEBACK}\n````\n" in text
 
 
@@ -140,22 +137,22 @@ def test_each_round_of_the_confirmation_stands_raw_and_a_failed_one_is_told(tmp_
     broken = make_confirmation(7, first.config, 100.0)
     broken = broken.model_copy(update={"rounds": (make_measurement(77.0), None)})
     recommendation = make_recommendation(confirmations=(first, *rest, broken))
-    rows = table_after(render_markdown(make_summary(recommendation=recommendation), tmp_path), "Confirmation")[2:]
+    rows = table_after(as_markdown(make_summary(recommendation=recommendation), tmp_path), "Confirmation")[2:]
     assert len(rows) == 11
     assert [row for row in rows if "failed" in row and "| 2 | 7 |" in row]
 
 
 def test_machine_versions_and_seed_are_told(tmp_path: Path) -> None:
-    text = render_markdown(make_summary(seed=17), tmp_path)
+    text = as_markdown(make_summary(seed=17), tmp_path)
     for said in ("NVIDIA H200", "570.86.15", "optuna 5.0.0", "| seed | 17 |", "| autotune | 0.1.0 |"):
         assert said in text
 
 
 def test_a_memory_line_is_not_followed_far_beyond_what_was_measured(tmp_path: Path) -> None:
-    (row,) = table_after(render_markdown(make_summary(), tmp_path), "Memory", head="precision")[2:]
+    (row,) = table_after(as_markdown(make_summary(), tmp_path), "Memory", head="precision")[2:]
     (line,) = memory_lines(make_summary().trials, num_workers=None)
     assert row.split(" | ")[-1] == f"{line.largest_batch(LIMIT)} |"
-    (row,) = table_after(render_markdown(make_summary(limit_bytes=10**15), tmp_path), "Memory", head="precision")[2:]
+    (row,) = table_after(as_markdown(make_summary(limit_bytes=10**15), tmp_path), "Memory", head="precision")[2:]
     assert row.split(" | ")[-1] == "over 1,024 |"
 
 
@@ -165,6 +162,6 @@ def test_what_makes_the_precision_guard_less_than_it_seems_is_said_once(tmp_path
     figures = make_guard().model_copy(update={"remarks": (said,)})
     results = [one.result.model_copy(update={"guard": figures}) for one in summary.trials]
     trials = [one.model_copy(update={"result": new}) for one, new in zip(summary.trials, results, strict=True)]
-    text = render_markdown(summary.model_copy(update={"trials": tuple(trials)}), tmp_path)
-    assert text.count("OVERRIDE=1 is set, but") == 1
-    assert "is set, but" not in render_markdown(summary, tmp_path)
+    text = as_markdown(summary.model_copy(update={"trials": tuple(trials)}), tmp_path)
+    assert text.count("OVERRIDE=1 is set, for one.") == 1
+    assert "is set, for one." not in as_markdown(summary, tmp_path)

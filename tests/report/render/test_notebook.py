@@ -6,22 +6,23 @@ from pathlib import Path
 
 import autotune
 from autotune.records.run_summary import RunSummary
-from autotune.report.render.notebook import render_diagnosis_notebook, render_notebook
+from autotune.report.render.notebook import render_diagnosis_notebook
 from autotune.testing import FakeLauncher
 from tests.report.conftest import make_rich_summary
+from tests.report.forms import as_notebook
 from tests.report.render.test_html import ATTACK, Reader
 
 
 def test_every_verdict_is_a_well_formed_fragment(any_summary: RunSummary, tmp_path: Path) -> None:
-    reader = Reader(render_notebook(any_summary, tmp_path))
+    reader = Reader(as_notebook(any_summary, tmp_path))
     assert reader.tags[0] == "div"
     assert reader.tags.count("table") == 2
 
 
-def test_it_tells_headline_standing_and_every_trial(tmp_path: Path) -> None:
-    text = Reader(render_notebook(make_rich_summary(), tmp_path)).text
+def test_it_tells_headline_headroom_and_every_trial(tmp_path: Path) -> None:
+    text = Reader(as_notebook(make_rich_summary(), tmp_path)).text
     assert "2.41 times as fast as your configuration" in text
-    assert "the loader is what holds it" in text
+    assert "the loader is the bottleneck" in text
     assert "out of memory" in text
     assert "Busy: share of time with a kernel running (NVML). baseline: two sources disagree by 19 points" in text
 
@@ -40,6 +41,6 @@ def test_a_diagnosis_shows_its_answer_its_advice_and_where_the_time_goes() -> No
 
 def test_its_styles_are_inline_and_foreign_text_is_never_obeyed(tmp_path: Path) -> None:
     summary = make_rich_summary(stopped_because=ATTACK, memory_source=ATTACK)
-    reader = Reader(render_notebook(summary, tmp_path))
+    reader = Reader(as_notebook(summary, tmp_path))
     assert not {"script", "img", "style", "link"} & set(reader.tags)
     assert not [name for name, _ in reader.attributes if name.startswith("on")]

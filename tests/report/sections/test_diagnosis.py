@@ -175,7 +175,7 @@ def test_several_ranks_and_their_exchange_are_shown() -> None:
     ranks = (make_rank(0), make_rank(1, device_ceiling=6_400.0))
     diagnosis = with_measurement(diagnosis_of(analytic_cost), ranks=ranks, communication=TALK)
     text = " ".join(printed(diagnosis).split())
-    assert "exchange talking to the other ranks makes a step 2.5 ms longer (20 % of it)" in text
+    assert "exchange exchanging gradients makes a step 2.5 ms longer (20 % of it)" in text
     assert "Rank 1 (cuda:1) is uneven: its device alone gives 50" in text
     assert "Each rank" in render_diagnosis(diagnosis)
     assert max(map(len, printed(diagnosis).splitlines())) <= 80

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from autotune.analysis.memory_line import MemoryLine
 from autotune.records.run_summary import RunSummary
-from autotune.report.formatting import name_group
-from autotune.report.plots.plots import list_plots
-from autotune.report.render.markdown import render_markdown
-from autotune.report.sections.memory import lines_of_group, say_group, say_memory_line
+from autotune.report.sections import memory
+from autotune.report.wording.names import name_group
 from autotune.settings.training_config import TrainingConfig
 from tests.report.conftest import (
     BASELINE,
@@ -20,6 +19,7 @@ from tests.report.conftest import (
     make_summary,
     make_trial,
 )
+from tests.report.forms import as_markdown, plots_of
 
 GROUP = TrainingConfig(strategy="ddp", world_size=2)
 TWO = name_group("ddp", 2)
@@ -36,6 +36,18 @@ def made(peaks: Mapping[TrainingConfig, float], *, kind: str = "cuda", chosen: T
     return make_summary(trials=tuple(trials), recommendation=recommendation, environment=environment)
 
 
+def lines_of_group(summary: RunSummary) -> tuple[MemoryLine, ...]:
+    return memory.lines_of_group(summary, memory.list_memory_lines(summary))
+
+
+def say_group(summary: RunSummary) -> str:
+    return memory.describe_group(lines_of_group(summary), memory.list_memory_lines(summary))
+
+
+def say_memory_line(summary: RunSummary) -> tuple[str, ...]:
+    return memory.say_memory_line(summary, memory.list_memory_lines(summary))
+
+
 def batch(size: int, config: TrainingConfig = BASELINE, workers: int = 0) -> TrainingConfig:
     return config.model_copy(update={"micro_batch_size": size, "num_workers": workers})
 
@@ -49,9 +61,9 @@ WORKERS = {batch(size, workers=own): 1 + size / 64 + own / 8 for size in (32, 64
 
 def test_the_line_of_the_recommended_devices_is_told_by_name() -> None:
     summary = made(BOTH, chosen=GROUP)
-    assert say_memory_line(summary) == (f"Memory line of float32, {TWO}: 3.00 GiB + 32.0 MiB a sample, ± 0 MiB.",)
+    assert say_memory_line(summary) == (f"Memory of float32, {TWO}: 3.00 GiB + 32.0 MiB a sample, ± 0 MiB.",)
     alone = {config: gib for config, gib in BOTH.items() if config.world_size == 1}
-    assert say_memory_line(made(alone)) == ("Memory line of float32: 1.00 GiB + 16.0 MiB a sample, ± 0 MiB.",)
+    assert say_memory_line(made(alone)) == ("Memory of float32: 1.00 GiB + 16.0 MiB a sample, ± 0 MiB.",)
     assert say_memory_line(made(alone, chosen=GROUP)) == ()
 
 
@@ -59,29 +71,27 @@ def test_lines_of_the_recommended_devices_alone_are_drawn() -> None:
     for chosen, name in ((BASELINE, "one device"), (GROUP, TWO)):
         summary = made(BOTH, chosen=chosen)
         (line,) = lines_of_group(summary)
-        (plot,) = (plot for plot in list_plots(summary) if plot.name == "memory")
+        (plot,) = (plot for plot in plots_of(summary) if plot.name == "memory")
         (trend,) = plot.trends
         assert trend.points[0][1] == line.predict_bytes(32) / 2**30
-        assert f"They are of {name} alone." in plot.caption
+        assert f"They are for {name} only." in plot.caption
     alone = {config: gib for config, gib in BOTH.items() if config.world_size == 1}
     assert say_group(made(alone)) == ""
 
 
 def test_every_line_stands_in_the_table(tmp_path: Path) -> None:
-    text = render_markdown(made(BOTH), tmp_path)
+    text = as_markdown(made(BOTH), tmp_path)
     assert "| float32, one device | 3 | 1.00 GiB | 16.0 MiB |" in text
     assert f"| float32, {TWO} | 3 | 3.00 GiB | 32.0 MiB |" in text
 
 
 def test_where_workers_are_part_of_the_peak_the_line_tells_what_each_takes(tmp_path: Path) -> None:
     summary = made(WORKERS, kind="cpu", chosen=batch(32, workers=2))
-    assert say_memory_line(summary) == (
-        "Memory line of float32: 1.00 GiB + 128 MiB a worker + 16.0 MiB a sample, ± 0 MiB.",
-    )
+    assert say_memory_line(summary) == ("Memory of float32: 1.00 GiB + 128 MiB a worker + 16.0 MiB a sample, ± 0 MiB.",)
     assert say_group(summary) == " The lines hold for 2 loader workers."
     (line,) = lines_of_group(summary)
     assert round(line.predict_bytes(64) / 2**30, 6) == 2.25
-    text = render_markdown(summary, tmp_path)
+    text = as_markdown(summary, tmp_path)
     assert "| float32 | 9 | 1.00 GiB + 128 MiB a worker | 16.0 MiB |" in text
     assert "The lines hold for 2 loader workers." in text
     assert " a worker" not in "".join(say_memory_line(made(WORKERS)))
@@ -92,10 +102,10 @@ def test_a_stress_run_in_one_process_is_told_with_what_it_comes_to_for_the_group
     assert rich.recommendation is not None
     facts = rich.facts.model_copy(update={"gradient_bytes": 2 * 2**30})
     found = rich.recommendation.model_copy(update={"config": GROUP})
-    text = render_markdown(rich.model_copy(update={"recommendation": found, "facts": facts}), tmp_path)
+    text = as_markdown(rich.model_copy(update={"recommendation": found, "facts": facts}), tmp_path)
     assert "trained for 60 steps (12 s) in one process, ordinary batches" in text
-    bearer = "a rank with 2,048 MiB of gradient buckets"
+    bearer = "a rank with 2.00 GiB of gradient buckets"
     assert f"Peak memory: 10.0 GiB, that is up to 12.0 GiB for {bearer}, within the limit of 16.0 GiB" in text
-    alone = render_markdown(rich, tmp_path)
+    alone = as_markdown(rich, tmp_path)
     assert "Peak memory: 10.0 GiB, within the limit of 16.0 GiB" in alone
     assert "trained for 60 steps (12 s), ordinary batches" in alone

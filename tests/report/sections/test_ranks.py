@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from autotune.records.run_summary import RunSummary
-from autotune.report.blocks import Bullets, Paragraph, Section, Table
-from autotune.report.formatting import NO_VALUE
-from autotune.report.render.html import render_page
-from autotune.report.render.markdown import render_markdown
-from autotune.report.sections.ranks import describe_exchange, rank_section, scaling_sections
+from autotune.report.blocks import Bullets, Paragraph, Section, Table, filled
+from autotune.report.sections import ranks as sections_of_ranks
+from autotune.report.sections.ranks import rank_section
+from autotune.report.wording.remarks import describe_exchange
+from autotune.report.wording.units import NO_VALUE
 from autotune.settings.training_config import TrainingConfig
 from tests.report.conftest import (
     BASELINE,
@@ -26,13 +26,19 @@ from tests.report.conftest import (
     make_summary,
     make_trial,
 )
+from tests.report.forms import as_markdown, as_page, columns_of, on_console
 from tests.report.render.test_html import Reader
-from tests.report.render.test_terminal import assert_fits, print_to_text, row_of
+from tests.report.render.test_terminal import assert_fits, row_of
 
 ANSWER = (
     "Yes, the second device helps: ddp × 2 trains 1.66 times as fast as one device "  # noqa: RUF001 - a times sign
-    "(95 %: 1.66 to 1.66), 83 % of 2 times. What holds it most: communication, 20 % of its time."
+    "(95 %: 1.66 to 1.66), 83 % of 2 times. Main bottleneck: communication, 20 % of its time."
 )
+
+
+def scaling_sections(summary: RunSummary) -> tuple[Section, ...]:
+    comparison = sections_of_ranks.compare(summary)
+    return filled(*sections_of_ranks.scaling_sections(comparison, summary, columns_of(summary)))
 
 
 def say_answer(summary: RunSummary) -> str:
@@ -62,14 +68,14 @@ def unconfirmed(rate: float, config: TrainingConfig = GROUP, **measured: Any) ->
 def test_the_answer_stands_with_its_interval_and_its_reason_in_every_form(tmp_path: Path) -> None:
     summary = make_group_summary()
     assert say_answer(summary) == ANSWER
-    assert ANSWER in " ".join(print_to_text(summary, tmp_path).split())
-    assert ANSWER in render_markdown(summary, tmp_path)
-    assert ANSWER in Reader(render_page(summary, tmp_path).html).text
+    assert ANSWER in " ".join(on_console(summary, tmp_path).split())
+    assert ANSWER in as_markdown(summary, tmp_path)
+    assert ANSWER in Reader(as_page(summary, tmp_path).html).text
 
 
 def test_one_device_asks_no_question(tmp_path: Path) -> None:
     assert scaling_sections(make_summary()) == ()
-    assert "Do more devices help?" not in print_to_text(make_summary(), tmp_path)
+    assert "Do more devices help?" not in on_console(make_summary(), tmp_path)
 
 
 def test_strategies_stand_side_by_side_with_efficiency_and_exchange() -> None:
@@ -89,7 +95,7 @@ def test_strategies_stand_side_by_side_with_efficiency_and_exchange() -> None:
 
 def test_what_holds_the_group_and_what_would_help_stand_with_their_figures() -> None:
     _, holds, helps, _ = scaling_sections(make_group_summary())
-    assert holds.title == "What holds ddp × 2"  # noqa: RUF001 - a times sign
+    assert holds.title == "Bottlenecks of ddp × 2"  # noqa: RUF001 - a times sign
     assert table_of(holds).rows[0][:2] == ("20 %", "communication")
     assert "exchanging 22 MiB of gradients makes a step 2.5 ms longer" in table_of(holds).rows[0][2]
     gain, _, text = table_of(helps).rows[0]
@@ -106,14 +112,14 @@ def test_each_ranks_own_figures_stand_in_a_row_and_the_uneven_one_is_named() -> 
         ("1", "cuda:1", "15,000", "12,800", "3.4 %", "97 %", "9.60 GiB"),
     )
     assert sentences_of(ranks).startswith("Rank 1 (cuda:1) is uneven: its loader alone gives 50")
-    assert sentences_of(ranks).endswith("That does not set the pace here.")
+    assert sentences_of(ranks).endswith("That does not limit the group here.")
 
 
 def test_an_uneven_rank_that_sets_the_pace_is_what_holds_the_group() -> None:
     slow = (make_rank(0, device_ceiling=20_000.0), make_rank(1, device_ceiling=12_800.0))
     sections = scaling_sections(make_group_summary(ranks=slow))
     assert "rank 1 (cuda:1): its device alone gives 64" in str(table_of(sections[1]).rows)
-    assert "does not set the pace" not in sentences_of(sections[-1])
+    assert "does not limit the group" not in sentences_of(sections[-1])
 
 
 def test_figures_of_a_rank_that_were_not_measured_have_no_value() -> None:
@@ -134,7 +140,7 @@ def test_figures_of_a_rank_that_were_not_measured_have_no_value() -> None:
 def test_each_verdict_is_said(rate: float, said: str) -> None:
     text = say_answer(unconfirmed(rate))
     assert text.startswith(said)
-    assert ("None of the figures measured tells what holds it." in text) == (rate < 1900)
+    assert ("None of the measured figures explains what limits it." in text) == (rate < 1900)
 
 
 def test_more_than_two_devices_are_counted() -> None:
@@ -155,14 +161,14 @@ def test_what_was_refuted_is_no_answer() -> None:
     assert summary.recommendation is not None
     found = summary.recommendation.model_copy(update={"overloaded": (2, 3), "config": FAST, "number": 1})
     refuted = summary.model_copy(update={"recommendation": found})
-    assert say_answer(refuted) == "Not known: with more than one device no trial ran well (3 trials)."
+    assert say_answer(refuted) == "Not known: no trial with more than one device ran well (3 trials)."
     assert len(scaling_sections(refuted)) == 1
 
 
 def test_without_one_device_nothing_can_be_compared() -> None:
     summary = make_group_summary()
     groups = tuple(trial for trial in summary.trials if trial.number >= 2)
-    assert say_answer(summary.model_copy(update={"trials": groups})).startswith("Not known: on one device no trial ")
+    assert say_answer(summary.model_copy(update={"trials": groups})).startswith("Not known: no trial on one device ")
 
 
 def test_where_one_device_is_recommended_the_fastest_groups_ranks_are_shown() -> None:
@@ -173,7 +179,7 @@ def test_where_one_device_is_recommended_the_fastest_groups_ranks_are_shown() ->
 
 def test_differences_beside_the_devices_are_told() -> None:
     said = sentences_of(scaling_sections(unconfirmed(800.0))[0])
-    assert "differs from the best single device in micro_batch_size, amp_dtype, num_workers," in said
+    assert "also differs from the best single device in micro_batch_size, amp_dtype, num_workers," in said
     assert "strategy" not in said
 
 
@@ -181,7 +187,7 @@ def test_many_ranks_and_large_rates_fit_80_columns(tmp_path: Path) -> None:
     ranks = tuple(make_rank(number, loader_ceiling=9_876_543.0, device_ceiling=8_765_432.0) for number in range(16))
     config = GROUP.model_copy(update={"world_size": 16})
     summary = unconfirmed(9_123_456.0, config, ranks=ranks, communication=TALK)
-    text = print_to_text(summary, tmp_path)
+    text = on_console(summary, tmp_path)
     assert_fits(text)
     assert "9,123,456" in text
     assert "8,765,432" in text
@@ -189,7 +195,7 @@ def test_many_ranks_and_large_rates_fit_80_columns(tmp_path: Path) -> None:
 
 
 def test_the_settings_of_the_group_stand_in_the_result(tmp_path: Path) -> None:
-    text = print_to_text(make_group_summary(), tmp_path)
+    text = on_console(make_group_summary(), tmp_path)
     assert row_of(text, "strategy")[1:] == ["single", "ddp"]
     assert row_of(text, "world_size")[1:] == ["1", "2"]
     assert row_of(text, "global batch")[2:] == ["32", "256"]
@@ -200,11 +206,10 @@ def test_the_settings_of_the_group_stand_in_the_result(tmp_path: Path) -> None:
 def test_talking_to_other_ranks_stands_with_where_the_time_goes(tmp_path: Path) -> None:
     said = describe_exchange(TALK)
     assert said == (
-        "talking to the other ranks makes a step 2.5 ms longer (20 % of it); 69 % of an exchange (8 ms by itself) is "
-        "hidden"
+        "exchanging gradients makes a step 2.5 ms longer (20 % of it); 69 % of an exchange (8 ms by itself) is hidden"
     )
-    time = render_markdown(make_group_summary(), tmp_path).partition("## Where the time goes")[2]
-    assert f"recommended: {said}, which counts as synchronising." in time.partition("## ")[0]
+    time = as_markdown(make_group_summary(), tmp_path).partition("## Where the time goes")[2]
+    assert f"recommended: {said}, counted as synchronising." in time.partition("## ")[0]
 
 
 def test_a_baseline_on_several_devices_is_spoken_of_in_the_plural(tmp_path: Path) -> None:
@@ -212,5 +217,5 @@ def test_a_baseline_on_several_devices_is_spoken_of_in_the_plural(tmp_path: Path
     known = {"loader_ceiling": 60_000.0, "device_ceiling": 25_600.0}
     own = make_trial(0, GROUP, measurement=make_measurement(20_000.0, **known))
     found = make_recommendation(config=GROUP, number=0, verdict="already_best", confirmations=())
-    text = print_to_text(summary.model_copy(update={"trials": (own,), "recommendation": found}), tmp_path)
+    text = on_console(summary.model_copy(update={"trials": (own,), "recommendation": found}), tmp_path)
     assert "of what these 2 devices can do" in " ".join(text.split())

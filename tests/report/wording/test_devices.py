@@ -19,12 +19,12 @@ _SENTENCES: list[tuple[Note, str]] = [
     ),
     (
         note("others_on_device", held_bytes=3 * 2**30, busy_fraction=None),
-        "Before the first trial other processes held 3.0 GiB of the device's memory, which counts in every peak.",
+        "Before the first trial other processes held 3.00 GiB of the device's memory, which counts in every peak.",
     ),
     (
         note("others_on_device", held_bytes=3 * 2**30, busy_fraction=0.62),
         (
-            "Before the first trial other processes held 3.0 GiB of the device's memory, which counts in every peak, "
+            "Before the first trial other processes held 3.00 GiB of the device's memory, which counts in every peak, "
             "and kept it busy for 62 % of the time: rates are lower than on a device of its own."
         ),
     ),

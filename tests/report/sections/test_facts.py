@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autotune.note import note
-from autotune.report.content import describe_environment
+from autotune.report.sections.facts import describe_environment
 from tests.report.conftest import make_environment
 
 

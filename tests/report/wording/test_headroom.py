@@ -13,7 +13,6 @@ from autotune.records.ceilings import Ceiling
 from autotune.records.measurement import Ceilings
 from autotune.records.recommendation import Ratio
 from autotune.records.run_summary import RunSummary
-from autotune.report.sections.headroom import say_standing
 from autotune.settings.training_config import TrainingConfig
 from tests.report.conftest import (
     BASELINE,
@@ -24,8 +23,13 @@ from tests.report.conftest import (
     make_summary,
     make_trial,
 )
+from tests.report.forms import report_of
 
 Known = dict[str, float]
+
+
+def say_headroom(summary: RunSummary) -> str:
+    return report_of(summary).headroom
 
 
 def make_case(own: Known, best: Known, baseline: TrainingConfig = BASELINE, **parts: Any) -> RunSummary:
@@ -45,10 +49,10 @@ def ceilings(loader: float | None = None, device: float | None = None) -> Known:
 
 def test_both_ceilings_say_what_holds_and_what_is_left() -> None:
     summary = make_case(ceilings(1050.0, 2300.0), ceilings(9000.0, 4160.0))
-    present, best = say_standing(summary)
-    assert present == "You run at 43 % of what this device can do; the loader is what holds it."
-    assert best.startswith("The best found reaches 96 % of the lower ceiling, the device's; unless that is raised, ")
-    assert best.endswith("tuning can't give more than 4.0 %.")
+    assert say_headroom(summary) == (
+        "You run at 43 % of what this device can do; the loader is the bottleneck. The best found reaches 96 % of the "
+        "lower ceiling, the device's; as long as that stays, tuning can't gain more than 4.0 %."
+    )
 
 
 @pytest.mark.parametrize(
@@ -57,51 +61,67 @@ def test_both_ceilings_say_what_holds_and_what_is_left() -> None:
         (
             ceilings(5000.0, 1010.0),
             2,
-            "You run at 99 % of what this device can do; the device itself is what",
+            "You run at 99 % of what this device can do; the device itself is the bottleneck.",
         ),
         (ceilings(2000.0, 2000.0), 0, "You run at 50 % of what this device can do; without workers, loading and "),
-        (ceilings(2000.0, 2000.0), 2, "neither side alone holds it: it reaches 50 % of the lower ceiling."),
+        (ceilings(2000.0, 2000.0), 2, "neither side alone limits it: it reaches 50 % of the lower ceiling."),
         (ceilings(None, 2000.0), 0, "You run at 50 % of what this device can do; the loader alone was not measured."),
         (ceilings(2000.0), 0, "You run at 50 % of what your loader delivers alone; the device alone was not measured."),
-        (ceilings(5000.0, 980.0), 0, "You run at all of what this device can do; the device itself is what holds it."),
+        (
+            ceilings(5000.0, 980.0),
+            0,
+            "You run at 100 % of what this device can do; the device itself is the bottleneck.",
+        ),
         (
             ceilings(5000.0, 500.0),
             0,
-            "You run at 200 % of the device's ceiling as it was measured: too low",
+            "You run at 200 % of the device's ceiling as measured: that ceiling is too low",
         ),
     ],
 )
 def test_each_case_of_the_baseline_is_said(own: Known, workers: int, said: str) -> None:
     summary = make_case(own, {}, TrainingConfig(num_workers=workers))
-    assert said in " ".join(say_standing(summary))
+    assert said in say_headroom(summary)
 
 
 def test_a_lone_ceiling_far_below_the_rate_says_nothing() -> None:
-    assert "You run" not in " ".join(say_standing(make_case(ceilings(None, 500.0), {})))
+    assert "You run" not in say_headroom(make_case(ceilings(None, 500.0), {}))
 
 
 @pytest.mark.parametrize(
     ("best", "said"),
     [
-        (ceilings(9000.0, 4000.0), "reaches all of the lower ceiling, the device's; unless that is raised, nothing is"),
-        (ceilings(9000.0, 3900.0), "reaches all of the lower ceiling, the device's; unless that is raised, nothing is"),
-        (ceilings(8000.0, 9000.0), "reaches 50 % of the lower ceiling, the loader's, which would allow 100 % more."),
-        (ceilings(900.0, 9000.0), "runs at 444 % of the loader's ceiling as it was measured: too low to judge by."),
+        (
+            ceilings(9000.0, 4000.0),
+            "reaches 100 % of the lower ceiling, the device's; as long as that stays, tuning can't gain more.",
+        ),
+        (
+            ceilings(9000.0, 3900.0),
+            "reaches 100 % of the lower ceiling, the device's; as long as that stays, tuning can't gain more.",
+        ),
+        (
+            ceilings(8000.0, 9000.0),
+            "reaches 50 % of the lower ceiling, the loader's, which leaves room for 100 % more.",
+        ),
+        (
+            ceilings(900.0, 9000.0),
+            "runs at 444 % of the loader's ceiling as measured: that ceiling is too low to judge by.",
+        ),
     ],
 )
 def test_each_case_of_the_best_is_said(best: Known, said: str) -> None:
-    (sentence,) = say_standing(make_case({}, best))
+    sentence = say_headroom(make_case({}, best))
     assert sentence.startswith("The best found ")
     assert said in sentence
 
 
 def test_without_ceilings_nothing_is_said() -> None:
-    assert say_standing(make_case({}, {})) == ()
+    assert say_headroom(make_case({}, {})) == ""
 
 
 def test_nothing_is_said_of_a_baseline_that_is_no_reference() -> None:
     summary = make_case(ceilings(2000.0, 2000.0), ceilings(9000.0, 4100.0), verdict="baseline_infeasible", speedup=None)
-    (sentence,) = say_standing(summary)
+    sentence = say_headroom(summary)
     assert sentence.startswith("The best found")
 
 
@@ -114,8 +134,8 @@ def test_a_baseline_that_is_the_best_is_spoken_of_as_yours() -> None:
         "speedup": one,
         "lr_advice": NO_ADVICE,
     }
-    said = say_standing(make_case(ceilings(5000.0, 1020.0), {}, **own))
-    assert said[1].startswith("Your configuration reaches 98 % of the lower ceiling, the device's;")
+    said = say_headroom(make_case(ceilings(5000.0, 1020.0), {}, **own))
+    assert ". Your configuration reaches 98 % of the lower ceiling, the device's;" in said
 
 
 def test_a_ceiling_comes_from_a_run_that_shares_what_it_depends_on() -> None:
@@ -124,15 +144,15 @@ def test_a_ceiling_comes_from_a_run_that_shares_what_it_depends_on() -> None:
     ceiling = Ceiling(samples_per_s=8000.0, samples=800, seconds=0.1, batches=8)
     donor = make_measurement(3000.0, ceilings=Ceilings(device=ceiling), device_ceiling=8000.0)
     summary = make_case({}, ceilings(4100.0))
-    assert say_standing(summary) == ()
+    assert say_headroom(summary) == ""
     summary = summary.model_copy(update={"trials": (*summary.trials, make_trial(2, other, measurement=donor))})
-    assert say_standing(summary)[0].startswith("The best found reaches 98 % of the lower ceiling, the loader's")
+    assert say_headroom(summary).startswith("The best found reaches 98 % of the lower ceiling, the loader's")
 
 
 rates = st.one_of(st.floats(min_value=1e-3, max_value=1e9), st.floats(min_value=500.0, max_value=10_000.0))
-SHARE = re.compile(r"(?:run at|reaches) (?:<?([\d.]+) %|all) of")
+SHARE = re.compile(r"(?:run at|reaches) <?([\d.]+) % of")
 ABOVE_THE_WHOLE = re.compile(
-    r"at ([\d.]+) % of the (?:loader|device)'s ceiling as it was measured: too low to judge by"
+    r"at ([\d.]+) % of the (?:loader|device)'s ceiling as measured: that ceiling is too low to judge by"
 )
 
 
@@ -140,14 +160,15 @@ ABOVE_THE_WHOLE = re.compile(
 def test_no_share_above_the_whole_and_no_unknown_is_ever_said(
     own: tuple[float, float], best: tuple[float, float]
 ) -> None:
-    said = say_standing(make_case(ceilings(*own), ceilings(*best)))
-    assert len(said) == 2
-    for sentence in said:
+    said = say_headroom(make_case(ceilings(*own), ceilings(*best)))
+    sentences = said.removesuffix(".").split(". ")
+    assert len(sentences) == 2
+    for sentence in sentences:
         doubted = ABOVE_THE_WHOLE.search(sentence)
         if doubted is not None:
             assert float(doubted[1]) >= 110
             continue
         share = SHARE.search(sentence)
         assert share is not None, sentence
-        assert share[1] is None or float(share[1]) <= 100
+        assert float(share[1]) <= 100
         assert not {"unknown", "nan", "inf"} & set(re.findall(r"\w+", sentence))

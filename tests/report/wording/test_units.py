@@ -5,21 +5,21 @@ from __future__ import annotations
 import pytest
 from rich.cells import cell_len
 
-from autotune.phrasing import say_share
-from autotune.report.formatting import (
-    cut_middle,
-    describe_settings,
+from autotune.report.text import cut_middle, one_line, shorten
+from autotune.report.wording.names import describe_settings, format_setting
+from autotune.report.wording.units import (
+    NO_VALUE,
+    UNITS,
     format_bytes,
+    format_bytes_beside,
     format_duration,
     format_energy,
     format_fraction,
     format_interval,
     format_rate,
-    format_setting,
     format_short_time,
     format_times,
-    one_line,
-    shorten,
+    show,
 )
 from autotune.settings.training_config import DdpConfig, TrainingConfig
 from tests.report.conftest import BASELINE, FAST, GROUP
@@ -62,7 +62,6 @@ def test_energy_is_in_joules_or_thousandths_of_them(joules: float, text: str) ->
 )
 def test_a_fraction_is_shown_as_per_cent(fraction: float, text: str) -> None:
     assert format_fraction(fraction) == text
-    assert say_share(fraction) == text, "a sentence of the core's says the same"
 
 
 def test_a_small_gain_can_be_told_from_none() -> None:
@@ -150,3 +149,22 @@ def test_no_carriage_return_swallows_what_stands_before_it() -> None:
 def test_a_long_text_keeps_both_its_ends() -> None:
     assert cut_middle("a" * 50 + "b" * 50, 20) == "a" * 10 + "\n... 80 characters left out ...\n" + "b" * 10
     assert cut_middle("short", 20) == "short"
+
+
+@pytest.mark.parametrize(
+    ("size", "limit", "text"),
+    [
+        (15 * 2**30, 16 * 2**30, "15.0 GiB"),
+        (300 * 2**20, 16 * 2**30, "300 MiB"),
+        (16 * 2**30, 16 * 2**30, "16.0 GiB"),
+        (16 * 2**30 + 30 * 2**20, 16 * 2**30, "16.03 GiB"),
+        (513 * 2**20, 512 * 2**20, "513 MiB"),
+    ],
+)
+def test_a_size_beside_a_limit_has_its_unit_and_can_be_told_from_it(size: int, limit: int, text: str) -> None:
+    assert format_bytes_beside(size, limit) == text
+
+
+def test_a_figure_that_is_missing_has_no_value_in_any_unit() -> None:
+    assert {show(None, unit) for unit in UNITS} == {NO_VALUE}
+    assert (show(0.034, "share"), show(1234.5, "rate"), show(1.4, "gain")) == ("3.4 %", "1,234 samples/s", "2.4 times")

@@ -1,0 +1,89 @@
+"""Names and values: the machine, the workload, the run's options, the files of the run folder.
+
+Comes in: an Environment, WorkloadFacts, a RunSummary, a folder. Goes out: dicts of short texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from pathlib import Path
+
+from autotune.records.run_summary import RunSummary
+from autotune.report.wording.names import describe_settings
+from autotune.report.wording.say import say
+from autotune.report.wording.units import format_bytes, format_count, format_duration
+from autotune.settings.environment import Environment
+from autotune.settings.workload import WorkloadFacts
+
+__all__ = ["describe_environment", "describe_run", "describe_workload", "list_files", "show_path"]
+
+_FILES = {
+    "recommended.yaml": "the settings to use; autotune.load() reads them",
+    "report.html": "the report with its plots, for a browser",
+    "report.md": "the same in Markdown, its plots as tables",
+    "trials.jsonl": "every trial, raw",
+    "study.db": "the Optuna study",
+    "environment.json": "the machine and its versions",
+    "logs": "what each trial printed",
+}
+
+
+def list_files(run_dir: Path, written: Container[str] = ()) -> dict[str, str]:
+    """The run folder's files that are there, or will be: {name: what it holds}."""
+    return {name: purpose for name, purpose in _FILES.items() if name in written or (run_dir / name).exists()}
+
+
+def show_path(path: Path) -> str:
+    """A path, relative where it lies below the working directory."""
+    absolute = path.absolute()
+    return str(absolute.relative_to(Path.cwd())) if absolute.is_relative_to(Path.cwd()) else str(absolute)
+
+
+def describe_environment(environment: Environment) -> dict[str, str]:
+    """The machine, or each of several: {what: its value}."""
+    memory, ram = format_bytes(environment.device_memory_bytes), format_bytes(environment.ram_bytes)
+    each, on_each = (f"{environment.hosts} hosts, each: ", " on each host") if environment.hosts > 1 else ("", "")
+    unlike = f": {', '.join(environment.device_names)}" if environment.device_names else ""
+    facts = {
+        "device": f"{each}{environment.device_name} ({environment.device}, {memory})",
+        "devices": f"{environment.device_count}{on_each}{unlike}" if environment.device_count > 1 else "",
+        "driver": environment.driver or "",
+        "precisions": ", ".join(environment.native_amp_dtypes),
+        "TF32 switches": ", ".join(environment.tf32_overrides),
+        "processor": f"{format_count(environment.cores, 'core')}, {ram} of RAM{on_each}",
+        "platform": environment.platform,
+        "python": environment.python,
+        "torch": environment.torch + (f", CUDA {environment.cuda}" if environment.cuda is not None else ""),
+        "packages": ", ".join(f"{name} {version}" for name, version in sorted(environment.versions.items())),
+        "fingerprint": environment.fingerprint,
+        "note": " ".join(map(say, environment.remarks)),
+    }
+    return {name: value for name, value in facts.items() if value}
+
+
+def describe_workload(facts: WorkloadFacts) -> dict[str, str]:
+    """What is trained: {what: its value}."""
+    kind = "iterable dataset" if facts.is_iterable else "map-style dataset"
+    length = "unknown length" if facts.dataset_length is None else format_count(facts.dataset_length, "sample")
+    return {
+        "data": f"{kind}, {length}",
+        "model": format_count(facts.parameter_count, "parameter"),
+        "optimizer": facts.optimizer.name,
+        "loss": facts.step_source,
+    }
+
+
+def describe_run(summary: RunSummary) -> dict[str, str]:
+    """What the search was asked for: {what: its value}."""
+    objective, budget = summary.objective, summary.budget
+    timeout = "none" if budget.timeout_s is None else format_duration(budget.timeout_s)
+    return {
+        "autotune": summary.autotune_version,
+        "seed": str(summary.seed),
+        "baseline": describe_settings(summary.baseline),
+        "memory limit": f"{format_bytes(summary.limit_bytes)}, {summary.memory_source}",
+        "busy weight": f"{objective.busy_weight:g}",
+        "global batch": f"{objective.global_batch}, at most {objective.max_batch_scale:g} times the baseline's",
+        "lr rule": objective.lr_rule,
+        "budget": f"at most {budget.max_trials} trials, time-out: {timeout}",
+    }

@@ -1,0 +1,107 @@
+"""Names for people: settings in a few words, outcomes, strategies, parts of the time.
+
+Comes in: a TrainingConfig, or one of the codes that records hold. Goes out: a few words without an end of sentence.
+"""
+
+from __future__ import annotations
+
+from autotune.records.breakdown import Part
+from autotune.records.run_summary import changed_settings
+from autotune.records.trial import Outcome
+from autotune.report.wording.units import NO_VALUE, format_count
+from autotune.settings.training_config import DdpConfig, TrainingConfig
+
+__all__ = ["OUTCOMES", "PART_NAMES", "describe_settings", "format_setting", "format_value", "name_group"]
+
+OUTCOMES: dict[Outcome, str] = {
+    "ok": "ok",
+    "over_memory": "over the limit",
+    "oom": "out of memory",
+    "host_oom": "out of RAM",
+    "timeout": "out of time",
+    "crashed": "crashed",
+    "diverged": "diverged",
+    "pruned": "cut short",
+    "invalid": "invalid",
+}
+"""How a trial ended."""
+PART_NAMES: dict[Part, str] = {
+    "data_wait": "waiting for data",
+    "device_copy": "copying",
+    "compute": "computing",
+    "synchronise": "synchronising",
+    "idle": "idle",
+}
+"""The parts of the wall time, in the order in which they are shown."""
+_ALWAYS = {"micro_batch_size", "num_workers", "amp_dtype"}
+"""Settings that describe a configuration even where they are torch's own."""
+
+
+def name_group(strategy: str, world_size: int) -> str:
+    """A strategy with its devices: "one device", "ddp × 2"."""  # noqa: RUF002 - a times sign
+    return "one device" if strategy == "single" else f"{strategy} × {world_size}"  # noqa: RUF001 - a times sign
+
+
+def format_setting(name: str, config: TrainingConfig) -> str:
+    """One setting's value for a table: "on", "0.001", "torch's own"; DDP's own go by "ddp.bucket_cap_mb" as well."""
+    whole, _, part = name.partition(".")
+    if (whole == "ddp" and config.strategy != "ddp") or (name == "prefetch_factor" and config.num_workers == 0):
+        return NO_VALUE
+    if part:
+        return format_value(getattr(config.ddp or DdpConfig(), part))
+    return _own_ddp(config) or "torch's own" if whole == "ddp" else format_value(getattr(config, name))
+
+
+def _own_ddp(config: TrainingConfig) -> str:
+    own = {} if config.ddp is None else config.ddp.model_dump(exclude_defaults=True)
+    return ", ".join(
+        f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in own.items()
+    )
+
+
+def format_value(value: object) -> str:
+    """A plain value of a setting: a switch as on or off, None as torch's own."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if value is None:
+        return "torch's own"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def describe_settings(config: TrainingConfig, baseline: TrainingConfig | None = None) -> str:
+    """Settings in a few words: "batch 128, 4 workers, bfloat16, pinned".
+
+    With a baseline only what differs from it; "your settings" where nothing does.
+    """
+    if baseline is None:
+        shown = _ALWAYS | set(changed_settings(config, TrainingConfig())) - {"lr"}
+    else:
+        shown = set(changed_settings(config, baseline))
+    if "grad_accum_steps" in shown:
+        shown.add("micro_batch_size")
+    if "world_size" in shown:
+        shown.add("strategy")
+    return ", ".join(word for name, word in _words(config).items() if name in shown) or "your settings"
+
+
+def _words(config: TrainingConfig) -> dict[str, str]:
+    accumulated = f" × {config.grad_accum_steps}" if config.grad_accum_steps > 1 else ""  # noqa: RUF001 - a times sign
+    words = {
+        "micro_batch_size": f"batch {config.micro_batch_size}{accumulated}",
+        "num_workers": format_count(config.num_workers, "worker") if config.num_workers else "no workers",
+        "amp_dtype": config.amp_dtype,
+        "compile": "compiled" if config.compile else "not compiled",
+        "channels_last": "channels last" if config.channels_last else "channels first",
+        "pin_memory": "pinned" if config.pin_memory else "not pinned",
+        "persistent_workers": "persistent" if config.persistent_workers else "not persistent",
+        "prefetch_factor": f"prefetch {config.prefetch_factor or 2}",
+        "intra_op_threads": f"{config.intra_op_threads or 'default'} threads",
+        "strategy": name_group(config.strategy, config.world_size),
+        "ddp": _own_ddp(config) or "torch's own ddp settings",
+        "lr": f"lr {config.lr:.4g}",
+    }
+    if config.num_workers == 0:  # both say nothing beyond "no workers"
+        del words["prefetch_factor"], words["persistent_workers"]
+    if config.strategy != "ddp":
+        del words["ddp"]
+    return words
