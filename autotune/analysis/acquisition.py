@@ -16,7 +16,7 @@ from autotune.records.ceilings import device_key, loader_key
 from autotune.records.trial import OUT_OF_MEMORY, TrialRecord
 from autotune.settings.training_config import TrainingConfig
 
-__all__ = ["AMPLE", "chance_to_run", "expected_gain", "has_failed", "most_gain", "without_matter"]
+__all__ = ["AMPLE", "chance_to_run", "expected_gain", "has_failed", "most_gain", "redundant_among"]
 
 AMPLE = 1.25
 """A side that is this many times as fast as the other, uncertainty included, does not limit the rate: our own
@@ -50,7 +50,7 @@ def most_gain(forecast: Forecast, best_samples_per_s: float) -> Floats:
     return np.maximum(slower / best_samples_per_s - 1, 0.0)
 
 
-def without_matter(
+def redundant_among(
     configs: Sequence[TrainingConfig], forecast: Forecast, tried: Sequence[TrainingConfig]
 ) -> NDArray[np.bool_]:
     """Which configurations are redundant: they differ from one that was tried only on a side that limits neither.

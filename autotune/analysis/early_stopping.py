@@ -9,7 +9,7 @@ from autotune.analysis.statistics import batch_means_half_width
 from autotune.note import Note, note
 from autotune.records.measurement import Block
 
-__all__ = ["Bar", "SeenRate", "lost_race", "seen_rate"]
+__all__ = ["PruningThreshold", "RateSoFar", "behind_threshold", "rate_so_far"]
 
 _FEWEST_BLOCKS = 3
 """Before a trial may be stopped: our own convention."""
@@ -18,7 +18,7 @@ _MARGIN = 0.03
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
+class PruningThreshold:
     """A pruning threshold: the rate that a trial has to come near to go on."""
 
     number: int
@@ -28,20 +28,20 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SeenRate:
+class RateSoFar:
     """The rate of the blocks so far, and half of its 95 % interval, in samples per second."""
 
     samples_per_s: float
     half_width: float
 
 
-def seen_rate(blocks: Sequence[Block]) -> SeenRate:
+def rate_so_far(blocks: Sequence[Block]) -> RateSoFar:
     """The rate of some blocks by batch means, not corrected for restarts and the edges of the queue."""
     amounts, seconds = [float(block.samples) for block in blocks], [block.seconds for block in blocks]
-    return SeenRate(samples_per_s=sum(amounts) / sum(seconds), half_width=batch_means_half_width(amounts, seconds))
+    return RateSoFar(samples_per_s=sum(amounts) / sum(seconds), half_width=batch_means_half_width(amounts, seconds))
 
 
-def lost_race(blocks: Sequence[Block], bar: Bar) -> Note | None:
+def behind_threshold(blocks: Sequence[Block], bar: PruningThreshold) -> Note | None:
     """Why a trial can be stopped; None while it may still come near the threshold.
 
     Both corrections of the final rate, for restarts and for a queue that was filled before the window, only lower it.
@@ -49,7 +49,7 @@ def lost_race(blocks: Sequence[Block], bar: Bar) -> Note | None:
     """
     if len(blocks) < _FEWEST_BLOCKS:
         return None
-    so_far = seen_rate(blocks)
+    so_far = rate_so_far(blocks)
     if (1 + _MARGIN) * (so_far.samples_per_s + so_far.half_width) >= bar.low_samples_per_s:
         return None
     return note(

@@ -27,9 +27,9 @@ __all__ = [
     "MemoryPoint",
     "fit_memory",
     "is_too_big",
+    "largest_batch_note",
     "memory_kind",
     "memory_lines",
-    "say_largest",
 ]
 
 _FEWEST_WITH_WORKERS = 5
@@ -161,7 +161,7 @@ def fit_memory(kind: MemoryKind, points: Sequence[MemoryPoint], *, num_workers: 
     )
 
 
-def say_largest(
+def largest_batch_note(
     records: Sequence[TrialRecord],
     config: TrainingConfig,
     limit_bytes: int,

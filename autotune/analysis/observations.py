@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from autotune.analysis.acquisition import AMPLE
-from autotune.analysis.early_stopping import seen_rate
+from autotune.analysis.early_stopping import rate_so_far
 from autotune.analysis.rate_model import Observation
 from autotune.analysis.statistics import NORMAL_95
 from autotune.records.ceilings import Ceiling, CeilingBook, device_key, loader_key
@@ -24,14 +24,14 @@ from autotune.space.resolved_space import ResolvedSpace
 
 __all__ = [
     "UNKNOWN_EXCESS_FRACTION",
-    "Look",
+    "ConfiguredPoint",
     "changed",
+    "configured_points",
     "device_variations",
     "loader_variations",
-    "looks_of",
-    "peaks_seen",
-    "rate_seen",
-    "sightings_of",
+    "observed_rate",
+    "peak_observations",
+    "rate_observations",
 ]
 
 UNKNOWN_EXCESS_FRACTION = 0.25
@@ -55,7 +55,7 @@ _Side = Literal["loader", "device"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class ConfiguredPoint:
     """A point of a curve, with the configuration that it was measured in."""
 
     side: _Side
@@ -110,13 +110,19 @@ def device_variations(space: ResolvedSpace) -> Iterator[TrainingConfig]:
         yield changed(space, {"micro_batch_size": batch})
 
 
-def looks_of(curves: Curves, space: ResolvedSpace) -> list[Look]:
+def configured_points(curves: Curves, space: ResolvedSpace) -> list[ConfiguredPoint]:
     """The points of both curves, those without a rate among them."""
-    loader = [Look(side="loader", config=changed(space, point.changes), point=point) for point in curves.loader]
-    return loader + [Look(side="device", config=changed(space, point.changes), point=point) for point in curves.device]
+    loader = [
+        ConfiguredPoint(side="loader", config=changed(space, point.changes), point=point) for point in curves.loader
+    ]
+    return loader + [
+        ConfiguredPoint(side="device", config=changed(space, point.changes), point=point) for point in curves.device
+    ]
 
 
-def sightings_of(looks: Sequence[Look], records: Sequence[TrialRecord], device_kind: str) -> Iterator[Observation]:
+def rate_observations(
+    looks: Sequence[ConfiguredPoint], records: Sequence[TrialRecord], device_kind: str
+) -> Iterator[Observation]:
     """Every trial that measured something, and every side that was measured alone.
 
     A trial may have measured its own sides too, as the baseline does. That was another process than the curves', so
@@ -141,8 +147,8 @@ def sightings_of(looks: Sequence[Look], records: Sequence[TrialRecord], device_k
             )
 
 
-def peaks_seen(
-    looks: Sequence[Look], records: Sequence[TrialRecord], limit_bytes: int, *, limit_is_ram: bool
+def peak_observations(
+    looks: Sequence[ConfiguredPoint], records: Sequence[TrialRecord], limit_bytes: int, *, limit_is_ram: bool
 ) -> list[tuple[TrainingConfig, int]]:
     """Peak memory of each curve's point and each trial, in bytes, above the limit where a trial ran out of memory.
 
@@ -168,7 +174,7 @@ def peaks_seen(
     return peaks
 
 
-def rate_seen(record: TrialRecord) -> float | None:
+def observed_rate(record: TrialRecord) -> float | None:
     """The rate that a trial measured, stopped early or not, in samples per second; None without one."""
     run = _run_of(record)
     return None if run is None else run.samples_per_s
@@ -180,7 +186,7 @@ def _run_of(record: TrialRecord) -> Observation | None:
         rate, low = record.measurement.samples_per_s, record.measurement.samples_per_s_ci[0]
         sd = max(_LEAST_RUN_SD, (rate - low) / rate / NORMAL_95)
     elif record.result.blocks:
-        so_far = seen_rate(record.result.blocks)
+        so_far = rate_so_far(record.result.blocks)
         rate, sd = so_far.samples_per_s, _STOPPED_SD + so_far.half_width / so_far.samples_per_s / NORMAL_95
     else:
         return None

@@ -1,6 +1,6 @@
 """A model of the machine, learned during a search: the rate to expect of settings that were not tried yet. Pure.
 
-Comes in: observations of the loader alone, of the device alone, and of whole runs. Goes out: a MachineModel, which
+Comes in: observations of the loader alone, of the device alone, and of whole runs. Goes out: a RateModel, which
 forecasts the rate of any configuration with its uncertainty, and the rate of either side alone.
 
 The rate is a softened minimum of loader, device and cores. The logarithms of both sides are sums of effects of single
@@ -34,7 +34,7 @@ from autotune.settings.environment import Environment
 from autotune.settings.training_config import TrainingConfig
 from autotune.space.constraints import hosts_of
 
-__all__ = ["Forecast", "MachineModel", "Observation", "fit_machine"]
+__all__ = ["Forecast", "Observation", "RateModel", "fit_rate_model"]
 
 _SOFTNESS = 8.0
 """Of the minimum: two equal sides reach 92 % of either together, as a queue of a few batches between them does. Our own
@@ -244,8 +244,8 @@ class _Joint:
 
 
 @dataclass(frozen=True)
-class MachineModel:
-    """What is known of the machine. Made by `fit_machine`."""
+class RateModel:
+    """What is known of the machine. Made by `fit_rate_model`."""
 
     observations: tuple[Observation, ...]
     environment: Environment
@@ -346,7 +346,7 @@ class MachineModel:
         )
 
 
-def fit_machine(observations: Sequence[Observation], environment: Environment) -> MachineModel:
+def fit_rate_model(observations: Sequence[Observation], environment: Environment) -> RateModel:
     """Fit a model; one of the observations must be a run."""
     log_rates: dict[str, list[float]] = {"loader": [], "device": [], "run": []}
     loader_cpu_s, busy_cores = list[float](), dict[int | None, list[float]]()
@@ -362,7 +362,7 @@ def fit_machine(observations: Sequence[Observation], environment: Environment) -
         """Where a side was not measured alone, it is expected at twice the rate of the runs: our own convention."""
         return fmean(log_rates[side]) if log_rates[side] else fmean(log_rates["run"]) + log(2)
 
-    return MachineModel(
+    return RateModel(
         observations=tuple(observations),
         environment=environment,
         loader_cpu_s=median(loader_cpu_s) if loader_cpu_s else 0.0,

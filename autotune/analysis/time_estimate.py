@@ -11,7 +11,7 @@ from math import ceil, inf
 from statistics import median
 
 from autotune.analysis.confirmation_plan import ROUNDS, UNHURRIED_CONFIRMATION_S
-from autotune.records.stress_check import STRESS_S, look_s
+from autotune.records.stress_check import STRESS_S, sample_scan_s
 from autotune.records.trial import TrialRecord
 from autotune.settings.training_config import TrainingConfig
 
@@ -115,7 +115,7 @@ def expected_s(pace: Pace) -> float:
     if trials > 1:  # a baseline alone is not confirmed
         most_runs, run_s = ROUNDS * trials, overhead + _RUN_S
         unhurried_s = min(UNHURRIED_CONFIRMATION_S, min(_MOST_RUNS, most_runs) * run_s)
-        total += max(unhurried_s, min(_FEWEST_RUNS, most_runs) * run_s) + overhead + STRESS_S + look_s(inf)
+        total += max(unhurried_s, min(_FEWEST_RUNS, most_runs) * run_s) + overhead + STRESS_S + sample_scan_s(inf)
     return total if pace.left_s is None else min(total, pace.left_s)
 
 

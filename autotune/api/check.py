@@ -15,7 +15,7 @@ from autotune.settings.environment import Environment
 from autotune.settings.plan import Plan
 from autotune.settings.workload import Workload, WorkloadFacts
 from autotune.space.resolved_space import ResolvedSpace
-from autotune.tuning.probe import look
+from autotune.tuning.probe import probe_workload
 from autotune.tuning.time_budget import BASELINE_DEADLINE_S
 from autotune.tuning.warm_start import hints_of, note_of_stale
 
@@ -38,7 +38,7 @@ def check_plan(plan: Plan, *, launcher: Launcher | None = None) -> CheckResult:
     hints_of(plan)  # raises where a search would
     with temporary_folder() as folder, opened_launcher(launcher, folder, plan) as starts:
         write_payload(plan.workload, folder.payload)
-        _, space = look(plan, runner_for(plan, folder, starts))
+        _, space = probe_workload(plan, runner_for(plan, folder, starts))
     stale = None if plan.run_dir is None else note_of_stale(RunFolder(plan.run_dir).recommended, space.environment)
     text = None if stale is None else say(stale)
     return CheckResult(environment=space.environment, facts=space.facts, space=space, stale=text)

@@ -23,7 +23,7 @@ from autotune.launch.runner import TrialRunner
 from autotune.note import Note, note
 from autotune.protocol.jobs import Extras, WindowRules
 from autotune.protocol.payload import write_payload
-from autotune.records.ceilings import Standing
+from autotune.records.ceilings import Headroom
 from autotune.records.diagnosis import Advice, Bottleneck, Curves, Diagnosis, Evidence, Finding
 from autotune.records.measurement import Measurement
 from autotune.records.run_summary import Phase, Progress
@@ -36,7 +36,7 @@ from autotune.settings.budget import Budget
 from autotune.settings.plan import Plan
 from autotune.settings.search_space import SearchSpace
 from autotune.space.resolved_space import ResolvedSpace
-from autotune.tuning.probe import look
+from autotune.tuning.probe import probe_workload
 from autotune.tuning.time_budget import BASELINE_DEADLINE_S
 
 __all__ = ["DiagnosisResult", "MeasuringTime", "diagnose_plan", "examine"]
@@ -81,7 +81,7 @@ class DiagnosisResult:
         return self.diagnosis.is_healthy
 
     @property
-    def headroom(self) -> Standing:
+    def headroom(self) -> Headroom:
         """Where today's rate stands between the ceilings."""
         return self.diagnosis.standing
 
@@ -137,7 +137,7 @@ def examine(plan: Plan, runner: TrialRunner, show: ShowProgress, measuring: Meas
     start("probe")
     # unknown where trials run on other machines
     free_ram_bytes = None if plan.executor.kind == "ray" else int(psutil.virtual_memory().available)
-    runner, space = look(replace(plan, space=SearchSpace(), budget=Budget()), runner)
+    runner, space = probe_workload(replace(plan, space=SearchSpace(), budget=Budget()), runner)
     start("measure", warnings_in(space.notes))
     measurement = _measure_baseline(plan, runner, measuring)
     start("curves")

@@ -42,7 +42,7 @@ from autotune.study.study import Study
 from autotune.tuning.confirmation import Finals
 from autotune.tuning.loop import Search
 from autotune.tuning.outcomes import ConfirmationOutcome, SearchOutcome
-from autotune.tuning.probe import look
+from autotune.tuning.probe import probe_workload
 from autotune.tuning.proposers import make_proposer
 from autotune.tuning.selection import select
 from autotune.tuning.time_budget import Clock, TimeBudget
@@ -105,7 +105,7 @@ def _run_plan(plan: Plan, *, fresh: bool, progress: ProgressMode, launcher: Laun
         write_payload(plan.workload, folder.payload)
         show(_probing(clock))
         begun = clock.elapsed_s
-        runner, space = look(plan, runner_for(plan, folder, starts))
+        runner, space = probe_workload(plan, runner_for(plan, folder, starts))
         probe_s = clock.elapsed_s - begun
         show(_probing(clock).model_copy(update={"warnings": warnings_in(space.notes)}))
         identity = identity_of(plan, space)

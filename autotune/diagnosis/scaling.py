@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from autotune.diagnosis.scaling_advice import list_scaling_advice
-from autotune.diagnosis.scaling_bottlenecks import Brake, find_scaling_bottlenecks
+from autotune.diagnosis.scaling_bottlenecks import ScalingBottleneck, find_scaling_bottlenecks
 from autotune.diagnosis.step_time import GroupCase
 from autotune.diagnosis.strategies import StrategyBest, StrategyEntry, list_strategies
 from autotune.frozen import FrozenModel
@@ -41,7 +41,7 @@ class StrategyComparison(FrozenModel):
     one of them is missing."""
     other_changes: tuple[str, ...]
     """Settings beside strategy, devices and DDP's own in which the two differ: part of the difference may be theirs."""
-    brakes: tuple[Brake, ...]
+    bottlenecks: tuple[ScalingBottleneck, ...]
     """The bottlenecks of `fastest`, the largest share first; () where no figure shows any."""
     advice: tuple[Advice, ...]
     """What should help it, the largest gain first."""
@@ -61,15 +61,15 @@ def compare_strategies(
     }
     fastest = max(groups, key=lambda best: by_own_rate[best.number], default=None)
     case = None if fastest is None else _case(fastest, single, records, environment)
-    brakes = () if case is None else find_scaling_bottlenecks(case)
+    bottlenecks = () if case is None else find_scaling_bottlenecks(case)
     return StrategyComparison(
         entries=entries,
         single=single,
         fastest=fastest,
         helps=None if fastest is None else _judge(fastest),
         other_changes=_other_changes(single, fastest),
-        brakes=brakes,
-        advice=() if case is None else list_scaling_advice(case, brakes),
+        bottlenecks=bottlenecks,
+        advice=() if case is None else list_scaling_advice(case, bottlenecks),
     )
 
 

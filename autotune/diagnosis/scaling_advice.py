@@ -14,7 +14,7 @@ from pydantic import JsonValue
 
 from autotune.diagnosis.bottlenecks import WAITING_CPU_FRACTION
 from autotune.diagnosis.gains import advise, figures_of, worth_giving
-from autotune.diagnosis.scaling_bottlenecks import LEAST_SHARE, Brake, Cause
+from autotune.diagnosis.scaling_bottlenecks import LEAST_SHARE, Cause, ScalingBottleneck
 from autotune.diagnosis.step_time import GroupCase, GroupTimes, StepTime, group_times, smaller_batch, step_changes
 from autotune.records.diagnosis import Advice
 from autotune.records.ranks import Communication, uneven_ranks
@@ -28,7 +28,7 @@ _MOST_SAVED = 0.95
 """Of the group's time, beyond which ceilings are not believed: our own convention."""
 
 
-def list_scaling_advice(case: GroupCase, bottlenecks: Sequence[Brake]) -> tuple[Advice, ...]:
+def list_scaling_advice(case: GroupCase, bottlenecks: Sequence[ScalingBottleneck]) -> tuple[Advice, ...]:
     """What helps against each bottleneck; the largest gain first, what has no figure last, below 3 % not at all.
 
     A setting is advised only once, with the value of the larger gain.

@@ -15,7 +15,7 @@ from autotune.diagnosis.step_time import GroupCase, GroupTimes, group_times, sma
 from autotune.frozen import FrozenModel
 from autotune.records.ranks import name_devices, uneven_ranks
 
-__all__ = ["LEAST_SHARE", "Brake", "Cause", "find_scaling_bottlenecks"]
+__all__ = ["LEAST_SHARE", "Cause", "ScalingBottleneck", "find_scaling_bottlenecks"]
 
 Cause = Literal["communication", "loader", "uneven_rank", "small_batch", "settings", "shared_machine"]
 
@@ -23,7 +23,7 @@ LEAST_SHARE = 0.05
 """Of the group's time, below which nothing is a bottleneck: our own convention, over twice a window's 2 % interval."""
 
 
-class Brake(FrozenModel):
+class ScalingBottleneck(FrozenModel):
     """Something that the group's time goes into."""
 
     cause: Cause
@@ -33,7 +33,7 @@ class Brake(FrozenModel):
     """The figures that show it, by name."""
 
 
-def find_scaling_bottlenecks(case: GroupCase) -> tuple[Brake, ...]:
+def find_scaling_bottlenecks(case: GroupCase) -> tuple[ScalingBottleneck, ...]:
     """What takes at least 5 % of the group's time, the largest share first; () where no figure shows anything."""
     times = group_times(case)
     found = [_uneven(case, times), _loading(case, times), _exchanging(case, times), _computing(case, times)]
@@ -41,17 +41,17 @@ def find_scaling_bottlenecks(case: GroupCase) -> tuple[Brake, ...]:
     return tuple(sorted(heavy, key=lambda bottleneck: -bottleneck.share))
 
 
-def _uneven(case: GroupCase, times: GroupTimes) -> Brake | None:
+def _uneven(case: GroupCase, times: GroupTimes) -> ScalingBottleneck | None:
     devices = name_devices(case.group.ranks)
     uneven: list[JsonValue] = [
         {"rank": rank, "device": devices[rank], "side": slow.side, "fraction": slow.fraction}
         for rank, slow in uneven_ranks(case.group.ranks).items()
     ]
     share = times.saved(times.actual, times.even)
-    return Brake(cause="uneven_rank", share=share, figures={"ranks": uneven}) if uneven else None
+    return ScalingBottleneck(cause="uneven_rank", share=share, figures={"ranks": uneven}) if uneven else None
 
 
-def _loading(case: GroupCase, times: GroupTimes) -> Brake | None:
+def _loading(case: GroupCase, times: GroupTimes) -> ScalingBottleneck | None:
     even = times.even
     if even.loader_s <= 0:
         return None
@@ -62,19 +62,19 @@ def _loading(case: GroupCase, times: GroupTimes) -> Brake | None:
         "device_samples_per_s": 1 / even.computing_s if even.computing_s > 0 else None,
         "is_overlapped": even.is_overlapped,
     }
-    return Brake(cause="loader", share=times.saved(even, replace(even, loader_s=0.0)), figures=figures)
+    return ScalingBottleneck(cause="loader", share=times.saved(even, replace(even, loader_s=0.0)), figures=figures)
 
 
-def _exchanging(case: GroupCase, times: GroupTimes) -> Brake | None:
+def _exchanging(case: GroupCase, times: GroupTimes) -> ScalingBottleneck | None:
     exchange = case.group.communication
     if exchange is None:
         return None
     figures = figures_of(exchange, "bytes_exchanged", "exposed_s", "exposed_fraction", "hidden_fraction")
     share = times.saved(times.actual, replace(times.actual, exchange_s=0.0))
-    return Brake(cause="communication", share=share, figures=figures)
+    return ScalingBottleneck(cause="communication", share=share, figures=figures)
 
 
-def _computing(case: GroupCase, times: GroupTimes) -> Brake | None:
+def _computing(case: GroupCase, times: GroupTimes) -> ScalingBottleneck | None:
     """Devices that are slower in the group than a single device is.
 
     Source of what DataParallel does: pytorch.org, torch.nn.DataParallel.
@@ -96,4 +96,4 @@ def _computing(case: GroupCase, times: GroupTimes) -> Brake | None:
         cause, figures["micro_batch_size"], figures["single_batch_size"] = "small_batch", config.micro_batch_size, batch
     else:
         figures["cores"] = case.cores if is_cpu else None
-    return Brake(cause=cause, share=times.saved(even, replace(even, device_s=ideal_s)), figures=figures)
+    return ScalingBottleneck(cause=cause, share=times.saved(even, replace(even, device_s=ideal_s)), figures=figures)

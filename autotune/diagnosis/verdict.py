@@ -16,11 +16,11 @@ from autotune.diagnosis.advice import rank_advice
 from autotune.diagnosis.bottlenecks import find_bottlenecks
 from autotune.diagnosis.gains import LEAST_GAIN
 from autotune.note import Note, note
-from autotune.records.ceilings import Standing, standing_of
+from autotune.records.ceilings import Headroom, headroom_of
 from autotune.records.diagnosis import Advice, Diagnosis, Evidence, Finding
 from autotune.version import __version__
 
-__all__ = ["HEALTHY_GAIN", "headroom_of", "is_healthy", "judge", "make_headline"]
+__all__ = ["HEALTHY_GAIN", "headroom_today", "is_healthy", "judge", "make_headline"]
 
 HEALTHY_GAIN = 0.05
 """Expected gain from which on a setting is worth changing: our own convention, just above the 4 % that two runs of the
@@ -36,7 +36,7 @@ def judge(name: str, evidence: Evidence, notes: Iterable[Note | str] = (), *, wa
         verdict=findings[0].bottleneck,
         headline_notes=make_headline(evidence, findings, advice),
         is_healthy=is_healthy(evidence, findings, advice),
-        standing=headroom_of(evidence),
+        standing=headroom_today(evidence),
         findings=findings,
         advice=advice,
         evidence=evidence,
@@ -53,10 +53,10 @@ def is_healthy(evidence: Evidence, findings: Sequence[Finding], advice: Sequence
     return all((piece.expected_gain or 0.0) < HEALTHY_GAIN for piece in advice)
 
 
-def headroom_of(evidence: Evidence) -> Standing:
+def headroom_today(evidence: Evidence) -> Headroom:
     """Where today's rate stands between the ceilings."""
     rate = evidence.measurement.samples_per_s
-    return standing_of(rate, loader_ceiling=loader_ceiling(evidence), device_ceiling=device_ceiling(evidence))
+    return headroom_of(rate, loader_ceiling=loader_ceiling(evidence), device_ceiling=device_ceiling(evidence))
 
 
 def make_headline(evidence: Evidence, findings: Sequence[Finding], advice: Sequence[Advice]) -> tuple[Note, ...]:

@@ -12,7 +12,7 @@ from typing import Literal
 from autotune.frozen import FrozenModel
 from autotune.records.conditions import DeviceConditions
 from autotune.records.diagnosis import Curves
-from autotune.records.precision_check import GuardFigures
+from autotune.records.precision_check import PrecisionFigures
 from autotune.records.stress_check import StressFigures
 from autotune.records.trial import TrialResult
 from autotune.settings.environment import Environment
@@ -33,7 +33,7 @@ class RankReport(FrozenModel):
     """Of a probe."""
     conditions: DeviceConditions | None = None
     """Of a probe: what used the device before this process opened it."""
-    guard: GuardFigures | None = None
+    guard: PrecisionFigures | None = None
     curves: Curves | None = None
     stress: StressFigures | None = None
     is_workload_fault: bool = False

@@ -16,12 +16,12 @@ __all__ = [
     "HOLDS_FROM",
     "Ceiling",
     "CeilingBook",
-    "Standing",
+    "Headroom",
     "device_key",
+    "headroom_of",
     "joint_rate",
     "loader_key",
     "overlaps",
-    "standing_of",
 ]
 
 HOLDS_FROM = 0.85
@@ -85,7 +85,7 @@ class CeilingBook:
             self.device.setdefault(device_key(config), None)
 
 
-class Standing(FrozenModel):
+class Headroom(FrozenModel):
     """Where a rate stands between the ceilings."""
 
     samples_per_s: float
@@ -102,10 +102,10 @@ class Standing(FrozenModel):
     """What other settings can still give at most, as a share of the rate, while the lower ceiling stays: 0.04 = 4 %."""
 
 
-def standing_of(samples_per_s: float, *, loader_ceiling: float, device_ceiling: float) -> Standing:
+def headroom_of(samples_per_s: float, *, loader_ceiling: float, device_ceiling: float) -> Headroom:
     """Compare a rate to both ceilings."""
     lowest = min(loader_ceiling, device_ceiling)
-    return Standing(
+    return Headroom(
         samples_per_s=samples_per_s,
         loader_ceiling=loader_ceiling,
         device_ceiling=device_ceiling,

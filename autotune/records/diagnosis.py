@@ -12,7 +12,7 @@ from pydantic import Field, JsonValue
 
 from autotune.frozen import FrozenModel
 from autotune.note import Note
-from autotune.records.ceilings import Ceiling, Standing
+from autotune.records.ceilings import Ceiling, Headroom
 from autotune.records.measurement import Measurement
 from autotune.settings.environment import Environment
 from autotune.settings.training_config import TrainingConfig
@@ -149,7 +149,7 @@ class Diagnosis(FrozenModel):
     """The same as codes."""
     is_healthy: bool
     """Nothing beside computing takes a tenth of the time, and nothing that was measured promises 5 % more."""
-    standing: Standing
+    standing: Headroom
     """Where today's rate stands between the ceilings."""
     findings: tuple[Finding, ...]
     """The bottlenecks, the largest share first; at least one."""

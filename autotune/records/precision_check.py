@@ -1,7 +1,7 @@
 """The precision guard: may a cheaper precision or a compiled model win? Figures of some 20 steps against float32.
 
 The worker trains the same weights on the same batches in float32 and as the candidate would, and fills
-GuardFigures; `objection` judges them. Pure.
+PrecisionFigures; `objection` judges them. Pure.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = [
     "LOSS_TOLERANCE",
     "MIN_COSINE",
     "MIN_STEPS",
-    "GuardFigures",
+    "PrecisionFigures",
     "deviation_of",
     "guard_key",
     "needs_guard",
@@ -42,7 +42,7 @@ _TELLING_COSINE = 0.2
 convention."""
 
 
-class GuardFigures(FrozenModel):
+class PrecisionFigures(FrozenModel):
     """What the guard has measured."""
 
     steps: int
@@ -95,7 +95,7 @@ def guard_key(config: TrainingConfig) -> tuple[str, bool]:
     return config.amp_dtype, config.compile
 
 
-def shortfall(figures: GuardFigures) -> str | None:
+def shortfall(figures: PrecisionFigures) -> str | None:
     """Why the figures are too few to be judged; None where they are enough, or where a loss that is not finite ends it.
 
     A GradScaler that skips step after step is judged by its skips.
@@ -107,7 +107,7 @@ def shortfall(figures: GuardFigures) -> str | None:
     return f"{figures.steps} steps could be compared before the deadline, where at least {MIN_STEPS} are asked for"
 
 
-def objection(figures: GuardFigures) -> str | None:
+def objection(figures: PrecisionFigures) -> str | None:
     """Why the candidate may not win, with the figures; None where it may.
 
     Losses that float32 itself does not keep finite are no objection to the candidate. What two float32 runs differ by
@@ -118,14 +118,14 @@ def objection(figures: GuardFigures) -> str | None:
     return _loss_not_finite(figures) or _skips(figures) or _losses_deviate(figures) or _gradients_differ(figures)
 
 
-def _loss_not_finite(figures: GuardFigures) -> str | None:
+def _loss_not_finite(figures: PrecisionFigures) -> str | None:
     at = next((at for at, loss in enumerate(figures.losses) if not isfinite(loss)), None)
     if at is None:
         return None
     return f"the loss became {figures.losses[at]} at step {at + 1} of {GUARD_STEPS}; float32's stayed finite"
 
 
-def _skips(figures: GuardFigures) -> str | None:
+def _skips(figures: PrecisionFigures) -> str | None:
     attempts, last = len(figures.skipped_steps), figures.skipped_steps[-_LAST_STEPS:]
     if not any(last):
         return None
@@ -135,7 +135,7 @@ def _skips(figures: GuardFigures) -> str | None:
     )
 
 
-def _losses_deviate(figures: GuardFigures) -> str | None:
+def _losses_deviate(figures: PrecisionFigures) -> str | None:
     deviation, allowed = figures.loss_deviation, LOSS_TOLERANCE + figures.repeat_deviation
     if deviation is None or deviation <= allowed:
         return None
@@ -145,7 +145,7 @@ def _losses_deviate(figures: GuardFigures) -> str | None:
     )
 
 
-def _gradients_differ(figures: GuardFigures) -> str | None:
+def _gradients_differ(figures: PrecisionFigures) -> str | None:
     if figures.gradient_cosine is None:
         is_judged = figures.repeat_cosine is not None and figures.steps > 0
         return "the first step's gradient is not finite; float32's is" if is_judged else None

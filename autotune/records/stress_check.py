@@ -16,7 +16,7 @@ from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import WorkloadFacts
 from autotune.space.constraints import ranks_on_host
 
-__all__ = ["STRESS_S", "Load", "StressFigures", "load_of", "look_s"]
+__all__ = ["STRESS_S", "Load", "StressFigures", "load_of", "sample_scan_s"]
 
 STRESS_S = 12.0
 """How long it trains where there is time, longer than a trial's window: our convention."""
@@ -81,7 +81,7 @@ class Load:
         )
 
 
-def look_s(left_s: float) -> float:
+def sample_scan_s(left_s: float) -> float:
     """Seconds for measuring samples' sizes before the stress run, of so many until its deadline."""
     return min(_LOOK_S, _LOOK_SHARE * max(0.0, left_s))
 

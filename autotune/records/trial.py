@@ -7,7 +7,7 @@ from typing import Literal
 
 from autotune.frozen import FrozenModel
 from autotune.records.measurement import Block, Measurement
-from autotune.records.precision_check import GuardFigures
+from autotune.records.precision_check import PrecisionFigures
 from autotune.settings.training_config import TrainingConfig
 
 __all__ = [
@@ -47,7 +47,7 @@ class TrialResult(FrozenModel):
     """Why it is not "ok", in a sentence; "" where it is."""
     measurement: Measurement | None = None
     failure: Failure | None = None
-    guard: GuardFigures | None = None
+    guard: PrecisionFigures | None = None
     """What the precision guard has measured, where this trial was the first of its precision, or was refused for it. A
     refused trial keeps its measurement; its outcome and reason are the guard's."""
     blocks: tuple[Block, ...] = ()

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from autotune.analysis.selection_rules import rate_of_runs
 from autotune.diagnosis.strategies import best_known_ranks
 from autotune.records.breakdown import PARTS, LoaderCosts, Share, TimeBreakdown
-from autotune.records.ceilings import CeilingBook, Standing, device_key, loader_key, standing_of
+from autotune.records.ceilings import CeilingBook, Headroom, device_key, headroom_of, loader_key
 from autotune.records.conditions import DeviceConditions
 from autotune.records.measurement import Measurement, Rate
 from autotune.records.ranks import Communication, RankFigures
@@ -87,12 +87,12 @@ class Figures(BaseModel):
     """What exchanging gradients takes of a step; null for a single rank, and where not measured."""
 
     @property
-    def headroom(self) -> Standing | None:
+    def headroom(self) -> Headroom | None:
         """Where the rate is between the ceilings; None where one of them was not measured."""
         if not self.loader_ceiling or not self.device_ceiling:
             return None
         rate = self.samples_per_s.value
-        return standing_of(rate, loader_ceiling=self.loader_ceiling, device_ceiling=self.device_ceiling)
+        return headroom_of(rate, loader_ceiling=self.loader_ceiling, device_ceiling=self.device_ceiling)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

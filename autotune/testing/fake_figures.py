@@ -10,7 +10,7 @@ from autotune.records.breakdown import LoaderCosts, Share, TimeBreakdown
 from autotune.records.ceilings import Ceiling
 from autotune.records.conditions import DeviceConditions
 from autotune.records.measurement import Block, Ceilings, Measurement, MemorySample, Window
-from autotune.records.precision_check import GuardFigures
+from autotune.records.precision_check import PrecisionFigures
 from autotune.records.ranks import RankFigures
 from autotune.records.stress_check import StressFigures
 from autotune.settings.environment import Environment
@@ -168,10 +168,10 @@ def _loader_costs(trial: FakeTrial) -> LoaderCosts:
     )
 
 
-def fake_guard(trial: FakeTrial, config: TrainingConfig) -> GuardFigures:
+def fake_guard(trial: FakeTrial, config: TrainingConfig) -> PrecisionFigures:
     """The figures of the precision guard."""
     losses = tuple(1.0 / (step + 1) for step in range(_GUARD_STEPS))
-    return GuardFigures(
+    return PrecisionFigures(
         steps=_GUARD_STEPS,
         micro_batch_size=config.micro_batch_size,
         reference_losses=losses,

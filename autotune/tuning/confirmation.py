@@ -10,7 +10,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 
 from autotune.analysis.confirmation_plan import ROUNDS, ConfirmationPlan, plan_confirmation
-from autotune.analysis.memory_line import say_largest
+from autotune.analysis.memory_line import largest_batch_note
 from autotune.analysis.scoring import evaluate
 from autotune.analysis.selection_rules import ratio_of
 from autotune.analysis.time_estimate import overhead_s
@@ -253,7 +253,7 @@ class Finals:
         chosen = Contenders.proven(self.found, self.outcome()).chosen
         if chosen is None:
             return
-        largest = say_largest(
+        largest = largest_batch_note(
             self.found.records,
             chosen.config,
             self.found.limit_bytes,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from autotune.analysis.early_stopping import lost_race
+from autotune.analysis.early_stopping import behind_threshold
 from autotune.analysis.scoring import evaluate, memory_fault
 from autotune.launch.runner import TrialRunner
 from autotune.launch.side_by_side import SideBySide
@@ -181,7 +181,7 @@ class Search:
                 deadline_s=deadline_s,
                 window=window,
                 extras=extras,
-                should_end=None if threshold is None else lambda blocks: lost_race(blocks, threshold),
+                should_end=None if threshold is None else lambda blocks: behind_threshold(blocks, threshold),
             )
             if result.measurement is not None and memory_fault(result.measurement, self.limit_bytes) is None:
                 result = self.guard.judge(trial.config, result, lambda: self.time.guard_deadline_s(usual_s))

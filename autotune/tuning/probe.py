@@ -19,7 +19,7 @@ from autotune.space.constraints import obstacle
 from autotune.space.resolved_space import ResolvedSpace, compose, resolve
 from autotune.tuning.time_budget import BASELINE_DEADLINE_S
 
-__all__ = ["look"]
+__all__ = ["probe_workload"]
 
 _ADAM_BYTES = 8
 """Of state for each trainable parameter: two moments in float32. Source: torch.optim.Adam, exp_avg and exp_avg_sq."""
@@ -27,7 +27,7 @@ _FEW_COMBINATIONS = 4096
 """Up to so many are all composed, to see whether one is possible: our own convention, a fraction of a second."""
 
 
-def look(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, ResolvedSpace]:
+def probe_workload(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, ResolvedSpace]:
     """Probe the workload; the runner that knows the limits, and the space with its default ranges."""
     timeout = plan.budget.timeout_s
     report = runner.probe(

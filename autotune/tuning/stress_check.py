@@ -13,7 +13,7 @@ from autotune.analysis.time_estimate import overhead_s
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note, note
 from autotune.protocol.reports import RankReport
-from autotune.records.stress_check import STRESS_S, Load, StressFigures, load_of, look_s
+from autotune.records.stress_check import STRESS_S, Load, StressFigures, load_of, sample_scan_s
 from autotune.records.trial import TrialRecord
 from autotune.settings.training_config import TrainingConfig
 from autotune.tuning.outcomes import SearchOutcome
@@ -43,14 +43,14 @@ class StressCheck:
 
 def reserve_s(record: TrialRecord, left_s: float) -> float:
     """Seconds of those left that the confirmation leaves to a stress run of a configuration."""
-    return min(STRESS_S + overhead_s(record) + look_s(inf), _RESERVED_SHARE * left_s)
+    return min(STRESS_S + overhead_s(record) + sample_scan_s(inf), _RESERVED_SHARE * left_s)
 
 
 def check_under_stress(
     record: TrialRecord, found: SearchOutcome, runner: TrialRunner, left_s: float | None
 ) -> StressCheck:
     """Run a trial's configuration on the largest samples; `left_s` is None where there is no time-out."""
-    window_s = STRESS_S if left_s is None else min(STRESS_S, left_s - overhead_s(record) - look_s(left_s))
+    window_s = STRESS_S if left_s is None else min(STRESS_S, left_s - overhead_s(record) - sample_scan_s(left_s))
     if window_s < _SHORTEST_STRESS_S:
         return StressCheck(notes=(note("stress_no_time", trial=record.number),))
     deadline_s = repeat_deadline_s(record) + window_s

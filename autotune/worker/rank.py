@@ -19,7 +19,7 @@ from autotune.protocol.reports import RankReport
 from autotune.protocol.trial_folder import TrialFolder
 from autotune.records.diagnosis import Curves
 from autotune.records.trial import TrialResult
-from autotune.worker.failure.hang_dump import LastWords
+from autotune.worker.failure.hang_dump import HangDump
 from autotune.worker.failure.kernel_failures import block_launches
 from autotune.worker.failure.outcome import outcome_of
 from autotune.worker.forks import refuse_bad_fork
@@ -61,7 +61,7 @@ def run_rank(folder: TrialFolder, started: float, local_rank: int = 0) -> int:
     first, host = (0, 0) if part is None else (part.first_rank, part.host)
     place = Place(folder, first + local_rank, local_rank, host)
     stack = folder.stack_of(place.rank).open("w") if _ranks_of(job) > 1 else sys.stderr
-    dump = LastWords(file=stack, ends_at=started + job.process.deadline_s)
+    dump = HangDump(file=stack, ends_at=started + job.process.deadline_s)
     dump.before_deadline()
     report = outcome_of(lambda: _do(job, place, dump, started))
     write_model(place.report, report.model_copy(update={"rank": place.rank}))
@@ -71,7 +71,7 @@ def run_rank(folder: TrialFolder, started: float, local_rank: int = 0) -> int:
     return 0
 
 
-def _do(job: jobs.Job, place: Place, dump: LastWords, started: float) -> RankReport:
+def _do(job: jobs.Job, place: Place, dump: HangDump, started: float) -> RankReport:
     process = job.process
     refuse_bad_fork(process.device)
     nearest = place.local_rank if _ranks_of(job) > 1 else 0
@@ -90,7 +90,7 @@ def _do(job: jobs.Job, place: Place, dump: LastWords, started: float) -> RankRep
     return _do_with_workload(job, device, place, dump, start)
 
 
-def _do_with_workload(job: jobs.WorkloadJob, device: Device, place: Place, dump: LastWords, start: Start) -> RankReport:
+def _do_with_workload(job: jobs.WorkloadJob, device: Device, place: Place, dump: HangDump, start: Start) -> RankReport:
     workload, scratch = resolved(read_payload(job.payload)), place.folder.path
     match job:
         case jobs.TrialJob():

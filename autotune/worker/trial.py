@@ -22,8 +22,8 @@ from autotune.records.measurement import Block, Measurement
 from autotune.records.ranks import RankFigures
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
-from autotune.worker.after_window.extra_steps import measure_after
-from autotune.worker.failure.hang_dump import LastWords
+from autotune.worker.after_window.extra_steps import measure_after_window
+from autotune.worker.failure.hang_dump import HangDump
 from autotune.worker.kept_report import ended_when_stuck, keep, longest_after_s, success
 from autotune.worker.measure.batch import batch_fingerprint
 from autotune.worker.measure.conditions import ConditionsProbe, Others
@@ -80,7 +80,7 @@ class StartTimes:
 
 
 def run_trial(
-    job: TrialJob, workload: Workload, device: Device, place: Place, dump: LastWords, start: Start
+    job: TrialJob, workload: Workload, device: Device, place: Place, dump: HangDump, start: Start
 ) -> RankReport:
     """Measure a configuration as one rank of its group."""
     trainer, feed, first = _build(workload, job.config, device, place)
@@ -92,7 +92,7 @@ def run_trial(
     dump.before_deadline()  # what follows has no blocks
     if job.extras != NO_EXTRAS:
         with ended_when_stuck(longest_after_s(measurement, job.config), place.report):
-            measurement = measure_after(
+            measurement = measure_after_window(
                 run,
                 trainer,
                 job.extras,
@@ -127,7 +127,7 @@ def _refuse_repeated(dataset: Any, batch: Any, group: Group) -> None:
         )
 
 
-def _after_block(job: TrialJob, place: Place, dump: LastWords, run: Run) -> Callable[[Block], None]:
+def _after_block(job: TrialJob, place: Place, dump: HangDump, run: Run) -> Callable[[Block], None]:
     """What is done after each block of the window: it is sent to the parent, and a group's hang timer starts again."""
     send = _block_sender(job, place)
 

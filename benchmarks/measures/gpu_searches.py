@@ -15,7 +15,7 @@ from typing import Any
 from autotune import Measurement, SearchResult
 from autotune.launch.launcher import Launcher
 from autotune.protocol.jobs import Extras, WindowRules
-from autotune.records.ceilings import Standing, standing_of
+from autotune.records.ceilings import Headroom, headroom_of
 from autotune.records.utilization import WAIT_SOURCE, best_common_source, disagreement
 from autotune.worker.setup.machine import usable_cores
 from benchmarks.cases.cpu import Case
@@ -229,10 +229,10 @@ def _reaches_ceiling(
     }
 
 
-def _standing_of(seen: Measurement) -> Standing | None:
+def _standing_of(seen: Measurement) -> Headroom | None:
     if seen.loader_ceiling is None or seen.device_ceiling is None:
         return None
-    return standing_of(seen.samples_per_s, loader_ceiling=seen.loader_ceiling, device_ceiling=seen.device_ceiling)
+    return headroom_of(seen.samples_per_s, loader_ceiling=seen.loader_ceiling, device_ceiling=seen.device_ceiling)
 
 
 def _worker_counts(scale: Scale) -> list[int]:

@@ -34,7 +34,7 @@ from autotune.settings.workload import Workload
 from autotune.study.study import Study
 from autotune.tuning.confirmation import Finals
 from autotune.tuning.loop import Search
-from autotune.tuning.probe import look
+from autotune.tuning.probe import probe_workload
 from autotune.tuning.proposers import make_proposer
 from autotune.tuning.selection import select
 from autotune.tuning.time_budget import Clock, TimeBudget
@@ -138,7 +138,7 @@ def _search(surface: Surface, seed: int, method: Method) -> Course:
     )
     steps, baseline_s = list[Step](), 0.0
     with TemporaryDirectory() as path, open_run_folder(Path(path), fresh=False) as folder:
-        runner, space = look(plan, runner_for(plan, folder, launcher))
+        runner, space = probe_workload(plan, runner_for(plan, folder, launcher))
         study = Study.open(None, space, identity={}, seed=seed, method=method)
 
         def note(record: TrialRecord) -> None:

@@ -25,7 +25,7 @@ from autotune.protocol.disk import write_model
 from autotune.protocol.jobs import CurvesJob, DescribeJob, Job, PrecisionJob, ProbeJob, StressJob, TrialJob, read_job
 from autotune.protocol.reports import RankReport
 from autotune.records.diagnosis import CurvePoint, Curves
-from autotune.records.precision_check import GuardFigures
+from autotune.records.precision_check import PrecisionFigures
 from autotune.records.run_summary import changed_settings
 from autotune.records.trial import TrialResult
 from autotune.settings.environment import Environment
@@ -295,9 +295,9 @@ def _stream(result: TrialResult, launch: Launch) -> float | None:
     return None
 
 
-def _passed(config: TrainingConfig) -> GuardFigures:
+def _passed(config: TrainingConfig) -> PrecisionFigures:
     losses = tuple(1.0 for _ in range(_GUARD_STEPS))
-    return GuardFigures(
+    return PrecisionFigures(
         steps=_GUARD_STEPS,
         micro_batch_size=config.micro_batch_size,
         reference_losses=losses,

@@ -29,7 +29,7 @@ from autotune.settings.plan import Plan
 from autotune.settings.search_space import SearchSpace
 from autotune.settings.workload import Workload
 from autotune.space.resolved_space import ResolvedSpace
-from autotune.tuning.probe import look
+from autotune.tuning.probe import probe_workload
 from benchmarks.cases.cpu import Case
 
 __all__ = [
@@ -166,7 +166,7 @@ def open_runner(
         opened_launcher(launcher, folder, plan) as starts,
     ):
         write_payload(plan.workload, folder.payload)
-        yield look(plan, runner_for(plan, folder, starts))
+        yield probe_workload(plan, runner_for(plan, folder, starts))
 
 
 def plan_for(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.analysis.acquisition import AMPLE, chance_to_run, expected_gain, has_failed, without_matter
+from autotune.analysis.acquisition import AMPLE, chance_to_run, expected_gain, has_failed, redundant_among
 from autotune.analysis.rate_model import Forecast
 from autotune.records.measurement import Block
 from autotune.records.trial import Outcome, TrialRecord, TrialResult
@@ -93,7 +93,7 @@ def are_redundant(
         device_sd=sides.device_sd,
         scatter_sd=0.0,
     )
-    return [bool(value) for value in without_matter(configs, known, tried)]
+    return [bool(value) for value in redundant_among(configs, known, tried)]
 
 
 def test_more_workers_than_the_device_needs_are_redundant() -> None:

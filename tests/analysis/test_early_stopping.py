@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.analysis.early_stopping import Bar, lost_race, seen_rate
+from autotune.analysis.early_stopping import PruningThreshold, behind_threshold, rate_so_far
 from autotune.records.measurement import Block
 
-THRESHOLD = Bar(number=3, low_samples_per_s=1_000.0)
+THRESHOLD = PruningThreshold(number=3, low_samples_per_s=1_000.0)
 
 
 def blocks(*rates: float, seconds: float = 0.2) -> list[Block]:
@@ -22,18 +22,18 @@ def blocks(*rates: float, seconds: float = 0.2) -> list[Block]:
 @settings(deadline=None)
 @given(st.lists(st.floats(1.0, 1e5), max_size=2))
 def test_nothing_is_stopped_before_its_third_block(rates: list[float]) -> None:
-    assert lost_race(blocks(*rates), THRESHOLD) is None
+    assert behind_threshold(blocks(*rates), THRESHOLD) is None
 
 
 def test_a_clear_loser_is_stopped_at_its_third_block() -> None:
     rates = [500, 505, 495]
-    assert lost_race(blocks(*rates[:2]), THRESHOLD) is None
-    assert lost_race(blocks(*rates), THRESHOLD) is not None
+    assert behind_threshold(blocks(*rates[:2]), THRESHOLD) is None
+    assert behind_threshold(blocks(*rates), THRESHOLD) is not None
 
 
 def test_the_note_holds_rate_interval_and_threshold() -> None:
     seen = blocks(500, 505, 495, 500)
-    reason = lost_race(seen, THRESHOLD)
+    reason = behind_threshold(seen, THRESHOLD)
     assert reason is not None
     assert reason.code == "stopped_early"
     half_width = pytest.approx(6.5, abs=0.1)  # 3.182 * 4.08 / 2
@@ -46,29 +46,29 @@ def test_the_note_holds_rate_interval_and_threshold() -> None:
 
 
 def test_a_bursty_trial_of_the_same_mean_as_a_loser_is_not_stopped() -> None:
-    assert lost_race(blocks(500, 500, 500, 500), THRESHOLD) is not None
-    assert lost_race(blocks(100, 900, 100, 900), THRESHOLD) is None
+    assert behind_threshold(blocks(500, 500, 500, 500), THRESHOLD) is not None
+    assert behind_threshold(blocks(100, 900, 100, 900), THRESHOLD) is None
 
 
 def test_within_three_percent_of_the_threshold_a_trial_goes_on() -> None:
-    assert lost_race(blocks(*[970] * 10, seconds=1.0), THRESHOLD) is not None
-    assert lost_race(blocks(*[972] * 10, seconds=1.0), THRESHOLD) is None
+    assert behind_threshold(blocks(*[970] * 10, seconds=1.0), THRESHOLD) is not None
+    assert behind_threshold(blocks(*[972] * 10, seconds=1.0), THRESHOLD) is None
 
 
 @settings(deadline=None)
 @given(st.lists(st.floats(1.0, 5_000.0), min_size=3, max_size=30))
 def test_what_is_at_the_threshold_so_far_is_not_stopped(rates: list[float]) -> None:
     seen = blocks(*rates, seconds=1.0)
-    is_at_it = seen_rate(seen).samples_per_s >= THRESHOLD.low_samples_per_s
-    assert not is_at_it or lost_race(seen, THRESHOLD) is None
+    is_at_it = rate_so_far(seen).samples_per_s >= THRESHOLD.low_samples_per_s
+    assert not is_at_it or behind_threshold(seen, THRESHOLD) is None
 
 
 @settings(deadline=None)
 @given(st.lists(st.floats(1.0, 5_000.0), min_size=3, max_size=30), st.floats(1.0, 4.0))
 def test_a_higher_threshold_stops_no_less(rates: list[float], factor: float) -> None:
-    higher = Bar(number=4, low_samples_per_s=THRESHOLD.low_samples_per_s * factor)
-    if lost_race(blocks(*rates), THRESHOLD) is not None:
-        assert lost_race(blocks(*rates), higher) is not None
+    higher = PruningThreshold(number=4, low_samples_per_s=THRESHOLD.low_samples_per_s * factor)
+    if behind_threshold(blocks(*rates), THRESHOLD) is not None:
+        assert behind_threshold(blocks(*rates), higher) is not None
 
 
 def runs_that_are_stopped(mean: float, *, spread: float, correlation: float, runs: int = 400) -> float:
@@ -76,7 +76,9 @@ def runs_that_are_stopped(mean: float, *, spread: float, correlation: float, run
     random, lost = np.random.default_rng(0), 0
     for _ in range(runs):
         rates = _wandering(random, mean, spread, correlation)
-        lost += any(lost_race(blocks(*rates[:count], seconds=1.0), THRESHOLD) is not None for count in range(1, 11))
+        lost += any(
+            behind_threshold(blocks(*rates[:count], seconds=1.0), THRESHOLD) is not None for count in range(1, 11)
+        )
     return lost / runs
 
 

@@ -15,9 +15,9 @@ from autotune.analysis.memory_line import (
     MemoryLine,
     MemoryPoint,
     fit_memory,
+    largest_batch_note,
     memory_kind,
     memory_lines,
-    say_largest,
 )
 from autotune.note import Note
 from autotune.records.measurement import Measurement
@@ -119,7 +119,7 @@ def test_trials_on_other_devices_have_lines_of_their_own(trial: MakeTrial) -> No
     assert [line.predict_bytes(64) for line in lines] == pytest.approx([164 * MIB, 328 * MIB, 328 * MIB])
     assert max(line.error_bytes for line in lines) < MIB
     of_two = records[-2].config
-    largest = say_largest(records, of_two, 1000 * MIB, batches=[32, 64, 128], counts_workers=False)
+    largest = largest_batch_note(records, of_two, 1000 * MIB, batches=[32, 64, 128], counts_workers=False)
     assert largest is not None
     assert largest.code == "largest_batch_of_space"
     assert mib_of(largest)[:3] == pytest.approx([1000, 456, 456], abs=0.5)
@@ -198,7 +198,7 @@ def test_the_biggest_batch_is_predicted_for_its_own_workers(trial: MakeTrial) ->
     ran = [(batch, own) for batch, counts in workers.items() for own in counts]
     records = [trial(number, batch, 100 + batch + 30 * own, num_workers=own) for number, (batch, own) in enumerate(ran)]
     largest, mixed = (
-        say_largest(records, records[-1].config, 1000 * MIB, batches=[32, 64, 128, 512], counts_workers=counts)
+        largest_batch_note(records, records[-1].config, 1000 * MIB, batches=[32, 64, 128, 512], counts_workers=counts)
         for counts in (True, False)
     )
     assert largest is not None
@@ -215,7 +215,7 @@ def mib_of(largest: Note) -> list[float]:
 
 def largest_of(records: list[TrialRecord], *batches: int, overloaded: tuple[int, ...] = ()) -> tuple[str, int] | None:
     """The note's code, less what all have in common, and the batch."""
-    largest = say_largest(
+    largest = largest_batch_note(
         records, TrainingConfig(), 1000 * MIB, batches=batches, counts_workers=False, overloaded=overloaded
     )
     if largest is None:
@@ -229,13 +229,13 @@ def test_the_largest_batch_ran_and_stands_beside_its_prediction(trial: MakeTrial
     records = [trial(0, 32, 132), trial(1, 64, 164), trial(2, 128, 228), trial(3, 512, 700), trial(4, 1024, 1124)]
     batches = (32, 64, 128, 256, 512, 1024)
     assert largest_of(records, *batches) == ("of_limit", 512)
-    largest = say_largest(records, TrainingConfig(), 1000 * MIB, batches=batches, counts_workers=False)
+    largest = largest_batch_note(records, TrainingConfig(), 1000 * MIB, batches=batches, counts_workers=False)
     assert largest is not None
     assert mib_of(largest)[:3] == pytest.approx([1000, 700, 612], abs=30)
 
 
 def test_without_two_other_batches_there_is_no_prediction(trial: MakeTrial) -> None:
-    largest = say_largest([trial(0, 32, 132)], TrainingConfig(), 1000 * MIB, batches=[32], counts_workers=False)
+    largest = largest_batch_note([trial(0, 32, 132)], TrainingConfig(), 1000 * MIB, batches=[32], counts_workers=False)
     assert largest is not None
     assert mib_of(largest) == [1000, 132]
 

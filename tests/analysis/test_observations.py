@@ -6,7 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
-from autotune.analysis.observations import Look, changed, looks_of, peaks_seen, rate_seen, sightings_of
+from autotune.analysis.observations import (
+    ConfiguredPoint,
+    changed,
+    configured_points,
+    observed_rate,
+    peak_observations,
+    rate_observations,
+)
 from autotune.analysis.rate_model import Observation
 from autotune.records.ceilings import Ceiling
 from autotune.records.diagnosis import CurvePoint, Curves
@@ -29,7 +36,7 @@ def blocks(*rates: float) -> tuple[Block, ...]:
 
 
 def runs_of(*records: TrialRecord) -> list[Observation]:
-    return list(sightings_of([], records, "cuda"))
+    return list(rate_observations([], records, "cuda"))
 
 
 def test_a_trial_is_as_sure_as_its_interval(make_record: MakeRecord, make_measurement: MakeMeasurement) -> None:
@@ -42,9 +49,11 @@ def test_a_trial_is_as_sure_as_its_interval(make_record: MakeRecord, make_measur
 def test_a_trial_shows_a_rate_whether_it_was_stopped_early_or_not(
     make_record: MakeRecord, make_measurement: MakeMeasurement
 ) -> None:
-    assert rate_seen(make_record(result=TrialResult(outcome="ok", measurement=make_measurement(200.0, 0.1)))) == 200.0
-    assert rate_seen(make_record(result=TrialResult(outcome="pruned", blocks=blocks(90, 110)))) == 100.0
-    assert rate_seen(make_record(result=TrialResult(outcome="timeout"))) is None
+    assert (
+        observed_rate(make_record(result=TrialResult(outcome="ok", measurement=make_measurement(200.0, 0.1)))) == 200.0
+    )
+    assert observed_rate(make_record(result=TrialResult(outcome="pruned", blocks=blocks(90, 110)))) == 100.0
+    assert observed_rate(make_record(result=TrialResult(outcome="timeout"))) is None
 
 
 def test_no_trial_is_surer_than_one_percent(make_record: MakeRecord, make_measurement: MakeMeasurement) -> None:
@@ -96,8 +105,8 @@ def test_each_point_of_a_curve_is_a_look_at_its_side(make_space: MakeSpace) -> N
     space = make_space()
     loader = make_point(500.0, 0.002, num_workers=2)
     device = make_point(900.0, None, micro_batch_size=64)
-    looks = looks_of(Curves(loader=(loader,), device=(device,)), space)
-    seen = list(sightings_of(looks, [], "cuda"))
+    looks = configured_points(Curves(loader=(loader,), device=(device,)), space)
+    seen = list(rate_observations(looks, [], "cuda"))
     assert [(one.kind, one.samples_per_s, one.cpu_s_per_sample) for one in seen] == [
         ("loader", 500.0, 0.002),
         ("device", 900.0, None),
@@ -107,14 +116,14 @@ def test_each_point_of_a_curve_is_a_look_at_its_side(make_space: MakeSpace) -> N
 
 
 def test_looks_are_less_sure_where_both_sides_share_the_cores(make_space: MakeSpace) -> None:
-    looks = looks_of(Curves(loader=(make_point(500.0),)), make_space())
-    on_cpu, on_cuda = (next(sightings_of(looks, [], kind)).relative_sd for kind in ("cpu", "cuda"))
+    looks = configured_points(Curves(loader=(make_point(500.0),)), make_space())
+    on_cpu, on_cuda = (next(rate_observations(looks, [], kind)).relative_sd for kind in ("cpu", "cuda"))
     assert on_cpu > on_cuda
 
 
 def test_a_point_that_was_not_reached_tells_no_rate(make_space: MakeSpace) -> None:
-    looks = looks_of(Curves(device=(make_point(None, micro_batch_size=64),)), make_space())
-    assert list(sightings_of(looks, [], "cuda")) == []
+    looks = configured_points(Curves(device=(make_point(None, micro_batch_size=64),)), make_space())
+    assert list(rate_observations(looks, [], "cuda")) == []
 
 
 def test_a_change_is_made_to_the_baseline_on_one_device(make_space: MakeSpace, four_devices: Environment) -> None:
@@ -130,9 +139,9 @@ def test_a_change_leaves_out_what_has_no_effect(make_space: MakeSpace) -> None:
     assert changed(space, {"num_workers": 0}) == TrainingConfig()
 
 
-def peaks(looks: list[Look], *records: TrialRecord, limit_is_ram: bool = False) -> list[tuple[int, int]]:
+def peaks(looks: list[ConfiguredPoint], *records: TrialRecord, limit_is_ram: bool = False) -> list[tuple[int, int]]:
     """Micro batch and peak of each."""
-    seen = peaks_seen(looks, records, LIMIT, limit_is_ram=limit_is_ram)
+    seen = peak_observations(looks, records, LIMIT, limit_is_ram=limit_is_ram)
     return [(config.micro_batch_size, peak) for config, peak in seen]
 
 
@@ -140,7 +149,7 @@ def test_peaks_are_those_of_looks_and_of_trials(
     make_space: MakeSpace, make_record: MakeRecord, make_measurement: MakeMeasurement
 ) -> None:
     point = CurvePoint(changes={"micro_batch_size": 64}, ceiling=None, peak_memory_bytes=300)
-    looks = looks_of(Curves(device=(point,), loader=(make_point(500.0),)), make_space())
+    looks = configured_points(Curves(device=(point,), loader=(make_point(500.0),)), make_space())
     result = TrialResult(outcome="ok", measurement=make_measurement(peak_memory_bytes=200))
     assert peaks(looks, make_record(result=result)) == [(64, 300), (32, 200)]
 
@@ -178,8 +187,8 @@ def test_what_ran_out_of_something_else_than_the_limit_is_on_tells_no_peak(
 def test_a_look_at_the_device_has_no_workers(make_space: MakeSpace) -> None:
     baseline = TrainingConfig(num_workers=4, prefetch_factor=2, persistent_workers=True)
     point = CurvePoint(changes={}, ceiling=None, peak_memory_bytes=300)
-    looks = looks_of(Curves(device=(point,)), make_space(baseline=baseline))
-    assert peaks_seen(looks, [], LIMIT, limit_is_ram=True) == [(TrainingConfig(), 300)]
+    looks = configured_points(Curves(device=(point,)), make_space(baseline=baseline))
+    assert peak_observations(looks, [], LIMIT, limit_is_ram=True) == [(TrainingConfig(), 300)]
 
 
 @pytest.mark.parametrize("outcome", ["crashed", "timeout", "invalid"])

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autotune.analysis.observations import Look, looks_of, sightings_of
-from autotune.analysis.rate_model import Forecast, fit_machine
+from autotune.analysis.observations import ConfiguredPoint, configured_points, rate_observations
+from autotune.analysis.rate_model import Forecast, fit_rate_model
 from autotune.records.trial import TrialRecord
 from autotune.settings.objective import Objective
 from autotune.settings.search_space import SearchSpace
@@ -57,7 +57,7 @@ class Comparison:
         return correlation(ours, true)
 
 
-def looks(surface: Any) -> list[Look]:
+def looks(surface: Any) -> list[ConfiguredPoint]:
     space = resolve(
         SearchSpace.model_validate({**fixed(surface), **surface.header["domains"]}),
         baseline=surface.baseline,
@@ -65,7 +65,7 @@ def looks(surface: Any) -> list[Look]:
         facts=surface.facts,
         environment=surface.environment,
     )
-    return looks_of(surface.curves, space)
+    return configured_points(surface.curves, space)
 
 
 def fixed(surface: Any) -> Mapping[str, object]:
@@ -90,7 +90,7 @@ def tell(surface: Any, trials: int, seed: int = 0) -> Comparison:
         for number, config in enumerate(shown)
     ]
     environment = surface.environment
-    model = fit_machine(list(sightings_of(looks(surface), records, environment.device_kind)), environment)
+    model = fit_rate_model(list(rate_observations(looks(surface), records, environment.device_kind)), environment)
     rest = others[trials:]
     differences = [abs(np.log(one / other)) for one, other in surface.pairs()]
     return Comparison(

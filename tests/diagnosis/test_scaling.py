@@ -82,7 +82,7 @@ def fastest_of(comparison: StrategyComparison) -> StrategyBest:
 
 
 def shares(comparison: StrategyComparison) -> dict[Cause, Any]:
-    return {found.cause: pytest.approx(found.share) for found in comparison.brakes}
+    return {found.cause: pytest.approx(found.share) for found in comparison.bottlenecks}
 
 
 def advised(comparison: StrategyComparison) -> dict[tuple[tuple[str, object], ...], Any]:
@@ -148,7 +148,7 @@ def test_the_fastest_group_is_judged_whatever_its_size() -> None:
 
 def test_what_is_over_the_limit_is_no_answer() -> None:
     comparison = compared(trial(0, 100.0), ddp(1, 200.0, limit_share=1.2), crashed(2, strategy="ddp", world_size=2))
-    assert (comparison.fastest, comparison.helps, comparison.brakes, comparison.advice) == (None, None, (), ())
+    assert (comparison.fastest, comparison.helps, comparison.bottlenecks, comparison.advice) == (None, None, (), ())
     group = comparison.entries[-1]
     assert (group.tried, group.feasible, group.best) == (2, 0, None)
 
@@ -208,7 +208,7 @@ def held_by_exchange(**more: Any) -> TrialRecord:
 def test_an_exchange_that_nothing_hides_holds_the_group() -> None:
     comparison = compared(trial(0, 1000.0, ALONE), held_by_exchange())
     assert shares(comparison) == {"communication": 0.2}
-    assert comparison.brakes[0].figures == {
+    assert comparison.bottlenecks[0].figures == {
         "bytes_exchanged": 2**25,
         "exposed_s": pytest.approx(0.008),
         "exposed_fraction": pytest.approx(0.2),
@@ -220,7 +220,7 @@ def test_loaders_that_are_slower_together_than_the_devices_hold_the_group() -> N
     slow = ddp(1, 790.0, with_ranks(1000.0, 1000.0, loaders=(400.0, 400.0)))
     comparison = compared(trial(0, 700.0, ALONE), slow)
     assert shares(comparison) == {"loader": (1 / 800 - 1 / 2000) * 790}
-    assert comparison.brakes[0].figures == {
+    assert comparison.bottlenecks[0].figures == {
         "strategy": "ddp",
         "world_size": 2,
         "loader_processes": 2,
@@ -248,14 +248,14 @@ def test_an_uneven_rank_costs_the_others_the_time_that_they_wait_for_it(
     comparison = compared(trial(0, 1000.0, ALONE), ddp(1, 1000.0, measured))
     assert shares(comparison) == {"uneven_rank": 0.5}
     slow = {"rank": 1, "device": "cuda:1", "side": side, "fraction": fraction}
-    assert comparison.brakes[0].figures == {"ranks": [slow]}
+    assert comparison.bottlenecks[0].figures == {"ranks": [slow]}
     assert (comparison.advice[0].kind, comparison.advice[0].figures) == ("find_slow_rank", {"ranks": [1]})
     assert comparison.advice[0].expected_gain == pytest.approx(1.0)
 
 
 def test_an_uneven_loader_that_is_fast_enough_holds_nobody() -> None:
     measured = with_ranks(1000.0, 1000.0, loaders=(9000.0, 5000.0))
-    assert compared(trial(0, 1000.0, ALONE), ddp(1, 1980.0, measured)).brakes == ()
+    assert compared(trial(0, 1000.0, ALONE), ddp(1, 1980.0, measured)).bottlenecks == ()
 
 
 def test_a_smaller_batch_that_makes_the_devices_slower_is_the_reason() -> None:
@@ -263,14 +263,14 @@ def test_a_smaller_batch_that_makes_the_devices_slower_is_the_reason() -> None:
     comparison = compared(trial(0, 1000.0, ALONE, micro_batch_size=64), group)
     assert shares(comparison) == {"small_batch": 0.495}
     figures = {"micro_batch_size": 16, "single_batch_size": 64, "reached_fraction": 0.5}
-    assert comparison.brakes[0].figures == figures | TWO_RANKS
+    assert comparison.bottlenecks[0].figures == figures | TWO_RANKS
     assert advised(comparison) == {(("micro_batch_size", 64),): 0.980}
 
 
 def test_settings_that_make_the_step_slower_are_named() -> None:
     comparison = compared(trial(0, 1000.0, ALONE, amp_dtype="bfloat16"), ddp(1, 990.0, with_ranks(500.0, 500.0)))
     assert shares(comparison) == {"settings": 0.495}
-    assert comparison.brakes[0].figures["settings"] == {"amp_dtype": "bfloat16"}
+    assert comparison.bottlenecks[0].figures["settings"] == {"amp_dtype": "bfloat16"}
     assert advised(comparison) == {(("amp_dtype", "bfloat16"),): 0.980}
 
 
@@ -278,7 +278,7 @@ def test_ranks_on_a_cpu_share_its_cores() -> None:
     group = ddp(1, 990.0, with_ranks(500.0, 500.0), num_workers=1)
     comparison = compared(trial(0, 1000.0, ALONE, num_workers=1), group, environment=CPU)
     assert shares(comparison) == {"shared_machine": 0.495}
-    assert comparison.brakes[0].figures == {"cores": 4, "reached_fraction": 0.5} | TWO_RANKS
+    assert comparison.bottlenecks[0].figures == {"cores": 4, "reached_fraction": 0.5} | TWO_RANKS
     assert [piece.kind for piece in comparison.advice] == ["more_cores_for_ranks"]
 
 
@@ -286,7 +286,7 @@ def test_without_workers_on_a_cpu_loading_takes_its_turn() -> None:
     group = ddp(1, 1000.0, with_ranks(1000.0, 1000.0, loaders=(1000.0, 1000.0)))
     comparison = compared(trial(0, 500.0, ALONE), group, environment=CPU)
     assert shares(comparison) == {"loader": 0.5}
-    assert comparison.brakes[0].figures["is_overlapped"] is False
+    assert comparison.bottlenecks[0].figures["is_overlapped"] is False
 
 
 def test_data_parallel_is_judged_by_what_its_devices_reach_together() -> None:
@@ -294,7 +294,7 @@ def test_data_parallel_is_judged_by_what_its_devices_reach_together() -> None:
     comparison = compared(trial(0, 1000.0, ALONE), group)
     assert shares(comparison) == {"communication": (1 / 1200 - 1 / 2000) * 1150}
     figures = {"strategy": "dp", "world_size": 2, "reached_fraction": pytest.approx(0.6)}
-    assert comparison.brakes[0].figures == figures
+    assert comparison.bottlenecks[0].figures == figures
     assert [piece.kind for piece in comparison.advice] == ["try_ddp"]
     tried = crashed(2, strategy="ddp", world_size=2)
     assert compared(trial(0, 1000.0, ALONE), group, tried).advice == ()
@@ -302,7 +302,7 @@ def test_data_parallel_is_judged_by_what_its_devices_reach_together() -> None:
 
 def test_where_nothing_was_measured_no_cause_is_made_up() -> None:
     comparison = compared(trial(0, 1000.0), ddp(1, 900.0))
-    assert (comparison.helps, comparison.brakes, comparison.advice) == ("no", (), ())
+    assert (comparison.helps, comparison.bottlenecks, comparison.advice) == ("no", (), ())
 
 
 def test_a_batch_that_surely_fits_gives_each_exchange_more_samples() -> None:
@@ -396,7 +396,9 @@ def test_shares_stay_within_the_whole_and_gains_are_numbers(
     measured = with_ranks(*devices, loaders=loaders, communication=talk)
     group = ddp(1, rate, measured, limit_share=limit_share, micro_batch_size=batch, num_workers=workers)
     comparison = compared(trial(0, 1000.0, {"device_ceiling": alone}), group, environment=environment)
-    assert all(LEAST_SHARE <= one.share <= 1 for one in comparison.brakes)
-    assert [one.share for one in comparison.brakes] == sorted((one.share for one in comparison.brakes), reverse=True)
+    assert all(LEAST_SHARE <= one.share <= 1 for one in comparison.bottlenecks)
+    assert [one.share for one in comparison.bottlenecks] == sorted(
+        (one.share for one in comparison.bottlenecks), reverse=True
+    )
     for one in comparison.advice:
         assert one.expected_gain is None or (one.expected_gain >= 0.03 and isfinite(one.expected_gain))

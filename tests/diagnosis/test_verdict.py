@@ -8,23 +8,23 @@ from typing import Any
 import pytest
 
 from autotune.diagnosis.bottlenecks import find_bottlenecks
-from autotune.diagnosis.verdict import headroom_of, is_healthy, judge, make_headline
+from autotune.diagnosis.verdict import headroom_today, is_healthy, judge, make_headline
 from autotune.note import Note, note
-from autotune.records.ceilings import Standing
+from autotune.records.ceilings import Headroom
 from autotune.records.diagnosis import Advice, Curves
 from tests.evidence import make_breakdown, make_costs, make_evidence, make_point
 
 
 def test_ceilings_that_were_not_measured_come_from_what_was() -> None:
     measured: dict[str, Any] = {"loader_ceiling": None, "device_ceiling": None, "data_wait_fraction": 0.5}
-    headroom = headroom_of(make_evidence(500.0, loader_costs=make_costs(1e-3), **measured))
+    headroom = headroom_today(make_evidence(500.0, loader_costs=make_costs(1e-3), **measured))
     assert [headroom.loader_ceiling, headroom.device_ceiling] == pytest.approx([1000.0, 1000.0])
 
 
 def test_a_loader_of_which_nothing_is_known_survives_json() -> None:
-    headroom = headroom_of(make_evidence(loader_ceiling=None, loader_costs=None))
+    headroom = headroom_today(make_evidence(loader_ceiling=None, loader_costs=None))
     assert headroom.loader_ceiling == inf
-    assert Standing.model_validate_json(headroom.model_dump_json()) == headroom
+    assert Headroom.model_validate_json(headroom.model_dump_json()) == headroom
 
 
 def advice(gain: float) -> Advice:

@@ -9,14 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.records.precision_check import GuardFigures, deviation_of, guard_key, needs_guard, objection, shortfall
+from autotune.records.precision_check import (
+    PrecisionFigures,
+    deviation_of,
+    guard_key,
+    needs_guard,
+    objection,
+    shortfall,
+)
 from autotune.settings.training_config import TrainingConfig
 
 FALLING = tuple(1.0 / (step + 1) for step in range(20))
 LOSSES = st.lists(st.floats(0.01, 100), min_size=1, max_size=20)
 
 
-def figures(**changes: Any) -> GuardFigures:
+def figures(**changes: Any) -> PrecisionFigures:
     values = {
         "steps": 20,
         "micro_batch_size": 32,
@@ -26,7 +33,7 @@ def figures(**changes: Any) -> GuardFigures:
         "repeat_cosine": 1.0,
         "repeat_deviation": 0.0,
     }
-    return GuardFigures.model_validate(values | changes)
+    return PrecisionFigures.model_validate(values | changes)
 
 
 def scaled(factor: float) -> tuple[float, ...]:
@@ -125,4 +132,4 @@ def test_the_deviation_is_the_share_by_which_losses_are_off(losses: list[float],
 def test_any_figures_survive_json(losses: list[float], others: list[float]) -> None:
     steps = min(len(losses), len(others))
     one = figures(steps=steps, losses=(*losses[:steps], inf), reference_losses=(*others[:steps], nan))
-    assert GuardFigures.model_validate_json(one.model_dump_json()).losses == one.losses
+    assert PrecisionFigures.model_validate_json(one.model_dump_json()).losses == one.losses

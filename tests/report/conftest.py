@@ -10,7 +10,7 @@ import pytest
 from autotune.records.breakdown import LoaderCosts, Share, TimeBreakdown
 from autotune.records.conditions import DeviceConditions
 from autotune.records.measurement import Block, Measurement, MemorySample, Window
-from autotune.records.precision_check import GuardFigures
+from autotune.records.precision_check import PrecisionFigures
 from autotune.records.ranks import Communication, RankFigures
 from autotune.records.recommendation import Confirmation, Ratio, Recommendation
 from autotune.records.run_summary import RunSummary
@@ -103,9 +103,9 @@ def make_loader_costs(**parts: Any) -> LoaderCosts:
     return LoaderCosts(**{**given, **parts})
 
 
-def make_guard(*, is_good: bool = True) -> GuardFigures:
+def make_guard(*, is_good: bool = True) -> PrecisionFigures:
     losses = tuple(2.3 / (step + 1) for step in range(20))
-    return GuardFigures(
+    return PrecisionFigures(
         steps=20,
         micro_batch_size=32,
         reference_losses=losses,

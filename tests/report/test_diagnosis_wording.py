@@ -10,7 +10,7 @@ import pytest
 
 import autotune.diagnosis
 from autotune.diagnosis.gains import advise
-from autotune.diagnosis.scaling_bottlenecks import Brake, Cause
+from autotune.diagnosis.scaling_bottlenecks import Cause, ScalingBottleneck
 from autotune.diagnosis.verdict import judge
 from autotune.note import note
 from autotune.records.diagnosis import Bottleneck, Curves
@@ -196,7 +196,7 @@ def test_all_advice_of_a_diagnosis_has_a_text_and_a_basis_without_gaps(evidence:
 
 def test_a_groups_bottleneck_reads_as_a_sentence() -> None:
     figures = {"strategy": "dp", "world_size": 2, "reached_fraction": 0.6}
-    assert say_group_evidence(Brake(cause="communication", share=0.3, figures=figures)) == (
+    assert say_group_evidence(ScalingBottleneck(cause="communication", share=0.3, figures=figures)) == (
         "with batches on the devices, 2 devices under DataParallel reach 60 % of 2 times the rate of a single device: "
         "each step copies the model to all of them and gathers their outputs"
     )

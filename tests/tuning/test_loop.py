@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from autotune.analysis.observations import Look
+from autotune.analysis.observations import ConfiguredPoint
 from autotune.analysis.time_estimate import overhead_s
 from autotune.note import Note, note
 from autotune.protocol.jobs import WindowRules
@@ -266,7 +266,9 @@ def test_a_guided_search_ends_after_six_promising_trials_whatever_else_has_run(
     search = make_search(tmp_path, FakeLauncher(), n_trials=None, amp_dtype="float32")
     assert isinstance(search.proposer, ModelProposer)
     monkeypatch.setattr(ModelProposer, "outlook", lambda *_: None)  # patience alone may end it
-    search.proposer.sides = [Look(side="device", config=TrainingConfig(), point=CurvePoint(changes={}, ceiling=None))]
+    search.proposer.sides = [
+        ConfiguredPoint(side="device", config=TrainingConfig(), point=CurvePoint(changes={}, ceiling=None))
+    ]
     records = [ran(number, 1.0, intra_op_threads=number or None) for number in range(20)]
 
     def ends(records: list[TrialRecord], promising: list[TrialRecord]) -> bool:

@@ -11,7 +11,7 @@ from autotune.settings.plan import Plan
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.testing import FakeLauncher
-from autotune.tuning.probe import look
+from autotune.tuning.probe import probe_workload
 
 NOTE = note("others_on_device", held_bytes=20 * 2**30, busy_fraction=0.9)
 
@@ -34,5 +34,5 @@ def test_others_on_the_device_are_noted_before_the_first_trial(
         name="case", workload=Workload(model=object, dataset=list), baseline=TrainingConfig(micro_batch_size=64)
     )
     with temporary_folder() as folder:
-        _, space = look(plan, runner_for(plan, folder, FakeLauncher(conditions=conditions)))
+        _, space = probe_workload(plan, runner_for(plan, folder, FakeLauncher(conditions=conditions)))
     assert space.notes == notes

@@ -59,10 +59,10 @@ def test_each_trial_that_is_asked_for_counts(tmp_path: Path) -> None:
 def test_a_baseline_alone_is_neither_looked_at_nor_confirmed(tmp_path: Path) -> None:
     alone, two = (promised_s(tmp_path, n_trials=count) for count in (1, 2))
     assert alone < 10
-    look_s, trial_s, run_s = 6.0, 2.0 + 3.5, 2.0 + 4.0
+    sample_scan_s, trial_s, run_s = 6.0, 2.0 + 3.5, 2.0 + 4.0
     stress_s = 2.0 + 4.0 + 12.0
     two_in_three_rounds_s = 6 * run_s
-    assert two == pytest.approx(alone + look_s + trial_s + two_in_three_rounds_s + stress_s)
+    assert two == pytest.approx(alone + sample_scan_s + trial_s + two_in_three_rounds_s + stress_s)
 
 
 def test_an_open_number_of_trials_is_told_as_what_it_usually_comes_to(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from autotune.diagnosis.scaling_bottlenecks import Brake
+from autotune.diagnosis.scaling_bottlenecks import ScalingBottleneck
 from autotune.records.diagnosis import Advice, Diagnosis, Finding
 from autotune.report.blocks import Table
 from autotune.report.wording.say import WORDINGS, say
@@ -37,7 +37,7 @@ def advice_in_words(advice: Advice) -> Advice:
     return advice.model_copy(update=words)
 
 
-def say_group_evidence(bottleneck: Brake) -> str:
+def say_group_evidence(bottleneck: ScalingBottleneck) -> str:
     """The figures that show a group's bottleneck, in a sentence without its full stop."""
     return _fill(f"{bottleneck.cause}_evidence", bottleneck.figures)
 

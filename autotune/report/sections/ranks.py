@@ -101,8 +101,8 @@ def _say_answer(comparison: StrategyComparison) -> str:
     if ratio is None or efficiency is None:
         return "Not known: no trial on one device ran well, so there is nothing to compare with."
     reason = ""
-    if comparison.brakes:
-        cause, share = CAUSES[comparison.brakes[0].cause], show(comparison.brakes[0].share, "share")
+    if comparison.bottlenecks:
+        cause, share = CAUSES[comparison.bottlenecks[0].cause], show(comparison.bottlenecks[0].share, "share")
         reason = f" Main bottleneck: {cause}, {share} of its time."
     elif efficiency.value < _NEAR_IDEAL:
         reason = " None of the measured figures explains what limits it."
@@ -170,7 +170,7 @@ def _describe_choice(entry: StrategyEntry) -> str:
 def _bottlenecks(comparison: StrategyComparison) -> Table:
     rows = tuple(
         (show(brake.share, "share"), CAUSES[brake.cause], f"{say_group_evidence(brake)}.")
-        for brake in comparison.brakes
+        for brake in comparison.bottlenecks
     )
     return Table(heads=("share", "what", "evidence"), rows=rows, texts=_TEXTS)
 
@@ -184,7 +184,7 @@ def _ranks_of(comparison: StrategyComparison, summary: RunSummary, columns: Sequ
             return rank_section(figures.ranks, name_group(found.config.strategy, found.config.world_size))
     if fastest is None:
         return ()
-    is_limiting = any(brake.cause == "uneven_rank" for brake in comparison.brakes)
+    is_limiting = any(brake.cause == "uneven_rank" for brake in comparison.bottlenecks)
     remarks = () if is_limiting or not uneven_ranks(fastest.ranks) else ("That does not limit the group here.",)
     return rank_section(fastest.ranks, _name(fastest), remarks)
 

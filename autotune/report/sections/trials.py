@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from autotune.records.measurement import Measurement
-from autotune.records.precision_check import GuardFigures, objection, shortfall
+from autotune.records.precision_check import PrecisionFigures, objection, shortfall
 from autotune.records.recommendation import Confirmation
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import Outcome, TrialRecord
@@ -127,7 +127,7 @@ def precision_section(summary: RunSummary) -> Section:
     return Section(title="Precision check", blocks=(table, Bullets(sentences=remarks, is_remark=True)))
 
 
-def _precision(trial: TrialRecord, figures: GuardFigures) -> tuple[str, ...]:
+def _precision(trial: TrialRecord, figures: PrecisionFigures) -> tuple[str, ...]:
     deviation, cosine, refusal = (
         figures.loss_deviation,
         figures.gradient_cosine,

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from autotune.analysis.time_estimate import payback_s
-from autotune.records.ceilings import HOLDS_FROM, Standing
+from autotune.records.ceilings import HOLDS_FROM, Headroom
 from autotune.records.recommendation import Recommendation
 from autotune.records.run_summary import RunSummary, changed_settings
 from autotune.records.trial import TrialRecord
@@ -156,7 +156,7 @@ def _say_present(figures: Figures | None, config: TrainingConfig) -> str:
     return ""
 
 
-def _say_limit(headroom: Standing, config: TrainingConfig) -> str:
+def _say_limit(headroom: Headroom, config: TrainingConfig) -> str:
     if headroom.share_of_lower >= HOLDS_FROM:
         device = "the device itself is" if config.world_size == 1 else "the devices themselves are"
         return f"{'the loader is' if headroom.lower == 'loader' else device} the bottleneck"
@@ -180,7 +180,7 @@ def _say_best(figures: Figures | None, *, is_own: bool) -> str:
     return f"{reached}, which leaves room for {format_fraction(headroom.room)} more."
 
 
-def _say_implausible(headroom: Standing, subject: str) -> str:
+def _say_implausible(headroom: Headroom, subject: str) -> str:
     share = format_fraction(headroom.share_of_lower)
     return f"{subject} at {share} of the {headroom.lower}'s ceiling as measured: that ceiling is too low to judge by."
 

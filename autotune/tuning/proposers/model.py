@@ -10,19 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import exp, inf, log
 
-from autotune.analysis.acquisition import without_matter
-from autotune.analysis.early_stopping import Bar
+from autotune.analysis.acquisition import redundant_among
+from autotune.analysis.early_stopping import PruningThreshold
 from autotune.analysis.memory_forecast import MemoryForecast, forecast_memory
 from autotune.analysis.observations import (
-    Look,
+    ConfiguredPoint,
+    configured_points,
     device_variations,
     loader_variations,
-    looks_of,
-    peaks_seen,
-    rate_seen,
-    sightings_of,
+    observed_rate,
+    peak_observations,
+    rate_observations,
 )
-from autotune.analysis.rate_model import MachineModel, fit_machine
+from autotune.analysis.rate_model import RateModel, fit_rate_model
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note, note
 from autotune.records.ceilings import CeilingBook
@@ -76,7 +76,7 @@ class ModelProposer:
         keep: Callable[[Curves], None] = lambda _: None,
         longest_s: Callable[[], float] = lambda: inf,
     ) -> None:
-        self.sides: list[Look] | None = None
+        self.sides: list[ConfiguredPoint] | None = None
         """What loader and device reach alone; None until that was measured."""
         self._study = study
         self._space = space
@@ -84,7 +84,7 @@ class ModelProposer:
         self._seed = seed
         self._keep = keep
         self._longest_s = longest_s
-        self._model: MachineModel | None = None
+        self._model: RateModel | None = None
         self._candidates: Candidates | None = None
         self._outlook: tuple[tuple[int, int], Outlook] | None = None
         """The latest, and the numbers of ended and running trials that it was made at."""
@@ -118,7 +118,7 @@ class ModelProposer:
 
     def recall(self, curves: Curves, ceilings: CeilingBook) -> None:
         """Take up what measuring the sides has shown, now or before an interruption."""
-        self.sides = looks_of(curves, self._space)
+        self.sides = configured_points(curves, self._space)
         for side in self.sides:
             ceiling = side.point.ceiling
             ceilings.keep(
@@ -165,10 +165,10 @@ class ModelProposer:
             return None
         tried = self._tried
         configs = list(dict.fromkeys([config, *tried]))
-        is_redundant = without_matter(configs, self._model.forecast(configs), tried)[0]
+        is_redundant = redundant_among(configs, self._model.forecast(configs), tried)[0]
         return note("would_tell_nothing") if is_redundant else None
 
-    def pruning_threshold(self, trial: Trial) -> Bar | None:
+    def pruning_threshold(self, trial: Trial) -> PruningThreshold | None:
         """The rate of the fastest so far, at the baseline's batch of the fastest of those at that.
 
         The more the machine scatters, the lower: the fastest so far may have been lucky. None for the first group of
@@ -180,7 +180,7 @@ class ModelProposer:
         wanted = self._space.baseline.global_batch_size
         keeps_batch = trial.config.global_batch_size == wanted
         thresholds = [
-            Bar(number=record.number, low_samples_per_s=luck * record.measurement.samples_per_s_ci[0])
+            PruningThreshold(number=record.number, low_samples_per_s=luck * record.measurement.samples_per_s_ci[0])
             for record in self._study.records
             if record.is_feasible
             and record.measurement
@@ -221,8 +221,8 @@ class ModelProposer:
 
     def _foresee(self, best: TrialRecord, measured_rate: float) -> Outlook:
         environment, records = self._space.environment, self._study.ended
-        observed = list(sightings_of(self.sides or [], records, environment.device_kind))
-        self._model = fit_machine(observed, environment)
+        observed = list(rate_observations(self.sides or [], records, environment.device_kind))
+        self._model = fit_rate_model(observed, environment)
         beliefs = Beliefs(
             rates=self._model,
             memory=self._memory(),
@@ -264,7 +264,7 @@ class ModelProposer:
     @property
     def _peaks(self) -> list[tuple[TrainingConfig, int]]:
         only_ram = self._space.environment.has_only_ram
-        return peaks_seen(self.sides or [], self._study.ended, self._limit_bytes, limit_is_ram=only_ram)
+        return peak_observations(self.sides or [], self._study.ended, self._limit_bytes, limit_is_ram=only_ram)
 
     def _near(self, best: TrialRecord, records: Sequence[TrialRecord]) -> list[tuple[Params, TrainingConfig]]:
         if self._candidates is None:
@@ -279,7 +279,7 @@ class ModelProposer:
 
     def _is_surprise(self, record: TrialRecord) -> bool:
         """Whether a trial's rate is far from what was expected, or it had none: the model does not explain that."""
-        rate = rate_seen(record)
+        rate = observed_rate(record)
         if record.config not in self._expected:
             return False
         if rate is None:
@@ -288,5 +288,5 @@ class ModelProposer:
         return abs(log(rate) - log_rate) > _SURPRISE_SDS * max(sd, _LEAST_SD)
 
 
-def _rate_alone(side: Look) -> float:
+def _rate_alone(side: ConfiguredPoint) -> float:
     return 0.0 if side.point.ceiling is None else side.point.ceiling.samples_per_s

@@ -8,9 +8,9 @@ from math import hypot, inf
 
 import numpy as np
 
-from autotune.analysis.acquisition import chance_to_run, expected_gain, has_failed, most_gain, without_matter
+from autotune.analysis.acquisition import chance_to_run, expected_gain, has_failed, most_gain, redundant_among
 from autotune.analysis.memory_forecast import MemoryForecast
-from autotune.analysis.rate_model import MachineModel
+from autotune.analysis.rate_model import RateModel
 from autotune.analysis.time_estimate import queue_s
 from autotune.records.trial import TrialRecord
 from autotune.settings.training_config import TrainingConfig
@@ -29,7 +29,7 @@ LIKELY_TO_FIT = 0.5
 class Beliefs:
     """What is held of the candidates before the next trial."""
 
-    rates: MachineModel
+    rates: RateModel
     memory: MemoryForecast
     records: Sequence[TrialRecord]
     tried: Collection[TrainingConfig]
@@ -88,7 +88,7 @@ def foresee(
     gains = np.minimum(expected_gain(forecast, best_rate), most_gain(forecast, best_rate))
     gains = gains * fits * chance_to_run(configs, failed, feasible)
     may_try = np.array([beliefs.is_open(config) for config in configs]) & (fits >= _SURE_TO_FIT)
-    tells = may_try & ~without_matter(configs, forecast, tried)
+    tells = may_try & ~redundant_among(configs, forecast, tried)
     inside = (fits >= LIKELY_TO_FIT) & ~np.array([beliefs.is_left_out(config) for config in configs])
     sides = (forecast.loader, forecast.loader_sd), (forecast.device, forecast.device_sd)
     ceilings = (float((side * np.exp(sd))[inside].max(initial=0.0)) for side, sd in sides)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from autotune.analysis.early_stopping import Bar
+from autotune.analysis.early_stopping import PruningThreshold
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note
 from autotune.records.ceilings import CeilingBook
@@ -65,7 +65,7 @@ class Proposer(Protocol):
         """Why a sample is not worth a run ("would_not_fit", "would_tell_nothing"), or None."""
         ...
 
-    def pruning_threshold(self, trial: Trial, /) -> Bar | None:
+    def pruning_threshold(self, trial: Trial, /) -> PruningThreshold | None:
         """The rate below which a trial is stopped early; None: it runs to its end."""
         ...
 

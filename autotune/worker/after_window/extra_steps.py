@@ -32,7 +32,7 @@ from autotune.worker.measure.reuse import unpacked
 from autotune.worker.measure.side_alone import collect, device_alone, loader_alone, resident
 from autotune.worker.measure.step import Trainer
 
-__all__ = ["measure_after"]
+__all__ = ["measure_after_window"]
 
 _STOP_WITHIN_S = 1.0  # workers that have not ended by then hang, and are killed: our own convention
 _BATCHES = "batches"
@@ -70,7 +70,7 @@ class _After:
 _Stage = Callable[[_After], None]
 
 
-def measure_after(
+def measure_after_window(
     run: Run, trainer: Trainer, extras: Extras, measurement: Measurement, keep: Callable[[Measurement], None]
 ) -> Measurement:
     """Measure what is asked for beyond the window.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TextIO
 
-__all__ = ["LastWords"]
+__all__ = ["HangDump"]
 
 _BEFORE_DEADLINE_S = 0.5
 _PATIENCE = 10.0  # own convention: a loader that pauses, or a second compilation, takes about as long as before
@@ -23,7 +23,7 @@ _SOONEST_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LastWords:
+class HangDump:
     """A rank's words, of which those that are asked for last are the only ones to come."""
 
     file: TextIO

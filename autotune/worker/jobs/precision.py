@@ -1,6 +1,6 @@
 """The precision check: some 20 optimizer steps of a candidate compared to float32, from the same start.
 
-Takes a PrecisionJob, whose configuration has the candidate's precision and batch; hands on GuardFigures, for
+Takes a PrecisionJob, whose configuration has the candidate's precision and batch; hands on PrecisionFigures, for
 `records.precision_check` to judge. The model is built once, and every run begins from the same weights, seeds and
 batches.
 """
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from autotune.note import Note, note
 from autotune.protocol.jobs import PrecisionJob
-from autotune.records.precision_check import GUARD_STEPS, GuardFigures, deviation_of
+from autotune.records.precision_check import GUARD_STEPS, PrecisionFigures, deviation_of
 from autotune.settings.float32_precision import exact_matmuls
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
@@ -76,7 +76,7 @@ class _Trained:
 
 def compare_to_float32(
     workload: Workload, job: PrecisionJob, device: Device, scratch: Path, ends_at: float
-) -> GuardFigures:
+) -> PrecisionFigures:
     """Train the same steps in float32, in float32 with other random draws, and as the candidate would.
 
     float32 is what torch means by it where nobody has changed that: exact matrix products, and convolutions as they
@@ -135,9 +135,9 @@ def _batches(feed: Feed, stop_at: float) -> list[Any]:
     return [delivery.batch for delivery in came]
 
 
-def _figures(size: int, reference: _Trained, repeat: _Trained, tried: _Trained) -> GuardFigures:
+def _figures(size: int, reference: _Trained, repeat: _Trained, tried: _Trained) -> PrecisionFigures:
     steps = min(len(reference.losses), len(tried.losses))
-    return GuardFigures(
+    return PrecisionFigures(
         steps=steps,
         micro_batch_size=size,
         reference_losses=tuple(reference.losses[:steps]),

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 
 from autotune.note import Note, note
 from autotune.protocol.jobs import StressJob
-from autotune.records.stress_check import StressFigures, look_s
+from autotune.records.stress_check import StressFigures, sample_scan_s
 from autotune.settings.workload import Workload
 from autotune.worker.failure.causes import cause_of
 from autotune.worker.failure.out_of_memory import shortage_of
@@ -66,7 +66,7 @@ def train_on_largest(
     dataset = build_dataset(workload)
     loader = build_loader(workload, dataset, job.config, scratch)
     now = perf_counter()
-    stop_at = now + look_s(ends_at - now)
+    stop_at = now + sample_scan_s(ends_at - now)
     largest = largest_batch(workload, dataset, loader, job.config.micro_batch_size, stop_at)
     model = build_model(workload, job.config, device)
     feed = Feed(loader)

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 import autotune
-from autotune.diagnosis.verdict import headroom_of
+from autotune.diagnosis.verdict import headroom_today
 from autotune.records.breakdown import PARTS, Share, TimeBreakdown
 from autotune.records.diagnosis import Curves, Diagnosis
 from autotune.records.utilization import Fullness
@@ -101,7 +101,7 @@ def with_measurement(diagnosis: Diagnosis, **changes: Any) -> Diagnosis:
     """As if its run had measured otherwise."""
     run = diagnosis.evidence.measurement.model_copy(update=changes)
     evidence = diagnosis.evidence.model_copy(update={"measurement": run})
-    return diagnosis.model_copy(update={"evidence": evidence, "standing": headroom_of(evidence)})
+    return diagnosis.model_copy(update={"evidence": evidence, "standing": headroom_today(evidence)})
 
 
 @pytest.mark.parametrize(

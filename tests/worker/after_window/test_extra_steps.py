@@ -26,7 +26,7 @@ from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.worker.after_window import extra_steps as after
 from autotune.worker.after_window import item_costs
-from autotune.worker.after_window.extra_steps import measure_after
+from autotune.worker.after_window.extra_steps import measure_after_window
 from autotune.worker.kept_report import ended_when_stuck, keep, longest_after_s, success
 from autotune.worker.measure import loop
 from autotune.worker.measure.feed import Feed
@@ -68,7 +68,7 @@ class Scene:
         self.kept: list[Measurement] = []
 
     def after(self, extras: Extras = ALL) -> Measurement:
-        return measure_after(self.run, self.trainer, extras, self.measured, self.kept.append)
+        return measure_after_window(self.run, self.trainer, extras, self.measured, self.kept.append)
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

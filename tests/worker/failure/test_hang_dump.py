@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from autotune.worker.failure import hang_dump as last_words
-from autotune.worker.failure.hang_dump import LastWords
+from autotune.worker.failure.hang_dump import HangDump
 
 NOW = 1000.0
 
@@ -34,22 +34,22 @@ def timers(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 @pytest.mark.parametrize(
     ("left_s", "ask", "expected_s"),
     [
-        pytest.param(60.0, LastWords.before_deadline, 59.5, id="shortly before the deadline"),
-        pytest.param(-3.0, LastWords.before_deadline, 0.1, id="at once where that is over"),
+        pytest.param(60.0, HangDump.before_deadline, 59.5, id="shortly before the deadline"),
+        pytest.param(-3.0, HangDump.before_deadline, 0.1, id="at once where that is over"),
         pytest.param(60.0, lambda words: words.unless_a_block_ends(0.2), 30.0, id="no standstill is shorter"),
         pytest.param(60.0, lambda words: words.unless_a_block_ends(4.0), 40.0, id="ten times the longest block"),
         pytest.param(60.0, lambda words: words.unless_a_block_ends(9.0), 59.5, id="never after the deadline"),
     ],
 )
-def test_words_are_due(timers: list[float], left_s: float, ask: Callable[[LastWords], None], expected_s: float) -> None:
-    ask(LastWords(file=sys.stderr, ends_at=NOW + left_s))
+def test_words_are_due(timers: list[float], left_s: float, ask: Callable[[HangDump], None], expected_s: float) -> None:
+    ask(HangDump(file=sys.stderr, ends_at=NOW + left_s))
     assert timers == [pytest.approx(expected_s)]
 
 
 def test_words_are_taken_back_once_a_block_has_ended(tmp_path: Path) -> None:
     path = tmp_path / "stack-1.txt"
     with path.open("w") as file:
-        words = LastWords(file=file, ends_at=perf_counter() + 1000.0)
+        words = HangDump(file=file, ends_at=perf_counter() + 1000.0)
         try:
             words.unless_a_block_ends(0.2)
             faulthandler.dump_traceback(file=file)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from autotune.protocol.jobs import PrecisionJob
-from autotune.records.precision_check import GUARD_STEPS, GuardFigures, objection
+from autotune.records.precision_check import GUARD_STEPS, PrecisionFigures, objection
 from autotune.settings.float32_precision import tf32_products
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
@@ -25,7 +25,7 @@ from autotune.worker.setup.device import Device, open_device
 from tests.factories import make_process
 
 FAR = float("inf")
-Compare = Callable[..., GuardFigures]
+Compare = Callable[..., PrecisionFigures]
 
 
 class Layered(nn.Module):
@@ -65,7 +65,7 @@ def compare(tmp_path: Path) -> Compare:
         deadline_s: float = 60.0,
         parts: dict[str, Any] | None = None,
         **changes: Any,
-    ) -> GuardFigures:
+    ) -> PrecisionFigures:
         settings = {"amp_dtype": "bfloat16", "micro_batch_size": 16, "lr": 0.1} | changes
         job = PrecisionJob(
             process=make_process(tmp_path),
