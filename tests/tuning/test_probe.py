@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autotune.api.setup import runner_for, temporary_folder
+from autotune.note import Note, note
 from autotune.records.conditions import DeviceConditions
 from autotune.settings.plan import Plan
 from autotune.settings.training_config import TrainingConfig
@@ -12,10 +13,7 @@ from autotune.settings.workload import Workload
 from autotune.testing import FakeLauncher
 from autotune.tuning.probe import look
 
-NOTE = (
-    "Before the first trial other processes held 20 GiB of the device's memory, which counts in every peak, and kept "
-    "it busy for 90 % of the time: rates are lower than on a device of its own."
-)
+NOTE = note("others_on_device", held_bytes=20 * 2**30, busy_fraction=0.9)
 
 
 @pytest.mark.parametrize(
@@ -30,7 +28,7 @@ NOTE = (
     ],
 )
 def test_others_on_the_device_are_noted_before_the_first_trial(
-    conditions: DeviceConditions | None, notes: tuple[str, ...]
+    conditions: DeviceConditions | None, notes: tuple[Note, ...]
 ) -> None:
     plan = Plan(
         name="case", workload=Workload(model=object, dataset=list), baseline=TrainingConfig(micro_batch_size=64)
