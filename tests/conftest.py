@@ -53,6 +53,7 @@ __all__ = [
 
 
 QUIET_RERUNS = 2
+_DRAWINGS = "_drawings_for_the_reports_tests_alone"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -63,11 +64,16 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Only a test that judges a measurement may fail by no fault of the code."""
+    """Only a test that judges a measurement is run again; tests that share a module's fixture share a process."""
     for item in items:
         if item.get_closest_marker("quiet") is not None:
             item.add_marker(pytest.mark.flaky(reruns=QUIET_RERUNS))
+        if isinstance(item, pytest.Function) and item.get_closest_marker("xdist_group") is None:
+            used = [one[-1] for one in item._fixtureinfo.name2fixturedefs.values()]
+            if any(one.scope == "module" and one.baseid for one in used if one.argname != _DRAWINGS):
+                item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 @pytest.fixture(scope="session")

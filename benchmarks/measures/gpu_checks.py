@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from autotune.api.diagnose import Pace, diagnose_plan
+from autotune.api.diagnose import MeasuringTime, diagnose_plan
 from autotune.launch.launcher import Launcher
 from autotune.records.utilization import PROFILER_SOURCE
 from autotune.settings.training_config import AMP_DTYPES
@@ -18,7 +18,7 @@ __all__ = ["check_diagnosis", "check_guard"]
 
 _SHORTEST_S = 5.0
 _CUT_OFF = frozenset({"timeout", "pruned"})  # how a trial ends that tells nothing of its precision
-_PACE = Pace(window_s=2.0, stretch_s=0.3)  # of some twenty ceilings: with a second each they take most of a minute
+_PACE = MeasuringTime(window_s=2.0, stretch_s=0.3)  # of some twenty ceilings: with a second each they take most of a minute
 
 
 def check_diagnosis(task: Task) -> Figures:
