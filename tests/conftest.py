@@ -3,7 +3,7 @@
 matplotlib draws for those of the report alone; elsewhere its second a search would add up. A study begins as a copy of
 an empty one, and nothing waits for the disk: no test pulls the plug. Where tests run side by side, torch has one thread
 in each process, trials included: threads that wait for a core which another test holds spin meanwhile. Tests marked
-quiet have the machine to themselves, and all of its threads; they alone are run again when they fail, because they judge
+quiet have the machine to themselves, and all of its threads. They alone are run again when they fail: they judge
 measurements, which another program on the machine can disturb.
 """
 
@@ -130,9 +130,7 @@ def _nothing_waits_for_the_disk() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _studies_begin_as_a_copy(
-    _migrations_read_once: None, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[None]:
+def _studies_begin_as_a_copy(_migrations_read_once: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Optuna makes a new study's tables one by one, which takes a tenth of a search; the first study is made so."""
     make, empty = storage._sqlite, tmp_path_factory.mktemp("study") / "empty.db"
 

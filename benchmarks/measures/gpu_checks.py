@@ -18,7 +18,7 @@ __all__ = ["check_diagnosis", "check_guard"]
 
 _SHORTEST_S = 5.0
 _CUT_OFF = frozenset({"timeout", "pruned"})  # how a trial ends that tells nothing of its precision
-_PACE = MeasuringTime(window_s=2.0, stretch_s=0.3)  # of some twenty ceilings: with a second each they take most of a minute
+_PACE = MeasuringTime(window_s=2.0, stretch_s=0.3)  # of some twenty ceilings: a second each would be most of a minute
 
 
 def check_diagnosis(task: Task) -> Figures:
