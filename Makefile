@@ -31,8 +31,8 @@ demo: $(READY)
 	$(BIN)/autotune run configs/quickstart.yaml --fresh
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m 'not quiet and not cluster and not gpu' --reruns 1 --durations 15
-	$(BIN)/python -m pytest -m 'quiet or cluster or gpu' --reruns 2
+	$(BIN)/python -m pytest -n 3 --dist loadgroup -m 'not quiet and not gpu' --durations 15
+	$(BIN)/python -m pytest -m 'quiet or gpu' --durations 15
 
 test-gpu: $(READY)
 	AUTOTUNE_TEST_GPU=1 $(BIN)/python -m pytest -m gpu --verbose --durations 0 --durations-min 1 tests/worker

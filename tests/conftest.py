@@ -1,13 +1,17 @@
-"""For all tests: what would take each of them time that it does not need.
+"""For all tests: how they run, and what would take each of them time that it does not need.
 
-matplotlib draws for those of the report alone; elsewhere its second a search would add up. Where tests run side by
-side, torch has one thread in each process, trials included: threads that wait for a core which another test holds spin
-meanwhile. Tests marked quiet have the machine to themselves, and all of its threads.
+matplotlib draws for those of the report alone; elsewhere its second a search would add up. A study begins as a copy of
+an empty one, and nothing waits for the disk: no test pulls the plug. Where tests run side by side, torch has one thread
+in each process, trials included: threads that wait for a core which another test holds spin meanwhile. Tests marked
+quiet have the machine to themselves, and all of its threads. They alone are run again when they fail: they judge
+measurements, which another program on the machine can disturb.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -16,9 +20,11 @@ from pathlib import Path
 import pytest
 from alembic.config import Config
 from alembic.script import ScriptDirectory
+from optuna.storages import RDBStorage
 
 from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.report.render import html as page
+from autotune.study import storage
 from tests.factories import (
     cpu,
     four_devices,
@@ -46,10 +52,28 @@ __all__ = [
 ]
 
 
+QUIET_RERUNS = 2
+_DRAWINGS = "_drawings_for_the_reports_tests_alone"
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Before torch is imported."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so a shell starts what runs in its background
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests' own processes inherit it
     if hasattr(config, "workerinput"):  # pytest-xdist's own processes
         os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Only a test that judges a measurement is run again; tests that share a module's fixture share a process."""
+    for item in items:
+        if item.get_closest_marker("quiet") is not None:
+            item.add_marker(pytest.mark.flaky(reruns=QUIET_RERUNS))
+        if isinstance(item, pytest.Function) and item.get_closest_marker("xdist_group") is None:
+            used = [one[-1] for one in item._fixtureinfo.name2fixturedefs.values()]
+            if any(one.scope == "module" and one.baseid for one in used if one.argname != _DRAWINGS):
+                item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 @pytest.fixture(scope="session")
@@ -95,6 +119,31 @@ def disk_of(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
             return place
 
         yield mount
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _nothing_waits_for_the_disk() -> Iterator[None]:
+    """A search writes some fifty files, and each would wait for the disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _studies_begin_as_a_copy(_migrations_read_once: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Optuna makes a new study's tables one by one, which takes a tenth of a search; the first study is made so."""
+    make, empty = storage._sqlite, tmp_path_factory.mktemp("study") / "empty.db"
+
+    def copied(path: Path) -> RDBStorage:
+        if not empty.exists():
+            make(empty).engine.dispose()
+        if not path.exists() and path.parent.is_dir():
+            shutil.copyfile(empty, path)
+        return make(path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(storage, "_sqlite", copied)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

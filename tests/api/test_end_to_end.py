@@ -29,8 +29,6 @@ from autotune.errors import InputError, WorkloadError
 from autotune.files.plan_file import read_plan
 from autotune.launch.local.fork_server import ForkServerLauncher
 
-pytestmark = pytest.mark.flaky(reruns=2)  # whole searches under time-outs, on a machine that others share
-
 WORKLOAD = """
 import time
 import torch

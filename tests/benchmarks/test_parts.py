@@ -60,7 +60,10 @@ def test_figures_that_json_does_not_know_are_a_failure_of_the_part() -> None:
 
 
 @pytest.mark.parametrize("is_deaf", [False, True])
-def test_a_part_that_hangs_is_ended_with_all_that_it_has_started(is_deaf: bool, tmp_path: Path) -> None:
+def test_a_part_that_hangs_is_ended_with_all_that_it_has_started(
+    is_deaf: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(part_guard, "_ENDS_WITHIN_S", 0.5)
     noted = tmp_path / "pid"
 
     def work(keep: Keep) -> Figures:

@@ -1,4 +1,8 @@
-"""Trials on a real Ray cluster: three local nodes, which these tests start and kill, and a head that runs no trials."""
+"""Trials on a real Ray cluster: three local nodes, which these tests start and kill, and a head that runs no trials.
+
+They mostly wait, for nodes that start or are missed, so that they run beside other tests; but all in one process, since
+the cluster is one, and it takes the tests in their order.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,10 @@ import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -37,7 +40,7 @@ from autotune.settings.workload import Ref
 from tests.launch.conftest import GENEROUS_S, SHORT, TWO_RANKS, Rig, in_user_code, in_user_ranks
 from tests.ray.user_hosts import NOTES
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster"), pytest.mark.timeout(300)]
 
 USER_HOSTS = Path(__file__).with_name("user_hosts.py")
 _NODES = 3
@@ -71,9 +74,10 @@ class Nodes:
         host.wait(GENEROUS_S)
 
     def mend(self) -> None:
-        """Have three nodes again, whatever a test that failed has left."""
+        """Have three nodes again, whatever a test has left; they start side by side."""
         for _ in range(_NODES - (len(self.cluster.list_all_nodes()) - 1)):  # the head is one of them
-            self.cluster.add_node(**NODE)
+            self.cluster.add_node(wait=False, **NODE)
+        self.cluster.wait_for_nodes()
 
     def note(self, kind: str) -> None:
         (self.notes / f"{kind}-").touch()
@@ -92,6 +96,8 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     notes = tmp_path_factory.mktemp("notes")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(NOTES, str(notes))
+        patch.setenv("RAY_enable_worker_prestart", "0")  # each node would start two interpreters that nobody uses
+        patch.setenv("RAY_prestart_worker_first_driver", "0")
         cluster: Any = Cluster(initialize_head=True, head_node_args={**NODE, "num_cpus": 0, "include_dashboard": False})
         nodes = Nodes(cluster, notes)
         nodes.mend()
@@ -157,18 +163,6 @@ def in_user_hosts(name: str) -> Ref:
     return Ref(target=f"{USER_HOSTS}:{name}")
 
 
-def _command(process: psutil.Process) -> list[str]:
-    with suppress(psutil.Error):
-        return process.cmdline()
-    return []
-
-
-def _parent_of(process: psutil.Process) -> int | None:
-    with suppress(psutil.Error):
-        return process.ppid()
-    return None
-
-
 def run_many(rig: Rig, model: str, count: int) -> list[TrialResult]:
     """So many trials at once, each in a thread, as a search has them."""
     runner = rig.runner(model=in_user_hosts(model))
@@ -230,7 +224,10 @@ def test_a_rank_that_fails_on_another_host_is_the_one_that_is_named(spread: Rig,
     assert spread.run(settings=TWO_RANKS).outcome == "ok"
 
 
-def test_a_rank_that_does_not_follow_anothers_end_on_another_host_is_ended(spread: Rig) -> None:
+def test_a_rank_that_does_not_follow_anothers_end_on_another_host_is_ended(
+    spread: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_launcher, "_FOLLOW_WITHIN_S", 1.0)
     result = spread.run(settings=TWO_RANKS, model=in_user_ranks("raising_in_0_while_1_hangs"))
     assert result.outcome == "crashed"
     assert result.reason.startswith("rank 0: "), "not that the other was ended"
@@ -244,7 +241,10 @@ def test_what_the_cluster_has_no_room_for_is_an_invalid_trial(rig: Rig, monkeypa
     assert rig.run().outcome == "ok"
 
 
-def test_a_host_that_another_job_keeps_is_left_alone_for_others(rig: Rig, shared: RayLauncher) -> None:
+def test_a_host_that_another_job_keeps_is_left_alone_for_others(
+    rig: Rig, shared: RayLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_hosts, "_RESERVED_SOON_S", 1.0)
     first = next(iter(shared._pool._hosts))
     sleep(1.5)  # until it is given back after the trial before
 
@@ -346,22 +346,20 @@ def test_a_search_loses_no_trial_with_a_node_and_has_none_twice(rig: Rig, nodes:
     measured = [trial for trial in result.study.trials if "autotune_record" in trial.user_attrs]
     assert [trial.number for trial in measured if trial.state.is_finished()] == numbers
     assert not [trial for trial in result.study.trials if trial.state == TrialState.RUNNING]
-    nodes.cluster.add_node(**NODE)
-    await_slots(rig.launcher, 3)
 
 
 def test_hosts_of_another_kind_are_left_alone_and_named(shared: RayLauncher, nodes: Nodes) -> None:
     cores = os.sched_getaffinity(0)
     if len(cores) == 1:
         pytest.skip("a host with fewer cores is made by taking some away")
-    await_slots(shared, 3)
+    before = slots_of(shared)
     os.sched_setaffinity(0, {min(cores)})
     try:
         other = nodes.cluster.add_node(**NODE)
     finally:
         os.sched_setaffinity(0, cores)
     while not shared.notes:
-        assert slots_of(shared) == 3
+        assert slots_of(shared) == before
         sleep(0.1)
     (note,) = shared.notes
     assert note.code == "host_of_other_kind"
@@ -370,15 +368,19 @@ def test_hosts_of_another_kind_are_left_alone_and_named(shared: RayLauncher, nod
     nodes.cluster.remove_node(other)
 
 
-def test_closing_ends_what_runs_and_leaves_nothing_on_the_hosts(rig: Rig, nodes: Nodes) -> None:
+def test_closing_ends_what_runs_and_leaves_nothing_on_the_hosts(
+    shared: RayLauncher, nodes: Nodes, tmp_path: Path
+) -> None:
+    nodes.forget()
+    rig = Rig(launcher=cast("Any", shared), folder=tmp_path)
     with ThreadPoolExecutor(1) as thread:
         running = thread.submit(rig.run, model=in_user_hosts("waiting"))
         host = psutil.Process(int(*nodes.await_notes("waiting")))
-        rig.launcher.close()
+        below = host.children(recursive=True)
+        shared.close()
         with pytest.raises(LauncherError, match="the search is over"):
             running.result()
     assert not ray.is_initialized()
-    host.wait(30)
-    others = (one for one in psutil.process_iter() if _parent_of(one) != os.getpid())  # the tests' own server lives on
-    assert not any("autotune.worker" in " ".join(_command(one)) for one in others)
+    assert below, "its fork server and the rank"
+    assert psutil.wait_procs([host, *below], GENEROUS_S)[1] == []
     assert not list(Path(tempfile.gettempdir()).glob(f"autotune-host-{host.pid}-*"))
