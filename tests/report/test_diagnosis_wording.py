@@ -98,7 +98,7 @@ WAITING = make_breakdown(wait=0.7)
             "data_cpu",
             {"breakdown": WAITING},
             (
-                "70 % of the time is spent waiting for data: an item takes 1.0 ms, 100 % of it CPU time; "
+                "70 % of the time is spent waiting for data: an item takes 1 ms, 100 % of it CPU time; "
                 "collating a batch takes 0 us"
             ),
         ),
@@ -106,8 +106,8 @@ WAITING = make_breakdown(wait=0.7)
             "data_io",
             {"breakdown": WAITING, "loader_costs": make_costs(item_cpu_s=1e-4, disk_bytes_per_item=2048.0)},
             (
-                "70 % of the time is spent waiting for data: an item takes 1.0 ms, 10 % of it CPU time, "
-                "and reads 2.0 KiB from the disk"
+                "70 % of the time is spent waiting for data: an item takes 1 ms, 10 % of it CPU time, "
+                "and reads 2 KiB from the disk"
             ),
         ),
         (
@@ -115,13 +115,13 @@ WAITING = make_breakdown(wait=0.7)
             {"breakdown": WAITING, "loader_costs": make_costs(slow_tail_fraction=0.5, item_slowest_s=0.2)},
             (
                 "70 % of the time is spent waiting for data: 50 % of the loading time goes into items over 8 times the "
-                "median of 1.0 ms, up to 200 ms"
+                "median of 1 ms, up to 200 ms"
             ),
         ),
         (
             "restart",
             {"breakdown": make_breakdown(wait=0.6, restart=0.6)},
-            "restarting the loader takes 60 % of the time: 6.0 s in each epoch of 10 s",
+            "restarting the loader takes 60 % of the time: 6 s in each epoch of 10 s",
         ),
         (
             "threads",
@@ -140,7 +140,7 @@ WAITING = make_breakdown(wait=0.7)
         (
             "memory",
             {"curves": Curves(roofline=make_roofline(moved_bytes=2.0**31))},
-            "a batch moves 2.0 GiB in 32 ms; a large copy would take 21 ms",
+            "a batch moves 2.00 GiB in 32 ms; a large copy would take 21.5 ms",
         ),
         (
             "compute",

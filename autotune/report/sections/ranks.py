@@ -169,8 +169,8 @@ def _describe_choice(entry: StrategyEntry) -> str:
 
 def _bottlenecks(comparison: StrategyComparison) -> Table:
     rows = tuple(
-        (show(brake.share, "share"), CAUSES[brake.cause], f"{say_group_evidence(brake)}.")
-        for brake in comparison.bottlenecks
+        (show(bottleneck.share, "share"), CAUSES[bottleneck.cause], f"{say_group_evidence(bottleneck)}.")
+        for bottleneck in comparison.bottlenecks
     )
     return Table(heads=("share", "what", "evidence"), rows=rows, texts=_TEXTS)
 
@@ -184,7 +184,7 @@ def _ranks_of(comparison: StrategyComparison, summary: RunSummary, columns: Sequ
             return rank_section(figures.ranks, name_group(found.config.strategy, found.config.world_size))
     if fastest is None:
         return ()
-    is_limiting = any(brake.cause == "uneven_rank" for brake in comparison.bottlenecks)
+    is_limiting = any(bottleneck.cause == "uneven_rank" for bottleneck in comparison.bottlenecks)
     remarks = () if is_limiting or not uneven_ranks(fastest.ranks) else ("That does not limit the group here.",)
     return rank_section(fastest.ranks, _name(fastest), remarks)
 

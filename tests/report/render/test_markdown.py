@@ -163,5 +163,5 @@ def test_what_makes_the_precision_guard_less_than_it_seems_is_said_once(tmp_path
     results = [one.result.model_copy(update={"guard": figures}) for one in summary.trials]
     trials = [one.model_copy(update={"result": new}) for one, new in zip(summary.trials, results, strict=True)]
     text = as_markdown(summary.model_copy(update={"trials": tuple(trials)}), tmp_path)
-    assert text.count("OVERRIDE=1 is set, for one.") == 1
-    assert "is set, for one." not in as_markdown(summary, tmp_path)
+    assert text.count("OVERRIDE=1 is set, but NVIDIA") == 1
+    assert "is set, but NVIDIA" not in as_markdown(summary, tmp_path)

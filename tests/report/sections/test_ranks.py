@@ -97,7 +97,7 @@ def test_what_holds_the_group_and_what_would_help_stand_with_their_figures() -> 
     _, holds, helps, _ = scaling_sections(make_group_summary())
     assert holds.title == "Bottlenecks of ddp × 2"  # noqa: RUF001 - a times sign
     assert table_of(holds).rows[0][:2] == ("20 %", "communication")
-    assert "exchanging 22 MiB of gradients makes a step 2.5 ms longer" in table_of(holds).rows[0][2]
+    assert "exchanging 22.0 MiB of gradients makes a step 2.5 ms longer" in table_of(holds).rows[0][2]
     gain, _, text = table_of(helps).rows[0]
     assert gain == "+21 %"
     assert text.startswith("Set grad_accum_steps=8: 8 times the samples for each exchange")

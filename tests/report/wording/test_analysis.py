@@ -23,7 +23,7 @@ def test_the_largest_batch_stands_beside_its_prediction_where_there_is_one(code:
     alone = note(code, **figures, predicted_bytes=None, error_bytes=None)
     assert say(alone) == f"{sentence} (measured peak: 456 MiB)."
     predicted = note(code, **figures, predicted_bytes=450.0 * MIB, error_bytes=9.0 * MIB)
-    assert say(predicted) == f"{sentence} (measured peak: 456 MiB; predicted from other batches: 450 MiB ± 9 MiB)."
+    assert say(predicted) == f"{sentence} (measured peak: 456 MiB; predicted from other batches: 450 MiB ± 9.00 MiB)."
 
 
 def test_a_trial_that_was_stopped_early_is_compared_to_its_threshold() -> None:

@@ -39,7 +39,7 @@ def test_every_note_of_the_worker_has_a_sentence() -> None:
         ),
         (
             note("batch_too_large", expected_bytes=2**35, limit_bytes=2**34),
-            "it might take 32,768 MiB, over the limit of 16,384 MiB",
+            "it might take 32.0 GiB, over the limit of 16.0 GiB",
         ),
         (
             note("launches_wait", variable="CUDA_LAUNCH_BLOCKING=1"),
