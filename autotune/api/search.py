@@ -147,7 +147,7 @@ def _search_of(
         proposer=proposer,
         show=show,
         on_record=folder.append_trial,
-        notes=list(time.space.notes),
+        notes=[*time.space.notes, *([note("goes_on")] if time.study.records else [])],
         ceilings=ceilings,
     )
     if curves is not None:

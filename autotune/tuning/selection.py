@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from statistics import fmean
 
 from autotune.analysis.selection_rules import choose, gains_of, ratio_of
 from autotune.note import Note, note
@@ -13,7 +12,6 @@ from autotune.settings.training_config import TrainingConfig
 from autotune.space.learning_rate import LrAdvice, scale_lr
 from autotune.tuning.contenders import Contenders, baseline_of, challengers, scores_of
 from autotune.tuning.outcomes import ConfirmationOutcome, SearchOutcome
-from autotune.tuning.stress_check import note_of_passed
 
 __all__ = ["select"]
 
@@ -107,12 +105,7 @@ def _reasons(
         yield note("confirmed", rounds=rounds, configurations=len(candidates))
     elif chosen.number != 0:
         yield note("not_confirmed")
-    if chosen.number in sure.stresses:
-        record = next(record for record in found.records if record.number == chosen.number)
-        yield note_of_passed(record, sure.stresses[chosen.number], found)
     if reference is not None and chosen.number != 0:
-        waits = {"data_wait_fraction": _data_wait(chosen), "baseline_data_wait_fraction": _data_wait(reference)}
-        yield note("data_wait", **waits)
         yield note("changed_settings", settings=list(changed_settings(chosen.config, reference.config)))
 
 
@@ -137,7 +130,3 @@ def _why_this(
 
 def _fastest(candidates: Sequence[Confirmation]) -> Confirmation | None:
     return max(candidates, key=lambda candidate: candidate.samples_per_s, default=None)
-
-
-def _data_wait(candidate: Confirmation) -> float:
-    return fmean(run.data_wait_fraction for run in candidate.runs)

@@ -15,11 +15,10 @@ from autotune.note import Note, note
 from autotune.protocol.reports import RankReport
 from autotune.records.stress_check import STRESS_S, Load, StressFigures, load_of, sample_scan_s
 from autotune.records.trial import TrialRecord
-from autotune.settings.training_config import TrainingConfig
 from autotune.tuning.outcomes import SearchOutcome
 from autotune.tuning.time_budget import repeat_deadline_s
 
-__all__ = ["MOST_STRESSED", "StressCheck", "check_under_stress", "note_of_passed", "reserve_s"]
+__all__ = ["MOST_STRESSED", "StressCheck", "check_under_stress", "reserve_s"]
 
 MOST_STRESSED = 3
 """Configurations that are tried one after the other, until one stays within the limit: our own convention."""
@@ -63,54 +62,37 @@ def check_under_stress(
     return _judged(record, found, report)
 
 
-def note_of_passed(record: TrialRecord, figures: StressFigures, found: SearchOutcome) -> Note:
-    """What a run on the largest samples has shown, among the reasons of a recommendation."""
-    return note(
-        "stress_passed",
-        run_s=figures.seconds,
-        has_largest_samples=not figures.remark,
-        limit_bytes=found.limit_bytes,
-        **_figures_of(figures, record.config, _load(figures, record.config, found)),
-    )
-
-
 def _judged(record: TrialRecord, found: SearchOutcome, report: RankReport) -> StressCheck:
     """What the run says. That it took too long, or could not be made, refutes nothing."""
-    figures, number = report.stress, record.number
+    figures, trial, reason = report.stress, record.number, report.result.reason
     if report.result.outcome in _REFUTING:
-        return StressCheck(
-            is_refuted=True, notes=(note("stress_out_of_memory", trial=number, reason=report.result.reason),)
-        )
+        return StressCheck(is_refuted=True, notes=(note("stress_out_of_memory", trial=trial, reason=reason),))
     if figures is None:
-        return StressCheck(notes=(note("stress_failed", trial=number, reason=report.result.reason),))
-    load = _load(figures, record.config, found)
-    more = {"trial": number, "limit_bytes": found.limit_bytes, **_figures_of(figures, record.config, load)}
+        return StressCheck(notes=(note("stress_failed", trial=trial, reason=reason),))
+    load = load_of(figures, record.config, found.space.environment, found.space.facts)
     if load.least_bytes > found.limit_bytes:
-        return StressCheck(is_refuted=True, notes=(note("stress_over_limit", **more),))
+        return StressCheck(is_refuted=True, notes=(_over_limit(record, figures, load, found.limit_bytes),))
     notes = []
     if figures.remark is not None:
-        notes.append(note("stress_remark", trial=number, remark=figures.remark))
+        notes.append(note("stress_remark", trial=trial, remark=figures.remark))
     if figures.memory.is_thrashing:
         retries = figures.memory.alloc_retries
-        notes.append(note("stress_thrashing", trial=number, alloc_retries=retries, later_steps=figures.steps - 1))
+        notes.append(note("stress_thrashing", trial=trial, alloc_retries=retries, later_steps=figures.steps - 1))
     if load.peak_bytes > found.limit_bytes:
-        notes.append(note("stress_near_limit", **more))
+        sizes = {"peak_bytes": load.peak_bytes, "limit_bytes": found.limit_bytes}
+        notes.append(note("stress_near_limit", trial=trial, ranks=load.ranks, **sizes))
     return StressCheck(figures=figures, notes=tuple(notes))
 
 
-def _load(figures: StressFigures, config: TrainingConfig, found: SearchOutcome) -> Load:
-    return load_of(figures, config, found.space.environment, found.space.facts)
-
-
-def _figures_of(figures: StressFigures, config: TrainingConfig, load: Load) -> dict[str, int | float | str]:
-    return {
-        "strategy": config.strategy,
-        "steps": figures.steps,
-        "own_bytes": load.own_bytes,
-        "peak_bytes": load.peak_bytes,
-        "bucket_bytes": load.bucket_bytes,
-        "ranks": load.ranks,
-        "median_item_bytes": figures.median_item_bytes,
-        "largest_item_bytes": figures.largest_item_bytes,
-        "items_seen": figures.items_seen,
-    }
+def _over_limit(record: TrialRecord, figures: StressFigures, load: Load, limit_bytes: int) -> Note:
+    return note(
+        "stress_over_limit",
+        trial=record.number,
+        strategy=record.config.strategy,
+        limit_bytes=limit_bytes,
+        own_bytes=load.own_bytes,
+        peak_bytes=load.peak_bytes,
+        bucket_bytes=load.bucket_bytes,
+        ranks=load.ranks,
+        **figures.model_dump(include={"steps", "median_item_bytes", "largest_item_bytes", "items_seen"}),
+    )

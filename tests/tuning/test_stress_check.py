@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from autotune.protocol.jobs import StressJob, WindowRules
+from autotune.records.stress_check import load_of
 from autotune.records.trial import TrialRecord, TrialResult
 from autotune.settings.training_config import DdpConfig, TrainingConfig
 from autotune.testing import FakeLauncher, FakeTrial, fake_environment, fake_facts
 from autotune.tuning.loop import Search
-from autotune.tuning.stress_check import StressCheck, check_under_stress, note_of_passed, reserve_s
+from autotune.tuning.stress_check import StressCheck, check_under_stress, reserve_s
 from tests.evidence import make_measurement
 from tests.tuning.searches import GIB, figures_of, make_search
 
@@ -67,12 +68,10 @@ def test_what_stays_within_the_limit_for_all_its_ranks_passes(
     search, check = stressed(tmp_path, config, peak_gib, kind)
     assert check.figures is not None
     assert not check.is_refuted
-    passed = note_of_passed(record_of(config), check.figures, search.outcome())
-    assert passed.code == "stress_passed"
-    assert passed.figures["strategy"] == config.strategy
-    assert passed.figures["own_bytes"] == pytest.approx(peak_gib * GIB)
-    assert passed.figures["peak_bytes"] == pytest.approx(whole_gib * GIB)
-    assert (passed.figures["ranks"], passed.figures["bucket_bytes"]) == (ranks, buckets_gib * GIB)
+    load = load_of(check.figures, config, search.space.environment, search.space.facts)
+    assert load.own_bytes == pytest.approx(peak_gib * GIB)
+    assert load.peak_bytes == pytest.approx(whole_gib * GIB)
+    assert (load.ranks, load.bucket_bytes) == (ranks, buckets_gib * GIB)
     assert job_of(search).config.process_count == 1
 
 

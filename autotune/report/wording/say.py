@@ -13,11 +13,22 @@ from autotune.report.wording.diagnosis import DIAGNOSIS
 from autotune.report.wording.launch import LAUNCH
 from autotune.report.wording.scaling import SCALING
 from autotune.report.wording.space import SPACE
+from autotune.report.wording.template import Wording, fill
 from autotune.report.wording.tuning import TUNING
 from autotune.report.wording.worker import WORKER
-from autotune.report.wording.template import Wording, fill
 
-WORDINGS: dict[str, Wording] = {**ADVICE, **ANALYSIS, **API, **DEVICES, **DIAGNOSIS, **LAUNCH, **SCALING, **SPACE, **TUNING, **WORKER}
+WORDINGS: dict[str, Wording] = {
+    **ADVICE,
+    **ANALYSIS,
+    **API,
+    **DEVICES,
+    **DIAGNOSIS,
+    **LAUNCH,
+    **SCALING,
+    **SPACE,
+    **TUNING,
+    **WORKER,
+}
 """Every sentence by its note's code; a code stands in one room's table alone."""
 
 

@@ -64,19 +64,6 @@ def _stress_over_limit(figures: Mapping[str, Any]) -> str:
     )
 
 
-def _stress_passed(figures: Mapping[str, Any]) -> str:
-    place = _PLACES.get(figures["strategy"])
-    ran = f"Ran {figures['run_s']:.0f} s more" + (f" {place}" if place else "")
-    steps, items = figures["steps"], figures["items_seen"]
-    what = f"on the largest of {items:,} samples measured" if figures["has_largest_samples"] else f"({steps} steps)"
-    limit = show(figures["limit_bytes"], "bytes")
-    peak = f"{show(figures['own_bytes'], 'bytes')} of {limit}"
-    if figures["peak_bytes"] > figures["own_bytes"]:
-        whole = show(figures["peak_bytes"], "bytes")
-        peak = f"{show(figures['own_bytes'], 'bytes')}, that is up to {whole} of {limit} for {_bearer(figures)}"
-    return f"{ran} {what}: peak {peak}."
-
-
 _PLACES = {"ddp": "in one process", "dp": "on one device"}
 """How the process of a stress run differs from what its strategy says."""
 
@@ -166,11 +153,6 @@ TUNING: dict[str, Wording] = {
     "fastest": _fastest,
     "confirmed": _confirmed,
     "not_confirmed": "Not confirmed: it was not measured again in turns with the baseline.",
-    "stress_passed": _stress_passed,
-    "data_wait": (
-        "The loop waits for data {data_wait_fraction:share} of the time, instead of "
-        "{baseline_data_wait_fraction:share}."
-    ),
     "changed_settings": _changed_settings,
 }
 """Sentences by code."""
