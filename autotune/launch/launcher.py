@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
 from autotune.note import Note
-from autotune.protocol.trial_folder import TrialFolder
+from autotune.protocol.disk import TrialFolder
 
 __all__ = [
     "TOKEN_VARIABLE",

@@ -1,6 +1,7 @@
 """TrialRunner: runs one job of each kind through a launcher, and hands on its report.
 
-Only trials run as groups. Every other job runs in one process.
+Only trials run as groups; every other job runs in one process. A job is run again to find the place of a failure, or to
+go on where a process has ended: its report is that of all runs together, which share the job's deadline.
 """
 
 from __future__ import annotations
@@ -13,21 +14,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
-from autotune.launch.answers import read_answer
+from autotune.launch.answers import NO_LIMITS, MemoryLimits, read_answer
 from autotune.launch.block_stream import BlockStream, ShouldEnd
 from autotune.launch.launcher import Launch, Launcher
-from autotune.launch.memory_limits import NO_LIMITS, MemoryLimits
-from autotune.launch.repeat import find_place, go_on
 from autotune.note import Note
 from autotune.protocol import jobs
-from autotune.protocol.disk import write_model
+from autotune.protocol.disk import TrialFolder, write_model
 from autotune.protocol.reports import RankReport
-from autotune.protocol.trial_folder import TrialFolder
 from autotune.records.trial import TrialResult
 from autotune.settings.training_config import TrainingConfig
 
-__all__ = ["TrialRunner"]
+__all__ = ["TrialRunner", "go_on"]
+
+_PROCESSES = 3
+"""The most processes that curves are measured in. Our convention: two settings may be fatal."""
+_AnyJob = TypeVar("_AnyJob", jobs.TrialJob, jobs.ProbeJob, jobs.PrecisionJob, jobs.CurvesJob, jobs.StressJob)
+_Placed = TypeVar("_Placed", jobs.TrialJob, jobs.ProbeJob)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,20 +73,13 @@ class TrialRunner:
         `should_end` is called with the blocks of the window so far whenever there is a new one (of a group those of
         rank 0, taken for all ranks). Once it returns a reason, the trial is ended, and is pruned with these blocks.
         """
-        job = jobs.TrialJob(
-            process=self._process(deadline_s),
-            payload=self._payload,
-            config=config,
-            window=window,
-            extras=extras,
-            streams_blocks=should_end is not None,
-        )
-        return find_place(job, partial(self._run, name, should_end)).result
+        streams = should_end is not None
+        job = self._job_for(jobs.TrialJob, config, deadline_s, window=window, extras=extras, streams_blocks=streams)
+        return _find_place(job, partial(self._run, name, should_end)).result
 
     def probe(self, config: TrainingConfig, *, deadline_s: float) -> RankReport:
         """Take a first look at the workload: environment and facts, or a result with the reason why it fails."""
-        job = jobs.ProbeJob(process=self._process(deadline_s), payload=self._payload, config=_alone(config))
-        return find_place(job, partial(self._run, "probe", None))
+        return _find_place(self._job_for(jobs.ProbeJob, config, deadline_s), partial(self._run, "probe", None))
 
     def describe(self, *, deadline_s: float) -> RankReport:
         """Describe the machine alone, without a workload."""
@@ -90,8 +87,7 @@ class TrialRunner:
 
     def guard(self, config: TrainingConfig, *, name: str, deadline_s: float) -> RankReport:
         """Compare a configuration's precision to float32; `config` has the batch size to compare at."""
-        job = jobs.PrecisionJob(process=self._process(deadline_s), payload=self._payload, config=_alone(config))
-        return self._run(name, None, job)
+        return self._run(name, None, self._job_for(jobs.PrecisionJob, config, deadline_s))
 
     def curves(
         self,
@@ -103,25 +99,18 @@ class TrialRunner:
         roofline: bool = False,
     ) -> RankReport:
         """Measure loader and device alone in variations of a configuration, in another process where one ends early."""
-        job = jobs.CurvesJob(
-            process=self._process(deadline_s),
-            payload=self._payload,
-            config=_alone(config),
-            variations=tuple(map(_alone, variations)),
-            stretch_s=stretch_s,
-            roofline=roofline,
-        )
-        return go_on(job, partial(self._run, "curves", None))
+        points = {"variations": tuple(map(_alone, variations)), "stretch_s": stretch_s, "roofline": roofline}
+        return go_on(self._job_for(jobs.CurvesJob, config, deadline_s, **points), partial(self._run, "curves", None))
 
     def stress(self, config: TrainingConfig, *, name: str, deadline_s: float, train_s: float) -> RankReport:
         """Train on the largest samples for `train_s` seconds."""
-        process = self._process(deadline_s)
-        job = jobs.StressJob(process=process, payload=self._payload, config=_alone(config), train_s=train_s)
-        return self._run(name, None, job)
+        return self._run(name, None, self._job_for(jobs.StressJob, config, deadline_s, train_s=train_s))
 
-    @property
-    def _payload(self) -> Path:
-        return self.payload.absolute()
+    def _job_for(self, kind: type[_AnyJob], config: TrainingConfig, deadline_s: float, **own: Any) -> _AnyJob:
+        """A job of a kind, with the fields that only this kind has."""
+        process = self._process(deadline_s)
+        config = config if kind is jobs.TrialJob else _alone(config)
+        return kind(process=process, payload=self.payload.absolute(), config=config, **own)
 
     def _process(self, deadline_s: float) -> jobs.ProcessSetup:
         return jobs.ProcessSetup(
@@ -159,8 +148,7 @@ class TrialRunner:
                 report = report.model_copy(update={"result": stream.stopped(self.say)})
         finally:
             shutil.rmtree(folder.path, ignore_errors=True)
-        result = report.result.model_copy(update={"wall_s": exit_.wall_s, "log": f"{self.logs.name}/{log.name}"})
-        return report.model_copy(update={"result": result})
+        return report.with_result(wall_s=exit_.wall_s, log=f"{self.logs.name}/{log.name}")
 
 
 def _alone(config: TrainingConfig) -> TrainingConfig:
@@ -168,3 +156,70 @@ def _alone(config: TrainingConfig) -> TrainingConfig:
     if config.strategy == "single":
         return config
     return config.model_copy(update={"strategy": "single", "world_size": 1, "ddp": None})
+
+
+def _find_place(job: _Placed, run: Callable[[_Placed, str], RankReport]) -> RankReport:
+    """A job's report; a failure in it has its true place where that can be found.
+
+    A device's failure is noticed some time after it happened. The job is then run once more, with launches that wait
+    for their kernels, in what is left of the deadline, if that is no less than the first run took. Where it fails the
+    same way, that is the failure; otherwise the first failure stays, with a reason that says so. The second run
+    measures nothing after the window: what fails there is no failure of the trial.
+
+    Args:
+        job: What to run.
+        run: Runs a job; the text is added to the log's name.
+    """
+    first = run(job, "")
+    failure, took_s = first.result.failure, first.result.wall_s
+    if failure is None or not failure.is_asynchronous:
+        return first
+    left_s = job.process.deadline_s - took_s
+    if left_s < took_s:
+        return _with_reason(first, "no time was left to look for the place where the device failed")
+    changes: dict[str, object] = {"process": _with_deadline(job, left_s, blocks_launches=True)}
+    if isinstance(job, jobs.TrialJob):
+        changes |= {"extras": jobs.NO_EXTRAS, "streams_blocks": False}
+    second = run(job.model_copy(update=changes), "-blocking")
+    took_s += second.result.wall_s
+    again = second.result.failure
+    if second.result.outcome == "crashed" and again is not None and not again.is_asynchronous:
+        return second.with_result(wall_s=took_s)
+    end = "it did not fail"
+    if second.result.outcome != "ok":
+        end = f"it ended otherwise: {second.result.reason or second.result.outcome}"
+    report = _with_reason(first, f"run once more, with launches that wait for their kernels, {end}")
+    return report.with_result(wall_s=took_s)
+
+
+def go_on(job: jobs.CurvesJob, run: Callable[[jobs.CurvesJob, str], RankReport]) -> RankReport:
+    """The report of curves; where a process ended before it had measured all, another one measures the rest.
+
+    The point at which a process ended keeps its reason and is not tried again. A process that has added nothing is the
+    last one.
+
+    Args:
+        job: What to measure.
+        run: Runs a job; the text is added to the log's name.
+    """
+    report = run(job, "")
+    took_s = report.result.wall_s
+    for number in range(2, _PROCESSES + 1):
+        known, left_s = report.curves, job.process.deadline_s - took_s
+        if known is None or not known.is_cut or left_s <= 0:
+            break
+        rest = job.model_copy(update={"process": _with_deadline(job, left_s), "known": known})
+        further = run(rest, f"-{number}")
+        took_s += further.result.wall_s
+        if further.curves in (None, known):  # it has measured nothing more, and neither would the next process
+            break
+        report = further
+    return report.with_result(wall_s=took_s)
+
+
+def _with_deadline(job: jobs.WorkloadJob, deadline_s: float, *, blocks_launches: bool = False) -> jobs.ProcessSetup:
+    return job.process.model_copy(update={"deadline_s": deadline_s, "blocks_launches": blocks_launches})
+
+
+def _with_reason(report: RankReport, addition: str) -> RankReport:
+    return report.with_result(reason=f"{report.result.reason} ({addition})")

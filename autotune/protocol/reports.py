@@ -40,3 +40,7 @@ class RankReport(FrozenModel):
     """The reason is a sentence about the user's workload, complete as it stands."""
     is_collateral: bool = False
     """This rank failed only because another rank was gone: its connection was closed, or a collective timed out."""
+
+    def with_result(self, **changes: object) -> RankReport:
+        """The report with these fields of its result changed."""
+        return self.model_copy(update={"result": self.result.model_copy(update=changes)})

@@ -26,9 +26,8 @@ from autotune.frozen import FrozenModel
 from autotune.launch.launcher import Exit, Launch
 from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.launch.runner import TrialRunner
-from autotune.protocol.disk import write_model
+from autotune.protocol.disk import TrialFolder, write_model
 from autotune.protocol.jobs import Job, TrialJob
-from autotune.protocol.trial_folder import TrialFolder
 from autotune.settings.environment import Environment
 from autotune.version import __version__
 

@@ -9,7 +9,7 @@ from time import perf_counter
 
 def _main(arguments: list[str]) -> None:
     started = perf_counter()
-    from autotune.protocol.trial_folder import TrialFolder
+    from autotune.protocol.disk import TrialFolder
     from autotune.worker.serve import die_with_parent, live, serve
 
     match arguments:

@@ -1,4 +1,10 @@
-"""A rank's whole life: read the job, do it, answer. Whatever happens becomes one RankReport."""
+"""A rank's whole life: read the job, do it, answer. Whatever happens becomes one RankReport.
+
+A forked rank can't open a device that its parent had opened before. torch calls the children of a process that has used
+a device, if only by `torch.cuda.is_available()`, bad forks (torch/csrc/cuda/Module.cpp, poison_fork): it raises in
+them, or finds no device. A package that torch loads by itself, by an entry point of the group torch.backends, may do so
+before it can be prevented.
+"""
 
 from __future__ import annotations
 
@@ -13,35 +19,30 @@ from typing import assert_never
 import torch
 
 from autotune.protocol import jobs
-from autotune.protocol.disk import write_model
+from autotune.protocol.disk import TrialFolder, write_model
 from autotune.protocol.payload import read_payload
 from autotune.protocol.reports import RankReport
-from autotune.protocol.trial_folder import TrialFolder
 from autotune.records.diagnosis import Curves
 from autotune.records.trial import TrialResult
 from autotune.worker.failure.hang_dump import HangDump
 from autotune.worker.failure.kernel_failures import block_launches
 from autotune.worker.failure.outcome import outcome_of
-from autotune.worker.forks import refuse_bad_fork
 from autotune.worker.jobs.curves import trace_curves
 from autotune.worker.jobs.precision import compare_to_float32
 from autotune.worker.jobs.probe import probe
 from autotune.worker.jobs.stress import train_on_largest
-from autotune.worker.kept_report import keep
 from autotune.worker.measure.conditions import BEFORE_S, Others, conditions_before, others_before
-from autotune.worker.setup.build import (
-    resolved,
-    seed_all,
-)
-from autotune.worker.setup.device import Device, open_device
+from autotune.worker.setup.build import resolved, seed_all
+from autotune.worker.setup.device import Device, DeviceError, open_device
 from autotune.worker.setup.environment import describe
 from autotune.worker.setup.machine import usable_cores
 from autotune.worker.setup.process_group import open_group
-from autotune.worker.trial import Place, Start, gpus_used, run_trial
+from autotune.worker.trial import Place, Start, gpus_used, keep, run_trial
 
-__all__ = ["run_rank"]
+__all__ = ["bad_fork_devices_of_children", "refuse_bad_fork", "run_rank"]
 
 _TRIAL_VARIABLE = "AUTOTUNE_TRIAL"  # set to "1" in a trial's environment, for the user's code to read
+_DEVICES = ("cuda", "xpu", "mtia", "mps")
 _DEADLINE_SHARE = 0.85  # our convention: of the deadline; a window that is late is ended, not lost
 _DONE = TrialResult(outcome="ok")
 
@@ -154,3 +155,43 @@ def _enter_callers_world(process: jobs.ProcessSetup) -> None:
         os.environ["PYTHONPATH"] = process.python_path
     sys.path[:] = process.sys_path
     os.chdir(process.working_directory)
+
+
+def _bad_fork_devices() -> tuple[str, ...]:
+    """Kinds of devices that this process can't open for having been forked."""
+    found, registered = [], torch._C._get_privateuse1_backend_name()  # noqa: SLF001 - no public name
+    for name in (*_DEVICES, registered):
+        is_bad = getattr(getattr(torch, name, None), "_is_in_bad_fork", None)
+        if is_bad is not None and is_bad():
+            found.append(name)
+    return tuple(found)
+
+
+def bad_fork_devices_of_children() -> tuple[str, ...]:
+    """Kinds of devices that a process forked from this one could not open. Forks one to find out."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with suppress(BaseException):  # nothing of this process may run on in its fork
+            os.write(writing, " ".join(_bad_fork_devices()).encode())
+        os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as answer:  # noqa: PTH123 - a descriptor
+        names = answer.read()
+    os.waitpid(pid, 0)
+    return tuple(names.decode().split())
+
+
+def refuse_bad_fork(device: str) -> None:
+    """Refuse to search for a device where it can't be opened: it might seem not to exist.
+
+    Raises:
+        DeviceError: this process was forked from one that had opened a device.
+    """
+    devices = _bad_fork_devices()
+    if devices and device != "cpu":
+        raise DeviceError(
+            f"a trial must be the first to open its device, but {', '.join(devices)} had been opened before its "
+            "process was forked, most likely by a package that torch loads by itself; set "
+            "TORCH_DEVICE_BACKEND_AUTOLOAD=0"
+        )

@@ -28,10 +28,9 @@ from time import monotonic, perf_counter, sleep
 import psutil
 import torch._dynamo  # noqa: F401 - the first optimizer would import it, a second in every fork
 
+from autotune.protocol.disk import TrialFolder
 from autotune.protocol.shared_memory import free_shared_memory
-from autotune.protocol.trial_folder import TrialFolder
-from autotune.worker.forks import bad_fork_devices_of_children
-from autotune.worker.rank import run_rank
+from autotune.worker.rank import bad_fork_devices_of_children, run_rank
 
 __all__ = ["die_with_parent", "live", "serve"]
 

@@ -1,43 +1,60 @@
-"""A trial's job in one rank: build, warm up, measure the window, then what explains it. Hands on the rank's report."""
+"""A trial's job in one rank: build, warm up, measure the window, then what explains it. Hands on the rank's report.
+
+The report is kept while a rank still measures what follows the window: it counts, whatever becomes of the process.
+"""
 
 from __future__ import annotations
 
+import faulthandler
 import os
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Timer
 from time import perf_counter
 from typing import Any
 
-from torch.utils.data import IterableDataset
-
 from autotune.analysis.rates import between_runs, rate_of
-from autotune.note import Note
+from autotune.errors import RunFolderError
+from autotune.protocol.disk import TrialFolder, read_model, write_model
 from autotune.protocol.jobs import NO_EXTRAS, TrialJob, WindowRules
 from autotune.protocol.reports import RankReport
-from autotune.protocol.trial_folder import TrialFolder
-from autotune.records.conditions import DeviceConditions, remarks_on
+from autotune.records.conditions import remarks_on
 from autotune.records.measurement import Block, Measurement
 from autotune.records.ranks import RankFigures
+from autotune.records.trial import TrialResult
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.worker.after_window.extra_steps import measure_after_window
 from autotune.worker.failure.hang_dump import HangDump
-from autotune.worker.kept_report import ended_when_stuck, keep, longest_after_s, success
 from autotune.worker.measure.batch import batch_fingerprint
 from autotune.worker.measure.conditions import ConditionsProbe, Others
 from autotune.worker.measure.feed import Delivery, Feed
 from autotune.worker.measure.loop import Run, measure_window, warm_up
 from autotune.worker.measure.nvml import Gpu, gpus_of
-from autotune.worker.measure.step import Trainer, infer_step, make_trainer
+from autotune.worker.measure.step import Trainer, open_trainer
 from autotune.worker.measure.utilization import BusyProbe
-from autotune.worker.setup.build import WorkloadFault, build_dataset, build_loader, build_model, build_optimizer
+from autotune.worker.setup.build import WorkloadFault, build_dataset, build_loader, build_model, is_stream
 from autotune.worker.setup.device import Device
 from autotune.worker.setup.parallel import without_effect_here
 from autotune.worker.setup.process_group import ALONE, Group
 
-__all__ = ["Place", "Start", "StartTimes", "gpus_used", "measure", "run_trial"]
+__all__ = [
+    "Place",
+    "Start",
+    "StartTimes",
+    "ended_when_stuck",
+    "gpus_used",
+    "keep",
+    "longest_after_s",
+    "measure",
+    "run_trial",
+    "success",
+]
+
+_LONGEST_AFTER_S = 60.0  # our convention: apart from its steps, what follows the window takes a few seconds
+_STEPS_AFTER = 40  # the most optimizer steps that follow the window (extra_steps.py); the profiled ones are slower
 
 
 @dataclass(slots=True)
@@ -110,17 +127,15 @@ def gpus_used(device: Device) -> tuple[Gpu, ...]:
 def _build(workload: Workload, config: TrainingConfig, device: Device, place: Place) -> tuple[Trainer, Feed, Delivery]:
     dataset = build_dataset(workload)
     model = build_model(workload, config, device)
-    optimizer = build_optimizer(workload, model, config.lr)
     feed = Feed(build_loader(workload, dataset, config, place.folder.path, place.group))
     first = feed.start()
     _refuse_repeated(dataset, first.batch, place.group)
-    return make_trainer(model, optimizer, infer_step(workload, first.batch), config, device), feed, first
+    return open_trainer(workload, model, first.batch, config, device), feed, first
 
 
 def _refuse_repeated(dataset: Any, batch: Any, group: Group) -> None:
     """Refuse an iterable dataset that gives each rank the same items: its rate would count them several times."""
-    is_iterable = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
-    if group.size > 1 and is_iterable and group.is_equal(batch_fingerprint(batch)):
+    if group.size > 1 and is_stream(dataset) and group.is_equal(batch_fingerprint(batch)):
         raise WorkloadFault(
             f"an iterable dataset must share its items out among ranks, but all {group.size} got the same first batch; "
             "shard it by the environment's RANK and WORLD_SIZE, which are set in groups alone, or set strategy: single"
@@ -179,8 +194,10 @@ def measure(
         busy.start()  # last, as it ends first: the other calls to NVML lie outside its span
 
     window = measure_window(run, rules, warmed, at_edge, on_block)
-    wait_fraction = _data_wait_fraction(window.blocks)
+    blocks, ddp = window.blocks, run.trainer.config.ddp
+    wait_fraction = min(1.0, sum(block.data_wait_s for block in blocks) / sum(block.seconds for block in blocks))
     busyness, found = busy.stop(wait_fraction), conditions.stop()
+    ineffective = () if ddp is None else without_effect_here(ddp)
     memory, rate = device.peak_memory(retries), between_runs(rate_of(window), device.kind)
     return Measurement(
         samples_per_s=rate.value,
@@ -198,14 +215,8 @@ def measure(
         window=window,
         loss=float(run.loss),
         skipped_steps=run.skipped_steps,
-        remarks=_remarks(run.trainer.config, found),
+        remarks=(*ineffective, *(() if found is None else remarks_on(found))),
     )
-
-
-def _remarks(config: TrainingConfig, conditions: DeviceConditions | None) -> tuple[Note, ...]:
-    """Settings without effect, and what disturbed the window."""
-    ineffective = () if config.ddp is None else without_effect_here(config.ddp)
-    return (*ineffective, *(() if conditions is None else remarks_on(conditions)))
 
 
 def _of_rank(measurement: Measurement, place: Place, device: Device) -> RankReport:
@@ -226,5 +237,50 @@ def _of_rank(measurement: Measurement, place: Place, device: Device) -> RankRepo
     return success(measurement.model_copy(update={"ranks": (own,)}))
 
 
-def _data_wait_fraction(blocks: tuple[Block, ...]) -> float:
-    return min(1.0, sum(block.data_wait_s for block in blocks) / sum(block.seconds for block in blocks))
+def success(measurement: Measurement) -> RankReport:
+    """The report of a measurement."""
+    return RankReport(result=TrialResult(outcome="ok", measurement=measurement))
+
+
+def keep(path: Path, rank: int, report: RankReport) -> None:
+    """Write what is known so far."""
+    with suppress(RunFolderError):  # a full disk: there may be room for the last report
+        write_model(path, report.model_copy(update={"rank": rank}))
+
+
+def longest_after_s(measurement: Measurement, config: TrainingConfig) -> float:
+    """Seconds after which what follows a window is taken to hang; more where steps are long."""
+    blocks = measurement.blocks
+    batch_s = sum(block.seconds for block in blocks) / sum(block.batches for block in blocks)
+    return _LONGEST_AFTER_S + _STEPS_AFTER * config.grad_accum_steps * batch_s
+
+
+@contextmanager
+def ended_when_stuck(longest_s: float, report: Path) -> Iterator[None]:
+    """End the process, with the report that was kept, where what follows a window hangs: the deadline may be late."""
+    begun = perf_counter()
+
+    def end() -> None:
+        try:
+            with suppress(OSError, ValueError):  # the user's code may have closed it
+                faulthandler.dump_traceback()
+            _keep_after_s(report, perf_counter() - begun)
+        finally:
+            os._exit(0)
+
+    timer = Timer(longest_s, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _keep_after_s(report: Path, after_s: float) -> None:
+    """Write the time since the window into the kept report: time in which the process hung is not the trial's own."""
+    with suppress(OSError, ValueError, RunFolderError):  # the user's code may have written over it
+        kept = read_model(report, RankReport)
+        if kept.result.measurement is not None:
+            measurement = kept.result.measurement.model_copy(update={"after_s": after_s})
+            write_model(report, kept.with_result(measurement=measurement))

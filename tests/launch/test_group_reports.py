@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from autotune.launch.group_report import one_report
+from autotune.launch.answers import one_report
 from autotune.launch.launcher import Exit
 from autotune.protocol.reports import RankReport
 from autotune.records.ranks import RankFigures

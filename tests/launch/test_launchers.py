@@ -16,7 +16,7 @@ import pytest
 
 from autotune.launch.launcher import Launch
 from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
-from autotune.protocol.trial_folder import TrialFolder
+from autotune.protocol.disk import TrialFolder
 from autotune.records.trial import TrialResult
 from tests.launch.conftest import AnyLauncher, Rig, rig_over
 

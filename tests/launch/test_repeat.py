@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from autotune.launch.repeat import go_on
+from autotune.launch.runner import go_on
 from autotune.note import note
 from autotune.protocol.jobs import CurvesJob
 from autotune.protocol.reports import RankReport

@@ -371,7 +371,7 @@ def seen_world() -> dict[str, Any]:
 
 def trial_folder() -> Path:
     """The trial's own folder, found as user code should not: in the frames above."""
-    from autotune.protocol.trial_folder import TrialFolder
+    from autotune.protocol.disk import TrialFolder
 
     return next(one.path for one in gc.get_objects() if isinstance(one, TrialFolder))
 
@@ -507,7 +507,7 @@ def _lose() -> NoReturn:
 
 def forking_and_looking() -> nn.Module:
     """A process forked from this one writes down what it would refuse."""
-    from autotune.worker.forks import refuse_bad_fork
+    from autotune.worker.rank import refuse_bad_fork
     from autotune.worker.setup.device import DeviceError
 
     pid = os.fork()

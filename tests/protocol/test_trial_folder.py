@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from autotune.protocol.trial_folder import TrialFolder
+from autotune.protocol.disk import TrialFolder
 
 
 def test_each_rank_has_files_of_its_own(tmp_path: Path) -> None:

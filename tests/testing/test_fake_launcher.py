@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import autotune
+from autotune.launch.answers import MemoryLimits
 from autotune.launch.launcher import Cluster, slots_of
-from autotune.launch.memory_limits import MemoryLimits
 from autotune.protocol.jobs import WindowRules
 from autotune.records.diagnosis import Curves
 from autotune.records.trial import TrialRecord

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from autotune.launch.answers import MemoryLimits
 from autotune.launch.launcher import Exit, Launch
-from autotune.launch.memory_limits import MemoryLimits
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note
 from autotune.protocol.disk import write_model

@@ -22,8 +22,8 @@ from torch import Tensor, distributed, nn
 from torch.nn import functional
 from torch.utils.data import Dataset, TensorDataset
 
+from autotune.launch.answers import MemoryLimits
 from autotune.launch.launcher import Launcher
-from autotune.launch.memory_limits import MemoryLimits
 from autotune.launch.runner import TrialRunner
 from autotune.protocol.jobs import NO_EXTRAS, Extras, WindowRules
 from autotune.protocol.payload import write_payload

@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from autotune.note import note
-from autotune.protocol.disk import read_model
+from autotune.protocol.disk import TrialFolder, read_model
 from autotune.protocol.jobs import NO_EXTRAS, Extras, WindowRules
 from autotune.protocol.reports import RankReport
-from autotune.protocol.trial_folder import TrialFolder
 from autotune.records.diagnosis import Curves
 from autotune.records.measurement import Block, Measurement
 from autotune.records.trial import TrialResult
@@ -27,7 +26,6 @@ from autotune.settings.workload import Workload
 from autotune.worker.after_window import extra_steps as after
 from autotune.worker.after_window import item_costs
 from autotune.worker.after_window.extra_steps import measure_after_window
-from autotune.worker.kept_report import ended_when_stuck, keep, longest_after_s, success
 from autotune.worker.measure import loop
 from autotune.worker.measure.feed import Feed
 from autotune.worker.measure.loop import Run
@@ -35,7 +33,7 @@ from autotune.worker.measure.step import Trainer, infer_step, make_trainer
 from autotune.worker.setup.build import build_loader, build_model, build_optimizer
 from autotune.worker.setup.device import Device, open_device
 from autotune.worker.setup.process_group import Group
-from autotune.worker.trial import StartTimes, measure
+from autotune.worker.trial import StartTimes, ended_when_stuck, keep, longest_after_s, measure, success
 
 RULES = WindowRules(max_s=0.1, precision=10.0, block_s=0.01)
 ALL = Extras(loader_ceiling=True, device_ceiling=True, breakdown=True, stretch_s=0.02)
