@@ -2,7 +2,8 @@
 
 Takes a DataLoader whose iteration has not begun. A map-style dataset's batch has as many samples as the sampler drew
 indices for it. A stream's has the loader's batch size where short batches are dropped; else a wrapper around
-`collate_fn` counts them in the worker, and sends the number along with the batch.
+`collate_fn` counts them in the worker, and sends the number along with the batch. So it does where workers deliver
+batches in the order in which they are ready, which is not that of the sampler.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ __all__ = ["BatchSizes"]
 
 
 class BatchSizes:
-    """The sizes of a loader's batches, in the order in which they are drawn and delivered.
+    """The sizes of a loader's batches, as they are delivered.
 
-    A loader with `in_order=False` may deliver them in another order: then their sum is right, each alone may not be.
+    Of a dataset with `__getitems__`, which may hand anything to `collate_fn`, the sizes are those that were drawn: with
+    `in_order=False` an epoch's sum is right, each alone may not be.
     """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
@@ -30,7 +32,7 @@ class BatchSizes:
         self._fixed: int | None = None
         if loader.batch_sampler is None:  # no batches are put together: each sample comes alone
             self._fixed = 1
-        elif not isinstance(loader.dataset, IterableDataset):
+        elif not isinstance(loader.dataset, IterableDataset) and not _is_counted_by_collating(loader):
             # torch refuses another sampler once a loader is made, since its iterator might hold the old one
             vars(loader)["batch_sampler"] = _Counted(loader.batch_sampler, self._drawn)
         elif loader.drop_last:
@@ -47,6 +49,11 @@ class BatchSizes:
         if self._collates:
             return Held(*delivered)
         return Held(delivered, self._drawn.popleft() if self._fixed is None else self._fixed)
+
+
+def _is_counted_by_collating(loader: DataLoader[Any]) -> bool:
+    """Whether batches may come in another order than they are drawn, and torch itself lists a batch's items."""
+    return loader.num_workers > 0 and not loader.in_order and not hasattr(loader.dataset, "__getitems__")
 
 
 class _Counted:

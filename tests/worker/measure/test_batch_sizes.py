@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from os import sched_yield
 from pathlib import Path
 from typing import Any
 
@@ -77,3 +78,40 @@ def test_a_stream_is_counted_by_the_batch_size_or_where_it_is_collated(
 def test_samples_that_come_alone_count_as_one_each() -> None:
     feed = Feed(DataLoader(Numbers(), batch_size=None))
     assert [feed.start().samples, feed.take().samples] == [1, 1]
+
+
+class Gated(Dataset[int]):
+    """Ten items; the first batch's wait until a later one has been delivered."""
+
+    def __init__(self, gate: Path, first: int) -> None:
+        self.gate, self.first = gate, first
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> int:
+        while index == self.first and not self.gate.exists():
+            sched_yield()
+        return index
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        ({"batch_sampler": [[0, 1, 2], [3], [4, 5]]}, {0: 3, 3: 1, 4: 2}),
+        ({"batch_size": 4, "drop_last": False}, {0: 4, 4: 4, 8: 2}),
+        ({"batch_size": 4, "drop_last": True}, {0: 4, 4: 4}),
+    ],
+    ids=["batch sampler", "kept", "dropped"],
+)
+def test_batches_that_come_out_of_order_have_their_own_sizes(
+    tmp_path: Path, parts: dict[str, Any], expected: dict[int, int]
+) -> None:
+    gate = tmp_path / "gate"
+    feed = Feed(DataLoader(Gated(gate, first=0), num_workers=2, collate_fn=joined, in_order=False, **parts))
+    came = [feed.start()]
+    gate.touch()
+    came += [feed.take() for _ in expected][:-1]
+    feed.stop()
+    assert came[0].batch[0, 0] > 0, "the first batch waits for a later one"
+    assert {int(one.batch[0, 0]): one.samples for one in came} == expected
