@@ -194,10 +194,12 @@ def largest_batch_note(
     line = fit_memory(memory_kind(config), others, num_workers=workers)
     too_big = {*overloading, *(record.config.micro_batch_size for record in own if is_too_big(record))}
     next_batch = min((size for size in batches if size > batch), default=None)
-    ending = "of_space" if next_batch is None else "of_limit" if next_batch in too_big else "that_ran"
+    code = "largest_batch_that_ran"
+    if next_batch is None or next_batch in too_big:
+        code = "largest_batch_of_space" if next_batch is None else "largest_batch_of_limit"
     predicted = (None, None) if line is None else (line.predict_bytes(batch), line.error_at(batch))
     return note(
-        f"largest_batch_{ending}",
+        code,
         micro_batch_size=batch,
         limit_bytes=limit_bytes,
         peak_bytes=peak_bytes,

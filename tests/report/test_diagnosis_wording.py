@@ -15,10 +15,10 @@ from autotune.diagnosis.verdict import judge
 from autotune.note import note
 from autotune.records.diagnosis import Bottleneck, Curves
 from autotune.report.sections.advice import advice_in_words, diagnosis_in_words, say_group_evidence
-from autotune.report.wording.advice import ADVICE
-from autotune.report.wording.diagnosis import BOTTLENECKS, DIAGNOSIS
 from autotune.report.wording.say import say
-from autotune.report.wording.scaling import CAUSES, SCALING
+from autotune.report.wording.tables.advice import ADVICE
+from autotune.report.wording.tables.diagnosis import BOTTLENECKS, DIAGNOSIS
+from autotune.report.wording.tables.scaling import CAUSES, SCALING
 from autotune.settings.training_config import TrainingConfig
 from tests.evidence import CPU, make_breakdown, make_costs, make_evidence, make_point, make_roofline
 

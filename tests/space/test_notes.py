@@ -33,7 +33,7 @@ def test_unlike_devices_are_told_where_groups_of_them_are_tried(
 def test_what_was_found_with_the_device_is_told(
     make_space: MakeSpace, make_environment: Callable[..., Environment]
 ) -> None:
-    assert make_space(environment=make_environment(remarks=("There is a GPU.",))).notes == ("There is a GPU.",)
+    assert make_space(environment=make_environment(remarks=(make_note("gpu"),))).notes == (make_note("gpu"),)
 
 
 @pytest.mark.parametrize("given_space", [{}, {"strategy": "single"}])

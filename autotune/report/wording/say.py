@@ -5,17 +5,19 @@ from __future__ import annotations
 from pydantic import JsonValue
 
 from autotune.note import Note
-from autotune.report.wording.advice import ADVICE
-from autotune.report.wording.analysis import ANALYSIS
-from autotune.report.wording.api import API
-from autotune.report.wording.devices import DEVICES
-from autotune.report.wording.diagnosis import DIAGNOSIS
-from autotune.report.wording.launch import LAUNCH
-from autotune.report.wording.scaling import SCALING
-from autotune.report.wording.space import SPACE
+from autotune.report.wording.tables.advice import ADVICE
+from autotune.report.wording.tables.analysis import ANALYSIS
+from autotune.report.wording.tables.api import API
+from autotune.report.wording.tables.devices import DEVICES
+from autotune.report.wording.tables.diagnosis import DIAGNOSIS
+from autotune.report.wording.tables.launch import LAUNCH
+from autotune.report.wording.tables.scaling import SCALING
+from autotune.report.wording.tables.space import SPACE
+from autotune.report.wording.tables.tuning import TUNING
+from autotune.report.wording.tables.worker import WORKER
 from autotune.report.wording.template import Wording, fill
-from autotune.report.wording.tuning import TUNING
-from autotune.report.wording.worker import WORKER
+
+__all__ = ["WORDINGS", "say"]
 
 WORDINGS: dict[str, Wording] = {
     **ADVICE,

@@ -1,7 +1,8 @@
 """The stress run: trains on ordinary batches and on a batch of the largest samples in turns, and reads the peak memory.
 
-Takes a StressJob; hands on StressFigures. Samples are sized for a short while only: the largest is the largest of those sized. They are read as training reads them, by loader workers
-where there are any: a file that this process had opened would be shared by all workers that are forked from it.
+Takes a StressJob; hands on StressFigures. Samples are sized for a short while only: the largest is the largest of those
+sized. They are read as training reads them, by loader workers where there are any: a file that this process had opened
+would be shared by all workers that are forked from it.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from autotune.note import Note, note
-from autotune.report.wording.devices import DEVICES
 from autotune.report.wording.say import say
+from autotune.report.wording.tables.devices import DEVICES
 
 _SENTENCES: list[tuple[Note, str]] = [
     (

@@ -6,7 +6,7 @@ import pytest
 
 from autotune.note import Note, note
 from autotune.report.wording.say import say
-from autotune.report.wording.space import SPACE
+from autotune.report.wording.tables.space import SPACE
 
 _SENTENCES: list[tuple[Note, str]] = [
     (

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import autotune.study
-import autotune.tuning
 from autotune.note import Note, note
 from autotune.report.wording import say
-from autotune.report.wording.tuning import TUNING
 
 GIB = 2**30
 LOAD: dict[str, Any] = {"trial": 7, "limit_bytes": 14 * GIB, "steps": 10, "items_seen": 100}
@@ -120,10 +115,3 @@ DIFFERING = [{"name": "cuda", "there": "12", "here": "13"}, {"name": "cores", "t
 )
 def test_a_note_of_a_search_has_its_sentence(said: Note, sentence: str) -> None:
     assert say(said) == sentence
-
-
-def test_every_code_that_a_search_notes_has_a_sentence() -> None:
-    rooms = [Path(module.__file__ or "").parent for module in (autotune.tuning, autotune.study)]
-    texts = [path.read_text() for room in rooms for path in room.rglob("*.py")]
-    used = {code for text in texts for code in re.findall(r"""\bnote\(\s*"(\w+)\"""", text)}
-    assert used <= TUNING.keys()

@@ -10,7 +10,7 @@ import pytest
 import autotune.worker
 from autotune.note import Note, note
 from autotune.report.wording import say
-from autotune.report.wording.worker import WORKER
+from autotune.report.wording.tables.worker import WORKER
 
 WHERE = "where the time goes"
 _NOTE = re.compile(r'\bnote\(\s*"(\w+)"')

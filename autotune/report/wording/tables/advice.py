@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from autotune.report.wording.diagnosis import say_computing
+from autotune.report.wording.tables.diagnosis import say_computing
 from autotune.report.wording.template import Wording
 from autotune.report.wording.units import show
 
