@@ -79,11 +79,12 @@ def differences(there: Mapping[str, object], here: Environment) -> list[JsonValu
     """
     if there.get("fingerprint") in (None, here.fingerprint):  # a file may hold anything, a list too
         return None
-    compared = ((name, _KEYS.get(name, name), value) for name, value in here.comparable().items())
+    own = describe_machine(here)  # as the file says it, which has lists for tuples
+    keys = ((name, _KEYS.get(name, name)) for name in here.comparable())
     return [
-        {"name": name, "there": _shown(there[key]), "here": _shown(value)}
-        for name, key, value in compared
-        if key in there and there[key] != value
+        {"name": name, "there": _shown(there[key]), "here": _shown(own[key])}
+        for name, key in keys
+        if key in there and there[key] != own[key]
     ]
 
 

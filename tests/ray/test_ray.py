@@ -31,6 +31,7 @@ from autotune.launch.launcher import Exit, Launch, Launcher, slots_of
 from autotune.protocol.jobs import WindowRules
 from autotune.ray import hosts as ray_hosts
 from autotune.ray import launcher as ray_launcher
+from autotune.ray import running
 from autotune.ray.launcher import RayLauncher
 from autotune.records.measurement import Block
 from autotune.records.trial import TrialResult
@@ -227,7 +228,7 @@ def test_a_rank_that_fails_on_another_host_is_the_one_that_is_named(spread: Rig,
 def test_a_rank_that_does_not_follow_anothers_end_on_another_host_is_ended(
     spread: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_launcher, "_FOLLOW_WITHIN_S", 1.0)
+    monkeypatch.setattr(running, "_FOLLOW_WITHIN_S", 1.0)
     result = spread.run(settings=TWO_RANKS, model=in_user_ranks("raising_in_0_while_1_hangs"))
     assert result.outcome == "crashed"
     assert result.reason.startswith("rank 0: "), "not that the other was ended"

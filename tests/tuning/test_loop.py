@@ -15,7 +15,6 @@ from autotune.protocol.jobs import WindowRules
 from autotune.records.ceilings import CeilingBook, device_key, loader_key
 from autotune.records.diagnosis import CurvePoint
 from autotune.records.trial import Failure, Score, TrialRecord, TrialResult
-from autotune.report.wording import say
 from autotune.settings.training_config import TrainingConfig
 from autotune.study.proposals import largest_batch_variant
 from autotune.study.samplers import METHODS, SearchMethod
@@ -155,8 +154,9 @@ def test_the_biggest_batch_that_fits_by_the_memory_line_is_run(tmp_path: Path) -
     sure, chosen = confirmed(search)
     run = {record.config.micro_batch_size for record in search.study.records if record.measurement is not None}
     assert 832 in run, "13 GiB for samples of 16 MiB"
-    said = "was run within 14,337 MiB is 832 (run, it took 14,336 MiB; predicted from other batches: 14,336 MiB"
-    assert said in say(sure.notes[-1]), "833 was not run"
+    (largest,) = figures_of(sure.notes, "largest_batch_that_ran")
+    assert largest["micro_batch_size"] == 832, "833 was not run"
+    assert largest["peak_bytes"] == 14 * GIB
     assert chosen.config.micro_batch_size in run
 
 

@@ -535,4 +535,4 @@ def test_a_grid_is_measured_whole(tmp_path: Path) -> None:
         method="grid",
     )
     assert len(result.trials) == 2 * 4
-    assert result.summary.stopped_because == "every configuration of the space was measured"
+    assert result.summary.stopped_because == note("space_exhausted")

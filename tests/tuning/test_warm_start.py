@@ -421,8 +421,6 @@ def test_several_parts_that_have_changed_are_all_named() -> None:
 
 
 def test_a_change_that_the_file_does_not_tell_is_stale_all_the_same() -> None:
-    here = HERE.model_copy(update={"device_kind": "rocm"})
-    assert differences(describe_machine(HERE), here) == []
     older = {name: one for name, one in describe_machine(HERE).items() if name not in {"devices", "cuda"}}
     assert differences(older, HERE.model_copy(update={"cuda": "13"})) == []
 
