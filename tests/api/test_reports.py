@@ -17,6 +17,7 @@ from autotune.errors import RunFolderError
 from autotune.files.run_folder import RunFolder
 from autotune.report.render import html as page
 from autotune.testing import FakeLauncher
+from autotune.tuning.confirmation import Finals
 
 REPORTS = ("report.md", "report.html")
 
@@ -109,7 +110,7 @@ def test_a_fault_in_a_report_does_not_take_the_place_of_what_ended_the_search(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(searching, "render_markdown", _fail)
-    monkeypatch.setattr(searching.Finals, "run", interrupt)
+    monkeypatch.setattr(Finals, "run", interrupt)
     with pytest.raises(KeyboardInterrupt):
         search(tmp_path / "run")
 
