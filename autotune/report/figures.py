@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict
-
+from autotune.frozen import FrozenModel
 from autotune.analysis.selection_rules import rate_of_runs
 from autotune.diagnosis.strategies import best_known_ranks
 from autotune.records.breakdown import PARTS, LoaderCosts, Share, TimeBreakdown
@@ -43,10 +42,8 @@ Role = Literal["", "baseline", "recommended"]
 _T = TypeVar("_T")
 
 
-class Figures(BaseModel):
+class Figures(FrozenModel):
     """What one configuration measured, over its runs. Part of the JSON document: fields keep their names."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     is_confirmed: bool
     """Measured again, in turns with the baseline; otherwise the search's single trial."""

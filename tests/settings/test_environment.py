@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 from pydantic import ValidationError
 
+from autotune.note import note
 from autotune.settings.environment import Environment
 
 
@@ -31,7 +32,7 @@ def test_other_hardware_or_another_torch_has_another_fingerprint(
 
 
 @pytest.mark.parametrize(
-    "change", [{"versions": {}}, {"ram_bytes": 1}, {"python": "3.13.0"}, {"device": "cuda:1"}, {"remarks": ("x",)}]
+    "change", [{"versions": {}}, {"ram_bytes": 1}, {"python": "3.13.0"}, {"device": "cuda:1"}, {"remarks": (note("x"),)}]
 )
 def test_what_speed_does_not_depend_on_leaves_the_fingerprint(
     make_environment: Callable[..., Environment], change: dict[str, object]
