@@ -6,9 +6,9 @@ The sentences are in report/wording alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 from pydantic import Field, JsonValue
+from pydantic_core import to_jsonable_python
 
 from autotune.frozen import FrozenModel
 
@@ -33,10 +33,4 @@ def note(code: str, **figures: JsonValue | Sequence[JsonValue] | Note) -> Note:
 
     A figure may be a note itself, such as the reason for something.
     """
-    return Note(code=code, figures={name: _plain(figure) for name, figure in figures.items()})
-
-
-def _plain(figure: JsonValue | Sequence[JsonValue] | Note) -> JsonValue:
-    if isinstance(figure, Note):
-        return figure.model_dump()
-    return list(figure) if isinstance(figure, tuple) else cast("JsonValue", figure)
+    return Note(code=code, figures=to_jsonable_python(figures, inf_nan_mode="constants"))

@@ -23,21 +23,12 @@ BATCH_MEANS = 10
 NORMAL_95 = NormalDist().inv_cdf(0.975)
 """Two-sided 95 % quantile of the normal distribution."""
 
-# Two-sided 95 % quantiles of Student's t for 1 to 30 degrees of freedom. A table, since a trial needs them inside its
-# window, to end it: importing scipy there would take longer than a block. A test compares them with scipy's.
-_T_95 = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
-    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
-
 
 def t_95(degrees_of_freedom: int) -> float:
-    """Two-sided 95 % quantile of Student's t; beyond 30 degrees by the first term of its normal expansion."""
-    if degrees_of_freedom < 1:
-        return inf
-    if degrees_of_freedom <= len(_T_95):
-        return _T_95[degrees_of_freedom - 1]
-    return NORMAL_95 + (NORMAL_95**3 + NORMAL_95) / (4 * degrees_of_freedom)
+    """Two-sided 95 % quantile of Student's t; infinite without a degree of freedom."""
+    from scipy.special import stdtrit  # a trial has it at its start, by worker/serve: its window can't wait for imports
+
+    return float(stdtrit(degrees_of_freedom, 0.975)) if degrees_of_freedom > 0 else inf
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict
-
 from autotune.analysis.selection_rules import rate_of_runs
 from autotune.diagnosis.strategies import best_known_ranks
+from autotune.frozen import FrozenModel
 from autotune.records.breakdown import PARTS, LoaderCosts, Share, TimeBreakdown
 from autotune.records.ceilings import CeilingBook, Headroom, device_key, headroom_of, loader_key
 from autotune.records.conditions import DeviceConditions
@@ -43,10 +42,8 @@ Role = Literal["", "baseline", "recommended"]
 _T = TypeVar("_T")
 
 
-class Figures(BaseModel):
+class Figures(FrozenModel):
     """What one configuration measured, over its runs. Part of the JSON document: fields keep their names."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     is_confirmed: bool
     """Measured again, in turns with the baseline; otherwise the search's single trial."""

@@ -30,7 +30,7 @@ def test_unlike_devices_are_told_where_groups_of_them_are_tried(
     assert make_space({"strategy": "single"}, environment=unlike).notes == ()
 
 
-def test_what_was_found_with_the_device_is_told(
+def test_what_was_found_with_the_device_is_among_the_notes(
     make_space: MakeSpace, make_environment: Callable[..., Environment]
 ) -> None:
     assert make_space(environment=make_environment(remarks=(make_note("gpu"),))).notes == (make_note("gpu"),)

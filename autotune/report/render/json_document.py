@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
+from autotune.frozen import FrozenModel
 from autotune.records.recommendation import Ratio
 from autotune.records.trial import Outcome
 from autotune.report.figures import Figures
@@ -21,10 +20,8 @@ from autotune.settings.training_config import TrainingConfig
 __all__ = ["MeasuredConfig", "SummaryDocument", "summary_json"]
 
 
-class MeasuredConfig(BaseModel):
+class MeasuredConfig(FrozenModel):
     """A configuration and what it measured."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     trial: int
     """Number of the trial; 0 is the baseline."""
@@ -35,10 +32,8 @@ class MeasuredConfig(BaseModel):
     """null where nothing was measured."""
 
 
-class SummaryDocument(BaseModel):
+class SummaryDocument(FrozenModel):
     """The keys of the JSON document."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     format: Literal[1] = 1
     name: str
