@@ -35,8 +35,15 @@ from autotune.worker.measure.loop import Run, measure_window, warm_up
 from autotune.worker.measure.nvml import Gpu, gpus_of
 from autotune.worker.measure.step import Trainer, open_trainer
 from autotune.worker.measure.utilization import BusyProbe
-from autotune.worker.setup.build import WorkloadFault, build_dataset, build_loader, build_model, is_stream
+from autotune.worker.setup.build import (
+    WorkloadFault,
+    build_dataset,
+    build_loader,
+    build_model,
+    is_stream,
+)
 from autotune.worker.setup.device import Device
+from autotune.worker.setup.loader import build_loader
 from autotune.worker.setup.parallel import without_effect_here
 from autotune.worker.setup.process_group import ALONE, Group
 

@@ -24,8 +24,9 @@ from autotune.worker.measure.conditions import Others
 from autotune.worker.measure.feed import Feed
 from autotune.worker.measure.loop import Run
 from autotune.worker.measure.step import infer_step, make_trainer
-from autotune.worker.setup.build import build_loader, build_model, build_optimizer
+from autotune.worker.setup.build import build_model, build_optimizer
 from autotune.worker.setup.device import Device
+from autotune.worker.setup.loader import build_loader
 from tests.nvml_stub import NvmlStub
 
 

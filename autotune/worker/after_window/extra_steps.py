@@ -25,10 +25,9 @@ from autotune.worker.after_window.communication import measure_communication
 from autotune.worker.after_window.item_costs import Surroundings, measure_items
 from autotune.worker.after_window.profile import break_down
 from autotune.worker.failure.causes import cause_of
-from autotune.worker.measure.batch import Held
+from autotune.worker.measure.batch import Held, unpacked
 from autotune.worker.measure.feed import Delivery
 from autotune.worker.measure.loop import Run
-from autotune.worker.measure.reuse import unpacked
 from autotune.worker.measure.side_alone import collect, device_alone, loader_alone, resident
 from autotune.worker.measure.step import Trainer
 

@@ -7,10 +7,13 @@ core to itself.
 
 from __future__ import annotations
 
+import random
 import resource
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import cycle, islice
+from functools import partial
+from itertools import chain, count, cycle, islice
 from math import inf
 from statistics import fmean, median
 from time import perf_counter, process_time
@@ -18,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler, Subset
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data._utils.pin_memory import pin_memory
 
@@ -26,15 +29,15 @@ from autotune.note import Note, note
 from autotune.records.breakdown import LoaderCosts
 from autotune.records.ceilings import Ceiling
 from autotune.settings.training_config import TrainingConfig
-from autotune.worker.after_window.item_draws import draws_of
 from autotune.worker.failure.causes import cause_of
 from autotune.worker.measure.batch import batch_bytes, tensors_of
 from autotune.worker.measure.feed import Feed
 from autotune.worker.measure.side_alone import loader_alone
 from autotune.worker.measure.step import torch_threads
+from autotune.worker.setup.build import is_stream
 from autotune.worker.setup.machine import bytes_from_disk, usable_cores
 
-__all__ = ["Surroundings", "measure_items"]
+__all__ = ["Surroundings", "draws_of", "measure_items"]
 
 _ENOUGH_ITEMS = 256  # our own convention: two to three of them are slower than the 99th percentile
 _LEAST_S = 0.25  # cheap items go on so long: a reader that pauses now and then would be timed between two pauses
@@ -47,6 +50,7 @@ _REPEATS_S = 0.3
 _TRANSFER_S = 0.2  # as long as a window's block
 _WORKER_TIMEOUT_S = 10.0  # a worker that sends nothing for so long hangs: our own convention
 _ENDLESS = 2**40
+_FEW_ITEMS = 5  # at once, where the loader's batch size is not known: our own convention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,3 +243,51 @@ def _children_cpu_s() -> float:
     """CPU seconds of the processes that this one has started and waited for."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return children.ru_utime + children.ru_stime
+
+
+def draws_of(loader: DataLoader[Any]) -> Iterator[Callable[[], list[Any]]]:
+    """Functions that make the next item, or the next few where the dataset makes whole batches; without end."""
+    dataset: Any = loader.dataset
+    if is_stream(dataset):
+        return _stream_draws(dataset)
+    indices = _indices(loader)
+    if _makes_batches(dataset):
+        size = loader.batch_size or _FEW_ITEMS
+        return (partial(dataset.__getitems__, list(islice(indices, size))) for _ in count())
+    return (partial(_item, dataset, index) for index in indices)
+
+
+def _item(dataset: Any, index: Any) -> list[Any]:
+    return [dataset[index]]
+
+
+def _stream_draws(dataset: Any) -> Iterator[Callable[[], list[Any]]]:
+    """Items of an iterable, begun anew at its end; the new start belongs to the item that needs it."""
+    streams = [iter(dataset)]
+
+    def draw() -> list[Any]:
+        for _ in range(2):
+            with suppress(StopIteration):
+                return [next(streams[0])]
+            streams[0] = iter(dataset)
+        raise RuntimeError("an iterable dataset must give an item each time it is begun, but gave none")
+
+    return (draw for _ in count())
+
+
+def _makes_batches(dataset: Any) -> bool:
+    """Whether the loader asks for whole batches; a Subset does so for what it holds, in a plain loop where need be."""
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    return callable(getattr(dataset, "__getitems__", None))
+
+
+def _indices(loader: DataLoader[Any]) -> Iterator[Any]:
+    """Indices as the loader draws them, without end; at random without a permutation of them all where it shuffles."""
+    if type(loader.sampler) is RandomSampler and loader.batch_size is not None:
+        size = len(loader.sampler.data_source)
+        return (random.randrange(size) for _ in count())  # noqa: S311 - no secret
+    source = loader.batch_sampler
+    if source is None:
+        return chain.from_iterable(iter(loader.sampler) for _ in count())
+    return chain.from_iterable(chain.from_iterable(iter(source) for _ in count()))

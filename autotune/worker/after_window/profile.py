@@ -29,7 +29,7 @@ from autotune.worker.after_window.trace import (
     marked_part,
     read_kineto,
 )
-from autotune.worker.measure.reuse import Reused
+from autotune.worker.measure.batch import Reused
 from autotune.worker.measure.step import Trainer
 
 __all__ = ["Profiled", "StepTimes", "break_down", "profile_steps", "step_times"]

@@ -36,9 +36,9 @@ from autotune.worker.measure.batch import Held, resized
 from autotune.worker.measure.feed import Delivery, Feed
 from autotune.worker.measure.side_alone import collect, device_alone, loader_alone, resident
 from autotune.worker.measure.step import Step, Trainer, infer_step, make_trainer, torch_threads
-from autotune.worker.setup.build import build_dataset, build_loader, build_model, build_optimizer
+from autotune.worker.setup.build import build_dataset, build_model, build_optimizer, kept_weights, put_back
 from autotune.worker.setup.device import Device
-from autotune.worker.setup.weights import kept_weights, put_back
+from autotune.worker.setup.loader import build_loader
 
 __all__ = ["combined_config", "trace_curves"]
 

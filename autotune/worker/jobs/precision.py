@@ -25,14 +25,14 @@ from autotune.settings.float32_precision import exact_matmuls
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.worker.failure.out_of_memory import device_was_full, shortage_of
+from autotune.worker.measure.batch import copied
 from autotune.worker.measure.feed import Feed
-from autotune.worker.measure.reuse import copied
 from autotune.worker.measure.side_alone import MOST_SKIPS, collect
 from autotune.worker.measure.step import Step, Trainer, infer_step
-from autotune.worker.setup.build import build_dataset, build_loader, build_model, build_optimizer, seed_all
+from autotune.worker.setup.build import build_dataset, build_model, build_optimizer, kept_weights, put_back, seed_all
 from autotune.worker.setup.device import Device
+from autotune.worker.setup.loader import build_loader
 from autotune.worker.setup.machine import tf32_overrides
-from autotune.worker.setup.weights import kept_weights, put_back
 
 __all__ = ["compare_to_float32", "gradient_cosine"]
 

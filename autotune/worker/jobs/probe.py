@@ -22,16 +22,9 @@ from autotune.worker.failure.out_of_memory import shortage_of
 from autotune.worker.measure.batch import leaves_of, tensors_of
 from autotune.worker.measure.feed import Feed
 from autotune.worker.measure.step import Trainer, open_trainer
-from autotune.worker.setup.build import (
-    build_dataset,
-    build_loader,
-    build_model,
-    is_stream,
-    length_of,
-    optimizer_facts,
-    seed_all,
-)
+from autotune.worker.setup.build import build_dataset, build_model, is_stream, length_of, optimizer_facts, seed_all
 from autotune.worker.setup.device import Device
+from autotune.worker.setup.loader import build_loader
 from autotune.worker.setup.machine import bytes_from_disk
 
 __all__ = ["probe"]

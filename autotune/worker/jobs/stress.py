@@ -29,12 +29,12 @@ from autotune.records.stress_check import StressFigures, sample_scan_s
 from autotune.settings.workload import Workload
 from autotune.worker.failure.causes import cause_of
 from autotune.worker.failure.out_of_memory import shortage_of
-from autotune.worker.measure.batch import batch_bytes, leaves_of
+from autotune.worker.measure.batch import Reused, batch_bytes, leaves_of
 from autotune.worker.measure.feed import Feed
-from autotune.worker.measure.reuse import Reused
 from autotune.worker.measure.step import Trainer, open_trainer
-from autotune.worker.setup.build import build_dataset, build_loader, build_model, is_stream, length_of
+from autotune.worker.setup.build import build_dataset, build_model, is_stream, length_of
 from autotune.worker.setup.device import Device
+from autotune.worker.setup.loader import build_loader
 
 __all__ = ["LargestBatch", "bytes_of", "largest_batch", "train_on_largest"]
 

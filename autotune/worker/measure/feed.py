@@ -1,12 +1,17 @@
 """Batches without end: iterates the loader epoch after epoch, times each wait, and counts the batches that lie ready.
 
 `Feed.stop` ends the loader's workers, also such that hang, so that what is measured next has the machine to itself.
+
+How many samples a batch holds is counted where the loader puts it together, never guessed. A map-style dataset's batch
+has as many as the sampler drew indices for it. A stream's has the loader's batch size where short batches are dropped;
+else a wrapper around `collate_fn` counts them in the worker, and sends the number along with the batch.
 """
 
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sized
 from contextlib import suppress
 from threading import Thread
 from time import perf_counter
@@ -16,7 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils import signal_handling
 
 from autotune.settings.training_config import TORCH_PREFETCH_FACTOR
-from autotune.worker.measure.batch_sizes import BatchSizes
+from autotune.worker.measure.batch import Held
 from autotune.worker.setup.build import WorkloadFault, length_of
 
 __all__ = ["Delivery", "Feed"]
@@ -44,7 +49,7 @@ class Feed:
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self.loader = loader
-        self._sizes = BatchSizes(loader)
+        self._sizes = _BatchSizes(loader)
         self._iterator: Iterator[Any] | None = None
         self._epoch = 0
         self._in_epoch = 0
@@ -151,6 +156,65 @@ class Feed:
         self._epoch += 1
         self._sizes.begin_epoch()
         self._iterator = iter(self.loader)
+
+
+class _BatchSizes:
+    """The sizes of a loader's batches, in the order in which they are drawn and delivered.
+
+    A loader with `in_order=False` may deliver them in another order: then their sum is right, each alone may not be.
+    """
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._drawn = deque[int]()
+        self._collates = False
+        self._fixed: int | None = None
+        if loader.batch_sampler is None:  # no batches are put together: each sample comes alone
+            self._fixed = 1
+        elif not isinstance(loader.dataset, IterableDataset):
+            # torch refuses another sampler once a loader is made, since its iterator might hold the old one
+            vars(loader)["batch_sampler"] = _Counted(loader.batch_sampler, self._drawn)
+        elif loader.drop_last:
+            self._fixed = loader.batch_size
+        else:
+            loader.collate_fn, self._collates = _CountingCollate(loader.collate_fn), True
+
+    def begin_epoch(self) -> None:
+        """Forget what was drawn and never delivered; to be called before the loader is iterated."""
+        self._drawn.clear()
+
+    def of(self, delivered: Any) -> Held:
+        """What the loader has delivered next, with its number of samples."""
+        if self._collates:
+            return Held(*delivered)
+        return Held(delivered, self._drawn.popleft() if self._fixed is None else self._fixed)
+
+
+class _Counted:
+    """A batch sampler that notes the size of each batch as the loader draws it; all else is the sampler's own."""
+
+    def __init__(self, sampler: Any, drawn: deque[int]) -> None:
+        self._sampler, self._drawn = sampler, drawn
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._sampler:
+            self._drawn.append(len(batch) if isinstance(batch, Sized) else 1)
+            yield batch
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sampler, name)
+
+
+class _CountingCollate:
+    """A collate function that hands on how many samples it was given, beside the batch."""
+
+    def __init__(self, collate: Callable[[Any], Any]) -> None:
+        self._collate = collate
+
+    def __call__(self, samples: Any) -> Held:
+        return Held(self._collate(samples), len(samples))
 
 
 def _ignoring_what_is_gone(shut_down: Callable[[], None]) -> None:

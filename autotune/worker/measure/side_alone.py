@@ -16,11 +16,10 @@ from autotune.analysis.rates import rate_of
 from autotune.records.ceilings import Ceiling
 from autotune.records.measurement import Window
 from autotune.settings.training_config import TrainingConfig
-from autotune.worker.measure.batch import Held, batch_bytes, tensors_of
+from autotune.worker.measure.batch import Held, Reused, batch_bytes, tensors_of, unpacked
 from autotune.worker.measure.edges import Stretch
 from autotune.worker.measure.feed import Delivery, Feed
 from autotune.worker.measure.loop import Run, WarmUpResult, batches_in, mean_batch_s, train_block, window_of
-from autotune.worker.measure.reuse import Reused, unpacked
 from autotune.worker.measure.step import NoTrainer, Trainer
 
 __all__ = ["MOST_SKIPS", "collect", "device_alone", "loader_alone", "resident"]

@@ -1,4 +1,4 @@
-"""From a Workload to what a trial trains: model, dataset, loader and optimizer, on the device and in the layout asked.
+"""From a Workload to what a trial trains: model, dataset and optimizer, on the device and in the layout asked.
 
 User code runs here. What is wrong with the workload itself is a WorkloadFault: a complete sentence for the user.
 """
@@ -10,6 +10,7 @@ import importlib.util
 import inspect
 import random
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from hashlib import sha256
@@ -20,26 +21,24 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import torch
-from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch import Tensor, nn
+from torch.utils.data import IterableDataset
 
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import PARTS, OptimizerFacts, Ref, Workload
 from autotune.worker.setup.device import Device
 from autotune.worker.setup.parallel import parallel_model
-from autotune.worker.setup.portable import PortableFunction, make_portable
-from autotune.worker.setup.process_group import ALONE, Group
-from autotune.worker.setup.sharding import EachNth, own_share
 
 __all__ = [
     "WorkloadFault",
     "build_dataset",
-    "build_loader",
     "build_model",
     "build_optimizer",
     "is_stream",
+    "kept_weights",
     "length_of",
     "optimizer_facts",
+    "put_back",
     "resolved",
     "seed_all",
 ]
@@ -106,25 +105,6 @@ def is_stream(dataset: Any) -> bool:
     return isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
 
 
-def build_loader(
-    workload: Workload, dataset: Any, config: TrainingConfig, scratch: Path, group: Group = ALONE
-) -> DataLoader[Any]:
-    """The loader of a trial, of one rank's share where it has several.
-
-    Folder `scratch` takes what loader workers that are not forked read.
-    """
-    kwargs = config.dataloader_kwargs()
-    kwargs.update(_sampling(workload, dataset, kwargs, group))
-    functions = {"collate_fn": workload.collate_fn, "worker_init_fn": workload.worker_init_fn}
-    if config.num_workers > 0:
-        context = torch.multiprocessing.get_context(workload.multiprocessing_context)
-        kwargs["multiprocessing_context"] = context
-        if context.get_start_method() != "fork":
-            make_portable(dataset, scratch)
-            functions = {name: one and PortableFunction(one, scratch) for name, one in functions.items()}
-    return DataLoader(dataset, **kwargs, **functions)
-
-
 def build_optimizer(workload: Workload, model: nn.Module, lr: float) -> torch.optim.Optimizer:
     """The user's optimizer, or SGD."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -147,27 +127,6 @@ def optimizer_facts(optimizer: torch.optim.Optimizer) -> OptimizerFacts:
     return OptimizerFacts(
         name=type(optimizer).__name__, betas=pair, eps=float(eps) if isinstance(eps, int | float) else None
     )
-
-
-def _sampling(workload: Workload, dataset: Any, kwargs: dict[str, Any], group: Group) -> dict[str, Any]:
-    """Arguments of the DataLoader that say which items make a batch; removes those they replace."""
-    if workload.batch_sampler is not None:
-        return {"batch_sampler": _own_sampler(workload.batch_sampler, group, dataset, kwargs.pop("batch_size"))}
-    if is_stream(dataset):
-        return {"drop_last": workload.drop_last}
-    if workload.sampler is not None:
-        return {"sampler": _own_sampler(workload.sampler, group, dataset), "drop_last": workload.drop_last}
-    if group.size > 1:
-        sampler = own_share(dataset, group, shuffle=workload.shuffle, drop_last=workload.drop_last)
-        return {"sampler": sampler, "drop_last": workload.drop_last}
-    return {"shuffle": workload.shuffle, "drop_last": workload.drop_last}
-
-
-def _own_sampler(sampler: Any, group: Group, *arguments: Any) -> Any:
-    """The user's sampler, or what their function makes of some arguments; of several ranks this one's share of it."""
-    is_factory = callable(sampler) and not hasattr(sampler, "__iter__")
-    drawn = sampler(*arguments) if is_factory else sampler
-    return drawn if group.size == 1 else EachNth(drawn, group)
 
 
 def _called(part: str, factory: Any) -> Any:
@@ -242,3 +201,20 @@ def seed_all(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
+
+
+def kept_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of all parameters and buffers, on the CPU."""
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in _tensors(model).items()}
+
+
+def put_back(model: nn.Module, kept: Mapping[str, Tensor]) -> None:
+    """Put weights and buffers back in place; buffers that the model has made since are its own cache."""
+    with torch.no_grad():
+        for name, tensor in _tensors(model).items():
+            if name in kept and tensor.shape == kept[name].shape:
+                tensor.copy_(kept[name])
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}

@@ -30,8 +30,9 @@ from autotune.worker.measure import loop
 from autotune.worker.measure.feed import Feed
 from autotune.worker.measure.loop import Run
 from autotune.worker.measure.step import Trainer, infer_step, make_trainer
-from autotune.worker.setup.build import build_loader, build_model, build_optimizer
+from autotune.worker.setup.build import build_model, build_optimizer
 from autotune.worker.setup.device import Device, open_device
+from autotune.worker.setup.loader import build_loader
 from autotune.worker.setup.process_group import Group
 from autotune.worker.trial import StartTimes, ended_when_stuck, keep, longest_after_s, measure, success
 

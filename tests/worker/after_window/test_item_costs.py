@@ -19,9 +19,8 @@ from autotune.records.ceilings import Ceiling
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.worker.after_window import item_costs
-from autotune.worker.after_window.item_costs import Surroundings, measure_items
-from autotune.worker.after_window.item_draws import draws_of
-from autotune.worker.setup.build import build_loader
+from autotune.worker.after_window.item_costs import Surroundings, draws_of, measure_items
+from autotune.worker.setup.loader import build_loader
 
 LEAST_S = item_costs._LEAST_S
 

@@ -24,8 +24,8 @@ from autotune.settings.workload import Workload
 from autotune.worker.jobs import stress
 from autotune.worker.jobs.stress import LargestBatch, bytes_of, largest_batch, train_on_largest
 from autotune.worker.measure.feed import Feed
-from autotune.worker.setup.build import build_loader
 from autotune.worker.setup.device import open_device
+from autotune.worker.setup.loader import build_loader
 from tests.factories import make_process
 
 LENGTHS = [1 + (7 * index) % 50 for index in range(50)]

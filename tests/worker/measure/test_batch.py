@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from autotune.settings.training_config import TrainingConfig
-from autotune.worker.measure.batch import batch_bytes, batch_fingerprint, leaves_of, moved, resized, tensors_of
-from autotune.worker.measure.reuse import Reused
+from autotune.worker.measure.batch import Reused, batch_bytes, batch_fingerprint, leaves_of, moved, resized, tensors_of
 from tests.launch.user_batches import Encoding, Graph, Opaque, Sample
 
 Pair = namedtuple("Pair", "x y")

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.worker.measure.feed import Feed
-from autotune.worker.setup.build import build_loader
+from autotune.worker.setup.loader import build_loader
 
 
 class Numbers(Dataset[int]):

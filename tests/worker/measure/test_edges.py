@@ -26,8 +26,8 @@ from autotune.worker.measure.edges import DrainedEdges, Launched, TimedEdges, op
 from autotune.worker.measure.feed import Feed
 from autotune.worker.measure.loop import Diverged, Run, measure_window, warm_up
 from autotune.worker.measure.step import Step, make_trainer
-from autotune.worker.setup.build import build_loader
 from autotune.worker.setup.device import open_device
+from autotune.worker.setup.loader import build_loader
 from autotune.worker.setup.process_group import ALONE, Group
 from tests import accelerator
 from tests.accelerator import CALLS, DEVICES, StillClock, on_simulated_device

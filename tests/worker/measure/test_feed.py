@@ -14,7 +14,8 @@ from torch.utils.data import IterableDataset, TensorDataset
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.worker.measure.feed import Feed
-from autotune.worker.setup.build import WorkloadFault, build_loader
+from autotune.worker.setup.build import WorkloadFault
+from autotune.worker.setup.loader import build_loader
 
 
 class Stream(IterableDataset[torch.Tensor]):

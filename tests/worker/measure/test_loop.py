@@ -21,8 +21,9 @@ from autotune.worker.measure.edges import Stretch
 from autotune.worker.measure.feed import Feed
 from autotune.worker.measure.loop import Diverged, Run, measure_window, train_block, warm_up
 from autotune.worker.measure.step import infer_step, make_trainer
-from autotune.worker.setup.build import build_loader, build_model, build_optimizer
+from autotune.worker.setup.build import build_model, build_optimizer
 from autotune.worker.setup.device import open_device
+from autotune.worker.setup.loader import build_loader
 
 RULES = WindowRules(max_s=0.3, precision=0.5, block_s=0.01)
 

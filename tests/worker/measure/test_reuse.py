@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from autotune.worker.measure import reuse
-from autotune.worker.measure.batch import tensors_of
-from autotune.worker.measure.reuse import Reused, copied, unpacked
+from autotune.worker.measure.batch import Reused, copied, tensors_of, unpacked
 
 Pair = namedtuple("Pair", "x y")
 

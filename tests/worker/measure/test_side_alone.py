@@ -23,8 +23,8 @@ from autotune.worker.measure.batch import Held, batch_bytes
 from autotune.worker.measure.feed import Feed
 from autotune.worker.measure.side_alone import collect, device_alone, loader_alone, resident
 from autotune.worker.measure.step import Step, Trainer, make_trainer
-from autotune.worker.setup.build import build_loader
 from autotune.worker.setup.device import Device, open_device
+from autotune.worker.setup.loader import build_loader
 
 SHORT_S = 0.02
 

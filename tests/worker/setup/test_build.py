@@ -17,13 +17,13 @@ from autotune.settings.workload import Ref, Workload
 from autotune.worker.setup.build import (
     WorkloadFault,
     build_dataset,
-    build_loader,
     build_model,
     build_optimizer,
     optimizer_facts,
     resolved,
 )
 from autotune.worker.setup.device import open_device
+from autotune.worker.setup.loader import build_loader
 
 CODE = """
 import torch

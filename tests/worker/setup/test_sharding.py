@@ -14,9 +14,8 @@ from torch.utils.data import BatchSampler, SequentialSampler, TensorDataset
 
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
-from autotune.worker.setup.build import build_loader
+from autotune.worker.setup.loader import EachNth, build_loader
 from autotune.worker.setup.process_group import Group
-from autotune.worker.setup.sharding import EachNth, own_share
 
 
 @given(length=st.integers(0, 50), size=st.integers(1, 5))
