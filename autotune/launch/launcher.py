@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
@@ -22,8 +20,6 @@ __all__ = [
     "Launcher",
     "notes_of",
     "slots_of",
-    "worker_command",
-    "worker_environment",
 ]
 
 TOKEN_VARIABLE = "AUTOTUNE_TOKEN"  # noqa: S105 - marks processes, no secret
@@ -115,14 +111,3 @@ def notes_of(launcher: Launcher) -> tuple[Note, ...]:
 def slots_of(launcher: Launcher) -> int:
     """Trials that a launcher can run at once."""
     return launcher.slots if isinstance(launcher, Cluster) else 1
-
-
-def worker_command(*arguments: str) -> list[str]:
-    """The command of a worker: this interpreter, the module search path untouched by the working directory."""
-    return [sys.executable, "-P", "-m", "autotune.worker", *arguments]
-
-
-def worker_environment(environment: Mapping[str, str], token: str) -> dict[str, str]:
-    """The caller's environment, its module search path included, and the token that marks all that a worker starts."""
-    path = os.pathsep.join(entry for entry in sys.path if isinstance(entry, str) and entry)
-    return {**environment, "PYTHONPATH": path, TOKEN_VARIABLE: token}

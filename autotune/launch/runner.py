@@ -48,11 +48,6 @@ class TrialRunner:
     say: Callable[[Note | str], str] = lambda reason: reason if isinstance(reason, str) else reason.code
     """Words the reason to end a trial; without a wording, its code."""
 
-    @property
-    def limit_bytes(self) -> int | None:
-        """Memory limit of a trial; None until the device is known."""
-        return self.limits.limit_bytes
-
     def limited(self, *, limit_bytes: int, ram_bytes: int, limit_is_ram: bool) -> TrialRunner:
         """A runner with these limits for its trials."""
         limits = MemoryLimits(limit_bytes=limit_bytes, ram_bytes=ram_bytes, limit_is_ram=limit_is_ram)

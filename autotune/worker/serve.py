@@ -29,8 +29,8 @@ import psutil
 import scipy.special  # noqa: F401 - a window ends by Student's t; 0.1 s of CPU time, which no window may lose
 import torch._dynamo  # noqa: F401 - the first optimizer would import it, a second in every fork
 
+from autotune.launch.local.process_tree import exit_code_of, free_shared_memory
 from autotune.protocol.disk import TrialFolder
-from autotune.protocol.shared_memory import free_shared_memory
 from autotune.worker.rank import bad_fork_devices_of_children, run_rank
 
 __all__ = ["die_with_parent", "live", "serve"]
@@ -80,7 +80,7 @@ def _serve_one(connection: socket.socket, folder: TrialFolder, ranks: int, outpu
             connection.send(json.dumps({"rank": rank, "exit": code}).encode())
 
 
-def _exits(pids: Sequence[int], connection: socket.socket) -> Iterator[tuple[int, int]]:
+def _exits(pids: Sequence[int], connection: socket.socket) -> Iterator[tuple[int, int | None]]:
     """Each rank and its exit code as it ends, unreaped; all are ended once the socket has closed."""
     running, parent = {os.pidfd_open(pid): rank for rank, pid in enumerate(pids)}, [connection.fileno()]
     try:
@@ -95,17 +95,10 @@ def _exits(pids: Sequence[int], connection: socket.socket) -> Iterator[tuple[int
             for exited in ended:
                 rank = running.pop(exited)
                 os.close(exited)
-                yield rank, _exit_code(pids[rank])
+                yield rank, exit_code_of(pids[rank])
     finally:
         for exited in running:
             os.close(exited)
-
-
-def _exit_code(pid: int) -> int:
-    """Exit code of a rank that has ended (negative: a signal); the rank is not reaped."""
-    ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    assert ended is not None  # noqa: S101 - without WNOHANG it waits
-    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
 
 def _sweep(ranks: Collection[int]) -> None:

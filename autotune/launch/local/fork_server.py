@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import LauncherError
-from autotune.launch.launcher import Exit, Launch, worker_command, worker_environment
+from autotune.launch.launcher import Exit, Launch
 from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
-from autotune.launch.local.log_file import open_log
-from autotune.launch.local.process_tree import exit_code, kill_all
+from autotune.launch.local.process_tree import exit_code, kill_all, start_worker
 from autotune.launch.local.watch import watch
 from autotune.note import Note, note
 
@@ -78,22 +77,19 @@ class ForkServerLauncher:
         return self._fresh.launch(launch)
 
     def _launch_forked(self, launch: Launch) -> Exit:
-        log, output = open_log(launch.log)
+        ranks: list[_Ranks] = []
+
+        def start(output: int) -> _Ranks:
+            ranks.append(self._fork(launch, output))
+            return ranks[0]
+
         try:
-            ranks = self._fork(launch, output)
-        except BaseException:
-            log.close()
-            self.close()
-            raise
+            return watch(launch, self._token, start)
         finally:
-            os.close(output)
-        try:
-            return watch(ranks, launch, log, self._token)
-        finally:
-            if ranks.running:
-                self.close()  # the server's next answer would be to the trial that is gone
+            if ranks and not ranks[0].running:
+                ranks[0].reap()
             else:
-                ranks.reap()
+                self.close()  # the server's next answer would be to the trial that is gone
 
     def close(self) -> None:
         """End the server and all processes that have its token."""
@@ -129,18 +125,17 @@ class _Server:
         self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, log.open("wb") as output:
             try:
-                self.process = subprocess.Popen(
-                    worker_command("serve", str(theirs.fileno())),
-                    env=worker_environment(environment, token),
+                self.process = start_worker(
+                    *("serve", str(theirs.fileno())),
+                    environment=environment,
+                    token=token,
                     stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    pass_fds=[theirs.fileno()],
-                    start_new_session=True,
+                    output=output.fileno(),
+                    descriptors=[theirs.fileno()],
                 )
-            except OSError as error:
+            except LauncherError:
                 self.connection.close()
-                raise LauncherError(f"the process that starts trials can't be started: {error}") from error
+                raise
 
     def bad_forks(self) -> list[str]:
         """Wait until the server is ready; the devices that its forks can't open."""

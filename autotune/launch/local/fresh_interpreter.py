@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from time import monotonic, sleep
 
-from autotune.errors import LauncherError
-from autotune.launch.launcher import Exit, Launch, worker_command, worker_environment
-from autotune.launch.local.log_file import open_log
-from autotune.launch.local.process_tree import exit_code, kill_all
+from autotune.launch.launcher import Exit, Launch
+from autotune.launch.local.process_tree import exit_code, start_worker
 from autotune.launch.local.watch import watch
 from autotune.note import Note
 
@@ -39,35 +37,28 @@ class FreshInterpreterLauncher:
 
     def launch(self, launch: Launch) -> Exit:
         """Start an interpreter for each rank, in a session of its own, and wait for them."""
-        log, writing = open_log(launch.log)
         with ExitStack() as started:  # reaps the ranks at its end, when all that they have started is gone
-            try:
-                os.write(writing, self._log_line.encode())
+
+            def start(output: int) -> _Ranks:
+                os.write(output, self._log_line.encode())
                 self._log_line = ""
-                ranks = [started.enter_context(self._start(launch, rank, writing)) for rank in range(launch.ranks)]
-            except BaseException:
-                kill_all((), self._token)
-                log.close()
-                raise
-            finally:
-                os.close(writing)
-            return watch(_Ranks(dict(enumerate(ranks))), launch, log, self._token)
+                return _Ranks(
+                    [started.enter_context(self._start(launch, rank, output)) for rank in range(launch.ranks)]
+                )
+
+            return watch(launch, self._token, start)
 
     def close(self) -> None:
         """Nothing to end."""
 
     def _start(self, launch: Launch, rank: int, output: int) -> subprocess.Popen[bytes]:
-        try:
-            return subprocess.Popen(
-                worker_command("run", str(launch.folder.path), str(rank)),
-                env=worker_environment(self._environment, self._token),
-                stdin=subprocess.PIPE,  # closes with this process, and the rank ends
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise LauncherError(f"a trial's process can't be started: {error}") from error
+        return start_worker(
+            *("run", str(launch.folder.path), str(rank)),
+            environment=self._environment,
+            token=self._token,
+            stdin=subprocess.PIPE,  # closes with this process, and the rank ends
+            output=output,
+        )
 
 
 class _Ranks:
@@ -75,9 +66,9 @@ class _Ranks:
 
     spare: int | None = None
 
-    def __init__(self, processes: dict[int, subprocess.Popen[bytes]]) -> None:
-        self.pids = tuple(process.pid for process in processes.values())
-        self._running = processes
+    def __init__(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
+        self.pids = [process.pid for process in processes]
+        self._running = dict(enumerate(processes))
 
     def poll(self, timeout_s: float) -> dict[int, int]:
         until = monotonic() + timeout_s

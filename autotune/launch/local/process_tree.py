@@ -1,4 +1,4 @@
-"""Finds and ends all processes that a trial has started, also those that have left its session.
+"""Starts workers; finds and ends all processes that a trial has started, also those that have left its session.
 
 A trial's processes are found by the session and process group of each rank, and by a token in their environment. A
 session's number is only used while the rank that leads it has not been reaped: after that the kernel may give the
@@ -6,6 +6,11 @@ number to another process, and killpg would end a stranger's group. The launcher
 reaping the ranks (`exit_code`, and serve.py in the fork server), and reap them after `kill_all`. Only where the fork
 server itself dies does init reap its ranks before that. Numbers are given out in turn: one comes round again after
 32,768 forks or more (man 5 proc, pid_max), which take seconds, not the moment until `kill_all`.
+
+The dead leave shared memory. torch's, by the sharing strategy "file_system": its process that would remove the files
+(torch_shm_manager) is ended with the trial. Source: torch/csrc/MapAllocator.cpp (NewProcessWideShmHandle): "/torch_",
+pid, "_", random, "_", counter. NCCL's, which it removes once all ranks have them open. Source: NCCL's
+src/misc/shmutils.cc (ncclShmOpen): mkstemp of "/dev/shm/nccl-XXXXXX", unlinked by the last rank that attaches.
 """
 
 from __future__ import annotations
@@ -14,27 +19,80 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic, sleep
 
 import psutil
 
+from autotune.errors import LauncherError
 from autotune.launch.launcher import TOKEN_VARIABLE
-from autotune.protocol.shared_memory import free_shared_memory
 
-__all__ = ["bytes_above", "exit_code", "kill_all", "oom_kills"]
+__all__ = [
+    "bytes_above",
+    "exit_code",
+    "exit_code_of",
+    "free_segments",
+    "free_shared_memory",
+    "kill_all",
+    "oom_kills",
+    "segments",
+    "start_worker",
+]
 
 _GONE_WITHIN_S = 5.0  # our convention: a process that a SIGKILL has not ended by then waits for a device or a disk
 _TICK_S = 0.002
+_SHARED = Path("/dev/shm")  # noqa: S108 - torch's and NCCL's own place
+_NCCL = "nccl-"
+
+
+def start_worker(
+    *arguments: str,
+    environment: Mapping[str, str],
+    token: str,
+    stdin: int,
+    output: int,
+    descriptors: Collection[int] = (),
+) -> subprocess.Popen[bytes]:
+    """Start an interpreter with the worker's code, in a session of its own.
+
+    Args:
+        arguments: Of its command line.
+        environment: The caller's; its module search path, which the working directory does not change, is added.
+        token: Marks all that the worker starts.
+        stdin: What it reads, as for Popen.
+        output: The descriptor that it prints to.
+        descriptors: Others that it inherits.
+
+    Raises:
+        LauncherError: the system refuses.
+    """
+    path = os.pathsep.join(entry for entry in sys.path if isinstance(entry, str) and entry)
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "autotune.worker", *arguments],
+            env={**environment, "PYTHONPATH": path, TOKEN_VARIABLE: token},
+            stdin=stdin,
+            stdout=output,
+            stderr=output,
+            pass_fds=descriptors,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise LauncherError(f"a process for trials can't be started: {error}") from error
 
 
 def exit_code(process: subprocess.Popen[bytes]) -> int | None:
     """Exit code of a child that has ended (negative: a signal), None where it runs; the child is not reaped."""
     if process.returncode is not None or sys.platform != "linux":
         return process.poll()
-    ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    return exit_code_of(process.pid)
+
+
+def exit_code_of(child: int) -> int | None:
+    """The same of a child by its number; on Linux alone."""
+    ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if ended is None:
         return None
     return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
@@ -133,3 +191,55 @@ def _proportional_bytes(process: psutil.Process) -> int:
         full = process.memory_full_info()
         return int(getattr(full, "pss", full.uss))
     return 0
+
+
+def free_shared_memory(pid: int) -> None:
+    """Remove torch's files in /dev/shm that a dead process has left."""
+    for path in _SHARED.glob(f"torch_{pid}_*"):
+        with suppress(OSError):
+            path.unlink()
+
+
+def segments() -> frozenset[int]:
+    """Inodes of this user's files of NCCL that are there now."""
+    return frozenset(_own())
+
+
+def free_segments(before: Collection[int]) -> None:
+    """Remove NCCL's files that were not there before, and that no living process has open or mapped.
+
+    Processes of other containers that share /dev/shm are not visible: a group of this user's that starts in one while a
+    trial's ranks run here may lose its file. Hence this is called after groups only, which may have left some.
+    """
+    new = {inode: path for inode, path in _own().items() if inode not in before}
+    if not new:
+        return
+    used = _used_names()
+    for path in new.values():
+        if path.name not in used:
+            with suppress(OSError):  # its owner has removed it
+                path.unlink()
+
+
+def _own() -> dict[int, Path]:
+    found = {}
+    for path in _SHARED.glob(f"{_NCCL}*"):
+        with suppress(OSError):
+            status = path.stat(follow_symlinks=False)
+            if status.st_uid == os.getuid():
+                found[status.st_ino] = path
+    return found
+
+
+def _used_names() -> set[str]:
+    """Names of such files that living processes have open or mapped."""
+    targets = list[str]()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended, or is another user's
+            targets += (process / "maps").read_text(errors="replace").splitlines()
+        with suppress(OSError):
+            for descriptor in (process / "fd").iterdir():
+                with suppress(OSError):
+                    targets.append(str(descriptor.readlink()))
+    prefix = f"{_SHARED}/{_NCCL}"
+    return {Path(target[target.index(prefix) :]).name for target in targets if prefix in target}

@@ -1,25 +1,29 @@
-"""Waits for a trial's end: reads its output, keeps its deadline, watches its RAM, and ends all that is left of it.
+"""A trial from its start to its end: reads its output, keeps its deadline, watches its RAM, ends all that is left.
 
 The ranks of a group end together: once one has ended, the others soon end by themselves or are ended. Once one has
-written its stack because the group stands still, and has not removed it since, all are ended.
+written its stack because the group stands still, and has not removed it since, all are ended. The log takes all that
+the processes print, or the beginning and the end where that is too much.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import os
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
+from pathlib import Path
 from time import monotonic
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 import psutil
 
 from autotune.launch.launcher import EndedFor, Exit, Launch
-from autotune.launch.local.log_file import LogFile
-from autotune.launch.local.nccl_segments import free_segments, segments
-from autotune.launch.local.process_tree import bytes_above, kill_all, oom_kills
+from autotune.launch.local.process_tree import bytes_above, free_segments, kill_all, oom_kills, segments
+from autotune.protocol.disk import disk_error
 
-__all__ = ["Started", "watch"]
+__all__ = ["LogFile", "Started", "open_log", "watch"]
 
 # Our conventions:
 _TICK_S = 0.05
@@ -30,6 +34,9 @@ _CHECKS_ANYWAY = 10  # one check in so many is made in any case: other processes
 _LAST_EXIT_WITHIN_S = 5.0
 _STACKS_WITHIN_S = 2.0  # all ranks write theirs at about the same time; those before the deadline come later than this
 _FOLLOW_WITHIN_S = 5.0  # gloo's ranks notice a closed connection at once and report it; NCCL's would wait for minutes
+_HEAD_BYTES = _TAIL_BYTES = 256 * 1024  # some thousand lines of each
+_PUMP_BYTES = 1024 * 1024  # then the deadline and the memory are checked again
+_CHUNK_BYTES = 64 * 1024  # what a pipe holds; man 7 pipe
 
 
 class Started(Protocol):
@@ -62,8 +69,23 @@ class _End:
     memory_bytes: int | None = None
 
 
-def watch(started: Started, launch: Launch, log: LogFile, token: str) -> Exit:
-    """Wait for a trial's end, or end it; when this returns or raises, nothing of the trial runs any more."""
+def watch(launch: Launch, token: str, start: Callable[[int], Started]) -> Exit:
+    """Start a trial and wait for its end, or end it; when this returns or raises, nothing of it runs any more.
+
+    Args:
+        launch: The trial.
+        token: Marks its processes.
+        start: Starts its ranks, which print to a descriptor.
+    """
+    log, writing = open_log(launch.log)
+    try:
+        started = start(writing)
+    except BaseException:
+        kill_all((), token)
+        log.close()
+        raise
+    finally:
+        os.close(writing)
     begun, kills = monotonic(), oom_kills()
     before = segments()
     try:
@@ -140,3 +162,71 @@ class _RamWatch:
         if taken_bytes < _WORTH_A_CHECK * self.ceiling_bytes and self.checks % _CHECKS_ANYWAY != 0:
             return None
         return bytes_above(leaders, self.ceiling_bytes)
+
+
+def open_log(path: Path) -> tuple[LogFile, int]:
+    """A log, and the descriptor that a trial's processes write to.
+
+    Raises:
+        RunFolderError: the log can't be written; nothing stays open.
+    """
+    reading, writing = os.pipe()
+    try:
+        return LogFile(path, reading), writing
+    except OSError as error:
+        os.close(reading)
+        os.close(writing)
+        raise disk_error(path, error) from error
+
+
+class LogFile:
+    """Writes what comes out of a pipe to a file, at most half a MiB."""
+
+    def __init__(self, path: Path, pipe: int) -> None:
+        self._file: BinaryIO = open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb", buffering=0)  # noqa: PTH123, SIM115 - a descriptor, closed by close()
+        self._pipe = pipe
+        os.set_blocking(pipe, False)
+        self._room = _HEAD_BYTES
+        self._tail: deque[bytes] = deque()
+        self._tail_bytes = 0
+        self._dropped = 0
+
+    def fileno(self) -> int:
+        """The pipe's descriptor, to select on."""
+        return self._pipe
+
+    def pump(self) -> bool:
+        """Read what is in the pipe now, 1 MiB at most; whether it was full, so that more may wait."""
+        taken = 0
+        with suppress(BlockingIOError):
+            while taken < _PUMP_BYTES and (chunk := os.read(self._pipe, _CHUNK_BYTES)):
+                self._keep(chunk)
+                taken += len(chunk)
+        return taken >= _CHUNK_BYTES
+
+    def close(self) -> None:
+        """Read the rest and write the end; a full disk costs the log its end, not the study a trial."""
+        while self.pump():
+            pass
+        if self._dropped:
+            self._write(f"\n... {self._dropped:,} bytes left out ...\n".encode())
+        for chunk in self._tail:
+            self._write(chunk)
+        self._file.close()
+        os.close(self._pipe)
+
+    def _keep(self, chunk: bytes) -> None:
+        head, rest = chunk[: self._room], chunk[self._room :]
+        self._room -= len(head)
+        self._write(head)
+        if rest:
+            self._tail.append(rest)
+            self._tail_bytes += len(rest)
+        while self._tail and self._tail_bytes - len(self._tail[0]) >= _TAIL_BYTES:
+            gone = self._tail.popleft()
+            self._tail_bytes -= len(gone)
+            self._dropped += len(gone)
+
+    def _write(self, data: bytes) -> None:
+        with suppress(OSError):
+            self._file.write(data)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import RunFolderError
-from autotune.launch.local.log_file import open_log
+from autotune.launch.local.watch import open_log
 
 
 def test_a_log_keeps_a_small_output_as_it_is(tmp_path: Path) -> None:

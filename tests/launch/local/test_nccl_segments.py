@@ -12,7 +12,7 @@ from time import monotonic, sleep
 
 import pytest
 
-from autotune.launch.local.nccl_segments import free_segments, segments
+from autotune.launch.local.process_tree import free_segments, segments
 from tests.launch.conftest import GENEROUS_S, Rig
 
 PLACE = "/dev/shm"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from autotune.protocol.shared_memory import free_shared_memory
+from autotune.launch.local.process_tree import free_shared_memory
 
 
 def test_shared_memory_of_one_process_alone_is_freed() -> None:
