@@ -109,7 +109,7 @@ def test_a_fault_in_a_report_does_not_take_the_place_of_what_ended_the_search(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(searching, "render_markdown", _fail)
-    monkeypatch.setattr(searching, "confirm", interrupt)
+    monkeypatch.setattr(searching.Finals, "run", interrupt)
     with pytest.raises(KeyboardInterrupt):
         search(tmp_path / "run")
 
