@@ -14,7 +14,6 @@ from autotune.version import __version__ as __version__
 if TYPE_CHECKING:
     from autotune.api.calls import diagnose, search
     from autotune.api.diagnose import DiagnosisResult
-    from autotune.api.results import load
     from autotune.api.search import SearchResult
     from autotune.errors import (
         AutotuneError,
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
         StudyMismatchError,
         WorkloadError,
     )
+    from autotune.files.recommended_file import load
     from autotune.records.measurement import Measurement
     from autotune.records.trial import TrialRecord
     from autotune.settings.budget import Budget
@@ -72,7 +72,7 @@ _HOMES = {
     "TrialRecord": "records.trial",
     "Workload": "settings.workload",
     "diagnose": "api.calls",
-    "load": "api.results",
+    "load": "files.recommended_file",
     "search": "api.calls",
 }
 """The module of each public name; the exceptions, left out here, are those of errors.py."""

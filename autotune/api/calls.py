@@ -87,24 +87,7 @@ def search(  # noqa: PLR0913 - the contract's signature
         RepeatedFailureError: the same exception ended three different configurations.
         RunFolderError, StudyMismatchError: the run folder can't be used.
     """
-    parts = {"loss": loss, "step": step, "optimizer": optimizer, "collate_fn": collate_fn}
-    plan = plan_of(
-        model,
-        dataset,
-        parts=parts,
-        loader=loader,
-        baseline=baseline,
-        space=space,
-        objective=objective,
-        memory_limit=memory_limit,
-        budget={"n_trials": n_trials, "timeout_s": timeout_s},
-        search={"method": method, "warm_start": warm_start},
-        device=device,
-        run_dir=run_dir,
-        seed=seed,
-        executor=executor,
-    )
-    return run_plan(plan, fresh=fresh, progress=progress, launcher=launcher)
+    return run_plan(plan_of(locals()), fresh=fresh, progress=progress, launcher=launcher)
 
 
 def diagnose(  # noqa: PLR0913 - the contract's signature
@@ -137,17 +120,4 @@ def diagnose(  # noqa: PLR0913 - the contract's signature
         WorkloadError: the model, dataset or step fails, or can't be carried to a trial.
         NothingFeasibleError: the baseline needs more memory than there is.
     """
-    parts = {"loss": loss, "step": step, "optimizer": optimizer, "collate_fn": collate_fn}
-    plan = plan_of(
-        model,
-        dataset,
-        parts=parts,
-        loader=loader,
-        baseline=baseline,
-        objective=objective,
-        memory_limit=memory_limit,
-        device=device,
-        seed=seed,
-        executor=executor,
-    )
-    return diagnose_plan(plan, progress=progress, launcher=launcher)
+    return diagnose_plan(plan_of(locals()), progress=progress, launcher=launcher)

@@ -146,7 +146,7 @@ def examine(plan: Plan, runner: TrialRunner, show: ShowProgress, measuring: Meas
         drop_last=plan.workload.drop_last,
         environment=space.environment,
         facts=space.facts,
-        limit_bytes=plan.objective.limit_bytes(space.environment.device_memory_bytes),
+        limit_bytes=space.limit_bytes,
         free_ram_bytes=None if free_ram_bytes is None else min(free_ram_bytes, space.environment.ram_bytes),
         measurement=measurement,
         curves=_measure_curves(space, runner, measuring, measurement, _MOST_S - (monotonic() - begun)),

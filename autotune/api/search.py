@@ -7,9 +7,9 @@ finals (the confirmation), select.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,8 +24,6 @@ from autotune.launch.runner import TrialRunner
 from autotune.note import Note, note
 from autotune.protocol.disk import write_atomic
 from autotune.protocol.payload import write_payload
-from autotune.records.ceilings import CeilingBook
-from autotune.records.recommendation import Recommendation
 from autotune.records.run_summary import Progress, RunSummary
 from autotune.records.trial import TrialRecord
 from autotune.report.model import build_report
@@ -41,12 +39,12 @@ from autotune.settings.training_config import TrainingConfig
 from autotune.study.study import Study
 from autotune.tuning.confirmation import Finals
 from autotune.tuning.loop import Search
-from autotune.tuning.outcomes import ConfirmationOutcome, SearchOutcome
+from autotune.tuning.outcomes import ConfirmationOutcome
 from autotune.tuning.probe import probe_workload
 from autotune.tuning.proposers import make_proposer
 from autotune.tuning.selection import select
 from autotune.tuning.time_budget import Clock, TimeBudget
-from autotune.tuning.warm_start import hints_of, note_of_hints, seed_params
+from autotune.tuning.warm_start import Hints, hints_of, note_of_hints, seed_params
 from autotune.version import __version__
 
 if TYPE_CHECKING:
@@ -90,16 +88,10 @@ def run_plan(
     plan: Plan, *, fresh: bool = False, progress: ProgressMode = "auto", launcher: Launcher | None = None
 ) -> SearchResult:
     """Run a search from a plan; see `search`. The caller's random state is as before."""
-    with kept_random_state(), kept_interrupts():
-        return _run_plan(plan, fresh=fresh, progress=progress, launcher=launcher)
-
-
-def _run_plan(plan: Plan, *, fresh: bool, progress: ProgressMode, launcher: Launcher | None) -> SearchResult:
     clock = Clock(plan.budget.timeout_s, writing_s=min(_WRITING_S, _WRITING_SHARE * (plan.budget.timeout_s or 0.0)))
-    run_dir = plan.run_dir or new_run_dir()
-    hints = hints_of(plan)  # before `fresh` clears the folder, which they may come from
-    with ExitStack() as held:
-        folder = held.enter_context(open_run_folder(run_dir, fresh=fresh))
+    with kept_random_state(), kept_interrupts(), ExitStack() as held:
+        hints = hints_of(plan)  # before `fresh` clears the folder, which they may come from
+        folder = held.enter_context(open_run_folder(plan.run_dir or new_run_dir(), fresh=fresh))
         show = held.enter_context(make_progress(progress))
         starts = held.enter_context(opened_launcher(launcher, folder, plan))
         write_payload(plan.workload, folder.payload)
@@ -107,51 +99,37 @@ def _run_plan(plan: Plan, *, fresh: bool, progress: ProgressMode, launcher: Laun
         begun = clock.elapsed_s
         runner, space = probe_workload(plan, runner_for(plan, folder, starts))
         probe_s = clock.elapsed_s - begun
-        show(_probing(clock).model_copy(update={"warnings": warnings_in(space.notes)}))
+        show(_probing(clock, warnings_in(space.notes)))
         identity = identity_of(plan, space)
         study = Study.open(folder.study, space, identity=identity, seed=plan.seed, method=plan.search.method)
-        time = TimeBudget(
-            study=study, space=space, budget=plan.budget, clock=clock, slots=lambda: slots_of(starts), probe_s=probe_s
-        )
-        search = _search_of(plan, time, runner, folder, show)
-        if hints is not None:
-            search.first = seed_params(hints, space)
-            search.notes.append(note_of_hints(hints, space))
+        slots = partial(slots_of, starts)
+        time = TimeBudget(study=study, budget=plan.budget, clock=clock, slots=slots, probe_s=probe_s)
+        search = _search_of(plan, time, runner, folder, hints)
+        search.show = show
         try:
-            summary = _finished(search.time, folder) or _tune(search, plan, folder)
+            summary = _finished(time, folder) or _tune(search, plan, folder)
         except BaseException:
             study.close()
             raise
-    assert summary.recommendation is not None  # noqa: S101 - _tune raises otherwise
-    return _result(summary, summary.recommendation, study, folder)
+    return _result(summary, study, folder)
 
 
-def _search_of(
-    plan: Plan, time: TimeBudget, runner: TrialRunner, folder: RunFolder, show: Callable[[Progress], None]
-) -> Search:
+def _search_of(plan: Plan, time: TimeBudget, runner: TrialRunner, folder: RunFolder, hints: Hints | None) -> Search:
     """The search with its proposer; of one that goes on, what measuring loader and device has shown is read back."""
-    limit_bytes, ceilings = plan.objective.limit_bytes(time.space.environment.device_memory_bytes), CeilingBook()
-    proposer = make_proposer(
-        time.study,
-        time.space,
-        limit_bytes=limit_bytes,
-        seed=plan.seed,
-        keep=lambda curves: folder.write_model(folder.curves, curves),
-        longest_s=time.longest_s,
-    )
-    curves = folder.read_curves() if time.study.records else None
+    study, space = time.study, time.study.space
+    keep = partial(folder.write_model, folder.curves)
     search = Search(
         time=time,
         runner=runner,
-        limit_bytes=limit_bytes,
-        proposer=proposer,
-        show=show,
+        proposer=make_proposer(study, seed=plan.seed, keep=keep, longest_s=time.longest_s),
         on_record=folder.append_trial,
-        notes=[*time.space.notes, *([note("goes_on")] if time.study.records else [])],
-        ceilings=ceilings,
+        notes=[*space.notes, *([note("goes_on")] if study.records else [])],
     )
-    if curves is not None:
-        proposer.recall(curves, ceilings)
+    if study.records and (curves := folder.read_curves()) is not None:
+        search.proposer.recall(curves, search.ceilings)
+    if hints is not None:
+        search.first = seed_params(hints, space)
+        search.notes.append(note_of_hints(hints, space))
     return search
 
 
@@ -162,7 +140,7 @@ def rebuild_report(run_dir: Path) -> tuple[RunSummary, str]:
 
 
 def _tune(search: Search, plan: Plan, folder: RunFolder) -> RunSummary:
-    """Search, confirm, select; whatever ends it, the best so far is in the run folder."""
+    """Search, confirm, select, write; whatever ends it, the best so far is in the run folder."""
     finals = None
     try:
         found = search.run()
@@ -172,13 +150,11 @@ def _tune(search: Search, plan: Plan, folder: RunFolder) -> RunSummary:
         raise
     except BaseException as error:
         with without_interrupts():
-            found = search.outcome()
             sure = ConfirmationOutcome() if finals is None else finals.outcome()
-            ended = note("interrupted", by=type(error).__name__)
-            _write(_summarise(search, plan, found, sure, select(found, sure), ended), folder)
+            _write(_summarise(search, plan, sure, note("interrupted", by=type(error).__name__)), folder)
         raise
     with without_interrupts():  # the search is done: an interrupt now would only lose what it has found
-        summary = _summarise(search, plan, found, sure, select(found, sure))
+        summary = _summarise(search, plan, sure)
         _write(summary, folder)
     if summary.recommendation is None:
         raise NothingFeasibleError(say_nothing_feasible(summary))
@@ -226,20 +202,12 @@ def _write_reports(summary: RunSummary, folder: RunFolder) -> str:
     return page.remark
 
 
-def _summarise(
-    search: Search,
-    plan: Plan,
-    found: SearchOutcome,
-    sure: ConfirmationOutcome,
-    best: Recommendation | None,
-    interrupted: Note | None = None,
-) -> RunSummary:
-    """Everything that reports are made from; `interrupted` says by what the search was ended, where it was."""
+def _summarise(search: Search, plan: Plan, sure: ConfirmationOutcome, interrupted: Note | None = None) -> RunSummary:
+    """Select, and gather all that reports are made from; `interrupted` says what has ended the search, if anything."""
+    found = search.outcome()
     space, ended = found.space, interrupted or found.ended_because
     measured = next((record.measurement for record in found.records if record.measurement is not None), None)
-    notes = list[Note | str]()
-    for item in (*found.notes, *sure.notes, *notes_of(search.runner.launcher)):  # hosts come and go
-        notes += [] if item in notes else [item]
+    notes = (*found.notes, *sure.notes, *notes_of(search.runner.launcher))  # hosts come and go
     return RunSummary(
         name=plan.name,
         environment=space.environment,
@@ -247,13 +215,13 @@ def _summarise(
         objective=plan.objective,
         budget=plan.budget,
         baseline=plan.baseline,
-        limit_bytes=found.limit_bytes,
+        limit_bytes=space.limit_bytes,
         memory_source="not measured" if measured is None else measured.memory.source,
         seed=plan.seed,
         trials=found.records,
-        recommendation=best,
+        recommendation=select(found, sure),
         importances=search.study.importances(),
-        notes=tuple(notes),
+        notes=tuple(dict.fromkeys(notes)),
         stopped_because=ended or "",
         is_complete=sure.is_complete,
         wall_s=search.time.clock.elapsed_s,
@@ -262,7 +230,9 @@ def _summarise(
     )
 
 
-def _result(summary: RunSummary, chosen: Recommendation, study: Study, folder: RunFolder) -> SearchResult:
+def _result(summary: RunSummary, study: Study, folder: RunFolder) -> SearchResult:
+    chosen = summary.recommendation
+    assert chosen is not None  # noqa: S101 - without one NothingFeasibleError was raised
     ratio = chosen.speedup
     return SearchResult(
         best=chosen.config,
@@ -277,5 +247,6 @@ def _result(summary: RunSummary, chosen: Recommendation, study: Study, folder: R
     )
 
 
-def _probing(clock: Clock) -> Progress:
-    return Progress(phase="probe", done=0, total=1, elapsed_s=clock.elapsed_s, remaining_s=clock.left_s)
+def _probing(clock: Clock, warnings: tuple[Note, ...] = ()) -> Progress:
+    elapsed_s, left_s = clock.elapsed_s, clock.left_s
+    return Progress(phase="probe", done=0, total=1, elapsed_s=elapsed_s, remaining_s=left_s, warnings=warnings)

@@ -31,31 +31,34 @@ from autotune.space.resolved_space import ResolvedSpace
 __all__ = ["identity_of", "opened_launcher", "plan_of", "runner_for", "temporary_folder", "warnings_in"]
 
 _LOADER_KEYS = {"shuffle", "drop_last", "sampler", "batch_sampler", "worker_init_fn", "multiprocessing_context"}
+_SECTIONS = {
+    "workload": ("model", "dataset", "loss", "step", "optimizer", "collate_fn"),
+    "budget": ("n_trials", "timeout_s"),
+    "search": ("method", "warm_start"),
+}
+"""A call's arguments that are a Plan's own only below a section."""
+_PLAIN = ("baseline", "space", "device", "run_dir", "seed", "executor")
+"""Those that are a Plan's by the same name."""
 
 
-def plan_of(
-    model: Any,
-    dataset: Any,
-    *,
-    parts: Mapping[str, Any],
-    loader: Mapping[str, Any] | None,
-    objective: Objective | Mapping[str, Any] | None,
-    memory_limit: float | str | None,
-    **sections: Any,
-) -> Plan:
-    """The Plan of a Python call: `parts` are the workload's functions by name, `sections` the Plan's other fields.
+def plan_of(given: Mapping[str, Any]) -> Plan:
+    """The Plan of a Python call, from its arguments by name.
 
     Raises:
         ConfigError: an argument breaks a rule.
     """
-    unknown = sorted(set(loader or {}) - _LOADER_KEYS)
+    model, loader = given["model"], given["loader"] or {}
+    unknown = sorted(set(loader) - _LOADER_KEYS)
     if unknown:
         raise ConfigError(f"loader takes {', '.join(sorted(_LOADER_KEYS))}, but got {', '.join(unknown)}")
-    workload = {"model": model, "dataset": dataset, **parts, **(loader or {})}
+    sections = {name: {key: given[key] for key in keys if key in given} for name, keys in _SECTIONS.items()}
+    sections["workload"] |= loader
+    plain = {name: given[name] for name in _PLAIN if name in given}
+    objective, memory_limit = given["objective"], given["memory_limit"]
     if memory_limit is not None and isinstance(objective, Objective | Mapping | None):
         objective = {**dict(objective or {}), "memory_limit": memory_limit}
     name = getattr(model, "__name__", type(model).__name__)
-    return parse_plan({**sections, "workload": workload, "objective": objective}, name=name)
+    return parse_plan({**plain, **sections, "objective": objective}, name=name)
 
 
 def runner_for(plan: Plan, folder: RunFolder, launcher: Launcher) -> TrialRunner:

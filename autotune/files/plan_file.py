@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
@@ -87,18 +88,10 @@ def _reference(value: object, folders: tuple[str, ...]) -> Ref:
     is_path = code.endswith(".py")
     if not (colon and _is_dotted(name) and (is_path or _is_dotted(code))):
         raise ValueError(f"a reference must be 'package.module:name' or 'path/to/file.py:name', but got {value!r:.80}")
-    if is_path and not any(_is_file(Path(folder, code)) for folder in folders):
+    if is_path and not any(isfile(Path(folder, code)) for folder in folders):
         places = " or ".join(dict.fromkeys(folders))
         raise ValueError(f"the file of a reference must exist, but {code!r} is not in {places}; check the path")
     return Ref(target=f"{code}:{name}", folders=folders)
-
-
-def _is_file(path: Path) -> bool:
-    """Whether there is such a file; no where no file system takes the name."""
-    try:
-        return path.is_file()
-    except (OSError, ValueError):
-        return False
 
 
 def _is_dotted(text: str) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from math import isfinite
+from os.path import isdir
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -27,11 +28,19 @@ from autotune.records.run_summary import RunSummary
 from autotune.settings.environment import Environment
 from autotune.settings.training_config import DdpConfig, TrainingConfig
 
-__all__ = ["describe_machine", "read_recommended", "read_recommended_machine", "recommended_yaml"]
+__all__ = [
+    "MACHINE_KEYS",
+    "describe_machine",
+    "load",
+    "read_recommended",
+    "read_recommended_machine",
+    "recommended_yaml",
+]
 
 _FORMAT = 1
 _DIGITS = 4  # our convention: finer than any measured figure here
-_MACHINE_KEYS = {"device_name": "name", "device_count": "devices"}
+MACHINE_KEYS = {"device_name": "name", "device_count": "devices"}
+"""What the file calls the fields by which machines are compared, where that is another name."""
 
 _HEADER = """\
 # The fastest training settings that autotune {version} found for {name} on {device}.
@@ -83,13 +92,22 @@ def recommended_yaml(summary: RunSummary, *, say: Callable[[Note | str], str]) -
     return header + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)
 
 
+def load(path: str | Path) -> TrainingConfig:
+    """Read the settings of a recommended.yaml.
+
+    Raises:
+        ConfigError: the file is missing or is no recommended.yaml.
+    """
+    return read_recommended(Path(path))
+
+
 def read_recommended(path: Path) -> TrainingConfig:
     """The settings of a recommended.yaml.
 
     Raises:
         ConfigError: the file can't be read, is no recommended.yaml, or was changed to what breaks a rule.
     """
-    if _is_folder(path):
+    if isdir(path):  # unlike Path.is_dir, no error for a name that no file system takes
         raise ConfigError(f"{path}: is a folder; give the file, such as {path / 'recommended.yaml'}")
     document = read_document(path)
     settings = document.data.get("settings")
@@ -113,13 +131,6 @@ def read_recommended_machine(path: Path) -> dict[str, object]:
     """What a recommended.yaml says of the machine that it was found on; empty where it says nothing."""
     machine = read_document(path).data.get("machine")
     return dict(machine) if isinstance(machine, dict) else {}
-
-
-def _is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except OSError:  # a name that no file system takes, or one that may not be read
-        return False
 
 
 def _ranks(config: TrainingConfig) -> str:
@@ -194,7 +205,7 @@ def _interval(figure: Rate | Ratio | None) -> dict[str, float | None] | None:
 
 def describe_machine(environment: Environment) -> dict[str, object]:
     """What the file says of a machine: the fields by which two machines are compared, device, Python, fingerprint."""
-    compared = {_MACHINE_KEYS.get(name, name): value for name, value in environment.comparable().items()}
+    compared = {MACHINE_KEYS.get(name, name): value for name, value in environment.comparable().items()}
     plain = {name: list(value) if isinstance(value, tuple) else value for name, value in compared.items()}
     return {"device": environment.device, **plain, "python": environment.python, "fingerprint": environment.fingerprint}
 

@@ -58,6 +58,11 @@ class ResolvedSpace:
         return {name: domain for name, domain in self.domains.items() if len(domain) > 1 and name not in derived}
 
     @property
+    def limit_bytes(self) -> int:
+        """Memory limit of a trial on the device that was probed."""
+        return self.objective.limit_bytes(self.environment.device_memory_bytes)
+
+    @property
     def group_sizes(self) -> tuple[int, ...]:
         """Numbers of ranks, more than one, that are tried under DistributedDataParallel."""
         return group_sizes(self.domains)

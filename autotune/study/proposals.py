@@ -145,9 +145,7 @@ def same_batch_variant(best: TrialRecord, space: ResolvedSpace) -> Params | None
     return None
 
 
-def largest_batch_variant(
-    best: TrialRecord, space: ResolvedSpace, records: Sequence[TrialRecord], limit_bytes: int
-) -> Params | None:
+def largest_batch_variant(best: TrialRecord, space: ResolvedSpace, records: Sequence[TrialRecord]) -> Params | None:
     """The best trial's settings at the largest micro batch that the memory line predicts to fit.
 
     None where that batch was run already in this precision and on as many ranks, or no line can tell. A batch at or
@@ -162,7 +160,7 @@ def largest_batch_variant(
     was_run = {record.config.micro_batch_size for record in own if record.measurement is not None}
     too_big = min((record.config.micro_batch_size for record in own if is_too_big(record)), default=None)
     for batch in sorted(whole_numbers(space.domains["micro_batch_size"]), reverse=True):
-        if (too_big is not None and batch >= too_big) or not line.fits(batch, limit_bytes):
+        if (too_big is not None and batch >= too_big) or not line.fits(batch, space.limit_bytes):
             continue
         if batch in was_run:
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import optuna
+from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 
 from autotune.settings.search_options import Method
 
@@ -19,7 +19,7 @@ _STARTUP_TRIALS = 8
 class SearchMethod:
     """A way to search."""
 
-    make_sampler: Callable[[int], optuna.samplers.BaseSampler]
+    make_sampler: Callable[[int], BaseSampler]
     """Given a seed, the sampler that draws what nothing else has proposed; raises ConfigError without its package."""
     has_model: bool = False
     """A model of the machine proposes; the sampler draws where the model was wrong."""
@@ -29,26 +29,18 @@ class SearchMethod:
     """Every combination is tried once, in random order."""
 
 
-def _gp(seed: int) -> optuna.samplers.BaseSampler:
-    return optuna.samplers.GPSampler(seed=seed, n_startup_trials=_STARTUP_TRIALS)
-
-
-def _random(seed: int) -> optuna.samplers.BaseSampler:
-    return optuna.samplers.RandomSampler(seed=seed)
-
-
-def _tpe(seed: int) -> optuna.samplers.BaseSampler:
+def _tpe(seed: int) -> BaseSampler:
     # The constant liar takes running trials for bad ones until they end; one trial at a time is not affected.
-    return optuna.samplers.TPESampler(
-        seed=seed, multivariate=True, n_startup_trials=_STARTUP_TRIALS, constant_liar=True
-    )
+    return TPESampler(seed=seed, multivariate=True, n_startup_trials=_STARTUP_TRIALS, constant_liar=True)
 
 
 METHODS: dict[Method, SearchMethod] = {
     "model": SearchMethod(make_sampler=_tpe, has_model=True),
     "tpe": SearchMethod(make_sampler=_tpe, begins_with_guesses=True),
-    "gp": SearchMethod(make_sampler=_gp, begins_with_guesses=True),
-    "random": SearchMethod(make_sampler=_random),
+    "gp": SearchMethod(
+        make_sampler=lambda seed: GPSampler(seed=seed, n_startup_trials=_STARTUP_TRIALS), begins_with_guesses=True
+    ),
+    "random": SearchMethod(make_sampler=lambda seed: RandomSampler(seed=seed)),
     # Combinations are enqueued one by one: Optuna's GridSampler stops the study, which only `Study.optimize` allows.
-    "grid": SearchMethod(make_sampler=_random, visits_all=True),
+    "grid": SearchMethod(make_sampler=lambda seed: RandomSampler(seed=seed), visits_all=True),
 }

@@ -14,7 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from autotune.errors import RunFolderError, StudyMismatchError
 
-__all__ = ["disk_errors", "open_optuna", "open_storage", "quiet"]
+__all__ = ["guarded", "open_optuna", "open_storage"]
 
 _IDENTITY = "autotune_identity"
 
@@ -36,17 +36,13 @@ def open_optuna(
     Raises:
         StudyMismatchError: it is of another search; the message names what differs.
     """
-    held = storage.get_all_studies()
-    for one in held:
-        _refuse_other(path, storage.get_study_user_attrs(one._study_id).get(_IDENTITY, {}), identity)  # noqa: SLF001 - the storage's own key
-    name = held[0].study_name if held else f"autotune-{identity.get('space', 'study')}"
-    done = storage.get_n_trials(held[0]._study_id) if held else 0  # noqa: SLF001 - as above
+    name, sampler = f"autotune-{identity.get('space', 'study')}", make_sampler(seed)
+    for known in storage.get_all_studies():
+        study_id = known._study_id  # noqa: SLF001 - the storage's own key
+        _refuse_other(path, storage.get_study_user_attrs(study_id).get(_IDENTITY, {}), identity)
+        name, sampler = known.study_name, make_sampler(seed + storage.get_n_trials(study_id))
     study = optuna.create_study(
-        storage=storage,
-        study_name=name,
-        sampler=make_sampler(seed + done),
-        direction="maximize",
-        load_if_exists=True,
+        storage=storage, study_name=name, sampler=sampler, direction="maximize", load_if_exists=True
     )
     study.set_user_attr(_IDENTITY, dict(identity))
     return study
@@ -80,23 +76,14 @@ def _refuse_other(path: Path | None, there: Mapping[str, str], here: Mapping[str
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Keep Optuna's log lines and notices from the user's terminal; the verbosity is restored afterwards."""
+def guarded(path: Path | None = None) -> Iterator[None]:
+    """Keep Optuna's log lines and notices from the terminal, and say by a RunFolderError what a disk does not allow."""
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             yield
-    finally:
-        optuna.logging.set_verbosity(before)
-
-
-@contextmanager
-def disk_errors(path: Path | None) -> Iterator[None]:
-    """Turn the errors of a storage that can't be used into a RunFolderError with the remedy."""
-    try:
-        yield
     except (SQLAlchemyError, optuna.exceptions.StorageInternalError, OSError) as error:
         cause = getattr(error, "orig", None) or error.__cause__ or error
         where = f" {path}" if path is not None else ""
@@ -104,3 +91,5 @@ def disk_errors(path: Path | None) -> Iterator[None]:
             f"the study{where} must be a SQLite file that can be read and written, but: {cause}. "
             "Free space there, name another run_dir, or begin anew with --fresh (fresh=True)."
         ) from error
+    finally:
+        optuna.logging.set_verbosity(before)

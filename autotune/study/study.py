@@ -28,7 +28,7 @@ from autotune.study.combinations import MOST_LISTED, OpenCombinations, Skip
 from autotune.study.importance import setting_importances
 from autotune.study.proposals import params_of
 from autotune.study.samplers import METHODS, SearchMethod
-from autotune.study.storage import disk_errors, open_optuna, open_storage, quiet
+from autotune.study.storage import guarded, open_optuna, open_storage
 
 __all__ = ["Study", "Trial"]
 
@@ -57,8 +57,8 @@ class Study:
     ) -> None:
         self.optuna_study = study
         self.method = method
+        self.space = space
         self._storage = storage
-        self._space = space
         self._distributions = written.distributions_of(space)
         self._combinations = OpenCombinations(space, seed, self.is_open)
         self._left_out: list[dict[str, frozenset[SettingValue]]] = []
@@ -102,7 +102,7 @@ class Study:
                 f"search.method {method} takes at most {MOST_LISTED:,} combinations, but the space has "
                 f"{space.size:,}; list fewer values, or choose another method"
             )
-        with quiet(), disk_errors(path):
+        with guarded(path):
             storage = open_storage(path)
             study = open_optuna(storage, path, identity, seed, way.make_sampler)
             if written.lacks_baseline(study):
@@ -166,7 +166,7 @@ class Study:
         limit, what would tell nothing as failed, from which samplers learn nothing. It is tried only where nothing
         else is found.
         """
-        with quiet(), disk_errors(None):
+        with guarded():
             picks = self._is_drained or (self.method.visits_all and not self.has_waiting)
             fruitless = _REPEATS_IN_A_ROW if picks else 0
             while True:
@@ -197,7 +197,7 @@ class Study:
         config = self._proposable(params)
         if config is None:
             return False
-        with quiet(), disk_errors(None):
+        with guarded():
             self._enqueue(params, {written.ROLE: written.PROMISING} if is_promising else None)
         self._waiting.add(self._key(config))
         return True
@@ -218,14 +218,14 @@ class Study:
 
     def importances(self) -> dict[str, float]:
         """How much each searched setting tells of a trial's score, in shares of 1; empty where too few trials tell."""
-        with quiet(), disk_errors(None):
+        with guarded():
             feasible = {record.number for record in self.records if record.is_feasible}
             return setting_importances(self.optuna_study, feasible)
 
     def tell(self, trial: Trial, result: TrialResult, score: Score | None) -> TrialRecord:
         """Record how a trial ended, here and in Optuna's study."""
         record = TrialRecord(number=trial.number, config=trial.config, result=result, score=score)
-        with quiet(), disk_errors(None):
+        with guarded():
             asked = self._asked.pop(trial.number)
             written.write_record(asked, record, len(self._records))
             self._tell(asked, record)
@@ -240,7 +240,7 @@ class Study:
         written.tell_record(self.optuna_study, asked, record, rate)
 
     def _proposable(self, params: Mapping[str, SettingValue]) -> TrainingConfig | None:
-        config = compose(params, self._space)
+        config = compose(params, self.space)
         is_new = isinstance(config, TrainingConfig) and self.is_open(config) and self._key(config) not in self._waiting
         return config if isinstance(config, TrainingConfig) and is_new else None
 
@@ -253,7 +253,7 @@ class Study:
         waiting = self.optuna_study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
         self._queued = len(waiting)
         for trial in waiting:
-            config = compose(trial.system_attrs.get("fixed_params", {}), self._space)
+            config = compose(trial.system_attrs.get("fixed_params", {}), self.space)
             if isinstance(config, TrainingConfig):
                 self._waiting.add(self._key(config))
 
@@ -285,7 +285,7 @@ class Study:
     def _config_of(self, asked: optuna.Trial) -> TrainingConfig | None:
         """What a trial's values compose to; None where they break a rule, or were left out."""
         fixed = asked.user_attrs.get(written.CONFIG)
-        config = TrainingConfig.model_validate_json(fixed) if fixed else compose(asked.params, self._space)
+        config = TrainingConfig.model_validate_json(fixed) if fixed else compose(asked.params, self.space)
         return config if isinstance(config, TrainingConfig) and not self.is_left_out(config) else None
 
     def _is_taken(self, config: TrainingConfig) -> bool:
@@ -295,5 +295,5 @@ class Study:
 
     def _key(self, config: TrainingConfig) -> str:
         if config not in self._keys:  # thousands are asked about before each trial
-            self._keys[config] = same_behaviour_key(config, self._space.facts, self._space.environment)
+            self._keys[config] = same_behaviour_key(config, self.space.facts, self.space.environment)
         return self._keys[config]

@@ -23,9 +23,9 @@ from autotune.records.run_summary import Progress
 from autotune.records.stress_check import StressFigures
 from autotune.records.trial import TrialRecord, score_value
 from autotune.space.domains import whole_numbers
-from autotune.tuning.contenders import Contenders, baseline_of, challengers, feasible_baseline
 from autotune.tuning.extra_measurements import everything, with_ceilings
 from autotune.tuning.outcomes import LEAST_GAIN, ConfirmationOutcome, SearchOutcome
+from autotune.tuning.selection import Contenders, baseline_of, challengers, feasible_baseline
 from autotune.tuning.stress_check import MOST_STRESSED, check_under_stress, reserve_s
 from autotune.tuning.time_budget import Clock, repeat_deadline_s
 
@@ -213,7 +213,7 @@ class Finals:
         again = TrialRecord(number=record.number, config=record.config, result=result)
         if again.measurement is None:
             return again
-        objective, limit_bytes = self.found.space.objective, self.found.limit_bytes
+        objective, limit_bytes = self.found.space.objective, self.found.space.limit_bytes
         score = evaluate(again.measurement, again.measurement, objective, limit_bytes)
         return again.model_copy(update={"score": score})
 
@@ -256,7 +256,7 @@ class Finals:
         largest = largest_batch_note(
             self.found.records,
             chosen.config,
-            self.found.limit_bytes,
+            self.found.space.limit_bytes,
             batches=whole_numbers(self.found.space.domains["micro_batch_size"]),
             counts_workers=self.found.space.environment.has_only_ram,
             overloaded=self._overloaded,

@@ -57,10 +57,9 @@ class Search:
 
     time: TimeBudget
     runner: TrialRunner
-    limit_bytes: int
     proposer: Proposer
-    show: Callable[[Progress], None]
-    on_record: Callable[[TrialRecord], None]
+    show: Callable[[Progress], None] = lambda _: None
+    on_record: Callable[[TrialRecord], None] = lambda _: None
     """Called after each trial, to keep its record."""
     first: Sequence[Params] = ()
     """What is tried right after the baseline, whatever proposes the rest."""
@@ -90,7 +89,7 @@ class Search:
     @property
     def space(self) -> ResolvedSpace:
         """What is searched."""
-        return self.time.space
+        return self.study.space
 
     @property
     def best(self) -> TrialRecord | None:
@@ -125,7 +124,6 @@ class Search:
         """What was measured so far; before the search is over, an interrupted one's."""
         return SearchOutcome(
             space=self.space,
-            limit_bytes=self.limit_bytes,
             records=tuple(self.study.records),
             ceilings=self.ceilings,
             notes=tuple(self.notes),
@@ -183,7 +181,7 @@ class Search:
                 extras=extras,
                 should_end=None if threshold is None else lambda blocks: behind_threshold(blocks, threshold),
             )
-            if result.measurement is not None and memory_fault(result.measurement, self.limit_bytes) is None:
+            if result.measurement is not None and memory_fault(result.measurement, self.space.limit_bytes) is None:
                 result = self.guard.judge(trial.config, result, lambda: self.time.guard_deadline_s(usual_s))
             return _Ended(trial=trial, extras=extras, result=result)
 
@@ -195,7 +193,7 @@ class Search:
             return None
         reference = reference_of(self.study.ended)
         compared = measurement if reference is None or reference.measurement is None else reference.measurement
-        return evaluate(measurement, compared, self.space.objective, self.limit_bytes)
+        return evaluate(measurement, compared, self.space.objective, self.space.limit_bytes)
 
     def _tell(self, ended: _Ended, score: Score | None) -> None:
         result = with_ceilings(ended.result, ended.trial.config, self.ceilings, asked=ended.extras)
@@ -227,7 +225,7 @@ class Search:
             return
         records = self.study.ended
         self._enqueue((self.proposer.at_same_batch(best), same_batch_variant(best, self.space)))
-        self._enqueue((largest_batch_variant(best, self.space, records, self.limit_bytes),))
+        self._enqueue((largest_batch_variant(best, self.space, records),))
 
     def _enqueue(self, proposals: Iterable[Params | None]) -> None:
         for params in proposals:

@@ -24,8 +24,6 @@ class SearchOutcome:
     """What a search has measured, to its end or up to an interruption."""
 
     space: ResolvedSpace
-    limit_bytes: int
-    """Memory limit of a trial."""
     records: tuple[TrialRecord, ...]
     """Every measured trial, in order; number 0 is the baseline."""
     ceilings: CeilingBook
@@ -35,11 +33,6 @@ class SearchOutcome:
     """Why no further trial ran; None where it was interrupted."""
     expected_s: float | None
     """What the search was expected to take before its first trial; None where it went on from an interruption."""
-
-    @property
-    def is_interrupted(self) -> bool:
-        """Whether something ended the search before it was over."""
-        return self.ended_because is None
 
     @property
     def baseline(self) -> TrialRecord | None:

@@ -50,7 +50,7 @@ def probe_workload(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, Resolv
     )
     _refuse_empty(space)
     ready = runner.limited(
-        limit_bytes=plan.objective.limit_bytes(environment.device_memory_bytes),
+        limit_bytes=space.limit_bytes,
         ram_bytes=environment.ram_bytes,
         limit_is_ram=environment.has_only_ram,
     )

@@ -70,16 +70,16 @@ def _judged(record: TrialRecord, found: SearchOutcome, report: RankReport) -> St
     if figures is None:
         return StressCheck(notes=(note("stress_failed", trial=trial, reason=reason),))
     load = load_of(figures, record.config, found.space.environment, found.space.facts)
-    if load.least_bytes > found.limit_bytes:
-        return StressCheck(is_refuted=True, notes=(_over_limit(record, figures, load, found.limit_bytes),))
+    if load.least_bytes > found.space.limit_bytes:
+        return StressCheck(is_refuted=True, notes=(_over_limit(record, figures, load, found.space.limit_bytes),))
     notes = []
     if figures.remark is not None:
         notes.append(note("stress_remark", trial=trial, remark=figures.remark))
     if figures.memory.is_thrashing:
         retries = figures.memory.alloc_retries
         notes.append(note("stress_thrashing", trial=trial, alloc_retries=retries, later_steps=figures.steps - 1))
-    if load.peak_bytes > found.limit_bytes:
-        sizes = {"peak_bytes": load.peak_bytes, "limit_bytes": found.limit_bytes}
+    if load.peak_bytes > found.space.limit_bytes:
+        sizes = {"peak_bytes": load.peak_bytes, "limit_bytes": found.space.limit_bytes}
         notes.append(note("stress_near_limit", trial=trial, ranks=load.ranks, **sizes))
     return StressCheck(figures=figures, notes=tuple(notes))
 

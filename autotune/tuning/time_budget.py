@@ -25,7 +25,6 @@ from autotune.protocol.jobs import WindowRules
 from autotune.records.trial import TrialRecord, best_of, reference_of
 from autotune.settings.budget import Budget
 from autotune.settings.training_config import TrainingConfig
-from autotune.space.resolved_space import ResolvedSpace
 from autotune.study.study import Study, Trial
 
 __all__ = ["BASELINE_DEADLINE_S", "Clock", "TimeBudget", "repeat_deadline_s"]
@@ -75,7 +74,6 @@ class TimeBudget:
     """The time of a search under way."""
 
     study: Study
-    space: ResolvedSpace
     budget: Budget
     clock: Clock
     slots: Callable[[], int] = lambda: 1
@@ -87,7 +85,7 @@ class TimeBudget:
     def most_trials(self) -> int:
         """As many as were asked for; every combination where the method visits all and the number was left open."""
         is_whole_space = self.study.method.visits_all and self.budget.n_trials is None
-        return self.space.size if is_whole_space else self.budget.max_trials
+        return self.study.space.size if is_whole_space else self.budget.max_trials
 
     @property
     def may_stop_early(self) -> bool:

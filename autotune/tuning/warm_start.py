@@ -6,14 +6,15 @@ machine that they come from differs from this one. Rates are not taken over: the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from os.path import isdir, isfile
 from pathlib import Path
 
 from pydantic import JsonValue
 
 from autotune.errors import ConfigError
-from autotune.files.recommended_file import describe_machine, read_recommended, read_recommended_machine
+from autotune.files.recommended_file import MACHINE_KEYS, describe_machine, read_recommended, read_recommended_machine
 from autotune.files.run_folder import read_summary
 from autotune.note import Note, note
 from autotune.records.run_summary import RunSummary
@@ -32,8 +33,6 @@ _MOST_TRIALS = 3
 """The best trials that are tried again beside what was recommended: our own convention."""
 _LONGEST_VALUE = 60
 """Characters that are shown of what a file says of its machine: our own convention."""
-_KEYS = {"device_name": "name", "device_count": "devices"}
-"""What recommended.yaml calls the fields by which machines are compared, where that is another name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,13 +59,13 @@ def read_hints(path: Path) -> Hints:
     """
     path = _expanded(path)
     try:
-        if not _is_true(path.is_dir):
+        if not isdir(path):
             return Hints(source=path, configs=(read_recommended(path),), machine=read_recommended_machine(path))
         summary = read_summary(path)
     except ConfigError as error:
         problems = [f"warm_start: {problem}" for problem in error.problems]
         settings = path / "recommended.yaml"
-        if _is_true(settings.is_file):
+        if isfile(settings):
             problems[-1] += f"; {settings} may do in its place"
         raise ConfigError(*problems) from error
     return Hints(source=path, configs=tuple(_best_of(summary)), machine=describe_machine(summary.environment))
@@ -79,8 +78,7 @@ def differences(there: Mapping[str, object], here: Environment) -> list[JsonValu
     """
     if there.get("fingerprint") in (None, here.fingerprint):  # a file may hold anything, a list too
         return None
-    own = describe_machine(here)  # as the file says it, which has lists for tuples
-    keys = ((name, _KEYS.get(name, name)) for name in here.comparable())
+    compared = ((name, MACHINE_KEYS.get(name, name), value) for name, value in here.comparable().items())
     return [
         {"name": name, "there": _shown(there[key]), "here": _shown(own[key])}
         for name, key in keys
@@ -182,11 +180,3 @@ def _shown(value: object) -> str:
     """A value of a file, which may hold anything, in a few printable characters."""
     text = "none" if value is None else str(value)
     return "".join(character if character.isprintable() else "?" for character in text[:_LONGEST_VALUE])
-
-
-def _is_true(ask: Callable[[], bool]) -> bool:
-    """The answer of a path; no where no file system takes its name, or it may not be read."""
-    try:
-        return ask()
-    except (OSError, ValueError):
-        return False

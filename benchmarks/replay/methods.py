@@ -150,12 +150,11 @@ def _search(surface: Surface, seed: int, method: Method) -> Course:
 
         clock = Clock(None, started=0.0, now=launcher.now)
         search = Search(
-            time=TimeBudget(study=study, space=space, budget=Budget(), clock=clock),
+            time=TimeBudget(study=study, budget=Budget(), clock=clock),
             runner=runner,
-            limit_bytes=surface.limit_bytes,
             show=lambda _: None,
             on_record=note,
-            proposer=make_proposer(study, space, limit_bytes=surface.limit_bytes, seed=seed),
+            proposer=make_proposer(study, seed=seed),
         )
         found = search.run()
         ended = "" if found.ended_because is None else say(found.ended_because)

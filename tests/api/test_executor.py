@@ -16,9 +16,9 @@ import autotune
 from autotune.api import search as searching
 from autotune.api.check import check_plan, environment
 from autotune.api.diagnose import MeasuringTime, diagnose_plan
-from autotune.api.results import read_run
 from autotune.api.setup import opened_launcher, temporary_folder
 from autotune.errors import ConfigError, LauncherError, StudyMismatchError
+from autotune.files.run_folder import read_summary
 from autotune.launch.launcher import Launcher
 from autotune.note import note
 from autotune.report.wording import say
@@ -163,7 +163,7 @@ def test_the_probe_tells_the_space_of_the_hosts(tmp_path: Path) -> None:
     assert (here.hosts, here.is_spread) == (3, True)
     assert {trial.config.world_size for trial in result.trials} <= {1, 2, 3}
     assert here.fingerprint == fake_environment().fingerprint
-    assert read_run(result.run_dir).environment == here
+    assert read_summary(result.run_dir).environment == here
 
 
 def test_one_host_is_as_before(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ import pytest
 
 import autotune
 from autotune.api import search as searching
-from autotune.api.results import read_run
 from autotune.errors import (
     ConfigError,
     NothingFeasibleError,
@@ -23,6 +22,7 @@ from autotune.errors import (
     StudyMismatchError,
     WorkloadError,
 )
+from autotune.files.run_folder import read_summary
 from autotune.note import note
 from autotune.protocol.jobs import read_job
 from autotune.records.trial import Failure
@@ -308,7 +308,7 @@ def test_an_interrupted_search_claims_nothing_and_is_confirmed_by_the_next_call(
 
     with pytest.raises(KeyboardInterrupt):
         search(tmp_path, n_trials=4, launcher=Interrupting())
-    interrupted = read_run(tmp_path / "run").recommendation
+    interrupted = read_summary(tmp_path / "run").recommendation
     assert interrupted is not None
     assert (interrupted.verdict, interrupted.speedup) == ("unconfirmed", None)
     launcher = FakeLauncher()
@@ -333,7 +333,7 @@ def test_an_interrupted_stress_run_keeps_the_confirmation_and_is_made_up_for_by_
 
     with pytest.raises(KeyboardInterrupt):
         search(tmp_path, launcher=Interrupting())
-    interrupted = read_run(tmp_path / "run")
+    interrupted = read_summary(tmp_path / "run")
     assert interrupted.recommendation is not None
     assert interrupted.recommendation.verdict == "faster"
     assert not interrupted.is_complete
@@ -428,7 +428,7 @@ def test_a_run_folder_holds_what_design_says(tmp_path: Path) -> None:
 
 def test_a_run_is_read_back_from_its_folder_alone(tmp_path: Path) -> None:
     result = search(tmp_path)
-    assert read_run(result.run_dir) == result.summary
+    assert read_summary(result.run_dir) == result.summary
 
 
 def test_the_same_call_again_runs_nothing_more(tmp_path: Path) -> None:
@@ -464,7 +464,7 @@ def test_an_interrupt_once_the_search_is_done_costs_it_nothing(
 
     monkeypatch.setattr(searching, moment, interrupted)
     result = search(tmp_path, n_trials=4)
-    assert read_run(tmp_path / "run").recommendation == result.summary.recommendation
+    assert read_summary(tmp_path / "run").recommendation == result.summary.recommendation
     assert result.summary.is_complete
     assert signal.getsignal(signal.SIGINT) is heard
 

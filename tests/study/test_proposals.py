@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given, settings
@@ -199,9 +200,14 @@ LINEAR = {32: 132, 64: 164, 128: 228}
 BATCHES = [32, 64, 128, 256, 512, 1024]
 
 
+def limited(space: ResolvedSpace, limit_mib: int) -> ResolvedSpace:
+    """The space under another memory limit."""
+    return replace(space, objective=space.objective.model_copy(update={"memory_limit": limit_mib * MIB}))
+
+
 def largest(records: list[TrialRecord], limit_mib: int, best: int = 0, **space: Any) -> dict[str, object] | None:
     resolved = make_space(micro_batch_size=BATCHES, **space)
-    found = largest_batch_variant(records[best], resolved, records, limit_mib * MIB)
+    found = largest_batch_variant(records[best], limited(resolved, limit_mib), records)
     return None if found is None else dict(found)
 
 
@@ -229,7 +235,7 @@ def test_without_a_line_of_its_precision_nothing_is_proposed() -> None:
 def test_gradients_are_accumulated_less_where_the_global_batch_would_pass_its_cap() -> None:
     space = make_space(grad_accum_steps=[1, 2])
     records = memory_trials(LINEAR, grad_accum_steps=2)
-    found = largest_batch_variant(records[0], space, records, 10_000 * MIB)
+    found = largest_batch_variant(records[0], limited(space, 10_000), records)
     assert found is not None
     assert (found["micro_batch_size"], found["grad_accum_steps"]) == (256, 1)
 
@@ -239,10 +245,10 @@ def test_only_trials_on_as_many_ranks_tell_of_a_batchs_memory() -> None:
     space = make_space(devices=4, **batches)
     alone = memory_trials(LINEAR)
     group = memory_trials({16: 500, 32: 532}, strategy="ddp", world_size=4)
-    found = largest_batch_variant(group[1], space, [*alone, *group], 900 * MIB)
+    found = largest_batch_variant(group[1], limited(space, 900), [*alone, *group])
     assert found is not None
     assert (found["micro_batch_size"], found["world_size"]) == (64, 4)
-    assert largest_batch_variant(group[1], space, alone, 900 * MIB) is None
+    assert largest_batch_variant(group[1], limited(space, 900), alone) is None
 
 
 def record_of(config: TrainingConfig) -> TrialRecord:

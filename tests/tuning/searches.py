@@ -92,17 +92,15 @@ def make_search(
     study = Study.open(folder / "study.db" if is_kept else None, resolved, identity={}, seed=0, method=method)
     time = TimeBudget(
         study=study,
-        space=resolved,
         budget=Budget(n_trials=n_trials, timeout_s=timeout_s),
         clock=Clock(timeout_s, started=0.0, now=now),
     )
     return Search(
         time=time,
         runner=runner,
-        limit_bytes=limit_bytes,
         show=lambda _: None,
         on_record=lambda _: None,
-        proposer=make_proposer(study, resolved, limit_bytes=limit_bytes, seed=0, longest_s=time.longest_s),
+        proposer=make_proposer(study, seed=0, longest_s=time.longest_s),
     )
 
 

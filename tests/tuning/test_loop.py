@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -167,7 +167,8 @@ def test_a_batch_beyond_the_memory_line_is_not_proposed(tmp_path: Path, limit_gi
     search.run()
     known = [record for record in search.study.records if record.config.micro_batch_size <= 64]
     assert {record.config.micro_batch_size for record in known} == {32, 64}
-    params = largest_batch_variant(known[0], search.space, known, limit_gib * GIB)
+    objective = search.space.objective.model_copy(update={"memory_limit": limit_gib * GIB})
+    params = largest_batch_variant(known[0], replace(search.space, objective=objective), known)
     assert params is not None
     assert params["micro_batch_size"] == largest
 

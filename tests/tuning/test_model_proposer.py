@@ -86,14 +86,14 @@ def fastest_of(search: Search, cost: CostModel) -> float:
     """The best rate of the whole space within the limit."""
     configs = {compose(params, search.space) for params in search.space.combinations()}
     trials = [cost(config) for config in configs if isinstance(config, TrainingConfig)]
-    return max(one.samples_per_s for one in trials if one.peak_memory_bytes <= search.limit_bytes)
+    return max(one.samples_per_s for one in trials if one.peak_memory_bytes <= search.space.limit_bytes)
 
 
 def guided(folder: Path, cost: CostModel, *, seed: int = 0, **arguments: Any) -> Search:
     """A guided search that has ended, by itself unless a number of trials is given."""
     search = make_search(folder, FakeLauncher(cost, seed=seed), **{"n_trials": None, "limit_bytes": LIMIT, **arguments})
     assert isinstance(search.proposer, ModelProposer)
-    search.proposer._seed = seed
+    search.proposer.seed = seed
     search.run()
     return search
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 import autotune
 from autotune.api.check import check_plan
-from autotune.api.results import read_run
 from autotune.errors import ConfigError, StudyMismatchError
 from autotune.files.recommended_file import describe_machine
+from autotune.files.run_folder import read_summary
 from autotune.note import note
 from autotune.settings.environment import COMPARED, Environment
 from autotune.settings.objective import Objective
@@ -96,7 +96,7 @@ def test_the_best_of_a_run_folder_is_tried_right_after_the_baseline(there: Path,
     space: dict[str, Any] = {"num_workers": [0, 2, 4], "prefetch_factor": 4, "micro_batch_size": [32, 64, 128]}
     result = search(tmp_path / "here", warm_start=there, method=method, n_trials=3, space=space)
     assert result.trials[0].config == TrainingConfig()
-    best = read_run(there).recommendation
+    best = read_summary(there).recommendation
     assert best is not None
     assert without_lr(result.trials[1].config) == without_lr(seed_of(best.config, make_space(**space)))
 
@@ -104,7 +104,7 @@ def test_the_best_of_a_run_folder_is_tried_right_after_the_baseline(there: Path,
 def test_a_run_folder_seeds_its_recommendation_that_at_the_users_batch_and_its_best_trials(
     there: Path, tmp_path: Path
 ) -> None:
-    earlier = read_run(there)
+    earlier = read_summary(there)
     assert earlier.recommendation is not None
     assert earlier.recommendation.same_batch is not None
     feasible = sorted((one for one in earlier.trials if one.score), key=lambda one: -one.score.value)  # type: ignore[union-attr]
@@ -124,7 +124,7 @@ def test_a_recommended_yaml_seeds_its_settings(there: Path, tmp_path: Path) -> N
 
 
 def test_without_a_warm_start_nothing_is_said_of_one(there: Path) -> None:
-    assert "warm_start" not in codes_of(read_run(there).notes)
+    assert "warm_start" not in codes_of(read_summary(there).notes)
 
 
 def test_a_relative_path_is_looked_for_in_the_working_directory_and_a_tilde_in_the_home_folder(
@@ -267,7 +267,7 @@ class Interrupting(FakeLauncher):
 def test_an_interrupted_search_seeds_what_it_had_found(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         search(tmp_path / "there", launcher=Interrupting())
-    tried = {str(without_lr(trial.config)) for trial in read_run(tmp_path / "there").trials}
+    tried = {str(without_lr(trial.config)) for trial in read_summary(tmp_path / "there").trials}
     result = search(tmp_path / "here", warm_start=tmp_path / "there", n_trials=2)
     assert str(without_lr(result.trials[1].config)) in tried
 
@@ -371,7 +371,7 @@ def test_a_recommended_yaml_of_somebody_else_is_data_and_nothing_in_it_is_called
 def test_a_search_that_goes_on_tries_nothing_of_a_warm_start_twice(there: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         search(tmp_path / "here", warm_start=there, launcher=Interrupting())
-    begun = [str(without_lr(trial.config)) for trial in read_run(tmp_path / "here").trials]
+    begun = [str(without_lr(trial.config)) for trial in read_summary(tmp_path / "here").trials]
     launcher = FakeLauncher()
     result = search(tmp_path / "here", warm_start=there, launcher=launcher)
     tried = [str(without_lr(trial.config)) for trial in result.trials]

@@ -10,25 +10,21 @@ from collections.abc import Callable
 from math import inf
 
 from autotune.records.diagnosis import Curves
-from autotune.space.resolved_space import ResolvedSpace
 from autotune.study.study import Study
 from autotune.tuning.proposers.model import ModelProposer
-from autotune.tuning.proposers.proposer import Proposal, Proposer
-from autotune.tuning.proposers.samplers import SamplerProposer
+from autotune.tuning.proposers.proposer import Proposal, Proposer, SamplerProposer
 
 __all__ = ["ModelProposer", "Proposal", "Proposer", "SamplerProposer", "make_proposer"]
 
 
 def make_proposer(
     study: Study,
-    space: ResolvedSpace,
     *,
-    limit_bytes: int,
     seed: int,
     keep: Callable[[Curves], None] = lambda _: None,
     longest_s: Callable[[], float] = lambda: inf,
 ) -> Proposer:
     """The proposer of the study's search method; `keep` and `longest_s` are ModelProposer's."""
     if study.method.has_model:
-        return ModelProposer(study, space, limit_bytes=limit_bytes, seed=seed, keep=keep, longest_s=longest_s)
-    return SamplerProposer(space, has_guesses=study.method.begins_with_guesses)
+        return ModelProposer(study, seed, keep, longest_s)
+    return SamplerProposer(study.space, has_guesses=study.method.begins_with_guesses)

@@ -8,6 +8,7 @@ explores what the model does not explain.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from math import exp, inf, log
 
 from autotune.analysis.acquisition import redundant_among
@@ -29,7 +30,6 @@ from autotune.records.ceilings import CeilingBook
 from autotune.records.diagnosis import Curves
 from autotune.records.trial import TrialRecord
 from autotune.settings.training_config import TrainingConfig
-from autotune.space.resolved_space import ResolvedSpace
 from autotune.study.candidates import Candidates
 from autotune.study.proposals import Params, params_of
 from autotune.study.study import Study, Trial
@@ -56,41 +56,26 @@ _SAME_BATCH_TRIALS = 2
 """Trials at the baseline's global batch that the model asks for: the best guess and one correction."""
 
 
+@dataclass(slots=True)
 class ModelProposer:
-    """A search's model of the machine.
+    """A search's model of the machine."""
 
-    Args:
-        keep: given what measuring the sides has shown, so that a search that goes on need not repeat it.
-        longest_s: what takes longer to measure is proposed only where nothing else is left.
-    """
-
-    has_model = True
-
-    def __init__(
-        self,
-        study: Study,
-        space: ResolvedSpace,
-        *,
-        limit_bytes: int,
-        seed: int,
-        keep: Callable[[Curves], None] = lambda _: None,
-        longest_s: Callable[[], float] = lambda: inf,
-    ) -> None:
-        self.sides: list[ConfiguredPoint] | None = None
-        """What loader and device reach alone; None until that was measured."""
-        self._study = study
-        self._space = space
-        self._limit_bytes = limit_bytes
-        self._seed = seed
-        self._keep = keep
-        self._longest_s = longest_s
-        self._model: RateModel | None = None
-        self._candidates: Candidates | None = None
-        self._outlook: tuple[tuple[int, int], Outlook] | None = None
-        """The latest, and the numbers of ended and running trials that it was made at."""
-        self._same_batch_trials = 0
-        self._expected: dict[TrainingConfig, tuple[float, float]] = {}
-        """Logarithm of the rate and its standard deviation, of what the model would try or has tried."""
+    study: Study
+    seed: int
+    keep: Callable[[Curves], None]
+    """Given what measuring the sides has shown, so that a search that goes on need not repeat it."""
+    longest_s: Callable[[], float]
+    """What takes longer to measure is proposed only where nothing else is left."""
+    has_model: bool = True
+    sides: list[ConfiguredPoint] | None = None
+    """What loader and device reach alone; None until that was measured."""
+    _model: RateModel | None = None
+    _candidates: Candidates | None = None
+    _outlook: tuple[tuple[int, int], Outlook] | None = None
+    """The latest, and the numbers of ended and running trials that it was made at."""
+    _same_batch_trials: int = 0
+    _expected: dict[TrainingConfig, tuple[float, float]] = field(default_factory=dict)
+    """Logarithm of the rate and its standard deviation, of what the model would try or has tried."""
 
     @property
     def is_informed(self) -> bool:
@@ -105,20 +90,20 @@ class ModelProposer:
         """
         if self.sides is not None:
             return None
-        variations = [*loader_variations(self._space, ceilings), *device_variations(self._space)]
-        report = runner.curves(self._space.baseline, variations, deadline_s=deadline_s, stretch_s=_STRETCH_S)
+        variations = [*loader_variations(self.study.space, ceilings), *device_variations(self.study.space)]
+        report = runner.curves(self.study.space.baseline, variations, deadline_s=deadline_s, stretch_s=_STRETCH_S)
         curves = report.curves or Curves()
         self.recall(curves, ceilings)
         points = (*curves.loader, *curves.device)
         if any(point.ceiling is not None for point in points):
-            self._keep(curves)
+            self.keep(curves)
             return None
         reasons = (report.result.reason, *(point.reason for point in points))
         return note("sides_not_measured", reason=next(filter(None, reasons), report.result.outcome))
 
     def recall(self, curves: Curves, ceilings: CeilingBook) -> None:
         """Take up what measuring the sides has shown, now or before an interruption."""
-        self.sides = configured_points(curves, self._space)
+        self.sides = configured_points(curves, self.study.space)
         for side in self.sides:
             ceiling = side.point.ceiling
             ceilings.keep(
@@ -139,7 +124,7 @@ class ModelProposer:
         if best is None:
             return self._measured_to_fit()
         outlook = self.outlook(best)
-        if outlook is None or outlook.params is None or self._is_surprise(self._study.ended[-1]):
+        if outlook is None or outlook.params is None or self._is_surprise(self.study.ended[-1]):
             return None
         if outlook.gain < LEAST_GAIN and (params := self.at_same_batch(best)) is not None:
             return Proposal(params=params)
@@ -150,7 +135,7 @@ class ModelProposer:
         outlook = self.outlook(best)
         if outlook is None or outlook.same_batch is None or self._same_batch_trials == _SAME_BATCH_TRIALS:
             return None
-        if not self._study.may_propose(outlook.same_batch):
+        if not self.study.may_propose(outlook.same_batch):
             return None
         self._same_batch_trials += 1
         return outlook.same_batch
@@ -158,7 +143,7 @@ class ModelProposer:
     def skip(self, config: TrainingConfig) -> Note | None:
         """Why a sample is not run: it is not likely to fit, or to tell anything new."""
         if self._peaks:
-            chance = float(self._memory().chance_to_fit([config], self._limit_bytes)[0])
+            chance = float(self._memory().chance_to_fit([config], self.study.space.limit_bytes)[0])
             if chance < LIKELY_TO_FIT:
                 return note("would_not_fit", chance_fraction=round(chance, 3))
         if self._model is None:
@@ -177,11 +162,11 @@ class ModelProposer:
         if self._is_first_group(trial.config):
             return None
         luck = 1.0 if self._outlook is None else exp(-self._outlook[1].scatter_sd)
-        wanted = self._space.baseline.global_batch_size
+        wanted = self.study.space.baseline.global_batch_size
         keeps_batch = trial.config.global_batch_size == wanted
         thresholds = [
             PruningThreshold(number=record.number, low_samples_per_s=luck * record.measurement.samples_per_s_ci[0])
-            for record in self._study.records
+            for record in self.study.records
             if record.is_feasible
             and record.measurement
             and (not keeps_batch or record.config.global_batch_size == wanted)
@@ -190,7 +175,7 @@ class ModelProposer:
 
     def why_enough(self, best: TrialRecord | None) -> Note | None:
         """The best is near the lower ceiling, or no candidate is left that is expected to win more."""
-        outlook = self.outlook(best) if len(self._study.ended) >= _FEWEST_TRIALS else None
+        outlook = self.outlook(best) if len(self.study.ended) >= _FEWEST_TRIALS else None
         if outlook is None:
             return None
         share = outlook.best_rate / outlook.lower_ceiling
@@ -211,7 +196,7 @@ class ModelProposer:
         """What a further trial can win; None before the sides were measured, and where nothing is feasible."""
         if not self.sides or best is None or best.measurement is None:
             return None
-        step = len(self._study.ended), len(self._study.running)
+        step = len(self.study.ended), len(self.study.running)
         if self._outlook is None or self._outlook[0] != step:
             outlook = self._foresee(best, best.measurement.samples_per_s)
             if outlook.config is not None:
@@ -220,7 +205,7 @@ class ModelProposer:
         return self._outlook[1]
 
     def _foresee(self, best: TrialRecord, measured_rate: float) -> Outlook:
-        environment, records = self._space.environment, self._study.ended
+        environment, records = self.study.space.environment, self.study.ended
         observed = list(rate_observations(self.sides or [], records, environment.device_kind))
         self._model = fit_rate_model(observed, environment)
         beliefs = Beliefs(
@@ -228,47 +213,48 @@ class ModelProposer:
             memory=self._memory(),
             records=records,
             tried=self._tried,
-            is_open=self._study.is_open,
-            is_left_out=self._study.is_left_out,
+            is_open=self.study.is_open,
+            is_left_out=self.study.is_left_out,
         )
         return foresee(
             self._near(best, records),
             beliefs,
-            self._space,
+            self.study.space,
             measured_rate=measured_rate,
-            limit_bytes=self._limit_bytes,
-            longest_s=self._longest_s(),
+            longest_s=self.longest_s(),
         )
 
     def _measured_to_fit(self) -> Proposal | None:
         fitting = [side for side in self.sides or () if side.side == "device" and side.point.ceiling is not None]
         for side in sorted(fitting, key=_rate_alone, reverse=True):
-            params = params_of(side.config, self._space)
-            if self._study.may_propose(params):
+            params = params_of(side.config, self.study.space)
+            if self.study.may_propose(params):
                 return Proposal(params=params)
         return None
 
     def _is_first_group(self, config: TrainingConfig) -> bool:
         kind = (config.strategy, config.world_size)
-        measured = [record.config for record in self._study.ended if record.measurement is not None]
+        measured = [record.config for record in self.study.ended if record.measurement is not None]
         return config.world_size > 1 and kind not in {(other.strategy, other.world_size) for other in measured}
 
     @property
     def _tried(self) -> list[TrainingConfig]:
         """What has shown a rate."""
-        return [record.config for record in self._study.ended if record.measurement is not None or record.result.blocks]
+        return [record.config for record in self.study.ended if record.measurement is not None or record.result.blocks]
 
     def _memory(self) -> MemoryForecast:
-        return forecast_memory(self._peaks, has_workers_in_ram=self._space.environment.has_only_ram)
+        return forecast_memory(self._peaks, has_workers_in_ram=self.study.space.environment.has_only_ram)
 
     @property
     def _peaks(self) -> list[tuple[TrainingConfig, int]]:
-        only_ram = self._space.environment.has_only_ram
-        return peak_observations(self.sides or [], self._study.ended, self._limit_bytes, limit_is_ram=only_ram)
+        only_ram = self.study.space.environment.has_only_ram
+        return peak_observations(
+            self.sides or [], self.study.ended, self.study.space.limit_bytes, limit_is_ram=only_ram
+        )
 
     def _near(self, best: TrialRecord, records: Sequence[TrialRecord]) -> list[tuple[Params, TrainingConfig]]:
         if self._candidates is None:
-            self._candidates = Candidates(self._space, self._seed)
+            self._candidates = Candidates(self.study.space, self.seed)
         rates = {
             record.config: record.measurement.samples_per_s
             for record in records

@@ -69,7 +69,6 @@ def foresee(
     space: ResolvedSpace,
     *,
     measured_rate: float,
-    limit_bytes: int,
     longest_s: float,
 ) -> Outlook:
     """Weigh candidates: the largest expected gain among those that fit, are open and could tell something.
@@ -79,7 +78,7 @@ def foresee(
     """
     configs = [config for _, config in candidates]
     records, tried = beliefs.records, list(beliefs.tried)
-    forecast, fits = beliefs.rates.forecast(configs), beliefs.memory.chance_to_fit(configs, limit_bytes)
+    forecast, fits = beliefs.rates.forecast(configs), beliefs.memory.chance_to_fit(configs, space.limit_bytes)
     failed = [record.config for record in records if has_failed(record)]
     feasible = [record.config for record in records if record.is_feasible]
     # Source of the plug-in of the highest believed rate, since a lucky window is no yardstick: Picheny, Wagner,
