@@ -17,7 +17,8 @@ from autotune.analysis.statistics import NORMAL_95
 from autotune.records.ceilings import Ceiling, CeilingBook, device_key, loader_key
 from autotune.records.diagnosis import CurvePoint, Curves
 from autotune.records.trial import TrialRecord
-from autotune.settings.training_config import TrainingConfig
+from autotune.settings.contradictions import NEUTRAL_WITHOUT_WORKERS
+from autotune.settings.training_config import LOADER_SETTINGS, TrainingConfig
 from autotune.space.constraints import normalised
 from autotune.space.domains import spread, whole_numbers
 from autotune.space.resolved_space import ResolvedSpace
@@ -87,7 +88,7 @@ def loader_variations(space: ResolvedSpace, book: CeilingBook) -> Iterator[Train
     for count in spread(counts, _MOST_VALUES):
         yield with_workers(count)
     workers, most = own.num_workers or min(max(counts), space.environment.cores), max(counts)
-    for name in ("prefetch_factor", "persistent_workers", "pin_memory") if workers else ():
+    for name in [name for name in LOADER_SETTINGS if name != "num_workers"] if workers else ():
         for value in domains[name]:
             yield with_workers(workers, **{name: value})
     batches = whole_numbers(domains["micro_batch_size"])
@@ -156,7 +157,7 @@ def peak_observations(
     shared memory, open files) has no known peak. A trial that thrashed took what it was allowed, not what it needs, and
     counts as one that ran out of memory.
     """
-    no_workers = {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}
+    no_workers = {"num_workers": 0, **NEUTRAL_WITHOUT_WORKERS}
     peaks = [
         (look.config.model_copy(update=no_workers), look.point.peak_memory_bytes)
         for look in looks

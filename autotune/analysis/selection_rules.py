@@ -19,6 +19,12 @@ __all__ = ["choose", "gains_of", "rate_of_runs", "ratio_of", "simplicity"]
 SAME_RATE_SHARE = 0.02
 """Rates this close to the fastest count as fast enough for the score to decide (DESIGN: Score)."""
 _ROUNDS_FOR_BETWEEN_RUN_SPREAD = 3
+_SWITCHES = [
+    (name, field.default)
+    for name, field in reversed(TrainingConfig.model_fields.items())
+    if isinstance(field.default, bool)
+]
+"""With the value that each has where nothing is set; the last of a TrainingConfig's switches counts most."""
 
 
 def simplicity(config: TrainingConfig) -> tuple[int, ...]:
@@ -29,7 +35,7 @@ def simplicity(config: TrainingConfig) -> tuple[int, ...]:
         config.global_batch_size,
         AMP_DTYPES.index(config.amp_dtype),
         config.grad_accum_steps,
-        *(int(flag) for flag in (config.compile, config.channels_last, config.pin_memory, config.persistent_workers)),
+        *(int(getattr(config, name) != default) for name, default in _SWITCHES),
         config.prefetch_factor or 0,
         config.intra_op_threads or 0,
         0 if config.ddp is None else len(config.ddp.model_dump(exclude_defaults=True)),

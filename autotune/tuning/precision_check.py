@@ -13,6 +13,7 @@ from threading import Lock
 from autotune.launch.runner import TrialRunner
 from autotune.records.precision_check import guard_key, needs_guard, objection, shortfall
 from autotune.records.trial import TrialRecord, TrialResult
+from autotune.settings.contradictions import NEUTRAL_WITHOUT_WORKERS
 from autotune.settings.search_space import SettingValue
 from autotune.settings.training_config import TrainingConfig
 
@@ -66,8 +67,7 @@ class PrecisionGuard:
                 "micro_batch_size": self.baseline.micro_batch_size,
                 "grad_accum_steps": 1,
                 "num_workers": 0,
-                "prefetch_factor": None,
-                "persistent_workers": False,
+                **NEUTRAL_WITHOUT_WORKERS,
             }
         )
         name = "-".join(["guard", config.amp_dtype, *(["compile"] if config.compile else [])])

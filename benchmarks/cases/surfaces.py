@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from autotune import TrainingConfig
+from autotune.settings.contradictions import NEUTRAL_WITHOUT_WORKERS
 from benchmarks.cases.cpu import Case
 from benchmarks.cases.fidelity import bursty, digits, photos, sleeping_vectors, tiny_gpt
 from benchmarks.cases.gpu import gpt2, jpeg_cnn, resnet50
@@ -57,7 +58,7 @@ class Grid:
         for values in product(*self.domains.values()):
             settings = {**self.baseline, **dict(zip(self.domains, values, strict=True))}
             if settings.get("num_workers", 0) == 0:
-                settings |= {"prefetch_factor": None, "persistent_workers": False}
+                settings |= NEUTRAL_WITHOUT_WORKERS
             yield TrainingConfig.model_validate(settings)
 
 

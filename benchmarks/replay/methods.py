@@ -26,6 +26,7 @@ from autotune.files.run_folder import open_run_folder
 from autotune.records.trial import TrialResult
 from autotune.report.wording import say
 from autotune.settings.budget import Budget
+from autotune.settings.contradictions import NEUTRAL_WITHOUT_WORKERS
 from autotune.settings.objective import Objective
 from autotune.settings.plan import Plan
 from autotune.settings.search_options import Method
@@ -260,7 +261,7 @@ def _changed(surface: Surface, config: TrainingConfig, **changes: Any) -> Traini
     settings = config.model_dump() | changes
     domains: Mapping[str, Sequence[Any]] = surface.header["domains"]
     if settings["num_workers"] == 0:
-        settings |= {"prefetch_factor": None, "persistent_workers": False}
+        settings |= NEUTRAL_WITHOUT_WORKERS
     else:
         prefetch = domains["prefetch_factor"]
         if settings["prefetch_factor"] not in prefetch:

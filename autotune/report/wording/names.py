@@ -9,6 +9,7 @@ from autotune.records.breakdown import Part
 from autotune.records.run_summary import changed_settings
 from autotune.records.trial import Outcome
 from autotune.report.wording.units import NO_VALUE, format_count
+from autotune.settings.contradictions import NEUTRAL_WITHOUT_WORKERS
 from autotune.settings.training_config import DdpConfig, TrainingConfig
 
 __all__ = ["OUTCOMES", "PART_NAMES", "describe_settings", "format_setting", "format_value", "name_group"]
@@ -100,8 +101,7 @@ def _words(config: TrainingConfig) -> dict[str, str]:
         "ddp": _own_ddp(config) or "torch's own ddp settings",
         "lr": f"lr {config.lr:.4g}",
     }
-    if config.num_workers == 0:  # both say nothing beyond "no workers"
-        del words["prefetch_factor"], words["persistent_workers"]
-    if config.strategy != "ddp":
-        del words["ddp"]
-    return words
+    silent = {"ddp"} if config.strategy != "ddp" else set[str]()
+    if config.num_workers == 0:  # these say nothing beyond "no workers"
+        silent |= NEUTRAL_WITHOUT_WORKERS.keys()
+    return {name: word for name, word in words.items() if name not in silent}
