@@ -155,7 +155,7 @@ def _record(
                 workload=name,
                 baseline=dict(grid.baseline),
                 domains={setting: list(values) for setting, values in grid.domains.items()},
-                limit_bytes=runner.limit_bytes,
+                limit_bytes=runner.limits.limit_bytes,
                 environment=space.environment.model_dump(mode="json"),
                 facts=space.facts.model_dump(mode="json"),
                 processor=machine["processor"],

@@ -107,7 +107,7 @@ def read_recommended(path: Path) -> TrainingConfig:
     Raises:
         ConfigError: the file can't be read, is no recommended.yaml, or was changed to what breaks a rule.
     """
-    if isdir(path):  # unlike Path.is_dir, no error for a name that no file system takes
+    if isdir(path):  # noqa: PTH112 - unlike Path.is_dir, no error for a name that no file system takes
         raise ConfigError(f"{path}: is a folder; give the file, such as {path / 'recommended.yaml'}")
     document = read_document(path)
     settings = document.data.get("settings")

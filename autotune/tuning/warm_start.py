@@ -59,13 +59,13 @@ def read_hints(path: Path) -> Hints:
     """
     path = _expanded(path)
     try:
-        if not isdir(path):
+        if not isdir(path):  # noqa: PTH112 - unlike Path's, no error for a name that no file system takes
             return Hints(source=path, configs=(read_recommended(path),), machine=read_recommended_machine(path))
         summary = read_summary(path)
     except ConfigError as error:
         problems = [f"warm_start: {problem}" for problem in error.problems]
         settings = path / "recommended.yaml"
-        if isfile(settings):
+        if isfile(settings):  # noqa: PTH113 - unlike Path's, no error for a name that no file system takes
             problems[-1] += f"; {settings} may do in its place"
         raise ConfigError(*problems) from error
     return Hints(source=path, configs=tuple(_best_of(summary)), machine=describe_machine(summary.environment))
@@ -78,7 +78,8 @@ def differences(there: Mapping[str, object], here: Environment) -> list[JsonValu
     """
     if there.get("fingerprint") in (None, here.fingerprint):  # a file may hold anything, a list too
         return None
-    compared = ((name, MACHINE_KEYS.get(name, name), value) for name, value in here.comparable().items())
+    own = describe_machine(here)  # as the file says it, which has lists for tuples
+    keys = ((name, MACHINE_KEYS.get(name, name)) for name in here.comparable())
     return [
         {"name": name, "there": _shown(there[key]), "here": _shown(own[key])}
         for name, key in keys

@@ -38,7 +38,6 @@ from autotune.worker.measure.utilization import BusyProbe
 from autotune.worker.setup.build import (
     WorkloadFault,
     build_dataset,
-    build_loader,
     build_model,
     is_stream,
 )

@@ -52,7 +52,7 @@ def run_under_limit(task: Task) -> Figures:
     with one_server() as inner, GpuWatch() as watch:
         launcher = TimedLauncher(inner)
         with open_runner(case, device=scale.device, memory_limit=scale.memory_limit, launcher=launcher) as (runner, _):
-            limit = runner.limit_bytes
+            limit = runner.limits.limit_bytes
             assert limit is not None
             for batch in scale.limited_batches:
                 if trials and task.left_s < TRIAL_S:
@@ -126,7 +126,7 @@ def fit_line(task: Task) -> Figures:
         one_server() as launcher,
         open_runner(case, device=scale.device, memory_limit=scale.line_limit, launcher=launcher) as (runner, _),
     ):
-        limit = runner.limit_bytes
+        limit = runner.limits.limit_bytes
         assert limit is not None
         fitted = [(batch, peak) for batch in scale.fitted_batches if (peak := _peak(_run(runner, case, batch)))]
         line = _line_through(fitted, limit)

@@ -159,9 +159,11 @@ class Feed:
 
 
 class _BatchSizes:
-    """The sizes of a loader's batches, in the order in which they are drawn and delivered.
+    """The sizes of a loader's batches, as they are delivered.
 
-    A loader with `in_order=False` may deliver them in another order: then their sum is right, each alone may not be.
+    Workers that deliver batches in the order in which they are ready have them counted where they are collated. Of a
+    dataset with `__getitems__`, which may hand anything to `collate_fn`, the sizes are those that were drawn: with
+    `in_order=False` an epoch's sum is right, each alone may not be.
     """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
@@ -170,7 +172,7 @@ class _BatchSizes:
         self._fixed: int | None = None
         if loader.batch_sampler is None:  # no batches are put together: each sample comes alone
             self._fixed = 1
-        elif not isinstance(loader.dataset, IterableDataset):
+        elif not isinstance(loader.dataset, IterableDataset) and not _is_counted_by_collating(loader):
             # torch refuses another sampler once a loader is made, since its iterator might hold the old one
             vars(loader)["batch_sampler"] = _Counted(loader.batch_sampler, self._drawn)
         elif loader.drop_last:
@@ -187,6 +189,11 @@ class _BatchSizes:
         if self._collates:
             return Held(*delivered)
         return Held(delivered, self._drawn.popleft() if self._fixed is None else self._fixed)
+
+
+def _is_counted_by_collating(loader: DataLoader[Any]) -> bool:
+    """Whether batches may come in another order than they are drawn, and torch itself lists a batch's items."""
+    return loader.num_workers > 0 and not loader.in_order and not hasattr(loader.dataset, "__getitems__")
 
 
 class _Counted:

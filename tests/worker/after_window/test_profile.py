@@ -14,7 +14,7 @@ from autotune.records.measurement import Block, Restart, Window
 from autotune.settings.training_config import TrainingConfig
 from autotune.worker.after_window.profile import break_down, profile_steps, step_times
 from autotune.worker.after_window.trace import MARK, marked_part
-from autotune.worker.measure import reuse
+from autotune.worker.measure import batch as reuse
 from autotune.worker.measure.step import Step, Trainer, make_trainer
 from autotune.worker.setup.device import open_device
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.worker.measure import reuse
+from autotune.worker.measure import batch as reuse
 from autotune.worker.measure.batch import Reused, copied, tensors_of, unpacked
 
 Pair = namedtuple("Pair", "x y")

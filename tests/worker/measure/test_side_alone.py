@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
-from autotune.worker.measure import reuse
+from autotune.worker.measure import batch as reuse
 from autotune.worker.measure import side_alone as alone
 from autotune.worker.measure.batch import Held, batch_bytes
 from autotune.worker.measure.feed import Feed

@@ -39,17 +39,18 @@ def test_the_epoch_reaches_the_users_sampler() -> None:
     EachNth(SequentialSampler(range(4)), Group(0, 2)).set_epoch(3)
 
 
-def test_torchs_own_sampler_shuffles_alike_on_all_ranks() -> None:
-    first, second = (list(own_share(range(10), Group(rank, 2), shuffle=True, drop_last=True)) for rank in range(2))
-    assert sorted([*first, *second]) == list(range(10))
-
-
 DATA = TensorDataset(torch.arange(12))
 
 
 def items(workload: Workload, rank: int, config: TrainingConfig) -> list[list[int]]:
     loader = build_loader(workload, DATA, config, Path("/nowhere"), Group(rank, 2))
     return [batch[0].tolist() for batch in loader]
+
+
+def test_torchs_own_sampler_shuffles_alike_on_all_ranks() -> None:
+    workload, config = Workload(model=None, dataset=None, shuffle=True), TrainingConfig(micro_batch_size=3)
+    drawn = [index for rank in range(2) for batch in items(workload, rank, config) for index in batch]
+    assert sorted(drawn) == list(range(12))
 
 
 @pytest.mark.parametrize(
