@@ -26,7 +26,7 @@ NORMAL_95 = NormalDist().inv_cdf(0.975)
 
 def t_95(degrees_of_freedom: int) -> float:
     """Two-sided 95 % quantile of Student's t; infinite without a degree of freedom."""
-    from scipy.special import stdtrit  # a trial has it at its start, by worker/serve: its window can't wait for imports
+    from scipy.special import stdtrit  # a trial has it at its start, by worker/rank: its window can't wait for imports
 
     return float(stdtrit(degrees_of_freedom, 0.975)) if degrees_of_freedom > 0 else inf
 

@@ -26,7 +26,6 @@ from threading import Thread
 from time import monotonic, perf_counter, sleep
 
 import psutil
-import scipy.special  # noqa: F401 - a window ends by Student's t; 0.1 s of CPU time, which no window may lose
 import torch._dynamo  # noqa: F401 - the first optimizer would import it, a second in every fork
 
 from autotune.launch.local.process_tree import exit_code_of, free_shared_memory

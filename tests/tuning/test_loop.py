@@ -16,6 +16,7 @@ from autotune.records.ceilings import CeilingBook, device_key, loader_key
 from autotune.records.diagnosis import CurvePoint
 from autotune.records.trial import Failure, Score, TrialRecord, TrialResult
 from autotune.settings.training_config import TrainingConfig
+from autotune.space.resolved_space import ResolvedSpace
 from autotune.study.proposals import largest_batch_variant
 from autotune.study.samplers import METHODS, SearchMethod
 from autotune.study.study import Trial
@@ -183,6 +184,7 @@ class Proposals:
     running: list[Trial] = field(default_factory=list)
     has_waiting: bool = False
     method: SearchMethod = METHODS["model"]
+    space: ResolvedSpace | None = None
 
     @property
     def ended(self) -> list[TrialRecord]:
@@ -198,6 +200,12 @@ class Proposals:
     def ask(self, skip: object) -> Trial:
         """A sample."""
         return Trial(99, TrainingConfig())
+
+
+def stand_in(search: Search, study: Proposals) -> None:
+    """Put what is asked of a study in its place."""
+    study.space = search.space
+    search.time.study = study  # type: ignore[assignment]
 
 
 def is_over(search: Search) -> bool:
@@ -221,7 +229,7 @@ def test_the_best_at_the_users_batch_is_proposed_again_whenever_the_best_changes
     # An open number of trials is near its end from the 13th on.
     records = [ran(number, 1.0, intra_op_threads=number or None) for number in range(1 if n_trials else 13)]
     study = Proposals(records)
-    search.time.study = study  # type: ignore[assignment] # all that is asked of a study here
+    stand_in(search, study)
 
     def proposed() -> list[tuple[int, int]]:
         assert not is_over(search)
@@ -238,7 +246,7 @@ def test_the_best_at_the_users_batch_is_proposed_again_whenever_the_best_changes
 def test_trials_that_run_count_when_the_end_is_near(tmp_path: Path) -> None:
     search = make_search(tmp_path, FakeLauncher(), n_trials=13, method="tpe", amp_dtype="float32")
     study = Proposals([ran(0, 1.0), ran(1, 2.0, micro_batch_size=64, num_workers=2)])
-    search.time.study = study  # type: ignore[assignment] # all that is asked of a study here
+    stand_in(search, study)
     study.running = [Trial(number, TrainingConfig()) for number in range(2, 9)]
     assert not is_over(search)
     assert study.proposed == []
@@ -254,9 +262,9 @@ def test_a_trial_that_ended_late_is_news_whatever_its_number(tmp_path: Path) -> 
     search = make_search(tmp_path, FakeLauncher(), n_trials=None, method="tpe", amp_dtype="float32")
     others = [ran(number, 1.0, intra_op_threads=number or None) for number in range(20) if number != 1]
     late = ran(1, 2.0, num_workers=2)
-    search.time.study = Proposals([*others, late])  # type: ignore[assignment] # as above
+    stand_in(search, Proposals([*others, late]))
     assert not is_over(search)
-    search.time.study = Proposals([late, *others])  # type: ignore[assignment] # as above
+    stand_in(search, Proposals([late, *others]))
     assert is_over(search)
     assert search._why_none == note("no_recent_gain", trials=12, is_promising=False)
 
@@ -273,7 +281,7 @@ def test_a_guided_search_ends_after_six_promising_trials_whatever_else_has_run(
     records = [ran(number, 1.0, intra_op_threads=number or None) for number in range(20)]
 
     def ends(records: list[TrialRecord], promising: list[TrialRecord]) -> bool:
-        search.time.study = Proposals(records, promising)  # type: ignore[assignment] # as above
+        stand_in(search, Proposals(records, promising))
         return is_over(search)
 
     assert not ends(records, promising=records[1:6])

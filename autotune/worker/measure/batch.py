@@ -31,6 +31,7 @@ __all__ = [
     "copied",
     "leaves_of",
     "moved",
+    "rebuilt",
     "resized",
     "tensors_of",
     "unpacked",

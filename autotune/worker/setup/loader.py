@@ -5,8 +5,8 @@ user's sampler or batch sampler. An iterable dataset must share its items out by
 equal show that it does not.
 
 Workers that are not forked (spawn, forkserver; Python 3.14's default) pickle by name, which fails for what was defined
-in `__main__` or loaded from a file. The dataset and the functions go to them as a payload instead: written once a trial,
-mapped by each worker.
+in `__main__` or loaded from a file. The dataset and the functions go to them as a payload instead: written once a
+trial, mapped by each worker.
 """
 
 from __future__ import annotations
