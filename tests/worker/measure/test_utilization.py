@@ -129,9 +129,9 @@ def test_samples_that_come_by_the_clock_are_averaged(nvml: NvmlStub) -> None:
     nvml.play(samples_every_us=1000, busy=70)
     probe = BusyProbe([one for one in (gpu_with_uuid("GPU-0"),) if one is not None])
     probe.start()
-    while probe.stop(0.0).reading.source != NVML_SOURCE:
+    while (reading := probe.stop(0.0).reading).source != NVML_SOURCE:
         pass  # until the clock has gone on for long enough
-    assert probe.stop(0.0).reading.fraction == pytest.approx(0.7)
+    assert reading.fraction == pytest.approx(0.7)
 
 
 def test_of_several_devices_the_least_busy_is_told_where_all_are_known(nvml: NvmlStub) -> None:
