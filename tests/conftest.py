@@ -25,32 +25,8 @@ from optuna.storages import RDBStorage
 from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.report.render import html as page
 from autotune.study import storage
-from tests.factories import (
-    cpu,
-    four_devices,
-    make_confirmation,
-    make_environment,
-    make_facts,
-    make_measurement,
-    make_record,
-    make_space,
-    make_window,
-)
 from tests.nvml_stub import NvmlStub, build_libraries
 from tests.processes import marked
-
-__all__ = [
-    "cpu",
-    "four_devices",
-    "make_confirmation",
-    "make_environment",
-    "make_facts",
-    "make_measurement",
-    "make_record",
-    "make_space",
-    "make_window",
-]
-
 
 QUIET_RERUNS = 2
 _DRAWINGS = "_drawings_for_the_reports_tests_alone"

@@ -12,7 +12,7 @@ from autotune.records.ceilings import Ceiling
 from autotune.records.conditions import DeviceConditions
 from autotune.records.measurement import Block, Ceilings, Measurement, MemorySample, Restart, Window
 from autotune.records.ranks import RankFigures
-from tests.evidence import make_breakdown
+from tests.factories import make_breakdown
 
 
 def make_part(

@@ -20,9 +20,9 @@ from autotune.analysis.memory_line import (
     memory_lines,
 )
 from autotune.note import Note
-from autotune.records.measurement import Measurement
 from autotune.records.trial import Score, TrialRecord, TrialResult
 from autotune.settings.training_config import TrainingConfig
+from tests.factories import make_measurement
 
 MIB = 2**20
 BATCHES = st.lists(st.integers(1, 4096), min_size=2, max_size=12).filter(lambda batches: len(set(batches)) > 1)
@@ -30,7 +30,7 @@ MakeTrial = Callable[..., TrialRecord]
 
 
 @pytest.fixture
-def trial(make_measurement: Callable[..., Measurement]) -> MakeTrial:
+def trial() -> MakeTrial:
     """(number, micro batch, MiB) of a trial under a limit of 1000 MiB; outcome "oom" for no memory figure."""
 
     def make(number: int, batch: int, peak_mib: int | None, **settings: object) -> TrialRecord:

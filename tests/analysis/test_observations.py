@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from autotune.analysis.observations import (
@@ -17,18 +15,13 @@ from autotune.analysis.observations import (
 from autotune.analysis.rate_model import Observation
 from autotune.records.ceilings import Ceiling
 from autotune.records.diagnosis import CurvePoint, Curves
-from autotune.records.measurement import Block, Ceilings, Measurement
+from autotune.records.measurement import Block, Ceilings
 from autotune.records.trial import TrialRecord, TrialResult
-from autotune.settings.environment import Environment
 from autotune.settings.training_config import TrainingConfig
-from autotune.space.resolved_space import ResolvedSpace
-from tests.evidence import make_point
+from tests.factories import FOUR_DEVICES, make_measurement, make_point, make_record, make_space
 
 LIMIT = 1_000
 FOUR = TrainingConfig(num_workers=4, prefetch_factor=2)
-MakeSpace = Callable[..., ResolvedSpace]
-MakeRecord = Callable[..., TrialRecord]
-MakeMeasurement = Callable[..., Measurement]
 
 
 def blocks(*rates: float) -> tuple[Block, ...]:
@@ -39,16 +32,14 @@ def runs_of(*records: TrialRecord) -> list[Observation]:
     return list(rate_observations([], records, "cuda"))
 
 
-def test_a_trial_is_as_sure_as_its_interval(make_record: MakeRecord, make_measurement: MakeMeasurement) -> None:
+def test_a_trial_is_as_sure_as_its_interval() -> None:
     result = TrialResult(outcome="ok", measurement=make_measurement(200.0, 0.1))
     (run,) = runs_of(make_record(config=FOUR, result=result))
     assert (run.kind, run.config, run.samples_per_s) == ("run", FOUR, 200.0)
     assert run.relative_sd == pytest.approx(0.1 / 1.96, rel=1e-4)
 
 
-def test_a_trial_shows_a_rate_whether_it_was_stopped_early_or_not(
-    make_record: MakeRecord, make_measurement: MakeMeasurement
-) -> None:
+def test_a_trial_shows_a_rate_whether_it_was_stopped_early_or_not() -> None:
     assert (
         observed_rate(make_record(result=TrialResult(outcome="ok", measurement=make_measurement(200.0, 0.1)))) == 200.0
     )
@@ -56,14 +47,12 @@ def test_a_trial_shows_a_rate_whether_it_was_stopped_early_or_not(
     assert observed_rate(make_record(result=TrialResult(outcome="timeout"))) is None
 
 
-def test_no_trial_is_surer_than_one_percent(make_record: MakeRecord, make_measurement: MakeMeasurement) -> None:
+def test_no_trial_is_surer_than_one_percent() -> None:
     result = TrialResult(outcome="ok", measurement=make_measurement(200.0, 0.0001))
     assert runs_of(make_record(result=result))[0].relative_sd == 0.01
 
 
-def test_a_trial_that_looked_at_its_own_sides_is_an_observation_of_each(
-    make_record: MakeRecord, make_measurement: MakeMeasurement
-) -> None:
+def test_a_trial_that_looked_at_its_own_sides_is_an_observation_of_each() -> None:
     loader, device = (Ceiling(samples_per_s=rate, samples=100, seconds=1.0, batches=4) for rate in (300.0, 500.0))
     measured = make_measurement(200.0, 0.1).model_copy(update={"ceilings": Ceilings(loader=loader, device=device)})
     seen = runs_of(make_record(config=FOUR, result=TrialResult(outcome="ok", measurement=measured)))
@@ -73,16 +62,14 @@ def test_a_trial_that_looked_at_its_own_sides_is_an_observation_of_each(
     assert len(runs_of(make_record(config=FOUR, result=TrialResult(outcome="ok", measurement=only)))) == 2
 
 
-def test_a_trial_that_was_stopped_early_counts_by_its_blocks_and_less_surely(make_record: MakeRecord) -> None:
+def test_a_trial_that_was_stopped_early_counts_by_its_blocks_and_less_surely() -> None:
     result = TrialResult(outcome="pruned", reason="stopped early", blocks=blocks(90, 100, 110))
     (run,) = runs_of(make_record(config=FOUR, result=result, score=None))
     assert (run.config, run.samples_per_s) == (FOUR, 100.0)
     assert run.relative_sd == pytest.approx(0.05 + 4.303 * 10 / 3**0.5 / 100 / 1.96, rel=1e-3)
 
 
-def test_one_that_was_stopped_early_is_less_sure_than_one_that_ended(
-    make_record: MakeRecord, make_measurement: MakeMeasurement
-) -> None:
+def test_one_that_was_stopped_early_is_less_sure_than_one_that_ended() -> None:
     steady = blocks(*[100] * 10)
     ended = make_record(result=TrialResult(outcome="ok", measurement=make_measurement(100.0, 0.0)))
     stopped = make_record(result=TrialResult(outcome="pruned", blocks=steady))
@@ -90,18 +77,16 @@ def test_one_that_was_stopped_early_is_less_sure_than_one_that_ended(
 
 
 @pytest.mark.parametrize("outcome", ["crashed", "oom", "host_oom", "timeout", "invalid", "diverged", "pruned"])
-def test_a_trial_that_failed_tells_no_rate(make_record: MakeRecord, outcome: str) -> None:
+def test_a_trial_that_failed_tells_no_rate(outcome: str) -> None:
     assert runs_of(make_record(result=TrialResult.model_validate({"outcome": outcome}), score=None)) == []
 
 
-def test_a_refused_precision_tells_its_rate_all_the_same(
-    make_record: MakeRecord, make_measurement: MakeMeasurement
-) -> None:
+def test_a_refused_precision_tells_its_rate_all_the_same() -> None:
     result = TrialResult(outcome="diverged", reason="loss", measurement=make_measurement(200.0))
     assert [run.samples_per_s for run in runs_of(make_record(result=result, score=None))] == [200.0]
 
 
-def test_each_point_of_a_curve_is_a_look_at_its_side(make_space: MakeSpace) -> None:
+def test_each_point_of_a_curve_is_a_look_at_its_side() -> None:
     space = make_space()
     loader = make_point(500.0, 0.002, num_workers=2)
     device = make_point(900.0, None, micro_batch_size=64)
@@ -115,26 +100,26 @@ def test_each_point_of_a_curve_is_a_look_at_its_side(make_space: MakeSpace) -> N
     assert [one.config.micro_batch_size for one in seen] == [32, 64]
 
 
-def test_looks_are_less_sure_where_both_sides_share_the_cores(make_space: MakeSpace) -> None:
+def test_looks_are_less_sure_where_both_sides_share_the_cores() -> None:
     looks = configured_points(Curves(loader=(make_point(500.0),)), make_space())
     on_cpu, on_cuda = (next(rate_observations(looks, [], kind)).relative_sd for kind in ("cpu", "cuda"))
     assert on_cpu > on_cuda
 
 
-def test_a_point_that_was_not_reached_tells_no_rate(make_space: MakeSpace) -> None:
+def test_a_point_that_was_not_reached_tells_no_rate() -> None:
     looks = configured_points(Curves(device=(make_point(None, micro_batch_size=64),)), make_space())
     assert list(rate_observations(looks, [], "cuda")) == []
 
 
-def test_a_change_is_made_to_the_baseline_on_one_device(make_space: MakeSpace, four_devices: Environment) -> None:
+def test_a_change_is_made_to_the_baseline_on_one_device() -> None:
     group = TrainingConfig(strategy="ddp", world_size=4, num_workers=2, prefetch_factor=4)
-    space = make_space(baseline=group, environment=four_devices)
+    space = make_space(baseline=group, environment=FOUR_DEVICES)
     assert changed(space, {"micro_batch_size": 64}) == TrainingConfig(
         micro_batch_size=64, num_workers=2, prefetch_factor=4
     )
 
 
-def test_a_change_leaves_out_what_has_no_effect(make_space: MakeSpace) -> None:
+def test_a_change_leaves_out_what_has_no_effect() -> None:
     space = make_space(baseline=TrainingConfig(num_workers=2, prefetch_factor=4, persistent_workers=True))
     assert changed(space, {"num_workers": 0}) == TrainingConfig()
 
@@ -145,9 +130,7 @@ def peaks(looks: list[ConfiguredPoint], *records: TrialRecord, limit_is_ram: boo
     return [(config.micro_batch_size, peak) for config, peak in seen]
 
 
-def test_peaks_are_those_of_looks_and_of_trials(
-    make_space: MakeSpace, make_record: MakeRecord, make_measurement: MakeMeasurement
-) -> None:
+def test_peaks_are_those_of_looks_and_of_trials() -> None:
     point = CurvePoint(changes={"micro_batch_size": 64}, ceiling=None, peak_memory_bytes=300)
     looks = configured_points(Curves(device=(point,), loader=(make_point(500.0),)), make_space())
     result = TrialResult(outcome="ok", measurement=make_measurement(peak_memory_bytes=200))
@@ -159,16 +142,14 @@ def test_peaks_are_those_of_looks_and_of_trials(
     [("oom", False, 0.5, 1_500), ("oom", False, None, 1_250), ("host_oom", True, 0.5, 1_500)],
 )
 def test_out_of_memory_counts_by_how_much_it_passed_the_limit(
-    make_record: MakeRecord, outcome: str, limit_is_ram: bool, violation: float | None, peak: int
+    outcome: str, limit_is_ram: bool, violation: float | None, peak: int
 ) -> None:
     result = TrialResult.model_validate({"outcome": outcome, "violation": violation})
     record = make_record(config=TrainingConfig(micro_batch_size=256), result=result, score=None)
     assert peaks([], record, limit_is_ram=limit_is_ram) == [(256, peak)]
 
 
-def test_what_thrashed_has_not_shown_what_it_would_have_taken(
-    make_record: MakeRecord, make_measurement: MakeMeasurement
-) -> None:
+def test_what_thrashed_has_not_shown_what_it_would_have_taken() -> None:
     measured = make_measurement(peak_memory_bytes=LIMIT)
     memory = measured.memory.model_copy(update={"alloc_retries": 2})
     result = TrialResult(outcome="ok", measurement=measured.model_copy(update={"memory": memory}))
@@ -178,13 +159,13 @@ def test_what_thrashed_has_not_shown_what_it_would_have_taken(
 
 @pytest.mark.parametrize(("limit_is_ram", "violation"), [(False, 0.5), (False, None), (True, None)])
 def test_what_ran_out_of_something_else_than_the_limit_is_on_tells_no_peak(
-    make_record: MakeRecord, limit_is_ram: bool, violation: float | None
+    limit_is_ram: bool, violation: float | None
 ) -> None:
     result = TrialResult(outcome="host_oom", violation=violation)
     assert peaks([], make_record(result=result, score=None), limit_is_ram=limit_is_ram) == []
 
 
-def test_a_look_at_the_device_has_no_workers(make_space: MakeSpace) -> None:
+def test_a_look_at_the_device_has_no_workers() -> None:
     baseline = TrainingConfig(num_workers=4, prefetch_factor=2, persistent_workers=True)
     point = CurvePoint(changes={}, ceiling=None, peak_memory_bytes=300)
     looks = configured_points(Curves(device=(point,)), make_space(baseline=baseline))
@@ -192,9 +173,9 @@ def test_a_look_at_the_device_has_no_workers(make_space: MakeSpace) -> None:
 
 
 @pytest.mark.parametrize("outcome", ["crashed", "timeout", "invalid"])
-def test_other_failures_tell_no_peak(make_record: MakeRecord, outcome: str) -> None:
+def test_other_failures_tell_no_peak(outcome: str) -> None:
     assert peaks([], make_record(result=TrialResult.model_validate({"outcome": outcome}), score=None)) == []
 
 
-def test_a_trial_that_was_stopped_early_tells_no_peak(make_record: MakeRecord) -> None:
+def test_a_trial_that_was_stopped_early_tells_no_peak() -> None:
     assert peaks([], make_record(result=TrialResult(outcome="pruned", blocks=blocks(90, 100)), score=None)) == []

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from autotune.analysis.rate_model import Forecast, Observation, RateModel, fit_rate_model
 from autotune.settings.environment import Environment
 from autotune.settings.training_config import TrainingConfig
-from tests.evidence import CPU, GPU
+from tests.factories import CPU, GPU
 
 MANY_CORES = CPU.model_copy(update={"cores": 64})
 FOUR_GPUS = GPU.model_copy(update={"device_count": 4, "cores": 64})

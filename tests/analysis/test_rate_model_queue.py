@@ -11,7 +11,7 @@ import pytest
 from autotune.analysis.rate_model import Forecast, Observation, fit_rate_model
 from autotune.settings.training_config import TrainingConfig
 from tests.analysis.queueing import Machine
-from tests.evidence import CPU
+from tests.factories import CPU
 
 ENVIRONMENT = CPU.model_copy(update={"cores": 32})  # enough for every worker: items wait, they don't compute
 MACHINES = {

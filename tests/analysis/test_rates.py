@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from math import inf, isinf, nan
 from typing import Any
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 
 from autotune.analysis.rates import between_runs, rate_of
 from autotune.records.measurement import Block, Measurement, MemorySample, Rate, Restart, Window
+from tests.factories import make_measurement, make_window
 
 _FINITE = st.floats(0, 1e12)
 _RATES = st.floats(0.1, 1e5)
@@ -98,7 +98,7 @@ def _simulate(
     length=st.floats(2, 8),
 )
 def test_a_window_of_two_queues_tells_the_slower_of_loader_and_device(
-    make_window: Callable[..., Window], ratio: float, device: float, capacity: int, is_full: bool, length: float
+    ratio: float, device: float, capacity: int, is_full: bool, length: float
 ) -> None:
     loader, batches = ratio * device, int(length * capacity)
     fields = _simulate(
@@ -114,14 +114,12 @@ def test_a_window_of_two_queues_tells_the_slower_of_loader_and_device(
 
 @pytest.mark.parametrize("is_full", [True, False])
 @pytest.mark.parametrize("ratio", [0.1, 0.5, 0.9, 1.0, 1.1, 2.0, 10.0])
-def test_the_derived_rate_is_within_three_percent_for_a_usual_queue(
-    make_window: Callable[..., Window], ratio: float, is_full: bool
-) -> None:
+def test_the_derived_rate_is_within_three_percent_for_a_usual_queue(ratio: float, is_full: bool) -> None:
     fields = _simulate(loader=100 * ratio, device=100, capacity=64, ready=64 if is_full else 0, batches=128)
     assert rate_of(make_window(**fields)).value == pytest.approx(400 * min(ratio, 1.0), rel=0.03)
 
 
-def test_a_full_queue_that_is_not_corrected_would_double_the_rate(make_window: Callable[..., Window]) -> None:
+def test_a_full_queue_that_is_not_corrected_would_double_the_rate() -> None:
     fields = _simulate(loader=10, device=1000, capacity=64, ready=64, batches=128)
     naive = rate_of(make_window(**fields | {"queue_at_start": None}))
     corrected = rate_of(make_window(**fields))
@@ -130,55 +128,51 @@ def test_a_full_queue_that_is_not_corrected_would_double_the_rate(make_window: C
     assert corrected.high >= naive.value  # the interval holds what came
 
 
-def test_a_queue_that_fills_up_does_not_lower_the_rate(make_window: Callable[..., Window]) -> None:
+def test_a_queue_that_fills_up_does_not_lower_the_rate() -> None:
     assert rate_of(make_window(queue_at_start=0, queue_at_end=50)).value == 100.0
 
 
-def test_samples_that_came_are_counted_over_all_seconds(make_window: Callable[..., Window]) -> None:
+def test_samples_that_came_are_counted_over_all_seconds() -> None:
     # three fast blocks and one that stalls: the mean rate holds the stall, a median would not
     times = (1.0, 1.0, 1.0, 5.0)
     blocks = tuple(Block(samples=80, batches=10, seconds=time, data_wait_s=0.0) for time in times)
     assert rate_of(make_window(blocks=blocks)).value == pytest.approx(4 * 80 / 8)
 
 
-def test_long_epochs_take_their_mean_restart_in_proportion(make_window: Callable[..., Window]) -> None:
+def test_long_epochs_take_their_mean_restart_in_proportion() -> None:
     # 100 samples/s, epochs of 5,000: 50 s and a restart of 2 s, so 5000 / 52
     restarts = (Restart(seconds=1.0, samples=0), Restart(seconds=3.0, samples=0))
     window = make_window(epoch_samples=5_000, restarts=restarts, expected_restart_s=99.0)
     assert rate_of(window).value == pytest.approx(5000 / 52)
 
 
-def test_the_first_start_stands_in_where_no_restart_was_seen(make_window: Callable[..., Window]) -> None:
+def test_the_first_start_stands_in_where_no_restart_was_seen() -> None:
     assert rate_of(make_window(epoch_samples=5_000, expected_restart_s=2.0)).value == pytest.approx(5000 / 52)
 
 
-def test_a_restart_costs_only_what_it_takes_beyond_the_samples_that_came_with_it(
-    make_window: Callable[..., Window],
-) -> None:
+def test_a_restart_costs_only_what_it_takes_beyond_the_samples_that_came_with_it() -> None:
     # at 100 samples/s, 300 samples in 5 s have cost 2 s
     restarts = (Restart(seconds=5.0, samples=300),)
     assert rate_of(make_window(epoch_samples=5_000, restarts=restarts)).value == pytest.approx(5000 / 52)
 
 
-def test_a_refill_that_came_faster_than_the_steady_rate_does_not_raise_it(make_window: Callable[..., Window]) -> None:
+def test_a_refill_that_came_faster_than_the_steady_rate_does_not_raise_it() -> None:
     restarts = (Restart(seconds=1.0, samples=300),)
     assert rate_of(make_window(epoch_samples=5_000, restarts=restarts)).value == pytest.approx(100)
 
 
-def test_whole_epochs_hold_their_restarts(make_window: Callable[..., Window]) -> None:
+def test_whole_epochs_hold_their_restarts() -> None:
     window = make_window(whole_epochs=True, epoch_samples=100, expected_restart_s=99.0)
     assert rate_of(window).value == 100.0
 
 
-def test_an_unknown_epoch_has_no_restarts(make_window: Callable[..., Window]) -> None:
+def test_an_unknown_epoch_has_no_restarts() -> None:
     assert rate_of(make_window(epoch_samples=None, expected_restart_s=5.0)).value == 100.0
 
 
 @pytest.mark.parametrize("expected_restart_s", [0.0, 2.0])
 @pytest.mark.parametrize("epoch_samples", [None, 1_000])
-def test_a_single_block_has_no_upper_end(
-    make_window: Callable[..., Window], expected_restart_s: float, epoch_samples: int | None
-) -> None:
+def test_a_single_block_has_no_upper_end(expected_restart_s: float, epoch_samples: int | None) -> None:
     blocks = (Block(samples=100, batches=10, seconds=1.0, data_wait_s=0.0),)
     window = make_window(blocks=blocks, epoch_samples=epoch_samples, expected_restart_s=expected_restart_s)
     rate = rate_of(window)
@@ -212,13 +206,13 @@ def test_a_measurement_comes_back_from_json_exactly(measurement: Measurement) ->
     assert repr(Measurement.model_validate(measurement.model_dump(mode="json"))) == repr(measurement)
 
 
-def test_json_holds_no_bare_infinity(make_measurement: Callable[..., Measurement]) -> None:
+def test_json_holds_no_bare_infinity() -> None:
     text = make_measurement(samples_per_s_ci=(0.0, inf), loss=nan).model_dump_json()
     assert '"Infinity"' in text
     assert '"NaN"' in text
 
 
-def test_the_blocks_are_the_windows(make_measurement: Callable[..., Measurement]) -> None:
+def test_the_blocks_are_the_windows() -> None:
     measurement = make_measurement()
     assert measurement.blocks is measurement.window.blocks
 

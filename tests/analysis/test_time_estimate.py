@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,13 +20,11 @@ from autotune.analysis.time_estimate import (
     typical_overhead_s,
     typical_s,
 )
-from autotune.records.measurement import Measurement
 from autotune.records.trial import TrialRecord, TrialResult
 from autotune.settings.budget import Budget
 from autotune.settings.training_config import TrainingConfig
-from tests.evidence import make_measurement as measured
+from tests.factories import make_measurement, make_record
 
-MakeRecords = Callable[..., list[TrialRecord]]
 STRESSED_S = 4.0 + 12.0
 """A look at the samples, and training on the largest."""
 OPEN_END: dict[str, Any] = {"most_trials": Budget().max_trials, "may_stop_early": True}
@@ -38,15 +35,10 @@ def asked_for(trials: int) -> dict[str, Any]:
     return {"most_trials": trials, "may_stop_early": False}
 
 
-@pytest.fixture
-def make_records(make_record: Callable[..., TrialRecord], make_measurement: Callable[..., Measurement]) -> MakeRecords:
+def make_records(count: int, overhead_s: float = 2.0) -> list[TrialRecord]:
     """So many trials, each of a window of 10 s and `overhead_s` around it."""
-
-    def make(count: int, overhead_s: float = 2.0) -> list[TrialRecord]:
-        result = TrialResult(outcome="ok", measurement=make_measurement(), wall_s=10.0 + overhead_s)
-        return [make_record(number, result=result) for number in range(count)]
-
-    return make
+    result = TrialResult(outcome="ok", measurement=make_measurement(), wall_s=10.0 + overhead_s)
+    return [make_record(number, result=result) for number in range(count)]
 
 
 @settings(deadline=None)
@@ -66,14 +58,14 @@ def test_more_trials_take_longer_before_any_has_run(trials: int, is_guided: bool
     assert fewer < more
 
 
-def test_each_further_trial_takes_what_those_before_took(make_records: MakeRecords) -> None:
+def test_each_further_trial_takes_what_those_before_took() -> None:
     paces = [Pace(**asked_for(count), records=make_records(4)) for count in (10, 11, 20)]
     ten, eleven, twenty = map(expected_s, paces)
     assert eleven - ten == pytest.approx(12.0)
     assert twenty - ten == pytest.approx(120.0)
 
 
-def test_once_every_trial_has_run_the_confirmation_is_left(make_records: MakeRecords) -> None:
+def test_once_every_trial_has_run_the_confirmation_is_left() -> None:
     left = expected_s(Pace(**asked_for(10), records=make_records(10)))
     assert STRESSED_S < left <= UNHURRIED_CONFIRMATION_S + STRESSED_S + 2.0
     assert left < expected_s(Pace(**asked_for(10), records=make_records(9)))
@@ -82,28 +74,24 @@ def test_once_every_trial_has_run_the_confirmation_is_left(make_records: MakeRec
 @pytest.mark.parametrize(
     ("overhead_s", "seconds"), [(0.5, 12 * 4.5), (8.0, UNHURRIED_CONFIRMATION_S), (500.0, 6 * 504)]
 )
-def test_a_confirmation_runs_two_three_times_however_slowly_they_start(
-    make_records: MakeRecords, overhead_s: float, seconds: float
-) -> None:
+def test_a_confirmation_runs_two_three_times_however_slowly_they_start(overhead_s: float, seconds: float) -> None:
     records = make_records(10, overhead_s=overhead_s)
     assert expected_s(Pace(**asked_for(10), records=records)) == pytest.approx(seconds + overhead_s + STRESSED_S)
 
 
-def test_what_is_left_falls_with_every_trial(make_records: MakeRecords) -> None:
+def test_what_is_left_falls_with_every_trial() -> None:
     left = [expected_s(Pace(**asked_for(10), records=make_records(done))) for done in range(1, 11)]
     assert left == sorted(left, reverse=True)
     assert left[0] - left[-1] == pytest.approx(9 * 12.0)
 
 
-def test_trials_side_by_side_share_the_time(make_records: MakeRecords) -> None:
+def test_trials_side_by_side_share_the_time() -> None:
     alone, together = (expected_s(Pace(**asked_for(10), records=make_records(2), slots=slots)) for slots in (1, 4))
     assert alone - together == pytest.approx((8 - 2) * 12.0)
 
 
 @pytest.mark.parametrize("is_guided", [True, False])
-def test_a_search_that_may_stop_by_itself_is_expected_to_before_its_most(
-    make_records: MakeRecords, is_guided: bool
-) -> None:
+def test_a_search_that_may_stop_by_itself_is_expected_to_before_its_most(is_guided: bool) -> None:
     for done in (0, 1, 5):
         records = make_records(done)
         open_end, most = (
@@ -113,7 +101,7 @@ def test_a_search_that_may_stop_by_itself_is_expected_to_before_its_most(
         assert open_end < most
 
 
-def test_a_search_that_goes_on_longer_than_expected_has_a_trial_to_come(make_records: MakeRecords) -> None:
+def test_a_search_that_goes_on_longer_than_expected_has_a_trial_to_come() -> None:
     late, later, last = (expected_s(Pace(**OPEN_END, records=make_records(done))) for done in (25, 30, 40))
     assert late == later == pytest.approx(last + 12.0)
 
@@ -149,14 +137,14 @@ def test_what_is_no_faster_never_pays(speedup: float) -> None:
 
 
 def record(wall_s: float, *, number: int = 1, after_s: float = 0.0, is_measured: bool = True) -> TrialRecord:
-    measurement = measured(100.0, after_s=after_s) if is_measured else None
+    measurement = make_measurement(100.0, after_s=after_s) if is_measured else None
     result = TrialResult(outcome="ok" if is_measured else "crashed", measurement=measurement, wall_s=wall_s)
     return TrialRecord(number=number, config=TrainingConfig(), result=result)
 
 
 def test_a_trial_takes_what_half_of_them_take() -> None:
     records = [record(10.0), record(11.0), record(500.0)]
-    window_s = sum(block.seconds for block in measured(100.0).blocks)
+    window_s = sum(block.seconds for block in make_measurement(100.0).blocks)
     assert typical_s(records) == 11.0
     assert typical_overhead_s(records) == pytest.approx(max(0.0, 11.0 - window_s))
     assert shortest_trial_s(records) == typical_overhead_s(records) + SHORTEST_WINDOW_S

@@ -28,7 +28,7 @@ from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.testing import FakeLauncher, fake_environment
 from autotune.tuning.loop import Search
-from tests.tuning.searches import NARROW
+from tests.factories.searches import NARROW
 
 PLAN = Plan(name="case", workload=Workload(model=object, dataset=list), executor=Executor(kind="ray"))
 PAIR = {"strategy": ["single", "ddp"], "world_size": [1, 2]}

@@ -29,7 +29,7 @@ from autotune.records.trial import Failure
 from autotune.report.wording import say
 from autotune.settings.training_config import TrainingConfig
 from autotune.testing import CostModel, FakeLauncher, FakeTrial, analytic_cost, fake_environment
-from tests.tuning.searches import GIB, NARROW, figures_of
+from tests.factories.searches import GIB, NARROW, figures_of
 
 
 def search(tmp_path: Path, cost: CostModel = analytic_cost, **arguments: Any) -> autotune.SearchResult:

@@ -13,7 +13,7 @@ from autotune.diagnosis.gains import LEAST_GAIN
 from autotune.records.diagnosis import Advice, Curves, Evidence
 from autotune.settings.environment import DeviceKind, Environment
 from autotune.settings.training_config import TrainingConfig
-from tests.evidence import CPU, FACTS, GPU, make_breakdown, make_costs, make_evidence, make_point
+from tests.factories import CPU, GPU, make_breakdown, make_evidence, make_facts, make_loader_costs, make_point
 
 WAITING = make_breakdown(wait=0.8)
 IN_TURNS = CPU.model_copy(update={"cores": 64})
@@ -62,7 +62,7 @@ def test_on_the_cpu_loader_and_device_share_the_cores() -> None:
     # 4 cores; an item takes 2 ms of CPU and computing 2 ms of one thread: 1000 a second at most, not 1900
     points = [make_point(1900.0, cpu_s=2e-3, num_workers=4, persistent_workers=True)]
     curves = Curves(loader=tuple(points), device=(make_point(2000.0, cpu_s=2e-3),))
-    costs = make_costs(2e-3)
+    costs = make_loader_costs(2e-3)
     measured: dict[str, Any] = {"breakdown": WAITING, "loader_costs": costs, "loader_ceiling": 500.0}
     evidence = make_evidence(400.0, environment=CPU, curves=curves, device_ceiling=2000.0, **measured)
     assert on_settings(evidence) == [({"num_workers": 4, "persistent_workers": True}, 1.5)]
@@ -106,7 +106,7 @@ def test_fewer_threads_end_oversubscription_whatever_the_run_reaches_today() -> 
         config=config,
         environment=CPU,
         curves=Curves(device=device, threads=4),
-        loader_costs=make_costs(1e-4),
+        loader_costs=make_loader_costs(1e-4),
         loader_ceiling=8000.0,
         device_ceiling=4000.0,
     )
@@ -136,7 +136,7 @@ def test_points_that_failed_or_change_the_other_side_are_not_advised() -> None:
 
 
 def test_a_batch_larger_than_the_dataset_is_not_advised() -> None:
-    facts = FACTS.model_copy(update={"dataset_length": 40})
+    facts = make_facts(dataset_length=40)
     curves = Curves(device=(make_point(1000.0), make_point(4000.0, micro_batch_size=64)))
     assert on_settings(make_evidence(facts=facts, curves=curves)) == []
 
@@ -152,14 +152,14 @@ def test_a_batch_larger_than_the_dataset_is_not_advised() -> None:
 def test_pinning_saves_the_time_by_which_pinned_copies_are_shorter(
     copies: dict[str, float], gain: float, figures: dict[str, float]
 ) -> None:
-    evidence = make_evidence(1000.0, breakdown=make_breakdown(copy=0.5), loader_costs=make_costs(**copies))
+    evidence = make_evidence(1000.0, breakdown=make_breakdown(copy=0.5), loader_costs=make_loader_costs(**copies))
     assert on_settings(evidence) == [({"pin_memory": True}, pytest.approx(gain, abs=1e-3))]
     (pin,) = [piece for piece in ranked(evidence) if piece.settings]
     assert (pin.kind, pin.figures) == ("pin_memory", {"share": 0.5, **figures})
 
 
 def test_pinned_copies_that_are_no_faster_are_not_advised() -> None:
-    costs = make_costs(copy_s=1e-3, pinned_copy_s=1.1e-3)
+    costs = make_loader_costs(copy_s=1e-3, pinned_copy_s=1.1e-3)
     evidence = make_evidence(1000.0, breakdown=make_breakdown(copy=0.5), loader_costs=costs)
     assert on_settings(evidence) == []
     assert list(remedies(evidence)) == ["copy_uint8"]
@@ -178,7 +178,7 @@ def test_a_copy_bound_job_always_gets_advice(kind: DeviceKind, is_pinned: bool) 
 def test_cpu_work_beyond_every_setting_gets_its_own_figures() -> None:
     # 8 cores for a device of 10,000 samples/s: 0.8 ms an item at most, or 21 cores for 2.1 ms
     evidence = make_evidence(
-        400.0, breakdown=WAITING, loader_costs=make_costs(2.1e-3), loader_ceiling=470.0, device_ceiling=10_000.0
+        400.0, breakdown=WAITING, loader_costs=make_loader_costs(2.1e-3), loader_ceiling=470.0, device_ceiling=10_000.0
     )
     found = remedies(evidence)
     assert list(found) == ["make_items_cheaper", "cache_items"]
@@ -197,14 +197,14 @@ def test_cpu_work_beyond_every_setting_gets_its_own_figures() -> None:
 def test_cpu_work_for_which_there_are_cores_is_not_to_be_made_cheaper() -> None:
     # 8 cores for 2,000 samples/s allow 4 ms of each; an item takes 1 ms
     evidence = make_evidence(
-        900.0, breakdown=WAITING, loader_costs=make_costs(1e-3), loader_ceiling=1000.0, device_ceiling=2000.0
+        900.0, breakdown=WAITING, loader_costs=make_loader_costs(1e-3), loader_ceiling=1000.0, device_ceiling=2000.0
     )
     assert list(remedies(evidence)) == ["cache_items"]
 
 
 def test_waits_for_which_there_are_workers_are_not_to_be_shortened() -> None:
     # 8 workers may wait for 4 ms each; an item waits for 2 ms
-    costs = make_costs(2e-3, item_cpu_s=1e-4)
+    costs = make_loader_costs(2e-3, item_cpu_s=1e-4)
     curves = loader_curve((8, 1000.0))
     evidence = make_evidence(
         90.0, breakdown=WAITING, loader_costs=costs, curves=curves, loader_ceiling=100.0, device_ceiling=2000.0
@@ -215,12 +215,12 @@ def test_waits_for_which_there_are_workers_are_not_to_be_shortened() -> None:
 @pytest.mark.parametrize(("item_cpu_s", "expected"), [(1e-4, 2000.0), (3e-3, 2000.0), (8e-3, 1000.0)])
 def test_a_stream_that_is_not_divided_among_workers_is_to_be_divided(item_cpu_s: float, expected: float) -> None:
     # 2,000 samples/s of 10 ms each take 20 workers; 8 cores give 1,000 samples/s of 8 ms of CPU time
-    facts = FACTS.model_copy(update={"is_iterable": True, "is_sharded": False, "dataset_length": None})
+    facts = make_facts(is_iterable=True, is_sharded=False, dataset_length=None)
     evidence = make_evidence(
         90.0,
         breakdown=WAITING,
         facts=facts,
-        loader_costs=make_costs(10e-3, item_cpu_s=item_cpu_s),
+        loader_costs=make_loader_costs(10e-3, item_cpu_s=item_cpu_s),
         loader_ceiling=100.0,
         device_ceiling=2000.0,
     )
@@ -232,14 +232,14 @@ def test_a_stream_that_is_not_divided_among_workers_is_to_be_divided(item_cpu_s:
 
 
 def test_advice_that_rests_on_an_estimated_ceiling_says_so() -> None:
-    measured: dict[str, Any] = {"breakdown": WAITING, "loader_costs": make_costs(20e-3), "loader_ceiling": 60.0}
+    measured: dict[str, Any] = {"breakdown": WAITING, "loader_costs": make_loader_costs(20e-3), "loader_ceiling": 60.0}
     for ceiling in (1000.0, None):
         found = remedies(make_evidence(50.0, device_ceiling=ceiling, data_wait_fraction=0.95, **measured))
         assert found["make_items_cheaper"].figures["is_device_estimated"] == (ceiling is None)
 
 
 def test_data_that_does_not_fit_into_ram_is_not_to_be_cached() -> None:
-    costs = make_costs(2e-3, item_bytes=2.0**21)
+    costs = make_loader_costs(2e-3, item_bytes=2.0**21)
     evidence = make_evidence(
         400.0, breakdown=WAITING, loader_costs=costs, loader_ceiling=470.0, device_ceiling=10_000.0
     )
@@ -247,7 +247,7 @@ def test_data_that_does_not_fit_into_ram_is_not_to_be_cached() -> None:
 
 
 def test_waiting_items_say_how_many_must_wait_at_the_same_time() -> None:
-    costs = make_costs(10e-3, item_cpu_s=1e-4, item_bytes=2.0**30)
+    costs = make_loader_costs(10e-3, item_cpu_s=1e-4, item_bytes=2.0**30)
     curves = loader_curve((8, 790.0))
     evidence = make_evidence(
         90.0, breakdown=WAITING, loader_costs=costs, curves=curves, loader_ceiling=100.0, device_ceiling=2000.0
@@ -264,7 +264,7 @@ def test_waiting_items_say_how_many_must_wait_at_the_same_time() -> None:
     ids=["in turns", "side by side"],
 )
 def test_a_slow_tail_is_advised_with_the_rate_without_it(environment: Environment, expected: float) -> None:
-    costs = make_costs(1e-3, item_median_s=1e-4, item_slowest_s=0.5, slow_tail_fraction=0.9, item_bytes=2.0**30)
+    costs = make_loader_costs(1e-3, item_median_s=1e-4, item_slowest_s=0.5, slow_tail_fraction=0.9, item_bytes=2.0**30)
     measured: dict[str, Any] = {"loader_costs": costs, "loader_ceiling": 1000.0, "device_ceiling": 10_000.0}
     (remedy,) = remedies(make_evidence(900.0, environment=environment, breakdown=WAITING, **measured)).values()
     assert remedy.expected_samples_per_s == pytest.approx(expected)

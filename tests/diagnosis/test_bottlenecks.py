@@ -10,7 +10,7 @@ from autotune.diagnosis.bottlenecks import breakdown_of, find_bottlenecks, fixed
 from autotune.records.diagnosis import Bottleneck, Curves, Evidence
 from autotune.records.utilization import Fullness
 from autotune.settings.training_config import TrainingConfig
-from tests.evidence import CPU, make_breakdown, make_costs, make_evidence, make_point, make_roofline
+from tests.factories import CPU, make_breakdown, make_evidence, make_loader_costs, make_point, make_roofline
 
 
 def shares(evidence: Evidence) -> dict[Bottleneck, Any]:
@@ -26,10 +26,10 @@ def batch_curve(fixed_s: float, slope_s: float) -> Curves:
 @pytest.mark.parametrize(
     ("costs", "kind"),
     [
-        (make_costs(), "data_cpu"),
-        (make_costs(item_cpu_s=0.4e-3), "data_io"),
-        (make_costs(slow_tail_fraction=0.5), "data_tail"),
-        (make_costs(slow_tail_fraction=0.5, item_cpu_s=0.0), "data_tail"),
+        (make_loader_costs(), "data_cpu"),
+        (make_loader_costs(item_cpu_s=0.4e-3), "data_io"),
+        (make_loader_costs(slow_tail_fraction=0.5), "data_tail"),
+        (make_loader_costs(slow_tail_fraction=0.5, item_cpu_s=0.0), "data_tail"),
         (None, "data_cpu"),
     ],
 )
@@ -118,7 +118,7 @@ def test_a_gpu_has_no_oversubscription_of_its_own() -> None:
 def test_items_in_several_threads_oversubscribe_cores_that_are_too_few_for_the_workers(
     cores_busy: float, workers: int, kind: Bottleneck
 ) -> None:
-    costs = make_costs(1e-3, item_cpu_s=cores_busy * 1e-3)
+    costs = make_loader_costs(1e-3, item_cpu_s=cores_busy * 1e-3)
     evidence = make_evidence(
         config=TrainingConfig(num_workers=workers), loader_costs=costs, breakdown=make_breakdown(wait=0.7)
     )
@@ -126,7 +126,7 @@ def test_items_in_several_threads_oversubscribe_cores_that_are_too_few_for_the_w
 
 
 def test_threads_of_items_have_their_figures() -> None:
-    costs = make_costs(2e-3, item_cpu_s=5e-3)
+    costs = make_loader_costs(2e-3, item_cpu_s=5e-3)
     evidence = make_evidence(
         config=TrainingConfig(num_workers=4), loader_costs=costs, breakdown=make_breakdown(wait=0.7)
     )
@@ -142,7 +142,7 @@ def test_oversubscription_on_both_sides_is_a_single_finding(wait: float, has_fig
         config=TrainingConfig(num_workers=4),
         environment=CPU,
         device_ceiling=4000.0,
-        loader_costs=make_costs(item_cpu_s=2e-3),
+        loader_costs=make_loader_costs(item_cpu_s=2e-3),
         breakdown=make_breakdown(wait=wait),
     )
     assert shares(evidence) == {"threads": wait + 0.75 * (1 - wait), "compute": 0.25 * (1 - wait)}

@@ -11,7 +11,7 @@ from autotune.diagnosis.bottlenecks import find_bottlenecks
 from autotune.diagnosis.verdict import is_healthy
 from autotune.records.diagnosis import Advice, Curves, Evidence
 from autotune.settings.training_config import TrainingConfig
-from tests.evidence import CPU, FACTS, make_breakdown, make_costs, make_evidence, make_point, make_roofline
+from tests.factories import CPU, make_breakdown, make_evidence, make_facts, make_loader_costs, make_point, make_roofline
 
 MEMORY_BOUND = Curves(roofline=make_roofline(moved_bytes=0.8e11 * 0.032))
 PINNED = TrainingConfig(pin_memory=True)
@@ -47,7 +47,7 @@ def test_half_of_the_bytes_give_at_best_half_of_the_share() -> None:
     ],
 )
 def test_fewer_bytes_shorten_copies_by_what_is_known_of_them(float32: float | None, left: float, kind: str) -> None:
-    costs = make_costs(float32_fraction=float32)
+    costs = make_loader_costs(float32_fraction=float32)
     evidence = make_evidence(config=PINNED, loader_costs=costs, breakdown=make_breakdown(copy=0.6))
     assert gain(evidence) == pytest.approx(1 / (0.4 + 0.6 * left) - 1)
     assert remedies(evidence)[0].kind == kind
@@ -123,13 +123,13 @@ def test_a_cheaper_step_is_not_advised_where_computing_is_not_the_first_finding(
 
 def oversubscribed(**changes: Any) -> Evidence:
     """Four workers, whose items keep two cores busy each, on four cores."""
-    facts = FACTS.model_copy(update={"dataset_length": None})
+    facts = make_facts(dataset_length=None)
     arguments: dict[str, Any] = {
         "config": TrainingConfig(num_workers=4),
         "environment": CPU.model_copy(update={"device_kind": "cuda", "cores": 4}),
         "facts": facts,
         "breakdown": make_breakdown(wait=0.9),
-        "loader_costs": make_costs(1e-3, item_cpu_s=2e-3),
+        "loader_costs": make_loader_costs(1e-3, item_cpu_s=2e-3),
         "loader_ceiling": 500.0,
         "device_ceiling": 10_000.0,
     }

@@ -18,7 +18,7 @@ from autotune.records.recommendation import Confirmation
 from autotune.records.trial import Score, TrialRecord, TrialResult
 from autotune.settings.environment import Environment
 from autotune.settings.training_config import DdpConfig, TrainingConfig
-from tests.evidence import CPU, GPU, make_costs, make_measurement
+from tests.factories import CPU, GPU, make_loader_costs, make_measurement
 
 Measured = dict[str, Any]
 TALK = Communication(step_s=0.04, step_alone_s=0.032, exchange_s=0.012, bytes_exchanged=2**25)
@@ -356,7 +356,7 @@ def test_more_cores_are_advised_where_workers_take_all() -> None:
 
 
 def test_items_that_wait_are_loaded_by_more_workers_than_cores() -> None:
-    waiting = make_costs(1e-3, item_cpu_s=1e-4)
+    waiting = make_loader_costs(1e-3, item_cpu_s=1e-4)
     comparison = compared(trial(0, 700.0, ALONE), held_by_loaders(4, loader_costs=waiting))
     assert [one.settings for one in comparison.advice] == [{"num_workers": 10}]
 

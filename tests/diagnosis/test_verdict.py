@@ -12,12 +12,12 @@ from autotune.diagnosis.verdict import headroom_today, is_healthy, judge, make_h
 from autotune.note import Note, note
 from autotune.records.ceilings import Headroom
 from autotune.records.diagnosis import Advice, Curves
-from tests.evidence import make_breakdown, make_costs, make_evidence, make_point
+from tests.factories import make_breakdown, make_evidence, make_loader_costs, make_point
 
 
 def test_ceilings_that_were_not_measured_come_from_what_was() -> None:
     measured: dict[str, Any] = {"loader_ceiling": None, "device_ceiling": None, "data_wait_fraction": 0.5}
-    headroom = headroom_today(make_evidence(500.0, loader_costs=make_costs(1e-3), **measured))
+    headroom = headroom_today(make_evidence(500.0, loader_costs=make_loader_costs(1e-3), **measured))
     assert [headroom.loader_ceiling, headroom.device_ceiling] == pytest.approx([1000.0, 1000.0])
 
 

@@ -15,7 +15,7 @@ from autotune.launch.launcher import Exit
 from autotune.protocol.reports import RankReport
 from autotune.records.ranks import RankFigures
 from autotune.records.trial import Failure, Outcome, TrialResult
-from tests.evidence import make_measurement
+from tests.factories import make_measurement
 
 MAIN = "Thread 0x01 (most recent call first):\n"
 BACKWARD = f'{MAIN}  File "/x/torch/autograd/graph.py", line 9 in _engine_run_backward\n'

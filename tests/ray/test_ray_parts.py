@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,43 +21,19 @@ from autotune.ray.host import Host, trial_environment
 from autotune.ray.launcher import merged_exit
 from autotune.ray.nodes import OneHost, most_of_a_kind
 from autotune.ray.running import BlockCopy
-from autotune.settings.environment import Environment
+from tests.factories import make_environment
 
 PARTS = [GroupPart(host=0, first_rank=0, ranks=2), GroupPart(host=1, first_rank=2, ranks=2)]
 
 
-@pytest.fixture
-def make_machine() -> Callable[..., Environment]:
-    def make(**changes: Any) -> Environment:
-        values: dict[str, Any] = {
-            "device": "cuda:0",
-            "device_kind": "cuda",
-            "device_name": "H200",
-            "device_memory_bytes": 2**37,
-            "device_count": 8,
-            "native_amp_dtypes": (),
-            "driver": "570",
-            "cores": 64,
-            "ram_bytes": 2**38,
-            "platform": "Linux",
-            "python": "3.12",
-            "torch": "2.13",
-            "cuda": "13.0",
-            "versions": {},
-        }
-        return Environment.model_validate(values | changes)
-
-    return make
-
-
-def test_the_kind_with_most_devices_is_taken(make_machine: Callable[..., Environment]) -> None:
-    one_large, small = make_machine(), make_machine(device_name="L4", device_count=1)
+def test_the_kind_with_most_devices_is_taken() -> None:
+    one_large, small = make_environment(device_count=8), make_environment(device_name="L4")
     assert most_of_a_kind([small, small, one_large]) == one_large
     assert most_of_a_kind([small] * 9 + [one_large]) == small
 
 
-def test_accelerators_come_before_processors(make_machine: Callable[..., Environment]) -> None:
-    lone, processors = make_machine(device_count=1), make_machine(device="cpu", device_kind="cpu", device_count=1)
+def test_accelerators_come_before_processors() -> None:
+    lone, processors = make_environment(), make_environment(device="cpu", device_kind="cpu")
     assert most_of_a_kind([processors] * 5 + [lone]) == lone
     assert most_of_a_kind([processors]) == processors
     assert most_of_a_kind([]) is None

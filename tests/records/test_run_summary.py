@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import inf
 
 import pytest
 
-from autotune.records.recommendation import Confirmation, Ratio, Recommendation
+from autotune.records.recommendation import Ratio, Recommendation
 from autotune.records.run_summary import RunSummary, changed_settings
-from autotune.records.trial import TrialRecord
 from autotune.settings.budget import Budget
-from autotune.settings.environment import Environment
 from autotune.settings.objective import Objective
 from autotune.settings.training_config import DdpConfig, TrainingConfig
-from autotune.settings.workload import WorkloadFacts
 from autotune.space.learning_rate import LrAdvice
+from tests.factories import make_confirmation, make_environment, make_facts, make_record
 
 
 @pytest.mark.parametrize("has_recommendation", [True, False])
 @pytest.mark.parametrize("memory_limit", [0.9, 1.0, "20GiB"])
 def test_a_summary_comes_back_from_json_exactly(
-    make_environment: Callable[..., Environment],
-    make_facts: Callable[..., WorkloadFacts],
-    make_record: Callable[..., TrialRecord],
-    make_confirmation: Callable[..., Confirmation],
     has_recommendation: bool,
     memory_limit: float | str,
 ) -> None:

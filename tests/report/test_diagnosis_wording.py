@@ -20,7 +20,7 @@ from autotune.report.wording.tables.advice import ADVICE
 from autotune.report.wording.tables.diagnosis import BOTTLENECKS, DIAGNOSIS
 from autotune.report.wording.tables.scaling import CAUSES, SCALING
 from autotune.settings.training_config import TrainingConfig
-from tests.evidence import CPU, make_breakdown, make_costs, make_evidence, make_point, make_roofline
+from tests.factories import CPU, make_breakdown, make_evidence, make_loader_costs, make_point, make_roofline
 
 GIVES_ADVICE = {"advise", "_advise", "_expecting", "_saving", "_up_to_the_device"}
 
@@ -104,7 +104,7 @@ WAITING = make_breakdown(wait=0.7)
         ),
         (
             "data_io",
-            {"breakdown": WAITING, "loader_costs": make_costs(item_cpu_s=1e-4, disk_bytes_per_item=2048.0)},
+            {"breakdown": WAITING, "loader_costs": make_loader_costs(item_cpu_s=1e-4, disk_bytes_per_item=2048.0)},
             (
                 "70 % of the time is spent waiting for data: an item takes 1 ms, 10 % of it CPU time, "
                 "and reads 2 KiB from the disk"
@@ -112,7 +112,7 @@ WAITING = make_breakdown(wait=0.7)
         ),
         (
             "data_tail",
-            {"breakdown": WAITING, "loader_costs": make_costs(slow_tail_fraction=0.5, item_slowest_s=0.2)},
+            {"breakdown": WAITING, "loader_costs": make_loader_costs(slow_tail_fraction=0.5, item_slowest_s=0.2)},
             (
                 "70 % of the time is spent waiting for data: 50 % of the loading time goes into items over 8 times the "
                 "median of 1 ms, up to 200 ms"
@@ -129,7 +129,7 @@ WAITING = make_breakdown(wait=0.7)
                 "config": TrainingConfig(num_workers=4),
                 "environment": CPU,
                 "device_ceiling": 4000.0,
-                "loader_costs": make_costs(item_cpu_s=2e-3),
+                "loader_costs": make_loader_costs(item_cpu_s=2e-3),
                 "breakdown": make_breakdown(wait=0.2),
             },
             (
@@ -173,10 +173,20 @@ def test_advice_on_settings_reads_with_its_caution_and_its_basis() -> None:
         {"breakdown": make_breakdown(idle=0.5), "loader_ceiling": 1000.0},
         {"breakdown": make_breakdown(synchronise=0.5), "loader_ceiling": 1500.0},
         {"breakdown": WAITING, "loader_ceiling": 250.0, "device_ceiling": 10_000.0, "device_kind": "cpu"},
-        {"breakdown": WAITING, "loader_costs": make_costs(20e-3), "loader_ceiling": 60.0, "device_ceiling": None},
-        {"breakdown": WAITING, "loader_costs": make_costs(item_cpu_s=1e-4), "device_ceiling": 9000.0},
-        {"breakdown": WAITING, "loader_costs": make_costs(item_cpu_s=4e-3), "device_ceiling": 9000.0, "workers": 4},
-        {"breakdown": WAITING, "loader_costs": make_costs(slow_tail_fraction=0.5), "device_ceiling": 9000.0},
+        {
+            "breakdown": WAITING,
+            "loader_costs": make_loader_costs(20e-3),
+            "loader_ceiling": 60.0,
+            "device_ceiling": None,
+        },
+        {"breakdown": WAITING, "loader_costs": make_loader_costs(item_cpu_s=1e-4), "device_ceiling": 9000.0},
+        {
+            "breakdown": WAITING,
+            "loader_costs": make_loader_costs(item_cpu_s=4e-3),
+            "device_ceiling": 9000.0,
+            "workers": 4,
+        },
+        {"breakdown": WAITING, "loader_costs": make_loader_costs(slow_tail_fraction=0.5), "device_ceiling": 9000.0},
         {"breakdown": make_breakdown(wait=0.5, restart=0.5), "workers": 2},
         {"curves": Curves(roofline=make_roofline(moved_bytes=2e9), loader=(make_point(9e9, num_workers=4),))},
         {},

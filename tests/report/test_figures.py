@@ -14,9 +14,10 @@ from autotune.report.blocks import TimeBars, Trace
 from autotune.report.figures import Figures, list_busy
 from autotune.report.wording.units import NO_VALUE
 from autotune.settings.training_config import TrainingConfig
-from tests.report.conftest import (
+from tests.factories import (
     BASELINE,
     FAST,
+    STARVED,
     make_breakdown,
     make_measurement,
     make_recommendation,
@@ -129,7 +130,7 @@ def test_two_sources_that_disagree_are_both_said_beside_the_result() -> None:
 
 def test_where_parts_of_the_time_are_shown_it_is_said_that_they_are_one_runs() -> None:
     said = "Parts of the time: profiled in one run, waits for data averaged over all runs; restarts of epochs included."
-    bare, whole = make_run(NVML), make_run(NVML).model_copy(update={"breakdown": make_breakdown()})
+    bare, whole = make_run(NVML), make_run(NVML).model_copy(update={"breakdown": STARVED})
     assert said in remarks_of(make_pair([bare, whole], [bare]))
     assert said not in remarks_of(make_pair([bare], [bare]))
 
@@ -148,7 +149,11 @@ def test_waits_for_data_are_one_figure_in_table_time_bars_and_reasons() -> None:
 
     def waiting(fraction: float, *, profiled: bool = False) -> Measurement:
         run = make_run(NVML).model_copy(update={"data_wait_fraction": fraction})
-        return run.model_copy(update={"breakdown": make_breakdown(fraction)}) if profiled else run
+        return (
+            run.model_copy(update={"breakdown": make_breakdown(wait=fraction, copy=0.02, idle=0.05)})
+            if profiled
+            else run
+        )
 
     before = [waiting(0.36, profiled=True), waiting(0.33), waiting(0.33)]
     report = report_of(make_pair(before, [waiting(0.05, profiled=True), waiting(0.03)]))

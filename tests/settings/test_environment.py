@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from pydantic import ValidationError
 
 from autotune.note import note
 from autotune.settings.environment import Environment
+from tests.factories import make_environment
 
 
 @pytest.mark.parametrize(
@@ -25,9 +24,7 @@ from autotune.settings.environment import Environment
         {"tf32_overrides": ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1",)},
     ],
 )
-def test_other_hardware_or_another_torch_has_another_fingerprint(
-    make_environment: Callable[..., Environment], change: dict[str, object]
-) -> None:
+def test_other_hardware_or_another_torch_has_another_fingerprint(change: dict[str, object]) -> None:
     assert make_environment(**change).fingerprint != make_environment().fingerprint
 
 
@@ -35,13 +32,11 @@ def test_other_hardware_or_another_torch_has_another_fingerprint(
     "change",
     [{"versions": {}}, {"ram_bytes": 1}, {"python": "3.13.0"}, {"device": "cuda:1"}, {"remarks": (note("x"),)}],
 )
-def test_what_speed_does_not_depend_on_leaves_the_fingerprint(
-    make_environment: Callable[..., Environment], change: dict[str, object]
-) -> None:
+def test_what_speed_does_not_depend_on_leaves_the_fingerprint(change: dict[str, object]) -> None:
     assert make_environment(**change).fingerprint == make_environment().fingerprint
 
 
-def test_a_fingerprint_is_twelve_hex_digits_and_survives_json(make_environment: Callable[..., Environment]) -> None:
+def test_a_fingerprint_is_twelve_hex_digits_and_survives_json() -> None:
     environment = make_environment()
     assert len(environment.fingerprint) == 12
     assert int(environment.fingerprint, 16) >= 0
@@ -49,8 +44,6 @@ def test_a_fingerprint_is_twelve_hex_digits_and_survives_json(make_environment: 
 
 
 @pytest.mark.parametrize("override", ["PATH=/home/me", "NVIDIA_TF32_OVERRIDE=2", "NVIDIA_TF32_OVERRIDE=0\nX", "1"])
-def test_no_other_variable_and_no_other_value_of_the_environment_is_kept(
-    make_environment: Callable[..., Environment], override: str
-) -> None:
+def test_no_other_variable_and_no_other_value_of_the_environment_is_kept(override: str) -> None:
     with pytest.raises(ValidationError, match="tf32_overrides"):
         make_environment(tf32_overrides=(override,))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import FrozenInstanceError, fields
 
 import pytest
 
 from autotune.settings.workload import PARTS, Ref, Workload, WorkloadFacts
+from tests.factories import make_facts
 
 
 def test_parts_are_everything_but_the_loaders_switches() -> None:
@@ -27,6 +27,6 @@ def test_a_workload_and_a_reference_are_frozen() -> None:
         Workload(model=1, dataset=2).model = 3  # type: ignore[misc] # the rule under test
 
 
-def test_facts_survive_json(make_facts: Callable[..., WorkloadFacts]) -> None:
+def test_facts_survive_json() -> None:
     facts = make_facts(optimizer={"name": "AdamW", "betas": (0.9, 0.999), "eps": 1e-8})
     assert WorkloadFacts.model_validate_json(facts.model_dump_json()) == facts

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from autotune.settings.environment import Environment
 from autotune.settings.training_config import DdpConfig, TrainingConfig
-from autotune.settings.workload import WorkloadFacts
 from autotune.space import constraints as rules
+from tests.factories import CPU, FOUR_DEVICES, make_environment, make_facts
 
 _LOADER_SETTINGS = st.fixed_dictionaries(
     {
@@ -40,13 +40,13 @@ _RANK_SETTINGS = st.fixed_dictionaries(
 
 
 @pytest.fixture(scope="session")
-def obstacle(make_facts: Callable[..., WorkloadFacts], four_devices: Environment) -> Callable[..., str | None]:
+def obstacle() -> Callable[..., str | None]:
     """(configuration or its settings); keywords `environment` (four devices), `drop_last` (true), facts' fields."""
 
     def told(
         config: TrainingConfig | dict[str, Any],
         *,
-        environment: Environment = four_devices,
+        environment: Environment = FOUR_DEVICES,
         drop_last: bool = True,
         **facts: Any,
     ) -> str | None:
@@ -83,7 +83,7 @@ def test_a_fixed_batch_sampler_fixes_the_batch_of_a_process(obstacle: Callable[.
 
 @pytest.mark.parametrize("strategy", ["dp", "ddp"])
 def test_ranks_beyond_the_devices_are_told_with_both_numbers(
-    obstacle: Callable[..., str | None], make_environment: Callable[..., Environment], strategy: str
+    obstacle: Callable[..., str | None], strategy: str
 ) -> None:
     group = {"strategy": strategy, "world_size": 3}
     assert obstacle(group) is None
@@ -93,17 +93,15 @@ def test_ranks_beyond_the_devices_are_told_with_both_numbers(
     assert obstacle(group, environment=named) == told.format("from cuda:2 on")
 
 
-def test_on_the_cpu_each_rank_needs_a_core(obstacle: Callable[..., str | None], cpu: Environment) -> None:
-    assert obstacle({"strategy": "ddp", "world_size": 4}, environment=cpu) is None
-    reason = obstacle({"strategy": "ddp", "world_size": 5}, environment=cpu)
+def test_on_the_cpu_each_rank_needs_a_core(obstacle: Callable[..., str | None]) -> None:
+    assert obstacle({"strategy": "ddp", "world_size": 4}, environment=CPU) is None
+    reason = obstacle({"strategy": "ddp", "world_size": 5}, environment=CPU)
     assert str(reason).startswith("world_size must be at most 4, the cores here (a rank needs one)")
 
 
-def test_a_strategy_that_the_device_does_not_have_is_told(
-    obstacle: Callable[..., str | None], make_environment: Callable[..., Environment], cpu: Environment
-) -> None:
+def test_a_strategy_that_the_device_does_not_have_is_told(obstacle: Callable[..., str | None]) -> None:
     apple = make_environment(device="mps", device_kind="mps")
-    assert "CUDA or ROCm" in str(obstacle({"strategy": "dp", "world_size": 2}, environment=cpu))
+    assert "CUDA or ROCm" in str(obstacle({"strategy": "dp", "world_size": 2}, environment=CPU))
     assert "NCCL, XCCL or gloo" in str(obstacle({"strategy": "ddp"}, environment=apple))
     assert obstacle({}, environment=apple) is None
 
@@ -121,12 +119,12 @@ def test_parameters_without_a_gradient_must_be_looked_for(obstacle: Callable[...
 
 @pytest.mark.parametrize(("hook", "is_refused"), [("bf16", True), ("fp16", False), ("powersgd", False), (None, False)])
 def test_the_bf16_hook_alone_is_refused_on_gloo(
-    obstacle: Callable[..., str | None], cpu: Environment, hook: str | None, is_refused: bool
+    obstacle: Callable[..., str | None], hook: str | None, is_refused: bool
 ) -> None:
     group = {"strategy": "ddp", "world_size": 2, "ddp": {"comm_hook": hook}}
     assert obstacle(group) is None
-    assert (obstacle(group, environment=cpu) is not None) == is_refused
-    assert (rules.hook_obstacle(hook, cpu) is not None) == is_refused
+    assert (obstacle(group, environment=CPU) is not None) == is_refused
+    assert (rules.hook_obstacle(hook, CPU) is not None) == is_refused
 
 
 def test_a_hook_may_round_what_is_computed_as_coarsely_or_what_is_run_today() -> None:
@@ -144,17 +142,15 @@ def test_a_hook_may_round_what_is_computed_as_coarsely_or_what_is_run_today() ->
         assert f"ddp.comm_hook={hook} and amp_dtype={amp_dtype}" in str(reason)
 
 
-def test_what_has_no_effect_is_named_with_its_reason(
-    make_facts: Callable[..., WorkloadFacts], make_environment: Callable[..., Environment], cpu: Environment
-) -> None:
+def test_what_has_no_effect_is_named_with_its_reason() -> None:
     config, flat = TrainingConfig(pin_memory=True, channels_last=True), make_facts(has_4d_input=False)
-    assert set(rules.without_effect(config, flat, cpu)) == {"pin_memory", "channels_last"}
+    assert set(rules.without_effect(config, flat, CPU)) == {"pin_memory", "channels_last"}
     assert rules.without_effect(config, make_facts(), make_environment()) == {}
-    assert rules.without_effect(TrainingConfig(), flat, cpu) == {}
+    assert rules.without_effect(TrainingConfig(), flat, CPU) == {}
     ddp = DdpConfig(static_graph=True, find_unused_parameters=True, broadcast_buffers=False)
     group = TrainingConfig(strategy="ddp", world_size=2, ddp=ddp)
-    assert set(rules.without_effect(group, flat, cpu)) == {"ddp.find_unused_parameters", "ddp.broadcast_buffers"}
-    assert set(rules.without_effect(group, make_facts(has_buffers=True), cpu)) == {"ddp.find_unused_parameters"}
+    assert set(rules.without_effect(group, flat, CPU)) == {"ddp.find_unused_parameters", "ddp.broadcast_buffers"}
+    assert set(rules.without_effect(group, make_facts(has_buffers=True), CPU)) == {"ddp.find_unused_parameters"}
 
 
 @given(
@@ -164,15 +160,12 @@ def test_what_has_no_effect_is_named_with_its_reason(
     st.booleans(),
 )
 def test_normalising_is_idempotent_valid_and_leaves_nothing_without_effect(
-    make_facts: Callable[..., WorkloadFacts],
-    make_environment: Callable[..., Environment],
-    cpu: Environment,
     settings: dict[str, object],
     is_cpu: bool,
     has_4d: bool,
     has_buffers: bool,
 ) -> None:
-    facts, environment = make_facts(has_4d_input=has_4d, has_buffers=has_buffers), cpu if is_cpu else make_environment()
+    facts, environment = make_facts(has_4d_input=has_4d, has_buffers=has_buffers), CPU if is_cpu else make_environment()
     before = dict(settings)
     once = rules.normalised(settings, facts, environment)
     assert settings == before
@@ -183,11 +176,9 @@ def test_normalising_is_idempotent_valid_and_leaves_nothing_without_effect(
     assert config.ddp != DdpConfig()
 
 
-def test_configurations_that_run_alike_share_a_key(
-    make_facts: Callable[..., WorkloadFacts], make_environment: Callable[..., Environment], cpu: Environment
-) -> None:
+def test_configurations_that_run_alike_share_a_key() -> None:
     def key(**settings: Any) -> str:
-        return rules.same_behaviour_key(TrainingConfig(**settings), make_facts(has_4d_input=False), cpu)
+        return rules.same_behaviour_key(TrainingConfig(**settings), make_facts(has_4d_input=False), CPU)
 
     assert key(num_workers=2) == key(num_workers=2, prefetch_factor=2)
     assert key() == key(pin_memory=True, channels_last=True, lr=0.5)
@@ -201,10 +192,10 @@ def test_configurations_that_run_alike_share_a_key(
     assert on_cuda[0] != on_cuda[1]
 
 
-def test_groups_that_run_alike_share_a_key(make_facts: Callable[..., WorkloadFacts], four_devices: Environment) -> None:
+def test_groups_that_run_alike_share_a_key() -> None:
     def key(world_size: int = 2, gradient_mib: int = 0, **ddp: Any) -> str:
         config = TrainingConfig(strategy="ddp", world_size=world_size, ddp=DdpConfig(**ddp) if ddp else None)
-        return rules.same_behaviour_key(config, make_facts(gradient_bytes=gradient_mib * 2**20), four_devices)
+        return rules.same_behaviour_key(config, make_facts(gradient_bytes=gradient_mib * 2**20), FOUR_DEVICES)
 
     assert key() == key(broadcast_buffers=True) == key(broadcast_buffers=False)
     assert key() == key(bucket_cap_mb=25, first_bucket_mb=1)
@@ -214,5 +205,5 @@ def test_groups_that_run_alike_share_a_key(make_facts: Callable[..., WorkloadFac
     assert key(gradient_mib=20, bucket_cap_mb=50) == key(gradient_mib=20, bucket_cap_mb=100)
     assert key(static_graph=True) == key(static_graph=True, find_unused_parameters=True)
     assert key() != key(world_size=3)
-    alone = rules.same_behaviour_key(TrainingConfig(), make_facts(), four_devices)
+    alone = rules.same_behaviour_key(TrainingConfig(), make_facts(), FOUR_DEVICES)
     assert key(world_size=1, static_graph=True) == alone

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from autotune.settings.environment import Environment
 from autotune.settings.search_space import IntRange
 from autotune.settings.training_config import DdpConfig, TrainingConfig
-from autotune.settings.workload import WorkloadFacts
 from autotune.space.default_ranges import most_workers
 from autotune.space.resolved_space import ResolvedSpace, compose
+from tests.factories import CPU, FOUR_DEVICES, make_environment, make_facts, make_space
 
-MakeSpace = Callable[..., ResolvedSpace]
 MIB = 2**20
 GROUP = {"strategy": ["single", "ddp"], "world_size": [1, 2]}
 
@@ -31,14 +28,14 @@ def ddp_names(space: ResolvedSpace) -> set[str]:
     return {name for name in space.domains if name.startswith("ddp.")}
 
 
-def test_several_devices_are_compared_with_one(make_space: MakeSpace, four_devices: Environment) -> None:
-    space = make_space(environment=four_devices)
+def test_several_devices_are_compared_with_one() -> None:
+    space = make_space(environment=FOUR_DEVICES)
     assert ranks_of(space) == ([1, 2, 3, 4], ["single", "dp", "ddp"])
     assert space.group_sizes == (2, 3, 4)
 
 
-def test_ddps_settings_are_searched_where_ddp_is(make_space: MakeSpace, four_devices: Environment) -> None:
-    space = make_space(environment=four_devices)
+def test_ddps_settings_are_searched_where_ddp_is() -> None:
+    space = make_space(environment=FOUR_DEVICES)
     assert {name: values(space, name) for name in ddp_names(space)} == {
         "ddp.bucket_cap_mb": [None, 50.0, 100.0],
         "ddp.first_bucket_mb": [None],
@@ -51,25 +48,21 @@ def test_ddps_settings_are_searched_where_ddp_is(make_space: MakeSpace, four_dev
 
 
 @pytest.mark.parametrize("given_space", [{"strategy": "single"}, {"strategy": ["single", "dp"]}, {"world_size": 1}])
-def test_where_ddp_is_not_tried_it_has_no_settings(
-    make_space: MakeSpace, four_devices: Environment, given_space: dict[str, Any]
-) -> None:
-    space = make_space(given_space, environment=four_devices)
+def test_where_ddp_is_not_tried_it_has_no_settings(given_space: dict[str, Any]) -> None:
+    space = make_space(given_space, environment=FOUR_DEVICES)
     assert ddp_names(space) == set()
     assert space.group_sizes == ()
 
 
-def test_one_device_and_the_cpu_stay_alone_unless_asked(
-    make_space: MakeSpace, make_environment: Callable[..., Environment], cpu: Environment
-) -> None:
-    for environment in (cpu, make_environment(), make_environment(device="mps", device_kind="mps")):
+def test_one_device_and_the_cpu_stay_alone_unless_asked() -> None:
+    for environment in (CPU, make_environment(), make_environment(device="mps", device_kind="mps")):
         space = make_space(environment=environment)
         assert ranks_of(space) == ([1], ["single"])
         assert ddp_names(space) == set()
 
 
-def test_ranks_on_the_cpu_are_honoured(make_space: MakeSpace, cpu: Environment) -> None:
-    space = make_space(GROUP, environment=cpu)
+def test_ranks_on_the_cpu_are_honoured() -> None:
+    space = make_space(GROUP, environment=CPU)
     assert ranks_of(space) == ([1, 2], ["single", "ddp"])
     config = compose({"strategy": "ddp", "world_size": 2}, space)
     assert isinstance(config, TrainingConfig)
@@ -87,9 +80,9 @@ def test_ranks_on_the_cpu_are_honoured(make_space: MakeSpace, cpu: Environment) 
     ],
 )
 def test_on_the_cpu_one_of_ranks_and_strategy_asks_for_the_other(
-    make_space: MakeSpace, cpu: Environment, given_space: dict[str, Any], ranks: tuple[list[Any], list[Any]]
+    given_space: dict[str, Any], ranks: tuple[list[Any], list[Any]]
 ) -> None:
-    assert ranks_of(make_space(given_space, environment=cpu)) == ranks
+    assert ranks_of(make_space(given_space, environment=CPU)) == ranks
 
 
 @pytest.mark.parametrize(
@@ -102,31 +95,25 @@ def test_on_the_cpu_one_of_ranks_and_strategy_asks_for_the_other(
     ],
 )
 def test_on_devices_one_of_ranks_and_strategy_asks_for_the_other(
-    make_space: MakeSpace, four_devices: Environment, given_space: dict[str, Any], ranks: tuple[list[Any], list[Any]]
+    given_space: dict[str, Any], ranks: tuple[list[Any], list[Any]]
 ) -> None:
-    assert ranks_of(make_space(given_space, environment=four_devices)) == ranks
+    assert ranks_of(make_space(given_space, environment=FOUR_DEVICES)) == ranks
 
 
-def test_more_ranks_than_devices_are_told_by_the_rule(
-    make_space: MakeSpace, make_environment: Callable[..., Environment]
-) -> None:
+def test_more_ranks_than_devices_are_told_by_the_rule() -> None:
     space = make_space({"world_size": [1, 2]}, environment=make_environment())
     assert str(compose({"strategy": "ddp", "world_size": 2}, space)).startswith("world_size must be at most 1")
     space = make_space({"world_size": 2}, environment=make_environment(device="mps", device_kind="mps"))
     assert "strategy 'ddp'" in str(compose({}, space))
 
 
-def test_a_device_that_was_named_is_left_alone_unless_asked(
-    make_space: MakeSpace, make_environment: Callable[..., Environment]
-) -> None:
+def test_a_device_that_was_named_is_left_alone_unless_asked() -> None:
     second = make_environment(device="cuda:1", device_count=4)
     assert ranks_of(make_space(environment=second)) == ([1], ["single"])
     assert ranks_of(make_space({"strategy": "ddp"}, environment=second)) == ([2, 3], ["ddp"])
 
 
-def test_the_baselines_group_lies_in_the_space(
-    make_space: MakeSpace, four_devices: Environment, cpu: Environment
-) -> None:
+def test_the_baselines_group_lies_in_the_space() -> None:
     ddp = DdpConfig(
         bucket_cap_mb=10,
         first_bucket_mb=2,
@@ -136,14 +123,14 @@ def test_the_baselines_group_lies_in_the_space(
         comm_hook="powersgd",
     )
     baseline = TrainingConfig(strategy="ddp", world_size=4, ddp=ddp)
-    for environment in (cpu, four_devices):
+    for environment in (CPU, FOUR_DEVICES):
         space = make_space(environment=environment, baseline=baseline)
         assert {4} <= set(values(space, "world_size"))
         assert "ddp" in values(space, "strategy")
         for name, value in ddp.model_dump().items():
             assert value in space.domains[f"ddp.{name}"], name
         assert values(space, "ddp.broadcast_buffers") == [False]
-    assert ranks_of(make_space(environment=cpu, baseline=baseline)) == ([1, 4], ["single", "ddp"])
+    assert ranks_of(make_space(environment=CPU, baseline=baseline)) == ([1, 4], ["single", "ddp"])
 
 
 @pytest.mark.parametrize(
@@ -151,56 +138,46 @@ def test_the_baselines_group_lies_in_the_space(
     [(0, [50.0, 100.0]), (MIB, []), (10 * MIB, [50.0]), (50 * MIB, [50.0]), (51 * MIB, [50.0, 100.0])],
 )
 def test_buckets_beyond_the_first_that_holds_all_gradients_are_not_tried(
-    make_space: MakeSpace, four_devices: Environment, gradient_bytes: int, caps: list[float]
+    gradient_bytes: int, caps: list[float]
 ) -> None:
-    space = make_space(environment=four_devices, gradient_bytes=gradient_bytes)
+    space = make_space(environment=FOUR_DEVICES, gradient_bytes=gradient_bytes)
     assert values(space, "ddp.bucket_cap_mb") == [None, *caps]
 
 
-def test_a_static_graph_is_promised_only_where_nothing_speaks_against_it(
-    make_space: MakeSpace, four_devices: Environment
-) -> None:
-    accumulating = make_space({"grad_accum_steps": [2, 4]}, environment=four_devices)
-    unused = make_space(environment=four_devices, has_unused_parameters=True)
+def test_a_static_graph_is_promised_only_where_nothing_speaks_against_it() -> None:
+    accumulating = make_space({"grad_accum_steps": [2, 4]}, environment=FOUR_DEVICES)
+    unused = make_space(environment=FOUR_DEVICES, has_unused_parameters=True)
     assert values(accumulating, "ddp.static_graph") == values(unused, "ddp.static_graph") == [False]
 
 
-def test_unused_parameters_are_looked_for_where_the_probe_has_seen_them(
-    make_space: MakeSpace, four_devices: Environment
-) -> None:
-    space = make_space(environment=four_devices, has_unused_parameters=True)
+def test_unused_parameters_are_looked_for_where_the_probe_has_seen_them() -> None:
+    space = make_space(environment=FOUR_DEVICES, has_unused_parameters=True)
     assert values(space, "ddp.find_unused_parameters") == [True]
     config = compose({"strategy": "ddp", "world_size": 2}, space)
     assert isinstance(config, TrainingConfig)
     assert config.ddp == DdpConfig(find_unused_parameters=True)
 
 
-def test_hooks_are_tried_that_round_to_a_precision_of_the_space_and_that_the_backend_has(
-    make_space: MakeSpace, four_devices: Environment, cpu: Environment
-) -> None:
+def test_hooks_are_tried_that_round_to_a_precision_of_the_space_and_that_the_backend_has() -> None:
     coarse = {"amp_dtype": ["float16", "bfloat16"]}
-    assert values(make_space(GROUP, environment=cpu), "ddp.comm_hook") == [None]
-    assert values(make_space({**GROUP, **coarse}, environment=cpu), "ddp.comm_hook") == [None, "fp16"]
-    plain = make_space({"amp_dtype": ["float32", "bfloat16"]}, environment=four_devices)
+    assert values(make_space(GROUP, environment=CPU), "ddp.comm_hook") == [None]
+    assert values(make_space({**GROUP, **coarse}, environment=CPU), "ddp.comm_hook") == [None, "fp16"]
+    plain = make_space({"amp_dtype": ["float32", "bfloat16"]}, environment=FOUR_DEVICES)
     assert values(plain, "ddp.comm_hook") == [None, "bf16"]
 
 
-def test_workers_are_those_of_one_rank(
-    make_space: MakeSpace, make_facts: Callable[..., WorkloadFacts], four_devices: Environment
-) -> None:
-    assert most_workers(make_facts(), four_devices) == 32
-    assert make_space(environment=four_devices).domains["num_workers"] == IntRange(low=0, high=32)
-    group = make_space({"strategy": "ddp", "world_size": [2, 4]}, environment=four_devices)
+def test_workers_are_those_of_one_rank() -> None:
+    assert most_workers(make_facts(), FOUR_DEVICES) == 32
+    assert make_space(environment=FOUR_DEVICES).domains["num_workers"] == IntRange(low=0, high=32)
+    group = make_space({"strategy": "ddp", "world_size": [2, 4]}, environment=FOUR_DEVICES)
     assert group.domains["num_workers"] == IntRange(low=0, high=16)
     unsharded = make_space(
-        {"strategy": "ddp", "world_size": 4}, environment=four_devices, is_iterable=True, is_sharded=False
+        {"strategy": "ddp", "world_size": 4}, environment=FOUR_DEVICES, is_iterable=True, is_sharded=False
     )
     assert unsharded.domains["num_workers"] == IntRange(low=0, high=1)
 
 
-def test_batches_reach_down_to_an_equal_share_of_the_baselines(
-    make_space: MakeSpace, make_environment: Callable[..., Environment]
-) -> None:
+def test_batches_reach_down_to_an_equal_share_of_the_baselines() -> None:
     eight = make_space(environment=make_environment(device_count=8))
     assert values(eight, "micro_batch_size")[0] == 4
     odd = make_space(environment=make_environment(device_count=2), baseline=TrainingConfig(micro_batch_size=48))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,9 +14,9 @@ from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import WorkloadFacts
 from autotune.space import constraints as rules
 from autotune.space.resolved_space import ResolvedSpace, compose
+from tests.factories import CPU, FOUR_DEVICES, make_environment, make_facts, make_space
 
-MakeSpace = Callable[..., ResolvedSpace]
-LONG = {"dataset_length": 10**6}
+LONG: dict[str, Any] = {"dataset_length": 10**6}
 
 
 def over(environment: Environment, hosts: int, *, is_spread: bool = False) -> Environment:
@@ -35,12 +34,12 @@ def obstacle(config: dict[str, Any], facts: WorkloadFacts, environment: Environm
 # The machine
 
 
-def test_hosts_that_come_and_go_leave_the_fingerprint(four_devices: Environment) -> None:
-    assert over(four_devices, 3, is_spread=True).fingerprint == four_devices.fingerprint
+def test_hosts_that_come_and_go_leave_the_fingerprint() -> None:
+    assert over(FOUR_DEVICES, 3, is_spread=True).fingerprint == FOUR_DEVICES.fingerprint
 
 
-def test_an_environment_of_before_is_one_host(four_devices: Environment) -> None:
-    settings = four_devices.model_dump(exclude={"hosts", "is_spread"})
+def test_an_environment_of_before_is_one_host() -> None:
+    settings = FOUR_DEVICES.model_dump(exclude={"hosts", "is_spread"})
     assert Environment.model_validate(settings).hosts == 1
     with pytest.raises(ValidationError):
         Environment.model_validate({**settings, "hosts": 0})
@@ -49,10 +48,8 @@ def test_an_environment_of_before_is_one_host(four_devices: Environment) -> None
 # Rules
 
 
-def test_all_hosts_together_have_room_for_ranks(
-    make_facts: Callable[..., WorkloadFacts], four_devices: Environment, cpu: Environment
-) -> None:
-    for environment, what in ((four_devices, "devices of all 3 hosts"), (cpu, "cores of all 3 hosts")):
+def test_all_hosts_together_have_room_for_ranks() -> None:
+    for environment, what in ((FOUR_DEVICES, "devices of all 3 hosts"), (CPU, "cores of all 3 hosts")):
         three = over(environment, 3)
         assert rules.most_ranks(three) == 12
         assert obstacle({"strategy": "ddp", "world_size": 12}, make_facts(), three) is None
@@ -61,14 +58,14 @@ def test_all_hosts_together_have_room_for_ranks(
         assert told.endswith("but got world_size=13; set a smaller one")
 
 
-def test_data_parallel_stays_on_one_host(make_facts: Callable[..., WorkloadFacts], four_devices: Environment) -> None:
-    three = over(four_devices, 3)
+def test_data_parallel_stays_on_one_host() -> None:
+    three = over(FOUR_DEVICES, 3)
     assert obstacle({"strategy": "dp", "world_size": 4}, make_facts(), three) is None
     told = str(obstacle({"strategy": "dp", "world_size": 8}, make_facts(), three))
     assert told.startswith("world_size must be at most 4, the devices of a host, on which strategy 'dp' stays")
 
 
-def test_a_devices_number_counts_on_a_lone_host_only(make_environment: Callable[..., Environment]) -> None:
+def test_a_devices_number_counts_on_a_lone_host_only() -> None:
     named = make_environment(device="cuda:1", device_count=4)
     assert (rules.most_ranks(named), rules.most_ranks(over(named, 2))) == (3, 8)
 
@@ -76,12 +73,10 @@ def test_a_devices_number_counts_on_a_lone_host_only(make_environment: Callable[
 @pytest.mark.parametrize(
     ("ranks", "packed", "spread"), [(1, 1, 1), (2, 2, 1), (3, 3, 1), (4, 4, 2), (6, 3, 2), (12, 4, 4), (15, 5, 5)]
 )
-def test_ranks_that_share_a_host_follow_from_their_layout(
-    four_devices: Environment, ranks: int, packed: int, spread: int
-) -> None:
-    found = [rules.ranks_on_host(ranks, over(four_devices, 3, is_spread=is_spread)) for is_spread in (False, True)]
+def test_ranks_that_share_a_host_follow_from_their_layout(ranks: int, packed: int, spread: int) -> None:
+    found = [rules.ranks_on_host(ranks, over(FOUR_DEVICES, 3, is_spread=is_spread)) for is_spread in (False, True)]
     assert found == [packed, spread]
-    assert rules.ranks_on_host(ranks, four_devices) == ranks
+    assert rules.ranks_on_host(ranks, FOUR_DEVICES) == ranks
 
 
 # Default ranges
@@ -99,17 +94,15 @@ def test_ranks_that_share_a_host_follow_from_their_layout(
     ],
 )
 def test_whole_hosts_are_tried_beside_every_number_of_devices_of_one(
-    make_space: MakeSpace, make_environment: Callable[..., Environment], devices: int, hosts: int, sizes: list[int]
+    devices: int, hosts: int, sizes: list[int]
 ) -> None:
     space = make_space(environment=over(make_environment(device_count=devices), hosts), **LONG)
     strategies = ["single", "dp", "ddp"] if devices > 1 else ["single", "ddp"]
     assert ranks_of(space) == (sizes, strategies)
 
 
-def test_no_rank_is_left_without_a_sample_unless_batches_were_listed(
-    make_space: MakeSpace, four_devices: Environment
-) -> None:
-    environment = over(four_devices, 32)
+def test_no_rank_is_left_without_a_sample_unless_batches_were_listed() -> None:
+    environment = over(FOUR_DEVICES, 32)
     kept = make_space(environment=environment, global_batch="keep", **LONG)
     small = make_space(environment=environment, max_batch_scale=1, baseline=TrainingConfig(micro_batch_size=2))
     listed = make_space({"micro_batch_size": [64]}, environment=environment, max_batch_scale=1, **LONG)
@@ -119,23 +112,21 @@ def test_no_rank_is_left_without_a_sample_unless_batches_were_listed(
         assert isinstance(config, TrainingConfig) == (space is kept)
 
 
-def test_a_cluster_of_processors_stays_alone_unless_asked(make_space: MakeSpace, cpu: Environment) -> None:
-    three = over(cpu, 3)
+def test_a_cluster_of_processors_stays_alone_unless_asked() -> None:
+    three = over(CPU, 3)
     assert ranks_of(make_space(environment=three)) == ([1], ["single"])
     assert ranks_of(make_space({"strategy": "ddp"}, environment=three)) == ([2, 4, 8], ["ddp"])
 
 
-def test_strategies_that_stay_on_a_host_are_given_no_more_ranks(
-    make_space: MakeSpace, four_devices: Environment
-) -> None:
-    three = over(four_devices, 3)
+def test_strategies_that_stay_on_a_host_are_given_no_more_ranks() -> None:
+    three = over(FOUR_DEVICES, 3)
     assert ranks_of(make_space({"strategy": "dp"}, environment=three)) == ([2, 3, 4], ["dp"])
     assert ranks_of(make_space({"world_size": [1, 8]}, environment=three)) == ([1, 8], ["single", "ddp"])
 
 
-def test_the_baselines_group_over_hosts_lies_in_the_space(make_space: MakeSpace, four_devices: Environment) -> None:
+def test_the_baselines_group_over_hosts_lies_in_the_space() -> None:
     baseline = TrainingConfig(strategy="ddp", world_size=6)
-    space = make_space(environment=over(four_devices, 3), baseline=baseline)
+    space = make_space(environment=over(FOUR_DEVICES, 3), baseline=baseline)
     assert ranks_of(space)[0] == [1, 2, 3, 4, 6, 8, 12]
 
 
@@ -145,55 +136,49 @@ def test_the_baselines_group_over_hosts_lies_in_the_space(make_space: MakeSpace,
 @pytest.mark.parametrize(
     ("ranks", "packed", "spread"), [(4, 8, 16), (8, 8, 10), (12, 8, 8)]
 )  # of 32 workers that the ranks on a host share
-def test_workers_are_divided_among_the_ranks_of_a_host(
-    make_space: MakeSpace, four_devices: Environment, ranks: int, packed: int, spread: int
-) -> None:
+def test_workers_are_divided_among_the_ranks_of_a_host(ranks: int, packed: int, spread: int) -> None:
     params: dict[str, Any] = {"strategy": "ddp", "world_size": ranks, "num_workers": 32}
     found = []
     for is_spread in (False, True):
-        config = compose(params, make_space(environment=over(four_devices, 3, is_spread=is_spread), **LONG))
+        config = compose(params, make_space(environment=over(FOUR_DEVICES, 3, is_spread=is_spread), **LONG))
         assert isinstance(config, TrainingConfig)
         found.append(config.num_workers)
     assert found == [packed, spread]
 
 
-def test_the_range_of_workers_is_that_of_the_ranks_on_a_host(make_space: MakeSpace, four_devices: Environment) -> None:
+def test_the_range_of_workers_is_that_of_the_ranks_on_a_host() -> None:
     group: dict[str, Any] = {"strategy": "ddp", "world_size": [8, 12]}
     found = [
-        make_space(group, environment=over(four_devices, 4, is_spread=is_spread)).domains["num_workers"]
+        make_space(group, environment=over(FOUR_DEVICES, 4, is_spread=is_spread)).domains["num_workers"]
         for is_spread in (False, True)
     ]
     assert found == [IntRange(low=0, high=8), IntRange(low=0, high=16)]
 
 
-def test_the_baselines_workers_are_counted_on_one_host(make_space: MakeSpace, four_devices: Environment) -> None:
+def test_the_baselines_workers_are_counted_on_one_host() -> None:
     baseline = TrainingConfig(strategy="ddp", world_size=8, num_workers=16)
-    caps = [make_space(environment=over(four_devices, hosts), baseline=baseline).workers_cap for hosts in (2, 4)]
+    caps = [make_space(environment=over(FOUR_DEVICES, hosts), baseline=baseline).workers_cap for hosts in (2, 4)]
     assert caps == [64, 64]
-    spread = make_space(environment=over(four_devices, 4, is_spread=True), baseline=baseline)
+    spread = make_space(environment=over(FOUR_DEVICES, 4, is_spread=True), baseline=baseline)
     assert spread.workers_cap == 32
 
 
 # What is said
 
 
-def test_nothing_is_said_of_hosts_that_are_used(make_space: MakeSpace, four_devices: Environment) -> None:
+def test_nothing_is_said_of_hosts_that_are_used() -> None:
     for is_spread in (False, True):
-        assert make_space(environment=over(four_devices, 3, is_spread=is_spread), **LONG).notes == ()
+        assert make_space(environment=over(FOUR_DEVICES, 3, is_spread=is_spread), **LONG).notes == ()
 
 
 @pytest.mark.parametrize(("hosts", "given_space"), [(1, {}), (3, {"world_size": 1})])
-def test_a_layout_that_changes_nothing_is_said(
-    make_space: MakeSpace, four_devices: Environment, hosts: int, given_space: dict[str, Any]
-) -> None:
-    (note,) = make_space(given_space, environment=over(four_devices, hosts, is_spread=True)).notes
+def test_a_layout_that_changes_nothing_is_said(hosts: int, given_space: dict[str, Any]) -> None:
+    (note,) = make_space(given_space, environment=over(FOUR_DEVICES, hosts, is_spread=True)).notes
     assert note == make_note("spread_without_effect", hosts=hosts)
 
 
-def test_devices_that_no_group_reaches_are_said_unless_ranks_were_listed(
-    make_space: MakeSpace, four_devices: Environment
-) -> None:
-    many = over(four_devices, 256)
+def test_devices_that_no_group_reaches_are_said_unless_ranks_were_listed() -> None:
+    many = over(FOUR_DEVICES, 256)
     (note,) = make_space(environment=many, **LONG).notes
     assert note == make_note("world_size_capped", most=256, devices=1024, hosts=256)
     assert make_space({"world_size": [1, 4]}, environment=many, **LONG).notes == ()

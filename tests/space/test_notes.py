@@ -2,54 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from autotune.note import note as make_note
-from autotune.settings.environment import Environment
 from autotune.settings.training_config import DdpConfig, TrainingConfig
-from autotune.space.resolved_space import ResolvedSpace, compose
+from autotune.space.resolved_space import compose
+from tests.factories import FOUR_DEVICES, make_environment, make_space
 
-MakeSpace = Callable[..., ResolvedSpace]
 GROUP: dict[str, Any] = {"strategy": "ddp", "world_size": 2}
 
 
-def test_nothing_is_said_where_nothing_is_odd(make_space: MakeSpace, four_devices: Environment) -> None:
-    assert make_space(environment=four_devices).notes == ()
-    assert make_space(GROUP, environment=four_devices).notes == ()
+def test_nothing_is_said_where_nothing_is_odd() -> None:
+    assert make_space(environment=FOUR_DEVICES).notes == ()
+    assert make_space(GROUP, environment=FOUR_DEVICES).notes == ()
 
 
-def test_unlike_devices_are_told_where_groups_of_them_are_tried(
-    make_space: MakeSpace, make_environment: Callable[..., Environment]
-) -> None:
+def test_unlike_devices_are_told_where_groups_of_them_are_tried() -> None:
     unlike = make_environment(device_count=2, cores=16, device_names=("NVIDIA H200", "NVIDIA T4"))
     (note,) = make_space(environment=unlike).notes
     assert note == make_note("unlike_devices", devices=("NVIDIA H200", "NVIDIA T4"))
     assert make_space({"strategy": "single"}, environment=unlike).notes == ()
 
 
-def test_what_was_found_with_the_device_is_among_the_notes(
-    make_space: MakeSpace, make_environment: Callable[..., Environment]
-) -> None:
+def test_what_was_found_with_the_device_is_among_the_notes() -> None:
     assert make_space(environment=make_environment(remarks=(make_note("gpu"),))).notes == (make_note("gpu"),)
 
 
 @pytest.mark.parametrize("given_space", [{}, {"strategy": "single"}])
-def test_settings_of_ddp_without_ddp_are_said_to_have_no_effect(
-    make_space: MakeSpace, given_space: dict[str, Any]
-) -> None:
+def test_settings_of_ddp_without_ddp_are_said_to_have_no_effect(given_space: dict[str, Any]) -> None:
     ddp = {"bucket_cap_mb": [25, 50], "static_graph": True}
     (note,) = make_space({**given_space, "ddp": ddp}).notes
     assert note == make_note("ddp_settings_without_ddp", settings=("ddp.bucket_cap_mb", "ddp.static_graph"))
 
 
-def test_the_baselines_own_settings_without_effect_are_said(make_space: MakeSpace, four_devices: Environment) -> None:
+def test_the_baselines_own_settings_without_effect_are_said() -> None:
     ddp = DdpConfig(static_graph=True, find_unused_parameters=True, broadcast_buffers=False)
     baseline = TrainingConfig(strategy="ddp", world_size=2, ddp=ddp)
-    notes = make_space(environment=four_devices, baseline=baseline).notes
-    device = four_devices.device
+    notes = make_space(environment=FOUR_DEVICES, baseline=baseline).notes
+    device = FOUR_DEVICES.device
     assert notes == (
         make_note(
             "baseline_without_effect", setting="ddp.find_unused_parameters", reason="static_graph", device=device
@@ -58,43 +50,35 @@ def test_the_baselines_own_settings_without_effect_are_said(make_space: MakeSpac
     )
 
 
-def test_a_device_that_was_named_is_said_to_stay_alone(
-    make_space: MakeSpace, make_environment: Callable[..., Environment]
-) -> None:
+def test_a_device_that_was_named_is_said_to_stay_alone() -> None:
     second = make_environment(device="cuda:1", device_count=4)
     (note,) = make_space(environment=second).notes
     assert note == make_note("trials_stay_on_named_device", device="cuda:1")
     assert make_space({"world_size": [1, 2]}, environment=second).notes == ()
 
 
-def test_a_choice_that_leaves_out_looking_for_unused_parameters_is_kept_and_said(
-    make_space: MakeSpace, four_devices: Environment
-) -> None:
+def test_a_choice_that_leaves_out_looking_for_unused_parameters_is_kept_and_said() -> None:
     ddp = {"find_unused_parameters": False, "static_graph": [False, True]}
-    space = make_space({**GROUP, "ddp": ddp}, environment=four_devices, has_unused_parameters=True)
+    space = make_space({**GROUP, "ddp": ddp}, environment=FOUR_DEVICES, has_unused_parameters=True)
     (note,) = space.notes
     assert note == make_note("unused_parameters_not_searched")
     assert "find_unused_parameters: true" in str(compose({"ddp.static_graph": False}, space))
     assert isinstance(compose({"ddp.static_graph": True}, space), TrainingConfig)
-    assert make_space({**GROUP, "ddp": ddp}, environment=four_devices).notes == ()
+    assert make_space({**GROUP, "ddp": ddp}, environment=FOUR_DEVICES).notes == ()
 
 
-def test_a_hook_that_was_listed_is_the_users_to_judge_unless_it_runs_today(
-    make_space: MakeSpace, four_devices: Environment
-) -> None:
+def test_a_hook_that_was_listed_is_the_users_to_judge_unless_it_runs_today() -> None:
     given_space = {**GROUP, "amp_dtype": "float16", "ddp": {"comm_hook": [None, "fp16", "powersgd"]}}
-    (note,) = make_space(given_space, environment=four_devices).notes
+    (note,) = make_space(given_space, environment=FOUR_DEVICES).notes
     assert note == make_note("hooks_change_gradients", hooks=("fp16", "powersgd"))
     baseline = TrainingConfig(strategy="ddp", world_size=2, ddp=DdpConfig(comm_hook="fp16"))
-    (note,) = make_space(given_space, environment=four_devices, baseline=baseline).notes
+    (note,) = make_space(given_space, environment=FOUR_DEVICES, baseline=baseline).notes
     assert note == make_note("hooks_change_gradients", hooks=("powersgd",))
 
 
-def test_the_range_that_the_fp16_hook_leaves_is_said_where_no_scaler_makes_up_for_it(
-    make_space: MakeSpace, four_devices: Environment
-) -> None:
+def test_the_range_that_the_fp16_hook_leaves_is_said_where_no_scaler_makes_up_for_it() -> None:
     hooks: dict[str, Any] = {"comm_hook": [None, "fp16"]}
     given_space = {**GROUP, "amp_dtype": ["float32", "bfloat16", "float16"], "ddp": hooks}
-    *_, note = make_space(given_space, environment=four_devices).notes
+    *_, note = make_space(given_space, environment=FOUR_DEVICES).notes
     assert note == make_note("fp16_hook_overflows", precisions=("float32", "bfloat16"))
-    assert len(make_space(given_space | {"amp_dtype": "float16"}, environment=four_devices).notes) == 1
+    assert len(make_space(given_space | {"amp_dtype": "float16"}, environment=FOUR_DEVICES).notes) == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import islice
 from random import Random
 from typing import Any
@@ -12,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.note import note
-from autotune.settings.environment import Environment
 from autotune.settings.search_space import IntRange, SearchSpace
 from autotune.settings.training_config import DdpConfig, TrainingConfig
 from autotune.space import constraints as rules
 from autotune.space.resolved_space import ResolvedSpace, compose, setting_of
+from tests.factories import CPU, FOUR_DEVICES, make_environment, make_space
 
 _DDP_SUBSETS: dict[str, st.SearchStrategy[Any]] = {
     "bucket_cap_mb": st.lists(st.none() | st.integers(1, 200), min_size=1, max_size=3),
@@ -68,14 +67,12 @@ def _composed(space: ResolvedSpace, most: int = 400) -> list[TrainingConfig]:
 
 
 @pytest.mark.parametrize(("cores", "most"), [(1, 8), (2, 8), (4, 8), (16, 32)])
-def test_workers_go_from_none_to_eight_or_twice_the_cores(
-    make_space: Callable[..., ResolvedSpace], make_environment: Callable[..., Environment], cores: int, most: int
-) -> None:
+def test_workers_go_from_none_to_eight_or_twice_the_cores(cores: int, most: int) -> None:
     space = make_space(environment=make_environment(cores=cores))
     assert space.domains["num_workers"] == IntRange(low=0, high=most)
 
 
-def test_the_default_ranges_are_the_documented_ones(make_space: Callable[..., ResolvedSpace]) -> None:
+def test_the_default_ranges_are_the_documented_ones() -> None:
     space = make_space()
     assert _values(space, "prefetch_factor") == [2, 4, 8]
     assert _values(space, "micro_batch_size") == [8, 16, 32, 64, 128, 256]
@@ -87,22 +84,20 @@ def test_the_default_ranges_are_the_documented_ones(make_space: Callable[..., Re
     assert set(space.domains) == set(SearchSpace.model_fields) - {"ddp"}
 
 
-def test_batches_grow_to_max_batch_scale_times_the_baselines(make_space: Callable[..., ResolvedSpace]) -> None:
+def test_batches_grow_to_max_batch_scale_times_the_baselines() -> None:
     assert _values(make_space(max_batch_scale=2), "micro_batch_size") == [8, 16, 32, 64]
     assert _values(make_space(baseline=TrainingConfig(micro_batch_size=48)), "micro_batch_size")[-1] == 256
     assert 48 in _values(make_space(baseline=TrainingConfig(micro_batch_size=48)), "micro_batch_size")
 
 
-def test_only_native_precisions_are_tried_by_default(
-    make_space: Callable[..., ResolvedSpace], cpu: Environment
-) -> None:
-    space = make_space(environment=cpu)
+def test_only_native_precisions_are_tried_by_default() -> None:
+    space = make_space(environment=CPU)
     assert _values(space, "amp_dtype") == ["float32", "bfloat16"]
     assert _values(space, "pin_memory") == [False]
     assert _values(space, "intra_op_threads") == [None, 1, 2]
 
 
-def test_an_unsharded_iterable_gets_one_worker_and_a_note(make_space: Callable[..., ResolvedSpace]) -> None:
+def test_an_unsharded_iterable_gets_one_worker_and_a_note() -> None:
     space = make_space(is_iterable=True, is_sharded=False, dataset_length=None)
     assert space.domains["num_workers"] == IntRange(low=0, high=1)
     assert space.notes == (note("dataset_not_sharded", most_workers=1),)
@@ -111,7 +106,7 @@ def test_an_unsharded_iterable_gets_one_worker_and_a_note(make_space: Callable[.
     assert explicit.notes == (note("dataset_not_sharded", most_workers=None),)
 
 
-def test_a_small_dataset_caps_the_batch_where_the_last_one_is_dropped(make_space: Callable[..., ResolvedSpace]) -> None:
+def test_a_small_dataset_caps_the_batch_where_the_last_one_is_dropped() -> None:
     assert _values(make_space(dataset_length=100), "micro_batch_size") == [8, 16, 32, 64]
     assert _values(make_space(dataset_length=5), "micro_batch_size") == [5]
     assert _values(make_space(dataset_length=100, drop_last=False), "micro_batch_size")[-1] == 256
@@ -119,9 +114,7 @@ def test_a_small_dataset_caps_the_batch_where_the_last_one_is_dropped(make_space
 
 @settings(max_examples=50, deadline=None)
 @given(_BASELINES)
-def test_the_default_ranges_hold_the_baseline(
-    make_space: Callable[..., ResolvedSpace], baseline: TrainingConfig
-) -> None:
+def test_the_default_ranges_hold_the_baseline(baseline: TrainingConfig) -> None:
     space = make_space(baseline=baseline)
     outside = {
         name
@@ -142,7 +135,7 @@ def test_the_default_ranges_hold_the_baseline(
 # Explicit choices
 
 
-def test_explicit_choices_override_every_cap(make_space: Callable[..., ResolvedSpace]) -> None:
+def test_explicit_choices_override_every_cap() -> None:
     space = make_space({"micro_batch_size": [4096], "num_workers": [64], "prefetch_factor": [32]})
     (config,) = {config.model_copy(update=_PLAIN) for config in _composed(space, 10_000)}
     assert (config.micro_batch_size, config.num_workers, config.prefetch_factor) == (4096, 64, 32)
@@ -157,7 +150,7 @@ _PLAIN = {
 }
 
 
-def test_listed_accumulation_is_reached_and_the_batch_stays_capped(make_space: Callable[..., ResolvedSpace]) -> None:
+def test_listed_accumulation_is_reached_and_the_batch_stays_capped() -> None:
     space = make_space({"grad_accum_steps": [1, 4]})
     assert {config.grad_accum_steps for config in _composed(space, 10**6)} == {1, 4}
     assert max(config.global_batch_size for config in _composed(space, 10**6)) == 256
@@ -165,7 +158,7 @@ def test_listed_accumulation_is_reached_and_the_batch_stays_capped(make_space: C
     assert {config.global_batch_size for config in _composed(beyond, 10**6)} == {64 * 8}
 
 
-def test_a_batch_sampler_of_fixed_size_leaves_one_batch(make_space: Callable[..., ResolvedSpace]) -> None:
+def test_a_batch_sampler_of_fixed_size_leaves_one_batch() -> None:
     space = make_space(fixed_batch_size=512)
     assert {config.micro_batch_size for config in _composed(space, 2_000)} == {512}
 
@@ -187,9 +180,6 @@ def test_a_batch_sampler_of_fixed_size_leaves_one_batch(make_space: Callable[...
     random=st.randoms(use_true_random=False),
 )
 def test_what_is_composed_breaks_no_rule_and_no_cap(
-    make_space: Callable[..., ResolvedSpace],
-    four_devices: Environment,
-    cpu: Environment,
     given_space: dict[str, Any],
     baseline: TrainingConfig,
     keep: bool,
@@ -204,7 +194,7 @@ def test_what_is_composed_breaks_no_rule_and_no_cap(
     space = make_space(
         given_space,
         baseline=baseline,
-        environment=cpu if on_cpu else four_devices,
+        environment=CPU if on_cpu else FOUR_DEVICES,
         drop_last=drop_last,
         global_batch="keep" if keep else "scale",
         max_batch_scale=scale,
@@ -232,9 +222,7 @@ def test_what_is_composed_breaks_no_rule_and_no_cap(
 
 @settings(max_examples=50, deadline=None)
 @given(_BASELINES)
-def test_keeping_the_batch_always_leaves_a_way_and_never_changes_it(
-    make_space: Callable[..., ResolvedSpace], baseline: TrainingConfig
-) -> None:
+def test_keeping_the_batch_always_leaves_a_way_and_never_changes_it(baseline: TrainingConfig) -> None:
     space = make_space(baseline=baseline, global_batch="keep")
     assert "grad_accum_steps" not in space.parameters
     sizes = set()
@@ -247,7 +235,7 @@ def test_keeping_the_batch_always_leaves_a_way_and_never_changes_it(
     assert baseline.micro_batch_size in sizes
 
 
-def test_a_kept_batch_refuses_what_does_not_divide_it(make_space: Callable[..., ResolvedSpace]) -> None:
+def test_a_kept_batch_refuses_what_does_not_divide_it() -> None:
     space = make_space(
         {"micro_batch_size": [24, 32, 64]}, global_batch="keep", baseline=TrainingConfig(micro_batch_size=64)
     )
@@ -257,41 +245,37 @@ def test_a_kept_batch_refuses_what_does_not_divide_it(make_space: Callable[..., 
     assert reasons[32].grad_accum_steps == 2
 
 
-def test_a_value_outside_the_space_is_refused_by_name(make_space: Callable[..., ResolvedSpace]) -> None:
+def test_a_value_outside_the_space_is_refused_by_name() -> None:
     assert compose({"num_workers": 99}, make_space()) == "num_workers=99 lies outside the space"
 
 
-def test_a_contradiction_is_told_in_the_rules_own_words(
-    make_space: Callable[..., ResolvedSpace], four_devices: Environment
-) -> None:
+def test_a_contradiction_is_told_in_the_rules_own_words() -> None:
     space = make_space(
         {"strategy": "ddp", "world_size": 2, "ddp": {"static_graph": True}, "grad_accum_steps": [1, 2]},
-        environment=four_devices,
+        environment=FOUR_DEVICES,
     )
     assert str(compose({"grad_accum_steps": 2}, space)).startswith("ddp.static_graph can't stand with gradient")
 
 
-def test_dataparallel_is_never_proposed_with_a_compiled_model(
-    make_space: Callable[..., ResolvedSpace], four_devices: Environment
-) -> None:
-    space = make_space({"compile": [False, True], "world_size": [1, 2]}, environment=four_devices)
+def test_dataparallel_is_never_proposed_with_a_compiled_model() -> None:
+    space = make_space({"compile": [False, True], "world_size": [1, 2]}, environment=FOUR_DEVICES)
     assert "dp" in space.domains["strategy"]
     composed = [(params, compose(params, space)) for params in _some_combinations(space, Random(0))]
     ran = {(one.strategy, one.compile) for _, one in composed if isinstance(one, TrainingConfig)}
     assert ran == {("single", False), ("single", True), ("dp", False), ("ddp", False), ("ddp", True)}
     only_that = {"compile": True, "strategy": "dp", "world_size": 2}
-    refused = compose({}, make_space(only_that, environment=four_devices))
+    refused = compose({}, make_space(only_that, environment=FOUR_DEVICES))
     assert str(refused).startswith("compile can't stand with strategy 'dp'")
 
 
-def test_what_has_no_effect_is_put_to_neutral(make_space: Callable[..., ResolvedSpace]) -> None:
+def test_what_has_no_effect_is_put_to_neutral() -> None:
     space = make_space({"pin_memory": [True]}, environment=None, has_4d_input=False)
     config = compose({"num_workers": 0, "prefetch_factor": 8, "persistent_workers": True}, space)
     assert isinstance(config, TrainingConfig)
     assert (config.prefetch_factor, config.persistent_workers, config.channels_last) == (None, False, False)
 
 
-def test_a_setting_with_one_value_is_no_parameter(make_space: Callable[..., ResolvedSpace]) -> None:
+def test_a_setting_with_one_value_is_no_parameter() -> None:
     space = make_space({name: domain for name, domain in _ONE_VALUE_EACH.items() if name != "num_workers"})
     assert set(space.parameters) == {"num_workers"}
     assert space.size == len(list(space.combinations())) == 9
@@ -324,20 +308,16 @@ _ONE_VALUE_EACH = {
         {"strategy": "ddp", "world_size": 1, "ddp.static_graph": True, "ddp.bucket_cap_mb": 50.0},
     ],
 )
-def test_one_rank_is_the_same_configuration_by_whatever_name(
-    make_space: Callable[..., ResolvedSpace], four_devices: Environment, params: dict[str, Any]
-) -> None:
-    space = make_space(environment=four_devices)
+def test_one_rank_is_the_same_configuration_by_whatever_name(params: dict[str, Any]) -> None:
+    space = make_space(environment=FOUR_DEVICES)
     config = compose(params, space)
     assert config == compose({}, space)
     assert isinstance(config, TrainingConfig)
     assert (config.strategy, config.world_size, config.ddp) == ("single", 1, None)
 
 
-def test_ddp_settings_reach_the_configuration_and_torchs_own_leave_none(
-    make_space: Callable[..., ResolvedSpace], four_devices: Environment
-) -> None:
-    space = make_space(environment=four_devices)
+def test_ddp_settings_reach_the_configuration_and_torchs_own_leave_none() -> None:
+    space = make_space(environment=FOUR_DEVICES)
     group: dict[str, Any] = {"strategy": "ddp", "world_size": 2}
     plain, own = (compose({**group, **more}, space) for more in ({}, {"ddp.bucket_cap_mb": 50.0}))
     assert isinstance(plain, TrainingConfig)
@@ -356,51 +336,41 @@ def test_a_setting_is_found_by_the_name_that_it_has_in_a_space() -> None:
     assert setting_of(TrainingConfig(), "ddp.broadcast_buffers") is None
 
 
-def test_one_rank_is_refused_where_the_user_has_left_it_out(
-    make_space: Callable[..., ResolvedSpace], four_devices: Environment
-) -> None:
-    space = make_space({"strategy": "ddp", "world_size": [1, 2]}, environment=four_devices)
+def test_one_rank_is_refused_where_the_user_has_left_it_out() -> None:
+    space = make_space({"strategy": "ddp", "world_size": [1, 2]}, environment=FOUR_DEVICES)
     assert "lies outside the space" in str(compose({"world_size": 1}, space))
     assert isinstance(compose({"world_size": 2}, space), TrainingConfig)
-    with_one = make_space({"strategy": ["single", "ddp"], "world_size": 2}, environment=four_devices)
+    with_one = make_space({"strategy": ["single", "ddp"], "world_size": 2}, environment=FOUR_DEVICES)
     one = compose({"strategy": "single"}, with_one)
     assert isinstance(one, TrainingConfig)
     assert one.world_size == 1
 
 
-def test_workers_of_all_ranks_stay_within_what_one_process_may_have(
-    make_space: Callable[..., ResolvedSpace], four_devices: Environment
-) -> None:
+def test_workers_of_all_ranks_stay_within_what_one_process_may_have() -> None:
     params: dict[str, Any] = {"strategy": "ddp", "world_size": 4, "num_workers": 32}
-    shared = compose(params, make_space(environment=four_devices))
-    listed = compose(params, make_space({"num_workers": [0, 32]}, environment=four_devices))
+    shared = compose(params, make_space(environment=FOUR_DEVICES))
+    listed = compose(params, make_space({"num_workers": [0, 32]}, environment=FOUR_DEVICES))
     assert isinstance(shared, TrainingConfig)
     assert isinstance(listed, TrainingConfig)
     assert (shared.num_workers, listed.num_workers) == (8, 32)
 
 
-def test_the_cap_of_the_batch_holds_for_all_ranks_together(
-    make_space: Callable[..., ResolvedSpace], four_devices: Environment
-) -> None:
-    space = make_space(environment=four_devices)
+def test_the_cap_of_the_batch_holds_for_all_ranks_together() -> None:
+    space = make_space(environment=FOUR_DEVICES)
     group: dict[str, Any] = {"strategy": "ddp", "world_size": 4}
     assert "must stay within 256, but got 512" in str(compose({**group, "micro_batch_size": 128}, space))
     assert isinstance(compose({**group, "micro_batch_size": 64}, space), TrainingConfig)
 
 
-def test_listed_ranks_raise_the_cap_as_far_as_they_need_it(
-    make_space: Callable[..., ResolvedSpace], four_devices: Environment
-) -> None:
+def test_listed_ranks_raise_the_cap_as_far_as_they_need_it() -> None:
     given_space = {"strategy": "ddp", "world_size": 4, "grad_accum_steps": [8]}
-    space = make_space(given_space, environment=four_devices, max_batch_scale=1)
+    space = make_space(given_space, environment=FOUR_DEVICES, max_batch_scale=1)
     assert {config.global_batch_size for config in _composed(space, 10_000)} == {8 * 8 * 4}
 
 
-def test_a_kept_batch_is_split_over_the_ranks(
-    make_space: Callable[..., ResolvedSpace], four_devices: Environment
-) -> None:
+def test_a_kept_batch_is_split_over_the_ranks() -> None:
     baseline = TrainingConfig(micro_batch_size=32, grad_accum_steps=2)
-    space = make_space(environment=four_devices, global_batch="keep", baseline=baseline)
+    space = make_space(environment=FOUR_DEVICES, global_batch="keep", baseline=baseline)
     group: dict[str, Any] = {"strategy": "ddp", "world_size": 4}
     config = compose({**group, "micro_batch_size": 8}, space)
     assert isinstance(config, TrainingConfig)
@@ -409,13 +379,11 @@ def test_a_kept_batch_is_split_over_the_ranks(
     assert "micro_batch_size=32 on 4 ranks does not divide it" in reason
 
 
-def test_gradients_are_not_rounded_unasked_beyond_what_computing_them_rounds(
-    make_space: Callable[..., ResolvedSpace], four_devices: Environment
-) -> None:
+def test_gradients_are_not_rounded_unasked_beyond_what_computing_them_rounds() -> None:
     group: dict[str, Any] = {"strategy": "ddp", "world_size": 2, "ddp.comm_hook": "bf16"}
-    space = make_space(environment=four_devices)
+    space = make_space(environment=FOUR_DEVICES)
     assert str(compose(group, space)).startswith("gradients must not be rounded more")
     assert str(compose({**group, "amp_dtype": "float16"}, space)).startswith("gradients must not be rounded more")
     assert isinstance(compose({**group, "amp_dtype": "bfloat16"}, space), TrainingConfig)
-    listed = make_space({"ddp": {"comm_hook": [None, "bf16"]}}, environment=four_devices)
+    listed = make_space({"ddp": {"comm_hook": [None, "bf16"]}}, environment=FOUR_DEVICES)
     assert isinstance(compose(group, listed), TrainingConfig)

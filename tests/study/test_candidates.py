@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from autotune.settings.objective import Objective
-from autotune.settings.search_space import SearchSpace, SettingValue
+from autotune.settings.search_space import SettingValue
 from autotune.settings.training_config import TrainingConfig
-from autotune.space.resolved_space import ResolvedSpace, compose, resolve
+from autotune.space.resolved_space import ResolvedSpace, compose
 from autotune.study import candidates as candidates_module
 from autotune.study.candidates import Candidates
 from autotune.study.proposals import first_guesses, params_of
-from autotune.testing import fake_environment, fake_facts
+from autotune.testing import fake_environment
+from tests.factories import make_fake_space
 
 SMALL: dict[str, Any] = {
     "micro_batch_size": [16, 32, 64],
@@ -28,17 +28,9 @@ SMALL: dict[str, Any] = {
 BEST = TrainingConfig(micro_batch_size=64, num_workers=4, prefetch_factor=4, amp_dtype="bfloat16")
 
 
-def make_space(*, devices: int = 1, max_batch_scale: float = 8, **given: object) -> ResolvedSpace:
-    return resolve(
-        SearchSpace.model_validate(given),
-        baseline=TrainingConfig(),
-        objective=Objective(max_batch_scale=max_batch_scale),
-        facts=fake_facts(),
-        environment=fake_environment(device_count=devices, cores=16),
-    )
-
-
-LARGE = make_space(devices=4)
+ONE_DEVICE = fake_environment(cores=16)
+FOUR_DEVICES = fake_environment(device_count=4, cores=16)
+LARGE = make_fake_space(FOUR_DEVICES)
 
 
 def configs_near(space: ResolvedSpace, *best: TrainingConfig, seed: int = 0) -> list[TrainingConfig]:
@@ -56,7 +48,7 @@ def all_of(space: ResolvedSpace) -> set[TrainingConfig]:
 
 
 def test_of_a_small_space_every_configuration_is_a_candidate_once() -> None:
-    space = make_space(**SMALL)
+    space = make_fake_space(ONE_DEVICE, **SMALL)
     found = configs_near(space, BEST)
     # without workers, prefetching means nothing: (2 * 2 + 1) loaders
     assert len(found) == len(set(found)) == 3 * 2 * 5
@@ -64,20 +56,20 @@ def test_of_a_small_space_every_configuration_is_a_candidate_once() -> None:
 
 
 def test_of_a_small_space_neither_seed_nor_best_changes_anything() -> None:
-    space = make_space(**SMALL)
+    space = make_fake_space(ONE_DEVICE, **SMALL)
     assert configs_near(space, seed=0) == configs_near(space, BEST, seed=1)
 
 
 def test_what_breaks_a_rule_is_no_candidate() -> None:
     free = {name: value for name, value in SMALL.items() if name not in {"micro_batch_size", "grad_accum_steps"}}
-    capped = make_space(max_batch_scale=2, **free)
+    capped = make_fake_space(ONE_DEVICE, objective={"max_batch_scale": 2}, **free)
     assert capped.batch_cap == 64
     assert max(config.global_batch_size for config in configs_near(capped, BEST)) == 64
     assert any(isinstance(compose(one, capped), str) for one in capped.combinations())
 
 
 def test_what_breaks_a_rule_is_no_neighbour_either() -> None:
-    capped = make_space(devices=4, max_batch_scale=2)
+    capped = make_fake_space(FOUR_DEVICES, objective={"max_batch_scale": 2})
     best = BEST.model_copy(update={"grad_accum_steps": 1})
     assert {config.global_batch_size <= 64 for config in configs_near(capped, best)} == {True}
 
@@ -122,7 +114,9 @@ def test_of_a_large_space_the_bests_neighbours_are_candidates_and_the_first_ones
 
 
 def test_of_a_long_range_some_values_of_all_sizes_and_the_nearest_ones_are_neighbours() -> None:
-    space = make_space(**{**SMALL, "micro_batch_size": {"low": 8, "high": 4096}, "num_workers": {"low": 0, "high": 64}})
+    space = make_fake_space(
+        ONE_DEVICE, **{**SMALL, "micro_batch_size": {"low": 8, "high": 4096}, "num_workers": {"low": 0, "high": 64}}
+    )
     best = BEST.model_copy(update={"micro_batch_size": 100})
     common, found = set(configs_near(space)), set(configs_near(space, best))
     assert 1_000 < len(found) < 6_000
@@ -156,7 +150,7 @@ def test_a_combination_is_composed_once(monkeypatch: pytest.MonkeyPatch) -> None
         return compose(params, space)
 
     monkeypatch.setattr(candidates_module, "compose", counted)
-    candidates = Candidates(make_space(**SMALL), 0)
+    candidates = Candidates(make_fake_space(ONE_DEVICE, **SMALL), 0)
     for _ in range(3):
         candidates.near([BEST])
     assert len(seen) == len(set(seen)) == 3 * 3 * 2 * 2

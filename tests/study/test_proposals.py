@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.records.trial import TrialRecord, TrialResult
-from autotune.settings.objective import Objective
-from autotune.settings.search_space import Choices, IntRange, SearchSpace
+from autotune.settings.search_space import Choices, IntRange
 from autotune.settings.training_config import DdpConfig, TrainingConfig
-from autotune.space.resolved_space import ResolvedSpace, compose, resolve
+from autotune.space.resolved_space import ResolvedSpace, compose
 from autotune.study.proposals import (
     explaining_setting,
     first_guesses,
@@ -20,8 +19,8 @@ from autotune.study.proposals import (
     params_of,
     same_batch_variant,
 )
-from autotune.testing import fake_environment, fake_facts
-from tests.evidence import make_measurement
+from autotune.testing import fake_environment
+from tests.factories import make_fake_space, make_measurement
 
 MIB = 2**20
 
@@ -29,14 +28,7 @@ MIB = 2**20
 GROUP = TrainingConfig(strategy="ddp", world_size=4)
 
 
-def make_space(baseline: TrainingConfig | None = None, *, devices: int = 1, **given_: object) -> ResolvedSpace:
-    return resolve(
-        SearchSpace.model_validate(given_),
-        baseline=baseline or TrainingConfig(),
-        objective=Objective(),
-        facts=fake_facts(),
-        environment=fake_environment(device_count=devices, cores=8 if devices > 1 else 4),
-    )
+FOUR_DEVICES = fake_environment(device_count=4, cores=8)
 
 
 def guessed(space: ResolvedSpace) -> list[TrainingConfig]:
@@ -54,14 +46,14 @@ def ddp_config(**ddp: Any) -> TrainingConfig:
 
 
 def test_first_guesses_are_configurations_of_the_space() -> None:
-    space = make_space()
+    space = make_fake_space()
     configs = [compose(guess, space) for guess in first_guesses(space)]
     assert all(isinstance(config, TrainingConfig) for config in configs)
     assert len(set(configs)) == len(configs) >= 3
 
 
 def test_first_guesses_keep_what_is_fixed() -> None:
-    space = make_space(num_workers=3, amp_dtype="float32")
+    space = make_fake_space(num_workers=3, amp_dtype="float32")
     for guess in first_guesses(space):
         config = compose(guess, space)
         assert isinstance(config, TrainingConfig)
@@ -69,7 +61,7 @@ def test_first_guesses_keep_what_is_fixed() -> None:
 
 
 def test_the_first_guess_gives_the_loader_a_worker_for_each_core() -> None:
-    space = make_space()
+    space = make_fake_space()
     config = compose(first_guesses(space)[0], space)
     assert isinstance(config, TrainingConfig)
     assert config.num_workers == space.environment.cores
@@ -77,7 +69,7 @@ def test_the_first_guess_gives_the_loader_a_worker_for_each_core() -> None:
 
 
 def test_one_early_guess_takes_all_devices_and_shares_the_cores_among_them() -> None:
-    space = make_space(devices=4)
+    space = make_fake_space(FOUR_DEVICES)
     configs = guessed(space)
     assert [config.world_size for config in configs] == [1, 1, 4, 1, 1]
     group = configs[2]
@@ -87,24 +79,24 @@ def test_one_early_guess_takes_all_devices_and_shares_the_cores_among_them() -> 
 
 
 def test_where_the_baseline_is_a_group_one_guess_takes_one_device() -> None:
-    configs = guessed(make_space(GROUP, devices=4))
+    configs = guessed(make_fake_space(FOUR_DEVICES, baseline=GROUP))
     assert [config.world_size for config in configs] == [4, 4, 1, 4, 4]
     assert [config.num_workers for config in configs[:3]] == [2, 2, 8]
 
 
 def test_where_ranks_are_fixed_every_guess_has_them_and_the_cores_are_shared() -> None:
-    configs = guessed(make_space(devices=4, strategy="ddp", world_size=2))
+    configs = guessed(make_fake_space(FOUR_DEVICES, strategy="ddp", world_size=2))
     assert {(config.strategy, config.world_size) for config in configs} == {("ddp", 2)}
     assert configs[0].num_workers == 4
 
 
 def test_without_ddp_in_the_space_every_guess_is_on_one_device() -> None:
-    assert {config.world_size for config in guessed(make_space(devices=4, strategy=["single", "dp"]))} == {1}
-    assert {config.world_size for config in guessed(make_space(devices=4, world_size=1))} == {1}
+    assert {config.world_size for config in guessed(make_fake_space(FOUR_DEVICES, strategy=["single", "dp"]))} == {1}
+    assert {config.world_size for config in guessed(make_fake_space(FOUR_DEVICES, world_size=1))} == {1}
 
 
 def test_a_guess_beyond_the_cap_of_the_batch_takes_the_largest_batch_that_fits() -> None:
-    configs = guessed(make_space(TrainingConfig(grad_accum_steps=4, micro_batch_size=16)))
+    configs = guessed(make_fake_space(baseline=TrainingConfig(grad_accum_steps=4, micro_batch_size=16)))
     assert max(config.global_batch_size for config in configs) == 8 * 64
     assert max(config.micro_batch_size for config in configs) == 128
 
@@ -123,16 +115,16 @@ def test_a_value_that_does_not_compare_gives_the_first_choice() -> None:
 
 
 def test_params_say_what_a_default_prefetch_means() -> None:
-    params = params_of(TrainingConfig(num_workers=2), make_space())
+    params = params_of(TrainingConfig(num_workers=2), make_fake_space())
     assert params["prefetch_factor"] == 2
-    assert "prefetch_factor" not in params_of(TrainingConfig(), make_space())
+    assert "prefetch_factor" not in params_of(TrainingConfig(), make_fake_space())
 
 
 @settings(deadline=None)
 @given(data=st.data())
 def test_a_configuration_is_composed_again_from_its_params(data: st.DataObject) -> None:
     more: dict[str, Any] = data.draw(st.sampled_from([{}, {"ddp": {"bucket_cap_mb": {"low": 10, "high": 90}}}]))
-    space = make_space(data.draw(st.sampled_from([TrainingConfig(), GROUP])), devices=4, **more)
+    space = make_fake_space(FOUR_DEVICES, baseline=data.draw(st.sampled_from([TrainingConfig(), GROUP])), **more)
     params = {name: data.draw(st.sampled_from(list(domain))) for name, domain in space.parameters.items()}
     config = compose(params, space)
     if isinstance(config, TrainingConfig):
@@ -140,7 +132,7 @@ def test_a_configuration_is_composed_again_from_its_params(data: st.DataObject) 
 
 
 def test_ddps_params_are_those_of_a_group_alone() -> None:
-    space = make_space(devices=4)
+    space = make_fake_space(FOUR_DEVICES)
     searched = {name for name in space.parameters if name.startswith("ddp.")}
     assert searched == {"ddp.bucket_cap_mb", "ddp.gradient_as_bucket_view", "ddp.static_graph", "ddp.comm_hook"}
     assert searched <= params_of(GROUP, space).keys()
@@ -206,7 +198,7 @@ def limited(space: ResolvedSpace, limit_mib: int) -> ResolvedSpace:
 
 
 def largest(records: list[TrialRecord], limit_mib: int, best: int = 0, **space: Any) -> dict[str, object] | None:
-    resolved = make_space(micro_batch_size=BATCHES, **space)
+    resolved = make_fake_space(micro_batch_size=BATCHES, **space)
     found = largest_batch_variant(records[best], limited(resolved, limit_mib), records)
     return None if found is None else dict(found)
 
@@ -233,7 +225,7 @@ def test_without_a_line_of_its_precision_nothing_is_proposed() -> None:
 
 
 def test_gradients_are_accumulated_less_where_the_global_batch_would_pass_its_cap() -> None:
-    space = make_space(grad_accum_steps=[1, 2])
+    space = make_fake_space(grad_accum_steps=[1, 2])
     records = memory_trials(LINEAR, grad_accum_steps=2)
     found = largest_batch_variant(records[0], limited(space, 10_000), records)
     assert found is not None
@@ -242,7 +234,7 @@ def test_gradients_are_accumulated_less_where_the_global_batch_would_pass_its_ca
 
 def test_only_trials_on_as_many_ranks_tell_of_a_batchs_memory() -> None:
     batches: dict[str, Any] = {"micro_batch_size": [8, 16, 32, 64, 128], "grad_accum_steps": 1}
-    space = make_space(devices=4, **batches)
+    space = make_fake_space(FOUR_DEVICES, **batches)
     alone = memory_trials(LINEAR)
     group = memory_trials({16: 500, 32: 532}, strategy="ddp", world_size=4)
     found = largest_batch_variant(group[1], limited(space, 900), [*alone, *group])
@@ -256,7 +248,7 @@ def record_of(config: TrainingConfig) -> TrialRecord:
 
 
 def test_the_baselines_batch_is_shared_among_the_ranks_of_the_best() -> None:
-    space = make_space(devices=4)
+    space = make_fake_space(FOUR_DEVICES)
     found = same_batch_variant(record_of(GROUP.model_copy(update={"micro_batch_size": 64})), space)
     assert found is not None
     config = compose(found, space)
@@ -266,14 +258,14 @@ def test_the_baselines_batch_is_shared_among_the_ranks_of_the_best() -> None:
 
 def test_accumulation_makes_up_for_a_share_that_the_space_does_not_have() -> None:
     baseline = TrainingConfig(micro_batch_size=64)
-    space = make_space(baseline, devices=4, micro_batch_size=[4, 8, 64], grad_accum_steps=[1, 2])
+    space = make_fake_space(FOUR_DEVICES, baseline=baseline, micro_batch_size=[4, 8, 64], grad_accum_steps=[1, 2])
     found = same_batch_variant(record_of(GROUP.model_copy(update={"micro_batch_size": 4})), space)
     assert found is not None
     assert (found["micro_batch_size"], found["grad_accum_steps"]) == (8, 2)
 
 
 def test_a_batch_that_the_ranks_can_not_share_has_no_variant() -> None:
-    space = make_space(TrainingConfig(micro_batch_size=32), devices=4)
+    space = make_fake_space(FOUR_DEVICES, baseline=TrainingConfig(micro_batch_size=32))
     three = TrainingConfig(strategy="ddp", world_size=3, micro_batch_size=64)
     assert same_batch_variant(record_of(three), space) is None
     assert same_batch_variant(record_of(TrainingConfig(num_workers=2)), space) is None

@@ -12,14 +12,13 @@ import pytest
 
 from autotune.errors import ConfigError
 from autotune.records.trial import TrialResult
-from autotune.settings.objective import Objective
 from autotune.settings.search_options import Method
-from autotune.settings.search_space import SearchSpace
 from autotune.settings.training_config import TrainingConfig
-from autotune.space.resolved_space import ResolvedSpace, resolve
+from autotune.space.resolved_space import ResolvedSpace
 from autotune.study.samplers import METHODS
 from autotune.study.study import Study
-from autotune.testing import fake_environment, fake_facts
+from autotune.testing import fake_environment
+from tests.factories import make_fake_space
 
 SAMPLERS = {
     "model": optuna.samplers.TPESampler,
@@ -29,7 +28,12 @@ SAMPLERS = {
     "grid": optuna.samplers.RandomSampler,
 }
 BATCHES, WORKERS, PREFETCH = [16, 32, 64], [0, 1, 2, 4], [2, 4]
-FIXED = {"grad_accum_steps": 1, "amp_dtype": "float32", "persistent_workers": False, "pin_memory": False}
+FIXED: dict[str, Any] = {
+    "grad_accum_steps": 1,
+    "amp_dtype": "float32",
+    "persistent_workers": False,
+    "pin_memory": False,
+}
 CRASH = TrialResult(outcome="crashed", reason="boom")
 
 
@@ -41,17 +45,8 @@ def _without_notices() -> Iterator[None]:
         yield
 
 
-def make_space(**given: object) -> ResolvedSpace:
-    return resolve(
-        SearchSpace.model_validate(given),
-        baseline=TrainingConfig(),
-        objective=Objective(),
-        facts=fake_facts(),
-        environment=fake_environment(cores=64),
-    )
-
-
-SMALL = make_space(micro_batch_size=BATCHES, num_workers=WORKERS, prefetch_factor=PREFETCH, **FIXED)
+MANY_CORES = fake_environment(cores=64)
+SMALL = make_fake_space(MANY_CORES, micro_batch_size=BATCHES, num_workers=WORKERS, prefetch_factor=PREFETCH, **FIXED)
 
 
 def visited(space: ResolvedSpace, method: Method, seed: int = 0, most: int = 1_000) -> list[TrainingConfig]:
@@ -104,7 +99,7 @@ def test_a_grid_tries_first_what_is_proposed() -> None:
 
 
 def test_a_grid_that_is_too_large_is_refused_with_both_numbers() -> None:
-    large = make_space()
+    large = make_fake_space(MANY_CORES)
     assert large.size > 20_000
     with pytest.raises(ConfigError, match=rf"at most 20,000 combinations, but the space has {large.size:,}; list"):
         Study.open(None, large, identity={}, seed=0, method="grid")

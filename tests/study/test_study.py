@@ -12,16 +12,14 @@ import pytest
 from autotune.errors import RunFolderError, StudyMismatchError
 from autotune.note import note
 from autotune.records.trial import Score, TrialResult
-from autotune.settings.objective import Objective
-from autotune.settings.search_space import SearchSpace
 from autotune.settings.training_config import DdpConfig, TrainingConfig
-from autotune.space.resolved_space import ResolvedSpace, resolve
+from autotune.space.resolved_space import ResolvedSpace
 from autotune.study import combinations, optuna_trials
 from autotune.study.optuna_trials import read_records
 from autotune.study.proposals import params_of
 from autotune.study.study import Study, Trial
-from autotune.testing import fake_environment, fake_facts
-from tests.evidence import make_measurement
+from autotune.testing import fake_environment
+from tests.factories import make_fake_space, make_measurement
 
 IDENTITY = {"model": "Net", "space": "abc"}
 OOM = TrialResult(outcome="oom", reason="no memory", violation=0.3)
@@ -30,16 +28,7 @@ TIMEOUT = TrialResult(outcome="timeout", reason="too slow")
 UNFIT, REDUNDANT = note("would_not_fit", chance_fraction=0.1), note("would_tell_nothing")
 
 
-def make_space(*, devices: int = 1, baseline: TrainingConfig | None = None, **given: object) -> ResolvedSpace:
-    return resolve(
-        SearchSpace.model_validate(given),
-        baseline=baseline or TrainingConfig(),
-        objective=Objective(),
-        facts=fake_facts(),
-        environment=fake_environment(device_count=devices),
-    )
-
-
+TWO_DEVICES = fake_environment(device_count=2)
 SMALL: dict[str, Any] = {
     "micro_batch_size": [32, 64],
     "num_workers": [0, 2],
@@ -54,7 +43,7 @@ SMALL: dict[str, Any] = {
 @pytest.fixture
 def open_study(tmp_path: Path) -> Callable[..., Study]:
     def opened(space: ResolvedSpace | None = None, **identity: str) -> Study:
-        return Study.open(tmp_path / "study.db", space or make_space(), identity={**IDENTITY, **identity}, seed=0)
+        return Study.open(tmp_path / "study.db", space or make_fake_space(), identity={**IDENTITY, **identity}, seed=0)
 
     return opened
 
@@ -66,7 +55,7 @@ def test_the_baseline_is_the_first_trial(open_study: Callable[..., Study]) -> No
 
 
 def test_a_baseline_outside_the_space_is_still_the_first_trial(open_study: Callable[..., Study]) -> None:
-    study = open_study(make_space(num_workers=[2, 4], micro_batch_size={"low": 64, "high": 128}))
+    study = open_study(make_fake_space(num_workers=[2, 4], micro_batch_size={"low": 64, "high": 128}))
     configs = []
     for _ in range(6):
         trial = study.ask()
@@ -78,7 +67,7 @@ def test_a_baseline_outside_the_space_is_still_the_first_trial(open_study: Calla
 
 
 def test_no_configuration_is_asked_for_twice_until_the_space_is_exhausted(open_study: Callable[..., Study]) -> None:
-    study, seen = open_study(make_space(**SMALL)), []
+    study, seen = open_study(make_fake_space(**SMALL)), []
     while (trial := study.ask()) is not None:
         seen.append(trial.config)
         study.tell(trial, TrialResult(outcome="timeout", reason="slow"), None)
@@ -86,7 +75,7 @@ def test_no_configuration_is_asked_for_twice_until_the_space_is_exhausted(open_s
 
 
 def test_repeats_are_told_with_what_is_known_and_do_not_make_records(open_study: Callable[..., Study]) -> None:
-    study = open_study(make_space(**SMALL))
+    study = open_study(make_fake_space(**SMALL))
     while (trial := study.ask()) is not None:
         study.tell(trial, CRASH, None)
     outcomes = [trial.user_attrs["outcome"] for trial in study.optuna_study.trials]
@@ -96,7 +85,7 @@ def test_repeats_are_told_with_what_is_known_and_do_not_make_records(open_study:
 
 
 def test_what_the_sampler_finds_and_would_not_fit_is_told_so_and_not_run(open_study: Callable[..., Study]) -> None:
-    space = make_space(micro_batch_size=[32, 64, 128, 512])
+    space = make_fake_space(micro_batch_size=[32, 64, 128, 512])
     study, large = open_study(space), TrainingConfig(micro_batch_size=512)
     for _ in range(12):
         trial = study.ask(lambda config: None if config.micro_batch_size <= 64 else UNFIT)
@@ -116,7 +105,7 @@ def test_what_the_sampler_finds_and_would_not_fit_is_told_so_and_not_run(open_st
 def test_what_the_sampler_finds_and_would_tell_nothing_is_not_run_and_teaches_it_nothing(
     open_study: Callable[..., Study],
 ) -> None:
-    study = open_study(make_space(micro_batch_size=[32, 64, 128, 512]))
+    study = open_study(make_fake_space(micro_batch_size=[32, 64, 128, 512]))
     for _ in range(12):
         trial = study.ask(lambda config: None if config.micro_batch_size <= 64 else REDUNDANT)
         assert trial is not None
@@ -154,7 +143,7 @@ def test_crashes_are_told_as_failed_and_timeouts_as_pruned(
 
 
 def test_a_proposed_configuration_comes_next(open_study: Callable[..., Study]) -> None:
-    study = open_study(make_space(**SMALL))
+    study = open_study(make_fake_space(**SMALL))
     assert study.propose({"micro_batch_size": 64, "num_workers": 2})
     first, second = study.ask(), study.ask()
     assert first is not None
@@ -163,7 +152,7 @@ def test_a_proposed_configuration_comes_next(open_study: Callable[..., Study]) -
 
 
 def test_an_excluded_value_is_not_asked_for(open_study: Callable[..., Study]) -> None:
-    study = open_study(make_space(**SMALL))
+    study = open_study(make_fake_space(**SMALL))
     study.leave_out({"num_workers": frozenset({2})})
     seen = []
     while (trial := study.ask()) is not None:
@@ -174,7 +163,7 @@ def test_an_excluded_value_is_not_asked_for(open_study: Callable[..., Study]) ->
 
 
 def test_settings_that_are_refused_together_are_not_asked_for_together(open_study: Callable[..., Study]) -> None:
-    study = open_study(make_space(**SMALL))
+    study = open_study(make_fake_space(**SMALL))
     study.leave_out({"micro_batch_size": frozenset({64}), "num_workers": frozenset({2})})
     seen = []
     while (trial := study.ask()) is not None:
@@ -203,7 +192,7 @@ def configs_of(study: Study) -> list[TrainingConfig]:
 
 
 def test_one_rank_is_asked_for_once_whatever_else_is_drawn(open_study: Callable[..., Study]) -> None:
-    seen = configs_of(open_study(make_space(devices=2, **RANKS)))
+    seen = configs_of(open_study(make_fake_space(TWO_DEVICES, **RANKS)))
     group = TrainingConfig(strategy="ddp", world_size=2)
     static = group.model_copy(update={"ddp": DdpConfig(static_graph=True)})
     assert seen[0] == TrainingConfig()
@@ -212,7 +201,7 @@ def test_one_rank_is_asked_for_once_whatever_else_is_drawn(open_study: Callable[
 
 
 def test_an_excluded_setting_of_ddp_leaves_the_rest_of_it(open_study: Callable[..., Study]) -> None:
-    study = open_study(make_space(devices=2, **RANKS))
+    study = open_study(make_fake_space(TWO_DEVICES, **RANKS))
     study.leave_out({"ddp.static_graph": frozenset({True})})
     assert set(configs_of(study)) == {TrainingConfig(), TrainingConfig(strategy="ddp", world_size=2)}
 
@@ -220,13 +209,13 @@ def test_an_excluded_setting_of_ddp_leaves_the_rest_of_it(open_study: Callable[.
 def test_a_group_that_is_the_baseline_is_the_first_trial_as_it_is(open_study: Callable[..., Study]) -> None:
     ddp = DdpConfig(bucket_cap_mb=12.5, comm_hook="powersgd")
     baseline = TrainingConfig(strategy="ddp", world_size=2, ddp=ddp)
-    trial = open_study(make_space(devices=2, baseline=baseline)).ask()
+    trial = open_study(make_fake_space(TWO_DEVICES, baseline=baseline)).ask()
     assert trial is not None
     assert (trial.number, trial.config) == (0, baseline)
 
 
 def test_a_trial_that_was_running_is_not_retried_once_it_is_refused(open_study: Callable[..., Study]) -> None:
-    space = make_space(**{**SMALL, "amp_dtype": ["float32", "bfloat16"]})
+    space = make_fake_space(**{**SMALL, "amp_dtype": ["float32", "bfloat16"]})
     study = open_study(space)
     first = study.ask()
     assert first is not None
@@ -282,7 +271,7 @@ def test_a_running_trial_is_retried_and_a_finished_one_never(open_study: Callabl
 def test_what_was_proposed_as_promising_stays_so_when_it_is_retried_and_read_back(
     open_study: Callable[..., Study],
 ) -> None:
-    study = open_study(make_space(**SMALL))
+    study = open_study(make_fake_space(**SMALL))
     first = study.ask()
     assert first is not None
     study.tell(first, TIMEOUT, None)
@@ -290,14 +279,14 @@ def test_what_was_proposed_as_promising_stays_so_when_it_is_retried_and_read_bac
     study.propose({"micro_batch_size": 64, "num_workers": 0})
     study.ask()  # and is cut off
     study.close()
-    reopened = open_study(make_space(**SMALL))
+    reopened = open_study(make_fake_space(**SMALL))
     for _ in range(2):
         trial = reopened.ask()
         assert trial is not None
         reopened.tell(trial, TIMEOUT, None)
     (promising,) = reopened.promising
     assert (promising.config.micro_batch_size, promising.config.num_workers) == (64, 2)
-    assert open_study(make_space(**SMALL)).promising == [promising]
+    assert open_study(make_fake_space(**SMALL)).promising == [promising]
 
 
 def test_a_baseline_that_was_running_is_retried_as_the_baseline(open_study: Callable[..., Study]) -> None:
@@ -319,7 +308,7 @@ def test_after_a_failed_baseline_the_study_begins_anew(open_study: Callable[...,
 
 
 def test_what_is_running_is_not_asked_for_again(open_study: Callable[..., Study]) -> None:
-    study, running = open_study(make_space(**SMALL)), list[Trial]()
+    study, running = open_study(make_fake_space(**SMALL)), list[Trial]()
     while (trial := study.ask()) is not None:
         running.append(trial)
     assert study.running == running
@@ -338,7 +327,7 @@ def test_what_is_running_is_not_asked_for_again(open_study: Callable[..., Study]
 
 
 def test_a_space_without_anything_left_is_not_drawn_from_again(open_study: Callable[..., Study]) -> None:
-    study = open_study(make_space(**SMALL))
+    study = open_study(make_fake_space(**SMALL))
     last = [trial for trial in iter(study.ask, None) if trial is not None][-1]
     drawn = len(study.optuna_study.trials)
     assert study.ask() is None
@@ -348,7 +337,7 @@ def test_a_space_without_anything_left_is_not_drawn_from_again(open_study: Calla
 
 
 def test_what_is_running_can_be_proposed_no_more(open_study: Callable[..., Study]) -> None:
-    study, params = open_study(make_space(**SMALL)), {"micro_batch_size": 64, "num_workers": 2}
+    study, params = open_study(make_fake_space(**SMALL)), {"micro_batch_size": 64, "num_workers": 2}
     study.ask()
     assert study.propose(params)
     running, other = study.ask(), study.ask()
@@ -414,7 +403,7 @@ def test_a_file_that_is_no_database_is_told_in_one_sentence(tmp_path: Path) -> N
     path = tmp_path / "study.db"
     path.write_bytes(b"no database at all, but long enough to be read as one" * 100)
     with pytest.raises(RunFolderError, match="not a database"):
-        Study.open(path, make_space(), identity=IDENTITY, seed=0)
+        Study.open(path, make_fake_space(), identity=IDENTITY, seed=0)
 
 
 def test_the_study_is_an_ordinary_optuna_study(open_study: Callable[..., Study], tmp_path: Path) -> None:
@@ -439,7 +428,7 @@ def test_optunas_verbosity_is_the_users_afterwards(open_study: Callable[..., Stu
 
 def test_the_same_seed_proposes_the_same_configurations(tmp_path: Path) -> None:
     def asked(path: Path) -> list[TrainingConfig]:
-        study, found = Study.open(path, make_space(), identity=IDENTITY, seed=3), []
+        study, found = Study.open(path, make_fake_space(), identity=IDENTITY, seed=3), []
         for _ in range(12):
             trial = study.ask()
             assert trial is not None
@@ -453,12 +442,12 @@ def test_the_same_seed_proposes_the_same_configurations(tmp_path: Path) -> None:
 def test_file_modes_are_kept_from_others(tmp_path: Path) -> None:
     path = tmp_path / "study.db"
     path.touch(mode=0o600)
-    Study.open(path, make_space(), identity=IDENTITY, seed=0)
+    Study.open(path, make_fake_space(), identity=IDENTITY, seed=0)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_what_waits_to_be_tried_is_not_proposed_again(open_study: Callable[..., Study]) -> None:
-    study = open_study(make_space(**SMALL))
+    study = open_study(make_fake_space(**SMALL))
     study.ask()
     params = {"micro_batch_size": 64, "num_workers": 2}
     assert [study.propose(params), study.propose(params)] == [True, False]
@@ -470,20 +459,20 @@ def test_what_waits_to_be_tried_is_not_proposed_again(open_study: Callable[..., 
 
 
 def test_what_an_earlier_sitting_has_left_waiting_is_not_proposed_again(open_study: Callable[..., Study]) -> None:
-    study, params = open_study(make_space(**SMALL)), {"micro_batch_size": 64, "num_workers": 2}
+    study, params = open_study(make_fake_space(**SMALL)), {"micro_batch_size": 64, "num_workers": 2}
     asked = study.ask()
     assert asked is not None
     study.tell(asked, TIMEOUT, None)
     study.propose(params)
     study.close()
-    again = open_study(make_space(**SMALL))
+    again = open_study(make_fake_space(**SMALL))
     assert again.has_waiting
     assert not again.propose(params)
     assert again.propose({"micro_batch_size": 64, "num_workers": 0})
 
 
 def test_what_waits_may_still_be_tried_and_what_runs_or_was_left_out_may_not(open_study: Callable[..., Study]) -> None:
-    study = open_study(make_space(**SMALL))
+    study = open_study(make_fake_space(**SMALL))
     study.propose({"micro_batch_size": 64, "num_workers": 2})
     waiting, other = TrainingConfig(micro_batch_size=64, num_workers=2), TrainingConfig(micro_batch_size=64)
     study.ask()
@@ -496,7 +485,7 @@ def test_what_waits_may_still_be_tried_and_what_runs_or_was_left_out_may_not(ope
 
 def test_to_ask_whether_anything_is_left_changes_nothing(open_study: Callable[..., Study], tmp_path: Path) -> None:
     def asked(path: Path, *, is_curious: bool) -> list[TrainingConfig]:
-        study, found = Study.open(path, make_space(**SMALL), identity=IDENTITY, seed=3), []
+        study, found = Study.open(path, make_fake_space(**SMALL), identity=IDENTITY, seed=3), []
         while (trial := study.ask()) is not None:
             found.append(trial.config)
             study.tell(trial, TIMEOUT, None)
@@ -507,7 +496,7 @@ def test_to_ask_whether_anything_is_left_changes_nothing(open_study: Callable[..
 
 
 def test_a_space_that_can_be_listed_is_said_to_be_measured_whole(open_study: Callable[..., Study]) -> None:
-    study = open_study(make_space(**SMALL))
+    study = open_study(make_fake_space(**SMALL))
     configs_of(study)
     assert study.none_left == note("space_exhausted")
 
@@ -516,14 +505,14 @@ def test_of_a_space_that_is_drawn_from_only_what_was_drawn_is_said(
     open_study: Callable[..., Study], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(combinations, "MOST_LISTED", 3)
-    study = open_study(make_space(**SMALL))
+    study = open_study(make_fake_space(**SMALL))
     assert len(configs_of(study)) == 4
     assert study.none_left == note("nothing_new_drawn", draws=500)
     assert study.is_exhausted, "as far as so many draws can tell"
 
 
 def test_a_skipped_sample_is_kept_with_its_code_and_figures(open_study: Callable[..., Study]) -> None:
-    study = open_study(make_space(micro_batch_size=[32, 64, 128, 512]))
+    study = open_study(make_fake_space(micro_batch_size=[32, 64, 128, 512]))
     for _ in range(12):
         trial = study.ask(lambda config: None if config.micro_batch_size <= 64 else UNFIT)
         assert trial is not None

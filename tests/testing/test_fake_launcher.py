@@ -18,7 +18,7 @@ from autotune.records.diagnosis import Curves
 from autotune.records.trial import TrialRecord
 from autotune.settings.training_config import TrainingConfig
 from autotune.testing import CostModel, FakeLauncher, FakeTrial, analytic_cost, fake_environment
-from tests.tuning.searches import make_search
+from tests.factories.searches import make_search
 
 BUSY = TrainingConfig(micro_batch_size=256, num_workers=8)
 

@@ -19,7 +19,7 @@ from autotune.settings.training_config import TrainingConfig
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost
 from autotune.tuning.outcomes import ConfirmationOutcome
 from autotune.tuning.selection import select
-from tests.tuning.searches import (
+from tests.factories.searches import (
     GIB,
     FailingLauncher,
     codes_of,

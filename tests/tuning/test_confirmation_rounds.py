@@ -20,8 +20,8 @@ from autotune.testing import FakeLauncher, FakeTrial
 from autotune.tuning.loop import Search
 from autotune.tuning.outcomes import ConfirmationOutcome
 from autotune.tuning.selection import select
-from tests.tuning import searches
-from tests.tuning.searches import GIB, figures_of, finals_of, make_search
+from tests.factories import searches
+from tests.factories.searches import GIB, figures_of, finals_of, make_search
 
 _BATCHES = (32, 64, 128)
 

@@ -15,8 +15,8 @@ from autotune.records.trial import Score, TrialRecord, TrialResult
 from autotune.settings.training_config import DdpConfig, TrainingConfig
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost, fake_environment
 from autotune.tuning.loop import Search
-from tests.evidence import GPU, make_measurement
-from tests.tuning.searches import confirmed, make_search
+from tests.factories import GPU, make_measurement
+from tests.factories.searches import confirmed, make_search
 
 SPACE: dict[str, Any] = {
     "strategy": ["single", "ddp"],

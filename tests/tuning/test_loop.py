@@ -26,8 +26,8 @@ from autotune.tuning.extra_measurements import extras_of, with_ceilings
 from autotune.tuning.loop import Search
 from autotune.tuning.proposers import ModelProposer
 from autotune.tuning.time_budget import Clock
-from tests.evidence import make_measurement
-from tests.tuning.searches import GIB, confirmed, figures_of, make_search
+from tests.factories import make_measurement
+from tests.factories.searches import GIB, confirmed, figures_of, make_search
 
 
 def test_without_a_time_out_no_time_runs_out() -> None:

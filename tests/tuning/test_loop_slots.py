@@ -23,7 +23,7 @@ from autotune.settings.training_config import TrainingConfig
 from autotune.space import constraints as rules
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost
 from autotune.tuning.loop import Search
-from tests.tuning.searches import GIB, NARROW, figures_of, make_search
+from tests.factories.searches import GIB, NARROW, figures_of, make_search
 
 AT_LAST_S = 60.0  # no test takes this long: a search that does not do what it must ends so
 TINY: dict[str, Any] = {

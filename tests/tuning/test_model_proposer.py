@@ -26,7 +26,7 @@ from autotune.study.study import Trial
 from autotune.testing import CostModel, FakeLauncher, FakeTrial, analytic_cost
 from autotune.tuning.loop import Search
 from autotune.tuning.proposers import ModelProposer
-from tests.tuning.searches import GIB, FailingLauncher, make_search
+from tests.factories.searches import GIB, FailingLauncher, make_search
 
 LIMIT = 14 * GIB
 NEAR = 0.97

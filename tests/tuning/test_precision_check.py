@@ -15,7 +15,7 @@ from autotune.settings.training_config import TrainingConfig
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost
 from autotune.tuning.loop import Search
 from autotune.tuning.precision_check import PrecisionGuard
-from tests.tuning.searches import GIB, NARROW, FailingLauncher, codes_of, confirmed, figures_of, make_search
+from tests.factories.searches import GIB, NARROW, FailingLauncher, codes_of, confirmed, figures_of, make_search
 
 
 def breaking(*dtypes: str) -> Any:

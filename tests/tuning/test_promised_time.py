@@ -16,7 +16,7 @@ from autotune.report.wording.units import format_duration
 from autotune.testing import FakeLauncher
 from autotune.tuning.loop import Search
 from autotune.tuning.proposers import SamplerProposer
-from tests.tuning.searches import make_search
+from tests.factories.searches import make_search
 
 
 class Shown(Exception):  # noqa: N818 - it is no error

@@ -14,7 +14,7 @@ from autotune.protocol.jobs import WindowRules
 from autotune.settings.training_config import TrainingConfig
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost
 from autotune.tuning.loop import Search
-from tests.tuning.searches import GIB, make_search
+from tests.factories.searches import GIB, make_search
 
 
 @dataclass(slots=True)

@@ -14,8 +14,8 @@ from autotune.settings.training_config import DdpConfig, TrainingConfig
 from autotune.testing import FakeLauncher, FakeTrial, fake_environment, fake_facts
 from autotune.tuning.loop import Search
 from autotune.tuning.stress_check import StressCheck, check_under_stress, reserve_s
-from tests.evidence import make_measurement
-from tests.tuning.searches import GIB, figures_of, make_search
+from tests.factories import make_measurement
+from tests.factories.searches import GIB, figures_of, make_search
 
 GROUP = TrainingConfig(strategy="ddp", world_size=2)
 VIEWS = GROUP.model_copy(update={"ddp": DdpConfig(gradient_as_bucket_view=True)})

@@ -16,8 +16,8 @@ from autotune.study.samplers import METHODS, SearchMethod
 from autotune.study.study import Trial
 from autotune.testing import FakeLauncher
 from autotune.tuning.time_budget import BASELINE_DEADLINE_S, TimeBudget
-from tests.evidence import make_measurement
-from tests.tuning.searches import make_search
+from tests.factories import make_measurement
+from tests.factories.searches import make_search
 
 WINDOW_S, OVERHEAD_S = 10.0, 3.0
 SHORTEST_TRIAL_S = OVERHEAD_S + 2.0

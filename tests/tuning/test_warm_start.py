@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,15 +18,14 @@ from autotune.files.recommended_file import describe_machine
 from autotune.files.run_folder import read_summary
 from autotune.note import note
 from autotune.settings.environment import COMPARED, Environment
-from autotune.settings.objective import Objective
 from autotune.settings.plan import Plan
-from autotune.settings.search_space import SearchSpace
 from autotune.settings.training_config import AMP_DTYPES, DdpConfig, TrainingConfig
 from autotune.settings.workload import Workload
-from autotune.space.resolved_space import ResolvedSpace, compose, resolve
-from autotune.testing import FakeLauncher, fake_environment, fake_facts
+from autotune.space.resolved_space import ResolvedSpace, compose
+from autotune.testing import FakeLauncher, fake_environment
 from autotune.tuning.warm_start import Hints, differences, note_of_hints, note_of_stale, read_hints, seed_params
-from tests.tuning.searches import codes_of
+from tests.factories import make_fake_space
+from tests.factories.searches import codes_of
 
 HERE = fake_environment()
 FAST = TrainingConfig(
@@ -56,22 +54,6 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return search(tmp_path_factory.mktemp("earlier") / "there").run_dir
 
 
-def make_space(
-    environment: Environment = HERE,
-    *,
-    baseline: TrainingConfig | None = None,
-    objective: Mapping[str, Any] | None = None,
-    **space: Any,
-) -> ResolvedSpace:
-    return resolve(
-        SearchSpace.model_validate(space),
-        baseline=baseline or TrainingConfig(),
-        objective=Objective.model_validate(objective or {}),
-        facts=fake_facts(),
-        environment=environment,
-    )
-
-
 def make_hints(*configs: TrainingConfig, environment: Environment = HERE) -> Hints:
     return Hints(source=Path("runs/there"), configs=configs, machine=describe_machine(environment))
 
@@ -98,7 +80,7 @@ def test_the_best_of_a_run_folder_is_tried_right_after_the_baseline(there: Path,
     assert result.trials[0].config == TrainingConfig()
     best = read_summary(there).recommendation
     assert best is not None
-    assert without_lr(result.trials[1].config) == without_lr(seed_of(best.config, make_space(**space)))
+    assert without_lr(result.trials[1].config) == without_lr(seed_of(best.config, make_fake_space(**space)))
 
 
 def test_a_run_folder_seeds_its_recommendation_that_at_the_users_batch_and_its_best_trials(
@@ -147,49 +129,49 @@ def test_a_home_folder_that_nobody_knows_is_told(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_number_takes_the_nearest_value_of_the_space() -> None:
-    space = make_space(num_workers=[0, 1, 3], micro_batch_size=[32, 100], prefetch_factor=[2, 8])
+    space = make_fake_space(num_workers=[0, 1, 3], micro_batch_size=[32, 100], prefetch_factor=[2, 8])
     found = seed_of(FAST, space)
     assert (found.num_workers, found.micro_batch_size, found.prefetch_factor) == (3, 100, 2)
 
 
 @pytest.mark.parametrize("listed", [["float16", "float32"], ["float32", "float16"]])
 def test_a_precision_that_is_not_there_becomes_the_baselines(listed: list[str]) -> None:
-    assert seed_of(FAST, make_space(amp_dtype=listed)).amp_dtype == "float32"
+    assert seed_of(FAST, make_fake_space(amp_dtype=listed)).amp_dtype == "float32"
 
 
 def test_a_precision_that_the_machine_lacks_becomes_the_baselines() -> None:
     environment = HERE.model_copy(update={"native_amp_dtypes": ("float32",)})
-    found = seed_of(FAST, make_space(environment))
+    found = seed_of(FAST, make_fake_space(environment))
     assert (found.amp_dtype, found.num_workers) == ("float32", 4)
 
 
 @pytest.mark.parametrize(("devices", "ranks"), [(1, 1), (2, 2), (8, 4)])
 def test_more_ranks_than_there_are_devices_become_as_many_as_there_are(devices: int, ranks: int) -> None:
     group = FAST.model_copy(update={"strategy": "ddp", "world_size": 4, "num_workers": 1, "ddp": DdpConfig()})
-    found = seed_of(group, make_space(fake_environment(device_count=devices)))
+    found = seed_of(group, make_fake_space(fake_environment(device_count=devices)))
     assert (found.world_size, found.strategy) == (ranks, "ddp" if ranks > 1 else "single")
     assert found.num_workers == 1
 
 
 def test_what_the_user_has_fixed_stays_fixed() -> None:
-    assert seed_of(FAST, make_space(num_workers=2, micro_batch_size=16)).micro_batch_size == 16
-    assert seed_of(FAST, make_space(num_workers=2)).num_workers == 2
+    assert seed_of(FAST, make_fake_space(num_workers=2, micro_batch_size=16)).micro_batch_size == 16
+    assert seed_of(FAST, make_fake_space(num_workers=2)).num_workers == 2
 
 
 def test_a_batch_above_the_limit_shrinks_to_what_the_limit_allows() -> None:
     hint = FAST.model_copy(update={"micro_batch_size": 512, "grad_accum_steps": 4})
-    found = seed_of(hint, make_space(objective={"max_batch_scale": 4}))
+    found = seed_of(hint, make_fake_space(objective={"max_batch_scale": 4}))
     assert (found.micro_batch_size, found.grad_accum_steps) == (128, 1)
 
 
 def test_gradients_are_accumulated_less_before_the_batch_shrinks() -> None:
     hint = FAST.model_copy(update={"micro_batch_size": 64, "grad_accum_steps": 4})
-    found = seed_of(hint, make_space(objective={"max_batch_scale": 4}))
+    found = seed_of(hint, make_fake_space(objective={"max_batch_scale": 4}))
     assert (found.micro_batch_size, found.grad_accum_steps) == (64, 2)
 
 
 def test_a_batch_that_does_not_divide_a_kept_global_batch_shrinks_to_one_that_does() -> None:
-    space = make_space(baseline=TrainingConfig(micro_batch_size=48), objective={"global_batch": "keep"})
+    space = make_fake_space(baseline=TrainingConfig(micro_batch_size=48), objective={"global_batch": "keep"})
     found = seed_of(FAST.model_copy(update={"micro_batch_size": 36}), space)
     assert found.global_batch_size == 48
     assert found.micro_batch_size <= 36
@@ -197,13 +179,13 @@ def test_a_batch_that_does_not_divide_a_kept_global_batch_shrinks_to_one_that_do
 
 def test_what_runs_as_the_baseline_or_as_another_one_is_left_out() -> None:
     slow = TrainingConfig(num_workers=0, lr=0.5)
-    space = make_space(num_workers=[0, 4])
+    space = make_fake_space(num_workers=[0, 4])
     several = make_hints(slow, FAST, FAST.model_copy(update={"num_workers": 5, "lr": 0.1}))
     assert len(seed_params(several, space)) == 1
 
 
 def test_where_nothing_is_left_that_is_said_and_the_search_goes_its_way(tmp_path: Path) -> None:
-    hints, space = make_hints(TrainingConfig()), make_space()
+    hints, space = make_hints(TrainingConfig()), make_fake_space()
     assert seed_params(hints, space) == []
     assert note_of_hints(hints, space).figures["configurations"] == 0
     assert seed_params(make_hints(), space) == []
@@ -232,13 +214,13 @@ def hints(draw: st.DrawFn) -> TrainingConfig:
 
 
 SPACES = [
-    make_space(),
-    make_space(fake_environment(device_count=4)),
-    make_space(fake_environment(device_count=2), ddp={"bucket_cap_mb": {"low": 10, "high": 100}}),
-    make_space(objective={"global_batch": "keep"}, baseline=TrainingConfig(micro_batch_size=24)),
-    make_space(num_workers={"low": 1, "high": 3}, intra_op_threads={"low": 1, "high": 2}, compile=[True, False]),
-    make_space(HERE.model_copy(update={"device_kind": "cpu", "device": "cpu", "native_amp_dtypes": ("float32",)})),
-    make_space(micro_batch_size=8),
+    make_fake_space(),
+    make_fake_space(fake_environment(device_count=4)),
+    make_fake_space(fake_environment(device_count=2), ddp={"bucket_cap_mb": {"low": 10, "high": 100}}),
+    make_fake_space(objective={"global_batch": "keep"}, baseline=TrainingConfig(micro_batch_size=24)),
+    make_fake_space(num_workers={"low": 1, "high": 3}, intra_op_threads={"low": 1, "high": 2}, compile=[True, False]),
+    make_fake_space(HERE.model_copy(update={"device_kind": "cpu", "device": "cpu", "native_amp_dtypes": ("float32",)})),
+    make_fake_space(micro_batch_size=8),
 ]
 
 
@@ -377,9 +359,11 @@ def test_a_search_that_goes_on_tries_nothing_of_a_warm_start_twice(there: Path, 
     tried = [str(without_lr(trial.config)) for trial in result.trials]
     assert tried[: len(begun)] == begun
     assert len(tried) == len(set(tried)) == 8
-    seeds = seed_params(read_hints(there), make_space())
+    seeds = seed_params(read_hints(there), make_fake_space())
     wanted = {
-        str(without_lr(config)) for one in seeds if isinstance(config := compose(one, make_space()), TrainingConfig)
+        str(without_lr(config))
+        for one in seeds
+        if isinstance(config := compose(one, make_fake_space()), TrainingConfig)
     }
     assert wanted <= set(tried[: len(seeds) + 1])
 
@@ -409,7 +393,7 @@ def test_a_part_of_the_machine_that_has_changed_is_named(
     differing = [{"name": name, "there": was, "here": is_now}]
     assert differences(describe_machine(HERE), here) == differing
     figures = {"source": "runs/there", "configurations": 1, "differences": differing}
-    assert note_of_hints(make_hints(FAST), make_space(here)).figures == figures
+    assert note_of_hints(make_hints(FAST), make_fake_space(here)).figures == figures
 
 
 def test_several_parts_that_have_changed_are_all_named() -> None:
@@ -429,7 +413,7 @@ def test_a_change_that_the_file_does_not_tell_is_stale_all_the_same() -> None:
 def test_what_the_fingerprint_leaves_out_makes_nothing_stale(part: dict[str, Any]) -> None:
     here = HERE.model_copy(update=part)
     assert differences(describe_machine(HERE), here) is None
-    assert note_of_hints(make_hints(FAST), make_space(here)).figures["differences"] is None
+    assert note_of_hints(make_hints(FAST), make_fake_space(here)).figures["differences"] is None
 
 
 def test_a_machine_that_is_not_told_is_not_called_another() -> None:

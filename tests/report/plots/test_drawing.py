@@ -10,7 +10,7 @@ import pytest
 
 from autotune.report.plots.drawing import draw
 from autotune.report.plots.plots import Mark, Plot
-from tests.report.conftest import make_rich_summary
+from tests.factories import make_rich_summary
 from tests.report.forms import plots_of
 
 

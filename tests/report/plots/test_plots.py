@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autotune.records.run_summary import RunSummary
 from autotune.report.plots.plots import Plot
-from tests.report.conftest import BASELINE, make_measurement, make_rich_summary, make_summary, make_trial
+from tests.factories import BASELINE, make_measurement, make_rich_summary, make_summary, make_trial
 from tests.report.forms import plots_of
 
 

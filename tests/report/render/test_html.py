@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,15 +16,7 @@ from autotune.records.trial import Failure
 from autotune.report.plots.plots import Plot
 from autotune.report.render import html as page
 from autotune.report.render.html import Page
-from tests.report.conftest import (
-    FAST,
-    SAME_BATCH,
-    make_environment,
-    make_facts,
-    make_rich_summary,
-    make_summary,
-    make_trial,
-)
+from tests.factories import FAST, SAME_BATCH, SERVER, make_facts, make_rich_summary, make_summary, make_trial
 from tests.report.forms import as_markdown, as_page, plots_of
 
 EMPTY = {"meta", "link", "br", "img", "input", "hr", "path", "use"}
@@ -127,8 +120,11 @@ def test_the_page_says_what_the_markdown_says(any_summary: RunSummary, tmp_path:
 
 @pytest.mark.usefixtures("_undrawn")
 def test_hostile_text_is_shown_and_never_obeyed(tmp_path: Path) -> None:
-    crash = {"reason": ATTACK, "failure": Failure(signature=ATTACK, traceback=f"Traceback\n  {ATTACK}\nValueError")}
-    environment = make_environment().model_copy(update={"device_name": ATTACK, "versions": {ATTACK: ATTACK}})
+    crash: dict[str, Any] = {
+        "reason": ATTACK,
+        "failure": Failure(signature=ATTACK, traceback=f"Traceback\n  {ATTACK}\nValueError"),
+    }
+    environment = SERVER.model_copy(update={"device_name": ATTACK, "versions": {ATTACK: ATTACK}})
     harmless = make_rich_summary()
     summary = harmless.model_copy(
         update={

@@ -8,7 +8,7 @@ from pathlib import Path
 from autotune.records.recommendation import Ratio
 from autotune.records.run_summary import RunSummary
 from autotune.settings.training_config import TrainingConfig
-from tests.report.conftest import make_group_summary, make_recommendation, make_summary, make_variants
+from tests.factories import make_group_summary, make_recommendation, make_summary, make_variants
 from tests.report.forms import as_json
 
 KEYS = [

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from autotune.analysis.memory_line import memory_lines
 from autotune.note import note
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import Failure
 from autotune.report.blocks import Figure, Shares
-from tests.report.conftest import (
+from tests.factories import (
     FAST,
     LIMIT,
+    SERVER,
     TRACEBACK,
     make_confirmation,
-    make_environment,
     make_facts,
     make_guard,
     make_measurement,
@@ -23,6 +24,7 @@ from tests.report.conftest import (
     make_rich_summary,
     make_summary,
     make_trial,
+    three_rounds,
 )
 from tests.report.forms import as_markdown, report_of
 
@@ -92,8 +94,8 @@ def test_settings_by_importance_have_their_shares(tmp_path: Path) -> None:
 
 def test_no_text_of_a_user_is_obeyed_anywhere(tmp_path: Path) -> None:
     rich = make_rich_summary()
-    crash = {"reason": ATTACK, "failure": Failure(signature=ATTACK, traceback="")}
-    environment = make_environment().model_copy(update={"device_name": ATTACK, "versions": {ATTACK: ATTACK}})
+    crash: dict[str, Any] = {"reason": ATTACK, "failure": Failure(signature=ATTACK, traceback="")}
+    environment = SERVER.model_copy(update={"device_name": ATTACK, "versions": {ATTACK: ATTACK}})
     hostile = {"name": ATTACK, "notes": (ATTACK,), "memory_source": ATTACK, "stopped_because": ATTACK}
     more = {"environment": environment, "importances": {ATTACK: 0.5}, "facts": make_facts(step_source=ATTACK)}
     trials = (*rich.trials, make_trial(11, FAST, "crashed", **crash))
@@ -134,7 +136,7 @@ def test_each_round_of_the_confirmation_stands_raw_and_a_failed_one_is_told(tmp_
     summary = make_summary()
     assert summary.recommendation is not None
     first, *rest = summary.recommendation.confirmations
-    broken = make_confirmation(7, first.config, 100.0)
+    broken = make_confirmation(7, *three_rounds(100.0), config=first.config)
     broken = broken.model_copy(update={"rounds": (make_measurement(77.0), None)})
     recommendation = make_recommendation(confirmations=(first, *rest, broken))
     rows = table_after(as_markdown(make_summary(recommendation=recommendation), tmp_path), "Confirmation")[2:]

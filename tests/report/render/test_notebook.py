@@ -8,7 +8,7 @@ import autotune
 from autotune.records.run_summary import RunSummary
 from autotune.report.render.notebook import render_diagnosis_notebook
 from autotune.testing import FakeLauncher
-from tests.report.conftest import make_rich_summary
+from tests.factories import make_rich_summary
 from tests.report.forms import as_notebook
 from tests.report.render.test_html import ATTACK, Reader
 

@@ -16,7 +16,7 @@ from autotune.records.run_summary import Progress
 from autotune.records.trial import TrialRecord
 from autotune.report.render import progress
 from autotune.report.render.progress import ProgressMode, make_progress
-from tests.report.conftest import BASELINE, FAST, make_measurement, make_trial, make_trials
+from tests.factories import BASELINE, FAST, make_measurement, make_trial, make_trials
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 

@@ -18,11 +18,12 @@ from autotune.settings.objective import Objective
 from autotune.settings.search_space import Choices, IntRange, SearchSpace
 from autotune.settings.training_config import DdpConfig, TrainingConfig
 from autotune.space.resolved_space import resolve
-from tests.report.conftest import (
+from tests.factories import (
     BASELINE,
     FAST,
+    RESNET,
     SAME_BATCH,
-    make_environment,
+    SERVER,
     make_facts,
     make_measurement,
     make_recommendation,
@@ -242,7 +243,7 @@ def test_the_learning_rates_advice_is_given(tmp_path: Path) -> None:
 
 def test_the_environment_fits_and_names_device_and_torch() -> None:
     console = make_console()
-    print_environment(make_environment(), console)
+    print_environment(SERVER, console)
     text = text_of(console)
     assert_fits(text)
     assert "NVIDIA H200 (cuda:0, 139 GiB)" in text
@@ -260,10 +261,10 @@ def test_a_check_tells_searched_fixed_and_idle_settings_apart() -> None:
         baseline=TrainingConfig(channels_last=True),
         objective=Objective(),
         facts=facts,
-        environment=make_environment(),
+        environment=SERVER,
     )
     console = make_console()
-    print_check(make_environment(), facts, space, console)
+    print_check(SERVER, facts, space, console)
     text = text_of(console)
     assert_fits(text)
     assert row_of(text, "num_workers")[2:] == ["0", "to", "6"]
@@ -274,11 +275,9 @@ def test_a_check_tells_searched_fixed_and_idle_settings_apart() -> None:
 
 @pytest.mark.parametrize("stale", [None, "runs/[x]/recommended.yaml is stale: driver 550 there, 570\x1b[0m here."])
 def test_a_check_says_why_a_former_result_is_stale_and_else_nothing_of_it(stale: str | None) -> None:
-    space = resolve(
-        SearchSpace(), baseline=BASELINE, objective=Objective(), facts=make_facts(), environment=make_environment()
-    )
+    space = resolve(SearchSpace(), baseline=BASELINE, objective=Objective(), facts=RESNET, environment=SERVER)
     console = make_console()
-    print_check(make_environment(), make_facts(), space, console, stale=stale)
+    print_check(SERVER, RESNET, space, console, stale=stale)
     text = text_of(console)
     assert_fits(text)
     assert ("stale" in text) == (stale is not None)
@@ -290,9 +289,9 @@ def test_a_kept_global_batch_is_said_to_lead_the_accumulation() -> None:
         SearchSpace(),
         baseline=BASELINE,
         objective=Objective(global_batch="keep"),
-        facts=make_facts(),
-        environment=make_environment(),
+        facts=RESNET,
+        environment=SERVER,
     )
     console = make_console()
-    print_check(make_environment(), make_facts(), space, console)
+    print_check(SERVER, RESNET, space, console)
     assert row_of(text_of(console), "grad_accum_steps")[2:5] == ["follows", "the", "batch:"]

@@ -19,7 +19,7 @@ from autotune.report.sections.devices import device_section
 from autotune.report.sections.diagnosis import print_diagnosis, render_diagnosis
 from autotune.report.wording.units import NO_VALUE, format_energy
 from autotune.testing import FakeLauncher
-from tests.report.conftest import HOT, make_conditions, make_conditions_summary, make_summary, make_trial
+from tests.factories import HOT, make_conditions, make_conditions_summary, make_summary, make_trial
 from tests.report.forms import as_json, as_markdown, as_notebook, as_page, columns_of, on_console, report_of
 from tests.report.render.test_html import Reader
 from tests.report.render.test_markdown import cells_of, table_after

@@ -17,7 +17,7 @@ from autotune.records.utilization import Fullness
 from autotune.report.sections.diagnosis import print_diagnosis, render_diagnosis, say_present
 from autotune.settings.training_config import TrainingConfig
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost
-from tests.report.conftest import TALK, make_rank
+from tests.factories import TALK, make_rank
 
 Cost = Callable[[TrainingConfig], FakeTrial]
 

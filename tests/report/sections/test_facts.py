@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from autotune.note import note
 from autotune.report.sections.facts import describe_environment
-from tests.report.conftest import make_environment
+from tests.factories import SERVER
 
 
 def test_one_host_is_not_counted() -> None:
-    told = describe_environment(make_environment())
+    told = describe_environment(SERVER)
     assert told["device"] == "NVIDIA H200 (cuda:0, 139 GiB)"
     assert not any("host" in value for value in told.values())
 
 
 def test_several_hosts_are_told_with_what_each_has() -> None:
-    told = describe_environment(make_environment().model_copy(update={"hosts": 3, "device_count": 8}))
+    told = describe_environment(SERVER.model_copy(update={"hosts": 3, "device_count": 8}))
     assert told["device"] == "3 hosts, each: NVIDIA H200 (cuda:0, 139 GiB)"
     assert told["devices"] == "8 on each host"
     assert told["processor"].endswith(" of RAM on each host")
 
 
 def test_unlike_devices_switches_and_remarks_are_told_where_there_are_any() -> None:
-    plain = make_environment()
+    plain = SERVER
     assert describe_environment(plain).keys().isdisjoint({"devices", "TF32 switches", "note"})
     remarks = (note("odd", what="more"),)
     odd = {"device_count": 2, "device_names": ("A", "B"), "tf32_overrides": ("X=1",), "remarks": remarks}

@@ -10,9 +10,9 @@ from autotune.records.run_summary import RunSummary
 from autotune.report.sections import memory
 from autotune.report.wording.names import name_group
 from autotune.settings.training_config import TrainingConfig
-from tests.report.conftest import (
+from tests.factories import (
     BASELINE,
-    make_environment,
+    SERVER,
     make_measurement,
     make_recommendation,
     make_rich_summary,
@@ -32,7 +32,7 @@ def made(peaks: Mapping[TrainingConfig, float], *, kind: str = "cuda", chosen: T
         for number, (config, gib) in enumerate(peaks.items())
     ]
     recommendation = make_recommendation(config=chosen)
-    environment = make_environment().model_copy(update={"device_kind": kind})
+    environment = SERVER.model_copy(update={"device_kind": kind})
     return make_summary(trials=tuple(trials), recommendation=recommendation, environment=environment)
 
 

@@ -14,7 +14,7 @@ from autotune.report.sections.ranks import rank_section
 from autotune.report.wording.remarks import describe_exchange
 from autotune.report.wording.units import NO_VALUE
 from autotune.settings.training_config import TrainingConfig
-from tests.report.conftest import (
+from tests.factories import (
     BASELINE,
     FAST,
     GROUP,
@@ -150,7 +150,7 @@ def test_more_than_two_devices_are_counted() -> None:
 
 
 def test_an_interval_without_an_end_is_unknown() -> None:
-    vague = unconfirmed(2000.0, spread=float("inf"))
+    vague = unconfirmed(2000.0, noise=float("inf"))
     assert say_answer(vague).startswith("Not measurably: ")
     assert "(95 %: unknown)" in say_answer(vague)
     assert table_of(scaling_sections(vague)[0]).rows[1][2:4] == ("unknown", "100 % (unknown)")

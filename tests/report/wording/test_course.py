@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autotune.records.recommendation import Ratio
 from autotune.report.wording.summary import say_course
-from tests.report.conftest import make_recommendation, make_summary
+from tests.factories import make_recommendation, make_summary
 
 TWICE = Ratio(value=2.0, low=1.9, high=2.1)
 

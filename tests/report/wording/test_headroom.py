@@ -14,15 +14,7 @@ from autotune.records.measurement import Ceilings
 from autotune.records.recommendation import Ratio
 from autotune.records.run_summary import RunSummary
 from autotune.settings.training_config import TrainingConfig
-from tests.report.conftest import (
-    BASELINE,
-    FAST,
-    NO_ADVICE,
-    make_measurement,
-    make_recommendation,
-    make_summary,
-    make_trial,
-)
+from tests.factories import BASELINE, FAST, NO_ADVICE, make_measurement, make_recommendation, make_summary, make_trial
 from tests.report.forms import report_of
 
 Known = dict[str, float]

@@ -22,7 +22,7 @@ from autotune.report.wording.units import (
     show,
 )
 from autotune.settings.training_config import DdpConfig, TrainingConfig
-from tests.report.conftest import BASELINE, FAST, GROUP
+from tests.factories import BASELINE, FAST, GROUP
 
 
 @pytest.mark.parametrize(

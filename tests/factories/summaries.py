@@ -1,0 +1,192 @@
+"""Summaries of whole searches, and their variants."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autotune.records.conditions import DeviceConditions
+from autotune.records.measurement import MemorySample
+from autotune.records.ranks import RankFigures
+from autotune.records.recommendation import Confirmation, Ratio
+from autotune.records.run_summary import RunSummary
+from autotune.records.stress_check import StressFigures
+from autotune.records.trial import TrialRecord
+from autotune.records.utilization import NVML_SOURCE, PROFILER_SOURCE, BusyReading, Fullness
+from autotune.settings.budget import Budget
+from autotune.settings.objective import Objective
+from autotune.space.learning_rate import LrAdvice
+from tests.factories.machines import RESNET, SERVER
+from tests.factories.measurements import (
+    HOT,
+    TALK,
+    make_breakdown,
+    make_conditions,
+    make_guard,
+    make_loader_costs,
+    make_measurement,
+    make_rank,
+)
+from tests.factories.trials import (
+    BASELINE,
+    FAST,
+    GROUP,
+    LIMIT,
+    make_confirmation,
+    make_recommendation,
+    make_trial,
+    make_trials,
+    three_rounds,
+)
+
+STARVED = make_breakdown(wait=0.6, copy=0.02, idle=0.05, restart=0.15)
+"""A step that waits for its data most of the time."""
+FED = make_breakdown(wait=0.02, copy=0.02, idle=0.05, restart=0.005)
+"""A step that hardly waits for its data."""
+RESNET_LOADER = make_loader_costs(
+    1.25e-3,
+    items=128,
+    item_cpu_s=1.2e-3,
+    item_median_s=1.1e-3,
+    item_p99_s=4e-3,
+    item_slowest_s=0.02,
+    slow_tail_fraction=0.01,
+    item_bytes=600_000.0,
+    collate_s=3e-3,
+)
+"""What an image costs that is decoded and augmented."""
+NO_ADVICE = LrAdvice(lr=BASELINE.lr, rule="none", batch_ratio=1.0)
+
+
+def make_summary(**changes: Any) -> RunSummary:
+    """A search of ten trials that found FAST; keywords change fields."""
+    values: dict[str, Any] = {
+        "name": "resnet | [quick]",
+        "environment": SERVER,
+        "facts": RESNET,
+        "objective": Objective(),
+        "budget": Budget(n_trials=10),
+        "baseline": BASELINE,
+        "limit_bytes": LIMIT,
+        "memory_source": "max reserved + outside torch",
+        "seed": 0,
+        "trials": make_trials(),
+        "recommendation": make_recommendation(),
+        "notes": ("The loss was inferred: cross-entropy, since the targets are integers [long].",),
+        "stopped_because": "all trials of the budget ran",
+        "wall_s": 200.4,
+        "autotune_version": "0.1.0",
+    }
+    return RunSummary(**values | changes)
+
+
+def make_rich_summary(**changes: Any) -> RunSummary:
+    """A search whose every part was measured: the loader holds the baseline, the device the recommended settings."""
+    readings = (BusyReading(fraction=0.33, source=PROFILER_SOURCE), BusyReading(fraction=0.52, source=NVML_SOURCE))
+    fullness = Fullness(sm_fraction=0.7, sm_occupancy=0.3, tensor_fraction=None, dram_fraction=0.4)
+    before = {"breakdown": STARVED, "busy_readings": readings, "fullness": fullness}
+    before |= {"loader_ceiling": 5_400.0, "device_ceiling": 11_900.0, "loader_costs": RESNET_LOADER}
+    after = {"breakdown": FED, "loader_ceiling": 30_000.0, "device_ceiling": 12_800.0}
+    baseline, fast, same = make_recommendation().confirmations
+    stress = StressFigures(
+        steps=60,
+        seconds=12.0,
+        items_seen=5000,
+        median_item_bytes=600_000.0,
+        largest_item_bytes=1_400_000,
+        memory=MemorySample(peak_bytes=10 * 2**30, source="max reserved + outside torch"),
+    )
+    recommendation = make_recommendation(
+        confirmations=(_with_rounds(baseline, before), _with_rounds(fast, after), same), stress=stress
+    )
+    first, second, *others = make_trials()
+    guarded = second.model_copy(update={"result": second.result.model_copy(update={"guard": make_guard()})})
+    half = FAST.model_copy(update={"amp_dtype": "float16"})
+    broken = make_trial(10, half, "diverged", reason="nan", guard=make_guard(is_good=False))
+    values = {
+        "trials": (first, guarded, *others, broken),
+        "importances": {"num_workers": 0.7, "micro_batch_size": 0.3},
+        "recommendation": recommendation,
+    }
+    return make_summary(**values | changes)
+
+
+def make_group_summary(ranks: tuple[RankFigures, ...] = (), **changes: Any) -> RunSummary:
+    """A search on four devices whose best is ddp on two; rank 1 has the slower loader, which slows nothing down."""
+    ranks = ranks or (make_rank(0), make_rank(1, loader_ceiling=15_000.0))
+    measured: dict[str, Any] = {"ranks": ranks, "communication": TALK, "breakdown": FED}
+    single = {"loader_ceiling": 30_000.0, "device_ceiling": 12_800.0}
+    both = FAST.model_copy(update={"strategy": "dp", "world_size": 2})
+    trials = (
+        make_trial(0, BASELINE, measurement=make_measurement(5123.4, gib=3.0)),
+        make_trial(1, FAST, measurement=make_measurement(12345.6, gib=9.3, **single)),
+        make_trial(2, both, measurement=make_measurement(11_000.0, gib=3.0)),
+        make_trial(3, GROUP, measurement=make_measurement(20_480.0, gib=9.6, **measured)),
+        make_trial(4, GROUP.model_copy(update={"world_size": 4}), "crashed", reason="rank 3: ValueError: no"),
+    )
+    recommendation = make_recommendation(
+        config=GROUP,
+        number=3,
+        same_batch=None,
+        same_batch_number=None,
+        same_batch_speedup=None,
+        confirmations=(
+            make_confirmation(0, *three_rounds(5100.0), config=BASELINE, gib=3.0),
+            make_confirmation(1, *three_rounds(12300.0), config=FAST, gib=9.4),
+            make_confirmation(3, *three_rounds(20_400.0), config=GROUP, gib=9.6),
+        ),
+    )
+    environment = SERVER.model_copy(update={"device_count": 4})
+    values = {"trials": trials, "recommendation": recommendation, "environment": environment}
+    return make_summary(**values | changes)
+
+
+def _with_rounds(confirmation: Confirmation, *changes: dict[str, Any]) -> Confirmation:
+    """Change the first rounds' measurements, each by its own fields."""
+    changed = [run.model_copy(update=fields) for run, fields in zip(confirmation.runs, changes, strict=False)]
+    return confirmation.model_copy(update={"rounds": (*changed, *confirmation.rounds[len(changed) :])})
+
+
+def make_conditions_summary(
+    *after: dict[str, Any], retries: int = 0, before: dict[str, Any] | None = None
+) -> RunSummary:
+    """A search whose baseline ran under the usual conditions, and whose recommendation had these in its rounds."""
+    usual = make_conditions(power_w=255.0, **(before or {}))
+    changed = [make_conditions(**changes) for changes in (*after, {}, {}, {})[:3]]
+    baseline, fast, same = make_recommendation().confirmations
+    confirmations = (_under(baseline, [usual] * 3), _under(fast, changed, retries), same)
+    first, second, third, *others = make_trials()
+    trials = (_trial_under(first, usual), second, _trial_under(third, changed[0]), *others)
+    return make_summary(recommendation=make_recommendation(confirmations=confirmations), trials=trials)
+
+
+def _under(confirmation: Confirmation, conditions: list[DeviceConditions], retries: int = 0) -> Confirmation:
+    memory = confirmation.runs[0].memory.model_copy(update={"allocated_bytes": 2 * 2**30, "alloc_retries": retries})
+    return _with_rounds(confirmation, *({"conditions": during, "memory": memory} for during in conditions))
+
+
+def _trial_under(trial: TrialRecord, conditions: DeviceConditions) -> TrialRecord:
+    assert trial.measurement is not None
+    measurement = trial.measurement.model_copy(update={"conditions": conditions})
+    return trial.model_copy(update={"result": trial.result.model_copy(update={"measurement": measurement})})
+
+
+def make_variants() -> dict[str, RunSummary]:
+    """One summary for each verdict, and for nothing feasible."""
+    over = make_trial(0, BASELINE, "over_memory", measurement=make_measurement(5000.0, gib=17.2))
+    failed = tuple(trial for trial in make_trials() if trial.number >= 3)
+    unmeasured = {"speedup": None, "same_batch_speedup": None}
+    own = {"same_batch": BASELINE, "same_batch_number": 0, "same_batch_speedup": None, "lr_advice": NO_ADVICE}
+    no_gain = Ratio(value=1.0, low=1.0, high=1.0)
+    already_best = make_recommendation(config=BASELINE, number=0, verdict="already_best", speedup=no_gain, **own)
+    unconfirmed = make_recommendation(verdict="unconfirmed", confirmations=(), **unmeasured)
+    infeasible = make_recommendation(verdict="baseline_infeasible", confirmations=(), **unmeasured)
+    return {
+        "faster": make_summary(),
+        "already_best": make_summary(recommendation=already_best),
+        "unconfirmed": make_summary(recommendation=unconfirmed),
+        "baseline_infeasible": make_summary(recommendation=infeasible, trials=(over, *make_trials()[1:])),
+        "rich": make_rich_summary(),
+        "group": make_group_summary(),
+        "hot": make_conditions_summary(HOT, HOT, retries=7),
+        "nothing_feasible": make_summary(recommendation=None, trials=(over, *failed)),
+    }

@@ -1,0 +1,124 @@
+"""Trials, and confirmations and recommendations of a search in which the settings FAST are 2.4 times the baseline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autotune.records.measurement import Measurement
+from autotune.records.recommendation import Confirmation, Ratio, Recommendation
+from autotune.records.trial import Failure, Outcome, Score, TrialRecord, TrialResult
+from autotune.settings.training_config import DdpConfig, TrainingConfig
+from autotune.settings.workload import OptimizerFacts
+from autotune.space.learning_rate import scale_lr
+from tests.factories.measurements import make_measurement
+
+LIMIT = 16 * 2**30
+BASELINE = TrainingConfig()
+FAST = TrainingConfig(
+    micro_batch_size=128,
+    num_workers=4,
+    prefetch_factor=4,
+    persistent_workers=True,
+    pin_memory=True,
+    amp_dtype="bfloat16",
+)
+SAME_BATCH = TrainingConfig(num_workers=4, prefetch_factor=4, pin_memory=True, amp_dtype="bfloat16")
+GROUP = FAST.model_copy(
+    update={"strategy": "ddp", "world_size": 2, "ddp": DdpConfig(bucket_cap_mb=50, comm_hook="bf16")}
+)
+HOSTILE = "ValueError: shape [red](3, 4)[/red] | want `x`\n\x1b[31mnot <b>this</b>\x1b[0m " + "and so on " * 40
+TRACEBACK = 'Traceback (most recent call last):\n  File "net.py", line 12\n```\nValueError: [bold]no[/bold]'
+
+
+def make_record(number: int = 1, **changes: Any) -> TrialRecord:
+    """A trial that went well; keywords change the record's fields."""
+    values = {
+        "number": number,
+        "config": BASELINE,
+        "result": TrialResult(outcome="ok", measurement=make_measurement()),
+        "score": Score(value=1.0, feasible=True, violation=-0.5),
+    }
+    return TrialRecord.model_validate(values | changes)
+
+
+def make_trial(
+    number: int,
+    config: TrainingConfig,
+    outcome: Outcome = "ok",
+    *,
+    measurement: Measurement | None = None,
+    **result: Any,
+) -> TrialRecord:
+    """A trial by its outcome, scored under LIMIT where it was measured; further keywords are the result's fields."""
+    score = None
+    if measurement is not None:
+        over = outcome == "over_memory"
+        result["violation"] = measurement.peak_memory_bytes / LIMIT - 1
+        reason = f"peak memory must stay within 16,384 MiB, but was {number} MiB" if over else ""
+        score = Score(value=1.0, feasible=not over, violation=result["violation"], reason=reason)
+    ended: Outcome = "ok" if outcome == "over_memory" else outcome
+    return make_record(
+        number, config=config, result=TrialResult(outcome=ended, measurement=measurement, **result), score=score
+    )
+
+
+def make_trials() -> tuple[TrialRecord, ...]:
+    """Trials of each outcome, the baseline first."""
+    big = FAST.model_copy(update={"micro_batch_size": 256})
+    crashed: dict[str, Any] = {
+        "reason": HOSTILE,
+        "failure": Failure(signature="ValueError at net.py:12", traceback=TRACEBACK),
+    }
+    return (
+        make_trial(0, BASELINE, measurement=make_measurement(5123.4, gib=3.0)),
+        make_trial(1, FAST, measurement=make_measurement(12345.6, gib=9.3, busy=0.97)),
+        make_trial(2, SAME_BATCH, measurement=make_measurement(9876.5, gib=2.1)),
+        make_trial(3, big, "over_memory", measurement=make_measurement(12500.0, gib=16.4)),
+        make_trial(4, big, "over_memory", measurement=make_measurement(12501.0, gib=16.9)),
+        make_trial(5, big, "oom", reason="CUDA out of memory. Tried to allocate 20.00 MiB.", violation=0.2),
+        make_trial(6, FAST, "crashed", **crashed),
+        make_trial(7, SAME_BATCH, "crashed", **crashed),
+        make_trial(8, SAME_BATCH, "diverged", reason="the loss must stay finite, but was nan after 12 steps"),
+        make_trial(9, SAME_BATCH, "pruned", reason="slower than the best beyond noise"),
+    )
+
+
+def make_confirmation(
+    number: int,
+    *rates: float | None,
+    config: TrainingConfig | None = None,
+    noise: float = 0.01,
+    gib: float = 1.0,
+    **settings: Any,
+) -> Confirmation:
+    """A round for each rate, None for a failed one; the configuration by itself or by its settings."""
+    rounds = tuple(None if rate is None else make_measurement(rate, noise, gib=gib) for rate in rates)
+    return Confirmation(number=number, config=config or TrainingConfig(**settings), rounds=rounds)
+
+
+def three_rounds(rate: float) -> tuple[float, float, float]:
+    """Rates of three rounds around one."""
+    return 0.99 * rate, rate, 1.01 * rate
+
+
+def make_recommendation(**changes: Any) -> Recommendation:
+    """FAST over BASELINE, with SAME_BATCH as the choice of the same batch; keywords change fields."""
+    batch_ratio = FAST.global_batch_size / BASELINE.global_batch_size
+    advice = scale_lr(BASELINE.lr, batch_ratio, "auto", OptimizerFacts(name="SGD"))
+    values: dict[str, Any] = {
+        "config": FAST.model_copy(update={"lr": advice.lr}),
+        "number": 1,
+        "verdict": "faster",
+        "speedup": Ratio(value=2.412, low=2.351, high=2.474),
+        "lr_advice": advice,
+        "same_batch": SAME_BATCH,
+        "same_batch_number": 2,
+        "same_batch_speedup": Ratio(value=1.93, low=1.9, high=1.96),
+        "reasons": ("Within 2 % of the fastest, it has the best score.", "Loading limited the baseline."),
+        "confirmations": (
+            make_confirmation(0, *three_rounds(5100.0), config=BASELINE, gib=3.0),
+            make_confirmation(1, *three_rounds(12300.0), config=FAST, gib=9.4),
+            make_confirmation(2, *three_rounds(9850.0), config=SAME_BATCH, gib=3.0),
+        ),
+    }
+    return Recommendation(**values | changes)
