@@ -89,9 +89,3 @@ def test_check_and_diagnose_say_it_too_unless_an_optimizer_is_given(
     diagnosed = autotune.diagnose(object, list, optimizer=optimizer, **options).diagnosis.notes
     said = "No optimizer was given" in capsys.readouterr().err
     assert (STATE in checked, say(STATE) in diagnosed, said) == (optimizer is None,) * 3
-
-
-def test_the_notes_of_this_room_are_whole_sentences() -> None:
-    assert say(STATE).startswith(
-        "No optimizer was given: trials train with SGD, which keeps no state. Adam and AdamW need"
-    )

@@ -26,7 +26,6 @@ from autotune.files.run_folder import read_summary
 from autotune.note import note
 from autotune.protocol.jobs import read_job
 from autotune.records.trial import Failure
-from autotune.report.wording import say
 from autotune.settings.training_config import TrainingConfig
 from autotune.testing import CostModel, FakeLauncher, FakeTrial, analytic_cost, fake_environment
 from tests.factories.searches import GIB, NARROW, figures_of
@@ -378,9 +377,9 @@ def test_a_listed_value_without_effect_is_said_by_name(tmp_path: Path) -> None:
     environment = fake_environment().model_copy(update={"device_kind": "cpu", "device": "cpu"})
     space = {"pin_memory": [True], "amp_dtype": ["float32", "tf32"]}
     result = search(tmp_path, launcher=FakeLauncher(environment=environment), space=space, n_trials=3)
-    assert any("pin_memory=True has no effect" in note for note in map(say, result.summary.notes))
-    assert any("amp_dtype=tf32 has no effect" in note for note in map(say, result.summary.notes))
-    assert not any("tried as given" in note for note in map(say, result.summary.notes))
+    named = figures_of(result.summary.notes, "value_without_effect")
+    assert {figures["setting"]: figures["value"] for figures in named} == {"pin_memory": True, "amp_dtype": "tf32"}
+    assert not figures_of(result.summary.notes, "precision_not_native")
 
 
 def test_a_batch_that_fails_again_and_again_stops_the_search(tmp_path: Path) -> None:
@@ -406,7 +405,7 @@ def test_precisions_that_are_listed_are_tried_and_emulated_ones_named(tmp_path: 
     launcher = FakeLauncher(environment=environment)
     result = search(tmp_path, launcher=launcher, space={"amp_dtype": ["float32", "bfloat16"]}, n_trials=12)
     assert {trial.config.amp_dtype for trial in result.trials} == {"float32", "bfloat16"}
-    assert any("bfloat16 natively" in note for note in map(say, result.summary.notes))
+    assert note("precision_not_native", device="Fake GPU", precisions=["bfloat16"]) in result.summary.notes
 
 
 def test_finalists_are_measured_in_turns_with_the_baseline(tmp_path: Path) -> None:

@@ -1,0 +1,26 @@
+"""The sentences about the workload as a whole."""
+
+from __future__ import annotations
+
+import pytest
+
+from autotune.note import Note, note
+from autotune.report.wording.say import say
+from autotune.report.wording.tables.api import API
+
+_SENTENCES: list[tuple[Note, str]] = [
+    (
+        note("default_optimizer", trainable_parameters=68, adam_bytes=8 * 68),
+        "No optimizer was given: trials train with SGD, which keeps no state. Adam and AdamW need 544 B more memory",
+    ),
+    (note("goes_on"), "This search goes on from an earlier one in its folder"),
+]
+
+
+@pytest.mark.parametrize(("found", "sentence"), _SENTENCES)
+def test_a_note_on_the_workload_has_its_sentence(found: Note, sentence: str) -> None:
+    assert say(found).startswith(sentence)
+
+
+def test_every_code_of_the_table_is_covered() -> None:
+    assert {found.code for found, _ in _SENTENCES} == set(API)
