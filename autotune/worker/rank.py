@@ -16,7 +16,7 @@ from contextlib import suppress
 from time import perf_counter
 from typing import assert_never
 
-import scipy.special  # noqa: F401 - a window ends by Student's t; 0.1 s of CPU time, which no window may lose
+import scipy.special  # noqa: F401 - a window ends by Student's t; 0.1 to 0.16 s of CPU time, which no window may lose
 import torch
 
 from autotune.protocol import jobs
