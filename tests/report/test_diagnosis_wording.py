@@ -15,10 +15,9 @@ from autotune.diagnosis.verdict import judge
 from autotune.note import note
 from autotune.records.diagnosis import Bottleneck, Curves
 from autotune.report.sections.advice import advice_in_words, diagnosis_in_words, say_group_evidence
+from autotune.report.wording.catalogue import load_codes
+from autotune.report.wording.names import BOTTLENECKS, CAUSES
 from autotune.report.wording.say import say
-from autotune.report.wording.tables.advice import ADVICE
-from autotune.report.wording.tables.diagnosis import BOTTLENECKS, DIAGNOSIS
-from autotune.report.wording.tables.scaling import CAUSES, SCALING
 from autotune.settings.training_config import TrainingConfig
 from tests.factories import CPU, make_breakdown, make_evidence, make_loader_costs, make_point, make_roofline
 
@@ -27,9 +26,9 @@ GIVES_ADVICE = {"advise", "_advise", "_expecting", "_saving", "_up_to_the_device
 
 def test_every_bottleneck_has_its_name_and_its_evidence() -> None:
     assert list(BOTTLENECKS) == list(get_args(Bottleneck))
-    assert {f"{code}_evidence" for code in BOTTLENECKS} <= DIAGNOSIS.keys()
+    assert {f"{code}_evidence" for code in BOTTLENECKS} <= load_codes("diagnosis")
     assert list(CAUSES) == list(get_args(Cause))
-    assert {f"{code}_evidence" for code in CAUSES} <= SCALING.keys()
+    assert {f"{code}_evidence" for code in CAUSES} <= load_codes("scaling")
 
 
 def advised_kinds() -> set[str]:
@@ -45,7 +44,7 @@ def advised_kinds() -> set[str]:
 
 
 def test_every_kind_of_advice_has_its_text_and_its_basis_and_no_other_has() -> None:
-    worded = {code for code in (*ADVICE, *SCALING) if not code.endswith("_evidence")}
+    worded = {code for code in load_codes("advice") | load_codes("scaling") if not code.endswith("_evidence")}
     kinds = advised_kinds()
     assert {*kinds, *(f"{kind}_basis" for kind in kinds)} == worded
 

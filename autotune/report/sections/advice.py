@@ -6,14 +6,13 @@ sentences, or a Table.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from autotune.diagnosis.scaling_bottlenecks import ScalingBottleneck
 from autotune.records.diagnosis import Advice, Diagnosis, Finding
 from autotune.report.blocks import Table
-from autotune.report.wording.say import WORDINGS, say
-from autotune.report.wording.template import fill
+from autotune.report.wording.catalogue import fill
+from autotune.report.wording.say import say
 from autotune.report.wording.units import show
 
 __all__ = ["advice_in_words", "advice_table", "diagnosis_in_words", "say_group_evidence"]
@@ -33,13 +32,13 @@ def diagnosis_in_words(diagnosis: Diagnosis) -> Diagnosis:
 def advice_in_words(advice: Advice) -> Advice:
     """The advice with its text and basis."""
     figures = {**advice.figures, "settings": advice.settings}
-    words = {"text": _fill(advice.kind, figures), "basis": _fill(f"{advice.kind}_basis", figures)}
+    words = {"text": fill(advice.kind, figures), "basis": fill(f"{advice.kind}_basis", figures)}
     return advice.model_copy(update=words)
 
 
 def say_group_evidence(bottleneck: ScalingBottleneck) -> str:
     """The figures that show a group's bottleneck, in a sentence without its full stop."""
-    return _fill(f"{bottleneck.cause}_evidence", bottleneck.figures)
+    return fill(f"{bottleneck.cause}_evidence", bottleneck.figures)
 
 
 def advice_table(advice: Iterable[Advice]) -> Table:
@@ -57,8 +56,4 @@ def advice_table(advice: Iterable[Advice]) -> Table:
 
 def _finding_in_words(finding: Finding) -> Finding:
     figures = {**finding.figures, "share": finding.share}
-    return finding.model_copy(update={"evidence": _fill(f"{finding.bottleneck}_evidence", figures)})
-
-
-def _fill(code: str, figures: Mapping[str, Any]) -> str:
-    return fill(WORDINGS[code], figures)
+    return finding.model_copy(update={"evidence": fill(f"{finding.bottleneck}_evidence", figures)})

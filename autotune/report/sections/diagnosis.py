@@ -25,10 +25,9 @@ from autotune.report.sections.facts import describe_environment
 from autotune.report.sections.ranks import rank_section
 from autotune.report.sections.times import fullness_facts, loader_facts
 from autotune.report.text import one_line
-from autotune.report.wording.names import PART_NAMES, describe_settings
+from autotune.report.wording.names import BOTTLENECKS, PART_NAMES, describe_settings
 from autotune.report.wording.remarks import describe_exchange, say_setup
 from autotune.report.wording.say import say
-from autotune.report.wording.tables.diagnosis import BOTTLENECKS
 from autotune.report.wording.units import (
     NO_VALUE,
     format_bytes,

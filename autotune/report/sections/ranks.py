@@ -16,8 +16,7 @@ from autotune.records.run_summary import RunSummary
 from autotune.report.blocks import Bullets, Paragraph, Section, Table, filled
 from autotune.report.figures import Column, role_of
 from autotune.report.sections.advice import advice_in_words, advice_table, say_group_evidence
-from autotune.report.wording.names import name_group
-from autotune.report.wording.tables.scaling import CAUSES
+from autotune.report.wording.names import CAUSES, name_group
 from autotune.report.wording.units import NO_VALUE, format_bytes, format_count, format_interval, show, show_interval
 
 __all__ = ["compare", "rank_section", "scaling_sections"]

@@ -12,7 +12,7 @@ from autotune.records.ranks import Communication
 from autotune.records.utilization import disagreement
 from autotune.report.figures import Column, Figures, list_busy
 from autotune.report.text import one_line
-from autotune.report.wording.tables.devices import THROTTLE_REASONS
+from autotune.report.wording.names import THROTTLE_REASONS
 from autotune.report.wording.units import Unit, format_count, format_fraction, format_short_time, show
 
 __all__ = [

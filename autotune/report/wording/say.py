@@ -1,48 +1,26 @@
-"""One table of all sentences, joined from the rooms' own, and the function that looks a note up in it."""
+"""A note as its sentence.
+
+Comes in: a Note, or a text that was stored as such. Goes out: a sentence, free of markup.
+"""
 
 from __future__ import annotations
 
 from pydantic import JsonValue
 
 from autotune.note import Note
-from autotune.report.wording.tables.advice import ADVICE
-from autotune.report.wording.tables.analysis import ANALYSIS
-from autotune.report.wording.tables.api import API
-from autotune.report.wording.tables.devices import DEVICES
-from autotune.report.wording.tables.diagnosis import DIAGNOSIS
-from autotune.report.wording.tables.launch import LAUNCH
-from autotune.report.wording.tables.scaling import SCALING
-from autotune.report.wording.tables.space import SPACE
-from autotune.report.wording.tables.tuning import TUNING
-from autotune.report.wording.tables.worker import WORKER
-from autotune.report.wording.template import Wording, fill
+from autotune.report.wording.catalogue import fill, load_sentences
 
-__all__ = ["WORDINGS", "say"]
-
-WORDINGS: dict[str, Wording] = {
-    **ADVICE,
-    **ANALYSIS,
-    **API,
-    **DEVICES,
-    **DIAGNOSIS,
-    **LAUNCH,
-    **SCALING,
-    **SPACE,
-    **TUNING,
-    **WORKER,
-}
-"""Every sentence by its note's code; a code stands in one room's table alone."""
+__all__ = ["say"]
 
 
 def say(note: Note | str) -> str:
     """The sentence of a note; code and figures where the code is unknown, since another version has stored it."""
     if isinstance(note, str):
         return note
-    wording = WORDINGS.get(note.code)
-    if wording is None:
+    if note.code not in load_sentences():
         return f"{note.code}: " + ", ".join(f"{name}={value}" for name, value in note.figures.items())
     ranks = note.figures.get("on_ranks")
-    sentence = fill(wording, {name: _said(value) for name, value in note.figures.items()})
+    sentence = fill(note.code, {name: _said(value) for name, value in note.figures.items()})
     return f"rank {', '.join(map(str, ranks))}: {sentence}" if isinstance(ranks, list) else sentence
 
 

@@ -7,14 +7,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from string import Formatter
 
 import pytest
+from jinja2 import UndefinedError, meta, nodes
 
 import autotune
-from autotune.note import Note, note
-from autotune.report.wording.say import WORDINGS, say
-from autotune.report.wording.template import fill
+from autotune.note import note
+from autotune.report.wording.catalogue import ROOMS, load_english, load_sentences, make_environment
+from autotune.report.wording.say import say
 
 PACKAGE = Path(autotune.__file__).parent
 SUFFIXES = ("_basis", "_evidence")
@@ -68,38 +68,60 @@ def literals() -> set[str]:
     return {text for text in texts if isinstance(text, str)}
 
 
-def placeholders(template: str) -> set[str]:
-    """The figures that a template names, those in its units included: "{peak:beside={limit}}" names two."""
-    names: set[str] = set()
-    for _, name, spec, _ in Formatter().parse(template):
-        if name is not None:
-            names |= {name.partition(".")[0].partition("[")[0]} | placeholders(spec or "")
-    return names
+def needed(code: str) -> set[str]:
+    """The figures that a sentence and its parts always ask for; none where a figure's presence decides what is said."""
+    tree = make_environment().parse(load_sentences()[code])
+    if any(test.name == "defined" for test in tree.find_all(nodes.Test)):
+        return set()
+    names = meta.find_undeclared_variables(tree) - make_environment().globals.keys()
+    parts = [part for part in meta.find_referenced_templates(tree) if part is not None]
+    given = {
+        each.node.name
+        for each in tree.find_all(nodes.Filter)
+        if isinstance(each.node, nodes.Name) and each.name == "default"
+    }
+    return names.union(*map(needed, parts)) - given
 
 
 def test_every_code_has_its_wording() -> None:
-    missing = [(call.place, code) for call in calls() for code in call.codes or () if code not in WORDINGS]
+    missing = [(call.place, code) for call in calls() for code in call.codes or () if code not in load_sentences()]
     assert missing == []
 
 
 def test_every_wording_is_used() -> None:
     """By a literal somewhere: a diagnosis names some of its sentences by a kind and a suffix."""
     used = literals()
-    assert {code for code in WORDINGS if not {code, *(code.removesuffix(end) for end in SUFFIXES)} & used} == set()
+    sentences = {code for code in load_sentences() if not code.startswith("_")}
+    assert {code for code in sentences if not {code, *(code.removesuffix(end) for end in SUFFIXES)} & used} == set()
 
 
-def test_each_call_gives_every_figure_that_its_template_names() -> None:
+def test_every_part_is_included_by_a_sentence() -> None:
+    trees = (make_environment().parse(template) for template in load_sentences().values())
+    included = {part for tree in trees for part in meta.find_referenced_templates(tree)}
+    assert {code for code in load_sentences() if code.startswith("_")} <= included <= load_sentences().keys()
+
+
+def test_a_code_stands_in_one_room_alone() -> None:
+    assert sum(len(load_english(room)) for room in ROOMS) == len(load_sentences())
+
+
+def test_no_key_stands_twice_in_a_file() -> None:
+    for room in (*ROOMS, "words"):
+        text = (PACKAGE / "report" / "wording" / "english" / f"{room}.yaml").read_text(encoding="utf-8")
+        keys = re.findall(r"^(\w+):", text, flags=re.MULTILINE)
+        assert len(keys) == len(set(keys)) == len(load_english(room)), room
+
+
+def test_each_call_gives_every_figure_that_its_sentence_needs() -> None:
     for call in calls():
-        for wording in (WORDINGS.get(code) for code in call.codes or ()):
-            if isinstance(wording, str) and call.figures is not None:
-                assert placeholders(wording) <= call.figures, call.place
+        for code in call.codes or ():
+            if call.figures is not None:
+                assert needed(code) <= call.figures, call.place
 
 
-def test_every_template_can_be_filled() -> None:
-    for code, wording in WORDINGS.items():
-        if isinstance(wording, str):
-            assert None not in placeholders(wording), code
-            list(Formatter().parse(wording))
+def test_every_template_can_be_read() -> None:
+    for code in load_sentences():
+        make_environment().get_template(code)
 
 
 def test_the_scan_sees_literals_choices_and_mappings() -> None:
@@ -108,33 +130,38 @@ def test_the_scan_sees_literals_choices_and_mappings() -> None:
     assert (first.codes, first.figures) == (frozenset({"a"}), frozenset({"x"}))
     assert (second.codes, second.figures) == (frozenset({"b", "c"}), None)
     assert third.codes is None
-    assert placeholders("{peak:beside={limit}} of {name.part}, {low:to={high}}") == {
-        "peak",
-        "limit",
-        "name",
-        "low",
-        "high",
+
+
+def test_the_figures_that_a_sentence_needs_are_those_of_its_parts_too() -> None:
+    assert needed("largest_batch_that_ran") == {
+        "error_bytes",
+        "limit_bytes",
+        "micro_batch_size",
+        "peak_bytes",
+        "predicted_bytes",
     }
+    assert needed("data_cpu_evidence") == set()  # what is known decides
 
 
 @pytest.mark.parametrize(
     ("template", "sentence"),
     [
-        ("{size:bytes} at {rate:rate}", "3.00 GiB at 1,234 samples/s"),
-        ("{share:share} in {wait:seconds}", "3.4 % in 2.14 ms"),
-        ("{size:beside={limit}} of {limit:bytes}", "3.0 GiB of 16.0 GiB"),
-        ("{low:to={high}} times", "2.35 to 2.47 times"),
-        ("{count:,} of {name}", "1,200 of x"),
+        ("{{ size | bytes }} at {{ rate | rate }}", "3.00 GiB at 1,234 samples/s"),
+        ("{{ share | share }} in {{ wait | seconds }}", "3.4 % in 2.14 ms"),
+        ("{{ count | spec(',') }} of {{ name | capital }}", "1,200 of Xy"),
+        ("{{ count | count('trial') }}, {{ nothing | rate }}", "1,200 trials, \N{EN DASH}"),
     ],
 )
 def test_a_template_writes_figures_in_their_units(template: str, sentence: str) -> None:
-    figures = {"size": 3 * 2**30, "limit": 2**34, "rate": 1234.0, "share": 0.034, "wait": 2.14e-3, "count": 1200}
-    said = fill(template, {**figures, "name": "x", "low": 2.351, "high": 2.474})
-    assert said == sentence
-    assert fill("{low:to={high}}", {"low": 2.0, "high": float("inf")}) == "unknown"
+    figures = {"size": 3 * 2**30, "rate": 1234.0, "share": 0.034, "wait": 2.14e-3, "count": 1200, "nothing": None}
+    assert make_environment().from_string(template).render(**figures, name="xy") == sentence
+
+
+def test_a_figure_that_is_missing_is_an_error() -> None:
+    with pytest.raises(UndefinedError, match="host"):
+        say(note("host_without_trials", reason="x"))
 
 
 def test_a_stored_sentence_passes_and_an_unknown_code_is_shown_with_its_figures() -> None:
     assert say("A sentence of an older version.") == "A sentence of an older version."
     assert say(note("of_another_version", number=3)) == "of_another_version: number=3"
-    assert isinstance(note("x"), Note)

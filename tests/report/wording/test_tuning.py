@@ -49,7 +49,7 @@ DIFFERING = [{"name": "cuda", "there": "12", "here": "13"}, {"name": "cores", "t
         (
             note("warm_start", source="runs/a", configurations=1, differences=[]),
             (
-                "Warm start: one configuration of runs/a is tried before others; its rates are stale here (devices or "
+                "Warm start: 1 configuration of runs/a is tried before others; its rates are stale here (devices or "
                 "their runtime differ)."
             ),
         ),
@@ -95,7 +95,7 @@ DIFFERING = [{"name": "cuda", "there": "12", "here": "13"}, {"name": "cores", "t
         ),
         (
             note("confirmed", rounds=1, configurations=1),
-            "Confirmed in 1 round of one configuration measured in turns.",
+            "Confirmed in 1 round of 1 configuration measured in turns.",
         ),
         (
             note("simplest_of_the_fastest", fastest_trial=4, rate_fraction=0.993),

@@ -1,0 +1,61 @@
+"""The catalogue of English: sentences by their note's code, and words by what they name, from english/*.yaml.
+
+A sentence is a Jinja2 template of its note's figures: `{{ share | share }}` writes a figure in a unit of `units`, and a
+template may include another; one whose code begins with an underscore is such a part. A figure that a template needs
+and the note lacks is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache, partial
+from importlib.resources import files
+from typing import Any
+
+import yaml
+from jinja2 import DictLoader, Environment, StrictUndefined
+
+from autotune.report.wording.units import UNITS, format_count, show
+from autotune.settings.environment import COMPARED
+
+__all__ = ["ROOMS", "fill", "load_codes", "load_english", "load_sentences", "make_environment"]
+
+ROOMS = ("advice", "analysis", "api", "devices", "diagnosis", "launch", "scaling", "space", "tuning", "worker")
+"""Whose sentences there are, a file each; a code stands in one of them alone."""
+
+
+@cache
+def load_english(name: str) -> dict[str, Any]:
+    """What one file holds: a room's templates by code; of "words" the words by what they name, and then by code."""
+    path = files("autotune.report.wording") / "english" / f"{name}.yaml"
+    return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
+
+
+def load_codes(room: str) -> frozenset[str]:
+    """The codes of a room's sentences, without the parts that others include."""
+    return frozenset(code for code in load_english(room) if not code.startswith("_"))
+
+
+@cache
+def load_sentences() -> dict[str, str]:
+    """The templates of all rooms by code."""
+    return {code: template for room in ROOMS for code, template in load_english(room).items()}
+
+
+def fill(code: str, figures: Mapping[str, Any]) -> str:
+    """The sentence of a code for these figures."""
+    return make_environment().get_template(code).render(figures)
+
+
+@cache
+def make_environment() -> Environment:
+    """What fills templates. They write plain text: a renderer escapes it."""
+    environment = Environment(loader=DictLoader(load_sentences()), undefined=StrictUndefined)  # noqa: S701 - plain text
+    environment.filters.update({unit: partial(show, unit=unit) for unit in UNITS})
+    environment.filters.update(count=format_count, spec=format, capital=_capitalise)
+    environment.globals.update(words=load_english("words"), compared=COMPARED)
+    return environment
+
+
+def _capitalise(text: str) -> str:
+    return text[0].upper() + text[1:]
