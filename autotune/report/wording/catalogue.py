@@ -15,20 +15,19 @@ from typing import Any
 import yaml
 from jinja2 import DictLoader, Environment, StrictUndefined
 
-from autotune.report.wording.units import UNITS, format_count, show
+from autotune.report.text import one_line
+from autotune.report.wording.units import UNITS, format_bytes_beside, format_count, show, show_interval
 from autotune.settings.environment import COMPARED
 
-__all__ = ["ROOMS", "fill", "load_codes", "load_english", "load_sentences", "make_environment"]
+__all__ = ["fill", "load_codes", "load_english", "load_sentences", "make_environment"]
 
-ROOMS = ("advice", "analysis", "api", "devices", "diagnosis", "launch", "scaling", "space", "tuning", "worker")
-"""Whose sentences there are, a file each; a code stands in one of them alone."""
+_ENGLISH = files("autotune.report.wording") / "english"
 
 
 @cache
 def load_english(name: str) -> dict[str, Any]:
     """What one file holds: a room's templates by code; of "words" the words by what they name, and then by code."""
-    path = files("autotune.report.wording") / "english" / f"{name}.yaml"
-    return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
+    return dict(yaml.safe_load((_ENGLISH / f"{name}.yaml").read_text(encoding="utf-8")))
 
 
 def load_codes(room: str) -> frozenset[str]:
@@ -38,8 +37,9 @@ def load_codes(room: str) -> frozenset[str]:
 
 @cache
 def load_sentences() -> dict[str, str]:
-    """The templates of all rooms by code."""
-    return {code: template for room in ROOMS for code, template in load_english(room).items()}
+    """The templates of all rooms by code; a code stands in one room alone."""
+    rooms = {path.name.removesuffix(".yaml") for path in _ENGLISH.iterdir()} - {"words"}
+    return {code: template for room in sorted(rooms) for code, template in load_english(room).items()}
 
 
 def fill(code: str, figures: Mapping[str, Any]) -> str:
@@ -52,7 +52,8 @@ def make_environment() -> Environment:
     """What fills templates. They write plain text: a renderer escapes it."""
     environment = Environment(loader=DictLoader(load_sentences()), undefined=StrictUndefined)  # noqa: S701 - plain text
     environment.filters.update({unit: partial(show, unit=unit) for unit in UNITS})
-    environment.filters.update(count=format_count, spec=format, capital=_capitalise)
+    environment.filters.update(beside=format_bytes_beside, count=format_count, to=partial(show_interval, unit="times"))
+    environment.filters.update(capital=_capitalise, one_line=one_line, spec=format)
     environment.globals.update(words=load_english("words"), compared=COMPARED)
     return environment
 

@@ -13,10 +13,11 @@ from jinja2 import UndefinedError, meta, nodes
 
 import autotune
 from autotune.note import note
-from autotune.report.wording.catalogue import ROOMS, load_english, load_sentences, make_environment
+from autotune.report.wording.catalogue import load_english, load_sentences, make_environment
 from autotune.report.wording.say import say
 
 PACKAGE = Path(autotune.__file__).parent
+FILES = sorted((PACKAGE / "report" / "wording" / "english").glob("*.yaml"))
 SUFFIXES = ("_basis", "_evidence")
 """Of further sentences that go with a code."""
 IMPORT = re.compile(r"^from autotune\.note import [^\n]*\bnote\b", flags=re.MULTILINE)
@@ -60,10 +61,8 @@ def calls() -> list[Call]:
 
 
 def literals() -> set[str]:
-    """Every text that stands in the package outside of the wording, keywords' values included."""
-    trees = (
-        ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py") if "wording" not in path.parts
-    )
+    """Every text that stands in the package, keywords' values included."""
+    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py"))
     texts = (node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant))
     return {text for text in texts if isinstance(text, str)}
 
@@ -102,14 +101,13 @@ def test_every_part_is_included_by_a_sentence() -> None:
 
 
 def test_a_code_stands_in_one_room_alone() -> None:
-    assert sum(len(load_english(room)) for room in ROOMS) == len(load_sentences())
+    assert sum(len(load_english(path.stem)) for path in FILES if path.stem != "words") == len(load_sentences())
 
 
 def test_no_key_stands_twice_in_a_file() -> None:
-    for room in (*ROOMS, "words"):
-        text = (PACKAGE / "report" / "wording" / "english" / f"{room}.yaml").read_text(encoding="utf-8")
-        keys = re.findall(r"^(\w+):", text, flags=re.MULTILINE)
-        assert len(keys) == len(set(keys)) == len(load_english(room)), room
+    for path in FILES:
+        keys = re.findall(r"^(\w+):", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        assert len(keys) == len(set(keys)) == len(load_english(path.stem)), path.name
 
 
 def test_each_call_gives_every_figure_that_its_sentence_needs() -> None:
