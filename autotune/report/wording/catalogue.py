@@ -52,7 +52,9 @@ def make_environment() -> Environment:
     """What fills templates. They write plain text: a renderer escapes it."""
     environment = Environment(loader=DictLoader(load_sentences()), undefined=StrictUndefined)  # noqa: S701 - plain text
     environment.filters.update({unit: partial(show, unit=unit) for unit in UNITS})
-    environment.filters.update(beside=format_bytes_beside, count=format_count, to=partial(show_interval, unit="times"))
+    environment.filters.update(
+        beside=format_bytes_beside, counted=format_count, to=partial(show_interval, unit="times")
+    )
     environment.filters.update(capital=_capitalise, one_line=one_line, spec=format)
     environment.globals.update(words=load_english("words"), compared=COMPARED)
     return environment

@@ -12,8 +12,9 @@ from autotune.records.ranks import Communication
 from autotune.records.utilization import disagreement
 from autotune.report.figures import Column, Figures, list_busy
 from autotune.report.text import one_line
+from autotune.report.wording.catalogue import fill
 from autotune.report.wording.names import THROTTLE_REASONS
-from autotune.report.wording.units import Unit, format_count, format_fraction, format_short_time, show
+from autotune.report.wording.units import format_count
 
 __all__ = [
     "describe_exchange",
@@ -31,63 +32,42 @@ def say_busy(columns: Sequence[Column]) -> Iterator[str]:
     """Where the table's busy fractions come from, and where two sources of a configuration's lie far apart."""
     shown = zip(columns, list_busy(columns), strict=True)
     sources = {column.title: one_line(reading.source) for column, reading in shown if reading is not None}
-    if len(set(sources.values())) == 1:
-        yield f"Busy: {next(iter(sources.values()))}."
-    elif sources:
-        each = "; ".join(f"{title}: {source}" for title, source in sources.items())
-        yield f"Busy fractions of different sources can't be compared ({each})."
+    if sources:
+        yield fill("busy", {"sources": sources})
     for column in columns:
         pair = None if column.figures is None else disagreement(column.figures.busy_readings)
         if pair is not None:
-            low, high = pair
-            yield (
-                f"{column.title}: two sources disagree by {100 * (high.fraction - low.fraction):.0f} points: "
-                f"{one_line(high.source)} shows {format_fraction(high.fraction)}, "
-                f"{one_line(low.source)} {format_fraction(low.fraction)}."
-            )
+            yield fill("busy_sources_disagree", {"title": column.title, "low": pair[0], "high": pair[1]})
 
 
 def say_rates(measured: Mapping[str, Figures]) -> Iterator[str]:
     """What energy counts, and how many runs the rates come from."""
     if any(figures.joules_per_sample is not None for figures in measured.values()):
-        yield "Energy: of the whole device during the windows, its idle power included."
-    runs = {figures.runs if figures.is_confirmed else 0 for figures in measured.values()}
-    if runs == {0}:
-        yield "Rates: one trial each."
-    elif len(runs) == 1:
-        yield f"Rates: {format_count(runs.pop(), 'run')} each, in turns with the baseline."
-    elif runs:
-        confirmed = {title: known.runs if known.is_confirmed else 0 for title, known in measured.items()}
-        each = (f"{title} {format_count(count, 'run') if count else 'its trial'}" for title, count in confirmed.items())
-        yield f"Rates: {', '.join(each)}."
+        yield fill("energy", {})
+    if measured:
+        runs = {title: figures.runs if figures.is_confirmed else 0 for title, figures in measured.items()}
+        yield fill("rates", {"runs": runs})
 
 
-def describe_exchange(talk: Communication) -> str:
+def describe_exchange(exchange: Communication) -> str:
     """What exchanging gradients takes of a step, in a few words."""
-    longer, alone = format_short_time(talk.exposed_s), format_short_time(talk.exchange_s)
-    return (
-        f"exchanging gradients makes a step {longer} longer ({format_fraction(talk.exposed_fraction)} of it); "
-        f"{format_fraction(talk.hidden_fraction)} of an exchange ({alone} by itself) is hidden"
-    )
+    figures = ("exposed_s", "exposed_fraction", "hidden_fraction", "exchange_s")
+    return fill("exchange", {name: getattr(exchange, name) for name in figures})
 
 
 def list_doubts(measured: Mapping[str, Figures]) -> Iterator[str]:
     """What makes the comparison itself doubtful: throttled windows, clocks that changed."""
     throttled = {title: say_windows_throttled(figures.conditions) for title, figures in measured.items()}
     if any(throttled.values()):
-        each = ", ".join(f"{title} ({windows})" for title, windows in throttled.items() if windows)
-        yield (
-            f"The device was throttled during these measurements: {each}. Unthrottled rates are higher, so "
-            "comparisons with them are less certain than the intervals suggest."
-        )
-    changed = {
+        yield fill("throttled", {"throttled": {title: windows for title, windows in throttled.items() if windows}})
+    changes = {
         title: [window.clock_moved_by or 0.0 for window in figures.conditions if window.has_moved]
         for title, figures in measured.items()
     }
-    if any(changed.values()):
-        shares = {title: max(moves, key=abs) for title, moves in changed.items() if moves}
-        each = ", ".join(f"{title} ({100 * share:+.0f} %)" for title, share in shares.items())
-        yield f"The device's clock changed within a window, and rates with it: {each}."
+    if any(changes.values()):
+        yield fill(
+            "clock_changed", {"moved": {title: max(moves, key=abs) for title, moves in changes.items() if moves}}
+        )
 
 
 def list_conditions(measured: Mapping[str, Figures]) -> Iterator[str]:
@@ -98,42 +78,32 @@ def list_conditions(measured: Mapping[str, Figures]) -> Iterator[str]:
     """
     if len({window.is_at_power_limit for figures in measured.values() for window in figures.conditions}) > 1:
         seen = {title: figures.conditions for title, figures in measured.items() if figures.conditions}
-        each = ", ".join(f"{title} {say_windows_at_limit(windows)}" for title, windows in seen.items())
-        yield f"Some windows ran at the device's power limit, others did not: {each}. This affects the comparison."
-    parts = [
-        *_of_others(measured, lambda window: window.others_memory_bytes, "memory", OTHERS_LEAST_BYTES, "bytes"),
-        *_of_others(measured, lambda window: window.others_busy_fraction, "of the time", OTHERS_LEAST_BUSY, "share"),
-    ]
-    if parts:
-        yield f"Other processes started or ended on the device between these; in use before each, {'; '.join(parts)}."
+        yield fill("power_limit", {"counts": {title: say_windows_at_limit(windows) for title, windows in seen.items()}})
+    memory = _of_others(measured, lambda window: window.others_memory_bytes, OTHERS_LEAST_BYTES)
+    busy = _of_others(measured, lambda window: window.others_busy_fraction, OTHERS_LEAST_BUSY)
+    if memory or busy:
+        yield fill("others_changed", {"memory": memory, "busy": busy})
     yield from say_setup(measured)
 
 
 def say_setup(measured: Mapping[str, Figures]) -> Iterator[str]:
     """What of that can be set otherwise: a batch that hardly fits, variables of the environment, the driver's mode."""
     windows = [window for figures in measured.values() for window in figures.conditions]
-    counts = ", ".join(f"{title} ({known.alloc_retries:,})" for title, known in measured.items() if known.is_thrashing)
+    counts = {title: known.alloc_retries for title, known in measured.items() if known.is_thrashing}
     if counts:
-        yield (
-            f"torch's allocator ran out of room and made the device wait, so many times in its windows: {counts}. "
-            "A smaller micro batch avoids that."
-        )
+        yield fill("thrashing", {"counts": counts})
     names = sorted({one_line(name) for window in windows for name in window.tf32_overrides})
     if names:
-        verb, those = ("is", "it") if len(names) == 1 else ("are", "them")
-        yield (
-            f"{' and '.join(names)} {verb} set here, so float32 and tf32 may not compute what their names say; unset "
-            f"{those} unless that is intended."
-        )
+        yield fill("tf32_overridden", {"names": names})
     if any(window.persistence_mode is False for window in windows):
-        yield "Persistence mode is off, so a first process waits for the driver: nvidia-smi -pm 1 turns it on."
+        yield fill("persistence_mode_off", {})
 
 
 def say_windows_throttled(windows: Sequence[DeviceConditions]) -> str:
     """How many of the windows were throttled and why: "2 of 3 windows: heat"; "" where none was."""
-    reasons = sorted({THROTTLE_REASONS[reason] for window in windows for reason in window.disturbances})
+    reasons = sorted({reason for window in windows for reason in window.disturbances}, key=THROTTLE_REASONS.__getitem__)
     count = sum(bool(window.disturbances) for window in windows)
-    return f"{count} of {format_count(len(windows), 'window')}: {', '.join(reasons)}" if count else ""
+    return fill("windows_throttled", {"count": count, "windows": len(windows), "reasons": reasons}) if count else ""
 
 
 def say_windows_at_limit(windows: Sequence[DeviceConditions]) -> str:
@@ -142,16 +112,12 @@ def say_windows_at_limit(windows: Sequence[DeviceConditions]) -> str:
 
 
 def _of_others(
-    measured: Mapping[str, Figures],
-    figure: Callable[[DeviceConditions], float | None],
-    what: str,
-    least: float,
-    unit: Unit,
-) -> Iterator[str]:
-    """What other processes used before each configuration, where it differs by so much between them."""
-    used: dict[str, float] = {}
-    for title, figures in measured.items():
-        known = [value for window in figures.conditions if (value := figure(window)) is not None]
-        used |= {title: max(known)} if known else {}
-    if used and max(used.values()) - min(used.values()) >= least:
-        yield f"{what}: {', '.join(f'{title} {show(value, unit)}' for title, value in used.items())}"
+    measured: Mapping[str, Figures], figure: Callable[[DeviceConditions], float | None], least: float
+) -> dict[str, float]:
+    """What other processes used before each configuration; empty where it differs by less than this between them."""
+    known = {
+        title: max(values)
+        for title, figures in measured.items()
+        if (values := [value for window in figures.conditions if (value := figure(window)) is not None])
+    }
+    return known if known and max(known.values()) - min(known.values()) >= least else {}

@@ -141,7 +141,7 @@ def _format_settings(settings: Mapping[str, object]) -> str:
 
 
 Unit = Literal[
-    "bytes", "mib", "duration", "energy", "gain", "list", "plain_rate", "rate", "seconds", "settings", "share", "times"
+    "bytes", "mib", "duration", "energy", "gain", "plain_rate", "rate", "seconds", "settings", "share", "times"
 ]
 UNITS: dict[Unit, Callable[[Any], str]] = {
     "bytes": format_bytes,
@@ -149,7 +149,6 @@ UNITS: dict[Unit, Callable[[Any], str]] = {
     "duration": format_duration,
     "energy": format_energy,
     "gain": format_gain,
-    "list": lambda values: ", ".join(map(str, values)),
     "plain_rate": format_rate,
     "rate": lambda samples_per_s: f"{format_rate(samples_per_s)} samples/s",
     "seconds": format_short_time,

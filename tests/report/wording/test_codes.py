@@ -147,7 +147,7 @@ def test_the_figures_that_a_sentence_needs_are_those_of_its_parts_too() -> None:
         ("{{ size | bytes }} at {{ rate | rate }}", "3.00 GiB at 1,234 samples/s"),
         ("{{ share | share }} in {{ wait | seconds }}", "3.4 % in 2.14 ms"),
         ("{{ count | spec(',') }} of {{ name | capital }}", "1,200 of Xy"),
-        ("{{ count | count('trial') }}, {{ nothing | rate }}", "1,200 trials, \N{EN DASH}"),
+        ("{{ count | counted('trial') }}, {{ nothing | rate }}", "1,200 trials, \N{EN DASH}"),
     ],
 )
 def test_a_template_writes_figures_in_their_units(template: str, sentence: str) -> None:
