@@ -188,8 +188,7 @@ def open_device(name: str, rank: int = 0, *, count: int = 1, limit_bytes: int | 
     """
     remark = None
     if name == "auto":
-        choice = choose(detect())
-        name, remark = choice.name, choice.remark
+        name, remark = choose(detect())
     try:
         device = torch.device(name)
     except RuntimeError as error:
