@@ -53,9 +53,17 @@ class Held(NamedTuple):
     samples: int
 
 
-def leaves_of(value: Any) -> Iterator[Any]:
-    """All that a batch or a sample holds, in order: tensors, arrays, numbers, texts; of an object, its attributes'."""
-    return _leaves(value, ())
+def leaves_of(value: Any, above: tuple[int, ...] = ()) -> Iterator[Any]:
+    """All that a batch or a sample holds, in order: tensors, arrays, numbers, texts; of an object, its attributes'.
+
+    Objects whose ids are in `above` hold this one: they are not taken apart again.
+    """
+    parts = None if len(above) > _DEEPEST or id(value) in above else _parts(value)
+    if parts is None:
+        yield value
+        return
+    for part in parts:
+        yield from leaves_of(part, (*above, id(value)))
 
 
 def tensors_of(batch: Any) -> list[Tensor]:
@@ -85,9 +93,8 @@ def moved(value: Any, device: torch.device, config: TrainingConfig) -> Any:
     do so.
     """
     if isinstance(value, Tensor):
-        layout = torch.channels_last if config.channels_last and value.ndim == _CHANNELS_LAST_DIMS else None
-        if layout is None:
-            return value.to(device, non_blocking=config.pin_memory)
+        is_laid_out = config.channels_last and value.ndim == _CHANNELS_LAST_DIMS
+        layout = torch.channels_last if is_laid_out else torch.preserve_format
         return value.to(device, non_blocking=config.pin_memory, memory_format=layout)
     move = getattr(value, "to", None)
     if not callable(move):
@@ -137,15 +144,6 @@ def resized(batch: Any, count: int, size: int) -> Any:
         return value[torch.arange(size) % count]
 
     return change(batch)
-
-
-def _leaves(value: Any, above: tuple[int, ...]) -> Iterator[Any]:
-    parts = None if len(above) > _DEEPEST or id(value) in above else _parts(value)
-    if parts is None:
-        yield value
-        return
-    for part in parts:
-        yield from _leaves(part, (*above, id(value)))
 
 
 def _parts(value: Any) -> list[Any] | None:

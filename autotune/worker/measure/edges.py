@@ -10,7 +10,9 @@ block ahead, and the device never waits for an edge.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any, TypeAlias
 
@@ -199,18 +201,14 @@ def _timed_events(device: Device) -> Callable[[], Any] | None:
     """
     if device.kind in {"cpu", "mps"}:
         return None
-    kind = getattr(device.module, "Event", None)
-    if kind is None:
-        return None
-    try:
-        first, second = kind(enable_timing=True), kind(enable_timing=True)
+    with suppress(AttributeError, RuntimeError, TypeError, ValueError):  # what breaks a device shows again
+        new_event = partial(device.module.Event, enable_timing=True)
+        first, second = new_event(), new_event()
         first.record()
         second.record()
         second.synchronize()
-        is_timed = first.elapsed_time(second) >= 0
-    except (AttributeError, RuntimeError, TypeError, ValueError):  # what breaks a device shows again
-        return None
-    return (lambda: kind(enable_timing=True)) if is_timed else None
+        return new_event if first.elapsed_time(second) >= 0 else None
+    return None
 
 
 def _landing_place() -> Tensor:

@@ -160,7 +160,9 @@ def measure_window(
     run.restarts.clear()
     size = run.group.most(_block_batches(run, rules, warm.batch_s, whole=whole))
     edges = open_edges(run.trainer.device, run.group, drains=rules.drains_at_edges)
-    run.mark = open_mark(run.trainer.device) if _may_end_unforeseen(run) else None
+    # a restart that is split off may show as one only once it is over
+    is_unforeseen = run.splits_restarts and (run.feed.epoch_batches is None or run.feed.is_iterable)
+    run.mark = open_mark(run.trainer.device) if is_unforeseen else None
     run.trainer.device.synchronize()
     at_edge()
     run.group.wait()  # after the probes, whose time differs between ranks: all begin together
@@ -185,11 +187,6 @@ def measure_window(
         window = window_of(run, stretches, warm, queue_at_start, whole_epochs=whole)
     _refuse_skipping(run, stretches)
     return window.model_copy(update={"stopped_by": stopped_by})
-
-
-def _may_end_unforeseen(run: Run) -> bool:
-    """Whether a restart that is split off may show as one only once it is over."""
-    return run.splits_restarts and (run.feed.epoch_batches is None or run.feed.is_iterable)
 
 
 def _agreed(group: Group, verdict: _Verdict | None) -> _Verdict | None:

@@ -57,11 +57,12 @@ def loader_alone(
     """
     run = Run(feed, NoTrainer(config), feed.queue_capacity, ends_at)
     run.pause_at = perf_counter() + _LONGEST * seconds
+    watched, feed.watches_queue = feed.watches_queue, True
     warm = _drain(run)
     is_whole = feed.epoch_batches is not None and feed.epoch_batches < _FEWEST_EPOCH_BATCHES
     run.splits_restarts = not is_whole
     unit = feed.epoch_batches if is_whole and feed.epoch_batches else max(1, config.num_workers)
-    queue_at_start, watched, feed.watches_queue = feed.ready(), feed.watches_queue, False
+    queue_at_start, feed.watches_queue = feed.ready(), False
     begun, stretches = perf_counter(), [train_block(run, unit)]
     while not _has_seen_enough(run, stretches, perf_counter() - begun, seconds):
         stretches.append(train_block(run, batches_in(_BLOCK_S, mean_batch_s(stretches[-1:]), unit)))
@@ -135,12 +136,10 @@ def resident(trainer: Trainer, host: Sequence[Held | Delivery]) -> list[Held]:
 
 def _drain(run: Run) -> WarmUpResult:
     """Take what lies ready: as many batches as the queue holds, or, sooner, one wait for each worker running."""
-    feed, workers = run.feed, run.trainer.config.num_workers
-    begun, taken, waits, watched, feed.watches_queue = perf_counter(), 0, 0, feed.watches_queue, True
+    begun, taken, waits, workers = perf_counter(), 0, 0, run.trainer.config.num_workers
     while taken < run.queue_capacity and waits < workers and perf_counter() < min(run.ends_at, run.pause_at):
-        waits = waits + 1 if feed.take().had_to_wait else 0
+        waits = waits + 1 if run.feed.take().had_to_wait else 0
         taken += 1
-    feed.watches_queue = watched
     spent_s = perf_counter() - begun
     return WarmUpResult(taken, spent_s, is_drained=True, is_steady=True, batch_s=spent_s / max(1, taken))
 

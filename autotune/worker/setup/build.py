@@ -63,9 +63,7 @@ def build_model(workload: Workload, config: TrainingConfig, device: Device) -> n
 
     For strategy ddp, the process group must be open.
     """
-    model = workload.model
-    if not isinstance(model, nn.Module):
-        model = _called("model", model)
+    model = workload.model if isinstance(workload.model, nn.Module) else _called("model", workload.model)
     if not isinstance(model, nn.Module):
         raise WorkloadFault(f"model must be an nn.Module or a callable that returns one, but got {_kind(model)}")
     model = model.to(device.torch_device)
@@ -150,8 +148,9 @@ def _resolve(part: str, ref: Ref) -> Any:
     value: Any = _module_from_file(part, place, ref) if place.endswith(".py") else _module_by_name(part, place)
     for name in names.split("."):
         if not hasattr(value, name):
-            near = _nearest(name, value)
-            raise WorkloadFault(f"workload.{part}: {place} has no attribute {name!r}{near}")
+            near = get_close_matches(name, dir(value), n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise WorkloadFault(f"workload.{part}: {place} has no attribute {name!r}{hint}")
         value = getattr(value, name)
     return value
 
@@ -185,11 +184,6 @@ def _module_from_file(part: str, place: str, ref: Ref) -> ModuleType:
     spec.loader.exec_module(module)
     cloudpickle.register_pickle_by_value(module)  # loader workers that are not forked can't import it by name
     return module
-
-
-def _nearest(name: str, owner: object) -> str:
-    near = get_close_matches(name, dir(owner), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _kind(value: object) -> str:
