@@ -97,10 +97,12 @@ class ConditionsProbe:
         conditions = merged_conditions(
             [self._conditions(*edge) for edge in zip(self._gpus, self._first, last, strict=True)]
         )
-        overrides = tf32_overrides()
-        if not self._has_cuda or not overrides:
-            return conditions
-        return (conditions or DeviceConditions()).model_copy(update={"tf32_overrides": overrides})
+        overrides = tf32_overrides() if self._has_cuda else ()
+        return (
+            (conditions or DeviceConditions()).model_copy(update={"tf32_overrides": overrides})
+            if overrides
+            else conditions
+        )
 
     def _conditions(self, gpu: Gpu, first: EdgeReading, last: EdgeReading) -> DeviceConditions:
         energy_j = _energy_j(first, last)

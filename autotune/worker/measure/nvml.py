@@ -166,19 +166,18 @@ def visible_gpu(index: int) -> Gpu | None:
     if isinstance(named, str):
         return gpu_with_uuid(named) or _gpu_that_begins_with(named)
     _ask("nvmlInit")
-    uuid = _uuid_at(named)
-    return None if uuid is None else gpu_with_uuid(uuid)
+    return gpu_with_uuid(_uuid_at(named))
 
 
 def _gpu_that_begins_with(prefix: str) -> Gpu | None:
     """CUDA takes the beginning of a UUID for the whole, where one GPU alone has it."""
-    fitting = [uuid for index in range(gpu_count()) if (uuid := _uuid_at(index) or "").startswith(prefix)]
+    fitting = [uuid for index in range(gpu_count()) if (uuid := _uuid_at(index)).startswith(prefix)]
     return gpu_with_uuid(fitting[0]) if len(fitting) == 1 else None
 
 
-def _uuid_at(index: int) -> str | None:
-    uuid: str | None = _ask("nvmlDeviceGetUUID", _ask("nvmlDeviceGetHandleByIndex", index))
-    return uuid
+def _uuid_at(index: int) -> str:
+    """The UUID of the GPU that NVML numbers so; "", which none has, where there is no such GPU."""
+    return _ask("nvmlDeviceGetUUID", _ask("nvmlDeviceGetHandleByIndex", index)) or ""
 
 
 def memory_in_use(gpu: Gpu) -> int | None:
