@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from copy import copy, deepcopy
 from dataclasses import fields, is_dataclass
 from itertools import cycle, islice
@@ -165,21 +166,19 @@ def _like(value: Mapping[Any, Any], parts: dict[Any, Any]) -> Mapping[Any, Any]:
     """A mapping of the same type with other values; a dict where its type can't be made so."""
     if type(value) is dict:
         return parts
-    try:
+    with suppress(TypeError):
         if not isinstance(value, MutableMapping):
             return type(value)(parts)  # type: ignore[call-arg] # a mapping's type usually takes one
         own = copy(value)  # it may have attributes beside its items
         own.update(parts)
-    except TypeError:
-        return parts
-    return own
+        return own
+    return parts
 
 
 def _move_without_blocking(move: Callable[..., Any], device: torch.device) -> Any:
-    try:
+    with suppress(TypeError):  # a method without that argument
         return move(device, non_blocking=True)
-    except TypeError:  # a method without that argument
-        return move(device)
+    return move(device)
 
 
 class Reused:

@@ -113,9 +113,7 @@ class Feed:
         where another torch names its iterator's parts otherwise.
         """
         iterator: Any = self._iterator
-        self._iterator = None
-        if hasattr(self.loader, "_iterator"):
-            self.loader._iterator = None  # noqa: SLF001 - where persistent workers are kept
+        self._iterator = self.loader._iterator = None  # noqa: SLF001 - there persistent workers are kept
         shut_down = getattr(iterator, "_shutdown_workers", None)
         if shut_down is None:
             return

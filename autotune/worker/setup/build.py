@@ -10,7 +10,7 @@ import importlib.util
 import inspect
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from hashlib import sha256
@@ -63,9 +63,7 @@ def build_model(workload: Workload, config: TrainingConfig, device: Device) -> n
 
     For strategy ddp, the process group must be open.
     """
-    model = workload.model if isinstance(workload.model, nn.Module) else _called("model", workload.model)
-    if not isinstance(model, nn.Module):
-        raise WorkloadFault(f"model must be an nn.Module or a callable that returns one, but got {_kind(model)}")
+    model: nn.Module = _made("model", workload.model, "be an nn.Module or", lambda found: isinstance(found, nn.Module))
     model = model.to(device.torch_device)
     if config.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's stubs lack the keyword alone
@@ -76,13 +74,7 @@ def build_model(workload: Workload, config: TrainingConfig, device: Device) -> n
 
 def build_dataset(workload: Workload) -> Any:
     """The user's dataset: a map-style one has __getitem__, an iterable one __iter__."""
-    dataset = workload.dataset
-    if isinstance(dataset, type) or not (hasattr(dataset, "__getitem__") or hasattr(dataset, "__iter__")):
-        dataset = _called("dataset", dataset)
-    if not (hasattr(dataset, "__getitem__") or hasattr(dataset, "__iter__")):
-        raise WorkloadFault(
-            f"dataset must have __getitem__ or __iter__, or be a callable that returns one, but got {_kind(dataset)}"
-        )
+    dataset = _made("dataset", workload.dataset, "have __getitem__ or __iter__, or be", _holds_items)
     if length_of(dataset) == 0:
         raise WorkloadFault(
             "the dataset must hold at least one sample, but its length is 0; check the path it reads from"
@@ -125,6 +117,18 @@ def optimizer_facts(optimizer: torch.optim.Optimizer) -> OptimizerFacts:
     return OptimizerFacts(
         name=type(optimizer).__name__, betas=pair, eps=float(eps) if isinstance(eps, int | float) else None
     )
+
+
+def _holds_items(found: Any) -> bool:
+    return not isinstance(found, type) and (hasattr(found, "__getitem__") or hasattr(found, "__iter__"))
+
+
+def _made(part: str, given: Any, rule: str, fits: Callable[[Any], bool]) -> Any:
+    """What the user has given for a part, or what it returns where it is a factory; of the kind that the rule names."""
+    made = given if fits(given) else _called(part, given)
+    if not fits(made):
+        raise WorkloadFault(f"{part} must {rule} a callable that returns one, but got {_kind(made)}")
+    return made
 
 
 def _called(part: str, factory: Any) -> Any:
