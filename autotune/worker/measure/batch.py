@@ -230,10 +230,9 @@ def unpacked(value: Any) -> Any:
 
 
 def _tried(copy_of: Callable[[Any], Any], value: Any, otherwise: Callable[[Any], Any]) -> Any:
-    try:
+    with suppress(Exception):  # a user's class may refuse in any way
         return copy_of(value)
-    except Exception:  # noqa: BLE001 - a user's class may refuse in any way
-        return otherwise(value)
+    return otherwise(value)
 
 
 def _version(tensor: Tensor) -> int:

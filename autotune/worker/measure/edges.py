@@ -211,7 +211,6 @@ def _landing_place() -> Tensor:
 
     Source: "Asynchronous" in CUDA's runtime API: a copy to pageable memory returns when it is done.
     """
-    try:
+    with suppress(RuntimeError):  # so is what a device without page-locked memory raises, NotImplementedError
         return torch.empty((), pin_memory=True, device="cpu")  # whatever torch.set_default_device says
-    except RuntimeError:  # so is what a device without page-locked memory raises, NotImplementedError
-        return torch.empty((), device="cpu")
+    return torch.empty((), device="cpu")

@@ -36,8 +36,9 @@ __all__ = [
     "window_of",
 ]
 
+# What names no source is our own convention.
 _WARM_UP_STEPS = 3  # optimizer steps synchronised one by one: compilation, cuDNN's search, first allocations
-_WARM_UP_BLOCK_S = 0.05
+_WARM_UP_BLOCK_S = 0.05  # a quarter of a window's: whether steps are steady need not be known to a per cent
 _WARM_UP_MIN_S = 0.3  # a clock that rises with the load has risen
 _WARM_UP_MAX_S = 8.0  # as long as a window may take (DESIGN: Rules of measuring, 3)
 _WARM_UP_WINDOWS = 2.0  # of short windows: at most so many times their length
@@ -193,8 +194,6 @@ def measure_window(
 
 def _agreed(group: Group, verdict: _Verdict | None) -> _Verdict | None:
     """One verdict for all ranks: precision once all have it, the time or the deadline for all when it is up for one."""
-    if group.size == 1:
-        return verdict
     urgency = int(group.most(_VERDICTS.index(verdict)))
     if _VERDICTS[urgency] == "precision" and not group.all(verdict is not None):
         return None
@@ -363,7 +362,7 @@ def _skips(run: Run) -> int:
     scale = run.trainer.scaler.get_scale()
     if scale == 0:  # halved by every step until nothing was left; from here on skipping can't be counted
         raise Diverged("float16 must train, but the GradScaler skipped every step: the gradients are never finite")
-    skipped = max(0, round(log2(run.scale / scale))) if 0 < scale < run.scale else 0
+    skipped = max(0, round(log2(run.scale / scale)))
     run.scale, run.skipped_steps = scale, run.skipped_steps + skipped
     return skipped
 

@@ -24,9 +24,10 @@ from autotune.worker.measure.step import NoTrainer, Trainer
 
 __all__ = ["MOST_SKIPS", "collect", "device_alone", "loader_alone", "resident"]
 
+# What names no source is our own convention.
 _BLOCK_S = 0.05  # as a warm-up's
 _HELD_COUNT = 8  # batches that training takes in turns: more than one, so that no cache holds them all
-_HELD_BYTES = 256 * 2**20  # our own convention: little beside a model that trains, beyond every cache
+_HELD_BYTES = 256 * 2**20  # little beside a model that trains, beyond every cache
 _QUEUES = 2  # the stretch uses up the queue twice, as a window does
 _OVERTIME = 2.0  # past its time a stretch goes on so far for that
 _LONGEST = 6.0  # past its time so far, whatever has come: a batch may take seconds

@@ -11,6 +11,7 @@ import inspect
 import random
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from difflib import get_close_matches
 from hashlib import sha256
@@ -84,10 +85,9 @@ def build_dataset(workload: Workload) -> Any:
 
 def length_of(data: Any) -> int | None:
     """Items of a dataset, or batches of a loader's epoch; None where it has no length."""
-    try:
+    with suppress(TypeError, NotImplementedError):
         return len(data)
-    except (TypeError, NotImplementedError):
-        return None
+    return None
 
 
 def is_stream(dataset: Any) -> bool:
