@@ -94,9 +94,9 @@ def moved(value: Any, device: torch.device, config: TrainingConfig) -> Any:
     do so.
     """
     if isinstance(value, Tensor):
-        is_laid_out = config.channels_last and value.ndim == _CHANNELS_LAST_DIMS
-        layout = torch.channels_last if is_laid_out else torch.preserve_format
-        return value.to(device, non_blocking=config.pin_memory, memory_format=layout)
+        if config.channels_last and value.ndim == _CHANNELS_LAST_DIMS:
+            return value.to(device, non_blocking=config.pin_memory, memory_format=torch.channels_last)
+        return value.to(device, non_blocking=config.pin_memory)
     move = getattr(value, "to", None)
     if not callable(move):
         return rebuilt(value, lambda part: moved(part, device, config))

@@ -267,10 +267,9 @@ def _must_end(run: Run) -> bool:
 
     Ranks in step must take the same batches: there a block is never cut.
     """
-    if run.group.size > 1:
-        return False
     now = perf_counter()
-    return now > run.ends_at or (now > run.pause_at and run.trainer.accumulated == 0)
+    is_pausing = now > run.pause_at and run.trainer.accumulated == 0
+    return run.group.size == 1 and (now > run.ends_at or is_pausing)
 
 
 def _note_restart(run: Run, delivery: Delivery, samples: int) -> float:
@@ -290,9 +289,7 @@ def _note_restart(run: Run, delivery: Delivery, samples: int) -> float:
 
 def _covers_whole_epochs(run: Run, rules: WindowRules, batch_s: float) -> bool:
     """Whether the window is made of whole epochs: where they are short, or hold only a few queues."""
-    batches = run.feed.epoch_batches
-    if batches is None:
-        return False
+    batches = inf if run.feed.epoch_batches is None else run.feed.epoch_batches
     epoch_s = batches * batch_s
     is_few = batches <= _SHORT_EPOCH_QUEUES * run.queue_capacity and epoch_s <= rules.max_s / _MIN_BLOCKS
     return is_few or epoch_s <= _WHOLE_EPOCHS_UP_TO_S or batches < _REFILL_SHARE

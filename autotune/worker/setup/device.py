@@ -82,7 +82,7 @@ class Device:
         if self.limit_bytes is None or not self.has_own_memory or cap is None:
             return
         for device in self.devices:
-            share = (self.limit_bytes - self._outside_bytes(device)) / self._total_bytes(device)
+            share = (self.limit_bytes - (self._outside_bytes(device) or 0)) / self._total_bytes(device)
             cap(max(0.0, min(1.0, share)), device)
 
     def alloc_retries(self) -> int | None:
@@ -141,18 +141,18 @@ class Device:
 
     def _peak_of(self, device: torch.device) -> MemorySample:
         reserved, outside = int(self.module.max_memory_reserved(device)), self._outside_bytes(device)
-        can_tell = hasattr(self.module, "mem_get_info")
         return MemorySample(
-            peak_bytes=reserved + outside,
-            source="max reserved + outside torch" if can_tell else "max reserved",
+            peak_bytes=reserved + (outside or 0),
+            source="max reserved" if outside is None else "max reserved + outside torch",
             reserved_bytes=reserved,
-            outside_bytes=outside if can_tell else None,
+            outside_bytes=outside,
             allocated_bytes=self._ask("max_memory_allocated", device),
         )
 
-    def _outside_bytes(self, device: torch.device) -> int:
-        if not hasattr(self.module, "mem_get_info"):  # XPU in an older torch
-            return 0
+    def _outside_bytes(self, device: torch.device) -> int | None:
+        """Memory in use outside torch's allocator; None where the module does not tell what is free."""
+        if not hasattr(self.module, "mem_get_info"):
+            return None
         free, total = self.module.mem_get_info(device)
         return max(0, int(total) - int(free) - int(self._ask("memory_reserved", device) or 0))
 
