@@ -38,7 +38,7 @@ __all__ = [
 
 # What names no source is our own convention.
 _WARM_UP_STEPS = 3  # optimizer steps synchronised one by one: compilation, cuDNN's search, first allocations
-_WARM_UP_BLOCK_S = 0.05  # a quarter of a window's: whether steps are steady need not be known to a per cent
+_WARM_UP_BLOCK_S = 0.05  # a quarter of a window's
 _WARM_UP_MIN_S = 0.3  # a clock that rises with the load has risen
 _WARM_UP_MAX_S = 8.0  # as long as a window may take (DESIGN: Rules of measuring, 3)
 _WARM_UP_WINDOWS = 2.0  # of short windows: at most so many times their length
