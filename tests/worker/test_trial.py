@@ -71,7 +71,7 @@ def measure(nvml: NvmlStub, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Me
 
 
 def test_a_window_is_told_with_what_the_device_did(measure: Callable[..., Measurement], nvml: NvmlStub) -> None:
-    found = measure({"GPU-0": Others(memory_bytes=5, busy_fraction=None)})
+    found = measure({"GPU-0": Others(others_memory_bytes=5)})
     assert found.conditions is not None
     assert found.conditions.sm_clock_mhz == (1980, 1980)
     assert found.conditions.temperature_c == (40, 41)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from copy import copy, deepcopy
 from dataclasses import fields, is_dataclass
 from itertools import cycle, islice
@@ -53,9 +54,17 @@ class Held(NamedTuple):
     samples: int
 
 
-def leaves_of(value: Any) -> Iterator[Any]:
-    """All that a batch or a sample holds, in order: tensors, arrays, numbers, texts; of an object, its attributes'."""
-    return _leaves(value, ())
+def leaves_of(value: Any, above: tuple[int, ...] = ()) -> Iterator[Any]:
+    """All that a batch or a sample holds, in order: tensors, arrays, numbers, texts; of an object, its attributes'.
+
+    Objects whose ids are in `above` hold this one: they are not taken apart again.
+    """
+    parts = None if len(above) > _DEEPEST or id(value) in above else _parts(value)
+    if parts is None:
+        yield value
+        return
+    for part in parts:
+        yield from leaves_of(part, (*above, id(value)))
 
 
 def tensors_of(batch: Any) -> list[Tensor]:
@@ -85,10 +94,9 @@ def moved(value: Any, device: torch.device, config: TrainingConfig) -> Any:
     do so.
     """
     if isinstance(value, Tensor):
-        layout = torch.channels_last if config.channels_last and value.ndim == _CHANNELS_LAST_DIMS else None
-        if layout is None:
-            return value.to(device, non_blocking=config.pin_memory)
-        return value.to(device, non_blocking=config.pin_memory, memory_format=layout)
+        if config.channels_last and value.ndim == _CHANNELS_LAST_DIMS:
+            return value.to(device, non_blocking=config.pin_memory, memory_format=torch.channels_last)
+        return value.to(device, non_blocking=config.pin_memory)
     move = getattr(value, "to", None)
     if not callable(move):
         return rebuilt(value, lambda part: moved(part, device, config))
@@ -139,15 +147,6 @@ def resized(batch: Any, count: int, size: int) -> Any:
     return change(batch)
 
 
-def _leaves(value: Any, above: tuple[int, ...]) -> Iterator[Any]:
-    parts = None if len(above) > _DEEPEST or id(value) in above else _parts(value)
-    if parts is None:
-        yield value
-        return
-    for part in parts:
-        yield from _leaves(part, (*above, id(value)))
-
-
 def _parts(value: Any) -> list[Any] | None:
     """What a value holds; None for what is not taken apart."""
     if isinstance(value, Tensor) and value.layout in _SPARSE:
@@ -167,21 +166,19 @@ def _like(value: Mapping[Any, Any], parts: dict[Any, Any]) -> Mapping[Any, Any]:
     """A mapping of the same type with other values; a dict where its type can't be made so."""
     if type(value) is dict:
         return parts
-    try:
+    with suppress(TypeError):
         if not isinstance(value, MutableMapping):
             return type(value)(parts)  # type: ignore[call-arg] # a mapping's type usually takes one
         own = copy(value)  # it may have attributes beside its items
         own.update(parts)
-    except TypeError:
-        return parts
-    return own
+        return own
+    return parts
 
 
 def _move_without_blocking(move: Callable[..., Any], device: torch.device) -> Any:
-    try:
+    with suppress(TypeError):  # a method without that argument
         return move(device, non_blocking=True)
-    except TypeError:  # a method without that argument
-        return move(device)
+    return move(device)
 
 
 class Reused:
@@ -233,10 +230,9 @@ def unpacked(value: Any) -> Any:
 
 
 def _tried(copy_of: Callable[[Any], Any], value: Any, otherwise: Callable[[Any], Any]) -> Any:
-    try:
+    with suppress(Exception):  # a user's class may refuse in any way
         return copy_of(value)
-    except Exception:  # noqa: BLE001 - a user's class may refuse in any way
-        return otherwise(value)
+    return otherwise(value)
 
 
 def _version(tensor: Tensor) -> int:

@@ -9,23 +9,15 @@ Source: NVML API reference, nvmlClocksEventReasons and NVML_FI_DEV_CLOCKS_EVENT_
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import torch
 
 from autotune.analysis.group import merged_conditions
 from autotune.records.conditions import DeviceConditions, ThrottleReason
-from autotune.worker.measure.nvml import (
-    EdgeReading,
-    Gpu,
-    has_persistence,
-    max_sm_clock_mhz,
-    memory_in_use,
-    read_edge,
-    utilization_since,
-    visible_gpu,
-)
+from autotune.worker.measure import nvml
+from autotune.worker.measure.nvml import EdgeReading, Gpu
 from autotune.worker.measure.utilization import covered_busy_fraction
 from autotune.worker.setup.machine import tf32_overrides
 
@@ -45,16 +37,13 @@ _REASONS: dict[int, ThrottleReason] = {
 """By bit. An idle GPU, clocks that were set, sync boost and a display lower no clock because of the work."""
 _COUNTED: dict[int, ThrottleReason] = {74: "power_cap", 269: "thermal", 270: "thermal", 271: "power_brake"}
 """By the number of the driver's counter; see nvml.py."""
+_AT_BOTH_EDGES = ("sm_clock_mhz", "memory_clock_mhz", "temperature_c")
 _LEAST_THROTTLED = 0.01
 """Share of a window for which a clock must have been held down to be worth a remark: our own convention."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Others:
-    """What was on a device before this process opened it."""
-
-    memory_bytes: int | None
-    busy_fraction: float | None
+Others: TypeAlias = DeviceConditions
+"""What was on a device before this process opened it: `others_memory_bytes` and `others_busy_fraction` alone."""
 
 
 def others_before(device: str, first: int, count: int, quiet_s: float) -> Mapping[str, Others]:
@@ -70,28 +59,19 @@ def others_before(device: str, first: int, count: int, quiet_s: float) -> Mappin
     if torch.version.cuda is None or kind not in {"cuda", "auto"} or not (number or "0").isdecimal():
         return {}
     start = int(number or 0) + first
-    gpus = [visible_gpu(index) for index in range(start, start + count)]
-    return {
-        gpu.uuid: Others(memory_bytes=memory_in_use(gpu), busy_fraction=_busy_before(gpu, min(quiet_s, BEFORE_S)))
-        for gpu in gpus
-        if gpu is not None
-    }
+    gpus = [nvml.visible_gpu(index) for index in range(start, start + count)]
+    return {gpu.uuid: _others_on(gpu, min(quiet_s, BEFORE_S)) for gpu in gpus if gpu is not None}
 
 
-def _busy_before(gpu: Gpu, stretch_s: float) -> float | None:
-    samples = utilization_since(gpu, time.time_ns() // 1000 - int(stretch_s * 1e6))
-    return covered_busy_fraction(samples or (), stretch_s)
+def _others_on(gpu: Gpu, stretch_s: float) -> Others:
+    samples = nvml.utilization_since(gpu, time.time_ns() // 1000 - int(stretch_s * 1e6))
+    busy_fraction = covered_busy_fraction(samples or (), stretch_s)
+    return DeviceConditions(others_memory_bytes=nvml.memory_in_use(gpu), others_busy_fraction=busy_fraction)
 
 
 def conditions_before(gpus: Sequence[Gpu], before: Mapping[str, Others]) -> DeviceConditions | None:
     """What was on the devices that turned out to be this process's; None where nothing is known."""
-    known = [before[gpu.uuid] for gpu in gpus if gpu.uuid in before]
-    return merged_conditions(
-        [
-            DeviceConditions(others_memory_bytes=part.memory_bytes, others_busy_fraction=part.busy_fraction)
-            for part in known
-        ]
-    )
+    return merged_conditions([before[gpu.uuid] for gpu in gpus if gpu.uuid in before])
 
 
 class ConditionsProbe:
@@ -109,38 +89,32 @@ class ConditionsProbe:
 
     def start(self) -> None:
         """Read the first edge, before the clock starts."""
-        self._first = tuple(map(read_edge, self._gpus))
+        self._first = tuple(map(nvml.read_edge, self._gpus))
 
     def stop(self) -> DeviceConditions | None:
         """Read the second edge, after the clock has stopped; what is known of all devices, as one."""
-        last = tuple(map(read_edge, self._gpus))
+        last = tuple(map(nvml.read_edge, self._gpus))
         conditions = merged_conditions(
             [self._conditions(*edge) for edge in zip(self._gpus, self._first, last, strict=True)]
         )
-        overrides = tf32_overrides()
-        if not self._has_cuda or not overrides:
-            return conditions
-        return (conditions or DeviceConditions()).model_copy(update={"tf32_overrides": overrides})
-
-    def _conditions(self, gpu: Gpu, first: EdgeReading, last: EdgeReading) -> DeviceConditions:
-        others = self._before.get(gpu.uuid)
-        energy_j = _energy_j(first, last)
-        return DeviceConditions(
-            sm_clock_mhz=_pair(first.sm_clock_mhz, last.sm_clock_mhz),
-            max_sm_clock_mhz=max_sm_clock_mhz(gpu),
-            memory_clock_mhz=_pair(first.memory_clock_mhz, last.memory_clock_mhz),
-            temperature_c=_pair(first.temperature_c, last.temperature_c),
-            power_w=_power_w(first, last, energy_j),
-            energy_j=energy_j,
-            throttle_reasons=tuple(sorted({*_seen(first), *_seen(last), *_counted(first, last)})),
-            others_memory_bytes=None if others is None else others.memory_bytes,
-            others_busy_fraction=None if others is None else others.busy_fraction,
-            persistence_mode=has_persistence(gpu),
+        overrides = tf32_overrides() if self._has_cuda else ()
+        return (
+            (conditions or DeviceConditions()).model_copy(update={"tf32_overrides": overrides})
+            if overrides
+            else conditions
         )
 
-
-def _pair(first: int | None, last: int | None) -> tuple[int, int] | None:
-    return None if first is None or last is None else (first, last)
+    def _conditions(self, gpu: Gpu, first: EdgeReading, last: EdgeReading) -> DeviceConditions:
+        energy_j = _energy_j(first, last)
+        pairs = {name: (getattr(first, name), getattr(last, name)) for name in _AT_BOTH_EDGES}
+        seen = {name: None if None in pair else pair for name, pair in pairs.items()} | {
+            "max_sm_clock_mhz": nvml.max_sm_clock_mhz(gpu),
+            "power_w": _power_w(first, last, energy_j),
+            "energy_j": energy_j,
+            "throttle_reasons": tuple(sorted({*_seen(first), *_seen(last), *_counted(first, last)})),
+            "persistence_mode": nvml.has_persistence(gpu),
+        }
+        return self._before.get(gpu.uuid, DeviceConditions()).model_copy(update=seen)
 
 
 def _energy_j(first: EdgeReading, last: EdgeReading) -> float | None:
@@ -156,16 +130,14 @@ def _power_w(first: EdgeReading, last: EdgeReading, energy_j: float | None) -> f
     return None if first.power_w is None or last.power_w is None else (first.power_w + last.power_w) / 2
 
 
-def _seen(edge: EdgeReading) -> Iterator[ThrottleReason]:
+def _seen(edge: EdgeReading) -> set[ThrottleReason]:
     """What an edge shows. A hardware slowdown stands alone only where no other bit gives its reason."""
     found = {reason for bit, reason in _REASONS.items() if (edge.event_bits or 0) & bit}
-    yield from found - {"hardware_slowdown"} if found & {"thermal", "power_brake"} else found
+    return found - {"hardware_slowdown"} if found & {"thermal", "power_brake"} else found
 
 
-def _counted(first: EdgeReading, last: EdgeReading) -> Iterator[ThrottleReason]:
+def _counted(first: EdgeReading, last: EdgeReading) -> set[ThrottleReason]:
     """What the driver has counted between the edges, where it is more than a moment."""
-    least_ns = _LEAST_THROTTLED * (last.at_s - first.at_s) * 1e9
-    for number, reason in _COUNTED.items():
-        held_ns = last.throttled_ns.get(number, 0) - first.throttled_ns.get(number, 0)
-        if number in first.throttled_ns and held_ns > 0 and held_ns >= least_ns:
-            yield reason
+    least_ns = max(1, _LEAST_THROTTLED * (last.at_s - first.at_s) * 1e9)
+    held_ns = {number: last.throttled_ns.get(number, 0) - before for number, before in first.throttled_ns.items()}
+    return {reason for number, reason in _COUNTED.items() if held_ns.get(number, 0) >= least_ns}

@@ -10,7 +10,9 @@ block ahead, and the device never waits for an edge.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any, TypeAlias
 
@@ -66,7 +68,6 @@ class DrainedEdges:
     """The device has done all when a block ends. Its seconds are the host's, from its first batch on."""
 
     device: Device
-    batches_ahead: int = 0
 
     def begin(self) -> None:
         """Nothing to record: each block has a beginning of its own."""
@@ -78,9 +79,9 @@ class DrainedEdges:
         seconds = max(spent_s - launched.apart_s, _LEAST_S)
         return _stretch(launched, seconds, min(launched.data_wait_s, seconds), spent_s, float(launched.loss))
 
-    def done_at(self) -> float:
-        """Now."""
-        return perf_counter()
+    def under_way(self) -> tuple[int, float]:
+        """No batch, which is done now."""
+        return 0, perf_counter()
 
     def finish(self) -> None:
         """No block is left."""
@@ -105,11 +106,6 @@ class TimedEdges:
         self._edge: Any = None
         self._ahead: tuple[Launched, Any, Tensor] | None = None
 
-    @property
-    def batches_ahead(self) -> int:
-        """Batches of the block under way."""
-        return 0 if self._ahead is None else self._ahead[0].batches
-
     def begin(self) -> None:
         """The first event, which has passed as soon as it is recorded."""
         self._begun, self._edge = perf_counter(), self._recorded()
@@ -127,10 +123,11 @@ class TimedEdges:
         spent_s, self._edge = self._edge.elapsed_time(edge) * 1e-3, edge
         return self._passed(before, spent_s)
 
-    def done_at(self) -> float:
-        """When the block under way will be done, at the speed of those before it; now, where that has passed."""
-        left_s = self.batches_ahead * self._passed_s / max(1, self._passed_batches)
-        return max(perf_counter(), self._begun + self._passed_s + left_s)
+    def under_way(self) -> tuple[int, float]:
+        """Batches of the block under way, and when they will be done, at the speed of those before; never past."""
+        batches = 0 if self._ahead is None else self._ahead[0].batches
+        left_s = batches * self._passed_s / max(1, self._passed_batches)
+        return batches, max(perf_counter(), self._begun + self._passed_s + left_s)
 
     def finish(self) -> Stretch | None:
         """Wait for the device; the block that was under way gets the time that is left."""
@@ -199,18 +196,14 @@ def _timed_events(device: Device) -> Callable[[], Any] | None:
     """
     if device.kind in {"cpu", "mps"}:
         return None
-    kind = getattr(device.module, "Event", None)
-    if kind is None:
-        return None
-    try:
-        first, second = kind(enable_timing=True), kind(enable_timing=True)
+    with suppress(AttributeError, RuntimeError, TypeError, ValueError):  # what breaks a device shows again
+        new_event = partial(device.module.Event, enable_timing=True)
+        first, second = new_event(), new_event()
         first.record()
         second.record()
         second.synchronize()
-        is_timed = first.elapsed_time(second) >= 0
-    except (AttributeError, RuntimeError, TypeError, ValueError):  # what breaks a device shows again
-        return None
-    return (lambda: kind(enable_timing=True)) if is_timed else None
+        return new_event if first.elapsed_time(second) >= 0 else None
+    return None
 
 
 def _landing_place() -> Tensor:
@@ -218,7 +211,6 @@ def _landing_place() -> Tensor:
 
     Source: "Asynchronous" in CUDA's runtime API: a copy to pageable memory returns when it is done.
     """
-    try:
+    with suppress(RuntimeError):  # so is what a device without page-locked memory raises, NotImplementedError
         return torch.empty((), pin_memory=True, device="cpu")  # whatever torch.set_default_device says
-    except RuntimeError:  # so is what a device without page-locked memory raises, NotImplementedError
-        return torch.empty((), device="cpu")
+    return torch.empty((), device="cpu")

@@ -13,6 +13,7 @@ import queue
 from collections import deque
 from collections.abc import Callable, Iterator, Sized
 from contextlib import suppress
+from functools import partial
 from threading import Thread
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -21,8 +22,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils import signal_handling
 
 from autotune.settings.training_config import TORCH_PREFETCH_FACTOR
-from autotune.worker.measure.batch import Held
 from autotune.worker.setup.build import WorkloadFault, length_of
+from autotune.worker.setup.loader import tell_epoch
 
 __all__ = ["Delivery", "Feed"]
 
@@ -49,7 +50,9 @@ class Feed:
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self.loader = loader
-        self._sizes = _BatchSizes(loader)
+        self._drawn = deque[int]()
+        """Sizes of batches that were drawn and not yet delivered."""
+        self._sized = _size_counter(loader, self._drawn)
         self._iterator: Iterator[Any] | None = None
         self._epoch = 0
         self._in_epoch = 0
@@ -82,13 +85,13 @@ class Feed:
                 batch = next(self._iterator)
             except StopIteration:
                 if self._in_epoch == 0:
-                    raise WorkloadFault(_empty_epoch(self.loader)) from None
+                    raise _empty_epoch(self.loader) from None
                 self.epoch_batches, restarted = self._in_epoch, True
                 self._begin_epoch()
                 continue
             self._in_epoch += 1
             wait_s = perf_counter() - begun
-            batch, samples = self._sizes.of(batch)
+            batch, samples = self._sized(batch)
             return _new(Delivery, (batch, samples, begun, wait_s, restarted, had_to_wait))
 
     @property
@@ -110,9 +113,7 @@ class Feed:
         where another torch names its iterator's parts otherwise.
         """
         iterator: Any = self._iterator
-        self._iterator = None
-        if hasattr(self.loader, "_iterator"):
-            self.loader._iterator = None  # noqa: SLF001 - where persistent workers are kept
+        self._iterator = self.loader._iterator = None  # noqa: SLF001 - there persistent workers are kept
         shut_down = getattr(iterator, "_shutdown_workers", None)
         if shut_down is None:
             return
@@ -149,51 +150,33 @@ class Feed:
 
     def _begin_epoch(self) -> None:
         self._in_epoch = 0
-        for sampler in (self.loader.sampler, self.loader.batch_sampler, getattr(self.loader, "dataset", None)):
-            set_epoch = getattr(sampler, "set_epoch", None)
-            if callable(set_epoch):
-                set_epoch(self._epoch)
+        for part in (self.loader.sampler, self.loader.batch_sampler, self.loader.dataset):
+            tell_epoch(part, self._epoch)
         self._epoch += 1
-        self._sizes.begin_epoch()
+        self._drawn.clear()
         self._iterator = iter(self.loader)
 
 
-class _BatchSizes:
-    """The sizes of a loader's batches, as they are delivered.
+def _size_counter(loader: DataLoader[Any], drawn: deque[int]) -> Callable[[Any], tuple[Any, int]]:
+    """What makes a batch and its number of samples from each delivery of a loader, whose sizes are noted in `drawn`.
 
     Workers that deliver batches in the order in which they are ready have them counted where they are collated. Of a
     dataset with `__getitems__`, which may hand anything to `collate_fn`, the sizes are those that were drawn: with
     `in_order=False` an epoch's sum is right, each alone may not be.
     """
-
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        self._drawn = deque[int]()
-        self._collates = False
-        self._fixed: int | None = None
-        if loader.batch_sampler is None:  # no batches are put together: each sample comes alone
-            self._fixed = 1
-        elif not isinstance(loader.dataset, IterableDataset) and not _is_counted_by_collating(loader):
-            # torch refuses another sampler once a loader is made, since its iterator might hold the old one
-            vars(loader)["batch_sampler"] = _Counted(loader.batch_sampler, self._drawn)
-        elif loader.drop_last:
-            self._fixed = loader.batch_size
-        else:
-            loader.collate_fn, self._collates = _CountingCollate(loader.collate_fn), True
-
-    def begin_epoch(self) -> None:
-        """Forget what was drawn and never delivered; to be called before the loader is iterated."""
-        self._drawn.clear()
-
-    def of(self, delivered: Any) -> Held:
-        """What the loader has delivered next, with its number of samples."""
-        if self._collates:
-            return Held(*delivered)
-        return Held(delivered, self._drawn.popleft() if self._fixed is None else self._fixed)
-
-
-def _is_counted_by_collating(loader: DataLoader[Any]) -> bool:
-    """Whether batches may come in another order than they are drawn, and torch itself lists a batch's items."""
-    return loader.num_workers > 0 and not loader.in_order and not hasattr(loader.dataset, "__getitems__")
+    if loader.batch_sampler is None:  # no batches are put together: each sample comes alone
+        return lambda batch: (batch, 1)
+    is_out_of_order = loader.num_workers > 0 and not loader.in_order
+    is_counted_as_drawn = not is_out_of_order or hasattr(loader.dataset, "__getitems__")
+    if is_counted_as_drawn and not isinstance(loader.dataset, IterableDataset):
+        # torch refuses another sampler once a loader is made, since its iterator might hold the old one
+        vars(loader)["batch_sampler"] = _Counted(loader.batch_sampler, drawn)
+        return lambda batch: (batch, drawn.popleft())
+    size = loader.batch_size
+    if loader.drop_last and size is not None:
+        return lambda batch: (batch, size)
+    loader.collate_fn = partial(_with_count, loader.collate_fn)
+    return lambda pair: pair
 
 
 class _Counted:
@@ -214,14 +197,9 @@ class _Counted:
         return getattr(self._sampler, name)
 
 
-class _CountingCollate:
-    """A collate function that hands on how many samples it was given, beside the batch."""
-
-    def __init__(self, collate: Callable[[Any], Any]) -> None:
-        self._collate = collate
-
-    def __call__(self, samples: Any) -> Held:
-        return Held(self._collate(samples), len(samples))
+def _with_count(collate: Callable[[Any], Any], samples: Any) -> tuple[Any, int]:
+    """A batch, and how many samples the collate function was given for it."""
+    return collate(samples), len(samples)
 
 
 def _ignoring_what_is_gone(shut_down: Callable[[], None]) -> None:
@@ -229,8 +207,8 @@ def _ignoring_what_is_gone(shut_down: Callable[[], None]) -> None:
         shut_down()
 
 
-def _empty_epoch(loader: DataLoader[Any]) -> str:
-    return (
+def _empty_epoch(loader: DataLoader[Any]) -> WorkloadFault:
+    return WorkloadFault(
         f"an epoch must hold at least one batch, but the loader came to its end without any (batch_size="
         f"{loader.batch_size}, drop_last={loader.drop_last}); use a smaller micro_batch_size or drop_last: false"
     )

@@ -36,8 +36,9 @@ __all__ = [
     "window_of",
 ]
 
+# What names no source is our own convention.
 _WARM_UP_STEPS = 3  # optimizer steps synchronised one by one: compilation, cuDNN's search, first allocations
-_WARM_UP_BLOCK_S = 0.05
+_WARM_UP_BLOCK_S = 0.05  # a quarter of a window's
 _WARM_UP_MIN_S = 0.3  # a clock that rises with the load has risen
 _WARM_UP_MAX_S = 8.0  # as long as a window may take (DESIGN: Rules of measuring, 3)
 _WARM_UP_WINDOWS = 2.0  # of short windows: at most so many times their length
@@ -92,13 +93,13 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class WarmUpResult:
-    """What the warm-up has found."""
+    """What the warm-up has found; without arguments, that there was none to speak of."""
 
-    batches: int
-    seconds: float
-    is_drained: bool
-    is_steady: bool
-    batch_s: float
+    batches: int = 0
+    seconds: float = 0.0
+    is_drained: bool = True
+    is_steady: bool = True
+    batch_s: float = 0.0
     """Seconds of a batch, waits included."""
 
 
@@ -115,28 +116,27 @@ def warm_up(run: Run, rules: WindowRules, first: Delivery) -> WarmUpResult:
     while len(stretches) < _WARM_UP_STEPS and not run.is_late():
         stretches.append(train_block(run, config.grad_accum_steps))
     run.trainer.device.cap_memory()  # again: by now most of what lies outside the allocator has come
-    begun_steady, since_slow, waits, computes = perf_counter(), 0, 0, [stretches[-1].compute_s]
-    steady_streak, is_drained, run.pause_at = 0, run.queue_capacity == 0, begun_steady + longest_s
+    begun_steady, first_steady, since_slow, waits = perf_counter(), len(stretches) - 1, list[Stretch](), 0
+    run.pause_at = begun_steady + longest_s
     while True:
-        took = perf_counter() - begun_steady
-        is_ready = steady_streak >= 2 and is_drained and took >= _WARM_UP_MIN_S
+        took, taken = perf_counter() - begun_steady, sum(stretch.block.batches for stretch in since_slow)
+        is_drained = taken >= run.queue_capacity or waits >= max(1, config.num_workers)
+        is_ready = len(since_slow) >= 2 and is_drained and took >= _WARM_UP_MIN_S
         if run.group.all(is_ready) or run.group.any(took >= longest_s) or run.is_late():
             break
         size = run.group.most(batches_in(_WARM_UP_BLOCK_S, mean_batch_s(stretches[-1:]), config.grad_accum_steps))
         stretch = train_block(run, int(size))
         stretches.append(stretch)
-        computes.append(stretch.compute_s)
-        is_slow = stretch.compute_s > _SLOW_FACTOR * median(computes) or _skips(run)
-        steady_streak = 0 if is_slow else steady_streak + 1
-        since_slow = 0 if is_slow else since_slow + stretch.block.batches
+        usual_s = median(stretch.compute_s for stretch in stretches[first_steady:])
+        is_slow = stretch.compute_s > _SLOW_FACTOR * usual_s or _skips(run) > 0
+        since_slow = [] if is_slow else [*since_slow, stretch]
         all_waited = stretch.waits_in_a_row == stretch.block.batches
-        waits = waits + stretch.waits_in_a_row if all_waited else stretch.waits_in_a_row
-        is_drained = since_slow >= run.queue_capacity or waits >= max(1, config.num_workers)
+        waits = stretch.waits_in_a_row + (waits if all_waited else 0)
     return WarmUpResult(
         batches=sum(stretch.block.batches for stretch in stretches),
         seconds=perf_counter() - begun,
         is_drained=is_drained,
-        is_steady=steady_streak >= 2,
+        is_steady=len(since_slow) >= 2,
         batch_s=mean_batch_s(stretches[_WARM_UP_STEPS:] or stretches),
     )
 
@@ -160,42 +160,40 @@ def measure_window(
     run.restarts.clear()
     size = run.group.most(_block_batches(run, rules, warm.batch_s, whole=whole))
     edges = open_edges(run.trainer.device, run.group, drains=rules.drains_at_edges)
-    run.mark = open_mark(run.trainer.device) if _may_end_unforeseen(run) else None
+    # a restart that is split off may show as one only once it is over
+    is_unforeseen = run.splits_restarts and (run.feed.epoch_batches is None or run.feed.is_iterable)
+    run.mark = open_mark(run.trainer.device) if is_unforeseen else None
     run.trainer.device.synchronize()
     at_edge()
     run.group.wait()  # after the probes, whose time differs between ranks: all begin together
     queue_at_start = run.feed.ready()  # last: while the probes read, the queue fills
     run.feed.watches_queue = False
-    begun, stretches, stopped_by = perf_counter(), list[Stretch](), None
+    stretches = list[Stretch]()
+
+    def add(stretch: Stretch) -> Window:
+        stretches.append(_checked(run, stretch))
+        on_block(stretch.block)
+        return window_of(run, stretches, warm, queue_at_start, whole_epochs=whole)
+
+    begun, stopped_by = perf_counter(), None
     edges.begin()
     while stopped_by is None:
         stretch = edges.end_block(_launch(run, int(size)))
         if stretch is None:
             continue
-        stretches.append(_checked(run, stretch))
-        on_block(stretch.block)
-        window = window_of(run, stretches, warm, queue_at_start, whole_epochs=whole)
+        window = add(stretch)
         stopped_by = _agreed(run.group, _verdict(run, rules, window, edges, begun))
         if stopped_by is None and not whole:
             size = run.group.most(max(size, _block_batches(run, rules, mean_batch_s(stretches), whole=False)))
     last = edges.finish()
     if last is not None:
-        stretches.append(_checked(run, last))
-        on_block(last.block)
-        window = window_of(run, stretches, warm, queue_at_start, whole_epochs=whole)
+        window = add(last)
     _refuse_skipping(run, stretches)
     return window.model_copy(update={"stopped_by": stopped_by})
 
 
-def _may_end_unforeseen(run: Run) -> bool:
-    """Whether a restart that is split off may show as one only once it is over."""
-    return run.splits_restarts and (run.feed.epoch_batches is None or run.feed.is_iterable)
-
-
 def _agreed(group: Group, verdict: _Verdict | None) -> _Verdict | None:
     """One verdict for all ranks: precision once all have it, the time or the deadline for all when it is up for one."""
-    if group.size == 1:
-        return verdict
     urgency = int(group.most(_VERDICTS.index(verdict)))
     if _VERDICTS[urgency] == "precision" and not group.all(verdict is not None):
         return None
@@ -204,12 +202,12 @@ def _agreed(group: Group, verdict: _Verdict | None) -> _Verdict | None:
 
 def _verdict(run: Run, rules: WindowRules, window: Window, edges: Edges, begun: float) -> _Verdict | None:
     """Why the window should end, for this rank: by all that is launched, and when that will be done."""
-    count, done_at = len(window.blocks) + (edges.batches_ahead > 0), edges.done_at()
-    if count < _MIN_BLOCKS:
+    ahead, done_at = edges.under_way()
+    if len(window.blocks) + (ahead > 0) < _MIN_BLOCKS:
         return None
     if done_at > run.ends_at:
         return "deadline"
-    batches, elapsed_s = sum(block.batches for block in window.blocks) + edges.batches_ahead, done_at - begun
+    batches, elapsed_s = sum(block.batches for block in window.blocks) + ahead, done_at - begun
     has_used_queue = batches >= _QUEUES_IN_WINDOW * run.queue_capacity
     enough = _MIN_EPOCH_BLOCKS if window.whole_epochs else BATCH_MEANS
     if has_used_queue and len(window.blocks) >= enough and rate_of(window).relative_half_width <= rules.precision:
@@ -269,10 +267,9 @@ def _must_end(run: Run) -> bool:
 
     Ranks in step must take the same batches: there a block is never cut.
     """
-    if run.group.size > 1:
-        return False
     now = perf_counter()
-    return now > run.ends_at or (now > run.pause_at and run.trainer.accumulated == 0)
+    is_pausing = now > run.pause_at and run.trainer.accumulated == 0
+    return run.group.size == 1 and (now > run.ends_at or is_pausing)
 
 
 def _note_restart(run: Run, delivery: Delivery, samples: int) -> float:
@@ -292,9 +289,7 @@ def _note_restart(run: Run, delivery: Delivery, samples: int) -> float:
 
 def _covers_whole_epochs(run: Run, rules: WindowRules, batch_s: float) -> bool:
     """Whether the window is made of whole epochs: where they are short, or hold only a few queues."""
-    batches = run.feed.epoch_batches
-    if batches is None:
-        return False
+    batches = inf if run.feed.epoch_batches is None else run.feed.epoch_batches
     epoch_s = batches * batch_s
     is_few = batches <= _SHORT_EPOCH_QUEUES * run.queue_capacity and epoch_s <= rules.max_s / _MIN_BLOCKS
     return is_few or epoch_s <= _WHOLE_EPOCHS_UP_TO_S or batches < _REFILL_SHARE
@@ -357,23 +352,23 @@ def mean_batch_s(stretches: Sequence[Stretch]) -> float:
     return sum(stretch.block.seconds for stretch in stretches) / sum(stretch.block.batches for stretch in stretches)
 
 
-def _skips(run: Run) -> bool:
-    """Whether the GradScaler has skipped steps since the last call: its scale is halved each time."""
+def _skips(run: Run) -> int:
+    """Steps that the GradScaler has skipped since the last call: its scale is halved each time."""
     if run.trainer.config.amp_dtype != "float16":
-        return False
+        return 0
     scale = run.trainer.scaler.get_scale()
     if scale == 0:  # halved by every step until nothing was left; from here on skipping can't be counted
         raise Diverged("float16 must train, but the GradScaler skipped every step: the gradients are never finite")
-    skipped = max(0, round(log2(run.scale / scale))) if 0 < scale < run.scale else 0
+    skipped = max(0, round(log2(run.scale / scale)))
     run.scale, run.skipped_steps = scale, run.skipped_steps + skipped
-    return skipped > 0
+    return skipped
 
 
 def _refuse_skipping(run: Run, stretches: list[Stretch]) -> None:
-    before = run.skipped_steps
     steps = sum(stretch.block.batches for stretch in stretches) / run.trainer.config.grad_accum_steps
-    if _skips(run) and run.skipped_steps - before > steps / 2:
+    skipped = _skips(run)
+    if skipped > steps / 2:
         raise Diverged(
-            f"float16 must train, but the GradScaler skipped {run.skipped_steps - before} of the window's "
+            f"float16 must train, but the GradScaler skipped {skipped} of the window's "
             f"{steps:.0f} optimizer steps for gradients that were not finite"
         )

@@ -1,22 +1,21 @@
 """All that a worker asks of NVML: a handle for torch's device, and its readings.
 
-Takes torch's devices; hands on Gpus and readings in this project's units. Whatever NVML refuses (not supported, no
-permission, not found) is None, reading by reading; without a driver all are. What readings mean is judged elsewhere
-(utilization.py, conditions.py).
+Takes torch's devices; hands on Gpus and readings in this project's units. Nothing else in the worker knows pynvml.
+Whatever NVML refuses (not supported, no permission, not found, lacking in this driver or pynvml) is None, reading by
+reading; without a driver all are. What readings mean is judged elsewhere (utilization.py, conditions.py).
 Source: NVML API reference; function names and structures as in nvidia-ml-py's pynvml.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
 from time import perf_counter
 from typing import Any
 
 import torch
-
-from autotune.worker.measure.nvml_calls import ask, does, number, structure
 
 __all__ = [
     "GPM_LEAST_S",
@@ -50,6 +49,11 @@ _METRICS_VERSION = 1  # NVML_GPM_METRICS_GET_VERSION
 _THROTTLED_NS = (74, 269, 270, 271)
 """NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP, _SW_THERM_SLOWDOWN, _HW_THERM_SLOWDOWN, _HW_POWER_BRAKE_SLOWDOWN: how
 long each has held the clock down, in ns. By number: an older pynvml lacks the names."""
+
+_OLDER_NAMES = {
+    "nvmlDeviceGetCurrentClocksEventReasons": "nvmlDeviceGetCurrentClocksThrottleReasons",  # before driver 535
+    "nvmlDeviceGetTemperatureV": "nvmlDeviceGetTemperature",  # before CUDA 12.8
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,22 +101,22 @@ class EdgeReading:
 
 def driver_version() -> str | None:
     """The version of NVIDIA's driver."""
-    does("nvmlInit")
-    version = ask("nvmlSystemGetDriverVersion")
-    return None if version is None else str(version)
+    _ask("nvmlInit")
+    version: str | None = _ask("nvmlSystemGetDriverVersion")
+    return version
 
 
 def driver_cuda() -> int | None:
     """The newest major version of CUDA that the driver is for; None where its library libcuda is not found."""
-    does("nvmlInit")
-    version = number("nvmlSystemGetCudaDriverVersion_v2")
+    _ask("nvmlInit")
+    version: int | None = _ask("nvmlSystemGetCudaDriverVersion_v2")
     return None if version is None else version // 1000
 
 
 def gpu_count() -> int:
     """NVIDIA's GPUs that this process may use, whether or not CUDA works."""
-    does("nvmlInit")
-    return int(ask("nvmlDeviceGetCount") or 0)
+    _ask("nvmlInit")
+    return _ask("nvmlDeviceGetCount") or 0
 
 
 def gpus_of(devices: Sequence[torch.device]) -> tuple[Gpu, ...]:
@@ -130,25 +134,21 @@ def _gpu_of(device: torch.device) -> Gpu | None:
     uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
     if uuid is None:
         return None
-    named = str(uuid)
-    candidates = (named,) if named.startswith(("GPU-", "MIG-")) else (f"GPU-{named}", f"MIG-{named}")
-    return next((gpu for candidate in candidates if (gpu := gpu_with_uuid(candidate)) is not None), None)
+    bare = str(uuid).removeprefix("GPU-").removeprefix("MIG-")
+    return gpu_with_uuid(f"GPU-{bare}") or gpu_with_uuid(f"MIG-{bare}")
 
 
 def gpu_with_uuid(uuid: str) -> Gpu | None:
     """NVML's view of the device with a UUID, "GPU-..." or "MIG-..."."""
-    does("nvmlInit")
-    handle = ask("nvmlDeviceGetHandleByUUID", uuid)
+    _ask("nvmlInit")
+    handle = _ask("nvmlDeviceGetHandleByUUID", uuid)
     if handle is None:
         return None
-    if not uuid.startswith("MIG-"):
-        return Gpu(uuid=uuid, handle=handle, whole=handle)
-    return Gpu(
-        uuid=uuid,
-        handle=handle,
-        whole=ask("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle),
-        instance=ask("nvmlDeviceGetGpuInstanceId", handle),
-    )
+    whole, instance = handle, None
+    if uuid.startswith("MIG-"):
+        whole = _ask("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle)
+        instance = _ask("nvmlDeviceGetGpuInstanceId", handle)
+    return Gpu(uuid=uuid, handle=handle, whole=whole, instance=instance)
 
 
 def visible_gpu(index: int) -> Gpu | None:
@@ -159,40 +159,43 @@ def visible_gpu(index: int) -> Gpu | None:
     has split by its instances: compare UUIDs once the device is open.
     Source: torch/cuda/__init__.py, _parse_visible_devices and _device_count_nvml.
     """
-    parse: Callable[[], Sequence[int | str]] | None = getattr(torch.cuda, "_parse_visible_devices", None)
-    visible = () if parse is None else parse()
+    visible: Sequence[int | str] = getattr(torch.cuda, "_parse_visible_devices", tuple)()
     if index >= len(visible):
         return None
-    does("nvmlInit")
     named = visible[index]
     if isinstance(named, str):
         return gpu_with_uuid(named) or _gpu_that_begins_with(named)
-    uuid = ask("nvmlDeviceGetUUID", ask("nvmlDeviceGetHandleByIndex", named))
-    return None if uuid is None else gpu_with_uuid(str(uuid))
+    _ask("nvmlInit")
+    return gpu_with_uuid(_uuid_at(named))
 
 
 def _gpu_that_begins_with(prefix: str) -> Gpu | None:
     """CUDA takes the beginning of a UUID for the whole, where one GPU alone has it."""
-    handles = [ask("nvmlDeviceGetHandleByIndex", index) for index in range(ask("nvmlDeviceGetCount") or 0)]
-    fitting = [uuid for handle in handles if (uuid := str(ask("nvmlDeviceGetUUID", handle))).startswith(prefix)]
+    fitting = [uuid for index in range(gpu_count()) if (uuid := _uuid_at(index)).startswith(prefix)]
     return gpu_with_uuid(fitting[0]) if len(fitting) == 1 else None
+
+
+def _uuid_at(index: int) -> str:
+    """The UUID of the GPU that NVML numbers so; "", which none has, where there is no such GPU."""
+    return _ask("nvmlDeviceGetUUID", _ask("nvmlDeviceGetHandleByIndex", index)) or ""
 
 
 def memory_in_use(gpu: Gpu) -> int | None:
     """Bytes that processes hold, without what the driver keeps for itself: separate since driver 510."""
-    memory = ask("nvmlDeviceGetMemoryInfo", gpu.handle, _MEMORY_V2)
+    memory = _ask("nvmlDeviceGetMemoryInfo", gpu.handle, _MEMORY_V2)
     return None if memory is None else int(memory.used)
 
 
 def has_persistence(gpu: Gpu) -> bool | None:
     """Whether the driver keeps the GPU initialised while nobody uses it."""
-    mode = ask("nvmlDeviceGetPersistenceMode", gpu.whole)
+    mode = _ask("nvmlDeviceGetPersistenceMode", gpu.whole)
     return None if mode is None else bool(mode)
 
 
 def max_sm_clock_mhz(gpu: Gpu) -> int | None:
     """The highest clock that the multiprocessors can be set to."""
-    return number("nvmlDeviceGetMaxClockInfo", gpu.whole, _SM_CLOCK)
+    clock: int | None = _ask("nvmlDeviceGetMaxClockInfo", gpu.whole, _SM_CLOCK)
+    return clock
 
 
 def read_edge(gpu: Gpu) -> EdgeReading:
@@ -201,26 +204,25 @@ def read_edge(gpu: Gpu) -> EdgeReading:
     Power and energy are the whole GPU's: of an instance, beside which others draw it too, they are None.
     """
     whole, alone = gpu.whole, gpu.whole if gpu.instance is None else None
-    clocks = [number("nvmlDeviceGetClockInfo", whole, kind) for kind in (_SM_CLOCK, _MEMORY_CLOCK)]
-    temperature = number("nvmlDeviceGetTemperatureV", whole, _GPU_SENSOR)
-    events = number("nvmlDeviceGetCurrentClocksEventReasons", whole)
-    throttled, power_mw = _throttled_ns(whole), number("nvmlDeviceGetPowerUsage", alone)
-    energy_mj, at_s = number("nvmlDeviceGetTotalEnergyConsumption", alone), perf_counter()
     return EdgeReading(
-        sm_clock_mhz=clocks[0],
-        memory_clock_mhz=clocks[1],
-        temperature_c=temperature,
-        event_bits=events,
-        throttled_ns=throttled,
-        power_w=None if power_mw is None else power_mw / 1000,
-        energy_j=None if energy_mj is None else energy_mj / 1000,
-        at_s=at_s,
+        sm_clock_mhz=_ask("nvmlDeviceGetClockInfo", whole, _SM_CLOCK),
+        memory_clock_mhz=_ask("nvmlDeviceGetClockInfo", whole, _MEMORY_CLOCK),
+        temperature_c=_ask("nvmlDeviceGetTemperatureV", whole, _GPU_SENSOR),
+        event_bits=_ask("nvmlDeviceGetCurrentClocksEventReasons", whole),
+        throttled_ns=_throttled_ns(whole),
+        power_w=_from_thousandths(_ask("nvmlDeviceGetPowerUsage", alone)),
+        energy_j=_from_thousandths(_ask("nvmlDeviceGetTotalEnergyConsumption", alone)),
+        at_s=perf_counter(),
     )
 
 
 def _throttled_ns(handle: Any) -> dict[int, int]:
-    values = ask("nvmlDeviceGetFieldValues", handle, _THROTTLED_NS)
-    return {int(value.fieldId): int(value.value.ullVal) for value in values or () if value.nvmlReturn == 0}
+    values = _ask("nvmlDeviceGetFieldValues", handle, _THROTTLED_NS)
+    return {value.fieldId: value.value.ullVal for value in values or () if value.nvmlReturn == 0}
+
+
+def _from_thousandths(value: int | None) -> float | None:
+    return None if value is None else value / 1000
 
 
 def utilization_since(gpu: Gpu, since_us: int) -> list[GpuSample] | None:
@@ -230,47 +232,60 @@ def utilization_since(gpu: Gpu, since_us: int) -> list[GpuSample] | None:
     between the calls for its size and for its content, which looks the same.
     Source: nvmlDeviceGetSamples.
     """
-    _, samples = ask("nvmlDeviceGetSamples", gpu.handle, _UTILIZATION_SAMPLES, since_us) or (None, ())
+    _, samples = _ask("nvmlDeviceGetSamples", gpu.handle, _UTILIZATION_SAMPLES, since_us) or (None, ())
     young = [
-        GpuSample(time_us=int(sample.timeStamp), busy_fraction=min(1.0, sample.sampleValue.uiVal / 100))
+        GpuSample(time_us=sample.timeStamp, busy_fraction=min(1.0, sample.sampleValue.uiVal / 100))
         for sample in samples
         if sample.timeStamp > since_us
     ]
-    return sorted(young, key=lambda one: one.time_us) or None
+    return sorted(young, key=lambda sample: sample.time_us) or None
 
 
 def take_gpm(gpu: Gpu) -> Any:
     """GPM's counters now, to be freed by `free_gpm`; None where there are none, or not for this user."""
-    support = ask("nvmlGpmQueryDeviceSupport", gpu.whole)
-    sample = ask("nvmlGpmSampleAlloc") if support is not None and support.isSupportedDevice else None
+    support = _ask("nvmlGpmQueryDeviceSupport", gpu.whole)
+    sample = _ask("nvmlGpmSampleAlloc") if support is not None and support.isSupportedDevice else None
     if gpu.instance is None:
-        is_taken = does("nvmlGpmSampleGet", gpu.whole, sample)
+        taken = _ask("nvmlGpmSampleGet", gpu.whole, sample)
     else:
-        is_taken = does("nvmlGpmMigSampleGet", gpu.whole, gpu.instance, sample)
-    if is_taken:
-        return sample
-    free_gpm(sample)
-    return None
+        taken = _ask("nvmlGpmMigSampleGet", gpu.whole, gpu.instance, sample)
+    if taken is None:
+        free_gpm(sample)
+    return taken
 
 
 def free_gpm(sample: Any) -> None:
     """Free what `take_gpm` gave; None is passed over."""
-    does("nvmlGpmSampleFree", sample)
+    _ask("nvmlGpmSampleFree", sample)
 
 
 def gpm_shares(first: Any, second: Any, metrics: Sequence[int]) -> dict[int, float]:
     """Metrics in per cent between two of GPM's samples, as shares; those that it does not give are left out."""
     if first is None or second is None:
         return {}
-    asked = structure("c_nvmlGpmMetricsGet_t")
+    asked = _ask("c_nvmlGpmMetricsGet_t")
     asked.version, asked.numMetrics, asked.sample1, asked.sample2 = _METRICS_VERSION, len(metrics), first, second
     for index, metric in enumerate(metrics):
         asked.metrics[index].metricId = metric
-    if not does("nvmlGpmMetricsGet", asked):
+    if _ask("nvmlGpmMetricsGet", asked) is None:
         return {}
-    answers = [asked.metrics[index] for index in range(len(metrics))]
     return {
-        int(answer.metricId): min(1.0, max(0.0, answer.value / 100))
-        for answer in answers
+        answer.metricId: min(1.0, max(0.0, answer.value / 100))
+        for answer in asked.metrics[: len(metrics)]
         if answer.nvmlReturn == 0 and isfinite(answer.value)
     }
+
+
+def _ask(name: str, *arguments: Any) -> Any:
+    """The answer of one of pynvml's functions, or an empty one of its structures; None where it refuses.
+
+    By its answer, by lacking the function, or since an argument was refused. Where a newer name is refused, the older
+    is tried.
+    """
+    import pynvml
+
+    function = getattr(pynvml, name, None)
+    if function is not None and None not in arguments:
+        with suppress(pynvml.NVMLError):
+            return function(*arguments)
+    return _ask(_OLDER_NAMES[name], *arguments) if name in _OLDER_NAMES else None

@@ -14,7 +14,7 @@ from typing import Any
 
 from autotune.analysis.rates import rate_of
 from autotune.records.ceilings import Ceiling
-from autotune.records.measurement import Window
+from autotune.records.measurement import Block, Restart, Window
 from autotune.settings.training_config import TrainingConfig
 from autotune.worker.measure.batch import Held, Reused, batch_bytes, tensors_of, unpacked
 from autotune.worker.measure.edges import Stretch
@@ -24,9 +24,10 @@ from autotune.worker.measure.step import NoTrainer, Trainer
 
 __all__ = ["MOST_SKIPS", "collect", "device_alone", "loader_alone", "resident"]
 
+# What names no source is our own convention.
 _BLOCK_S = 0.05  # as a warm-up's
 _HELD_COUNT = 8  # batches that training takes in turns: more than one, so that no cache holds them all
-_HELD_BYTES = 256 * 2**20  # our own convention: little beside a model that trains, beyond every cache
+_HELD_BYTES = 256 * 2**20  # little beside a model that trains, beyond every cache
 _QUEUES = 2  # the stretch uses up the queue twice, as a window does
 _OVERTIME = 2.0  # past its time a stretch goes on so far for that
 _LONGEST = 6.0  # past its time so far, whatever has come: a batch may take seconds
@@ -57,15 +58,16 @@ def loader_alone(
     """
     run = Run(feed, NoTrainer(config), feed.queue_capacity, ends_at)
     run.pause_at = perf_counter() + _LONGEST * seconds
-    warm = _drain(run)
+    watched, feed.watches_queue = feed.watches_queue, True
+    _drain(run)
     is_whole = feed.epoch_batches is not None and feed.epoch_batches < _FEWEST_EPOCH_BATCHES
     run.splits_restarts = not is_whole
     unit = feed.epoch_batches if is_whole and feed.epoch_batches else max(1, config.num_workers)
-    queue_at_start, watched, feed.watches_queue = feed.ready(), feed.watches_queue, False
+    queue_at_start, feed.watches_queue = feed.ready(), False
     begun, stretches = perf_counter(), [train_block(run, unit)]
     while not _has_seen_enough(run, stretches, perf_counter() - begun, seconds):
         stretches.append(train_block(run, batches_in(_BLOCK_S, mean_batch_s(stretches[-1:]), unit)))
-    window = window_of(run, stretches, warm, queue_at_start, whole_epochs=is_whole)
+    window = window_of(run, stretches, WarmUpResult(), queue_at_start, whole_epochs=is_whole)
     feed.watches_queue = watched
     return _ceiling_of(window if restart_s is None else window.model_copy(update={"expected_restart_s": restart_s}))
 
@@ -92,35 +94,25 @@ def device_alone(trainer: Trainer, held: Sequence[Held], *, seconds: float, ends
     warm_s = _warm_up(trainer, supply, seconds, ends_at)
     seconds = min(seconds, max(0.0, ends_at - perf_counter()))
     fewest = _FEWEST_STEPS if _FEWEST_STEPS * warm_s <= 2 * seconds else 1
-    taken, samples, spent_s, scale = 0, 0, 0.0, trainer.scaler.get_scale()
+    first, taken, spent_s, scale = supply.handed_out, 0, 0.0, trainer.scaler.get_scale()
     while taken == 0 or ((taken < fewest * per_step or spent_s < seconds) and perf_counter() < ends_at):
         step_s = spent_s * per_step / taken if taken else warm_s
         steps = max(1, fewest - taken // per_step, ceil((seconds - spent_s) / max(step_s, 1e-6)))
-        first = supply.handed_out
-        given = supply.take(steps, per_step)
-        taken += len(given)
-        samples += sum(held[index % len(held)].samples for index in range(first, supply.handed_out))
-        stretch_s, loss = _train_on(trainer, iter(given))
-        spent_s += stretch_s
+        stretch_s, loss = _train_on(trainer, iter(supply.take(steps, per_step)))
+        spent_s, taken = spent_s + stretch_s, supply.handed_out - first
+    samples = sum(held[index % len(held)].samples for index in range(first, supply.handed_out))
     _check_trained(trainer, scale, float(loss))
     return Ceiling(samples_per_s=samples / spent_s, samples=samples, seconds=spent_s, batches=taken)
 
 
-def collect(
-    feed: Feed,
-    *,
-    seconds: float,
-    count: int = _HELD_COUNT,
-    limit_bytes: int = _HELD_BYTES,
-    first: Delivery | None = None,
-) -> list[Delivery]:
+def collect(feed: Feed, *, seconds: float, count: int = _HELD_COUNT, first: Delivery | None = None) -> list[Delivery]:
     """The next batches as the loader delivers them: at least one, up to a count, a size in bytes, and a time.
 
     A batch that was taken before may be handed in as the first.
     """
     begun, came = perf_counter(), [first or feed.take()]
     while len(came) < count and perf_counter() - begun < seconds:
-        if batch_bytes(delivery.batch for delivery in came) * (len(came) + 1) / len(came) > limit_bytes:
+        if batch_bytes(delivery.batch for delivery in came) * (len(came) + 1) / len(came) > _HELD_BYTES:
             break
         came.append(feed.take())
     return came
@@ -133,16 +125,12 @@ def resident(trainer: Trainer, host: Sequence[Held | Delivery]) -> list[Held]:
     return [Held(trainer.to_device(unpacked(kept.batch)), kept.samples) for kept in chosen]
 
 
-def _drain(run: Run) -> WarmUpResult:
+def _drain(run: Run) -> None:
     """Take what lies ready: as many batches as the queue holds, or, sooner, one wait for each worker running."""
-    feed, workers = run.feed, run.trainer.config.num_workers
-    begun, taken, waits, watched, feed.watches_queue = perf_counter(), 0, 0, feed.watches_queue, True
+    taken, waits, workers = 0, 0, run.trainer.config.num_workers
     while taken < run.queue_capacity and waits < workers and perf_counter() < min(run.ends_at, run.pause_at):
-        waits = waits + 1 if feed.take().had_to_wait else 0
+        waits = waits + 1 if run.feed.take().had_to_wait else 0
         taken += 1
-    feed.watches_queue = watched
-    spent_s = perf_counter() - begun
-    return WarmUpResult(taken, spent_s, is_drained=True, is_steady=True, batch_s=spent_s / max(1, taken))
 
 
 def _has_seen_enough(run: Run, stretches: Sequence[Stretch], elapsed_s: float, seconds: float) -> bool:
@@ -155,13 +143,13 @@ def _has_seen_enough(run: Run, stretches: Sequence[Stretch], elapsed_s: float, s
 
 
 def _ceiling_of(window: Window) -> Ceiling:
-    blocks, restarts = window.blocks, window.restarts
-    in_blocks, batches = sum(block.samples for block in blocks), sum(block.batches for block in blocks)
-    samples = in_blocks + sum(restart.samples for restart in restarts)
+    in_blocks, batches = sum(block.samples for block in window.blocks), sum(block.batches for block in window.blocks)
+    parts: tuple[Block | Restart, ...] = (*window.blocks, *window.restarts)
+    samples = sum(part.samples for part in parts)
     return Ceiling(
         samples_per_s=rate_of(window).value,
         samples=samples,
-        seconds=sum(block.seconds for block in blocks) + sum(restart.seconds for restart in restarts),
+        seconds=sum(part.seconds for part in parts),
         batches=round(samples * batches / in_blocks) if in_blocks else batches,
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -51,11 +52,11 @@ def infer_step(workload: Workload, batch: Any) -> Step:
         return Step(_keyword_step, "model(**batch), its .loss or ['loss']")
     is_pair = isinstance(batch, tuple | list) and len(batch) == 2
     if is_pair and workload.loss is not None:
-        return Step(_with_loss(workload.loss), "loss(model(x), y) with the loss that was given")
+        return Step(partial(_pair_step, workload.loss), "loss(model(x), y) with the loss that was given")
     if is_pair and isinstance(batch[1], Tensor):
         if batch[1].is_floating_point():
-            return Step(_with_loss(_mse), "mean squared error, inferred from floating targets")
-        return Step(_with_loss(_cross_entropy), "cross-entropy, inferred from integer targets")
+            return Step(partial(_pair_step, _mse), "mean squared error, inferred from floating targets")
+        return Step(partial(_pair_step, _cross_entropy), "cross-entropy, inferred from integer targets")
     if isinstance(batch, Mapping):
         raise WorkloadFault(
             f"loss(outputs, targets) needs a batch (inputs, targets), but got {_form(batch)}; leave loss out where the "
@@ -188,12 +189,9 @@ def _keyword_step(model: nn.Module, batch: Any) -> Tensor:
     return loss  # type: ignore[no-any-return] # checked where it is used
 
 
-def _with_loss(loss: Callable[[Any, Any], Tensor]) -> Callable[[nn.Module, Any], Tensor]:
-    def step(model: nn.Module, batch: Any) -> Tensor:
-        inputs, targets = batch
-        return loss(model(inputs), targets)
-
-    return step
+def _pair_step(loss: Callable[[Any, Any], Tensor], model: nn.Module, batch: Any) -> Tensor:
+    inputs, targets = batch
+    return loss(model(inputs), targets)
 
 
 def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -224,6 +222,5 @@ def _shape(value: Any) -> str:
 
 
 def _form(batch: Any) -> str:
-    if isinstance(batch, tuple | list):
-        return f"a {type(batch).__name__} of {len(batch)}"
-    return type(batch).__name__
+    name = type(batch).__name__
+    return f"a {name} of {len(batch)}" if isinstance(batch, tuple | list) else name

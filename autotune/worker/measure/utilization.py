@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import fsum
 from time import perf_counter
-from typing import Any
 
 from autotune.records.utilization import GPM_SOURCE, NVML_SOURCE, WAIT_SOURCE, BusyReading, Fullness
 from autotune.worker.measure.nvml import GPM_LEAST_S, Gpu, GpuSample, free_gpm, gpm_shares, take_gpm, utilization_since
@@ -47,44 +46,35 @@ class BusyProbe:
     """
 
     def __init__(self, gpus: Sequence[Gpu]) -> None:
-        self._probes = tuple(_Probe(gpu) for gpu in gpus)
+        self._gpus = gpus
+        self._probes: list[_Probe] = []
 
     def start(self) -> None:
         """Begin at the window's first edge."""
-        for probe in self._probes:
-            probe.start()
+        self._probes = [_Probe(gpu) for gpu in self._gpus]
 
     def stop(self, data_wait_fraction: float) -> Busyness:
         """How busy the devices were since `start`; by the loop's waits where no other source is there."""
         ended = [probe.stop() for probe in self._probes]
-        waits = BusyReading(fraction=1.0 - data_wait_fraction, source=WAIT_SOURCE)
         readings = (
             *_least(GPM_SOURCE, [shares.get(_BUSY) for shares, _ in ended]),
             *_least(NVML_SOURCE, [sampled for _, sampled in ended]),
-            waits,
+            BusyReading(fraction=1.0 - data_wait_fraction, source=WAIT_SOURCE),
         )
         least_busy = min((shares for shares, _ in ended), key=lambda shares: shares.get(_BUSY, 1.0), default={})
         return Busyness(reading=readings[0], readings=readings, fullness=_fullness(least_busy))
 
 
 class _Probe:
-    """One device."""
+    """One device: remembers NVML's last sample, then takes GPM's first."""
 
     def __init__(self, gpu: Gpu) -> None:
-        self._gpu = gpu
-        self._first: Any = None
-        self._since_us: int | None = None
-        self._begun = 0.0
-
-    def start(self) -> None:
-        """Remember NVML's last sample, then take GPM's first."""
-        samples = utilization_since(self._gpu, 0)
-        self._since_us = None if samples is None else samples[-1].time_us
-        free_gpm(self._first)
-        self._first, self._begun = take_gpm(self._gpu), perf_counter()
+        samples = utilization_since(gpu, 0)
+        self._gpu, self._since_us = gpu, None if samples is None else samples[-1].time_us
+        self._first, self._begun = take_gpm(gpu), perf_counter()
 
     def stop(self) -> tuple[Mapping[int, float], float | None]:
-        """GPM's metrics since `start`, by number, and the mean of NVML's utilization samples; frees GPM's samples."""
+        """GPM's metrics since then, by number, and the mean of NVML's utilization samples; frees GPM's samples."""
         elapsed_s = perf_counter() - self._begun
         first, self._first = self._first, None
         second = take_gpm(self._gpu) if first is not None and elapsed_s >= GPM_LEAST_S else None

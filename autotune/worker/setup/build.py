@@ -10,7 +10,8 @@ import importlib.util
 import inspect
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from difflib import get_close_matches
 from hashlib import sha256
@@ -63,11 +64,7 @@ def build_model(workload: Workload, config: TrainingConfig, device: Device) -> n
 
     For strategy ddp, the process group must be open.
     """
-    model = workload.model
-    if not isinstance(model, nn.Module):
-        model = _called("model", model)
-    if not isinstance(model, nn.Module):
-        raise WorkloadFault(f"model must be an nn.Module or a callable that returns one, but got {_kind(model)}")
+    model: nn.Module = _made("model", workload.model, "be an nn.Module or", lambda found: isinstance(found, nn.Module))
     model = model.to(device.torch_device)
     if config.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's stubs lack the keyword alone
@@ -78,13 +75,7 @@ def build_model(workload: Workload, config: TrainingConfig, device: Device) -> n
 
 def build_dataset(workload: Workload) -> Any:
     """The user's dataset: a map-style one has __getitem__, an iterable one __iter__."""
-    dataset = workload.dataset
-    if isinstance(dataset, type) or not (hasattr(dataset, "__getitem__") or hasattr(dataset, "__iter__")):
-        dataset = _called("dataset", dataset)
-    if not (hasattr(dataset, "__getitem__") or hasattr(dataset, "__iter__")):
-        raise WorkloadFault(
-            f"dataset must have __getitem__ or __iter__, or be a callable that returns one, but got {_kind(dataset)}"
-        )
+    dataset = _made("dataset", workload.dataset, "have __getitem__ or __iter__, or be", _holds_items)
     if length_of(dataset) == 0:
         raise WorkloadFault(
             "the dataset must hold at least one sample, but its length is 0; check the path it reads from"
@@ -94,10 +85,9 @@ def build_dataset(workload: Workload) -> Any:
 
 def length_of(data: Any) -> int | None:
     """Items of a dataset, or batches of a loader's epoch; None where it has no length."""
-    try:
+    with suppress(TypeError, NotImplementedError):
         return len(data)
-    except (TypeError, NotImplementedError):
-        return None
+    return None
 
 
 def is_stream(dataset: Any) -> bool:
@@ -129,6 +119,18 @@ def optimizer_facts(optimizer: torch.optim.Optimizer) -> OptimizerFacts:
     )
 
 
+def _holds_items(found: Any) -> bool:
+    return not isinstance(found, type) and (hasattr(found, "__getitem__") or hasattr(found, "__iter__"))
+
+
+def _made(part: str, given: Any, rule: str, fits: Callable[[Any], bool]) -> Any:
+    """What the user has given for a part, or what it returns where it is a factory; of the kind that the rule names."""
+    made = given if fits(given) else _called(part, given)
+    if not fits(made):
+        raise WorkloadFault(f"{part} must {rule} a callable that returns one, but got {_kind(made)}")
+    return made
+
+
 def _called(part: str, factory: Any) -> Any:
     if not callable(factory):
         raise WorkloadFault(
@@ -150,8 +152,9 @@ def _resolve(part: str, ref: Ref) -> Any:
     value: Any = _module_from_file(part, place, ref) if place.endswith(".py") else _module_by_name(part, place)
     for name in names.split("."):
         if not hasattr(value, name):
-            near = _nearest(name, value)
-            raise WorkloadFault(f"workload.{part}: {place} has no attribute {name!r}{near}")
+            near = get_close_matches(name, dir(value), n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise WorkloadFault(f"workload.{part}: {place} has no attribute {name!r}{hint}")
         value = getattr(value, name)
     return value
 
@@ -185,11 +188,6 @@ def _module_from_file(part: str, place: str, ref: Ref) -> ModuleType:
     spec.loader.exec_module(module)
     cloudpickle.register_pickle_by_value(module)  # loader workers that are not forked can't import it by name
     return module
-
-
-def _nearest(name: str, owner: object) -> str:
-    near = get_close_matches(name, dir(owner), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _kind(value: object) -> str:

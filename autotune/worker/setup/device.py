@@ -82,9 +82,8 @@ class Device:
         if self.limit_bytes is None or not self.has_own_memory or cap is None:
             return
         for device in self.devices:
-            cap(
-                max(0.0, min(1.0, (self.limit_bytes - self._outside_bytes(device)) / self._total_bytes(device))), device
-            )
+            share = (self.limit_bytes - (self._outside_bytes(device) or 0)) / self._total_bytes(device)
+            cap(max(0.0, min(1.0, share)), device)
 
     def alloc_retries(self) -> int | None:
         """How often the allocators have found no room, given back what they held and asked again, since the start.
@@ -134,31 +133,31 @@ class Device:
         if not self.has_own_memory:
             peak_bytes, source = machine.tree_peak()
             return MemorySample(peak_bytes=peak_bytes, source=source)
-        sample = max(map(self._peak_of, self.devices), key=lambda one: one.peak_bytes)
+        sample = max(map(self._peak_of, self.devices), key=lambda sample: sample.peak_bytes)
         retries = self.alloc_retries()
         if retries is None or retries_before is None:
             return sample
         return sample.model_copy(update={"alloc_retries": retries - retries_before})
 
-    def _peak_of(self, one: torch.device) -> MemorySample:
-        reserved, outside = int(self.module.max_memory_reserved(one)), self._outside_bytes(one)
-        can_tell, allocated = hasattr(self.module, "mem_get_info"), self._ask("max_memory_allocated", one)
+    def _peak_of(self, device: torch.device) -> MemorySample:
+        reserved, outside = int(self.module.max_memory_reserved(device)), self._outside_bytes(device)
         return MemorySample(
-            peak_bytes=reserved + outside,
-            source="max reserved + outside torch" if can_tell else "max reserved",
+            peak_bytes=reserved + (outside or 0),
+            source="max reserved" if outside is None else "max reserved + outside torch",
             reserved_bytes=reserved,
-            outside_bytes=outside if can_tell else None,
-            allocated_bytes=None if allocated is None else int(allocated),
+            outside_bytes=outside,
+            allocated_bytes=self._ask("max_memory_allocated", device),
         )
 
-    def _outside_bytes(self, one: torch.device) -> int:
-        if not hasattr(self.module, "mem_get_info"):  # XPU in an older torch
-            return 0
-        free, total = self.module.mem_get_info(one)
-        return max(0, int(total) - int(free) - int(self._ask("memory_reserved", one) or 0))
+    def _outside_bytes(self, device: torch.device) -> int | None:
+        """Memory in use outside torch's allocator; None where the module does not tell what is free."""
+        if not hasattr(self.module, "mem_get_info"):
+            return None
+        free, total = self.module.mem_get_info(device)
+        return max(0, int(total) - int(free) - int(self._ask("memory_reserved", device) or 0))
 
-    def _total_bytes(self, one: torch.device) -> int:
-        return int(self.module.get_device_properties(one).total_memory)
+    def _total_bytes(self, device: torch.device) -> int:
+        return int(self.module.get_device_properties(device).total_memory)
 
     def _counted(self, name: str) -> int | None:
         """A count of the allocators' since the start, of all devices; None where one does not keep it."""
@@ -186,10 +185,7 @@ def open_device(name: str, rank: int = 0, *, count: int = 1, limit_bytes: int | 
     Raises:
         DeviceError: there is no such device here, or "auto" would pass over a GPU.
     """
-    remark = None
-    if name == "auto":
-        choice = choose(detect())
-        name, remark = choice.name, choice.remark
+    name, remark = choose(detect()) if name == "auto" else (name, None)
     try:
         device = torch.device(name)
     except RuntimeError as error:

@@ -1,6 +1,6 @@
 """Which device "auto" stands for, and whether a GPU would be passed over by that.
 
-Takes a Detection of torch and of the machine (`detect`, the only reader); hands on a Choice, or refuses: a torch that
+Takes a Detection of torch and of the machine (`detect`, the only reader); hands on a name, or refuses: a torch that
 can't use the GPU of this machine would tune the CPU, and the user would not notice.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import warnings
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -17,7 +17,7 @@ import torch
 from autotune.note import Note, note
 from autotune.worker.measure import nvml
 
-__all__ = ["Choice", "Detection", "DeviceError", "choose", "detect", "unusable"]
+__all__ = ["Detection", "DeviceError", "choose", "detect", "unusable"]
 
 _NODES = {"NVIDIA": "nvidia[0-9]*", "AMD": "kfd"}
 """Files in /dev by which a maker's driver gives its GPUs. Source: NVIDIA driver README, nvidia-modprobe; ROCm
@@ -58,30 +58,18 @@ class Detection:
     """Why torch can't use the GPU, in its own words; None where it gave none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """What "auto" stands for."""
-
-    name: str
-    """Torch's name of the device."""
-    remark: Note | None = None
-    """What the user should know of it."""
-
-
-def choose(found: Detection) -> Choice:
-    """The device for "auto": the accelerator that torch can use, else the CPU.
+def choose(found: Detection) -> tuple[str, Note | None]:
+    """The device for "auto", and what the user should know of it: the accelerator that torch can use, else the CPU.
 
     Raises:
         DeviceError: torch was built for the GPU that is here, and can't use it.
     """
     if found.usable is not None:
-        return Choice(found.usable)
+        return found.usable, None
     reason = unusable(found)
     if reason is not None:
         raise DeviceError(f"device: auto must not pass over a GPU, but {reason}, or set device: cpu")
-    if found.gpu is not None:
-        return Choice("cpu", note("torch_without_cuda", gpu=found.gpu, torch=found.torch))
-    return Choice("cpu")
+    return "cpu", None if found.gpu is None else note("torch_without_cuda", gpu=found.gpu, torch=found.torch)
 
 
 def unusable(found: Detection) -> str | None:
@@ -123,21 +111,19 @@ def detect() -> Detection:
     is_available, torch_warning = _ask_torch()
     if is_available:
         return Detection(torch=torch.__version__, usable=str(torch.accelerator.current_accelerator()))
+    maker, platform, version = "NVIDIA", "CUDA", torch.version.cuda
     if torch.version.hip is not None:
-        gpu, built_for = "AMD" if _has_node("AMD") else None, f"ROCm {torch.version.hip}"
-        return Detection(
-            torch=torch.__version__, built_for=built_for, gpu=gpu, visible=_visible("AMD"), torch_warning=torch_warning
-        )
-    cuda = None if torch.version.cuda is None else f"CUDA {torch.version.cuda}"
-    if _is_hidden("NVIDIA"):
-        return Detection(torch=torch.__version__, built_for=cuda)
-    return Detection(
-        torch=torch.__version__,
-        built_for=cuda,
-        gpu="NVIDIA" if nvml.gpu_count() or _has_node("NVIDIA") else None,
-        driver=nvml.driver_version(),
-        driver_cuda=nvml.driver_cuda(),
-        visible=_visible("NVIDIA"),
+        maker, platform, version = "AMD", "ROCm", torch.version.hip
+    found = Detection(torch=torch.__version__, built_for=version and f"{platform} {version}")
+    if _is_hidden(maker):
+        return found
+    is_nvidia = maker == "NVIDIA"
+    return replace(
+        found,
+        gpu=maker if (is_nvidia and nvml.gpu_count()) or _has_node(maker) else None,
+        driver=nvml.driver_version() if is_nvidia else None,
+        driver_cuda=nvml.driver_cuda() if is_nvidia else None,
+        visible=_visible(maker),
         torch_warning=torch_warning,
     )
 
@@ -170,7 +156,7 @@ def _is_hidden(maker: str) -> bool:
 
 def _has_node(maker: str) -> bool:
     """Whether there is a GPU that this process may open: a container or a job may see one that is not its own."""
-    return not _is_hidden(maker) and any(_can_open(node) for node in Path("/dev").glob(_NODES[maker]))
+    return any(_can_open(node) for node in Path("/dev").glob(_NODES[maker]))
 
 
 def _can_open(node: Path) -> bool:

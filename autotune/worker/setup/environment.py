@@ -8,13 +8,12 @@ from __future__ import annotations
 import platform
 from contextlib import suppress
 from importlib import metadata
-from typing import Any
 
 import torch
 
 from autotune.note import Note, note
 from autotune.settings.environment import Environment
-from autotune.settings.training_config import AmpDtype
+from autotune.settings.training_config import AMP_DTYPES, AmpDtype
 from autotune.worker.failure.kernel_failures import blocking_variable
 from autotune.worker.measure import nvml
 from autotune.worker.setup import machine
@@ -23,6 +22,9 @@ from autotune.worker.setup.device import Device
 __all__ = ["describe"]
 
 _PACKAGES = ("autotune-torch", "torch", "optuna", "numpy", "nvidia-ml-py", "pydantic")
+_NATIVE_FLAGS = {"bfloat16": {"avx512_bf16", "amx_bf16", "bf16"}, "float16": {"avx512_fp16", "amx_fp16"}}
+"""Flags of processors that compute in a precision. Source: Linux kernel, arch/x86/include/asm/cpufeatures.h and
+Documentation/arch/arm64/elf_hwcaps.rst."""
 _MIN_TENSOR_CORE_CAPABILITY = (7, 0)  # Volta: the first with float16 matrix units
 _MIN_TF32_CAPABILITY = (8, 0)  # Ampere
 
@@ -70,27 +72,24 @@ def _device_names(device: Device) -> tuple[str, ...]:
 
 
 def _native_dtypes(device: Device) -> tuple[AmpDtype, ...]:
-    kind, native = device.kind, {"float32"}
+    kind = device.kind
     if kind in {"cuda", "rocm"}:
         capability = torch.cuda.get_device_capability(device.torch_device)
-        if kind == "cuda" and capability >= _MIN_TF32_CAPABILITY:
-            native.add("tf32")
-        if torch.cuda.is_bf16_supported(including_emulation=False):
-            native.add("bfloat16")
-        if kind == "rocm" or capability >= _MIN_TENSOR_CORE_CAPABILITY:
-            native.add("float16")
+        native = {
+            "tf32": kind == "cuda" and capability >= _MIN_TF32_CAPABILITY,
+            "bfloat16": torch.cuda.is_bf16_supported(including_emulation=False),
+            "float16": kind == "rocm" or capability >= _MIN_TENSOR_CORE_CAPABILITY,
+        }
     elif kind == "cpu":
         flags = machine.processor_flags()
-        native |= {"bfloat16"} if flags & {"avx512_bf16", "amx_bf16", "bf16"} else set()
-        native |= {"float16"} if flags & {"avx512_fp16", "amx_fp16"} else set()
+        native = {name: not flags.isdisjoint(told_by) for name, told_by in _NATIVE_FLAGS.items()}
     elif kind == "other":
-        ask: Any = getattr(device.module, "get_amp_supported_dtype", list)  # torch.utils.rename_privateuse1_backend
-        known = ask()
-        native |= {name for name in ("bfloat16", "float16") if getattr(torch, name) in known}
+        # see torch.utils.rename_privateuse1_backend
+        known: list[torch.dtype] = getattr(device.module, "get_amp_supported_dtype", list)()
+        native = {name: getattr(torch, name) in known for name in ("bfloat16", "float16")}
     else:
-        native |= {"bfloat16", "float16"} if kind == "xpu" else {"float16"}
-    order: tuple[AmpDtype, ...] = ("float32", "tf32", "bfloat16", "float16")
-    return tuple(name for name in order if name in native)
+        native = {"bfloat16": kind == "xpu", "float16": True}
+    return tuple(name for name in AMP_DTYPES if name == "float32" or native.get(name))
 
 
 def _versions() -> dict[str, str]:

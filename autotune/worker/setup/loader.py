@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from autotune.settings.workload import Workload
 from autotune.worker.setup.build import is_stream
 from autotune.worker.setup.process_group import ALONE, Group
 
-__all__ = ["EachNth", "build_loader"]
+__all__ = ["EachNth", "build_loader", "tell_epoch"]
 
 
 def build_loader(
@@ -44,7 +44,7 @@ def build_loader(
         context = torch.multiprocessing.get_context(workload.multiprocessing_context)
         kwargs["multiprocessing_context"] = context
         if context.get_start_method() != "fork":
-            _make_portable(dataset, scratch)
+            ForkingPickler.register(type(dataset), partial(_as_payload, folder=scratch))
             functions = {name: part and _PortableFunction(part, scratch) for name, part in functions.items()}
     return DataLoader(dataset, **kwargs, **functions)
 
@@ -61,34 +61,36 @@ class EachNth(Sampler[Any]):
         self.drawn, self.group = drawn, group
 
     def __iter__(self) -> Iterator[Any]:
-        drawn, size = iter(self.drawn), self.group.size
-        while len(one_each := list(islice(drawn, size))) == size:  # what is left over goes to none
-            yield one_each[self.group.rank]
+        turns = zip(*[iter(self.drawn)] * self.group.size, strict=False)  # what is left over goes to none
+        return (turn[self.group.rank] for turn in turns)
 
     def __len__(self) -> int:
         return len(self.drawn) // self.group.size  # type: ignore[arg-type] # raises TypeError as the user's own does
 
     def set_epoch(self, epoch: int) -> None:
         """Hand the epoch on to a sampler that asks for it."""
-        set_epoch = getattr(self.drawn, "set_epoch", None)
-        if callable(set_epoch):
-            set_epoch(epoch)
+        tell_epoch(self.drawn, epoch)
+
+
+def tell_epoch(sampler: Any, epoch: int) -> None:
+    """Tell a sampler or dataset which epoch begins, where it has torch's method for that."""
+    set_epoch = getattr(sampler, "set_epoch", None)
+    if callable(set_epoch):
+        set_epoch(epoch)
 
 
 def _sampling(workload: Workload, dataset: Any, kwargs: dict[str, Any], group: Group) -> dict[str, Any]:
     """Arguments of the DataLoader that say which items make a batch; removes those they replace."""
     if workload.batch_sampler is not None:
         return {"batch_sampler": _own_sampler(workload.batch_sampler, group, dataset, kwargs.pop("batch_size"))}
+    drops, order = {"drop_last": workload.drop_last}, {"shuffle": workload.shuffle}
     if is_stream(dataset):
-        return {"drop_last": workload.drop_last}
+        return drops
     if workload.sampler is not None:
-        return {"sampler": _own_sampler(workload.sampler, group, dataset), "drop_last": workload.drop_last}
+        return drops | {"sampler": _own_sampler(workload.sampler, group, dataset)}
     if group.size > 1:
-        share: Any = DistributedSampler(
-            dataset, group.size, group.rank, shuffle=workload.shuffle, drop_last=workload.drop_last
-        )
-        return {"sampler": share, "drop_last": workload.drop_last}
-    return {"shuffle": workload.shuffle, "drop_last": workload.drop_last}
+        return drops | {"sampler": DistributedSampler(dataset, group.size, group.rank, **order, **drops)}
+    return drops | order
 
 
 def _own_sampler(sampler: Any, group: Group, *arguments: Any) -> Any:
@@ -96,15 +98,6 @@ def _own_sampler(sampler: Any, group: Group, *arguments: Any) -> Any:
     is_factory = callable(sampler) and not hasattr(sampler, "__iter__")
     drawn = sampler(*arguments) if is_factory else sampler
     return drawn if group.size == 1 else EachNth(drawn, group)
-
-
-def _make_portable(dataset: object, folder: Path) -> None:
-    """Have multiprocessing pickle this dataset's type as a payload below `folder`."""
-
-    def reduce(instance: object) -> tuple[Callable[[Path], Any], tuple[Path]]:
-        return read_payload, (_written(instance, folder),)
-
-    ForkingPickler.register(type(dataset), reduce)
 
 
 class _PortableFunction:
@@ -117,15 +110,12 @@ class _PortableFunction:
         """Call the user's function."""
         return self._function(*args)
 
-    def __reduce__(self) -> tuple[Callable[..., _PortableFunction], tuple[Path, Path]]:
-        return _read_function, (_written(self._function, self._folder), self._folder)
+    def __reduce__(self) -> tuple[Callable[[Path], Any], tuple[Path]]:
+        return _as_payload(self._function, self._folder)
 
 
-def _read_function(payload: Path, folder: Path) -> _PortableFunction:
-    return _PortableFunction(read_payload(payload), folder)
-
-
-def _written(value: object, folder: Path) -> Path:
+def _as_payload(value: object, folder: Path) -> tuple[Callable[[Path], Any], tuple[Path]]:
+    """Write a value below a folder; how a worker reads it."""
     payload = Path(tempfile.mkdtemp(prefix="loader-", dir=folder))
     write_payload(value, payload)
-    return payload
+    return read_payload, (payload,)

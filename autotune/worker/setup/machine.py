@@ -9,7 +9,7 @@ import os
 import platform
 import sys
 from contextlib import suppress
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 
 import psutil
@@ -39,14 +39,12 @@ def usable_cores() -> int:
     Source: Linux kernel, admin-guide/cgroup-v2 (cpu.max) and scheduler/sched-bwc (cfs_quota_us).
     """
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quotas = [quota for folder in _cgroup_folders("cpu") if (quota := _cpu_quota(folder)) is not None]
-    return max(1, min([affinity, *(ceil(quota) for quota in quotas)]))
+    return max(1, ceil(min([affinity, *map(_cpu_quota, _cgroup_folders("cpu"))])))
 
 
 def usable_ram_bytes() -> int:
     """RAM that this process may use: the lesser of the machine's and the cgroup's."""
-    limits = [limit for folder in _cgroup_folders("memory") if (limit := _memory_limit(folder)) is not None]
-    return min([psutil.virtual_memory().total, *limits])
+    return int(min([psutil.virtual_memory().total, *map(_memory_limit, _cgroup_folders("memory"))]))
 
 
 def processor_name() -> str:
@@ -135,18 +133,19 @@ def _cgroup_folders(controller: str) -> list[Path]:
     return folders
 
 
-def _cpu_quota(folder: Path) -> float | None:
+def _cpu_quota(folder: Path) -> float:
+    """Cores that a group may use; infinite where it is not limited, which stands there as "max", or as -1."""
     with suppress(OSError, ValueError):
         quota, period = (folder / "cpu.max").read_text().split()
-        return None if quota == "max" else int(quota) / int(period)
+        return int(quota) / int(period)
     with suppress(OSError, ValueError):
         quota_us = int((folder / "cpu.cfs_quota_us").read_text())
-        return None if quota_us <= 0 else quota_us / int((folder / "cpu.cfs_period_us").read_text())
-    return None
+        return quota_us / int((folder / "cpu.cfs_period_us").read_text()) if quota_us > 0 else inf
+    return inf
 
 
-def _memory_limit(folder: Path) -> int | None:
+def _memory_limit(folder: Path) -> float:
     for name in ("memory.max", "memory.limit_in_bytes"):
         with suppress(OSError, ValueError):
             return int((folder / name).read_text())
-    return None
+    return inf

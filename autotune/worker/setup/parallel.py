@@ -7,7 +7,7 @@ installed torch lacks are left out, found by DDP's own signature.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from autotune.worker.setup.device import Device
 
 __all__ = ["ddp_arguments", "parallel_model", "without_effect_here"]
 
+_AS_TORCH_HAS_THEM = {"gradient_as_bucket_view", "static_graph", "find_unused_parameters", "bucket_cap_mb"}
 _POWERSGD_START = 2  # the first iteration that PowerSGD may compress; torch's own is 1000, far beyond a trial
 
 
@@ -42,13 +43,7 @@ def parallel_model(model: nn.Module, config: TrainingConfig, device: Device) -> 
 def ddp_arguments(wanted: DdpConfig) -> dict[str, Any]:
     """Arguments of DistributedDataParallel for these settings, as far as the installed torch has them."""
     known = inspect.signature(DistributedDataParallel.__init__).parameters
-    arguments: dict[str, Any] = {
-        "gradient_as_bucket_view": wanted.gradient_as_bucket_view,
-        "static_graph": wanted.static_graph,
-        "find_unused_parameters": wanted.find_unused_parameters,
-    }
-    if wanted.bucket_cap_mb is not None:
-        arguments["bucket_cap_mb"] = wanted.bucket_cap_mb
+    arguments = wanted.model_dump(include=_AS_TORCH_HAS_THEM, exclude_none=True)
     if wanted.first_bucket_mb is not None and "bucket_cap_mb_list" in known:
         arguments["bucket_cap_mb_list"] = [wanted.first_bucket_mb, wanted.bucket_cap_mb or TORCH_BUCKET_CAP_MB]
         arguments.pop("bucket_cap_mb", None)
@@ -78,15 +73,7 @@ class _DataParallel(nn.DataParallel[nn.Module]):
         """Run each replica on its share of the batch."""
         kind = self.src_device_obj.type
         dtype, is_on = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
-
-        def in_precision(replica: nn.Module) -> Callable[..., Any]:
-            def run(*args: Any, **named: Any) -> Any:
-                with torch.autocast(kind, dtype=dtype, enabled=is_on):
-                    return replica(*args, **named)
-
-            return run
-
-        cast: Any = [in_precision(replica) for replica in replicas]  # torch only calls them
+        cast: Any = [torch.autocast(kind, dtype, is_on)(replica) for replica in replicas]  # torch only calls them
         return super().parallel_apply(cast, inputs, kwargs)
 
 

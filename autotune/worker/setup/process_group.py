@@ -144,10 +144,9 @@ def is_collateral(error: BaseException) -> bool:
     """Whether an exception only means that another rank is gone: a closed connection, a collective that timed out."""
     if not distributed.is_available() or not (distributed.is_initialized() or _comes_from_torch_distributed(error)):
         return False
-    if isinstance(error, distributed.DistNetworkError | distributed.DistStoreError):
-        return True
-    message = str(error)
-    return isinstance(error, RuntimeError) and bool(_COLLATERAL.search(message)) and "DataLoader" not in message
+    is_message = bool(_COLLATERAL.search(str(error))) and "DataLoader" not in str(error)
+    named = distributed.DistNetworkError | distributed.DistStoreError
+    return isinstance(error, named) or (isinstance(error, RuntimeError) and is_message)
 
 
 def _comes_from_torch_distributed(error: BaseException) -> bool:

@@ -56,12 +56,12 @@ MAKERS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_a_batch_of_any_type_is_moved_and_keeps_its_type(make: Callable[[], Any]) -> None:
     batch = make()
-    assert [tuple(one.shape) for one in tensors_of(batch)] == [(3, 4), (2,)]
+    assert [tuple(tensor.shape) for tensor in tensors_of(batch)] == [(3, 4), (2,)]
     assert batch_bytes([batch, batch]) == 2 * (12 + 2) * 4
     for config in (TrainingConfig(), TrainingConfig(pin_memory=True)):
         there = moved(make(), META, config)
         assert type(there) is type(batch)
-        assert [one.device.type for one in tensors_of(there)] == ["meta", "meta"]
+        assert [tensor.device.type for tensor in tensors_of(there)] == ["meta", "meta"]
 
 
 def test_an_object_without_a_way_to_move_stays_as_it_is() -> None:

@@ -45,8 +45,8 @@ def sizes(dataset: Any, taken: int, workers: int = 0, *, persistent: bool = Fals
     feed = Feed(build_loader(workload, dataset, config, Path("/nowhere")))
     deliveries = [feed.start(), *(feed.take() for _ in range(taken - 1))]
     feed.stop()
-    assert all(one.batch.shape == (1, one.samples) for one in deliveries)
-    return [one.samples for one in deliveries]
+    assert all(delivery.batch.shape == (1, delivery.samples) for delivery in deliveries)
+    return [delivery.samples for delivery in deliveries]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -114,4 +114,4 @@ def test_batches_that_come_out_of_order_have_their_own_sizes(
     came += [feed.take() for _ in expected][:-1]
     feed.stop()
     assert came[0].batch[0, 0] > 0, "the first batch waits for a later one"
-    assert {int(one.batch[0, 0]): one.samples for one in came} == expected
+    assert {int(delivery.batch[0, 0]): delivery.samples for delivery in came} == expected

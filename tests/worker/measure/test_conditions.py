@@ -41,7 +41,7 @@ def gpu(nvml: NvmlStub) -> NvmlStub:
 
 
 def gpus(*uuids: str) -> list[Gpu]:
-    return [one for uuid in uuids if (one := gpu_with_uuid(uuid)) is not None]
+    return [gpu for uuid in uuids if (gpu := gpu_with_uuid(uuid)) is not None]
 
 
 def window(*uuids: str, before: dict[str, Others] | None = None, has_cuda: bool = True) -> DeviceConditions | None:
@@ -51,7 +51,10 @@ def window(*uuids: str, before: dict[str, Others] | None = None, has_cuda: bool 
 
 
 def test_a_window_is_told_by_its_two_edges(gpu: NvmlStub) -> None:
-    before = {"GPU-0": Others(memory_bytes=7, busy_fraction=0.5), "GPU-1": Others(memory_bytes=9, busy_fraction=None)}
+    before = {
+        "GPU-0": Others(others_memory_bytes=7, others_busy_fraction=0.5),
+        "GPU-1": Others(others_memory_bytes=9),
+    }
     assert window("GPU-0", before=before) == DeviceConditions(
         sm_clock_mhz=(1980, 1980),
         max_sm_clock_mhz=1980,
@@ -198,7 +201,7 @@ class TestOthers:
         self, device: str, first: int, count: int, found: dict[str, int]
     ) -> None:
         told = others_before(device, first, count, quiet_s=1.0)
-        assert {uuid: one.memory_bytes for uuid, one in told.items()} == found
+        assert {uuid: others.others_memory_bytes for uuid, others in told.items()} == found
 
     def test_a_torch_without_cuda_opens_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.version, "cuda", None)
@@ -206,16 +209,16 @@ class TestOthers:
 
     def test_kernels_of_the_last_second_are_others_where_none_of_ours_ran(self, nvml: NvmlStub) -> None:
         nvml.play(samples_every_us=200_000, busy=80)
-        assert others_before("auto", 0, 1, quiet_s=5.0)["GPU-0"].busy_fraction == pytest.approx(0.8)
+        assert others_before("auto", 0, 1, quiet_s=5.0)["GPU-0"].others_busy_fraction == pytest.approx(0.8)
 
     def test_kernels_of_a_trial_that_has_just_ended_are_not_others(self, nvml: NvmlStub) -> None:
         nvml.play(samples_every_us=200_000, busy=80)
-        assert others_before("auto", 0, 1, quiet_s=0.02)["GPU-0"].busy_fraction is None
+        assert others_before("auto", 0, 1, quiet_s=0.02)["GPU-0"].others_busy_fraction is None
 
     def test_samples_older_than_the_stretch_tell_nothing(self, nvml: NvmlStub) -> None:
         now_us = time.time_ns() // 1000
         nvml.play(samples=tuple(f"{now_us - 1_000_000 * ago}:100" for ago in range(9, 2, -1)))
-        assert others_before("auto", 0, 1, quiet_s=1.0)["GPU-0"].busy_fraction is None
+        assert others_before("auto", 0, 1, quiet_s=1.0)["GPU-0"].others_busy_fraction is None
 
     def test_only_what_was_on_the_device_that_was_opened_is_told(self) -> None:
         before = others_before("auto", 0, 1, quiet_s=1.0)

@@ -276,9 +276,9 @@ def test_the_time_of_what_is_under_way_is_told_at_the_pace_of_what_is_done() -> 
         queue.launch(batches * batch_s)
         opened.end_block(Launched(batches, batches, 0.0, 0, clock.now(), 0.0, torch.zeros(1)))
     assert clock.now() == 4.0
-    assert (opened.batches_ahead, opened.done_at()) == (2, 6.0)
+    assert opened.under_way() == (2, 6.0)
     clock.time = 7.0
-    assert opened.done_at() == 7.0, "it takes longer than those before"
+    assert opened.under_way() == (2, 7.0), "it takes longer than those before"
 
 
 def test_the_processor_has_none_and_is_waited_for() -> None:

@@ -64,7 +64,7 @@ def numbers(count: int) -> TensorDataset:
 def test_restarts_are_told_at_each_epochs_first_batch() -> None:
     feed = feed_of(numbers(12))
     deliveries = [feed.start(), *(feed.take() for _ in range(6))]
-    assert [one.is_restart for one in deliveries] == [False, False, False, True, False, False, True]
+    assert [delivery.is_restart for delivery in deliveries] == [False, False, False, True, False, False, True]
     assert feed.epoch_batches == 3
 
 
@@ -72,7 +72,7 @@ def test_restarts_are_told_at_each_epochs_first_batch() -> None:
 def test_a_short_last_batch_comes_only_where_it_is_not_dropped(drop_last: bool, sizes: list[int]) -> None:
     feed = feed_of(numbers(10), drop_last=drop_last)
     deliveries = [feed.start(), *(feed.take() for _ in range(3))]
-    assert [len(one.batch[0]) for one in deliveries] == sizes
+    assert [len(delivery.batch[0]) for delivery in deliveries] == sizes
 
 
 @pytest.mark.parametrize(("dataset", "promised"), [(Counted(8), 2), (Stream(8), None), (Untold(8), None)])

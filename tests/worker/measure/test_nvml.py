@@ -243,7 +243,7 @@ class TestMig:
 
     def test_torchs_uuid_of_an_instance_leads_to_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="7"))
-        assert [one.uuid for one in gpus_of((torch.device("cuda:0"),))] == ["MIG-7"]
+        assert [gpu.uuid for gpu in gpus_of((torch.device("cuda:0"),))] == ["MIG-7"]
 
     def test_a_visible_instance_is_found_by_its_name(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-7")
@@ -258,8 +258,8 @@ def test_torchs_devices_are_found_by_uuid(prefix: str, nvml: NvmlStub, monkeypat
     properties = {0: SimpleNamespace(uuid=f"{prefix}1"), 1: SimpleNamespace(uuid=f"{prefix}0")}
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties[device.index])
     gpus = gpus_of((torch.device("cuda:0"), torch.device("cuda:1")))
-    assert [one.uuid for one in gpus] == ["GPU-1", "GPU-0"]
-    assert [read_edge(one).sm_clock_mhz for one in gpus] == [1200, None]
+    assert [gpu.uuid for gpu in gpus] == ["GPU-1", "GPU-0"]
+    assert [read_edge(gpu).sm_clock_mhz for gpu in gpus] == [1200, None]
 
 
 @pytest.mark.parametrize("properties", [SimpleNamespace(uuid="5"), SimpleNamespace()])
@@ -293,7 +293,7 @@ def test_the_device_that_cuda_will_number_so_is_found_before_cuda_is_there(
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     gpus = [visible_gpu(index) for index in range(3)]
-    assert [None if one is None else one.uuid for one in gpus] == found
+    assert [None if gpu is None else gpu.uuid for gpu in gpus] == found
 
 
 def test_a_torch_that_does_not_tell_what_is_visible_leaves_it_open(

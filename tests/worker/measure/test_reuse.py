@@ -65,10 +65,10 @@ def test_tensors_are_cloned_only_where_the_first_use_has_changed_them() -> None:
     kept, changed = Reused(batches), Reused(batches)
     first = next(kept)
     assert first[0].data_ptr() != batches[0][0].data_ptr(), "nobody knows yet"
-    assert [one[0].data_ptr() for one in islice(kept, 3)] == [batches[at][0].data_ptr() for at in (1, 0, 1)]
+    assert [batch[0].data_ptr() for batch in islice(kept, 3)] == [batches[at][0].data_ptr() for at in (1, 0, 1)]
     next(changed)[0][:1].mul_(2.0)
-    for one in islice(changed, 4):
-        one[0].add_(1.0)
+    for batch in islice(changed, 4):
+        batch[0].add_(1.0)
     assert (batches[0][0].tolist(), batches[1][0].tolist()) == ([1.0] * 3, [0.0] * 2)
 
 

@@ -253,19 +253,23 @@ def test_moving_a_batch_that_lies_on_the_device_copies_nothing(channels_last: bo
     assert all(again[name].data_ptr() == held[name].data_ptr() for name in held)
 
 
-def test_one_batch_is_held_where_all_have_one_size_else_all() -> None:
+def test_one_batch_is_held_where_all_have_one_size_else_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alone, "_HELD_BYTES", 10**9)
     config = config_of(micro_batch_size=1)
     for dataset, held in ((rows(100), 1), (Varying(), 8)):
-        batches = collect(started(dataset, config), count=8, limit_bytes=10**9, seconds=inf)
+        batches = collect(started(dataset, config), count=8, seconds=inf)
         assert len(resident(trainer_of(config), batches)) == held
 
 
 @pytest.mark.parametrize(("limit_bytes", "seconds", "count"), [(10**9, inf, 5), (3 * 128, inf, 3), (1, inf, 1)])
-def test_batches_are_collected_within_a_count_and_a_size(limit_bytes: int, seconds: float, count: int) -> None:
-    batches = collect(started(rows(400), config_of()), count=5, limit_bytes=limit_bytes, seconds=seconds)
+def test_batches_are_collected_within_a_count_and_a_size(
+    limit_bytes: int, seconds: float, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alone, "_HELD_BYTES", limit_bytes)
+    batches = collect(started(rows(400), config_of()), count=5, seconds=seconds)
     assert len(batches) == count
     assert batch_bytes([batches[0].batch]) == 8 * 4 * 4
 
 
 def test_batches_are_collected_for_a_time_alone() -> None:
-    assert len(collect(started(rows(400), config_of()), count=5, limit_bytes=10**9, seconds=-1.0)) == 1
+    assert len(collect(started(rows(400), config_of()), count=5, seconds=-1.0)) == 1

@@ -216,7 +216,7 @@ def test_each_precision_trains_in_its_own_type_and_keeps_float32_weights(
     for _ in range(30):
         last = ours.train(batch)
     assert set(seen) == {getattr(torch, dtype)}
-    assert all(one.dtype == torch.float32 for one in ours.model.parameters())
+    assert all(parameter.dtype == torch.float32 for parameter in ours.model.parameters())
     assert ours.scaler.is_enabled() == (dtype == "float16")
     assert last < first
     assert not last.requires_grad

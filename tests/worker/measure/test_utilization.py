@@ -32,7 +32,7 @@ def read(stub: NvmlStub, *uuids: str, samples: tuple[str, ...] = SAMPLES, stretc
     """A window of these devices', at whose end NVML has these samples; of a length where one is given."""
     if "samples" in stub.answers:
         stub.play(samples=SAMPLES[:2])
-    gpus = [one for uuid in uuids or ("GPU-0",) if (one := gpu_with_uuid(uuid)) is not None]
+    gpus = [gpu for uuid in uuids or ("GPU-0",) if (gpu := gpu_with_uuid(uuid)) is not None]
     probe = BusyProbe(gpus)
     probe.start()
     if "samples" in stub.answers:
@@ -44,7 +44,7 @@ def read(stub: NvmlStub, *uuids: str, samples: tuple[str, ...] = SAMPLES, stretc
 
 
 def told(found: Busyness) -> list[tuple[str, float]]:
-    return [(one.source, round(one.fraction, 6)) for one in found.readings]
+    return [(reading.source, round(reading.fraction, 6)) for reading in found.readings]
 
 
 def test_gpm_speaks_before_nvmls_samples_and_these_before_the_waits(gpu: NvmlStub) -> None:
@@ -114,7 +114,8 @@ def test_samples_speak_for_a_window_once_whole_ones_cover_half_of_it(
     stretch_s: float, times_ms: tuple[int, ...], fraction: float | None
 ) -> None:
     samples = [
-        GpuSample(time_us=1000 * one, busy_fraction=1.0 if index == 0 else 0.5) for index, one in enumerate(times_ms)
+        GpuSample(time_us=1000 * at_ms, busy_fraction=1.0 if index == 0 else 0.5)
+        for index, at_ms in enumerate(times_ms)
     ]
     assert covered_busy_fraction(samples, stretch_s) == fraction, "the first began before the window"
 
@@ -127,7 +128,7 @@ def test_a_window_that_samples_do_not_cover_is_told_by_the_waits(nvml: NvmlStub)
 
 def test_samples_that_come_by_the_clock_are_averaged(nvml: NvmlStub) -> None:
     nvml.play(samples_every_us=1000, busy=70)
-    probe = BusyProbe([one for one in (gpu_with_uuid("GPU-0"),) if one is not None])
+    probe = BusyProbe([gpu for gpu in (gpu_with_uuid("GPU-0"),) if gpu is not None])
     probe.start()
     while (reading := probe.stop(0.0).reading).source != NVML_SOURCE:
         pass  # until the clock has gone on for long enough

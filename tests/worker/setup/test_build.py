@@ -60,7 +60,7 @@ def folder(tmp_path: Path) -> Path:
 
 def model_of(target: str, *folders: Path) -> Any:
     """What a reference to a model leads to."""
-    ref = Ref(target=target, folders=tuple(str(one) for one in folders))
+    ref = Ref(target=target, folders=tuple(str(folder) for folder in folders))
     return resolved(Workload(model=ref, dataset=[1])).model
 
 

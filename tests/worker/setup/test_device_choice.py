@@ -12,7 +12,7 @@ import torch
 from autotune.note import note
 from autotune.worker.setup import device_choice
 from autotune.worker.setup.device import open_device
-from autotune.worker.setup.device_choice import Choice, Detection, DeviceError, choose, detect, unusable
+from autotune.worker.setup.device_choice import Detection, DeviceError, choose, detect, unusable
 from tests.nvml_stub import NvmlStub
 
 CUDA, ROCM = "CUDA 13.0", "ROCm 7.0"
@@ -24,13 +24,13 @@ def seen(**given: Any) -> Detection:
 
 @pytest.mark.parametrize("given", [{}, {"built_for": CUDA, "gpu": "NVIDIA", "driver": "580.65"}])
 def test_what_torch_can_use_is_taken(given: dict[str, str]) -> None:
-    assert choose(seen(usable="cuda", **given)) == Choice("cuda")
+    assert choose(seen(usable="cuda", **given)) == ("cuda", None)
     assert unusable(seen(usable="cuda", **given)) is None
 
 
 @pytest.mark.parametrize("built_for", [None, CUDA, ROCM])
 def test_where_there_is_no_gpu_the_processor_is_taken_without_a_word(built_for: str | None) -> None:
-    assert choose(seen(built_for=built_for)) == Choice("cpu")
+    assert choose(seen(built_for=built_for)) == ("cpu", None)
 
 
 @pytest.mark.parametrize(
@@ -97,9 +97,9 @@ def test_a_driver_runs_all_minor_versions_of_its_cuda() -> None:
 
 
 def test_a_torch_without_cuda_tunes_the_processor_and_says_so() -> None:
-    choice = choose(seen(gpu="NVIDIA", driver="535.104"))
-    assert choice.name == "cpu"
-    assert choice.remark == note("torch_without_cuda", gpu="NVIDIA", torch="2.13.0")
+    name, remark = choose(seen(gpu="NVIDIA", driver="535.104"))
+    assert name == "cpu"
+    assert remark == note("torch_without_cuda", gpu="NVIDIA", torch="2.13.0")
 
 
 @pytest.mark.parametrize(

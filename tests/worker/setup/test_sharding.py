@@ -22,7 +22,7 @@ from autotune.worker.setup.process_group import Group
 def test_ranks_share_a_sampler_out_evenly(length: int, size: int) -> None:
     shares = [list(EachNth(range(length), Group(rank, size))) for rank in range(size)]
     assert {len(share) for share in shares} == {length // size}
-    assert sorted(one for share in shares for one in share) == list(range(length // size * size))
+    assert sorted(item for share in shares for item in share) == list(range(length // size * size))
     assert len(EachNth(range(length), Group(0, size))) == length // size
 
 
