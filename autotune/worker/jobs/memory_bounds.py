@@ -94,8 +94,8 @@ def _batch_sizes(batch: Any, growth: float) -> tuple[int, int]:
 
 def _free_ram_bytes(job: CurvesJob, device: Device) -> int:
     """Bytes of RAM that are free now, and no more than may be used at all."""
-    free = min(psutil.virtual_memory().available, usable_ram_bytes())
-    return free if device.has_own_memory or job.process.limit_bytes is None else min(free, job.process.limit_bytes)
+    limit_bytes = None if device.has_own_memory else job.process.limit_bytes
+    return min(psutil.virtual_memory().available, usable_ram_bytes(), limit_bytes or sys.maxsize)
 
 
 def _free_shared_bytes() -> int:

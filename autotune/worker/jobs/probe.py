@@ -6,6 +6,7 @@ workload shows here. Reads batches until the page cache is warm: otherwise the f
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -51,17 +52,17 @@ def probe(workload: Workload, config: TrainingConfig, device: Device, scratch: P
     has_unused = _train_once(trainer, first.batch)
     _warm_page_cache(feed)
     is_iterable, inputs = is_stream(dataset), tensors_of(first.batch)
+    parameters = list(model.parameters())
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
     return WorkloadFacts(
         dataset_length=length,
         is_iterable=is_iterable,
         is_sharded=not is_iterable or workload.worker_init_fn is not None or _is_sharded(dataset),
         fixed_batch_size=_fixed_batch_size(workload, loader, max(1, first.samples)),
         has_4d_input=any(tensor.ndim == _IMAGE_DIMS and tensor.is_floating_point() for tensor in inputs),
-        parameter_count=sum(parameter.numel() for parameter in model.parameters()),
-        trainable_parameter_count=sum(each.numel() for each in model.parameters() if each.requires_grad),
-        gradient_bytes=sum(
-            parameter.numel() * parameter.element_size() for parameter in model.parameters() if parameter.requires_grad
-        ),
+        parameter_count=sum(parameter.numel() for parameter in parameters),
+        trainable_parameter_count=sum(parameter.numel() for parameter in trained),
+        gradient_bytes=sum(parameter.nbytes for parameter in trained),
         has_buffers=any(True for _ in model.buffers()),
         has_unused_parameters=has_unused,
         optimizer=optimizer_facts(trainer.optimizer),
@@ -75,23 +76,19 @@ def _train_once(trainer: Trainer, batch: Any) -> bool:
     Whether the memory suffices is for the baseline's trial to find out.
     """
     wanted = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
-    reached = set[int]()
-    hooks: list[Any] = [
-        parameter.register_post_accumulate_grad_hook(lambda own: reached.add(id(own)))  # type: ignore[no-untyped-call] # torch
-        for parameter in wanted
-    ]
-    try:
-        trainer.train(batch)
-        trainer.device.synchronize()
-    except Exception as error:
-        if shortage_of(error) is None:
-            raise
-        trainer.optimizer.zero_grad(set_to_none=True)
-        return False
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return len(reached) < len({id(parameter) for parameter in wanted})
+    reached = set[Tensor]()
+    with ExitStack() as hooks:
+        for parameter in wanted:
+            hooks.enter_context(parameter.register_post_accumulate_grad_hook(reached.add))  # type: ignore[no-untyped-call] # torch
+        try:
+            trainer.train(batch)
+            trainer.device.synchronize()
+        except Exception as error:
+            if shortage_of(error) is None:
+                raise
+            trainer.optimizer.zero_grad(set_to_none=True)
+            return False
+    return reached < set(wanted)
 
 
 def _fixed_batch_size(workload: Workload, loader: DataLoader[Any], samples: int) -> int | None:

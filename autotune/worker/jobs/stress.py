@@ -202,8 +202,7 @@ def _over(
     )
     try:
         yield feed.start().batch
-        for _ in batches[1:]:
-            yield feed.take().batch
+        yield from (feed.take().batch for _ in batches[1:])
     finally:
         feed.stop()
 
