@@ -19,8 +19,9 @@ from autotune.note import note
 from autotune.protocol.disk import TrialFolder, read_model
 from autotune.protocol.jobs import NO_EXTRAS, Extras, WindowRules
 from autotune.protocol.reports import RankReport
+from autotune.records.ceilings import Ceiling
 from autotune.records.diagnosis import Curves
-from autotune.records.measurement import Block, Measurement
+from autotune.records.measurement import Block, Ceilings, Measurement
 from autotune.records.trial import TrialResult
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
@@ -160,15 +161,19 @@ def test_items_are_measured_beside_the_ranks_and_the_device_that_are_there(
     kind: Any, copies: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene, told, waited = Scene(), list[Any](), list[Any]()
-    monkeypatch.setattr(after, "measure_items", lambda *_, surroundings, **__: told.append(surroundings))
+    monkeypatch.setattr(after, "measure_items", lambda *_, to_device, **__: told.append(to_device))
+    monkeypatch.setattr(after, "with_batch_rates", lambda *given: told.append(given[-1]))
     monkeypatch.setattr(torch.cpu, "synchronize", waited.append)
     scene.run.group = Group(local_size=3)
     scene.trainer.device = Device(torch.device("cpu"), kind)
-    after._measure_items(after._After(run=scene.run, trainer=scene.trainer, extras=ALL, measurement=scene.measured))
-    assert told[0].local_ranks == 3
-    assert (told[0].to_device is not None) == copies
+    rate = Ceiling(samples_per_s=80.0, samples=80, seconds=1.0, batches=10)
+    measured = scene.measured.model_copy(update={"ceilings": Ceilings(loader=rate)})
+    after._measure_items(after._After(run=scene.run, trainer=scene.trainer, extras=ALL, measurement=measured))
+    to_device, ranks = told
+    assert ranks == 3
+    assert (to_device is not None) == copies
     if copies:
-        told[0].to_device([torch.zeros(2)])
+        to_device([torch.zeros(2)])
         assert waited == [torch.device("cpu")], "the clock stops when the copy is there"
 
 
