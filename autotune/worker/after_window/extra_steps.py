@@ -160,7 +160,7 @@ def _break_down(after: _After) -> None:
     _need_batches(after)
     communication = after.measurement.communication
     with after.trainer.without_exchange():
-        profiled = break_down(
+        breakdown, busy = break_down(
             after.trainer,
             host=[delivery.batch for delivery in after.host],
             held=[kept.batch for kept in after.held],
@@ -168,11 +168,8 @@ def _break_down(after: _After) -> None:
             restarts=after.run.restarts,
             exchange_s=communication.exposed_s / after.trainer.config.grad_accum_steps if communication else 0.0,
         )
-    readings = after.measurement.busy_readings
-    after.add(
-        breakdown=profiled.breakdown,
-        busy_readings=readings if profiled.busy is None else (profiled.busy, *readings),
-    )
+    own_reading = () if busy is None else (busy,)
+    after.add(breakdown=breakdown, busy_readings=(*own_reading, *after.measurement.busy_readings))
 
 
 def _measure_items(after: _After) -> None:

@@ -359,16 +359,15 @@ def test_a_batch_bears_its_share_of_the_optimizers_step(cpu: Device) -> None:
         ("float32", "cuda", "tf32", {"aten.convolution": 6, "aten.mm": 5}, True),
         ("float32", "cuda", "tf32", {"aten.convolution_backward": 3, "aten.mm": 5}, False),
         ("float32", "cuda", "ieee", {"aten.convolution": 6}, False),
-        ("float32", "cuda", None, {"aten.convolution": 6}, False),
         ("float32", "cpu", "tf32", {"aten.convolution": 6}, False),
         ("bfloat16", "cuda", "tf32", {"aten.convolution": 6}, False),
         ("float32", "cuda", "tf32", {}, False),
     ],
 )
 def test_float32_runs_in_tf32_where_convolutions_do_most(
-    amp_dtype: Any, kind: str, precision: str | None, flops: dict[str, int], runs: bool, monkeypatch: pytest.MonkeyPatch
+    amp_dtype: Any, kind: str, precision: str, flops: dict[str, int], runs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = SimpleNamespace(conv=None if precision is None else SimpleNamespace(fp32_precision=precision))
+    settings = SimpleNamespace(conv=SimpleNamespace(fp32_precision=precision))
     monkeypatch.setattr(torch.backends, "cudnn", settings)
     assert roofline._runs_in_tf32(TrainingConfig(amp_dtype=amp_dtype), kind, flops) is runs
 
