@@ -102,8 +102,7 @@ def _exchange_s(sizes: Sequence[int], trainer: Trainer, group: Group, seconds: f
     tensors = [torch.ones(max(1, size // 4), dtype=torch.float32, device=device) for size in sizes]
 
     def exchange() -> None:
-        works = [distributed.all_reduce(tensor, async_op=True) for tensor in tensors]
-        for work in works:
+        for work in [distributed.all_reduce(tensor, async_op=True) for tensor in tensors]:
             if work is not None:
                 work.wait()
 

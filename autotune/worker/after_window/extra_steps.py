@@ -122,13 +122,8 @@ def _stages(extras: Extras, ranks: int) -> list[tuple[str, _Stage]]:
 
 
 def _measure_loader(after: _After) -> None:
-    ceiling = loader_alone(
-        after.run.feed,
-        after.trainer.config,
-        seconds=after.extras.stretch_s,
-        restart_s=after.measurement.window.expected_restart_s,
-        ends_at=after.run.ends_at,
-    )
+    run, seconds, restart_s = after.run, after.extras.stretch_s, after.measurement.window.expected_restart_s
+    ceiling = loader_alone(run.feed, run.trainer.config, seconds=seconds, restart_s=restart_s, ends_at=run.ends_at)
     after.add(ceilings=Ceilings(loader=ceiling), loader_ceiling=ceiling.samples_per_s)
 
 

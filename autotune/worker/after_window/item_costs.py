@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 import resource
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, count, cycle, islice, repeat
 from math import inf
@@ -81,8 +80,8 @@ def measure_items(
             return None
 
     with torch_threads(1):  # as torch sets it in loader workers
-        items = _time_items(draws_of(loader), config.micro_batch_size, ends_at)
-        batch_items = list(islice(cycle(items.kept), config.micro_batch_size))
+        kept, seconds, cpu_s, disk_bytes = _time_items(draws_of(loader), config.micro_batch_size, ends_at)
+        batch_items = list(islice(cycle(kept), config.micro_batch_size))
         begun, batch = perf_counter(), loader.collate_fn(list(batch_items))
         once_s = perf_counter() - begun
         collate_s = tried("collate_again", lambda: _mean_s(lambda: loader.collate_fn(list(batch_items)))) or once_s
@@ -94,17 +93,17 @@ def measure_items(
     if to_device is not None:
         costs["copy_s"] = tried("copy", lambda: _warm_mean_s(to_device, batch))
         costs["pinned_copy_s"] = tried("pinned_copy", lambda: _warm_mean_s(to_device, _pinned(batch)))
-    seconds, item_bytes = items.seconds, batch_bytes([batch])
+    item_bytes = batch_bytes([batch])
     float32_bytes = sum(tensor.nbytes for tensor in tensors_of(batch) if tensor.dtype == torch.float32)
     return LoaderCosts(
         items=len(seconds),
         item_s=fmean(seconds),
-        item_cpu_s=items.cpu_s / len(seconds),
+        item_cpu_s=cpu_s / len(seconds),
         item_median_s=median(seconds),
         item_p99_s=float(np.quantile(seconds, 0.99, method="inverted_cdf")),
         item_slowest_s=max(seconds),
         slow_tail_fraction=_slow_tail(seconds),
-        disk_bytes_per_item=items.disk_bytes / len(seconds),
+        disk_bytes_per_item=disk_bytes / len(seconds),
         item_bytes=item_bytes / config.micro_batch_size,
         float32_fraction=float32_bytes / item_bytes if item_bytes else None,
         collate_s=collate_s,
@@ -122,32 +121,26 @@ def with_batch_rates(costs: LoaderCosts, ceiling: Ceiling, config: TrainingConfi
     return costs.model_copy(update=rates)
 
 
-@dataclass(slots=True)
-class _Items:
-    """Items that were timed."""
+def _time_items(
+    draws: Iterator[Callable[[], list[Any]]], most_kept: int, ends_at: float
+) -> tuple[list[Any], list[float], float, int]:
+    """Time draw after draw; the first, which may open files, is left out.
 
-    seconds: list[float] = field(default_factory=list)
-    cpu_s: float = 0.0
-    disk_bytes: int = 0
-    kept: list[Any] = field(default_factory=list)
-
-
-def _time_items(draws: Iterator[Callable[[], list[Any]]], most_kept: int, ends_at: float) -> _Items:
-    """Time draw after draw; the first, which may open files, is left out."""
-    items = _Items(kept=next(draws)())
+    Returns some of the items, each item's seconds, and the CPU seconds and bytes from the disk of them all.
+    """
+    kept, seconds, cpu_s = next(draws)(), list[float](), 0.0
     began_children_s, began_disk, begun = _children_cpu_s(), bytes_from_disk(), perf_counter()
     for draw in draws:
         asked_cpu_s, asked = process_time(), perf_counter()
         came = draw()
         now, now_cpu_s = perf_counter(), process_time()
-        items.cpu_s += now_cpu_s - asked_cpu_s
-        items.seconds += [(now - asked) / len(came)] * len(came)
-        items.kept += came[: max(0, most_kept - len(items.kept))]
-        if _is_enough(len(items.seconds), now - begun) or now > ends_at:
+        cpu_s += now_cpu_s - asked_cpu_s
+        seconds += [(now - asked) / len(came)] * len(came)
+        kept += came[: max(0, most_kept - len(kept))]
+        if _is_enough(len(seconds), now - begun) or now > ends_at:
             break
-    items.cpu_s += _children_cpu_s() - began_children_s
-    items.disk_bytes = bytes_from_disk() - began_disk
-    return items
+    cpu_s += _children_cpu_s() - began_children_s
+    return kept, seconds, cpu_s, bytes_from_disk() - began_disk
 
 
 def _is_enough(done: int, spent_s: float) -> bool:
@@ -209,9 +202,8 @@ def _slow_tail(seconds: list[float]) -> float:
 
 
 def _children_cpu_s() -> float:
-    """CPU seconds of the processes that this one has started and waited for."""
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return children.ru_utime + children.ru_stime
+    """CPU seconds, the user's and the system's, of the processes that this one has started and waited for."""
+    return sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
 
 
 def draws_of(loader: DataLoader[Any]) -> Iterator[Callable[[], list[Any]]]:

@@ -146,8 +146,7 @@ def _steps_to_profile(trainer: Trainer, step_s: float) -> int:
 
 def _copy_s(trainer: Trainer, batches: Sequence[Any]) -> float:
     """Seconds of moving a batch, by the clock: on the CPU nothing else runs meanwhile."""
-    for batch in batches[:1]:
-        trainer.to_device(batch)
+    trainer.to_device(batches[0])
     begun = perf_counter()
     for batch in batches:
         trainer.to_device(batch)

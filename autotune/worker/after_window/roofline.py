@@ -40,10 +40,8 @@ _PICKING = ("embedding", "gather", "index", "index_select")
 class BytesMode(TorchDispatchMode):
     """Counts the operators that run inside it, and the bytes of what they read and write; views move nothing."""
 
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call] # torch
-        self.operators = 0
-        self.moved_bytes = 0
+    operators = 0
+    moved_bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -59,7 +59,6 @@ _RAM = re.compile(
     r"can't allocate memory|Cannot allocate memory|not enough memory|Failed to malloc \d+ bytes"
     r"|CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED|UR_RESULT_ERROR_OUT_OF_HOST_MEMORY"
 )
-_PAGE_LOCKED = re.compile("Failed to CUDA host alloc")
 _KILLED = re.compile("DataLoader worker .* is killed by signal: Killed")
 
 _Memory = Literal["device", "host"]
@@ -70,7 +69,7 @@ _USED_UP: dict[re.Pattern[str], tuple[_Memory, str]] = {
     _FILES: ("host", "the limit of open files (ulimit -n) was reached"),
     _SHARED_MEMORY: ("host", "the shared memory (/dev/shm) is full"),
     _RAM: _FULL_RAM,
-    _PAGE_LOCKED: ("host", "the machine ran out of memory that can be page-locked"),
+    re.compile("Failed to CUDA host alloc"): ("host", "the machine ran out of memory that can be page-locked"),
     _KILLED: ("host", "a loader worker was killed, most likely for its memory"),
     _PERHAPS: _FULL_DEVICE,
 }

@@ -33,7 +33,7 @@ from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.worker.after_window.roofline import trace_roofline
 from autotune.worker.failure.causes import cause_of
-from autotune.worker.jobs.memory_bounds import refuse_too_full_a_queue, refuse_too_large_a_batch
+from autotune.worker.jobs.memory_bounds import too_full_a_queue, too_large_a_batch
 from autotune.worker.jobs.points import CurvesSoFar, DeviceLostError, Figures
 from autotune.worker.measure.batch import Held, resized
 from autotune.worker.measure.feed import Delivery, Feed
@@ -135,8 +135,7 @@ def _trace_loader(scene: _Scene) -> None:
     now, own = perf_counter(), scene.job.config
     scene.ends_at = now + _LOADER_SHARE * (scene.ends_at - now)
     with scene.feed(own) as feed:
-        first = feed.start()
-        scene.host = collect(feed, seconds=_COLLECTING_S, first=first)
+        scene.host = collect(feed, seconds=_COLLECTING_S, first=feed.start())
         scene.curves.add("loader", {}, lambda: scene.figures(loader_alone, feed, own), scene.ends_at)
     for config in scene.job.variations:
         if scene.changes(config, LOADER_SETTINGS):
@@ -145,7 +144,9 @@ def _trace_loader(scene: _Scene) -> None:
 
 
 def _loader_figures(scene: _Scene, config: TrainingConfig) -> Figures:
-    refuse_too_full_a_queue([delivery.batch for delivery in scene.host], config, scene.job, scene.device)
+    refusal = too_full_a_queue([delivery.batch for delivery in scene.host], config, scene.job, scene.device)
+    if refusal is not None:
+        return {"reason": refusal}
     with scene.feed(config) as feed:
         feed.start()
         return scene.figures(loader_alone, feed, config)
@@ -202,7 +203,9 @@ def _add_device_point(training: _Training, config: TrainingConfig) -> None:
 
 def _device_figures(training: _Training, config: TrainingConfig) -> Figures:
     scene, device = training.scene, training.scene.device
-    refuse_too_large_a_batch(scene.peaks, config.micro_batch_size, scene.job, device)
+    refusal = too_large_a_batch(scene.peaks, config.micro_batch_size, scene.job, device)
+    if refusal is not None:
+        return {"reason": refusal}
     if config.compile:
         torch.compiler.reset()  # or a second batch size would be compiled for any, which no trial does
     device.reset_peak()

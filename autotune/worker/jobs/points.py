@@ -20,19 +20,11 @@ from autotune.worker.failure.causes import cause_of
 from autotune.worker.failure.kernel_failures import is_kernel_failure
 from autotune.worker.failure.out_of_memory import shortage_of
 
-__all__ = ["CurvesSoFar", "DeviceLostError", "Figures", "PointRefusedError"]
+__all__ = ["CurvesSoFar", "DeviceLostError", "Figures"]
 
 Figures = dict[str, Any]
-"""What a point has shown, by the names of CurvePoint's fields."""
+"""What a point has shown, by the names of CurvePoint's fields: at least its ceiling, or the reason why it has none."""
 _Side = Literal["loader", "device"]
-
-
-class PointRefusedError(Exception):
-    """A point is not measured, since it might end the whole job; carries a Note that says why."""
-
-    def __init__(self, reason: Note) -> None:
-        super().__init__(reason.code)
-        self.reason = reason
 
 
 class DeviceLostError(Exception):
@@ -88,9 +80,7 @@ def _measured(changes: dict[str, object], measure: Callable[[], Figures], ends_a
         return CurvePoint(changes=changes, ceiling=None, reason=note("no_time_left")), False
     try:
         figures = measure()
-    except PointRefusedError as refusal:
-        figures = {"ceiling": None, "reason": refusal.reason}
     except Exception as error:  # noqa: BLE001 - the user's code runs in it: one point fails, not the curve
         shortage, is_lost = shortage_of(error), is_kernel_failure(error)
-        figures = {"ceiling": None, "reason": cause_of(error) if shortage is None else shortage.reason}
-    return CurvePoint(changes=changes, took_s=perf_counter() - begun, **figures), is_lost
+        figures = {"reason": cause_of(error) if shortage is None else shortage.reason}
+    return CurvePoint(changes=changes, took_s=perf_counter() - begun, **{"ceiling": None, **figures}), is_lost

@@ -6,7 +6,7 @@ workload shows here. Reads batches until the page cache is warm: otherwise the f
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -139,10 +139,9 @@ def _is_equal(a: Any, b: Any) -> bool:
     """Whether two parts of items are equal; what can't be compared counts as different, as two objects are."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return torch.equal(a, b)
-    try:
+    with suppress(TypeError, ValueError):  # arrays of objects that compare to arrays
         return bool(np.array_equal(a, b))
-    except (TypeError, ValueError):  # arrays of objects that compare to arrays
-        return False
+    return False
 
 
 def _warm_page_cache(feed: Feed) -> None:
