@@ -65,7 +65,7 @@ def read_kineto(events: Iterable[Any]) -> list[TraceEvent]:
             start_ns=event.start_ns(),
             end_ns=event.start_ns() + event.duration_ns(),
             is_on_device=event.device_type() != on_host,
-            is_annotation=_is_annotation(event),
+            is_annotation=getattr(event, "is_user_annotation", bool)() or event.scope() == _USER_SCOPE,
             device_index=event.device_index(),
             correlation_id=getattr(event, "correlation_id", int)(),
             linked_id=getattr(event, "linked_correlation_id", int)(),
@@ -168,7 +168,3 @@ def _is_operator(event: TraceEvent) -> bool:
     if event.is_annotation:
         return event.name.startswith(_COMPILED)
     return event.activity in {"", "cpu_op"} and not event.name.startswith(_WRAPPERS)
-
-
-def _is_annotation(event: Any) -> bool:
-    return bool(getattr(event, "is_user_annotation", bool)() or event.scope() == _USER_SCOPE)

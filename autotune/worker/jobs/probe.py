@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 from torch.utils.data._utils import worker as torch_worker
 
 from autotune.settings.training_config import TrainingConfig
@@ -30,7 +29,7 @@ from autotune.worker.setup.machine import bytes_from_disk
 
 __all__ = ["probe"]
 
-_IMAGE_DIMS = 4
+_IMAGE_DIMS = 4  # batch, channels, height, width: what torch.channels_last is defined for
 _WARMING_MAX_S = 5.0  # our own convention: a data set that is not in RAM by then is read from the disk in trials too
 _WARMING_PAUSE_S = 0.3  # our own convention: between two readings of the disk's counter
 
@@ -44,21 +43,21 @@ def probe(workload: Workload, config: TrainingConfig, device: Device, scratch: P
     dataset = build_dataset(workload)
     length, size = length_of(dataset), config.micro_batch_size
     small = TrainingConfig(micro_batch_size=size if length is None else min(size, length), lr=config.lr)
-    loader = build_loader(workload, dataset, small, scratch)
-    feed = Feed(loader)
+    feed = Feed(build_loader(workload, dataset, small, scratch))
     first = feed.start()
     model = build_model(workload, small, device)
     trainer = open_trainer(workload, model, first.batch, small, device)
     has_unused = _train_once(trainer, first.batch)
     _warm_page_cache(feed)
     is_iterable, inputs = is_stream(dataset), tensors_of(first.batch)
+    sampler, is_fixed = feed.loader.batch_sampler, hasattr(workload.batch_sampler, "__iter__")
     parameters = list(model.parameters())
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     return WorkloadFacts(
         dataset_length=length,
         is_iterable=is_iterable,
         is_sharded=not is_iterable or workload.worker_init_fn is not None or _is_sharded(dataset),
-        fixed_batch_size=_fixed_batch_size(workload, loader, max(1, first.samples)),
+        fixed_batch_size=int(getattr(sampler, "batch_size", max(1, first.samples))) if is_fixed else None,
         has_4d_input=any(tensor.ndim == _IMAGE_DIMS and tensor.is_floating_point() for tensor in inputs),
         parameter_count=sum(parameter.numel() for parameter in parameters),
         trainable_parameter_count=sum(parameter.numel() for parameter in trained),
@@ -89,13 +88,6 @@ def _train_once(trainer: Trainer, batch: Any) -> bool:
             trainer.optimizer.zero_grad(set_to_none=True)
             return False
     return reached < set(wanted)
-
-
-def _fixed_batch_size(workload: Workload, loader: DataLoader[Any], samples: int) -> int | None:
-    sampler = workload.batch_sampler
-    if sampler is None or not hasattr(sampler, "__iter__"):
-        return None
-    return int(getattr(loader.batch_sampler, "batch_size", samples))
 
 
 class _WatchedInfo(torch_worker.WorkerInfo):
