@@ -40,8 +40,9 @@ _PICKING = ("embedding", "gather", "index", "index_select")
 class BytesMode(TorchDispatchMode):
     """Counts the operators that run inside it, and the bytes of what they read and write; views move nothing."""
 
-    operators = 0
-    moved_bytes = 0
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call] # torch
+        self.operators = self.moved_bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -298,7 +298,7 @@ def test_a_batchs_way_is_what_it_takes_less_collating(
     costs = costs_of(Recorder(), num_workers=2, prefetch_factor=4)
     assert costs.collate_s == collate_s
     assert costs.transfer_s == pytest.approx(transfer_s)
-    assert [(one.num_workers, one.prefetch_factor) for one in asked] == [(1, None)]
+    assert [(config.num_workers, config.prefetch_factor) for config in asked] == [(1, None)]
     assert SilentFeed.ended == before + 1
 
 
@@ -321,7 +321,7 @@ def test_pinning_is_timed_after_a_first_one(pinned: list[Any]) -> None:
     assert costs.pin_s is not None
     assert costs.pin_s > 0
     assert len(pinned) == 1 + item_costs._REPEATS
-    assert {tuple(one.shape) for one in pinned} == {(8, 4)}
+    assert {tuple(batch.shape) for batch in pinned} == {(8, 4)}
 
 
 def test_nothing_is_pinned_where_nothing_comes_of_it(pinned: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,7 +336,7 @@ def test_copies_to_a_device_are_timed_from_both_kinds_of_memory(pinned: list[Any
     costs = costs_of(Recorder(), to_device=copied.append)
     assert costs.copy_s is not None
     assert costs.pinned_copy_s is not None
-    assert [isinstance(one, tuple) for one in copied] == [False] * 4 + [True] * 4, "the first of each is not timed"
+    assert [isinstance(batch, tuple) for batch in copied] == [False] * 4 + [True] * 4, "the first of each is not timed"
     assert len(pinned) == 1, "pinned once, outside the clock"
     assert costs.pin_s is None, "the trial itself does not pin"
 

@@ -112,10 +112,12 @@ def test_a_batch_that_the_step_changes_is_whole_each_time_and_copied_beside_the_
 def test_a_profile_holds_the_marked_steps_and_those_before() -> None:
     batch = (torch.randn(8, 4),)
     traces = profile_steps(trainer_of(), [batch], 3)
-    steps = [one for one in traces if one.name == "aten::linear"]
+    steps = [event for event in traces if event.name == "aten::linear"]
     inside, span_s = marked_part(traces)
     assert len(steps) == 4
-    assert len([one for one in inside if one.name == "aten::linear"]) == 3
-    mark = next(one for one in traces if one.name == MARK)
+    assert len([event for event in inside if event.name == "aten::linear"]) == 3
+    mark = next(event for event in traces if event.name == MARK)
     assert span_s == pytest.approx((mark.end_ns - mark.start_ns) * 1e-9)
-    assert len({one.correlation_id for one in traces}) == len(traces), "each operator and mark has a number of its own"
+    assert len({event.correlation_id for event in traces}) == len(traces), (
+        "each operator and mark has a number of its own"
+    )

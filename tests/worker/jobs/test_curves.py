@@ -416,8 +416,10 @@ def test_each_batch_size_of_a_compiled_model_is_compiled_for_itself(
     """As in a trial, which has one size: for the second one of a process torch would compile for any."""
 
     def record(graph: Any, _: Any) -> Any:
-        inputs = [one.meta["example_value"] for one in graph.graph.nodes if one.op == "placeholder"]
-        sizes.extend(str(one.shape[0]) for one in inputs if isinstance(one, Tensor) and one.shape[1:] == (8,))
+        inputs = [node.meta["example_value"] for node in graph.graph.nodes if node.op == "placeholder"]
+        sizes.extend(
+            str(shaped.shape[0]) for shaped in inputs if isinstance(shaped, Tensor) and shaped.shape[1:] == (8,)
+        )
         return graph.forward
 
     class Wide(nn.Linear):  # so that no weight has an input's shape
@@ -430,7 +432,7 @@ def test_each_batch_size_of_a_compiled_model_is_compiled_for_itself(
     varied = [{"micro_batch_size": size} for size in (8, 16)]
     curves = trace(Wide(16, 2), cpu, tmp_path, *varied, own={"compile": True}, roofline=False)
     assert settings(curves.device)[:3] == [{}, *varied]
-    assert all(one.ceiling is not None for one in curves.device)
+    assert all(point.ceiling is not None for point in curves.device)
     assert sizes[:3] == ["4", "8", "16"]
     torch.compiler.reset()
 
@@ -456,7 +458,7 @@ def test_a_peak_is_of_values_that_cost_the_power_of_training(cpu: Device, monkey
     for values in product:
         assert values.shape == (64, 64)
         assert len(set(values.flatten().tolist())) > 4000
-    assert [len(set(one.tolist())) for one in copy] == [256, 256]
+    assert [len(set(values.tolist())) for values in copy] == [256, 256]
     assert torch.equal(*copy)
     assert (found.peak_flops_per_s, found.peak_bytes_per_s) == (2 * 64**3, 2 * 2**16)
 
