@@ -68,7 +68,7 @@ def _users_traceback(error: BaseException) -> str:
 
 def _place(text: str) -> str:
     """The innermost place in the user's code, also where a loader worker's traceback is quoted in the message."""
-    places = [(match["file"], match["line"]) for match in _PLACE.finditer(text)]
+    places = _PLACE.findall(text) or [("unknown", "0")]
     own = [place for place in places if "site-packages" not in place[0] and not place[0].startswith(_OUR_PACKAGE)]
-    file, line = (own or places or [("unknown", "0")])[-1]
+    file, line = (own or places)[-1]
     return f"{Path(file).name}:{line}"

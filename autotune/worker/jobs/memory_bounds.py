@@ -19,7 +19,7 @@ import psutil
 from autotune.analysis.expectation import PINNING_KINDS
 from autotune.note import Note, note
 from autotune.protocol.jobs import CurvesJob
-from autotune.settings.training_config import TORCH_PREFETCH_FACTOR, TrainingConfig
+from autotune.settings.training_config import TrainingConfig
 from autotune.worker.measure.batch import tensors_of
 from autotune.worker.setup.device import Device
 from autotune.worker.setup.machine import usable_ram_bytes
@@ -42,7 +42,7 @@ def too_full_a_queue(batches: Iterable[Any], config: TrainingConfig, job: Curves
     Returns:
         Why not: the batches would take too much of what is free; None where they do not.
     """
-    ready = config.num_workers * (config.prefetch_factor or TORCH_PREFETCH_FACTOR)
+    ready = config.num_workers * config.batches_per_worker
     growth = config.micro_batch_size / job.config.micro_batch_size
     sizes = [_batch_sizes(batch, growth) for batch in batches]
     shared = ready * max(shared for shared, _ in sizes)
