@@ -9,10 +9,12 @@ before it can be prevented.
 from __future__ import annotations
 
 import faulthandler
+import multiprocessing
 import os
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from time import perf_counter
 from typing import assert_never
 
@@ -20,10 +22,9 @@ import scipy.special  # noqa: F401 - a window ends by Student's t; 0.1 to 0.16 s
 import torch
 
 from autotune.protocol import jobs
-from autotune.protocol.disk import TrialFolder, write_model
+from autotune.protocol.disk import TrialFolder
 from autotune.protocol.payload import read_payload
 from autotune.protocol.reports import RankReport
-from autotune.records.diagnosis import Curves
 from autotune.records.trial import TrialResult
 from autotune.worker.failure.hang_dump import HangDump
 from autotune.worker.failure.kernel_failures import block_launches
@@ -38,14 +39,14 @@ from autotune.worker.setup.device import Device, DeviceError, open_device
 from autotune.worker.setup.environment import describe
 from autotune.worker.setup.machine import usable_cores
 from autotune.worker.setup.process_group import open_group
-from autotune.worker.trial import Place, Start, gpus_used, keep, run_trial
+from autotune.worker.trial import Place, Start, gpus_used, run_trial
 
 __all__ = ["bad_fork_devices_of_children", "refuse_bad_fork", "run_rank"]
 
 _TRIAL_VARIABLE = "AUTOTUNE_TRIAL"  # set to "1" in a trial's environment, for the user's code to read
 _DEVICES = ("cuda", "xpu", "mtia", "mps")
 _DEADLINE_SHARE = 0.85  # our convention: of the deadline; a window that is late is ended, not lost
-_DONE = TrialResult(outcome="ok")
+_done = partial(RankReport, result=TrialResult(outcome="ok"))
 
 
 def run_rank(folder: TrialFolder, started: float, local_rank: int = 0) -> int:
@@ -66,7 +67,7 @@ def run_rank(folder: TrialFolder, started: float, local_rank: int = 0) -> int:
     dump = HangDump(file=stack, ends_at=started + job.process.deadline_s)
     dump.before_deadline()
     report = outcome_of(lambda: _do(job, place, dump, started))
-    write_model(place.report, report.model_copy(update={"rank": place.rank}))
+    place.write(report)
     if report.result.outcome == "ok":
         with suppress(RuntimeError):  # another rank has failed meanwhile, and reports it itself
             place.group.wait()  # a rank that ends first would end its group
@@ -81,7 +82,7 @@ def _do(job: jobs.Job, place: Place, dump: HangDump, started: float) -> RankRepo
     before = _others_before(job, nearest, count, started)
     device = open_device(process.device, nearest, count=count, limit_bytes=process.limit_bytes)
     if isinstance(job, jobs.DescribeJob):
-        return RankReport(result=_DONE, environment=describe(device, job_blocks=process.blocks_launches))
+        return _done(environment=describe(device, job_blocks=process.blocks_launches))
     _set_threads(job)
     if isinstance(job, jobs.TrialJob):
         place.group = open_group(job, place.rank, device)
@@ -98,25 +99,21 @@ def _do_with_workload(job: jobs.WorkloadJob, device: Device, place: Place, dump:
         case jobs.TrialJob():
             return run_trial(job, workload, device, place, dump, start)
         case jobs.ProbeJob():
-            return RankReport(
-                result=_DONE,
+            return _done(
                 facts=probe(workload, job.config, device, scratch),
                 environment=describe(device, job_blocks=job.process.blocks_launches),
                 conditions=conditions_before(gpus_used(device), start.before),
             )
         case jobs.PrecisionJob():
-            guard = compare_to_float32(workload, job, device, scratch, start.ends_at)
-            return RankReport(result=_DONE, guard=guard)
+            return _done(guard=compare_to_float32(workload, job, device, scratch, start.ends_at))
         case jobs.CurvesJob():
-
-            def keep_curves(known: Curves) -> None:
-                keep(place.report, place.rank, RankReport(result=_DONE, curves=known))
-
-            curves = trace_curves(workload, job, device, scratch, start.ends_at, keep=keep_curves)
-            return RankReport(result=_DONE, curves=curves)
+            return _done(
+                curves=trace_curves(
+                    workload, job, device, scratch, start.ends_at, keep=lambda known: place.keep(_done(curves=known))
+                )
+            )
         case jobs.StressJob():
-            stress = train_on_largest(workload, job, device, scratch, start.ends_at)
-            return RankReport(result=_DONE, stress=stress)
+            return _done(stress=train_on_largest(workload, job, device, scratch, start.ends_at))
         case _:
             assert_never(job)
 
@@ -160,27 +157,18 @@ def _enter_callers_world(process: jobs.ProcessSetup) -> None:
 
 def _bad_fork_devices() -> tuple[str, ...]:
     """Kinds of devices that this process can't open for having been forked."""
-    found, registered = [], torch._C._get_privateuse1_backend_name()  # noqa: SLF001 - no public name
-    for name in (*_DEVICES, registered):
-        is_bad = getattr(getattr(torch, name, None), "_is_in_bad_fork", None)
-        if is_bad is not None and is_bad():
-            found.append(name)
-    return tuple(found)
+    names = (*_DEVICES, torch._C._get_privateuse1_backend_name())  # noqa: SLF001 - no public name
+    return tuple(name for name in names if getattr(getattr(torch, name, None), "_is_in_bad_fork", bool)())
 
 
 def bad_fork_devices_of_children() -> tuple[str, ...]:
     """Kinds of devices that a process forked from this one could not open. Forks one to find out."""
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        with suppress(BaseException):  # nothing of this process may run on in its fork
-            os.write(writing, " ".join(_bad_fork_devices()).encode())
-        os._exit(0)
-    os.close(writing)
-    with open(reading, "rb") as answer:  # noqa: PTH123 - a descriptor
-        names = answer.read()
-    os.waitpid(pid, 0)
-    return tuple(names.decode().split())
+    fork = multiprocessing.get_context("fork")
+    reading, writing = fork.Pipe(duplex=False)
+    child = fork.Process(target=lambda: writing.send(_bad_fork_devices()))
+    child.start()
+    child.join()
+    return tuple(reading.recv()) if reading.poll() else ()
 
 
 def refuse_bad_fork(device: str) -> None:

@@ -54,11 +54,10 @@ def serve(descriptor: int) -> None:
             if not message:
                 return
             request = json.loads(message)
-            if "reap" in request:
-                for pid in request["reap"]:
-                    os.waitpid(pid, 0)
-                continue
-            _serve_one(connection, TrialFolder(Path(request["folder"])), request["ranks"], descriptors[0])
+            for pid in request.get("reap", ()):
+                os.waitpid(pid, 0)
+            if "folder" in request:
+                _serve_one(connection, TrialFolder(Path(request["folder"])), request["ranks"], descriptors[0])
 
 
 def _serve_one(connection: socket.socket, folder: TrialFolder, ranks: int, output: int) -> None:
@@ -82,22 +81,17 @@ def _serve_one(connection: socket.socket, folder: TrialFolder, ranks: int, outpu
 def _exits(pids: Sequence[int], connection: socket.socket) -> Iterator[tuple[int, int | None]]:
     """Each rank and its exit code as it ends, unreaped; all are ended once the socket has closed."""
     running, parent = {os.pidfd_open(pid): rank for rank, pid in enumerate(pids)}, [connection.fileno()]
-    try:
-        while running:
-            ready, _, _ = select.select([*running, *parent], [], [])
-            ended = [exited for exited in ready if exited in running]
-            if not ended:  # while a trial runs the socket is only readable once it has closed
-                parent = []
-                for rank in running.values():
-                    with suppress(ProcessLookupError):
-                        os.kill(pids[rank], signal.SIGKILL)
-            for exited in ended:
-                rank = running.pop(exited)
-                os.close(exited)
-                yield rank, exit_code_of(pids[rank])
-    finally:
-        for exited in running:
+    while running:
+        ready, _, _ = select.select([*running, *parent], [], [])
+        ended = [exited for exited in ready if exited in running]
+        if not ended:  # while a trial runs the socket is only readable once it has closed
+            parent = []
+            for rank in running.values():
+                os.kill(pids[rank], signal.SIGKILL)  # there even where it has just ended: it is not reaped
+        for exited in ended:
+            rank = running.pop(exited)
             os.close(exited)
+            yield rank, exit_code_of(pids[rank])
 
 
 def _sweep(ranks: Collection[int]) -> None:

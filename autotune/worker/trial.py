@@ -35,29 +35,13 @@ from autotune.worker.measure.loop import Run, measure_window, warm_up
 from autotune.worker.measure.nvml import Gpu, gpus_of
 from autotune.worker.measure.step import Trainer, open_trainer
 from autotune.worker.measure.utilization import BusyProbe
-from autotune.worker.setup.build import (
-    WorkloadFault,
-    build_dataset,
-    build_model,
-    is_stream,
-)
+from autotune.worker.setup.build import WorkloadFault, build_dataset, build_model, is_stream
 from autotune.worker.setup.device import Device
 from autotune.worker.setup.loader import build_loader
 from autotune.worker.setup.parallel import without_effect_here
 from autotune.worker.setup.process_group import ALONE, Group
 
-__all__ = [
-    "Place",
-    "Start",
-    "StartTimes",
-    "ended_when_stuck",
-    "gpus_used",
-    "keep",
-    "longest_after_s",
-    "measure",
-    "run_trial",
-    "success",
-]
+__all__ = ["Place", "Start", "ended_when_stuck", "gpus_used", "longest_after_s", "measure", "run_trial"]
 
 _LONGEST_AFTER_S = 60.0  # our convention: apart from its steps, what follows the window takes a few seconds
 _STEPS_AFTER = 40  # the most optimizer steps that follow the window (extra_steps.py); the profiled ones are slower
@@ -79,6 +63,15 @@ class Place:
         """The file of this rank's report."""
         return self.folder.report_of(self.rank)
 
+    def write(self, report: RankReport) -> None:
+        """Write what this rank reports, in place of what it has reported before."""
+        write_model(self.report, report.model_copy(update={"rank": self.rank}))
+
+    def keep(self, report: RankReport) -> None:
+        """Write what is known so far."""
+        with suppress(RunFolderError):  # a full disk: there may be room for the last report
+            self.write(report)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
@@ -94,33 +87,19 @@ class Start:
     """Others' use of the devices before this process opened them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartTimes:
-    """How long a trial took to its first batch, and the part of it that the user's own code took."""
-
-    startup_s: float
-    build_s: float
-
-
 def run_trial(
     job: TrialJob, workload: Workload, device: Device, place: Place, dump: HangDump, start: Start
 ) -> RankReport:
     """Measure a configuration as one rank of its group."""
     trainer, feed, first = _build(workload, job.config, device, place)
-    arrived = perf_counter()
     run = Run(feed, trainer, feed.queue_capacity, start.ends_at, group=place.group)
     run.longest_s = feed.start_s + feed.first_wait_s  # an epoch's restart may take as long
-    times = StartTimes(startup_s=arrived - start.started, build_s=arrived - start.built_from)
-    measurement = measure(run, job.window, first, times, _after_block(job, place, dump, run), start.before)
+    measurement = measure(run, job.window, first, start, _after_block(job, place, dump, run))
     dump.before_deadline()  # what follows has no blocks
     if job.extras != NO_EXTRAS:
         with ended_when_stuck(longest_after_s(measurement, job.config), place.report):
             measurement = measure_after_window(
-                run,
-                trainer,
-                job.extras,
-                measurement,
-                lambda known: keep(place.report, place.rank, _of_rank(known, place, device)),
+                run, trainer, job.extras, measurement, lambda known: place.keep(_of_rank(known, place, device))
             )
     return _of_rank(measurement, place, device)
 
@@ -149,49 +128,34 @@ def _refuse_repeated(dataset: Any, batch: Any, group: Group) -> None:
 
 
 def _after_block(job: TrialJob, place: Place, dump: HangDump, run: Run) -> Callable[[Block], None]:
-    """What is done after each block of the window: it is sent to the parent, and a group's hang timer starts again."""
-    send = _block_sender(job, place)
-
-    def after_block(block: Block) -> None:
-        send(block)
-        dump.unless_a_block_ends(run.group.most(run.longest_s))
-
-    return send if run.group.size == 1 else after_block
-
-
-def _block_sender(job: TrialJob, place: Place) -> Callable[[Block], None]:
-    """A function that writes a block for the parent, where it has asked for blocks and this is rank 0.
+    """What is done after each block of the window: a parent that asks is sent it, a group's hang timer starts again.
 
     The file stays open: opening and closing it for each block would delay the loop where the folder is far away.
     """
-    if not job.streams_blocks or place.rank != 0:
-        return lambda _: None
-    try:
-        descriptor = os.open(place.folder.blocks, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    except OSError:  # a full disk: the trial is not stopped early, that is all
-        return lambda _: None
+    descriptor: int | None = None
+    if job.streams_blocks and place.rank == 0:
+        with suppress(OSError):  # a full disk: the trial is not stopped early, that is all
+            descriptor = os.open(place.folder.blocks, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
-    def send(block: Block) -> None:
-        with suppress(OSError):  # as above; a line may be cut off
-            os.write(descriptor, f"{block.model_dump_json()}\n".encode())
+    def after_block(block: Block) -> None:
+        if descriptor is not None:
+            with suppress(OSError):  # as above; a line may be cut off
+                os.write(descriptor, f"{block.model_dump_json()}\n".encode())
+        if run.group.size > 1:
+            dump.unless_a_block_ends(run.group.most(run.longest_s))
 
-    return send
+    return after_block
 
 
 def measure(
-    run: Run,
-    rules: WindowRules,
-    first: Delivery,
-    times: StartTimes,
-    on_block: Callable[[Block], None],
-    before: Mapping[str, Others],
+    run: Run, rules: WindowRules, first: Delivery, start: Start, on_block: Callable[[Block], None]
 ) -> Measurement:
     """Warm up, measure the window and derive its figures, before anything else is measured."""
-    device = run.trainer.device
+    arrived, device = perf_counter(), run.trainer.device
     device.reset_peak()
     run.scale = run.trainer.scaler.get_scale()
     gpus = gpus_used(device)  # NVML first: its start lets the queue fill
-    busy, conditions = BusyProbe(gpus), ConditionsProbe(gpus, before, has_cuda=device.kind == "cuda")
+    busy, conditions = BusyProbe(gpus), ConditionsProbe(gpus, start.before, has_cuda=device.kind == "cuda")
     warmed = warm_up(run, rules, first)
     retries = device.alloc_retries()  # of the window alone: retries while the allocator settles are no fault
 
@@ -215,8 +179,8 @@ def measure(
         conditions=found,
         data_wait_fraction=wait_fraction,
         peak_memory_bytes=memory.peak_bytes,
-        startup_s=times.startup_s,
-        build_s=times.build_s,
+        startup_s=arrived - start.started,
+        build_s=arrived - start.built_from,
         memory=memory,
         window=window,
         loss=float(run.loss),
@@ -227,31 +191,11 @@ def measure(
 
 def _of_rank(measurement: Measurement, place: Place, device: Device) -> RankReport:
     """The report of a measurement; in a group, with this rank's own figures."""
-    if place.group.size == 1:
-        return success(measurement)
-    own = RankFigures(
-        rank=place.rank,
-        host=place.host,
-        device=str(device.torch_device),
-        samples_per_s=measurement.samples_per_s,
-        data_wait_fraction=measurement.data_wait_fraction,
-        busy_fraction=measurement.busy_fraction,
-        peak_memory_bytes=measurement.peak_memory_bytes,
-        loader_ceiling=measurement.loader_ceiling,
-        device_ceiling=measurement.device_ceiling,
-    )
-    return success(measurement.model_copy(update={"ranks": (own,)}))
-
-
-def success(measurement: Measurement) -> RankReport:
-    """The report of a measurement."""
+    if place.group.size > 1:
+        figures = {name: value for name, value in measurement if name in RankFigures.model_fields}
+        own = RankFigures(rank=place.rank, host=place.host, device=str(device.torch_device), **figures)
+        measurement = measurement.model_copy(update={"ranks": (own,)})
     return RankReport(result=TrialResult(outcome="ok", measurement=measurement))
-
-
-def keep(path: Path, rank: int, report: RankReport) -> None:
-    """Write what is known so far."""
-    with suppress(RunFolderError):  # a full disk: there may be room for the last report
-        write_model(path, report.model_copy(update={"rank": rank}))
 
 
 def longest_after_s(measurement: Measurement, config: TrainingConfig) -> float:
@@ -270,7 +214,8 @@ def ended_when_stuck(longest_s: float, report: Path) -> Iterator[None]:
         try:
             with suppress(OSError, ValueError):  # the user's code may have closed it
                 faulthandler.dump_traceback()
-            _keep_after_s(report, perf_counter() - begun)
+            with suppress(OSError, ValueError, RunFolderError):  # the user's code may have written over it
+                _write_after_s(report, perf_counter() - begun)
         finally:
             os._exit(0)
 
@@ -283,10 +228,9 @@ def ended_when_stuck(longest_s: float, report: Path) -> Iterator[None]:
         timer.cancel()
 
 
-def _keep_after_s(report: Path, after_s: float) -> None:
+def _write_after_s(report: Path, after_s: float) -> None:
     """Write the time since the window into the kept report: time in which the process hung is not the trial's own."""
-    with suppress(OSError, ValueError, RunFolderError):  # the user's code may have written over it
-        kept = read_model(report, RankReport)
-        if kept.result.measurement is not None:
-            measurement = kept.result.measurement.model_copy(update={"after_s": after_s})
-            write_model(report, kept.with_result(measurement=measurement))
+    kept = read_model(report, RankReport)
+    if kept.result.measurement is not None:
+        measurement = kept.result.measurement.model_copy(update={"after_s": after_s})
+        write_model(report, kept.with_result(measurement=measurement))

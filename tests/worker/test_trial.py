@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from time import perf_counter
 from types import SimpleNamespace
@@ -63,9 +64,9 @@ def measure(nvml: NvmlStub, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Me
         model = build_model(workload, config, device)
         optimizer = build_optimizer(workload, model, config.lr)
         trainer = make_trainer(model, optimizer, infer_step(workload, first.batch), config, device)
-        times = trial.StartTimes(startup_s=0.0, build_s=0.0)
+        start = trial.Start(started=0.0, built_from=0.0, ends_at=inf, before=before or {})
         run = Run(feed, trainer, 0, perf_counter() + 60)
-        return trial.measure(run, WindowRules(max_s=0.3), first, times, lambda _: None, before or {})
+        return trial.measure(run, WindowRules(max_s=0.3), first, start, lambda _: None)
 
     return measured
 

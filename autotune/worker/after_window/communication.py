@@ -7,7 +7,6 @@ All ranks come here together and take the same number of steps. Nothing here cha
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from itertools import cycle, islice
 from math import ceil
 from time import perf_counter
@@ -24,7 +23,7 @@ from autotune.worker.setup.process_group import Group
 __all__ = ["measure_communication"]
 
 _ROUNDS = 3  # of both kinds of step in turns, so that a drift hits both; the fastest counts: our own convention
-_FEWEST_STEPS = 3
+_FEWEST_STEPS = 3  # our own convention: as many as peaks of memory cover
 _MOST_STEPS = 200  # our own convention: bounds a stretch whose first, timed step was a fluke
 _MIB = 2**20
 _HALVED = frozenset({"fp16", "bf16"})
@@ -54,7 +53,8 @@ def measure_communication(trainer: Trainer, held: Sequence[Any], group: Group, *
     with_exchange, without = [], []
     for _ in range(_ROUNDS):
         with_exchange.append(_mean_s(train, steps, trainer, group))
-        without.append(_mean_s(train, steps, trainer, group, exchanges=False))
+        with trainer.without_exchange():
+            without.append(_mean_s(train, steps, trainer, group))
     sizes = _bucket_bytes(trainer)
     return Communication(
         step_s=min(with_exchange),
@@ -69,17 +69,15 @@ def _repeats(once_s: float, seconds: float) -> int:
     return max(_FEWEST_STEPS, min(_MOST_STEPS, ceil(seconds / max(once_s, 1e-6))))
 
 
-def _mean_s(work: Callable[[], None], repeats: int, trainer: Trainer, group: Group, *, exchanges: bool = True) -> float:
+def _mean_s(work: Callable[[], None], repeats: int, trainer: Trainer, group: Group) -> float:
     """Mean seconds of some work on the slowest rank, and so the same on all ranks; all begin together."""
-    with nullcontext() if exchanges else trainer.without_exchange():
-        group.wait()
-        trainer.device.synchronize()
-        begun = perf_counter()
-        for _ in range(repeats):
-            work()
-        trainer.device.synchronize()
-        own_s = (perf_counter() - begun) / repeats
-    return group.most(own_s)
+    group.wait()
+    trainer.device.synchronize()
+    begun = perf_counter()
+    for _ in range(repeats):
+        work()
+    trainer.device.synchronize()
+    return group.most((perf_counter() - begun) / repeats)
 
 
 def _bucket_bytes(trainer: Trainer) -> list[int]:
@@ -89,7 +87,7 @@ def _bucket_bytes(trainer: Trainer) -> list[int]:
     share = 0.5 if wanted.comm_hook in _HALVED else 1.0
     buckets, filled = list[int](), 0.0
     for parameter in reversed([parameter for parameter in trainer.model.parameters() if parameter.requires_grad]):
-        filled += parameter.numel() * parameter.element_size() * share
+        filled += parameter.nbytes * share
         if filled >= cap * _MIB * share:
             buckets.append(int(filled))
             filled, cap = 0.0, wanted.bucket_cap_mb or TORCH_BUCKET_CAP_MB
@@ -102,8 +100,7 @@ def _exchange_s(sizes: Sequence[int], trainer: Trainer, group: Group, seconds: f
     tensors = [torch.ones(max(1, size // 4), dtype=torch.float32, device=device) for size in sizes]
 
     def exchange() -> None:
-        works = [distributed.all_reduce(tensor, async_op=True) for tensor in tensors]
-        for work in works:
+        for work in [distributed.all_reduce(tensor, async_op=True) for tensor in tensors]:
             if work is not None:
                 work.wait()
 

@@ -22,7 +22,7 @@ from autotune.note import Note, note
 from autotune.protocol.jobs import Extras
 from autotune.records.measurement import Ceilings, Measurement
 from autotune.worker.after_window.communication import measure_communication
-from autotune.worker.after_window.item_costs import Surroundings, measure_items
+from autotune.worker.after_window.item_costs import measure_items, with_batch_rates
 from autotune.worker.after_window.profile import break_down
 from autotune.worker.failure.causes import cause_of
 from autotune.worker.measure.batch import Held, unpacked
@@ -122,13 +122,8 @@ def _stages(extras: Extras, ranks: int) -> list[tuple[str, _Stage]]:
 
 
 def _measure_loader(after: _After) -> None:
-    ceiling = loader_alone(
-        after.run.feed,
-        after.trainer.config,
-        seconds=after.extras.stretch_s,
-        restart_s=after.measurement.window.expected_restart_s,
-        ends_at=after.run.ends_at,
-    )
+    run, seconds, restart_s = after.run, after.extras.stretch_s, after.measurement.window.expected_restart_s
+    ceiling = loader_alone(run.feed, run.trainer.config, seconds=seconds, restart_s=restart_s, ends_at=run.ends_at)
     after.add(ceilings=Ceilings(loader=ceiling), loader_ceiling=ceiling.samples_per_s)
 
 
@@ -160,7 +155,7 @@ def _break_down(after: _After) -> None:
     _need_batches(after)
     communication = after.measurement.communication
     with after.trainer.without_exchange():
-        profiled = break_down(
+        breakdown, busy = break_down(
             after.trainer,
             host=[delivery.batch for delivery in after.host],
             held=[kept.batch for kept in after.held],
@@ -168,31 +163,22 @@ def _break_down(after: _After) -> None:
             restarts=after.run.restarts,
             exchange_s=communication.exposed_s / after.trainer.config.grad_accum_steps if communication else 0.0,
         )
-    readings = after.measurement.busy_readings
-    after.add(
-        breakdown=profiled.breakdown,
-        busy_readings=readings if profiled.busy is None else (profiled.busy, *readings),
-    )
+    own_reading = () if busy is None else (busy,)
+    after.add(breakdown=breakdown, busy_readings=(*own_reading, *after.measurement.busy_readings))
 
 
 def _measure_items(after: _After) -> None:
-    ceilings, trainer = after.measurement.ceilings, after.trainer
+    run, trainer, config = after.run, after.trainer, after.trainer.config
 
     def to_device(batch: Any) -> None:
         """Copy a batch as a step does, and wait until it is there."""
         trainer.to_device(unpacked(batch))
         trainer.device.synchronize()
 
-    helps = trainer.device.kind in PINNING_KINDS
-    costs = measure_items(
-        after.run.feed.loader,
-        trainer.config,
-        ceiling=None if ceilings is None else ceilings.loader,
-        ends_at=after.run.ends_at,
-        remark=after.remark,
-        surroundings=Surroundings(local_ranks=after.run.group.local_size, to_device=to_device if helps else None),
-    )
-    after.add(loader_costs=costs)
+    copy = to_device if trainer.device.kind in PINNING_KINDS else None
+    costs = measure_items(run.feed.loader, config, remark=after.remark, to_device=copy, ends_at=run.ends_at)
+    ceiling = (after.measurement.ceilings or Ceilings()).loader
+    after.add(loader_costs=with_batch_rates(costs, ceiling, config, run.group.local_size) if ceiling else costs)
 
 
 def _need_batches(after: _After) -> None:

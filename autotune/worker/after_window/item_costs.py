@@ -10,10 +10,8 @@ from __future__ import annotations
 import random
 import resource
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, count, cycle, islice
+from itertools import chain, count, cycle, islice, repeat
 from math import inf
 from statistics import fmean, median
 from time import perf_counter, process_time
@@ -22,7 +20,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, RandomSampler, Subset
-from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from autotune.note import Note, note
@@ -37,42 +34,27 @@ from autotune.worker.measure.step import torch_threads
 from autotune.worker.setup.build import is_stream
 from autotune.worker.setup.machine import bytes_from_disk, usable_cores
 
-__all__ = ["Surroundings", "draws_of", "measure_items"]
+__all__ = ["draws_of", "measure_items", "with_batch_rates"]
 
 _ENOUGH_ITEMS = 256  # our own convention: two to three of them are slower than the 99th percentile
 _LEAST_S = 0.25  # cheap items go on so long: a reader that pauses now and then would be timed between two pauses
 _MOST_ITEMS = 50_000  # our own convention: bounds the memory for their times
 _FEWEST_ITEMS = 5  # our own convention: slow items are timed so often, whatever that takes
-_ITEMS_S = 1.0
+_ITEMS_S = 1.0  # our own convention: what items that take long are given
 _TAIL_FACTOR = 8.0  # an item of so many medians is slow; records.breakdown.LoaderCosts.slow_tail_fraction
 _REPEATS = 3  # of a batch's collating, pinning and copying, within _REPEATS_S: our own convention
-_REPEATS_S = 0.3
+_REPEATS_S = 0.3  # our own convention
 _TRANSFER_S = 0.2  # as long as a window's block
 _WORKER_TIMEOUT_S = 10.0  # a worker that sends nothing for so long hangs: our own convention
-_ENDLESS = 2**40
 _FEW_ITEMS = 5  # at once, where the loader's batch size is not known: our own convention
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """What a rank's loader works beside."""
-
-    local_ranks: int = 1
-    """Ranks on this host, which share its cores; each loads its own batches."""
-    to_device: Callable[[Any], object] | None = None
-    """Copies a batch to the accelerator that is trained on, and waits for it; None where pinning has no effect."""
-
-
-_ALONE = Surroundings()
 
 
 def measure_items(
     loader: DataLoader[Any],
     config: TrainingConfig,
     *,
-    ceiling: Ceiling | None,
     remark: Callable[[Note], None],
-    surroundings: Surroundings = _ALONE,
+    to_device: Callable[[Any], object] | None = None,
     ends_at: float = inf,
 ) -> LoaderCosts:
     """Time what the loader's parts cost, for about two seconds.
@@ -83,9 +65,9 @@ def measure_items(
     Args:
         loader: What the trial has trained on; it is not iterated.
         config: What the loader was built for.
-        ceiling: The rate of the loader alone, where it was measured.
         remark: Called with a note for each part beside the items that fails, and is left out.
-        surroundings: The ranks beside this one, and the device that its batches go to.
+        to_device: Copies a batch to the accelerator that is trained on, and waits for it; None where pinning has no
+            effect.
         ends_at: Time of perf_counter at which the deadline is near; no further item is begun then.
     """
 
@@ -98,85 +80,65 @@ def measure_items(
             return None
 
     with torch_threads(1):  # as torch sets it in loader workers
-        items = _time_items(draws_of(loader), config.micro_batch_size, ends_at)
-        batch_items = list(islice(cycle(items.kept), config.micro_batch_size))
-        collated = _Collated(batch_items, loader.collate_fn)
-        begun, batch = perf_counter(), collated[0]
+        kept, seconds, cpu_s, disk_bytes = _time_items(draws_of(loader), config.micro_batch_size, ends_at)
+        batch_items = list(islice(cycle(kept), config.micro_batch_size))
+        begun, batch = perf_counter(), loader.collate_fn(list(batch_items))
         once_s = perf_counter() - begun
-        collate_s = tried("collate_again", lambda: _mean_s(lambda: collated[0])) or once_s
-    transfer_s = pin_s = copy_s = pinned_copy_s = None
+        collate_s = tried("collate_again", lambda: _mean_s(lambda: loader.collate_fn(list(batch_items)))) or once_s
+    costs: dict[str, float | None] = {}
     if config.num_workers:
-        transfer_s = tried("transfer", lambda: _transfer_s(loader, config, collated, collate_s, ends_at))
+        costs["transfer_s"] = tried("transfer", lambda: _transfer_s(loader, config, batch_items, collate_s, ends_at))
     if config.pin_memory and torch.accelerator.is_available():
-        pin_s = tried("pinning", lambda: _warm_mean_s(_pinned, batch))
-    copy = surroundings.to_device
-    if copy is not None:
-        copy_s = tried("copy", lambda: _warm_mean_s(copy, batch))
-        pinned_copy_s = tried("pinned_copy", lambda: _warm_mean_s(copy, _pinned(batch)))
-    seconds, item_bytes = items.seconds, batch_bytes([batch])
+        costs["pin_s"] = tried("pinning", lambda: _warm_mean_s(_pinned, batch))
+    if to_device is not None:
+        costs["copy_s"] = tried("copy", lambda: _warm_mean_s(to_device, batch))
+        costs["pinned_copy_s"] = tried("pinned_copy", lambda: _warm_mean_s(to_device, _pinned(batch)))
+    item_bytes = batch_bytes([batch])
     float32_bytes = sum(tensor.nbytes for tensor in tensors_of(batch) if tensor.dtype == torch.float32)
-    batches_per_s = None if ceiling is None else ceiling.batches / ceiling.seconds
-    own_cores = max(1, usable_cores() // surroundings.local_ranks)
     return LoaderCosts(
         items=len(seconds),
         item_s=fmean(seconds),
-        item_cpu_s=items.cpu_s / len(seconds),
+        item_cpu_s=cpu_s / len(seconds),
         item_median_s=median(seconds),
         item_p99_s=float(np.quantile(seconds, 0.99, method="inverted_cdf")),
         item_slowest_s=max(seconds),
         slow_tail_fraction=_slow_tail(seconds),
-        disk_bytes_per_item=items.disk_bytes / len(seconds),
+        disk_bytes_per_item=disk_bytes / len(seconds),
         item_bytes=item_bytes / config.micro_batch_size,
         float32_fraction=float32_bytes / item_bytes if item_bytes else None,
         collate_s=collate_s,
-        transfer_s=transfer_s,
-        pin_s=pin_s,
-        copy_s=copy_s,
-        pinned_copy_s=pinned_copy_s,
-        batches_per_worker_per_s=None if batches_per_s is None else batches_per_s / max(1, config.num_workers),
-        batches_per_core_per_s=None if batches_per_s is None else batches_per_s / own_cores,
+        **costs,
     )
 
 
-@dataclass(slots=True)
-class _Items:
-    """Items that were timed."""
-
-    seconds: list[float] = field(default_factory=list)
-    cpu_s: float = 0.0
-    disk_bytes: int = 0
-    kept: list[Any] = field(default_factory=list)
+def with_batch_rates(costs: LoaderCosts, ceiling: Ceiling, config: TrainingConfig, local_ranks: int) -> LoaderCosts:
+    """The costs with what the loader alone delivers per worker, and per core of one of the ranks on this host."""
+    batches_per_s = ceiling.batches / ceiling.seconds
+    workers, cores = max(1, config.num_workers), max(1, usable_cores() // local_ranks)
+    rates = {"batches_per_worker_per_s": batches_per_s / workers, "batches_per_core_per_s": batches_per_s / cores}
+    return costs.model_copy(update=rates)
 
 
-class _Collated(TorchDataset[Any]):
-    """Makes the same batch from ready items over and over: what a worker does, less the items."""
+def _time_items(
+    draws: Iterator[Callable[[], list[Any]]], most_kept: int, ends_at: float
+) -> tuple[list[Any], list[float], float, int]:
+    """Time draw after draw; the first, which may open files, is left out.
 
-    def __init__(self, items: list[Any], collate: Callable[[list[Any]], Any]) -> None:
-        self.items, self.collate = items, collate
-
-    def __len__(self) -> int:
-        return _ENDLESS
-
-    def __getitem__(self, _: int) -> Any:
-        return self.collate(list(self.items))
-
-
-def _time_items(draws: Iterator[Callable[[], list[Any]]], most_kept: int, ends_at: float) -> _Items:
-    """Time draw after draw; the first, which may open files, is left out."""
-    items = _Items(kept=next(draws)())
+    Returns some of the items, each item's seconds, and the CPU seconds and bytes from the disk of them all.
+    """
+    kept, seconds, cpu_s = next(draws)(), list[float](), 0.0
     began_children_s, began_disk, begun = _children_cpu_s(), bytes_from_disk(), perf_counter()
     for draw in draws:
         asked_cpu_s, asked = process_time(), perf_counter()
         came = draw()
         now, now_cpu_s = perf_counter(), process_time()
-        items.cpu_s += now_cpu_s - asked_cpu_s
-        items.seconds += [(now - asked) / len(came)] * len(came)
-        items.kept += came[: max(0, most_kept - len(items.kept))]
-        if _is_enough(len(items.seconds), now - begun) or now > ends_at:
+        cpu_s += now_cpu_s - asked_cpu_s
+        seconds += [(now - asked) / len(came)] * len(came)
+        kept += came[: max(0, most_kept - len(kept))]
+        if _is_enough(len(seconds), now - begun) or now > ends_at:
             break
-    items.cpu_s += _children_cpu_s() - began_children_s
-    items.disk_bytes = bytes_from_disk() - began_disk
-    return items
+    cpu_s += _children_cpu_s() - began_children_s
+    return kept, seconds, cpu_s, bytes_from_disk() - began_disk
 
 
 def _is_enough(done: int, spent_s: float) -> bool:
@@ -186,16 +148,18 @@ def _is_enough(done: int, spent_s: float) -> bool:
     return spent_s > _ITEMS_S and (done >= _FEWEST_ITEMS or spent_s > _FEWEST_ITEMS * _ITEMS_S)
 
 
-def _transfer_s(
-    loader: DataLoader[Any], config: TrainingConfig, collated: _Collated, collate_s: float, ends_at: float
-) -> float:
-    """Seconds that a batch takes from one worker to this process, less collating, which fills the shared memory."""
+def _transfer_s(loader: DataLoader[Any], config: TrainingConfig, items: Any, collate_s: float, ends_at: float) -> float:
+    """Seconds that a batch takes from one worker to this process, less collating, which fills the shared memory.
+
+    The worker makes the same batch from ready items over and over: what it does in training, less the items.
+    """
+    batches: Any = repeat(range(len(items)))
     feed = Feed(
         DataLoader(
-            collated,
-            batch_size=None,
+            items,
+            batch_sampler=batches,
             num_workers=1,
-            collate_fn=_as_it_is,
+            collate_fn=loader.collate_fn,
             multiprocessing_context=loader.multiprocessing_context,
             timeout=_WORKER_TIMEOUT_S,
         )
@@ -207,10 +171,6 @@ def _transfer_s(
     finally:
         feed.stop()
     return max(0.0, ceiling.seconds / ceiling.batches - collate_s)
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
 
 
 def _pinned(batch: Any) -> Any:
@@ -240,39 +200,32 @@ def _slow_tail(seconds: list[float]) -> float:
 
 
 def _children_cpu_s() -> float:
-    """CPU seconds of the processes that this one has started and waited for."""
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return children.ru_utime + children.ru_stime
+    """CPU seconds, the user's and the system's, of the processes that this one has started and waited for."""
+    return sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
 
 
 def draws_of(loader: DataLoader[Any]) -> Iterator[Callable[[], list[Any]]]:
     """Functions that make the next item, or the next few where the dataset makes whole batches; without end."""
     dataset: Any = loader.dataset
     if is_stream(dataset):
-        return _stream_draws(dataset)
+        items = _items_without_end(dataset)
+        return repeat(lambda: [next(items)])
     indices = _indices(loader)
     if _makes_batches(dataset):
         size = loader.batch_size or _FEW_ITEMS
         return (partial(dataset.__getitems__, list(islice(indices, size))) for _ in count())
-    return (partial(_item, dataset, index) for index in indices)
+    return (partial(lambda index: [dataset[index]], index) for index in indices)
 
 
-def _item(dataset: Any, index: Any) -> list[Any]:
-    return [dataset[index]]
-
-
-def _stream_draws(dataset: Any) -> Iterator[Callable[[], list[Any]]]:
+def _items_without_end(dataset: Any) -> Iterator[Any]:
     """Items of an iterable, begun anew at its end; the new start belongs to the item that needs it."""
-    streams = [iter(dataset)]
-
-    def draw() -> list[Any]:
-        for _ in range(2):
-            with suppress(StopIteration):
-                return [next(streams[0])]
-            streams[0] = iter(dataset)
-        raise RuntimeError("an iterable dataset must give an item each time it is begun, but gave none")
-
-    return (draw for _ in count())
+    while True:
+        is_empty = True
+        for item in dataset:
+            is_empty = False
+            yield item
+        if is_empty:
+            raise RuntimeError("an iterable dataset must give an item each time it is begun, but gave none")
 
 
 def _makes_batches(dataset: Any) -> bool:
@@ -287,7 +240,6 @@ def _indices(loader: DataLoader[Any]) -> Iterator[Any]:
     if type(loader.sampler) is RandomSampler and loader.batch_size is not None:
         size = len(loader.sampler.data_source)
         return (random.randrange(size) for _ in count())  # noqa: S311 - no secret
-    source = loader.batch_sampler
-    if source is None:
-        return chain.from_iterable(iter(loader.sampler) for _ in count())
-    return chain.from_iterable(chain.from_iterable(iter(source) for _ in count()))
+    if loader.batch_sampler is None:
+        return chain.from_iterable(repeat(loader.sampler))
+    return chain.from_iterable(chain.from_iterable(repeat(loader.batch_sampler)))

@@ -7,7 +7,7 @@ step is slower than another one: no rate is ever taken from here, the window's s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from math import ceil
 from time import perf_counter
@@ -32,10 +32,10 @@ from autotune.worker.after_window.trace import (
 from autotune.worker.measure.batch import Reused
 from autotune.worker.measure.step import Trainer
 
-__all__ = ["Profiled", "StepTimes", "break_down", "profile_steps", "step_times"]
+__all__ = ["StepTimes", "break_down", "profile_steps", "step_times"]
 
 _STEPS = 5  # our own convention: enough for a mean, few enough that the trace stays small
-_LONGEST_S = 1.0  # as steps go without the profiler
+_LONGEST_S = 1.0  # our own convention, as steps go without the profiler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,15 +50,6 @@ class StepTimes:
     """A batch's share of its epoch's restart."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Profiled:
-    """What the extra steps have shown."""
-
-    breakdown: TimeBreakdown
-    busy: BusyReading | None
-    """None on the CPU, which is its own device."""
-
-
 def break_down(
     trainer: Trainer,
     *,
@@ -67,8 +58,8 @@ def break_down(
     window: Window,
     restarts: Sequence[Restart],
     exchange_s: float = 0.0,
-) -> Profiled:
-    """Profile a few extra steps and say where the time goes.
+) -> tuple[TimeBreakdown, BusyReading | None]:
+    """Profile a few extra steps and say where the time goes, and how busy an accelerator was (None: it is the CPU).
 
     Args:
         trainer: Where training stands.
@@ -83,19 +74,11 @@ def break_down(
     """
     times = step_times(window, restarts)
     steps = _steps_to_profile(trainer, times.step_s)
+    known = {"profiled_steps": steps, "exchange_s": exchange_s, **asdict(times)}
     if trainer.device.kind == "cpu":
         copy_s = _copy_s(trainer, host)
         traces, span_s = marked_part(profile_steps(trainer, held, steps))
-        breakdown = breakdown_on_cpu(
-            step_s=times.step_s,
-            data_wait_s=times.data_wait_s,
-            copy_s=copy_s,
-            gap_fraction=gap_fraction(traces, span_s),
-            restart_s=times.restart_s,
-            exchange_s=exchange_s,
-            profiled_steps=steps,
-        )
-        return Profiled(breakdown=breakdown, busy=None)
+        return breakdown_on_cpu(copy_s=copy_s, gap_fraction=gap_fraction(traces, span_s), **known), None
     traces, _ = marked_part(profile_steps(trainer, host, steps))
     events = device_events(traces, trainer.device.torch_device.index or 0)
     if not events:
@@ -103,16 +86,8 @@ def break_down(
             f"torch's profiler must record what {trainer.device.torch_device} does, but recorded nothing"
         )
     worked = device_time(events, host_waits(traces))
-    breakdown = breakdown_on_device(
-        worked,
-        profiled_steps=steps,
-        step_s=times.step_s,
-        data_wait_s=times.data_wait_s,
-        restart_s=times.restart_s,
-        exchange_s=exchange_s,
-    )
     busy = min(1.0, worked.busy_s / steps / (times.step_s + times.restart_s))
-    return Profiled(breakdown=breakdown, busy=BusyReading(fraction=busy, source=PROFILER_SOURCE))
+    return breakdown_on_device(worked, **known), BusyReading(fraction=busy, source=PROFILER_SOURCE)
 
 
 def profile_steps(trainer: Trainer, batches: Sequence[Any], steps: int) -> list[TraceEvent]:
@@ -171,8 +146,7 @@ def _steps_to_profile(trainer: Trainer, step_s: float) -> int:
 
 def _copy_s(trainer: Trainer, batches: Sequence[Any]) -> float:
     """Seconds of moving a batch, by the clock: on the CPU nothing else runs meanwhile."""
-    for batch in batches[:1]:
-        trainer.to_device(batch)
+    trainer.to_device(batches[0])
     begun = perf_counter()
     for batch in batches:
         trainer.to_device(batch)

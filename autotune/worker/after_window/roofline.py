@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from autotune.records.diagnosis import Roofline
+from autotune.settings.float32_precision import tf32_products
 from autotune.settings.training_config import TrainingConfig
 from autotune.worker.measure.step import Trainer
 from autotune.worker.setup.device import Device
@@ -28,7 +29,7 @@ _PEAK_S = 0.2  # as long as a window's block
 _MATRIX = {"cpu": 1024}  # rows and columns; large enough for the device's best rate: our own convention
 _MATRIX_ON_ACCELERATORS = 4096
 _COPY_BYTES = 256 * 2**20  # beyond every cache
-_COPY_MEMORY_SHARE = 16  # at most a sixteenth of the device's memory
+_COPY_MEMORY_SHARE = 16  # at most a sixteenth of the device's memory: our own convention
 _DRAWN_BYTES = 2**20  # at random, and repeated: to draw them all takes a second on a CPU
 _OVERWRITING = ("copy_", "fill_", "zero_", "normal_", "uniform_", "_foreach_copy_", "_foreach_fill_", "_foreach_zero_")
 """Operators that write their target without reading it; so is every target named `out`."""
@@ -41,18 +42,18 @@ class BytesMode(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # torch
-        self.operators = 0
-        self.moved_bytes = 0
+        self.operators = self.moved_bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         schema = func._schema  # noqa: SLF001 - no public way to an operator's aliases
-        if _only_views(schema) or schema.name.partition("::")[2].startswith(("empty", "new_empty")):
+        name = schema.name.partition("::")[2]
+        if _only_views(schema) or name.startswith(("empty", "new_empty")):
             return out
         self.operators += 1
-        name = schema.name.partition("::")[2]
-        named = [*zip(schema.arguments, args, strict=False), *_by_name(schema.arguments, kwargs)]
+        by_name = [(argument, kwargs[argument.name]) for argument in schema.arguments if argument.name in kwargs]
+        named = [*zip(schema.arguments, args, strict=False), *by_name]
         changed = [value for argument, value in named if argument.alias_info is not None]
         returned = [] if changed else tree_leaves(out)  # what is changed in place is returned as well
         read = [value for argument, value in named if not _is_overwritten(name, argument)]
@@ -76,8 +77,7 @@ def trace_roofline(trainer: Trainer, batch: Any, device: Device) -> Roofline:
             trainer.train(batch)
     device.synchronize()
     in_tf32 = _runs_in_tf32(trainer.config, device.kind, flops.get_flop_counts().get("Global", {}))
-    precision = TrainingConfig(amp_dtype="tf32").autocast(device.torch_device) if in_tf32 else nullcontext()
-    with precision:
+    with tf32_products() if in_tf32 else nullcontext():
         peak_flops_per_s = _peak_flops_per_s(trainer, device)
     return Roofline(
         flops=float(flops.get_total_flops()),
@@ -90,10 +90,8 @@ def trace_roofline(trainer: Trainer, batch: Any, device: Device) -> Roofline:
 
 def _runs_in_tf32(config: TrainingConfig, device_kind: str, flops: Mapping[Any, int]) -> bool:
     """Whether most of some operators' work is done by convolutions that torch lets run in TF32, as it does unasked."""
-    convolutions = getattr(torch.backends.cudnn, "conv", None)  # torch before fp32_precision has none
-    if config.amp_dtype != "float32" or device_kind != "cuda":
-        return False
-    if getattr(convolutions, "fp32_precision", None) != "tf32":
+    cudnn: Any = torch.backends.cudnn  # not typed by torch
+    if config.amp_dtype != "float32" or device_kind != "cuda" or cudnn.conv.fp32_precision != "tf32":
         return False
     return 2 * sum(count for operator, count in flops.items() if "conv" in str(operator)) > sum(flops.values())
 
@@ -139,17 +137,13 @@ def _repeats_per_s(work: Callable[[], object], device: Device) -> float:
 
 
 def _only_views(schema: Any) -> bool:
-    returned = [returned_value.alias_info for returned_value in schema.returns]
-    return bool(returned) and all(one is not None and not one.is_write for one in returned)
+    aliases = [returned.alias_info for returned in schema.returns]
+    return bool(aliases) and all(alias is not None and not alias.is_write for alias in aliases)
 
 
 def _is_overwritten(name: str, argument: Any) -> bool:
     is_target = argument.alias_info is not None and argument.alias_info.is_write
     return bool(argument.is_out or (is_target and name in _OVERWRITING))
-
-
-def _by_name(arguments: Iterable[Any], kwargs: dict[str, Any]) -> list[tuple[Any, Any]]:
-    return [(argument, kwargs[argument.name]) for argument in arguments if argument.name in kwargs]
 
 
 def _size(values: Iterable[Any]) -> int:

@@ -19,15 +19,7 @@ import torch
 
 from autotune.records.trace_intervals import DeviceEvent, kind_of, length, union
 
-__all__ = [
-    "MARK",
-    "TraceEvent",
-    "device_events",
-    "gap_fraction",
-    "host_waits",
-    "marked_part",
-    "read_kineto",
-]
+__all__ = ["MARK", "TraceEvent", "device_events", "gap_fraction", "host_waits", "marked_part", "read_kineto"]
 
 MARK = "autotune: profiled steps"
 """Name of the span on the host that holds the profiled steps. The device has nothing to do at both of its ends."""
@@ -69,22 +61,21 @@ def read_kineto(events: Iterable[Any]) -> list[TraceEvent]:
     return [
         TraceEvent(
             name=event.name(),
-            activity=event.activity_type() if hasattr(event, "activity_type") else "",
+            activity=getattr(event, "activity_type", str)(),
             start_ns=event.start_ns(),
             end_ns=event.start_ns() + event.duration_ns(),
             is_on_device=event.device_type() != on_host,
-            is_annotation=_is_annotation(event),
+            is_annotation=getattr(event, "is_user_annotation", bool)() or event.scope() == _USER_SCOPE,
             device_index=event.device_index(),
-            correlation_id=event.correlation_id() if hasattr(event, "correlation_id") else 0,
-            linked_id=event.linked_correlation_id() if hasattr(event, "linked_correlation_id") else 0,
+            correlation_id=getattr(event, "correlation_id", int)(),
+            linked_id=getattr(event, "linked_correlation_id", int)(),
         )
         for event in events
     ]
 
 
-def device_events(traces: Iterable[TraceEvent], device_index: int) -> list[DeviceEvent]:
+def device_events(traces: Sequence[TraceEvent], device_index: int) -> list[DeviceEvent]:
     """What a device did: kernels, copies and memsets; spans that are marked on its timeline are none."""
-    traces = list(traces)
     marked = {trace.name for trace in traces if trace.is_annotation}
     return [
         DeviceEvent(
@@ -109,7 +100,7 @@ def host_waits(traces: Iterable[TraceEvent]) -> list[tuple[int, int]]:
 def gap_fraction(traces: Iterable[TraceEvent], span_s: float) -> float:
     """Share of a span on the CPU in which no operator ran on any thread: Python, and the engine between operators."""
     operators = (trace for trace in traces if not trace.is_on_device and _is_operator(trace))
-    busy_s = length(union((one.start_ns, one.end_ns) for one in operators)) * 1e-9
+    busy_s = length(union((operator.start_ns, operator.end_ns) for operator in operators)) * 1e-9
     return min(1.0, max(0.0, 1.0 - busy_s / span_s)) if span_s > 0 else 0.0
 
 
@@ -156,12 +147,12 @@ def _in_host_time(launched: Sequence[tuple[TraceEvent, int]], waited_ns: int) ->
     taken, as in the Network Time Protocol (RFC 5905, section 8).
     """
     moved = []
-    for index in {one.device_index for one, _ in launched}:
-        here = [(one, launch_ns) for one, launch_ns in launched if one.device_index == index]
-        least_ns = max(launch_ns - one.start_ns for one, launch_ns in here)
-        most_ns = waited_ns - max(one.end_ns for one, _ in here)
+    for index in {event.device_index for event, _ in launched}:
+        here = [(event, launch_ns) for event, launch_ns in launched if event.device_index == index]
+        least_ns = max(launch_ns - event.start_ns for event, launch_ns in here)
+        most_ns = waited_ns - max(event.end_ns for event, _ in here)
         shift_ns = 0 if least_ns <= 0 <= most_ns else (least_ns + most_ns) // 2
-        moved += [replace(one, start_ns=one.start_ns + shift_ns, end_ns=one.end_ns + shift_ns) for one, _ in here]
+        moved += [replace(own, start_ns=own.start_ns + shift_ns, end_ns=own.end_ns + shift_ns) for own, _ in here]
     return moved
 
 
@@ -177,9 +168,3 @@ def _is_operator(event: TraceEvent) -> bool:
     if event.is_annotation:
         return event.name.startswith(_COMPILED)
     return event.activity in {"", "cpu_op"} and not event.name.startswith(_WRAPPERS)
-
-
-def _is_annotation(event: Any) -> bool:
-    if hasattr(event, "is_user_annotation") and event.is_user_annotation():
-        return True
-    return bool(event.scope() == _USER_SCOPE)

@@ -11,15 +11,16 @@ import faulthandler
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from time import perf_counter
 from typing import TextIO
 
 __all__ = ["HangDump"]
 
-_BEFORE_DEADLINE_S = 0.5
+_BEFORE_DEADLINE_S = 0.5  # own convention: to write a few stacks takes milliseconds
 _PATIENCE = 10.0  # own convention: a loader that pauses, or a second compilation, takes about as long as before
 _LEAST_S = 30.0  # own convention: longer than most checkpoints and evaluations inside a step
-_SOONEST_S = 0.1
+_SOONEST_S = 0.1  # own convention: the deadline is over, the parent about to end the rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +34,7 @@ class HangDump:
 
     def before_deadline(self) -> None:
         """Let them come shortly before the deadline."""
-        self._after(self._left_s())
+        self.unless_a_block_ends(inf)
 
     def unless_a_block_ends(self, longest_s: float) -> None:
         """Let them come when a group stands still, or before the deadline; to be asked for again after each block.
@@ -43,12 +44,8 @@ class HangDump:
         Args:
             longest_s: Seconds of the longest block so far, of any rank: all come to the same time.
         """
-        self._after(min(self._left_s(), max(_LEAST_S, _PATIENCE * longest_s)))
-
-    def _left_s(self) -> float:
-        return self.ends_at - _BEFORE_DEADLINE_S - perf_counter()
-
-    def _after(self, seconds: float) -> None:
+        left_s = self.ends_at - _BEFORE_DEADLINE_S - perf_counter()
+        seconds = min(left_s, max(_LEAST_S, _PATIENCE * longest_s))
         with suppress(OSError, ValueError):  # the user's code may have closed it
             if self.file is not sys.stderr:
                 self.file.seek(0)

@@ -34,8 +34,7 @@ _FAILURE = re.compile(
 # CUDA's driver reads its variable when it is initialised, torch at the first error alone (c10/cuda's
 # CUDAMiscFunctions.cpp, get_cuda_async_error_suffix); ROCm's counterpart is that of torch's own translation
 # (torch/utils/hipify, cuda_to_hip_mappings.py). Both are to be set before the first call to the device.
-_BY_KIND = {"cuda": "CUDA_LAUNCH_BLOCKING", "rocm": "AMD_SERIALIZE_KERNEL"}
-_BLOCKING = {"CUDA_LAUNCH_BLOCKING": "1", "AMD_SERIALIZE_KERNEL": "3"}
+_BLOCKING = {"cuda": ("CUDA_LAUNCH_BLOCKING", "1"), "rocm": ("AMD_SERIALIZE_KERNEL", "3")}
 
 
 def is_kernel_failure(error: BaseException) -> bool:
@@ -45,15 +44,15 @@ def is_kernel_failure(error: BaseException) -> bool:
 
 def block_launches() -> None:
     """Have each launch wait for its kernel, in this process and in all that it starts."""
-    os.environ.update(_BLOCKING)
+    os.environ.update(_BLOCKING.values())
 
 
 def launches_block() -> bool:
     """Whether each launch waits for its kernel: then an error has the place where it happened."""
-    return any(os.environ.get(name) == value for name, value in _BLOCKING.items())
+    return any(os.environ.get(name) == value for name, value in _BLOCKING.values())
 
 
 def blocking_variable(kind: str) -> str | None:
     """What has each launch on a kind of device wait for its kernel, as NAME=value; None: nothing does."""
-    name = _BY_KIND.get(kind, "")
-    return f"{name}={os.environ[name]}" if name in os.environ and os.environ[name] == _BLOCKING[name] else None
+    name, value = _BLOCKING.get(kind, ("", ""))
+    return f"{name}={value}" if os.environ.get(name) == value else None

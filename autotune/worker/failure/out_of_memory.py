@@ -48,35 +48,39 @@ _PERHAPS = re.compile(
 # The host's. Sources: c10/core/impl/alloc_cpu.cpp, aten/src/ATen/MapAllocator.cpp, torch/csrc/DataLoader.cpp,
 # torch/utils/data/_utils/signal_handling.py, strerror(3), cudnn_graph.h, unified-runtime's ur_api.h, and NCCL's
 # src/include/alloc.h and src/misc/shmutils.cc (ncclShmOpen), of which older versions give no error's name.
-_FILES = r"Too many open files|received 0 items of ancdata"
-_SHARED_MEMORY = (
+_FILES = re.compile("Too many open files|received 0 items of ancdata")
+_SHARED_MEMORY = re.compile(
     r"Bus error|bus error encountered in worker|No space left on device.*shm|/shm/.*No space left on device"
     r"|unable to (write to file|resize file|mmap|allocate shared memory|open shared memory object)"
     r"(?!.*(No such file|Permission denied|File exists))"
     r"|(failed to extend|creating shared memory segment) \S*/nccl-\S* [^,\n]*(?m:$)"
 )
-_RAM = (
+_RAM = re.compile(
     r"can't allocate memory|Cannot allocate memory|not enough memory|Failed to malloc \d+ bytes"
     r"|CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED|UR_RESULT_ERROR_OUT_OF_HOST_MEMORY"
 )
-_HOST = {
-    re.compile(_FILES): "the limit of open files (ulimit -n) was reached",
-    re.compile(_SHARED_MEMORY): "the shared memory (/dev/shm) is full",
-    re.compile(_RAM): "the machine ran out of memory",
-    re.compile("Failed to CUDA host alloc"): "the machine ran out of memory that can be page-locked",
-    re.compile("DataLoader worker .* is killed by signal: Killed"): (
-        "a loader worker was killed, most likely for its memory"
-    ),
+_KILLED = re.compile("DataLoader worker .* is killed by signal: Killed")
+
+_Memory = Literal["device", "host"]
+_FULL_DEVICE: tuple[_Memory, str] = "device", "the device ran out of memory"
+_FULL_RAM: tuple[_Memory, str] = "host", "the machine ran out of memory"
+_USED_UP: dict[re.Pattern[str], tuple[_Memory, str]] = {
+    _DEVICE: _FULL_DEVICE,
+    _FILES: ("host", "the limit of open files (ulimit -n) was reached"),
+    _SHARED_MEMORY: ("host", "the shared memory (/dev/shm) is full"),
+    _RAM: _FULL_RAM,
+    re.compile("Failed to CUDA host alloc"): ("host", "the machine ran out of memory that can be page-locked"),
+    _KILLED: ("host", "a loader worker was killed, most likely for its memory"),
+    _PERHAPS: _FULL_DEVICE,
 }
-"""What is used up, by its message; the first that matches counts."""
-_PINNING = "the machine ran out of memory that can be page-locked (pin_memory)"
+"""Whose memory, and what is used up, by its message; the first that matches counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortage:
     """Memory, or what stands for it, that was used up."""
 
-    memory: Literal["device", "host"]
+    memory: _Memory
     """host: RAM, shared memory, or the files that may be open."""
     reason: str
     """What was used up, and the message."""
@@ -91,39 +95,37 @@ def shortage_of(error: BaseException, is_full: Callable[[], bool] | None = None)
             device that this process has opened is asked, if any, see `device_was_full`.
     """
     for text in errors_in(error):
-        shortage = _shortage_in(text, is_full or _opened_one_was_full)
-        if shortage is not None:
-            return shortage
+        found = _used_up(text, is_full or device_was_full)
+        if found is not None:
+            memory, what = found
+            detail = f": {text.first_line}" if text.message or memory == "device" else " (MemoryError)"
+            return Shortage(memory=memory, reason=what + detail)
     return None
 
 
-def device_was_full(device: Device, refusals_before: int = 0) -> bool:
-    """Whether its allocators have refused memory more than `refusals_before` times, or next to nothing is free."""
-    if device.refusals() > refusals_before:
-        return True
+def device_was_full(device: Device | None = None, refusals_before: int = 0) -> bool:
+    """Whether its allocators have refused memory more than `refusals_before` times, or next to nothing is free.
+
+    Without a device, the one that this process has opened is asked; where there is none, none is full.
+    """
+    device = device or opened_device()
+    if device is None:
+        return False
     free_bytes = device.free_bytes()
-    return free_bytes is not None and free_bytes < _ALMOST_NOTHING_BYTES
+    return device.refusals() > refusals_before or (free_bytes is not None and free_bytes < _ALMOST_NOTHING_BYTES)
 
 
-def _opened_one_was_full() -> bool:
-    device = opened_device()
-    return device is not None and device_was_full(device)
-
-
-def _shortage_in(text: ErrorText, is_full: Callable[[], bool]) -> Shortage | None:
+def _used_up(text: ErrorText, is_full: Callable[[], bool]) -> tuple[_Memory, str] | None:
     if "OutOfMemoryError" in text.kinds:
-        return _of_device(text)
+        return _FULL_DEVICE
     if "MemoryError" in text.kinds:
-        detail = f": {text.first_line}" if text.message else " (MemoryError)"
-        return Shortage(memory="host", reason=f"the machine ran out of memory{detail}")
+        return _FULL_RAM
     if not {"RuntimeError", "OSError"} & set(text.kinds):
         return None
-    if _DEVICE.search(text.message):
-        return _of_host(text, _PINNING) if _was_pinning(text) else _of_device(text)
-    for pattern, explanation in _HOST.items():
-        if pattern.search(text.message):
-            return _of_host(text, explanation)
-    return _of_device(text) if _PERHAPS.search(text.message) and is_full() else None
+    if _was_pinning(text):
+        return "host", "the machine ran out of memory that can be page-locked (pin_memory)"
+    matching = (pattern for pattern in _USED_UP if pattern.search(text.message))
+    return next((_USED_UP[pattern] for pattern in matching if pattern is not _PERHAPS or is_full()), None)
 
 
 def _was_pinning(text: ErrorText) -> bool:
@@ -134,11 +136,3 @@ def _was_pinning(text: ErrorText) -> bool:
     """
     innermost = text.stack[text.stack.rfind('  File "') :]
     return "pin_memory" in innermost and "error: out of memory" in text.message
-
-
-def _of_device(text: ErrorText) -> Shortage:
-    return Shortage(memory="device", reason=f"the device ran out of memory: {text.first_line}")
-
-
-def _of_host(text: ErrorText, explanation: str) -> Shortage:
-    return Shortage(memory="host", reason=f"{explanation}: {text.first_line}")

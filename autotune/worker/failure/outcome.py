@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from autotune.protocol.reports import RankReport
-from autotune.records.trial import Failure, TrialResult
+from autotune.records.trial import Failure, Outcome, TrialResult
 from autotune.worker.failure.causes import cause_of
 from autotune.worker.failure.kernel_failures import is_kernel_failure, launches_block
 from autotune.worker.failure.out_of_memory import shortage_of
@@ -31,9 +31,9 @@ def outcome_of(work: Callable[[], RankReport]) -> RankReport:
     try:
         return work()
     except (WorkloadFault, DeviceError) as fault:
-        return _report("invalid", str(fault), is_workload_fault=True)
+        return RankReport(result=TrialResult(outcome="invalid", reason=str(fault)), is_workload_fault=True)
     except Diverged as divergence:
-        return _report("diverged", str(divergence))
+        return RankReport(result=TrialResult(outcome="diverged", reason=str(divergence)))
     except BaseException as error:  # noqa: BLE001 - user code may raise anything, SystemExit among it
         return _crash(error)
 
@@ -44,23 +44,22 @@ def _crash(error: BaseException) -> RankReport:
         print(text, file=sys.stderr, flush=True)  # noqa: T201 - into the trial's log
     shortage = shortage_of(error)
     if shortage is not None:
-        return _report("oom" if shortage.memory == "device" else "host_oom", shortage.reason)
+        outcome: Outcome = "oom" if shortage.memory == "device" else "host_oom"
+        return RankReport(result=TrialResult(outcome=outcome, reason=shortage.reason))
     failure = Failure(
         signature=f"{type(error).__name__} at {_place(text)}",
         traceback=text,
         is_asynchronous=is_kernel_failure(error) and not launches_block(),
     )
-    report = _report("crashed", cause_of(error), failure=failure)
-    return report.model_copy(update={"is_collateral": is_collateral(error)})
+    result = TrialResult(outcome="crashed", reason=cause_of(error), failure=failure)
+    return RankReport(result=result, is_collateral=is_collateral(error))
 
 
 def _users_traceback(error: BaseException) -> str:
-    """The traceback without our own frames."""
+    """The traceback without our own frames; of exceptions that name each other, traceback takes each once."""
     formatted = traceback.TracebackException.from_exception(error)
-    seen: set[int] = set()
     current: traceback.TracebackException | None = formatted
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
+    while current is not None:
         own = [frame for frame in current.stack if not frame.filename.startswith(_OUR_PACKAGE)]
         current.stack = traceback.StackSummary.from_list(own or list(current.stack))
         current = current.__cause__ or current.__context__
@@ -69,12 +68,7 @@ def _users_traceback(error: BaseException) -> str:
 
 def _place(text: str) -> str:
     """The innermost place in the user's code, also where a loader worker's traceback is quoted in the message."""
-    places = [(match["file"], match["line"]) for match in _PLACE.finditer(text)]
+    places = _PLACE.findall(text) or [("unknown", "0")]
     own = [place for place in places if "site-packages" not in place[0] and not place[0].startswith(_OUR_PACKAGE)]
-    file, line = (own or places or [("unknown", "0")])[-1]
+    file, line = (own or places)[-1]
     return f"{Path(file).name}:{line}"
-
-
-def _report(outcome: str, reason: str, *, is_workload_fault: bool = False, **result: object) -> RankReport:
-    fields = {"outcome": outcome, "reason": reason, **result}
-    return RankReport(result=TrialResult.model_validate(fields), is_workload_fault=is_workload_fault)

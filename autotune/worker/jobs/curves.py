@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
+from operator import itemgetter
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -26,12 +28,13 @@ from autotune.protocol.jobs import CurvesJob
 from autotune.records.ceilings import Ceiling
 from autotune.records.diagnosis import CurvePoint, Curves, Roofline
 from autotune.records.run_summary import changed_settings
+from autotune.settings.float32_precision import tf32_products
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.worker.after_window.roofline import trace_roofline
 from autotune.worker.failure.causes import cause_of
-from autotune.worker.jobs.memory_bounds import refuse_too_full_a_queue, refuse_too_large_a_batch
-from autotune.worker.jobs.points import CurvesSoFar, DeviceLostError, Figures, measure_point
+from autotune.worker.jobs.memory_bounds import too_full_a_queue, too_large_a_batch
+from autotune.worker.jobs.points import CurvesSoFar, DeviceLostError, Figures
 from autotune.worker.measure.batch import Held, resized
 from autotune.worker.measure.feed import Delivery, Feed
 from autotune.worker.measure.side_alone import collect, device_alone, loader_alone, resident
@@ -59,20 +62,38 @@ class _Scene:
     device: Device
     scratch: Path
     dataset: Any
+    curves: CurvesSoFar
     ends_at: float
     host: Sequence[Delivery] = ()
     """Batches of the job's own configuration, on the host."""
     peaks: dict[int, int] = field(default_factory=dict)
     """The highest peak memory in bytes that was measured with each micro batch."""
 
-    def feed(self, config: TrainingConfig) -> Feed:
-        """A feed of a configuration's loader, not started."""
-        return Feed(build_loader(self.workload, self.dataset, config, self.scratch))
+    @contextmanager
+    def feed(self, config: TrainingConfig) -> Iterator[Feed]:
+        """A feed of a configuration's loader, not started; its workers are ended behind it."""
+        feed = Feed(build_loader(self.workload, self.dataset, config, self.scratch))
+        try:
+            yield feed
+        finally:
+            feed.stop()
 
     def changes(self, config: TrainingConfig, settings: frozenset[str]) -> dict[str, object]:
         """Those of some settings that differ from the job's own, with their values."""
         changed = changed_settings(config, self.job.config)
         return {name: after for name, (_, after) in changed.items() if name in settings}
+
+    def figures(self, alone: Callable[..., Ceiling], *arguments: object) -> Figures:
+        """A side's ceiling, and the CPU seconds that a sample took: the cores in use over the rate, warm-up included.
+
+        Args:
+            alone: `loader_alone` or `device_alone`.
+            arguments: What it is to measure.
+        """
+        begun, cpu_s = perf_counter(), _spent_cpu_s()
+        ceiling = alone(*arguments, seconds=self.job.stretch_s, ends_at=self.ends_at)
+        cores = (_spent_cpu_s() - cpu_s) / (perf_counter() - begun)
+        return {"ceiling": ceiling, "cpu_s_per_sample": max(0.0, cores) / ceiling.samples_per_s}
 
 
 @dataclass(slots=True)
@@ -99,130 +120,101 @@ def trace_curves(
     Raises:
         WorkloadFault: something about the workload can't be used.
     """
-    scene = _Scene(workload, job, device, scratch, build_dataset(workload), ends_at)
     curves = CurvesSoFar(keep, job.known or Curves())
+    scene = _Scene(workload, job, device, scratch, build_dataset(workload), curves, ends_at)
     try:
-        _trace_loader(scene, curves)
+        _trace_loader(scene)
         scene.ends_at = ends_at
-        return _trace_device(scene, curves)
+        return _trace_device(scene)
     except DeviceLostError:
         return curves.cut()
 
 
-def _trace_loader(scene: _Scene, curves: CurvesSoFar) -> None:
+def _trace_loader(scene: _Scene) -> None:
     """The loader's points, in a part of the time; the batches of its own configuration are kept for the device."""
     now, own = perf_counter(), scene.job.config
     scene.ends_at = now + _LOADER_SHARE * (scene.ends_at - now)
-    feed = scene.feed(own)
-    try:
-        first = feed.start()
-        scene.host = collect(feed, seconds=_COLLECTING_S, first=first)
-        curves.add("loader", {}, lambda: measure_point({}, lambda: _loader_alone(scene, feed, own), scene.ends_at))
-    finally:
-        feed.stop()
+    with scene.feed(own) as feed:
+        scene.host = collect(feed, seconds=_COLLECTING_S, first=feed.start())
+        scene.curves.add("loader", {}, lambda: scene.figures(loader_alone, feed, own), scene.ends_at)
     for config in scene.job.variations:
         if scene.changes(config, LOADER_SETTINGS):
-            curves.add("loader", scene.changes(config, _LOADER_CHANGES), partial(_loader_point, scene, config))
+            changes, measure = scene.changes(config, _LOADER_CHANGES), partial(_loader_figures, scene, config)
+            scene.curves.add("loader", changes, measure, scene.ends_at)
 
 
-def _trace_device(scene: _Scene, curves: CurvesSoFar) -> Curves:
+def _loader_figures(scene: _Scene, config: TrainingConfig) -> Figures:
+    refusal = too_full_a_queue([delivery.batch for delivery in scene.host], config, scene.job, scene.device)
+    if refusal is not None:
+        return {"reason": refusal}
+    with scene.feed(config) as feed:
+        feed.start()
+        return scene.figures(loader_alone, feed, config)
+
+
+def _trace_device(scene: _Scene) -> Curves:
     """The device's points and the roofline; all curves."""
     own = scene.job.config
     model = build_model(scene.workload, own, scene.device)
     step = infer_step(scene.workload, scene.host[0].batch)
     training = _Training(scene, model, step, own.channels_last, kept_weights(model))
-    for point in curves.known.device:
-        batch = int(str(point.changes.get("micro_batch_size", own.micro_batch_size)))
-        _note_peak(scene, batch, point.peak_memory_bytes)
-
-    def add(config: TrainingConfig) -> None:
-        curves.add("device", scene.changes(config, DEVICE_SETTINGS), partial(_device_point, training, config))
-
     for config in (own, *_device_variations(scene)):
-        add(config)
-    combined = combined_config(own, curves.points["device"])
+        _add_device_point(training, config)
+    combined = combined_config(own, scene.curves.points["device"])
     if combined is not None:
-        add(combined)
+        _add_device_point(training, combined)
     roofline, remarks = _roofline(training) if scene.job.roofline else (None, ())
-    return curves.curves(roofline, *remarks)
+    return scene.curves.curves(roofline, *remarks)
 
 
 def combined_config(own: TrainingConfig, points: Sequence[CurvePoint]) -> TrainingConfig | None:
     """A configuration with the best value of each setting that makes the device faster; None for fewer than two."""
-    level = next((point.ceiling.samples_per_s for point in points if not point.changes and point.ceiling), None)
-    best: dict[str, tuple[float, object]] = {}
-    for point in points:
-        if level is None or point.ceiling is None or len(point.changes) != 1:
-            continue
-        ((name, value),) = point.changes.items()
-        rate = point.ceiling.samples_per_s
-        if rate >= _WORTH * level and (name not in best or rate > best[name][0]):
-            best[name] = rate, value
-    if len(best) < 2:
-        return None
-    return TrainingConfig.model_validate(own.model_dump() | {name: value for name, (_, value) in best.items()})
+    rates = [(point.changes, point.ceiling.samples_per_s) for point in points if point.ceiling is not None]
+    level = next((rate for changes, rate in rates if not changes), inf)
+    helping = [(changes, rate) for changes, rate in rates if len(changes) == 1 and rate >= _WORTH * level]
+    best: dict[str, object] = {}
+    for changes, _ in sorted(helping, key=itemgetter(1)):
+        best |= changes  # the fastest value of a setting comes last
+    return TrainingConfig.model_validate(own.model_dump() | best) if len(best) > 1 else None
 
 
 def _device_variations(scene: _Scene) -> list[TrainingConfig]:
     """Variations that leave the loader as it is; not one that only names the number of threads that torch takes."""
     own = scene.job.config
-    default = own.model_copy(update={"intra_op_threads": torch.get_num_threads()})
-    redundant = default if own.intra_op_threads is None else None
+    unchanged = own.model_copy(update={"intra_op_threads": own.intra_op_threads or torch.get_num_threads()})
     return [
         config
         for config in scene.job.variations
-        if scene.changes(config, DEVICE_SETTINGS) and not scene.changes(config, LOADER_SETTINGS) and config != redundant
+        if scene.changes(config, DEVICE_SETTINGS) and not scene.changes(config, LOADER_SETTINGS) and config != unchanged
     ]
 
 
-def _loader_point(scene: _Scene, config: TrainingConfig) -> CurvePoint:
-    def measure() -> Figures:
-        refuse_too_full_a_queue([delivery.batch for delivery in scene.host], config, scene.job, scene.device)
-        feed = scene.feed(config)
-        try:
-            feed.start()
-            return _loader_alone(scene, feed, config)
-        finally:
-            feed.stop()
-
-    return measure_point(scene.changes(config, _LOADER_CHANGES), measure, scene.ends_at)
-
-
-def _loader_alone(scene: _Scene, feed: Feed, config: TrainingConfig) -> Figures:
-    seconds, ends_at = scene.job.stretch_s, scene.ends_at
-    return _with_cpu_s(lambda: loader_alone(feed, config, seconds=seconds, ends_at=ends_at))
-
-
-def _device_point(training: _Training, config: TrainingConfig) -> CurvePoint:
-    scene = training.scene
-
-    def measure() -> Figures:
-        refuse_too_large_a_batch(scene.peaks, config.micro_batch_size, scene.job, scene.device)
-        if config.compile:
-            torch.compiler.reset()  # or a second batch size would be compiled for any, which no trial does
-        scene.device.reset_peak()
-        with _as_configured(config, scene.device):
-            trainer = _trainer(training, config)
-            held = resident(trainer, _batches_of(scene, config))
-            seconds, ends_at = scene.job.stretch_s, scene.ends_at
-            return _with_cpu_s(lambda: device_alone(trainer, held, seconds=seconds, ends_at=ends_at))
-
-    point = measure_point(scene.changes(config, DEVICE_SETTINGS), measure, scene.ends_at)
-    if point.ceiling is not None:
-        # without the weights kept aside, where these lie in the memory that is judged
-        kept = 0 if scene.device.has_own_memory else sum(tensor.nbytes for tensor in training.initial.values())
-        peak = max(0, scene.device.peak_memory().peak_bytes - kept)
-        _note_peak(scene, config.micro_batch_size, peak)
-        point = point.model_copy(update={"peak_memory_bytes": peak})
+def _add_device_point(training: _Training, config: TrainingConfig) -> None:
+    scene, size = training.scene, config.micro_batch_size
+    changes, measure = scene.changes(config, DEVICE_SETTINGS), partial(_device_figures, training, config)
+    point = scene.curves.add("device", changes, measure, scene.ends_at)
+    if point.peak_memory_bytes is not None:
+        scene.peaks[size] = max(point.peak_memory_bytes, scene.peaks.get(size, 0))
     training.model.zero_grad(set_to_none=True)
     if point.ceiling is None:
         put_back(training.model, training.initial)  # weights that diverged: products of zeros would cost less power
     scene.device.give_back()
-    return point
 
 
-def _note_peak(scene: _Scene, batch: int, peak_bytes: int | None) -> None:
-    scene.peaks[batch] = max(peak_bytes or 0, scene.peaks.get(batch, 0))
+def _device_figures(training: _Training, config: TrainingConfig) -> Figures:
+    scene, device = training.scene, training.scene.device
+    refusal = too_large_a_batch(scene.peaks, config.micro_batch_size, scene.job, device)
+    if refusal is not None:
+        return {"reason": refusal}
+    if config.compile:
+        torch.compiler.reset()  # or a second batch size would be compiled for any, which no trial does
+    device.reset_peak()
+    with _as_configured(config):
+        trainer = _trainer(training, config)
+        figures = scene.figures(device_alone, trainer, resident(trainer, _batches_of(scene, config)))
+    # without the weights kept aside, where these lie in the memory that is judged
+    kept = 0 if device.has_own_memory else sum(tensor.nbytes for tensor in training.initial.values())
+    return figures | {"peak_memory_bytes": max(0, device.peak_memory().peak_bytes - kept)}
 
 
 def _trainer(training: _Training, config: TrainingConfig) -> Trainer:
@@ -243,10 +235,9 @@ def _batches_of(scene: _Scene, config: TrainingConfig) -> Sequence[Held | Delive
 
 
 @contextmanager
-def _as_configured(config: TrainingConfig, device: Device) -> Iterator[None]:
+def _as_configured(config: TrainingConfig) -> Iterator[None]:
     """Threads and TF32 of this process as the configuration has them, and as before afterwards."""
-    precision = config.autocast(device.torch_device) if config.amp_dtype == "tf32" else nullcontext()
-    with torch_threads(config.intra_op_threads), precision:
+    with torch_threads(config.intra_op_threads), tf32_products() if config.amp_dtype == "tf32" else nullcontext():
         yield
 
 
@@ -257,19 +248,11 @@ def _roofline(training: _Training) -> tuple[Roofline | None, tuple[Note, ...]]:
     if perf_counter() > scene.ends_at:
         return None, (note("operators_not_counted_no_time"),)
     try:
-        with _as_configured(config, scene.device):
+        with _as_configured(config):
             trainer = _trainer(training, config)
             return trace_roofline(trainer, resident(trainer, scene.host)[0].batch, scene.device), ()
     except Exception as error:  # noqa: BLE001 - the user's code runs in it; the curves are worth keeping
         return None, (note("operators_not_counted", cause=cause_of(error)),)
-
-
-def _with_cpu_s(measure: Callable[[], Ceiling]) -> Figures:
-    """A ceiling, and the CPU seconds that a sample took: the cores in use over the rate, the warm-up included."""
-    begun, cpu_s = perf_counter(), _spent_cpu_s()
-    ceiling = measure()
-    cores = (_spent_cpu_s() - cpu_s) / (perf_counter() - begun)
-    return ceiling, max(0.0, cores) / ceiling.samples_per_s
 
 
 def _spent_cpu_s() -> float:

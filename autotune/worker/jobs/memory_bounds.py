@@ -1,7 +1,7 @@
 """What is not even tried, since it might fill the host's memory: loaders that hold too much ready, batches too large.
 
-Takes what was measured so far and a configuration to try; refuses with a Note. Where memory is the host's, nothing
-else refuses it until it is full and the system ends the whole job.
+Takes what was measured so far and a configuration to try; hands on a Note that says why not, or None. Where memory is
+the host's, nothing else refuses it until it is full and the system ends the whole job.
 """
 
 from __future__ import annotations
@@ -17,22 +17,21 @@ from typing import Any
 import psutil
 
 from autotune.analysis.expectation import PINNING_KINDS
-from autotune.note import note
+from autotune.note import Note, note
 from autotune.protocol.jobs import CurvesJob
-from autotune.settings.training_config import TORCH_PREFETCH_FACTOR, TrainingConfig
-from autotune.worker.jobs.points import PointRefusedError
+from autotune.settings.training_config import TrainingConfig
 from autotune.worker.measure.batch import tensors_of
 from autotune.worker.setup.device import Device
 from autotune.worker.setup.machine import usable_ram_bytes
 
-__all__ = ["refuse_too_full_a_queue", "refuse_too_large_a_batch"]
+__all__ = ["too_full_a_queue", "too_large_a_batch"]
 
 _QUEUE_SHARE = 0.5  # of what is free: our own convention
 _RISE_MARGIN = 1.25  # on the memory's steepest rise with the batch so far: our own convention
 
 
-def refuse_too_full_a_queue(batches: Iterable[Any], config: TrainingConfig, job: CurvesJob, device: Device) -> None:
-    """Refuse a loader whose workers might fill the memory: they hold batches ready in shared memory, or page-locked.
+def too_full_a_queue(batches: Iterable[Any], config: TrainingConfig, job: CurvesJob, device: Device) -> Note | None:
+    """A loader whose workers might fill the memory: they hold batches ready in shared memory, or page-locked.
 
     Args:
         batches: Batches of the job's own configuration.
@@ -40,10 +39,10 @@ def refuse_too_full_a_queue(batches: Iterable[Any], config: TrainingConfig, job:
         job: The job; its limit counts where memory is the host's.
         device: What is trained on.
 
-    Raises:
-        PointRefusedError: the batches would take too much of what is free.
+    Returns:
+        Why not: the batches would take too much of what is free; None where they do not.
     """
-    ready = config.num_workers * (config.prefetch_factor or TORCH_PREFETCH_FACTOR)
+    ready = config.num_workers * config.batches_per_worker
     growth = config.micro_batch_size / job.config.micro_batch_size
     sizes = [_batch_sizes(batch, growth) for batch in batches]
     shared = ready * max(shared for shared, _ in sizes)
@@ -51,11 +50,12 @@ def refuse_too_full_a_queue(batches: Iterable[Any], config: TrainingConfig, job:
     pinned = ready * max(pinned for _, pinned in sizes) if pins else 0
     for expected, free in ((shared, _free_shared_bytes()), (shared + pinned, _free_ram_bytes(job, device))):
         if expected > _QUEUE_SHARE * free:
-            raise PointRefusedError(note("queue_too_large", expected_bytes=expected, free_bytes=free))
+            return note("queue_too_large", expected_bytes=expected, free_bytes=free)
+    return None
 
 
-def refuse_too_large_a_batch(peaks: Mapping[int, int], batch: int, job: CurvesJob, device: Device) -> None:
-    """Refuse a batch larger than all so far that might pass the limit.
+def too_large_a_batch(peaks: Mapping[int, int], batch: int, job: CurvesJob, device: Device) -> Note | None:
+    """A batch larger than all so far that might pass the limit.
 
     Its memory is expected from the steepest rise so far, with a margin; before there are two sizes, in proportion.
 
@@ -65,20 +65,21 @@ def refuse_too_large_a_batch(peaks: Mapping[int, int], batch: int, job: CurvesJo
         job: The job, with its own micro batch and its limit.
         device: What is trained on.
 
-    Raises:
-        PointRefusedError: the memory so far, grown with the batch, would pass the limit.
+    Returns:
+        Why not: the memory so far, grown with the batch, would pass the limit; None where it would not.
     """
     known = sorted(peaks.items())
     largest, peak = known[-1] if known else (job.config.micro_batch_size, 0)
     if device.has_own_memory or job.process.limit_bytes is None or batch <= largest:
-        return
+        return None
     if len(known) < 2:
         expected = device.peak_memory().peak_bytes * batch / job.config.micro_batch_size
     else:
         rise = max((after - before) / (larger - smaller) for (smaller, before), (larger, after) in pairwise(known))
         expected = peak + _RISE_MARGIN * max(0.0, rise) * (batch - largest)
-    if expected > job.process.limit_bytes:
-        raise PointRefusedError(note("batch_too_large", expected_bytes=expected, limit_bytes=job.process.limit_bytes))
+    if expected <= job.process.limit_bytes:
+        return None
+    return note("batch_too_large", expected_bytes=expected, limit_bytes=job.process.limit_bytes)
 
 
 def _batch_sizes(batch: Any, growth: float) -> tuple[int, int]:
@@ -94,8 +95,8 @@ def _batch_sizes(batch: Any, growth: float) -> tuple[int, int]:
 
 def _free_ram_bytes(job: CurvesJob, device: Device) -> int:
     """Bytes of RAM that are free now, and no more than may be used at all."""
-    free = min(psutil.virtual_memory().available, usable_ram_bytes())
-    return free if device.has_own_memory or job.process.limit_bytes is None else min(free, job.process.limit_bytes)
+    limit_bytes = None if device.has_own_memory else job.process.limit_bytes
+    return min(psutil.virtual_memory().available, usable_ram_bytes(), limit_bytes or sys.maxsize)
 
 
 def _free_shared_bytes() -> int:

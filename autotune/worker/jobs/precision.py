@@ -7,9 +7,9 @@ batches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 from time import perf_counter
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from autotune.note import Note, note
 from autotune.protocol.jobs import PrecisionJob
 from autotune.records.precision_check import GUARD_STEPS, PrecisionFigures, deviation_of
-from autotune.settings.float32_precision import exact_matmuls
+from autotune.settings.float32_precision import exact_matmuls, tf32_products
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.worker.failure.out_of_memory import device_was_full, shortage_of
@@ -65,6 +65,8 @@ class _Scene:
 class _Trained:
     """The figures of a run."""
 
+    compared_to: _Gradient | None = None
+    """The reference's first gradient; None for the reference itself."""
     losses: list[float] = field(default_factory=list)
     skipped: list[bool] = field(default_factory=list)
     """For each attempt at a step, where there is a GradScaler."""
@@ -72,6 +74,16 @@ class _Trained:
     """The first step's, on the CPU; of the reference alone."""
     cosine: float | None = None
     """Between the first step's gradient and the reference's."""
+
+    def before_step(self, model: nn.Module) -> None:
+        """Keep the first gradient, or compare it; it may bear the GradScaler's factor, which a cosine does not see."""
+        if self.losses:
+            return
+        gradient = [parameter.grad for parameter in model.parameters()]
+        if self.compared_to is None:
+            self.gradient = [None if part is None else _dense(part).to("cpu", copy=True) for part in gradient]
+        else:
+            self.cosine = gradient_cosine(self.compared_to, gradient)
 
 
 def compare_to_float32(
@@ -103,12 +115,11 @@ def compare_to_float32(
             plain = plain.model_copy(update={"micro_batch_size": plain.micro_batch_size // 2})
     first, until = reference.gradient or [], begun + _REPEAT_SHARE * left_s
     with exact_matmuls():
-        repeat = _train(scene, plain, _REPEAT_STEPS, until, compared_to=first, shift=_OTHER_SEED)
+        repeat = _train(replace(scene, seed=scene.seed + _OTHER_SEED), plain, _REPEAT_STEPS, until, first)
     candidate = job.config.model_copy(update={"micro_batch_size": plain.micro_batch_size})
-    with _tf32(candidate, device):
-        tried = _train(scene, candidate, GUARD_STEPS, begun + left_s, compared_to=first)
-    figures = _figures(plain.micro_batch_size, reference, repeat, tried)
-    return figures.model_copy(update={"remarks": _overridden(candidate, device)})
+    with tf32_products() if candidate.amp_dtype == "tf32" else nullcontext():
+        tried = _train(scene, candidate, GUARD_STEPS, begun + left_s, first)
+    return _figures(reference, repeat, tried, candidate, _overridden(candidate, device))
 
 
 def _reference(scene: _Scene, plain: TrainingConfig, stop_at: float) -> _Trained | None:
@@ -135,37 +146,34 @@ def _batches(feed: Feed, stop_at: float) -> list[Any]:
     return [delivery.batch for delivery in came]
 
 
-def _figures(size: int, reference: _Trained, repeat: _Trained, tried: _Trained) -> PrecisionFigures:
+def _figures(
+    reference: _Trained, repeat: _Trained, tried: _Trained, candidate: TrainingConfig, remarks: tuple[Note, ...]
+) -> PrecisionFigures:
     steps = min(len(reference.losses), len(tried.losses))
     return PrecisionFigures(
         steps=steps,
-        micro_batch_size=size,
+        micro_batch_size=candidate.micro_batch_size,
         reference_losses=tuple(reference.losses[:steps]),
         losses=tuple(tried.losses[:steps]),
         gradient_cosine=tried.cosine,
         repeat_cosine=repeat.cosine,
         repeat_deviation=deviation_of(reference.losses, repeat.losses) or 0.0,
         skipped_steps=tuple(tried.skipped),
+        remarks=remarks,
     )
 
 
 def _train(
-    scene: _Scene,
-    config: TrainingConfig,
-    steps: int,
-    stop_at: float,
-    *,
-    compared_to: _Gradient | None = None,
-    shift: int = 0,
+    scene: _Scene, config: TrainingConfig, steps: int, stop_at: float, compared_to: _Gradient | None = None
 ) -> _Trained:
     """Optimizer steps from the initial weights; ends early at a loss that is not finite.
 
     A batch whose step the GradScaler skipped is taken again, so that losses compare step by step.
     """
     put_back(scene.model, scene.initial)
-    trained, device = _Trained(), scene.device
+    trained, device = _Trained(compared_to), scene.device
     optimizer = build_optimizer(scene.workload, scene.model, config.lr)
-    optimizer.register_step_pre_hook(_first_gradient(scene.model, trained, compared_to))
+    optimizer.register_step_pre_hook(lambda *_: trained.before_step(scene.model))
     model: Any = torch.compile(scene.model) if config.compile else scene.model
     scaler = config.grad_scaler(device.torch_device)
     trainer = Trainer(model, optimizer, scene.step, config, device, scaler)
@@ -173,16 +181,16 @@ def _train(
         at = len(trained.losses)
         if at == steps or ((at or trained.skipped) and perf_counter() > stop_at):
             break
-        seed_all(scene.seed + shift + at)
+        seed_all(scene.seed + at)
         before = scaler.get_scale()
         loss = float(trainer.train(copied(scene.batches[at % len(scene.batches)])))
         if at == 0:
             device.cap_memory()  # again: the kernels of this precision have been loaded, outside the allocator
-        was_skipped = scaler.is_enabled() and scaler.get_scale() < before
+        was_skipped = scaler.get_scale() < before
         if scaler.is_enabled():
             trained.skipped.append(was_skipped)
         if was_skipped and isfinite(loss):
-            if not trained.losses:  # a fused optimizer is called for skipped steps too
+            if at == 0:  # a fused optimizer is called for skipped steps too
                 trained.cosine = trained.gradient = None
             continue
         trained.losses.append(loss)
@@ -190,24 +198,6 @@ def _train(
             break
     optimizer.zero_grad(set_to_none=True)
     return trained
-
-
-def _first_gradient(model: nn.Module, trained: _Trained, compared_to: _Gradient | None) -> Callable[..., None]:
-    """What an optimizer is to call before each step: keeps the first gradient, or compares it to one.
-
-    The gradient may still bear the GradScaler's factor, which a cosine does not see.
-    """
-
-    def before_step(*_: Any) -> None:
-        if trained.losses:
-            return
-        gradient = [parameter.grad for parameter in model.parameters()]
-        if compared_to is None:
-            trained.gradient = [None if part is None else _dense(part).to("cpu", copy=True) for part in gradient]
-        else:
-            trained.cosine = gradient_cosine(compared_to, gradient)
-
-    return before_step
 
 
 def gradient_cosine(first: Sequence[Tensor | None], second: Sequence[Tensor | None]) -> float | None:
@@ -234,7 +224,7 @@ def _chunks(ours: Tensor | None, theirs: Tensor | None) -> Iterator[tuple[Tensor
         return
     device, wide = present.device, torch.float32 if present.device.type == "mps" else torch.float64
     zero = torch.zeros((), device=device).expand(_dense(present).numel())
-    first, second = (zero if one is None else _dense(one).reshape(-1) for one in (ours, theirs))
+    first, second = (zero if part is None else _dense(part).reshape(-1) for part in (ours, theirs))
     for a, b in zip(torch.split(first, _CHUNK), torch.split(second, _CHUNK), strict=True):
         yield a.to(device, wide), b.to(device, wide)
 
@@ -243,11 +233,6 @@ def _dense(gradient: Tensor) -> Tensor:
     found = gradient.detach()
     found = found.to_dense() if found.is_sparse else found
     return torch.view_as_real(found) if found.is_complex() else found
-
-
-def _tf32(config: TrainingConfig, device: Device) -> AbstractContextManager[Any]:
-    """TF32 for one run of several, where the configuration asks for it."""
-    return config.autocast(device.torch_device) if config.amp_dtype == "tf32" else nullcontext()
 
 
 def _overridden(candidate: TrainingConfig, device: Device) -> tuple[Note, ...]:

@@ -6,6 +6,7 @@ workload shows here. Reads batches until the page cache is warm: otherwise the f
 
 from __future__ import annotations
 
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -13,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 from torch.utils.data._utils import worker as torch_worker
 
 from autotune.settings.training_config import TrainingConfig
@@ -29,7 +29,7 @@ from autotune.worker.setup.machine import bytes_from_disk
 
 __all__ = ["probe"]
 
-_IMAGE_DIMS = 4
+_IMAGE_DIMS = 4  # batch, channels, height, width: what torch.channels_last is defined for
 _WARMING_MAX_S = 5.0  # our own convention: a data set that is not in RAM by then is read from the disk in trials too
 _WARMING_PAUSE_S = 0.3  # our own convention: between two readings of the disk's counter
 
@@ -43,25 +43,25 @@ def probe(workload: Workload, config: TrainingConfig, device: Device, scratch: P
     dataset = build_dataset(workload)
     length, size = length_of(dataset), config.micro_batch_size
     small = TrainingConfig(micro_batch_size=size if length is None else min(size, length), lr=config.lr)
-    loader = build_loader(workload, dataset, small, scratch)
-    feed = Feed(loader)
+    feed = Feed(build_loader(workload, dataset, small, scratch))
     first = feed.start()
     model = build_model(workload, small, device)
     trainer = open_trainer(workload, model, first.batch, small, device)
     has_unused = _train_once(trainer, first.batch)
     _warm_page_cache(feed)
     is_iterable, inputs = is_stream(dataset), tensors_of(first.batch)
+    sampler, is_fixed = feed.loader.batch_sampler, hasattr(workload.batch_sampler, "__iter__")
+    parameters = list(model.parameters())
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
     return WorkloadFacts(
         dataset_length=length,
         is_iterable=is_iterable,
         is_sharded=not is_iterable or workload.worker_init_fn is not None or _is_sharded(dataset),
-        fixed_batch_size=_fixed_batch_size(workload, loader, max(1, first.samples)),
+        fixed_batch_size=int(getattr(sampler, "batch_size", max(1, first.samples))) if is_fixed else None,
         has_4d_input=any(tensor.ndim == _IMAGE_DIMS and tensor.is_floating_point() for tensor in inputs),
-        parameter_count=sum(parameter.numel() for parameter in model.parameters()),
-        trainable_parameter_count=sum(each.numel() for each in model.parameters() if each.requires_grad),
-        gradient_bytes=sum(
-            parameter.numel() * parameter.element_size() for parameter in model.parameters() if parameter.requires_grad
-        ),
+        parameter_count=sum(parameter.numel() for parameter in parameters),
+        trainable_parameter_count=sum(parameter.numel() for parameter in trained),
+        gradient_bytes=sum(parameter.nbytes for parameter in trained),
         has_buffers=any(True for _ in model.buffers()),
         has_unused_parameters=has_unused,
         optimizer=optimizer_facts(trainer.optimizer),
@@ -75,30 +75,19 @@ def _train_once(trainer: Trainer, batch: Any) -> bool:
     Whether the memory suffices is for the baseline's trial to find out.
     """
     wanted = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
-    reached = set[int]()
-    hooks: list[Any] = [
-        parameter.register_post_accumulate_grad_hook(lambda own: reached.add(id(own)))  # type: ignore[no-untyped-call] # torch
-        for parameter in wanted
-    ]
-    try:
-        trainer.train(batch)
-        trainer.device.synchronize()
-    except Exception as error:
-        if shortage_of(error) is None:
-            raise
-        trainer.optimizer.zero_grad(set_to_none=True)
-        return False
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return len(reached) < len({id(parameter) for parameter in wanted})
-
-
-def _fixed_batch_size(workload: Workload, loader: DataLoader[Any], samples: int) -> int | None:
-    sampler = workload.batch_sampler
-    if sampler is None or not hasattr(sampler, "__iter__"):
-        return None
-    return int(getattr(loader.batch_sampler, "batch_size", samples))
+    reached = set[Tensor]()
+    with ExitStack() as hooks:
+        for parameter in wanted:
+            hooks.enter_context(parameter.register_post_accumulate_grad_hook(reached.add))  # type: ignore[no-untyped-call] # torch
+        try:
+            trainer.train(batch)
+            trainer.device.synchronize()
+        except Exception as error:
+            if shortage_of(error) is None:
+                raise
+            trainer.optimizer.zero_grad(set_to_none=True)
+            return False
+    return reached < set(wanted)
 
 
 class _WatchedInfo(torch_worker.WorkerInfo):
@@ -142,10 +131,9 @@ def _is_equal(a: Any, b: Any) -> bool:
     """Whether two parts of items are equal; what can't be compared counts as different, as two objects are."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return torch.equal(a, b)
-    try:
+    with suppress(TypeError, ValueError):  # arrays of objects that compare to arrays
         return bool(np.array_equal(a, b))
-    except (TypeError, ValueError):  # arrays of objects that compare to arrays
-        return False
+    return False
 
 
 def _warm_page_cache(feed: Feed) -> None:

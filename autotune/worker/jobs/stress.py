@@ -64,11 +64,9 @@ def train_on_largest(
         Exception: any that means that the memory does not suffice for the largest samples, see `out_of_memory`.
         WorkloadFault: something about the workload can't be used.
     """
-    dataset = build_dataset(workload)
-    loader = build_loader(workload, dataset, job.config, scratch)
+    loader = build_loader(workload, build_dataset(workload), job.config, scratch)
     now = perf_counter()
-    stop_at = now + sample_scan_s(ends_at - now)
-    largest = largest_batch(workload, dataset, loader, job.config.micro_batch_size, stop_at)
+    largest = largest_batch(workload, loader, job.config.micro_batch_size, now + sample_scan_s(ends_at - now))
     model = build_model(workload, job.config, device)
     feed = Feed(loader)
     first = feed.start().batch
@@ -89,9 +87,7 @@ def train_on_largest(
     )
 
 
-def largest_batch(
-    workload: Workload, dataset: Any, loader: DataLoader[Any], batch_size: int, stop_at: float
-) -> LargestBatch:
+def largest_batch(workload: Workload, loader: DataLoader[Any], batch_size: int, stop_at: float) -> LargestBatch:
     """Size samples until a time of perf_counter, and put the largest into one batch.
 
     A batch sampler of the user's decides what goes together: of the batches that it makes the largest is taken, as
@@ -102,11 +98,11 @@ def largest_batch(
     """
     found = LargestBatch(sizes=[])
     try:
-        if is_stream(dataset):
-            found.batch = loader.collate_fn(_of_stream(found, iter(dataset), batch_size, stop_at))
+        if is_stream(loader.dataset):
+            found.batch = loader.collate_fn(_of_stream(found, iter(loader.dataset), batch_size, stop_at))
         else:
-            chosen = _chosen(found, workload, dataset, loader, batch_size, stop_at)
-            with closing(_over(dataset, loader, [chosen], loader.collate_fn)) as batches:
+            chosen = _chosen(found, workload, loader, batch_size, stop_at)
+            with closing(_over(loader, [chosen], loader.collate_fn)) as batches:
                 found.batch = next(batches)
     except Exception as error:  # the user's code may raise anything; such samples may never meet in training
         if shortage_of(error) is not None:
@@ -142,16 +138,16 @@ def _of_stream(found: LargestBatch, items: Iterator[Any], count: int, stop_at: f
 
 
 def _chosen(
-    found: LargestBatch, workload: Workload, dataset: Any, loader: DataLoader[Any], batch_size: int, stop_at: float
+    found: LargestBatch, workload: Workload, loader: DataLoader[Any], batch_size: int, stop_at: float
 ) -> list[Any]:
     """Indices of the samples of the largest batch."""
     if workload.batch_sampler is not None:
         batches = _first_batches(loader)
-        sizes = _sizes(found, dataset, loader, batches, stop_at)
+        sizes = _sizes(found, loader, batches, stop_at)
         return batches[max(range(len(sizes)), key=lambda at: len(sizes[at]) * max(sizes[at], default=0))]
-    indices = _indices(workload, dataset, loader, max(_MOST_SIZED, batch_size))
+    indices = _indices(workload, loader, max(_MOST_SIZED, batch_size))
     groups = [indices[at : at + _SIZED_AT_ONCE] for at in range(0, len(indices), _SIZED_AT_ONCE)]
-    sized = [size for group in _sizes(found, dataset, loader, groups, stop_at) for size in group]
+    sized = [size for group in _sizes(found, loader, groups, stop_at) for size in group]
     largest = heapq.nlargest(batch_size, range(len(sized)), key=lambda at: sized[at])
     in_turns = cycle(indices[at] for at in largest)
     return list(islice(in_turns, min(batch_size, len(indices))))  # no more than training puts into a batch
@@ -168,12 +164,10 @@ def _first_batches(loader: DataLoader[Any]) -> list[list[Any]]:
     return batches
 
 
-def _sizes(
-    found: LargestBatch, dataset: Any, loader: DataLoader[Any], batches: Sequence[Any], stop_at: float
-) -> list[list[int]]:
+def _sizes(found: LargestBatch, loader: DataLoader[Any], batches: Sequence[Any], stop_at: float) -> list[list[int]]:
     """Bytes of each sample of each batch, as far as the time and the number of samples to size allow."""
     sizes = []
-    with closing(_over(dataset, loader, batches, _bytes_of_each)) as sized:
+    with closing(_over(loader, batches, _bytes_of_each)) as sized:
         for own in sized:
             sizes.append(own)
             found.sizes.extend(own)
@@ -186,13 +180,11 @@ def _bytes_of_each(items: Sequence[Any]) -> list[int]:
     return [bytes_of(item) for item in items]
 
 
-def _over(
-    dataset: Any, loader: DataLoader[Any], batches: Sequence[Any], collate: Callable[[Any], Any]
-) -> Generator[Any, None, None]:
+def _over(loader: DataLoader[Any], batches: Sequence[Any], collate: Callable[[Any], Any]) -> Generator[Any, None, None]:
     """What a loader with another loader's workers makes of these batches of indices; ends its workers when closed."""
     feed = Feed(
         DataLoader(
-            dataset,
+            loader.dataset,
             batch_sampler=batches,
             collate_fn=collate,
             num_workers=loader.num_workers,
@@ -202,15 +194,14 @@ def _over(
     )
     try:
         yield feed.start().batch
-        for _ in batches[1:]:
-            yield feed.take().batch
+        yield from (feed.take().batch for _ in batches[1:])
     finally:
         feed.stop()
 
 
-def _indices(workload: Workload, dataset: Any, loader: DataLoader[Any], most: int) -> list[Any]:
+def _indices(workload: Workload, loader: DataLoader[Any], most: int) -> list[Any]:
     """Distinct indices of the dataset: those that the user's sampler draws, else random ones."""
-    length = length_of(dataset)
+    length = length_of(loader.dataset)
     if workload.sampler is not None or length is None:
         return list(islice(loader.sampler, most))
     return random.sample(range(length), min(length, most))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from math import inf
 from pathlib import Path
 from threading import Event, active_count
 from time import perf_counter
@@ -18,8 +19,9 @@ from autotune.note import note
 from autotune.protocol.disk import TrialFolder, read_model
 from autotune.protocol.jobs import NO_EXTRAS, Extras, WindowRules
 from autotune.protocol.reports import RankReport
+from autotune.records.ceilings import Ceiling
 from autotune.records.diagnosis import Curves
-from autotune.records.measurement import Block, Measurement
+from autotune.records.measurement import Block, Ceilings, Measurement
 from autotune.records.trial import TrialResult
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
@@ -34,7 +36,7 @@ from autotune.worker.setup.build import build_model, build_optimizer
 from autotune.worker.setup.device import Device, open_device
 from autotune.worker.setup.loader import build_loader
 from autotune.worker.setup.process_group import Group
-from autotune.worker.trial import StartTimes, ended_when_stuck, keep, longest_after_s, measure, success
+from autotune.worker.trial import Place, Start, ended_when_stuck, longest_after_s, measure
 
 RULES = WindowRules(max_s=0.1, precision=10.0, block_s=0.01)
 ALL = Extras(loader_ceiling=True, device_ceiling=True, breakdown=True, stretch_s=0.02)
@@ -63,7 +65,8 @@ class Scene:
         step = infer_step(workload, first.batch)
         self.trainer: Trainer = make_trainer(model, build_optimizer(workload, model, 1e-3), step, config, device)
         self.run = Run(feed, self.trainer, feed.queue_capacity, perf_counter() + 60)
-        self.measured = measure(self.run, RULES, first, StartTimes(startup_s=1.0, build_s=0.5), lambda _: None, {})
+        start = Start(started=0.0, built_from=0.0, ends_at=inf, before={})
+        self.measured = measure(self.run, RULES, first, start, lambda _: None)
         self.kept: list[Measurement] = []
 
     def after(self, extras: Extras = ALL) -> Measurement:
@@ -158,15 +161,19 @@ def test_items_are_measured_beside_the_ranks_and_the_device_that_are_there(
     kind: Any, copies: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene, told, waited = Scene(), list[Any](), list[Any]()
-    monkeypatch.setattr(after, "measure_items", lambda *_, surroundings, **__: told.append(surroundings))
+    monkeypatch.setattr(after, "measure_items", lambda *_, to_device, **__: told.append(to_device))
+    monkeypatch.setattr(after, "with_batch_rates", lambda *given: told.append(given[-1]))
     monkeypatch.setattr(torch.cpu, "synchronize", waited.append)
     scene.run.group = Group(local_size=3)
     scene.trainer.device = Device(torch.device("cpu"), kind)
-    after._measure_items(after._After(run=scene.run, trainer=scene.trainer, extras=ALL, measurement=scene.measured))
-    assert told[0].local_ranks == 3
-    assert (told[0].to_device is not None) == copies
+    rate = Ceiling(samples_per_s=80.0, samples=80, seconds=1.0, batches=10)
+    measured = scene.measured.model_copy(update={"ceilings": Ceilings(loader=rate)})
+    after._measure_items(after._After(run=scene.run, trainer=scene.trainer, extras=ALL, measurement=measured))
+    to_device, ranks = told
+    assert ranks == 3
+    assert (to_device is not None) == copies
     if copies:
-        told[0].to_device([torch.zeros(2)])
+        to_device([torch.zeros(2)])
         assert waited == [torch.device("cpu")], "the clock stops when the copy is there"
 
 
@@ -193,7 +200,7 @@ def test_a_loader_that_fails_after_the_window_leaves_its_items_cost(capfd: pytes
 def test_what_hangs_after_the_window_ends_the_process_with_its_stack_in_the_log_and_its_time_in_the_report(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    ended, codes, folder = Event(), list[int](), TrialFolder(tmp_path)
+    ended, codes, place = Event(), list[int](), Place(TrialFolder(tmp_path), 0, 0)
 
     def end(code: int) -> None:
         codes.append(code)
@@ -201,14 +208,14 @@ def test_what_hangs_after_the_window_ends_the_process_with_its_stack_in_the_log_
 
     monkeypatch.setattr(os, "_exit", end)
     measured = Scene().measured
-    keep(folder.report, 0, success(measured))
+    place.keep(RankReport(result=TrialResult(outcome="ok", measurement=measured)))
     begun = perf_counter()
-    with ended_when_stuck(0.2, folder.report):
+    with ended_when_stuck(0.2, place.report):
         assert ended.wait(30)
     spent_s = perf_counter() - begun
     assert codes == [0], "the report that was kept stands"
     assert "test_extra_steps.py" in capfd.readouterr().err
-    kept = read_model(folder.report, RankReport).result.measurement
+    kept = read_model(place.report, RankReport).result.measurement
     assert kept is not None
     assert 0.2 <= kept.after_s <= spent_s
     assert kept.model_copy(update={"after_s": 0.0}) == measured
@@ -227,14 +234,11 @@ def test_what_hangs_ends_the_process_whatever_became_of_the_report(
 
 
 def test_curves_that_were_kept_are_a_report_of_their_own(tmp_path: Path) -> None:
-    folder = TrialFolder(tmp_path)
-    keep(
-        folder.report,
-        0,
-        RankReport(result=TrialResult(outcome="ok"), curves=Curves(threads=3, remarks=(note("curves_cut"),))),
-    )
-    report = read_model(folder.report, RankReport)
-    assert (report.result.outcome, report.curves) == ("ok", Curves(threads=3, remarks=(note("curves_cut"),)))
+    place = Place(TrialFolder(tmp_path), 0, 0)
+    known = Curves(threads=3, remarks=(note("curves_cut"),))
+    place.keep(RankReport(result=TrialResult(outcome="ok"), curves=known))
+    report = read_model(place.report, RankReport)
+    assert (report.result.outcome, report.curves) == ("ok", known)
 
 
 def test_long_steps_are_given_longer_before_they_are_taken_to_hang() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from autotune.records.ceilings import Ceiling
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.worker.after_window import item_costs
-from autotune.worker.after_window.item_costs import Surroundings, draws_of, measure_items
+from autotune.worker.after_window.item_costs import draws_of, measure_items, with_batch_rates
 from autotune.worker.setup.loader import build_loader
 
 LEAST_S = item_costs._LEAST_S
@@ -95,17 +95,13 @@ TOLD: list[Note] = []
 
 
 def costs_of(
-    dataset: Any,
-    ceiling: Ceiling | None = None,
-    parts: Any = None,
-    surroundings: Surroundings = item_costs._ALONE,
-    **settings: Any,
+    dataset: Any, parts: Any = None, to_device: Callable[[Any], object] | None = None, **settings: Any
 ) -> LoaderCosts:
     workload = Workload(model=None, dataset=dataset, **(parts or {}))
     config = TrainingConfig(**({"micro_batch_size": 8} | settings))
     remarks: list[Note] = []
     loader = build_loader(workload, dataset, config, Path("/nowhere"))
-    costs = measure_items(loader, config, ceiling=ceiling, remark=remarks.append, surroundings=surroundings)
+    costs = measure_items(loader, config, remark=remarks.append, to_device=to_device)
     TOLD[:] = remarks
     return costs
 
@@ -204,14 +200,15 @@ def test_cheapest_items_end_at_a_number_and_only_a_batch_is_kept(monkeypatch: py
     monkeypatch.setattr(item_costs, "_MOST_ITEMS", 700)
     assert costs_of(Recorder()).items == 700
     loader = build_loader(Workload(model=None, dataset=Batched()), Batched(), TrainingConfig(), Path("/nowhere"))
-    assert len(item_costs._time_items(draws_of(loader), 3, float("inf")).kept) <= 32
+    kept, *_ = item_costs._time_items(draws_of(loader), 3, float("inf"))
+    assert len(kept) <= 32
 
 
 def test_near_the_deadline_one_item_is_enough() -> None:
     dataset = Recorder()
     config = TrainingConfig(micro_batch_size=8)
     loader = build_loader(Workload(model=None, dataset=dataset), dataset, config, Path("/nowhere"))
-    assert measure_items(loader, config, ceiling=None, remark=TOLD.append, ends_at=0.0).items == 1
+    assert measure_items(loader, config, remark=TOLD.append, ends_at=0.0).items == 1
 
 
 def test_work_in_child_processes_is_cpu_time_of_the_item(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,21 +218,18 @@ def test_work_in_child_processes_is_cpu_time_of_the_item(monkeypatch: pytest.Mon
     assert costs.item_cpu_s * 3 >= (item_costs._children_cpu_s() - begun_s) / 2
 
 
-def test_batches_are_told_per_worker_and_core(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("ranks", "batches"), [(1, 2.0), (2, 5.0), (5, 10.0), (7, 10.0)])
+def test_batches_are_told_per_worker_and_core_of_which_ranks_have_a_share(
+    ranks: int, batches: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(item_costs, "usable_cores", lambda: 5)
     monkeypatch.setattr(item_costs, "_transfer_s", lambda *_: 0.25)
     ceiling = Ceiling(samples_per_s=80.0, samples=80, seconds=1.0, batches=10)
-    costs = costs_of(Recorder(), ceiling, num_workers=2)
-    assert costs.batches_per_worker_per_s == 5
-    assert costs.batches_per_core_per_s == 2
-    assert costs.transfer_s == 0.25
-
-
-@pytest.mark.parametrize(("ranks", "batches"), [(2, 5.0), (5, 10.0), (7, 10.0)])
-def test_ranks_share_the_cores_in_batches_per_core(ranks: int, batches: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(item_costs, "usable_cores", lambda: 5)
-    ceiling = Ceiling(samples_per_s=80.0, samples=80, seconds=1.0, batches=10)
-    assert costs_of(Recorder(), ceiling, surroundings=Surroundings(local_ranks=ranks)).batches_per_core_per_s == batches
+    costs = costs_of(Recorder(), num_workers=2)
+    told = with_batch_rates(costs, ceiling, TrainingConfig(num_workers=2), ranks)
+    assert (told.batches_per_worker_per_s, told.batches_per_core_per_s) == (5, batches)
+    assert told.transfer_s == 0.25
+    assert (costs.batches_per_worker_per_s, costs.batches_per_core_per_s) == (None, None), "where no rate is known"
 
 
 def test_a_batch_that_can_not_be_sent_leaves_the_other_costs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,7 +298,7 @@ def test_a_batchs_way_is_what_it_takes_less_collating(
     costs = costs_of(Recorder(), num_workers=2, prefetch_factor=4)
     assert costs.collate_s == collate_s
     assert costs.transfer_s == pytest.approx(transfer_s)
-    assert [(one.num_workers, one.prefetch_factor) for one in asked] == [(1, None)]
+    assert [(config.num_workers, config.prefetch_factor) for config in asked] == [(1, None)]
     assert SilentFeed.ended == before + 1
 
 
@@ -327,7 +321,7 @@ def test_pinning_is_timed_after_a_first_one(pinned: list[Any]) -> None:
     assert costs.pin_s is not None
     assert costs.pin_s > 0
     assert len(pinned) == 1 + item_costs._REPEATS
-    assert {tuple(one.shape) for one in pinned} == {(8, 4)}
+    assert {tuple(batch.shape) for batch in pinned} == {(8, 4)}
 
 
 def test_nothing_is_pinned_where_nothing_comes_of_it(pinned: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,10 +333,10 @@ def test_nothing_is_pinned_where_nothing_comes_of_it(pinned: list[Any], monkeypa
 
 def test_copies_to_a_device_are_timed_from_both_kinds_of_memory(pinned: list[Any]) -> None:
     copied: list[Any] = []
-    costs = costs_of(Recorder(), surroundings=Surroundings(to_device=copied.append))
+    costs = costs_of(Recorder(), to_device=copied.append)
     assert costs.copy_s is not None
     assert costs.pinned_copy_s is not None
-    assert [isinstance(one, tuple) for one in copied] == [False] * 4 + [True] * 4, "the first of each is not timed"
+    assert [isinstance(batch, tuple) for batch in copied] == [False] * 4 + [True] * 4, "the first of each is not timed"
     assert len(pinned) == 1, "pinned once, outside the clock"
     assert costs.pin_s is None, "the trial itself does not pin"
 
@@ -352,7 +346,7 @@ def test_a_copy_that_fails_leaves_the_other_costs(pinned: list[Any]) -> None:
         if batch[0] == "pinned":
             raise RuntimeError("no page-locked memory left")
 
-    costs = costs_of(Recorder(), surroundings=Surroundings(to_device=to_device))
+    costs = costs_of(Recorder(), to_device=to_device)
     assert (costs.items, costs.copy_s is not None, costs.pinned_copy_s) == (256, True, None)
     assert [note("extra_failed", stage="pinned_copy", cause="RuntimeError: no page-locked memory left")] == TOLD
     assert pinned

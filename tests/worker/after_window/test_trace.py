@@ -30,7 +30,7 @@ MILLISECOND = 1000 * MICROSECOND
 
 def read_trace(path: Path) -> list[TraceEvent]:
     """The events of a file; what an event has beyond TraceEvent's fields is left out."""
-    known = {one.name for one in fields(TraceEvent)}
+    known = {field.name for field in fields(TraceEvent)}
     text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text()
     lines = [json.loads(line) for line in text.splitlines()]
     return [TraceEvent(**{name: value for name, value in line.items() if name in known}) for line in lines]
@@ -43,13 +43,15 @@ def by_hand(name: str) -> list[TraceEvent]:
 def skewed(traces: Sequence[TraceEvent], skew_ns: int) -> list[TraceEvent]:
     """The same with the devices' clocks ahead of the host's."""
     return [
-        replace(one, start_ns=one.start_ns + skew_ns, end_ns=one.end_ns + skew_ns) if one.is_on_device else one
-        for one in traces
+        replace(event, start_ns=event.start_ns + skew_ns, end_ns=event.end_ns + skew_ns)
+        if event.is_on_device
+        else event
+        for event in traces
     ]
 
 
 def without_ids(traces: Sequence[TraceEvent]) -> list[TraceEvent]:
-    return [replace(one, correlation_id=0, linked_id=0) for one in traces]
+    return [replace(event, correlation_id=0, linked_id=0) for event in traces]
 
 
 def worked(traces: Sequence[TraceEvent], device_index: int = 0) -> DeviceTime:
@@ -59,7 +61,7 @@ def worked(traces: Sequence[TraceEvent], device_index: int = 0) -> DeviceTime:
 
 
 ALL = sorted(TRACES.glob("*.jsonl*"))
-ON_DEVICE = [path for path in ALL if any(one.is_on_device for one in read_trace(path))]
+ON_DEVICE = [path for path in ALL if any(event.is_on_device for event in read_trace(path))]
 
 
 @pytest.mark.parametrize("path", ALL, ids=lambda path: path.name)
@@ -103,7 +105,7 @@ def test_the_host_waits_for_the_device_at_the_end_of_the_mark(path: Path) -> Non
     traces = read_trace(path)
     inside, _ = marked_part(traces)
     last_ns = max(end for _, end in host_waits(inside))
-    assert last_ns >= max(one.end_ns for one in device_events(inside, 0))
+    assert last_ns >= max(event.end_ns for event in device_events(inside, 0))
 
 
 @pytest.mark.parametrize("skew_ns", [0, -5 * MILLISECOND, -30 * MICROSECOND, 30 * MICROSECOND, 5 * MILLISECOND])
@@ -119,7 +121,7 @@ def test_a_gap_after_a_wait_of_the_host_is_told_whatever_the_clocks_and_the_last
 def test_a_kernel_of_the_step_before_is_none_of_ours_and_one_at_the_edge_is(skew_ns: int) -> None:
     traces = skewed(by_hand("overlapping_streams"), skew_ns)
     inside, _ = marked_part(traces)
-    names = [one.name for one in device_events(inside, 0)]
+    names = [event.name for event in device_events(inside, 0)]
     assert "void at::native::vectorized_elementwise_kernel<4>" not in names
     assert len(names) == 6
 
@@ -127,7 +129,9 @@ def test_a_kernel_of_the_step_before_is_none_of_ours_and_one_at_the_edge_is(skew
 def test_clocks_that_agree_are_left_alone() -> None:
     traces = by_hand("host_waits")
     inside, _ = marked_part(traces)
-    assert {one.start_ns for one in inside if one.is_on_device} == {one.start_ns for one in traces if one.is_on_device}
+    assert {event.start_ns for event in inside if event.is_on_device} == {
+        event.start_ns for event in traces if event.is_on_device
+    }
 
 
 def test_a_call_of_the_runtime_is_not_taken_for_the_operator_of_the_same_number() -> None:
@@ -221,6 +225,6 @@ def test_gaps_on_the_cpu_lie_outside_operators_wrappers_and_marks_left_out() -> 
 
 
 def test_without_our_mark_nothing_is_read() -> None:
-    traces = [one for one in by_hand("cpu_operators") if one.name != MARK]
+    traces = [event for event in by_hand("cpu_operators") if event.name != MARK]
     assert marked_part(traces) == ([], 0.0)
     assert gap_fraction([], 0.0) == 0

@@ -28,7 +28,7 @@ def test_an_exception_and_what_it_stems_from_are_told_the_outermost_first() -> N
     outer = ValueError("outer")
     outer.__cause__ = KeyError("inner")
     told = list(errors_in(outer))
-    assert [one.first_line for one in told] == ["outer", "'inner'"]
+    assert [text.first_line for text in told] == ["outer", "'inner'"]
     assert told[1].kinds[:2] == ("KeyError", "LookupError")
 
 

@@ -93,7 +93,7 @@ def test_launches_wait_once_the_process_is_told_to(monkeypatch: pytest.MonkeyPat
 def test_a_variable_that_has_launches_wait_is_told_where_it_has_an_effect(
     name: str, value: str, kind: str, told: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for one in ("CUDA_LAUNCH_BLOCKING", "AMD_SERIALIZE_KERNEL"):
-        monkeypatch.delenv(one, raising=False)
+    for variable in ("CUDA_LAUNCH_BLOCKING", "AMD_SERIALIZE_KERNEL"):
+        monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv(name, value)
     assert blocking_variable(kind) == told

@@ -359,16 +359,15 @@ def test_a_batch_bears_its_share_of_the_optimizers_step(cpu: Device) -> None:
         ("float32", "cuda", "tf32", {"aten.convolution": 6, "aten.mm": 5}, True),
         ("float32", "cuda", "tf32", {"aten.convolution_backward": 3, "aten.mm": 5}, False),
         ("float32", "cuda", "ieee", {"aten.convolution": 6}, False),
-        ("float32", "cuda", None, {"aten.convolution": 6}, False),
         ("float32", "cpu", "tf32", {"aten.convolution": 6}, False),
         ("bfloat16", "cuda", "tf32", {"aten.convolution": 6}, False),
         ("float32", "cuda", "tf32", {}, False),
     ],
 )
 def test_float32_runs_in_tf32_where_convolutions_do_most(
-    amp_dtype: Any, kind: str, precision: str | None, flops: dict[str, int], runs: bool, monkeypatch: pytest.MonkeyPatch
+    amp_dtype: Any, kind: str, precision: str, flops: dict[str, int], runs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = SimpleNamespace(conv=None if precision is None else SimpleNamespace(fp32_precision=precision))
+    settings = SimpleNamespace(conv=SimpleNamespace(fp32_precision=precision))
     monkeypatch.setattr(torch.backends, "cudnn", settings)
     assert roofline._runs_in_tf32(TrainingConfig(amp_dtype=amp_dtype), kind, flops) is runs
 
@@ -417,8 +416,10 @@ def test_each_batch_size_of_a_compiled_model_is_compiled_for_itself(
     """As in a trial, which has one size: for the second one of a process torch would compile for any."""
 
     def record(graph: Any, _: Any) -> Any:
-        inputs = [one.meta["example_value"] for one in graph.graph.nodes if one.op == "placeholder"]
-        sizes.extend(str(one.shape[0]) for one in inputs if isinstance(one, Tensor) and one.shape[1:] == (8,))
+        inputs = [node.meta["example_value"] for node in graph.graph.nodes if node.op == "placeholder"]
+        sizes.extend(
+            str(shaped.shape[0]) for shaped in inputs if isinstance(shaped, Tensor) and shaped.shape[1:] == (8,)
+        )
         return graph.forward
 
     class Wide(nn.Linear):  # so that no weight has an input's shape
@@ -431,7 +432,7 @@ def test_each_batch_size_of_a_compiled_model_is_compiled_for_itself(
     varied = [{"micro_batch_size": size} for size in (8, 16)]
     curves = trace(Wide(16, 2), cpu, tmp_path, *varied, own={"compile": True}, roofline=False)
     assert settings(curves.device)[:3] == [{}, *varied]
-    assert all(one.ceiling is not None for one in curves.device)
+    assert all(point.ceiling is not None for point in curves.device)
     assert sizes[:3] == ["4", "8", "16"]
     torch.compiler.reset()
 
@@ -457,7 +458,7 @@ def test_a_peak_is_of_values_that_cost_the_power_of_training(cpu: Device, monkey
     for values in product:
         assert values.shape == (64, 64)
         assert len(set(values.flatten().tolist())) > 4000
-    assert [len(set(one.tolist())) for one in copy] == [256, 256]
+    assert [len(set(values.tolist())) for values in copy] == [256, 256]
     assert torch.equal(*copy)
     assert (found.peak_flops_per_s, found.peak_bytes_per_s) == (2 * 64**3, 2 * 2**16)
 

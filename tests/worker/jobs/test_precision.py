@@ -228,7 +228,9 @@ def test_few_batches_are_taken_in_turns_where_they_are_large(compare: Compare) -
 
     def collate(items: list[tuple[Tensor, int]]) -> Any:
         padding = torch.empty(100 * 2**20, dtype=torch.uint8)  # never touched
-        return Padded(torch.stack([one for one, _ in items]), torch.tensor([two for _, two in items]), padding)
+        return Padded(
+            torch.stack([inputs for inputs, _ in items]), torch.tensor([target for _, target in items]), padding
+        )
 
     def step(model: nn.Module, batch: Any) -> Tensor:
         return nn.functional.cross_entropy(model(batch.inputs), batch.targets)

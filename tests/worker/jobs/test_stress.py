@@ -66,7 +66,7 @@ def find(tmp_path: Path) -> Callable[..., LargestBatch]:
         dataset = dataset or Texts()
         workload = Workload(model=None, dataset=dataset, **({"collate_fn": padded} | parts))
         config = TrainingConfig(micro_batch_size=batch_size, num_workers=workers)
-        return largest_batch(workload, dataset, build_loader(workload, dataset, config, tmp_path), batch_size, stop_at)
+        return largest_batch(workload, build_loader(workload, dataset, config, tmp_path), batch_size, stop_at)
 
     return run
 
