@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
+from autotune.records.breakdown import LoaderCosts
 from autotune.records.ceilings import joint_rate, overlaps
 from autotune.records.diagnosis import CurvePoint, Evidence
 from autotune.settings.environment import DeviceKind
@@ -25,12 +26,14 @@ __all__ = [
     "device_ceiling",
     "device_options",
     "expected_rate",
+    "joined",
     "loader_ceiling",
     "loader_cpu_s",
     "loader_options",
     "rate_without",
     "runs_too_many_threads",
     "threads_of",
+    "with_collating",
     "workers_run_too_many_threads",
 ]
 
@@ -53,9 +56,7 @@ def loader_ceiling(evidence: Evidence) -> float:
     measured, costs = evidence.measurement.loader_ceiling, evidence.measurement.loader_costs
     if measured is not None:
         return measured
-    if costs is None:
-        return inf
-    sample_s = costs.item_s + costs.collate_s / evidence.config.micro_batch_size
+    sample_s = 0.0 if costs is None else with_collating(evidence, costs, costs.item_s)
     return max(1, evidence.config.num_workers) / sample_s if sample_s > 0 else inf
 
 
@@ -68,9 +69,17 @@ def device_ceiling(evidence: Evidence) -> float:
 def loader_cpu_s(evidence: Evidence) -> float:
     """CPU seconds of the loader for one sample: the item, and its share of collating the batch."""
     costs = evidence.measurement.loader_costs
-    if costs is None:
-        return 0.0
-    return costs.item_cpu_s + costs.collate_s / evidence.config.micro_batch_size
+    return 0.0 if costs is None else with_collating(evidence, costs, costs.item_cpu_s)
+
+
+def with_collating(evidence: Evidence, costs: LoaderCosts, item_s: float) -> float:
+    """Seconds of one sample in the loader: the item's, and its share of collating the batch."""
+    return item_s + costs.collate_s / evidence.config.micro_batch_size
+
+
+def joined(evidence: Evidence, loader: float, device: float) -> float:
+    """The rate that a loader and a device reach together with today's settings."""
+    return joint_rate(loader, device, is_overlapped=overlaps(evidence.config, evidence.environment.device_kind))
 
 
 def loader_options(evidence: Evidence) -> list[CurvePoint]:

@@ -80,13 +80,8 @@ def _advice(evidence: Evidence, pair: _Pair) -> Advice:
         if point is not None and point.ceiling is not None
     }
     changed = changed_settings(apply_changes(evidence, *pair), evidence.config)
-    return advise(
-        "set",
-        present=evidence.measurement.samples_per_s,
-        expected=expected_rate(evidence, *pair),
-        settings={name: after for name, (_, after) in changed.items()},
-        figures=ceilings,
-    )
+    settings, expected = {name: after for name, (_, after) in changed.items()}, expected_rate(evidence, *pair)
+    return advise("set", evidence.measurement.samples_per_s, expected, settings, **ceilings)
 
 
 def _pin_memory(evidence: Evidence, findings: Sequence[Finding]) -> Iterator[Advice]:
@@ -101,13 +96,9 @@ def _pin_memory(evidence: Evidence, findings: Sequence[Finding]) -> Iterator[Adv
     if costs is not None and costs.copy_s and costs.pinned_copy_s is not None:
         saved = max(0.0, 1.0 - costs.pinned_copy_s / costs.copy_s)
         times = {"copy_s": costs.copy_s, "pinned_copy_s": costs.pinned_copy_s}
-    yield advise(
-        "pin_memory",
-        present=evidence.measurement.samples_per_s,
-        expected=rate_without(evidence, saved * copy.share),
-        settings={"pin_memory": True},
-        figures={"share": copy.share, **times},
-    )
+    expected = rate_without(evidence, saved * copy.share)
+    present, settings = evidence.measurement.samples_per_s, {"pin_memory": True}
+    yield advise("pin_memory", present, expected, settings, share=copy.share, **times)
 
 
 def _rate(advice: Advice) -> float:

@@ -15,16 +15,18 @@ from autotune.analysis.expectation import (
     apply_changes,
     device_ceiling,
     device_options,
+    joined,
     loader_ceiling,
     loader_cpu_s,
     loader_options,
     rate_without,
     threads_of,
+    with_collating,
     workers_run_too_many_threads,
 )
 from autotune.diagnosis.gains import NEAR_CEILING, advise, figures_of
 from autotune.records.breakdown import LoaderCosts
-from autotune.records.ceilings import joint_rate, overlaps
+from autotune.records.ceilings import joint_rate
 from autotune.records.diagnosis import Advice, Bottleneck, Evidence, Finding
 
 __all__ = ["list_remedies"]
@@ -41,10 +43,8 @@ _UINT8_SAVES = 0.75
 
 def list_remedies(evidence: Evidence, findings: Sequence[Finding], *, best_samples_per_s: float) -> Iterator[Advice]:
     """Remedies for each finding that settings alone don't remove; for computing only where it comes first."""
-    costs, is_data_bound = (
-        evidence.measurement.loader_costs,
-        best_samples_per_s < NEAR_CEILING * device_ceiling(evidence),
-    )
+    costs = evidence.measurement.loader_costs
+    is_data_bound = best_samples_per_s < NEAR_CEILING * device_ceiling(evidence)
     for finding in findings:
         code = finding.bottleneck
         if code in _FOR_LOADER:
@@ -83,20 +83,17 @@ def _shard_stream(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
 
     Source: pytorch.org, torch.utils.data.IterableDataset.
     """
-    sample_s = costs.item_s + costs.collate_s / evidence.config.micro_batch_size
-    workers, needed_s = ceil(device_ceiling(evidence) * sample_s), _needed_item_s(evidence)
-    share = min(1.0, needed_s / max(loader_cpu_s(evidence), 1e-9))
+    workers = ceil(device_ceiling(evidence) * with_collating(evidence, costs, costs.item_s))
+    share = min(1.0, _needed_item_s(evidence) / max(loader_cpu_s(evidence), 1e-9))
     if not evidence.facts.is_sharded and workers >= 2 and share > 0:
         yield _expecting(evidence, "shard_stream", device_ceiling(evidence) * share, workers_needed=workers)
 
 
 def _slow_tail(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
     """The loader without its slowest items."""
-    batch_size, workers = evidence.config.micro_batch_size, max(1, evidence.config.num_workers)
-    sample_s = costs.item_s * (1.0 - costs.slow_tail_fraction) + costs.collate_s / batch_size
-    loader = max(workers / max(sample_s, 1e-9), loader_ceiling(evidence))
-    is_overlapped = overlaps(evidence.config, evidence.environment.device_kind)
-    expected = joint_rate(loader, device_ceiling(evidence), is_overlapped=is_overlapped)
+    sample_s = with_collating(evidence, costs, costs.item_s * (1.0 - costs.slow_tail_fraction))
+    loader = max(max(1, evidence.config.num_workers) / max(sample_s, 1e-9), loader_ceiling(evidence))
+    expected = joined(evidence, loader, device_ceiling(evidence))
     figures = figures_of(costs, "item_slowest_s", "item_median_s", "slow_tail_fraction")
     yield _expecting(evidence, "fix_slowest_items", expected, loader_samples_per_s=loader, **figures)
     yield from _cache_items(evidence, costs)
@@ -114,10 +111,9 @@ def _worker_threads(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
     today, device = loader_ceiling(evidence), device_ceiling(evidence)
     allowed = min(loaders, cores) / loader_cpu_s(evidence)
     shared = cores / (loader_cpu_s(evidence) + _device_cores(evidence) / device)
-    is_overlapped = overlaps(evidence.config, evidence.environment.device_kind)
-    expected = min(shared, joint_rate(max(allowed, today), device, is_overlapped=is_overlapped))
-    figures: dict[str, JsonValue] = {"item_cpu_s": costs.item_cpu_s, "allowed_samples_per_s": allowed, "cores": cores}
+    expected = min(shared, joined(evidence, max(allowed, today), device))
     known, unknown = (expected, None) if allowed * NEAR_CEILING > today else (None, today)
+    figures: dict[str, JsonValue] = {"item_cpu_s": costs.item_cpu_s, "allowed_samples_per_s": allowed, "cores": cores}
     yield _expecting(evidence, "one_thread_per_worker", known, loader_samples_per_s=unknown, **figures)
     yield from _cpu_work(evidence, costs)
 
@@ -228,7 +224,7 @@ def _device_cores(evidence: Evidence) -> float:
 
 
 def _expecting(evidence: Evidence, kind: str, expected: float | None, **figures: JsonValue) -> Advice:
-    return advise(kind, present=evidence.measurement.samples_per_s, expected=expected, figures=figures)
+    return advise(kind, evidence.measurement.samples_per_s, expected, {}, **figures)
 
 
 def _up_to_the_device(evidence: Evidence, kind: str, **figures: JsonValue) -> Advice:
@@ -243,5 +239,5 @@ def _saving(evidence: Evidence, kind: str, saved: float, **figures: JsonValue) -
     if expected < loader:
         return _expecting(evidence, kind, expected, **figures)
     is_loader_first = evidence.measurement.samples_per_s >= NEAR_CEILING * loader
-    limits: dict[str, JsonValue] = {"loader_samples_per_s": loader, "is_loader_first": is_loader_first}
-    return _expecting(evidence, kind, None if is_loader_first else expected, **figures, **limits)
+    figures |= {"loader_samples_per_s": loader, "is_loader_first": is_loader_first}
+    return _expecting(evidence, kind, None if is_loader_first else expected, **figures)

@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import Field, JsonValue
 
 from autotune.diagnosis.gains import figures_of
-from autotune.diagnosis.step_time import GroupCase, GroupTimes, group_times, smaller_batch, step_changes
+from autotune.diagnosis.group_case import GroupCase, StepTime
 from autotune.frozen import FrozenModel
 from autotune.records.ranks import name_devices, uneven_ranks
 
@@ -35,65 +35,72 @@ class ScalingBottleneck(FrozenModel):
 
 def find_scaling_bottlenecks(case: GroupCase) -> tuple[ScalingBottleneck, ...]:
     """What takes at least 5 % of the group's time, the largest share first; () where no figure shows anything."""
-    times = group_times(case)
-    found = [_uneven(case, times), _loading(case, times), _exchanging(case, times), _computing(case, times)]
-    heavy = [bottleneck for bottleneck in found if bottleneck is not None and bottleneck.share >= LEAST_SHARE]
+    found = filter(None, [_uneven(case), _loading(case), _exchanging(case), _computing(case)])
+    heavy = [bottleneck for bottleneck in found if bottleneck.share >= LEAST_SHARE]
     return tuple(sorted(heavy, key=lambda bottleneck: -bottleneck.share))
 
 
-def _uneven(case: GroupCase, times: GroupTimes) -> ScalingBottleneck | None:
+def _uneven(case: GroupCase) -> ScalingBottleneck | None:
     devices = name_devices(case.group.ranks)
     uneven: list[JsonValue] = [
         {"rank": rank, "device": devices[rank], "side": slow.side, "fraction": slow.fraction}
         for rank, slow in uneven_ranks(case.group.ranks).items()
     ]
-    share = times.saved(times.actual, times.even)
-    return ScalingBottleneck(cause="uneven_rank", share=share, figures={"ranks": uneven}) if uneven else None
+    return _saved(case, "uneven_rank", case.actual, case.even, ranks=uneven) if uneven else None
 
 
-def _loading(case: GroupCase, times: GroupTimes) -> ScalingBottleneck | None:
-    even = times.even
+def _loading(case: GroupCase) -> ScalingBottleneck | None:
+    even = case.even
     if even.loader_s <= 0:
         return None
-    figures: dict[str, JsonValue] = {
+    return _saved(
+        case,
+        "loader",
+        even,
+        replace(even, loader_s=0.0),
         **figures_of(case.group.config, "strategy", "world_size"),
-        "loader_processes": case.group.config.process_count,
-        "loader_samples_per_s": 1 / even.loader_s,
-        "device_samples_per_s": 1 / even.computing_s if even.computing_s > 0 else None,
-        "is_overlapped": even.is_overlapped,
-    }
-    return ScalingBottleneck(cause="loader", share=times.saved(even, replace(even, loader_s=0.0)), figures=figures)
+        loader_processes=case.group.config.process_count,
+        loader_samples_per_s=1 / even.loader_s,
+        device_samples_per_s=1 / even.computing_s if even.computing_s > 0 else None,
+        is_overlapped=even.is_overlapped,
+    )
 
 
-def _exchanging(case: GroupCase, times: GroupTimes) -> ScalingBottleneck | None:
+def _exchanging(case: GroupCase) -> ScalingBottleneck | None:
     exchange = case.group.communication
     if exchange is None:
         return None
     figures = figures_of(exchange, "bytes_exchanged", "exposed_s", "exposed_fraction", "hidden_fraction")
-    share = times.saved(times.actual, replace(times.actual, exchange_s=0.0))
-    return ScalingBottleneck(cause="communication", share=share, figures=figures)
+    return _saved(case, "communication", case.actual, replace(case.actual, exchange_s=0.0), **figures)
 
 
-def _computing(case: GroupCase, times: GroupTimes) -> ScalingBottleneck | None:
+def _computing(case: GroupCase) -> ScalingBottleneck | None:
     """Devices that are slower in the group than a single device is.
 
     Source of what DataParallel does: pytorch.org, torch.nn.DataParallel.
     """
-    even, ideal_s, config = times.even, times.ideal_device_s, case.group.config
-    if ideal_s is None or even.device_s <= ideal_s:
+    even, ideal_s, single, config = case.even, case.ideal_device_s, case.single, case.group.config
+    if single is None or ideal_s is None or even.device_s <= ideal_s:
         return None
-    is_cpu, batch = case.environment.device_kind == "cpu", smaller_batch(case)
-    cause: Cause = "shared_machine"
-    figures: dict[str, JsonValue] = {
-        "reached_fraction": ideal_s / even.device_s,
-        **figures_of(case.group.config, "strategy", "world_size"),
-    }
+    is_cpu, batch, single_batch = (
+        case.environment.device_kind == "cpu",
+        config.micro_batch_size,
+        single.config.micro_batch_size,
+    )
+    cause: Cause
+    figures: dict[str, JsonValue]
     if config.strategy == "dp":
-        cause = "communication"
-    elif step_changes(case):
-        cause, figures["settings"] = "settings", step_changes(case)
-    elif batch is not None and not is_cpu:
-        cause, figures["micro_batch_size"], figures["single_batch_size"] = "small_batch", config.micro_batch_size, batch
+        cause, figures = "communication", {}
+    elif case.step_changes:
+        cause, figures = "settings", {"settings": case.step_changes}
+    elif single_batch > batch and not is_cpu:
+        cause, figures = "small_batch", {"micro_batch_size": batch, "single_batch_size": single_batch}
     else:
-        figures["cores"] = case.cores if is_cpu else None
-    return ScalingBottleneck(cause=cause, share=times.saved(even, replace(even, device_s=ideal_s)), figures=figures)
+        cause, figures = "shared_machine", {"cores": case.cores if is_cpu else None}
+    figures |= {"reached_fraction": ideal_s / even.device_s, **figures_of(config, "strategy", "world_size")}
+    return _saved(case, cause, even, replace(even, device_s=ideal_s), **figures)
+
+
+def _saved(case: GroupCase, cause: Cause, before: StepTime, after: StepTime, **figures: JsonValue) -> ScalingBottleneck:
+    """A bottleneck whose share is what the group would save without it."""
+    return ScalingBottleneck(cause=cause, share=case.saved(before, after), figures=figures)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import exp, hypot
+from operator import itemgetter
 from typing import Literal
 
 from autotune.analysis.selection_rules import rate_of_runs, ratio_of
@@ -82,20 +83,16 @@ def list_strategies(
     for record in records:
         groups.setdefault((_ORDER.index(record.config.strategy), record.config.world_size), []).append(record)
     reference = _fastest(groups.get((_ORDER.index("single"), 1), []))
-    entries = []
-    for place, world_size in sorted(groups):
-        tried = groups[place, world_size]
-        fastest = _fastest(tried)
-        entries.append(
-            StrategyEntry(
-                strategy=_ORDER[place],
-                world_size=world_size,
-                tried=len(tried),
-                feasible=sum(_is_usable(record) for record in tried),
-                best=None if fastest is None else _best(fastest, reference, records, confirmed),
-            )
+    return tuple(
+        StrategyEntry(
+            strategy=_ORDER[place],
+            world_size=world_size,
+            tried=len(tried),
+            feasible=sum(record.is_feasible and record.measurement is not None for record in tried),
+            best=None if (fastest := _fastest(tried)) is None else _best(*fastest, reference, records, confirmed),
         )
-    return tuple(entries)
+        for (place, world_size), tried in sorted(groups.items(), key=itemgetter(0))
+    )
 
 
 def best_known_ranks(runs: Sequence[Measurement]) -> tuple[RankFigures, ...]:
@@ -108,27 +105,20 @@ def _count_ceilings(ranks: Sequence[RankFigures]) -> int:
     return len(ranks) + len(known)  # any ranks are more than none
 
 
-def _is_usable(record: TrialRecord) -> bool:
-    return record.is_feasible and record.measurement is not None
-
-
-def _fastest(records: Sequence[TrialRecord]) -> TrialRecord | None:
-    return max(filter(_is_usable, records), key=lambda record: _measured(record).samples_per_s, default=None)
-
-
-def _measured(record: TrialRecord) -> Measurement:
-    assert record.measurement is not None, "a usable trial has a measurement"  # noqa: S101 - our own bug
-    return record.measurement
+def _fastest(records: Sequence[TrialRecord]) -> tuple[TrialRecord, Measurement] | None:
+    """The feasible trial of the highest rate, with what it measured."""
+    usable = [(record, record.measurement) for record in records if record.is_feasible and record.measurement]
+    return max(usable, key=lambda pair: pair[1].samples_per_s, default=None)
 
 
 def _best(
     record: TrialRecord,
-    reference: TrialRecord | None,
+    own: Measurement,
+    reference: tuple[TrialRecord, Measurement] | None,
     records: Sequence[TrialRecord],
     confirmed: dict[int, Confirmation],
 ) -> StrategyBest:
-    own, again = _measured(record), confirmed.get(record.number)
-    runs = () if again is None else again.runs
+    runs = confirmed[record.number].runs if record.number in confirmed else ()
     known = (*runs, own)
     alike = [other.measurement for other in _like(record, records) if other.measurement is not None]
     return StrategyBest(
@@ -136,7 +126,7 @@ def _best(
         config=record.config,
         runs=len(runs),
         samples_per_s=rate_of_runs(runs or (own,)),
-        speedup=_speedup(record, reference, confirmed),
+        speedup=None if reference is None else _speedup((record, own), reference, confirmed),
         limit_share=1.0 + (0.0 if record.score is None else record.score.violation),
         loader_ceiling=next((run.loader_ceiling for run in known if run.loader_ceiling is not None), None),
         device_ceiling=next((run.device_ceiling for run in known if run.device_ceiling is not None), None),
@@ -159,17 +149,22 @@ def _exchange_key(config: TrainingConfig) -> tuple[object, ...]:
     return device_key(config.model_copy(update={"ddp": plain}))
 
 
-def _speedup(record: TrialRecord, reference: TrialRecord | None, confirmed: dict[int, Confirmation]) -> Ratio | None:
+def _speedup(
+    best: tuple[TrialRecord, Measurement],
+    reference: tuple[TrialRecord, Measurement],
+    confirmed: dict[int, Confirmation],
+) -> Ratio | None:
     """Round by round where both were measured in turns; else the ratio of rates, with half-widths in quadrature."""
-    if reference is None or reference.number == record.number:
+    if best[0].number == reference[0].number:
         return None
-    again, reference_again = confirmed.get(record.number), confirmed.get(reference.number)
-    if again is not None and reference_again is not None:
-        in_turns = ratio_of(again, reference_again)
-        if in_turns is not None:
-            return in_turns
-    ours = rate_of_runs((_measured(record),) if again is None else again.runs)
-    theirs = rate_of_runs((_measured(reference),) if reference_again is None else reference_again.runs)
+    again = [confirmed.get(record.number) for record, _ in (best, reference)]
+    ratio = ratio_of(again[0], again[1]) if again[0] is not None and again[1] is not None else None
+    if ratio is not None:
+        return ratio
+    ours, theirs = (
+        rate_of_runs((own,) if found is None else found.runs)
+        for found, (_, own) in zip(again, (best, reference), strict=True)
+    )
     spread = hypot(ours.relative_half_width, theirs.relative_half_width)
     value = ours.value / theirs.value
     return Ratio(value=value, low=value * exp(-spread), high=value * exp(spread))
