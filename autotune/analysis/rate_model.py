@@ -16,7 +16,7 @@ al. 2011, "Additive Gaussian Processes".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import log, log2
@@ -34,8 +34,9 @@ from autotune.settings.environment import Environment
 from autotune.settings.training_config import TrainingConfig
 from autotune.space.constraints import hosts_of
 
-__all__ = ["Forecast", "Observation", "RateModel", "fit_rate_model"]
+__all__ = ["Forecast", "Observation", "RateModel"]
 
+_KINDS = ("loader", "device", "run")
 _SOFTNESS = 8.0
 """Of the minimum: two equal sides reach 92 % of either together, as a queue of a few batches between them does. Our own
 convention."""
@@ -245,17 +246,10 @@ class _Joint:
 
 @dataclass(frozen=True)
 class RateModel:
-    """What is known of the machine. Made by `fit_rate_model`."""
+    """What is known of the machine from observations, of which at least one must be a run."""
 
-    observations: tuple[Observation, ...]
+    observations: Sequence[Observation]
     environment: Environment
-    loader_cpu_s: float
-    """CPU seconds of loading one sample in workers."""
-    busy_cores: Mapping[int | None, float]
-    """Cores that a rank's training keeps busy, by `intra_op_threads`."""
-    loader_level: float
-    """Mean of the logarithm of the loader's rate, before scaling by ranks."""
-    device_level: float
 
     def forecast(self, configs: Sequence[TrainingConfig]) -> Forecast:
         """What configurations should reach. Takes milliseconds for thousands of them."""
@@ -289,18 +283,15 @@ class RateModel:
         """
         configs = [observation.config for observation in self.observations]
         joint = self._joint_of(configs)
-        is_loader, is_device, is_run = (
-            np.array([observation.kind == kind for observation in self.observations], dtype=np.float64)
-            for kind in ("loader", "device", "run")
-        )
+        is_of_kind = np.array([[seen.kind == kind for seen in self.observations] for kind in _KINDS], dtype=np.float64)
 
         def expect(state: Floats) -> Floats:
-            log_loader, log_device, shortfall = state
-            run = joint.log_rate(log_loader, log_device) + shortfall
-            return np.asarray(is_loader * log_loader + is_device * log_device + is_run * run, dtype=np.float64)
+            run = joint.log_rate(state[0], state[1]) + state[2]
+            return np.asarray((is_of_kind * np.stack([state[0], state[1], run])).sum(axis=0), dtype=np.float64)
 
         def jacobian(state: Floats) -> Floats:
             by_loader, by_device = joint.slopes(state[0], state[1])
+            is_loader, is_device, is_run = is_of_kind
             return np.stack([is_loader + is_run * by_loader, is_device + is_run * by_device, is_run])
 
         problem = Problem(
@@ -312,7 +303,7 @@ class RateModel:
             jacobian=jacobian,
         )
         fits = list[tuple[float, Posterior]]()
-        for scatter_sd in _SCATTERS if is_run.sum() >= _FEWEST_RUNS else _SCATTERS[-1:]:
+        for scatter_sd in _SCATTERS if is_of_kind[2].sum() >= _FEWEST_RUNS else _SCATTERS[-1:]:
             scattered = replace(problem, variances=problem.variances + scatter_sd**2)
             fits.append((scatter_sd, most_likely(scattered, start=fits[-1][1] if fits else None)))
         return max(fits, key=lambda fit: fit[1].log_evidence - 0.5 * (fit[0] / _USUAL_SCATTER) ** 2)
@@ -327,49 +318,38 @@ class RateModel:
         return _places([observation.config for observation in self.observations])
 
     def _prior_mean(self, configs: Sequence[TrainingConfig]) -> Floats:
-        """Of loader, device and shortfall: the rates of a group grow with its ranks until one was measured."""
+        """Of loader, device and shortfall: the rates of a group grow with its ranks until one was measured.
+
+        Where a side was not measured alone, it is expected at twice the rate of the runs: our own convention.
+        """
+        loaders, devices, runs = (
+            [log(seen.samples_per_s / seen.config.world_size) for seen in self.observations if seen.kind == kind]
+            for kind in _KINDS
+        )
+        loader, device = (fmean(side) if side else fmean(runs) + log(2) for side in (loaders, devices))
         ranks = np.array([log(config.world_size) for config in configs])
-        return np.stack([self.loader_level + ranks, self.device_level + ranks, np.zeros(len(configs))])
+        return np.stack([loader + ranks, device + ranks, np.zeros(len(configs))])
 
     def _joint_of(self, configs: Sequence[TrainingConfig]) -> _Joint:
         environment, cores = self.environment, self.environment.cores
+        loader_cpu_s, busy_cores = list[float](), dict[int | None, list[float]]()
+        for seen in self.observations:
+            if seen.kind == "loader" and seen.config.num_workers > 0 and seen.cpu_s_per_sample:
+                loader_cpu_s.append(seen.cpu_s_per_sample)
+            elif seen.kind == "device" and seen.cpu_s_per_sample is not None:
+                cores_of = busy_cores.setdefault(seen.config.intra_op_threads, [])
+                cores_of.append(seen.cpu_s_per_sample * seen.samples_per_s)
+        busy_of = {threads: median(values) for threads, values in busy_cores.items()}
         busy = [
-            config.process_count
-            * self.busy_cores.get(config.intra_op_threads, min(config.intra_op_threads or cores, cores))
+            config.process_count * busy_of.get(config.intra_op_threads, min(config.intra_op_threads or cores, cores))
             for config in configs
         ]
         return _Joint(
             is_overlapped=np.array([overlaps(config, environment.device_kind) for config in configs], dtype=np.bool_),
             busy=np.array(busy, dtype=np.float64),
             cores=np.array([cores * hosts_of(config, environment) for config in configs], dtype=np.float64),
-            loader_cpu_s=self.loader_cpu_s,
+            loader_cpu_s=median(loader_cpu_s or [0.0]),
         )
-
-
-def fit_rate_model(observations: Sequence[Observation], environment: Environment) -> RateModel:
-    """Fit a model; one of the observations must be a run."""
-    log_rates: dict[str, list[float]] = {"loader": [], "device": [], "run": []}
-    loader_cpu_s, busy_cores = list[float](), dict[int | None, list[float]]()
-    for observation in observations:
-        config, cpu_s = observation.config, observation.cpu_s_per_sample
-        log_rates[observation.kind].append(log(observation.samples_per_s / config.world_size))
-        if observation.kind == "loader" and config.num_workers > 0 and cpu_s:
-            loader_cpu_s.append(cpu_s)
-        elif observation.kind == "device" and cpu_s is not None:
-            busy_cores.setdefault(config.intra_op_threads, []).append(cpu_s * observation.samples_per_s)
-
-    def level(side: str) -> float:
-        """Where a side was not measured alone, it is expected at twice the rate of the runs: our own convention."""
-        return fmean(log_rates[side]) if log_rates[side] else fmean(log_rates["run"]) + log(2)
-
-    return RateModel(
-        observations=tuple(observations),
-        environment=environment,
-        loader_cpu_s=median(loader_cpu_s) if loader_cpu_s else 0.0,
-        busy_cores={threads: median(values) for threads, values in busy_cores.items()},
-        loader_level=level("loader"),
-        device_level=level("device"),
-    )
 
 
 def _sd(prior_variance: Floats | float, cross_covariance: Floats, cholesky: Floats) -> Floats:

@@ -23,7 +23,7 @@ from autotune.analysis.observations import (
     peak_observations,
     rate_observations,
 )
-from autotune.analysis.rate_model import RateModel, fit_rate_model
+from autotune.analysis.rate_model import RateModel
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note, note
 from autotune.records.ceilings import CeilingBook
@@ -207,7 +207,7 @@ class ModelProposer:
     def _foresee(self, best: TrialRecord, measured_rate: float) -> Outlook:
         environment, records = self.study.space.environment, self.study.ended
         observed = list(rate_observations(self.sides or [], records, environment.device_kind))
-        self._model = fit_rate_model(observed, environment)
+        self._model = RateModel(observed, environment)
         beliefs = Beliefs(
             rates=self._model,
             memory=self._memory(),
