@@ -19,9 +19,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from math import log, log2
+from math import log, log2, prod
 from statistics import fmean, median
-from typing import Literal
+from typing import Literal, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -84,8 +84,7 @@ class Forecast:
     """By how much repeated measurements of the same settings differ, beyond `sd` and a measurement's own interval."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Effect:
+class _Effect(NamedTuple):
     """How much one setting changes the logarithm of a rate by itself."""
 
     value: Callable[[TrainingConfig], object]
@@ -95,18 +94,12 @@ class _Effect:
 
     def kernel(self, left: Floats, right: Floats) -> Floats:
         """Correlation of the effect between two lists of values, (left, right)."""
-        apart = left[:, None] - right[None, :]
-        if self.length is None:
-            return np.asarray(apart == 0, dtype=np.float64)
-        return np.asarray(np.exp(-0.5 * (apart / self.length) ** 2), dtype=np.float64)
+        apart = left[:, None] - right
+        return (apart == 0).astype(np.float64) if self.length is None else np.exp(-0.5 * (apart / self.length) ** 2)
 
 
 def _workers(config: TrainingConfig) -> float:
     return log2(1 + config.num_workers)
-
-
-def _prefetch(config: TrainingConfig) -> float:
-    return log2(config.batches_per_worker) if config.num_workers else 0.0
 
 
 def _batch(config: TrainingConfig) -> float:
@@ -125,22 +118,17 @@ class _Process:
     level_sd: float
     interaction_sd: float
     """Of the interaction of all settings."""
-    pair: frozenset[Callable[[TrainingConfig], object]] = frozenset()
-    """Two numbers with an interaction of their own: the more workers share the items, the more the cost of a batch
-    counts for a loader."""
     pair_sd: float = 0.0
+    """Of the interaction of the first two effects by themselves: the more workers share the items, the more the cost of
+    a batch counts for a loader."""
 
     def covariance(self, left: Floats, right: Floats) -> Floats:
         """The prior covariance of two lists of places, (effects, places) each: (left places, right places)."""
-        total: Floats = np.full((left.shape[1], right.shape[1]), self.level_sd**2)
-        interaction = np.full_like(total, self.interaction_sd**2)
-        pair = np.full_like(total, self.pair_sd**2)
-        for effect, values, others in zip(self.effects, left, right, strict=True):
-            kernel = effect.kernel(values, others)
+        kernels = [effect.kernel(*values) for effect, *values in zip(self.effects, left, right, strict=True)]
+        total: Floats = np.full_like(kernels[0], self.level_sd**2)
+        for effect, kernel in zip(self.effects, kernels, strict=True):
             total += effect.sd**2 * kernel
-            interaction *= kernel
-            pair *= kernel if effect.value in self.pair else 1.0
-        return np.asarray(total + interaction + pair, dtype=np.float64)
+        return total + self.interaction_sd**2 * prod(kernels) + self.pair_sd**2 * kernels[0] * kernels[1]
 
     def variance(self) -> float:
         """The prior variance at any place."""
@@ -151,9 +139,9 @@ class _Process:
 _LOADER = _Process(
     effects=(
         _Effect(_workers, sd=0.8, length=1.5),
-        _Effect(lambda config: config.num_workers > 0, sd=0.5),
-        _Effect(_prefetch, sd=0.15, length=2.0),
         _Effect(_batch, sd=0.6, length=3.0),
+        _Effect(lambda config: config.num_workers > 0, sd=0.5),
+        _Effect(lambda config: log2(config.batches_per_worker) if config.num_workers else 0.0, sd=0.15, length=2.0),
         _Effect(_ranks, sd=0.4, length=2.0),
         _Effect(lambda config: config.persistent_workers, sd=0.15),
         _Effect(lambda config: config.pin_memory, sd=0.1),
@@ -161,7 +149,6 @@ _LOADER = _Process(
     ),
     level_sd=_LEVEL_SD,
     interaction_sd=0.1,
-    pair=frozenset({_workers, _batch}),
     pair_sd=0.4,
 )
 _DEVICE = _Process(
