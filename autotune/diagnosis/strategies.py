@@ -7,11 +7,11 @@ number of devices, a single device first.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import exp, hypot
+from math import hypot
 from operator import itemgetter
 from typing import Literal
 
-from autotune.analysis.selection_rules import rate_of_runs, ratio_of
+from autotune.analysis.selection_rules import rate_of_runs, ratio_by_rounds, ratio_of
 from autotune.frozen import FrozenModel
 from autotune.records.ceilings import device_key
 from autotune.records.measurement import Measurement, Rate
@@ -165,6 +165,5 @@ def _speedup(
         rate_of_runs((own,) if found is None else found.runs)
         for found, (_, own) in zip(again, (best, reference), strict=True)
     )
-    spread = hypot(ours.relative_half_width, theirs.relative_half_width)
-    value = ours.value / theirs.value
-    return Ratio(value=value, low=value * exp(-spread), high=value * exp(spread))
+    half_width = hypot(ours.relative_half_width, theirs.relative_half_width)
+    return ratio_by_rounds([(ours.value, theirs.value)], [half_width])
