@@ -7,7 +7,9 @@ Comes in: an Evidence. Goes out: the points of its curves that can be advised, t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import inf
+from typing import Literal
 
 from autotune.records.breakdown import LoaderCosts
 from autotune.records.ceilings import joint_rate, overlaps
@@ -20,16 +22,14 @@ from autotune.space import constraints as rules
 __all__ = [
     "DEVICE_SETTINGS",
     "LOADER_SETTINGS",
-    "MOST_SAVED_FRACTION",
     "PINNING_KINDS",
     "apply_changes",
     "device_ceiling",
-    "device_options",
     "expected_rate",
     "joined",
     "loader_ceiling",
     "loader_cpu_s",
-    "loader_options",
+    "options",
     "rate_without",
     "runs_too_many_threads",
     "threads_of",
@@ -43,7 +43,7 @@ DEVICE_SETTINGS = frozenset({"micro_batch_size", "amp_dtype", "channels_last", "
 """Settings that a device's curve varies."""
 PINNING_KINDS: frozenset[DeviceKind] = frozenset({"cuda", "rocm", "xpu"})
 """Devices whose copies are faster from page-locked memory."""
-MOST_SAVED_FRACTION = 0.95
+_MOST_SAVED_FRACTION = 0.95
 """Share of the wall time that can be saved at the most: our own convention."""
 _SEVERAL_THREADS = 1.5
 """Cores that an item keeps busy, from which on it counts as running in several threads: our own convention."""
@@ -82,14 +82,14 @@ def joined(evidence: Evidence, loader: float, device: float) -> float:
     return joint_rate(loader, device, is_overlapped=overlaps(evidence.config, evidence.environment.device_kind))
 
 
-def loader_options(evidence: Evidence) -> list[CurvePoint]:
-    """Loader settings that were measured and can be advised."""
-    return _usable(evidence, evidence.curves.loader, LOADER_SETTINGS)
-
-
-def device_options(evidence: Evidence) -> list[CurvePoint]:
-    """Device settings that were measured and can be advised."""
-    return _usable(evidence, evidence.curves.device, DEVICE_SETTINGS)
+def options(evidence: Evidence, side: Literal["loader", "device"]) -> list[CurvePoint]:
+    """Settings of one side that were measured and can be advised."""
+    settings = LOADER_SETTINGS if side == "loader" else DEVICE_SETTINGS
+    found: list[CurvePoint] = [point for point in getattr(evidence.curves, side) if point.ceiling is not None]
+    varied = [point for point in found if point.changes and settings.issuperset(point.changes)]
+    obstacle = partial(rules.obstacle, drop_last=evidence.drop_last)
+    machine = evidence.facts, evidence.environment
+    return [point for point in varied if obstacle(apply_changes(evidence, point), *machine) is None]
 
 
 def apply_changes(evidence: Evidence, *points: CurvePoint | None) -> TrainingConfig:
@@ -115,7 +115,7 @@ def expected_rate(evidence: Evidence, loader: CurvePoint | None, device: CurvePo
 def rate_without(evidence: Evidence, share: float) -> float:
     """The best rate without this share of the time: at most the loader's where it works beside the device."""
     present = evidence.measurement.samples_per_s
-    freed = present / (1.0 - min(share, MOST_SAVED_FRACTION))
+    freed = present / (1.0 - min(share, _MOST_SAVED_FRACTION))
     if not overlaps(evidence.config, evidence.environment.device_kind):
         return freed
     return max(present, min(freed, loader_ceiling(evidence)))
@@ -139,16 +139,6 @@ def workers_run_too_many_threads(evidence: Evidence) -> bool:
     if costs is None or costs.cpu_fraction <= _SEVERAL_THREADS:
         return False
     return costs.cpu_fraction * max(1, config.num_workers) * config.process_count > evidence.environment.cores
-
-
-def _usable(evidence: Evidence, points: Sequence[CurvePoint], settings: frozenset[str]) -> list[CurvePoint]:
-    def has_obstacle(point: CurvePoint) -> bool:
-        config = apply_changes(evidence, point)
-        obstacle = rules.obstacle(config, evidence.facts, evidence.environment, drop_last=evidence.drop_last)
-        return obstacle is not None
-
-    varied = (point for point in points if point.changes and settings.issuperset(point.changes))
-    return [point for point in varied if point.ceiling is not None and not has_obstacle(point)]
 
 
 def _joint_rate(

@@ -27,7 +27,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.analysis.laplace import Posterior, Problem, factors_of, most_likely
+from autotune.analysis.laplace import Posterior, Problem, factor_of, most_likely
 from autotune.analysis.statistics import Floats
 from autotune.records.ceilings import overlaps
 from autotune.settings.environment import Environment
@@ -285,7 +285,7 @@ class RateModel:
             observed=np.array([log(observation.samples_per_s) for observation in self.observations]),
             variances=np.array([observation.relative_sd**2 for observation in self.observations]),
             prior_mean=self._prior_mean(configs),
-            factors=factors_of(self._cross_covariance(configs)),
+            factor=factor_of(self._cross_covariance(configs)),
             expect=expect,
             jacobian=jacobian,
         )

@@ -11,9 +11,8 @@ from typing import TypeAlias
 from autotune.analysis.expectation import (
     PINNING_KINDS,
     apply_changes,
-    device_options,
     expected_rate,
-    loader_options,
+    options,
     rate_without,
 )
 from autotune.diagnosis.gains import LEAST_GAIN, advise, worth_giving
@@ -39,8 +38,8 @@ def rank_advice(evidence: Evidence, findings: Sequence[Finding]) -> tuple[Advice
 
 def _advise_settings(evidence: Evidence, findings: Sequence[Finding]) -> list[Advice]:
     """The loader's settings, each setting of the device, and both sides together where that gains 3 % on top."""
-    loaders: list[_Pair] = [(point, None) for point in loader_options(evidence)]
-    devices: list[_Pair] = [(None, point) for point in device_options(evidence)]
+    loaders: list[_Pair] = [(point, None) for point in options(evidence, "loader")]
+    devices: list[_Pair] = [(None, point) for point in options(evidence, "device")]
     both = [(loader, device) for loader, _ in loaders for _, device in devices]
     singles = [_best(evidence, loaders, cost=lambda workers, changes: (workers, changes))]
     singles += _best_of_each_setting(evidence)
@@ -68,9 +67,9 @@ def _best(evidence: Evidence, pairs: Sequence[_Pair], *, cost: Callable[[int, in
 
 def _best_of_each_setting(evidence: Evidence) -> Iterator[Advice]:
     """For each device setting alone, the value of the best expected rate."""
-    options = [point for point in device_options(evidence) if len(point.changes) == 1]
-    for name in dict.fromkeys(name for point in options for name in point.changes):
-        yield max((_advice(evidence, (None, point)) for point in options if name in point.changes), key=_rate)
+    points = [point for point in options(evidence, "device") if len(point.changes) == 1]
+    for name in dict.fromkeys(name for point in points for name in point.changes):
+        yield max((_advice(evidence, (None, point)) for point in points if name in point.changes), key=_rate)
 
 
 def _advice(evidence: Evidence, pair: _Pair) -> Advice:

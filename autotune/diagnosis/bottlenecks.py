@@ -12,7 +12,7 @@ from pydantic import JsonValue
 
 from autotune.analysis.expectation import (
     device_ceiling,
-    device_options,
+    options,
     runs_too_many_threads,
     threads_of,
     workers_run_too_many_threads,
@@ -150,7 +150,7 @@ def _threads(evidence: Evidence, work: float) -> Finding | None:
     if work <= 0 or not runs_too_many_threads(evidence, evidence.config):
         return None
     alone = device_ceiling(evidence)
-    for point in device_options(evidence):
+    for point in options(evidence, "device"):
         if point.ceiling is not None and set(point.changes) == {"intra_op_threads"}:
             alone = max(alone, point.ceiling.samples_per_s)
     slowdown = alone / (evidence.measurement.samples_per_s / work)

@@ -14,11 +14,10 @@ from pydantic import JsonValue
 from autotune.analysis.expectation import (
     apply_changes,
     device_ceiling,
-    device_options,
     joined,
     loader_ceiling,
     loader_cpu_s,
-    loader_options,
+    options,
     rate_without,
     threads_of,
     with_collating,
@@ -68,7 +67,7 @@ def _cpu_work(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
 def _waiting(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
     """Shorter waits, or more of them side by side, unless the workers suffice."""
     wanted = device_ceiling(evidence)
-    tried = (apply_changes(evidence, point).num_workers for point in loader_options(evidence))
+    tried = (apply_changes(evidence, point).num_workers for point in options(evidence, "loader"))
     workers, workers_needed = max(1, evidence.config.num_workers, *tried), ceil(wanted * costs.item_s)
     if workers / wanted < costs.item_s:
         more = workers_needed if workers_needed > workers and evidence.facts.is_sharded else None
@@ -145,7 +144,7 @@ def _host_waits(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
 
 
 def _bandwidth(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
-    is_dtype_known = any("amp_dtype" in point.changes for point in device_options(evidence))
+    is_dtype_known = any("amp_dtype" in point.changes for point in options(evidence, "device"))
     saved = finding.share * (1 - _BYTES_LEFT)
     yield _saving(evidence, "move_fewer_bytes", saved, share=finding.share, is_dtype_known=is_dtype_known)
 
