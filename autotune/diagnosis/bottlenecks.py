@@ -72,12 +72,11 @@ def _merged(found: Sequence[Finding]) -> list[Finding]:
     """
     merged: dict[Bottleneck, Finding] = {}
     for finding in sorted(found, key=lambda finding: -finding.share):
-        first = merged.get(finding.bottleneck)
-        if first is not None:
-            figures = finding.figures if finding.share >= _LEAST_SHARE else {}
-            update = {"share": first.share + finding.share, "figures": first.figures | figures}
-            finding = first.model_copy(update=update)  # noqa: PLW2901 - the sum takes its place
-        merged[finding.bottleneck] = finding
+        first = merged.setdefault(finding.bottleneck, finding)
+        if first is not finding:
+            figures = first.figures | (finding.figures if finding.share >= _LEAST_SHARE else {})
+            update = {"share": first.share + finding.share, "figures": figures}
+            merged[finding.bottleneck] = first.model_copy(update=update)
     return list(merged.values())
 
 
@@ -126,14 +125,12 @@ def _what_loading_does(evidence: Evidence, costs: LoaderCosts | None) -> tuple[B
         return "data_cpu", {}
     if costs.slow_tail_fraction >= _TAIL_FRACTION:
         return "data_tail", figures_of(costs, "slow_tail_fraction", "item_median_s", "item_slowest_s")
+    work: dict[str, JsonValue] = {"item_s": costs.item_s}
     if workers_run_too_many_threads(evidence):
-        return "threads", {
-            "cores_per_item": costs.cpu_fraction,
-            "item_s": costs.item_s,
-            "loader_processes": max(1, evidence.config.num_workers) * evidence.config.process_count,
-            "cores": evidence.environment.cores,
-        }
-    work: dict[str, JsonValue] = {"item_s": costs.item_s, "cpu_fraction": min(1.0, costs.cpu_fraction)}
+        loaders = max(1, evidence.config.num_workers) * evidence.config.process_count
+        figures = {"loader_processes": loaders, "cores": evidence.environment.cores}
+        return "threads", work | figures | {"cores_per_item": costs.cpu_fraction}
+    work["cpu_fraction"] = min(1.0, costs.cpu_fraction)
     if costs.cpu_fraction < WAITING_CPU_FRACTION:
         return "data_io", work | {"disk_bytes_per_item": costs.disk_bytes_per_item}
     return "data_cpu", work | {"collate_s": costs.collate_s}
@@ -149,29 +146,21 @@ def _threads(evidence: Evidence, work: float) -> Finding | None:
     """Computing in the loop, in this share of the time, against the device alone in at most a thread for each core."""
     if work <= 0 or not runs_too_many_threads(evidence, evidence.config):
         return None
-    alone = device_ceiling(evidence)
-    for point in options(evidence, "device"):
-        if point.ceiling is not None and set(point.changes) == {"intra_op_threads"}:
-            alone = max(alone, point.ceiling.samples_per_s)
+    points = [point for point in options(evidence, "device") if set(point.changes) == {"intra_op_threads"}]
+    alone = max([device_ceiling(evidence), *(point.ceiling.samples_per_s for point in points if point.ceiling)])
     slowdown = alone / (evidence.measurement.samples_per_s / work)
-    if slowdown < _SLOWED_BY:
-        return None
-    figures: dict[str, JsonValue] = {
-        "threads": threads_of(evidence, evidence.config),
-        "num_workers": evidence.config.num_workers,
-        "cores": evidence.environment.cores,
-        "slowdown": slowdown,
-        "device_samples_per_s": alone,
-    }
-    return Finding(bottleneck="threads", share=work * (1 - 1 / slowdown), figures=figures)
+    threads, workers = threads_of(evidence, evidence.config), evidence.config.num_workers
+    figures: dict[str, JsonValue] = {"threads": threads, "num_workers": workers, "cores": evidence.environment.cores}
+    figures |= {"slowdown": slowdown, "device_samples_per_s": alone}
+    share = work * (1 - 1 / slowdown)
+    return Finding(bottleneck="threads", share=share, figures=figures) if slowdown >= _SLOWED_BY else None
 
 
 def _launch(evidence: Evidence, compute: float, idle: float) -> Finding:
     """Gaps in which the device waits for the next operation; on the CPU the fixed cost of small operators too."""
     roofline = evidence.curves.roofline
     if evidence.environment.device_kind == "cpu" and roofline is not None and roofline.operators:
-        operator_s = _batch_s(evidence) / roofline.operators
-        fixed = fixed_step_share(evidence)
+        operator_s, fixed = _batch_s(evidence) / roofline.operators, fixed_step_share(evidence)
         if operator_s < _SMALL_OPERATOR_S:
             figures = {"operators": roofline.operators, "operator_s": operator_s, "fixed_fraction": fixed}
             return Finding(bottleneck="launch", share=idle + compute * fixed, figures=figures)

@@ -399,7 +399,7 @@ def test_a_trial_that_is_stopped_early_is_told_to_optuna_with_the_rate_it_had(tm
         trial = search.study.optuna_study.trials[record.number]
         blocks, relative = (
             record.result.blocks,
-            rate_so_far(record.result.blocks).samples_per_s / baseline.samples_per_s,
+            rate_so_far(record.result.blocks)[0] / baseline.samples_per_s,
         )
         assert trial.state.name == "PRUNED"
         assert trial.intermediate_values == {len(blocks): pytest.approx(relative)}
