@@ -6,7 +6,7 @@ number of devices, a single device first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import hypot
 from operator import itemgetter
 from typing import Literal
@@ -53,8 +53,7 @@ class StrategyBest(FrozenModel):
         """The rate over the number of devices times the best rate of one, with its 95 % interval."""
         if self.speedup is None:
             return None
-        ratio, count = self.speedup, self.config.world_size
-        return Ratio(value=ratio.value / count, low=ratio.low / count, high=ratio.high / count)
+        return Ratio(**{name: value / self.config.world_size for name, value in self.speedup})
 
 
 class StrategyEntry(FrozenModel):
@@ -88,8 +87,8 @@ def list_strategies(
             strategy=_ORDER[place],
             world_size=world_size,
             tried=len(tried),
-            feasible=sum(record.is_feasible and record.measurement is not None for record in tried),
-            best=None if (fastest := _fastest(tried)) is None else _best(*fastest, reference, records, confirmed),
+            feasible=sum(record.is_feasible for record in tried),
+            best=None if (fastest := _fastest(tried)) is None else _best(fastest, reference, records, confirmed),
         )
         for (place, world_size), tried in sorted(groups.items(), key=itemgetter(0))
     )
@@ -105,28 +104,32 @@ def _count_ceilings(ranks: Sequence[RankFigures]) -> int:
     return len(ranks) + len(known)  # any ranks are more than none
 
 
-def _fastest(records: Sequence[TrialRecord]) -> tuple[TrialRecord, Measurement] | None:
-    """The feasible trial of the highest rate, with what it measured."""
-    usable = [(record, record.measurement) for record in records if record.is_feasible and record.measurement]
-    return max(usable, key=lambda pair: pair[1].samples_per_s, default=None)
+def _entrant(record: TrialRecord, confirmed: Mapping[int, Confirmation]) -> Confirmation:
+    """What the confirmation measured of a trial; else the trial's own run, as a round by itself."""
+    own = Confirmation(number=record.number, config=record.config, rounds=(record.measurement,))
+    return confirmed.get(record.number, own)
+
+
+def _fastest(records: Sequence[TrialRecord]) -> TrialRecord | None:
+    feasible = [record for record in records if record.is_feasible]
+    return max(feasible, key=lambda record: _entrant(record, {}).runs[0].samples_per_s, default=None)
 
 
 def _best(
     record: TrialRecord,
-    own: Measurement,
-    reference: tuple[TrialRecord, Measurement] | None,
+    reference: TrialRecord | None,
     records: Sequence[TrialRecord],
-    confirmed: dict[int, Confirmation],
+    confirmed: Mapping[int, Confirmation],
 ) -> StrategyBest:
+    alike = [other.measurement for other in (record, *_like(record, records)) if other.measurement is not None]
     runs = confirmed[record.number].runs if record.number in confirmed else ()
-    known = (*runs, own)
-    alike = [other.measurement for other in _like(record, records) if other.measurement is not None]
+    known = (*runs, alike[0])
     return StrategyBest(
         number=record.number,
         config=record.config,
         runs=len(runs),
-        samples_per_s=rate_of_runs(runs or (own,)),
-        speedup=None if reference is None else _speedup((record, own), reference, confirmed),
+        samples_per_s=rate_of_runs(runs or known),
+        speedup=None if reference is None else _speedup(record, reference, confirmed),
         limit_share=1.0 + (0.0 if record.score is None else record.score.violation),
         loader_ceiling=next((run.loader_ceiling for run in known if run.loader_ceiling is not None), None),
         device_ceiling=next((run.device_ceiling for run in known if run.device_ceiling is not None), None),
@@ -149,21 +152,13 @@ def _exchange_key(config: TrainingConfig) -> tuple[object, ...]:
     return device_key(config.model_copy(update={"ddp": plain}))
 
 
-def _speedup(
-    best: tuple[TrialRecord, Measurement],
-    reference: tuple[TrialRecord, Measurement],
-    confirmed: dict[int, Confirmation],
-) -> Ratio | None:
+def _speedup(record: TrialRecord, reference: TrialRecord, confirmed: Mapping[int, Confirmation]) -> Ratio | None:
     """Round by round where both were measured in turns; else the ratio of rates, with half-widths in quadrature."""
-    if best[0].number == reference[0].number:
+    if record.number == reference.number:
         return None
-    again = [confirmed.get(record.number) for record, _ in (best, reference)]
-    ratio = ratio_of(again[0], again[1]) if again[0] is not None and again[1] is not None else None
-    if ratio is not None:
+    entrant, other = _entrant(record, confirmed), _entrant(reference, confirmed)
+    if confirmed.keys() >= {record.number, reference.number} and (ratio := ratio_of(entrant, other)) is not None:
         return ratio
-    ours, theirs = (
-        rate_of_runs((own,) if found is None else found.runs)
-        for found, (_, own) in zip(again, (best, reference), strict=True)
-    )
+    ours, theirs = rate_of_runs(entrant.runs), rate_of_runs(other.runs)
     half_width = hypot(ours.relative_half_width, theirs.relative_half_width)
     return ratio_by_rounds([(ours.value, theirs.value)], [half_width])
