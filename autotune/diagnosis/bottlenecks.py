@@ -10,13 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from pydantic import JsonValue
 
-from autotune.analysis.expectation import (
-    device_ceiling,
-    options,
-    runs_too_many_threads,
-    threads_of,
-    workers_run_too_many_threads,
-)
+from autotune.analysis import expectation
 from autotune.diagnosis.gains import figures_of
 from autotune.records.breakdown import LoaderCosts, Share, TimeBreakdown
 from autotune.records.diagnosis import Bottleneck, Evidence, Finding
@@ -101,7 +95,7 @@ def fixed_step_share(evidence: Evidence) -> float:
     were measured.
     """
     own = evidence.config.micro_batch_size
-    ceilings = {own: device_ceiling(evidence)}
+    ceilings = {own: expectation.device_ceiling(evidence)}
     for point in evidence.curves.device:
         if point.ceiling is not None and set(point.changes) <= {"micro_batch_size"}:
             batch = point.changes.get("micro_batch_size", own)
@@ -126,7 +120,7 @@ def _what_loading_does(evidence: Evidence, costs: LoaderCosts | None) -> tuple[B
     if costs.slow_tail_fraction >= _TAIL_FRACTION:
         return "data_tail", figures_of(costs, "slow_tail_fraction", "item_median_s", "item_slowest_s")
     work: dict[str, JsonValue] = {"item_s": costs.item_s}
-    if workers_run_too_many_threads(evidence):
+    if expectation.workers_run_too_many_threads(evidence):
         loaders = max(1, evidence.config.num_workers) * evidence.config.process_count
         figures = {"loader_processes": loaders, "cores": evidence.environment.cores}
         return "threads", work | figures | {"cores_per_item": costs.cpu_fraction}
@@ -144,12 +138,13 @@ def _restart(evidence: Evidence, parts: TimeBreakdown) -> Finding:
 
 def _threads(evidence: Evidence, work: float) -> Finding | None:
     """Computing in the loop, in this share of the time, against the device alone in at most a thread for each core."""
-    if work <= 0 or not runs_too_many_threads(evidence, evidence.config):
+    if work <= 0 or not expectation.runs_too_many_threads(evidence, evidence.config):
         return None
-    points = [point for point in options(evidence, "device") if set(point.changes) == {"intra_op_threads"}]
-    alone = max([device_ceiling(evidence), *(point.ceiling.samples_per_s for point in points if point.ceiling)])
+    points = [point for point in expectation.options(evidence, "device") if set(point.changes) == {"intra_op_threads"}]
+    rates = [point.ceiling.samples_per_s for point in points if point.ceiling is not None]
+    alone = max([expectation.device_ceiling(evidence), *rates])
     slowdown = alone / (evidence.measurement.samples_per_s / work)
-    threads, workers = threads_of(evidence, evidence.config), evidence.config.num_workers
+    threads, workers = expectation.threads_of(evidence, evidence.config), evidence.config.num_workers
     figures: dict[str, JsonValue] = {"threads": threads, "num_workers": workers, "cores": evidence.environment.cores}
     figures |= {"slowdown": slowdown, "device_samples_per_s": alone}
     share = work * (1 - 1 / slowdown)
@@ -198,4 +193,4 @@ def _memory_figures(evidence: Evidence) -> dict[str, JsonValue] | None:
 
 def _batch_s(evidence: Evidence) -> float:
     """Seconds of one micro batch on the device alone."""
-    return evidence.config.micro_batch_size / device_ceiling(evidence)
+    return evidence.config.micro_batch_size / expectation.device_ceiling(evidence)
