@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from autotune.analysis.statistics import Floats
 from autotune.settings.training_config import TrainingConfig
 
-__all__ = ["MemoryForecast", "forecast_memory"]
+__all__ = ["MemoryForecast"]
 
 _NOISE = 0.03
 """Standard deviation of a peak, as a share of the highest: our own convention, as are all figures of the prior."""
@@ -82,23 +82,20 @@ _COLUMNS = (*(term.value for term in _TERMS), *_DEMANDS)
 _OF_WORKERS = np.array([column in {_workers, _queue} for column in _COLUMNS])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MemoryForecast:
-    """What is known of peak memory."""
+    """What at least one observed peak says of the peak memory of other configurations."""
 
-    mean: Floats
-    covariance: Floats
-    noise_bytes: float
-    reference_batch: int
+    observed: Sequence[tuple[TrainingConfig, int]]
+    """Configurations and their peak memory in bytes."""
     has_workers_in_ram: bool
-    observed: tuple[tuple[TrainingConfig, int], ...]
-    """The peaks that it was fitted to."""
+    """The limit is on RAM: loader workers and the batches in their queues take a part of it."""
 
     def expect(self, configs: Sequence[TrainingConfig]) -> tuple[Floats, Floats]:
         """Expected peak memory and its standard deviation, in bytes."""
-        rows, _ = _table(configs, self.reference_batch, has_workers=self.has_workers_in_ram)
-        variance = (rows @ self.covariance * rows).sum(axis=1) + self.noise_bytes**2
-        return rows @ self.mean, np.sqrt(variance)
+        mean, covariance, noise = self._posterior
+        rows, _ = self._table(configs)
+        return rows @ mean, np.sqrt((rows @ covariance * rows).sum(axis=1) + noise**2)
 
     def chance_to_fit(self, configs: Sequence[TrainingConfig], limit_bytes: int) -> Floats:
         """The probability that each stays within a limit; 1 where one fitted that needs no less memory.
@@ -108,52 +105,36 @@ class MemoryForecast:
         from scipy.special import ndtr
 
         expected, sd = self.expect(configs)
-        return np.where(self._is_known_to_fit(configs, limit_bytes), 1.0, ndtr((limit_bytes - expected) / sd))
+        (_, asked), (_, seen) = self._table(configs), self._table([config for config, _ in self.observed])
+        is_within = np.array([peak <= limit_bytes for _, peak in self.observed])
+        is_known_to_fit = _is_below_any(asked, seen[is_within]) & ~_is_below_any(-asked, -seen[~is_within])
+        return np.where(is_known_to_fit, 1.0, ndtr((limit_bytes - expected) / sd))
 
-    def _is_known_to_fit(self, configs: Sequence[TrainingConfig], limit_bytes: int) -> NDArray[np.bool_]:
-        def demands(configs: Sequence[TrainingConfig]) -> Floats:
-            return _table(configs, self.reference_batch, has_workers=self.has_workers_in_ram)[1]
+    @cached_property
+    def _posterior(self) -> tuple[Floats, Floats, float]:
+        """Mean and covariance of the terms' coefficients, and the standard deviation of a peak, in bytes."""
+        peaks = np.array([peak for _, peak in self.observed], dtype=np.float64)
+        scale, (rows, _) = float(peaks.max()), self._table([config for config, _ in self.observed])
+        noise, (prior_mean, sds) = _NOISE * scale, scale * np.array([(term.mean, term.sd) for term in _TERMS]).T
+        correlation = np.eye(len(_TERMS))
+        for pair in _HALVES:
+            correlation[pair] = correlation[pair[::-1]] = _HALVES_CORRELATION
+        prior_precision = np.linalg.inv(np.outer(sds, sds) * correlation)
+        covariance = np.asarray(np.linalg.inv(prior_precision + rows.T @ rows / noise**2), dtype=np.float64)
+        return covariance @ (prior_precision @ prior_mean + rows.T @ peaks / noise**2), covariance, noise
 
-        asked, within = demands(configs), demands([config for config, peak in self.observed if peak <= limit_bytes])
-        over = demands([config for config, peak in self.observed if peak > limit_bytes])
-        return _is_below_any(asked, within) & ~_is_below_any(-asked, -over)
-
-
-def forecast_memory(observed: Sequence[tuple[TrainingConfig, int]], *, has_workers_in_ram: bool) -> MemoryForecast:
-    """Fit at least one pair of a configuration and its peak memory in bytes.
-
-    Where the limit is on RAM, loader workers and the batches in their queues take a part of it.
-    """
-    scale, reference = float(max(peak for _, peak in observed)), min(config.micro_batch_size for config, _ in observed)
-    rows, _ = _table([config for config, _ in observed], reference, has_workers=has_workers_in_ram)
-    peaks, noise = np.array([peak for _, peak in observed], dtype=np.float64), _NOISE * scale
-    prior_mean, sds = scale * np.array([(term.mean, term.sd) for term in _TERMS]).T
-    correlation = np.eye(len(_TERMS))
-    for pair in _HALVES:
-        correlation[pair] = correlation[pair[::-1]] = _HALVES_CORRELATION
-    prior_precision = np.linalg.inv(np.outer(sds, sds) * correlation)
-    covariance = np.asarray(np.linalg.inv(prior_precision + rows.T @ rows / noise**2), dtype=np.float64)
-    return MemoryForecast(
-        mean=covariance @ (prior_precision @ prior_mean + rows.T @ peaks / noise**2),
-        covariance=covariance,
-        noise_bytes=noise,
-        reference_batch=reference,
-        has_workers_in_ram=has_workers_in_ram,
-        observed=tuple(observed),
-    )
+    def _table(self, configs: Sequence[TrainingConfig]) -> tuple[Floats, Floats]:
+        """The columns of all terms, (configs, terms), and all demands, (configs, demands)."""
+        table = np.array([_values(config) for config in configs], dtype=np.float64)
+        counts = np.where(_OF_WORKERS & (not self.has_workers_in_ram), 0.0, table)
+        terms, demands = np.split(counts, [len(_TERMS)], axis=1)
+        relative = demands[:, :1] / min(config.micro_batch_size for config, _ in self.observed)
+        return np.where([term.grows for term in _TERMS], terms * relative, terms), demands
 
 
 def _is_below_any(these: Floats, those: Floats) -> NDArray[np.bool_]:
     """Which of these demand no more than one of those; both are (configs, demands)."""
     return np.asarray(np.any(np.all(these[:, None] <= those, axis=2), axis=1), dtype=np.bool_)
-
-
-def _table(configs: Sequence[TrainingConfig], reference_batch: int, *, has_workers: bool) -> tuple[Floats, Floats]:
-    """The columns of all terms, (configs, terms), and all demands, (configs, demands)."""
-    table = np.array([_values(config) for config in configs], dtype=np.float64).reshape(-1, len(_COLUMNS))
-    terms, demands = np.split(np.where(_OF_WORKERS & (not has_workers), 0.0, table), [len(_TERMS)], axis=1)
-    relative = demands[:, :1] / reference_batch
-    return np.where([term.grows for term in _TERMS], terms * relative, terms), demands
 
 
 @lru_cache(maxsize=16_384)

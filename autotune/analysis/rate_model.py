@@ -297,12 +297,8 @@ class RateModel:
 
     def _cross_covariance(self, configs: Sequence[TrainingConfig]) -> Floats:
         """Prior covariances between configurations and observations, (processes, configs, observations)."""
-        both = zip(_PROCESSES, _places(configs), self._observed_places, strict=True)
+        both = zip(_PROCESSES, _places(configs), _places([seen.config for seen in self.observations]), strict=True)
         return np.stack([process.covariance(places, observed) for process, places, observed in both])
-
-    @cached_property
-    def _observed_places(self) -> list[Floats]:
-        return _places([observation.config for observation in self.observations])
 
     def _prior_mean(self, configs: Sequence[TrainingConfig]) -> Floats:
         """Of loader, device and shortfall: the rates of a group grow with its ranks until one was measured.

@@ -13,7 +13,7 @@ from math import exp, inf, log
 
 from autotune.analysis.acquisition import redundant_among
 from autotune.analysis.early_stopping import PruningThreshold
-from autotune.analysis.memory_forecast import MemoryForecast, forecast_memory
+from autotune.analysis.memory_forecast import MemoryForecast
 from autotune.analysis.observations import (
     ConfiguredPoint,
     configured_points,
@@ -243,7 +243,7 @@ class ModelProposer:
         return [record.config for record in self.study.ended if record.measurement is not None or record.result.blocks]
 
     def _memory(self) -> MemoryForecast:
-        return forecast_memory(self._peaks, has_workers_in_ram=self.study.space.environment.has_only_ram)
+        return MemoryForecast(observed=self._peaks, has_workers_in_ram=self.study.space.environment.has_only_ram)
 
     @property
     def _peaks(self) -> list[tuple[TrainingConfig, int]]:
