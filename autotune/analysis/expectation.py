@@ -29,6 +29,7 @@ __all__ = [
     "joined",
     "loader_ceiling",
     "loader_cpu_s",
+    "loader_processes",
     "options",
     "rate_without",
     "runs_too_many_threads",
@@ -115,10 +116,8 @@ def expected_rate(evidence: Evidence, loader: CurvePoint | None, device: CurvePo
 def rate_without(evidence: Evidence, share: float) -> float:
     """The best rate without this share of the time: at most the loader's where it works beside the device."""
     present = evidence.measurement.samples_per_s
-    freed = present / (1.0 - min(share, _MOST_SAVED_FRACTION))
-    if not overlaps(evidence.config, evidence.environment.device_kind):
-        return freed
-    return max(present, min(freed, loader_ceiling(evidence)))
+    most = loader_ceiling(evidence) if overlaps(evidence.config, evidence.environment.device_kind) else inf
+    return max(present, min(present / (1.0 - min(share, _MOST_SAVED_FRACTION)), most))
 
 
 def threads_of(evidence: Evidence, config: TrainingConfig) -> int:
@@ -128,17 +127,21 @@ def threads_of(evidence: Evidence, config: TrainingConfig) -> int:
 
 def runs_too_many_threads(evidence: Evidence, config: TrainingConfig) -> bool:
     """Whether a run on the CPU has more threads and workers than cores."""
-    if evidence.environment.device_kind != "cpu":
-        return False
-    return threads_of(evidence, config) + config.num_workers > evidence.environment.cores
+    running, environment = threads_of(evidence, config) + config.num_workers, evidence.environment
+    return environment.device_kind == "cpu" and running > environment.cores
 
 
 def workers_run_too_many_threads(evidence: Evidence) -> bool:
     """Whether items run in several threads each (OpenCV's, NumPy's), in all more than there are cores."""
-    costs, config = evidence.measurement.loader_costs, evidence.config
+    costs, loaders = evidence.measurement.loader_costs, loader_processes(evidence.config)
     if costs is None or costs.cpu_fraction <= _SEVERAL_THREADS:
         return False
-    return costs.cpu_fraction * max(1, config.num_workers) * config.process_count > evidence.environment.cores
+    return costs.cpu_fraction * loaders > evidence.environment.cores
+
+
+def loader_processes(config: TrainingConfig) -> int:
+    """Processes that make items, of all ranks: their workers, or else the ranks themselves."""
+    return max(1, config.num_workers) * config.process_count
 
 
 def _joint_rate(

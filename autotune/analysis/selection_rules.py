@@ -95,13 +95,10 @@ def choose(candidates: Sequence[Confirmation], scores: dict[int, float], baselin
     near = [entrant for entrant in gains if entrant.samples_per_s >= (1 - SAME_RATE_SHARE) * fastest]
     near.sort(key=lambda entrant: (simplicity(entrant.config), entrant.number))
     best = max(near, key=lambda entrant: scores[entrant.number])
-    return next(entrant for entrant in near if _is_around_one(ratio_of(entrant, best)))
+    ratios = ((entrant, ratio_of(entrant, best)) for entrant in near)
+    return next(entrant for entrant, ratio in ratios if ratio is None or ratio.low <= 1 <= ratio.high)
 
 
 def _relative_half_width(run: Measurement) -> float:
     low, high = run.samples_per_s_ci
     return (high - low) / 2 / run.samples_per_s
-
-
-def _is_around_one(ratio: Ratio | None) -> bool:
-    return ratio is None or ratio.low <= 1 <= ratio.high

@@ -121,9 +121,8 @@ def _what_loading_does(evidence: Evidence, costs: LoaderCosts | None) -> tuple[B
         return "data_tail", figures_of(costs, "slow_tail_fraction", "item_median_s", "item_slowest_s")
     work: dict[str, JsonValue] = {"item_s": costs.item_s}
     if expectation.workers_run_too_many_threads(evidence):
-        loaders = max(1, evidence.config.num_workers) * evidence.config.process_count
-        figures = {"loader_processes": loaders, "cores": evidence.environment.cores}
-        return "threads", work | figures | {"cores_per_item": costs.cpu_fraction}
+        loaders, cores = expectation.loader_processes(evidence.config), evidence.environment.cores
+        return "threads", work | {"cores_per_item": costs.cpu_fraction, "loader_processes": loaders, "cores": cores}
     work["cpu_fraction"] = min(1.0, costs.cpu_fraction)
     if costs.cpu_fraction < WAITING_CPU_FRACTION:
         return "data_io", work | {"disk_bytes_per_item": costs.disk_bytes_per_item}

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median_high
-from typing import Literal
 
 from pydantic import JsonValue
 
@@ -90,18 +89,17 @@ class GroupCase:
 
     def _step_time(self, pick: Callable[[Iterable[float]], float]) -> StepTime:
         config, exchange = self.group.config, self.group.communication
+
+        def seconds(side: str) -> float:
+            """Seconds that the group needs for a sample: by its ranks' rates where all are known, else by its own."""
+            rates = [rate for rank in self.group.ranks if (rate := getattr(rank, side)) is not None]
+            is_known = len(rates) == config.world_size
+            rate = config.world_size * pick(rates) if is_known else getattr(self.group, side)
+            return 1.0 / rate if rate else 0.0
+
         return StepTime(
-            loader_s=self._seconds("loader_ceiling", pick),
-            device_s=self._seconds("device_ceiling", pick),
+            loader_s=seconds("loader_ceiling"),
+            device_s=seconds("device_ceiling"),
             exchange_s=0.0 if exchange is None else exchange.exposed_s / config.global_batch_size,
             is_overlapped=overlaps(config, self.environment.device_kind),
         )
-
-    def _seconds(
-        self, side: Literal["loader_ceiling", "device_ceiling"], pick: Callable[[Iterable[float]], float]
-    ) -> float:
-        """Seconds that the group needs for a sample: by its ranks' rates where all are known, else by its own."""
-        rates = [rate for rank in self.group.ranks if (rate := getattr(rank, side)) is not None]
-        count = self.group.config.world_size
-        rate = count * pick(rates) if len(rates) == count else getattr(self.group, side)
-        return 1.0 / rate if rate else 0.0

@@ -96,7 +96,7 @@ def _worker_threads(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
     """
     if not expectation.workers_run_too_many_threads(evidence):
         return
-    cores, loaders = evidence.environment.cores, max(1, evidence.config.num_workers) * evidence.config.process_count
+    cores, loaders = evidence.environment.cores, expectation.loader_processes(evidence.config)
     today, device = expectation.loader_ceiling(evidence), expectation.device_ceiling(evidence)
     allowed = min(loaders, cores) / expectation.loader_cpu_s(evidence)
     shared = cores / (expectation.loader_cpu_s(evidence) + _device_cores(evidence) / device)

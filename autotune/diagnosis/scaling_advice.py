@@ -12,6 +12,7 @@ from math import ceil
 
 from pydantic import JsonValue
 
+from autotune.analysis.expectation import loader_processes
 from autotune.diagnosis.bottlenecks import WAITING_CPU_FRACTION
 from autotune.diagnosis.gains import advise, figures_of, worth_giving
 from autotune.diagnosis.group_case import GroupCase, StepTime
@@ -85,8 +86,7 @@ def _loader(case: GroupCase) -> Iterator[Advice]:
     config, even, cores = case.group.config, case.even, case.cores
     if even.computing_s <= 0:
         return
-    loaders, factor = config.process_count, even.loader_s / even.computing_s
-    running = max(1, config.num_workers) * loaders
+    loaders, factor, running = config.process_count, even.loader_s / even.computing_s, loader_processes(config)
     figures = {"loader_processes": running, "cores": cores, "loader_samples_per_s": 1 / even.loader_s}
     costs = (record.measurement.loader_costs for record in case.records if record.measurement is not None)
     cost = next(filter(None, costs), None)

@@ -53,17 +53,11 @@ def _loading(case: GroupCase) -> ScalingBottleneck | None:
     even = case.even
     if even.loader_s <= 0:
         return None
-    return _saved(
-        case,
-        "loader",
-        even,
-        replace(even, loader_s=0.0),
-        **figures_of(case.group.config, "strategy", "world_size"),
-        loader_processes=case.group.config.process_count,
-        loader_samples_per_s=1 / even.loader_s,
-        device_samples_per_s=1 / even.computing_s if even.computing_s > 0 else None,
-        is_overlapped=even.is_overlapped,
-    )
+    figures = figures_of(case.group.config, "strategy", "world_size")
+    figures |= {"loader_processes": case.group.config.process_count, "is_overlapped": even.is_overlapped}
+    figures |= {"loader_samples_per_s": 1 / even.loader_s}
+    figures |= {"device_samples_per_s": 1 / even.computing_s if even.computing_s > 0 else None}
+    return _saved(case, "loader", even, replace(even, loader_s=0.0), **figures)
 
 
 def _exchanging(case: GroupCase) -> ScalingBottleneck | None:

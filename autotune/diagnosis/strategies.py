@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import hypot
-from operator import itemgetter
 from typing import Literal
 
 from autotune.analysis.selection_rules import rate_of_runs, ratio_by_rounds, ratio_of
@@ -78,19 +77,19 @@ def list_strategies(
     where it has one.
     """
     confirmed = {found.number: found for found in confirmations if found.is_feasible and found.runs}
-    groups: dict[tuple[int, int], list[TrialRecord]] = {}
-    for record in records:
-        groups.setdefault((_ORDER.index(record.config.strategy), record.config.world_size), []).append(record)
-    reference = _fastest(groups.get((_ORDER.index("single"), 1), []))
+    of_strategy = {name: [record for record in records if record.config.strategy == name] for name in _ORDER}
+    reference = _fastest(of_strategy["single"])
     return tuple(
         StrategyEntry(
-            strategy=_ORDER[place],
+            strategy=strategy,
             world_size=world_size,
             tried=len(tried),
             feasible=sum(record.is_feasible for record in tried),
             best=None if (fastest := _fastest(tried)) is None else _best(fastest, reference, records, confirmed),
         )
-        for (place, world_size), tried in sorted(groups.items(), key=itemgetter(0))
+        for strategy in _ORDER
+        for world_size in sorted({record.config.world_size for record in records})
+        if (tried := [record for record in of_strategy[strategy] if record.config.world_size == world_size])
     )
 
 

@@ -48,9 +48,9 @@ def judge(name: str, evidence: Evidence, notes: Iterable[Note | str] = (), *, wa
 
 def is_healthy(evidence: Evidence, findings: Sequence[Finding], advice: Sequence[Advice]) -> bool:
     """Whether computing is the only finding, by a measured breakdown, and nothing that was measured promises 5 %."""
-    if evidence.measurement.breakdown is None or [finding.bottleneck for finding in findings] != ["compute"]:
-        return False
-    return all((piece.expected_gain or 0.0) < HEALTHY_GAIN for piece in advice)
+    gains = [piece.expected_gain or 0.0 for piece in advice]
+    is_computing = [finding.bottleneck for finding in findings] == ["compute"]
+    return evidence.measurement.breakdown is not None and is_computing and max(gains, default=0.0) < HEALTHY_GAIN
 
 
 def headroom_today(evidence: Evidence) -> Headroom:
