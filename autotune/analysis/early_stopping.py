@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.analysis.statistics import batch_means_half_width
+from autotune.analysis.rates import mean_rate
 from autotune.note import Note, note
 from autotune.records.measurement import Block
 
-__all__ = ["PruningThreshold", "behind_threshold", "rate_so_far"]
+__all__ = ["PruningThreshold", "behind_threshold"]
 
 _FEWEST_BLOCKS = 3
 """Before a trial may be stopped: our own convention."""
@@ -27,15 +27,6 @@ class PruningThreshold:
     """The lower end of that trial's interval."""
 
 
-def rate_so_far(blocks: Sequence[Block]) -> tuple[float, float]:
-    """The rate of some blocks by batch means, in samples per second, and half of its 95 % interval.
-
-    It is not corrected for restarts and the edges of the queue.
-    """
-    amounts, seconds = [float(block.samples) for block in blocks], [block.seconds for block in blocks]
-    return sum(amounts) / sum(seconds), batch_means_half_width(amounts, seconds)
-
-
 def behind_threshold(blocks: Sequence[Block], bar: PruningThreshold) -> Note | None:
     """Why a trial can be stopped; None while it may still come near the threshold.
 
@@ -44,7 +35,7 @@ def behind_threshold(blocks: Sequence[Block], bar: PruningThreshold) -> Note | N
     """
     if len(blocks) < _FEWEST_BLOCKS:
         return None
-    rate, half_width = rate_so_far(blocks)
+    rate, half_width = mean_rate(blocks)
     if (1 + _MARGIN) * (rate + half_width) >= bar.low_samples_per_s:
         return None
     threshold = {"threshold_number": bar.number, "threshold_samples_per_s": bar.low_samples_per_s}

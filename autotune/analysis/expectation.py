@@ -159,10 +159,9 @@ def _joint_rate(
         return joint_rate(loader_rate, device_rate, is_overlapped=overlaps(config, environment.device_kind))
     device_s, breakdown = 1.0 / device_rate, evidence.measurement.breakdown
     if environment.device_kind == "cpu":
-        loading_s, training_s = _cpu_s(loader or own_loader), _cpu_s(device or own_device)
-        loading_s = loader_cpu_s(evidence) if loading_s is None else loading_s
-        if training_s is None:
-            training_s = min(threads_of(evidence, config), environment.cores) / device_rate
+        busy_s = min(threads_of(evidence, config), environment.cores) / device_rate
+        loading_s = _cpu_s(loader or own_loader, unmeasured=loader_cpu_s(evidence))
+        training_s = _cpu_s(device or own_device, unmeasured=busy_s)
         device_s = max(device_s, (loading_s + training_s) / environment.cores)
     if breakdown is not None and not config.persistent_workers:
         device_s += breakdown.restart_fraction / evidence.measurement.samples_per_s
@@ -178,5 +177,5 @@ def _rate(point: CurvePoint | None) -> float:
     return 0.0 if point is None or point.ceiling is None else point.ceiling.samples_per_s
 
 
-def _cpu_s(point: CurvePoint | None) -> float | None:
-    return None if point is None else point.cpu_s_per_sample
+def _cpu_s(point: CurvePoint | None, *, unmeasured: float) -> float:
+    return unmeasured if point is None or point.cpu_s_per_sample is None else point.cpu_s_per_sample

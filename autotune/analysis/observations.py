@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from autotune.analysis.acquisition import AMPLE
-from autotune.analysis.early_stopping import rate_so_far
 from autotune.analysis.rate_model import Observation
+from autotune.analysis.rates import mean_rate
 from autotune.analysis.statistics import NORMAL_95
 from autotune.records.ceilings import Ceiling, CeilingBook, device_key, loader_key
 from autotune.records.diagnosis import CurvePoint, Curves
@@ -180,7 +180,7 @@ def _run_of(record: TrialRecord) -> Observation | None:
         rate = record.measurement.samples_per_s
         sd = max(_LEAST_RUN_SD, (rate - record.measurement.samples_per_s_ci[0]) / rate / NORMAL_95)
     elif record.result.blocks:
-        rate, half_width = rate_so_far(record.result.blocks)
+        rate, half_width = mean_rate(record.result.blocks)
         sd = _STOPPED_SD + half_width / rate / NORMAL_95
     else:
         return None

@@ -95,14 +95,13 @@ def fixed_step_share(evidence: Evidence) -> float:
     were measured.
     """
     own = evidence.config.micro_batch_size
-    ceilings = {own: expectation.device_ceiling(evidence)}
-    for point in evidence.curves.device:
-        if point.ceiling is not None and set(point.changes) <= {"micro_batch_size"}:
-            batch = point.changes.get("micro_batch_size", own)
-            ceilings[batch if isinstance(batch, int) else own] = point.ceiling.samples_per_s
+    points = [point for point in evidence.curves.device if point.changes.keys() <= {"micro_batch_size"}]
+    ceilings: dict[object, float] = {own: expectation.device_ceiling(evidence)} | {
+        point.changes.get("micro_batch_size", own): point.ceiling.samples_per_s for point in points if point.ceiling
+    }
     if len(ceilings) < _FEWEST_BATCHES:
         return 0.0
-    batches, rates = np.array(list(ceilings)), np.array(list(ceilings.values()))
+    batches, rates = np.array([*ceilings.items()], dtype=np.float64).T
     slope, fixed = np.polyfit(batches, batches / rates, 1, w=rates / batches)  # relative errors are alike
     whole = fixed + slope * own
     return float(np.clip(fixed / whole, 0.0, 1.0)) if whole > 0 else 0.0

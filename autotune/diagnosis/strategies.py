@@ -139,9 +139,8 @@ def _best(
 
 def _like(record: TrialRecord, records: Sequence[TrialRecord]) -> list[TrialRecord]:
     """Trials with the same exchange: first those of the same step, then those that differ in other settings."""
-    key, alike = device_key(record.config), _exchange_key(record.config)
-    same = [other for other in records if device_key(other.config) == key]
-    return same + [other for other in records if _exchange_key(other.config) == alike]
+    keys = (device_key, _exchange_key)
+    return [other for key in keys for other in records if key(other.config) == key(record.config)]
 
 
 def _exchange_key(config: TrainingConfig) -> tuple[object, ...]:

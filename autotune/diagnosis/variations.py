@@ -23,14 +23,11 @@ def list_variations(space: ResolvedSpace) -> list[TrainingConfig]:
 
     Workers persist from epoch to epoch wherever there are any. torch.compile is left out: it takes too long here.
     """
-    own, found = space.baseline, list[TrainingConfig]()
-    for changes in (*_loader_changes(space), *_device_changes(space)):
-        settings = rules.normalised(own.model_dump() | changes, space.facts, space.environment)
-        config = TrainingConfig.model_validate(settings)
-        is_allowed = rules.obstacle(config, space.facts, space.environment, drop_last=space.drop_last) is None
-        if is_allowed and config != own and config not in found:
-            found.append(config)
-    return found
+    own, machine = space.baseline, (space.facts, space.environment)
+    changed = [own.model_dump() | changes for changes in (*_loader_changes(space), *_device_changes(space))]
+    configs = [TrainingConfig.model_validate(rules.normalised(settings, *machine)) for settings in changed]
+    others = [config for config in dict.fromkeys(configs) if config != own]
+    return [config for config in others if rules.obstacle(config, *machine, drop_last=space.drop_last) is None]
 
 
 def _loader_changes(space: ResolvedSpace) -> Iterator[dict[str, object]]:

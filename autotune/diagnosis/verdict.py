@@ -66,13 +66,11 @@ def make_headline(evidence: Evidence, findings: Sequence[Finding], advice: Seque
     has_others = any(point.changes and point.ceiling is not None for point in points)
     if is_healthy(evidence, findings, advice):
         return (note("healthy", share=first.share, least_gain=HEALTHY_GAIN if has_others else None),)
+    head = note("bottleneck", bottleneck=first.bottleneck, share=first.share)
     if first.bottleneck == "compute" and evidence.measurement.breakdown is None:
         head = note("time_not_attributed", share=first.share)
     elif first.bottleneck == "compute" and second is not None:
-        also: dict[str, JsonValue] = {"second": second.bottleneck, "second_share": second.share}
-        head = note("bottleneck", bottleneck="compute", share=first.share, **also)
-    else:
-        head = note("bottleneck", bottleneck=first.bottleneck, share=first.share)
+        head = note(head.code, **head.figures, second=second.bottleneck, second_share=second.share)
     best = next((piece for piece in advice if piece.settings and piece.expected_gain is not None), None)
     if best is not None:
         return head, note("best_setting", settings=_json(best.settings), gain=best.expected_gain)
