@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from autotune.diagnosis.group_case import GroupCase
 from autotune.diagnosis.scaling_advice import list_scaling_advice
-from autotune.diagnosis.scaling_bottlenecks import ScalingBottleneck, find_scaling_bottlenecks
+from autotune.diagnosis.scaling_bottlenecks import GroupCase, ScalingBottleneck, find_scaling_bottlenecks
 from autotune.diagnosis.strategies import StrategyBest, StrategyEntry, list_strategies
 from autotune.frozen import FrozenModel
 from autotune.records.diagnosis import Advice

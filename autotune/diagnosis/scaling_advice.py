@@ -15,8 +15,7 @@ from pydantic import JsonValue
 from autotune.analysis.expectation import loader_processes
 from autotune.diagnosis.bottlenecks import WAITING_CPU_FRACTION
 from autotune.diagnosis.gains import advise, figures_of, worth_giving
-from autotune.diagnosis.group_case import GroupCase, StepTime
-from autotune.diagnosis.scaling_bottlenecks import LEAST_SHARE, Cause, ScalingBottleneck
+from autotune.diagnosis.scaling_bottlenecks import LEAST_SHARE, Cause, GroupCase, ScalingBottleneck, StepTime
 from autotune.records.diagnosis import Advice
 from autotune.records.ranks import Communication, uneven_ranks
 from autotune.space.constraints import hook_obstacle
