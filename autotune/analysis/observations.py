@@ -126,13 +126,11 @@ def rate_observations(
     A trial may have measured its own sides too, as the baseline does. That was another process than the curves', so
     that the two show how far processes differ.
     """
+    yield from filter(None, map(_run_of, records))
     sides: list[tuple[_Side, TrainingConfig, Ceiling | None, float | None]]
     sides = [(look.side, look.config, look.point.ceiling, look.point.cpu_s_per_sample) for look in looks]
     for record in records:
-        run, own = _run_of(record), None if record.measurement is None else record.measurement.ceilings
-        if run is not None:
-            yield run
-        if own is not None:
+        if record.measurement is not None and (own := record.measurement.ceilings) is not None:
             sides += [("loader", record.config, own.loader, None), ("device", record.config, own.device, None)]
     for side, config, ceiling, cpu_s in sides:
         if ceiling is not None:

@@ -323,13 +323,11 @@ class RateModel:
                 cores_of = busy_cores.setdefault(seen.config.intra_op_threads, [])
                 cores_of.append(seen.cpu_s_per_sample * seen.samples_per_s)
         busy_of = {threads: median(values) for threads, values in busy_cores.items()}
-        busy = [
-            config.process_count * busy_of.get(config.intra_op_threads, min(config.intra_op_threads or cores, cores))
-            for config in configs
-        ]
+        threads = [config.intra_op_threads for config in configs]
+        busy = np.array([busy_of.get(count, min(count or cores, cores)) for count in threads], dtype=np.float64)
         return _Joint(
             is_overlapped=np.array([overlaps(config, environment.device_kind) for config in configs], dtype=np.bool_),
-            busy=np.array(busy, dtype=np.float64),
+            busy=busy * [config.process_count for config in configs],
             cores=np.array([cores * hosts_of(config, environment) for config in configs], dtype=np.float64),
             loader_cpu_s=median(loader_cpu_s or [0.0]),
         )

@@ -146,8 +146,8 @@ def _loading(case: GroupCase) -> ScalingBottleneck | None:
         return None
     figures = figures_of(case.group.config, "strategy", "world_size")
     figures |= {"loader_processes": case.group.config.process_count, "is_overlapped": even.is_overlapped}
-    figures |= {"loader_samples_per_s": 1 / even.loader_s}
-    figures |= {"device_samples_per_s": 1 / even.computing_s if even.computing_s > 0 else None}
+    device = 1 / even.computing_s if even.computing_s > 0 else None
+    figures |= {"loader_samples_per_s": 1 / even.loader_s, "device_samples_per_s": device}
     return _saved(case, "loader", even, replace(even, loader_s=0.0), **figures)
 
 
