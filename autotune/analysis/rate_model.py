@@ -41,6 +41,7 @@ _SOFTNESS = 8.0
 """Of the minimum: two equal sides reach 92 % of either together, as a queue of a few batches between them does. Our own
 convention."""
 _LEVEL_SD = 1.5
+"""Prior standard deviation of a side's level: a factor of 4.5 either way, our own convention."""
 _LEAST_CPU_S = 1e-12
 """CPU seconds of a sample where none were observed: only keeps the logarithm finite."""
 _SCATTERS = (0.16, 0.11, 0.07, 0.04, 0.02, 0.0)
@@ -190,13 +191,9 @@ def _places(configs: Sequence[TrainingConfig]) -> list[Floats]:
 @lru_cache(maxsize=16_384)
 def _values(config: TrainingConfig) -> tuple[float, ...]:
     """The values of all processes' effects; cached, since a proposal asks for thousands of the same configurations."""
-    return tuple(_value(effect, config) for process in _PROCESSES for effect in process.effects)
-
-
-def _value(effect: _Effect, config: TrainingConfig) -> float:
-    """A number as it is, a category as a number of its own."""
-    value = effect.value(config)
-    return value if isinstance(value, float) else float(crc32(repr(value).encode()))
+    values = (effect.value(config) for process in _PROCESSES for effect in process.effects)
+    # a number as it is, a category as a number of its own
+    return tuple(value if isinstance(value, float) else float(crc32(repr(value).encode())) for value in values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ __all__ = ["choose", "gains_of", "rate_of_runs", "ratio_by_rounds", "ratio_of", 
 SAME_RATE_SHARE = 0.02
 """Rates this close to the fastest count as fast enough for the score to decide (DESIGN: Score)."""
 _ROUNDS_FOR_BETWEEN_RUN_SPREAD = 3
+"""The fewest whose t interval is of use, 2.5 times their standard deviation instead of 9 times: our own convention."""
 _SWITCHES = [
     (name, field.default)
     for name, field in reversed(TrainingConfig.model_fields.items())
@@ -50,12 +51,12 @@ def rate_of_runs(runs: Sequence[Measurement]) -> Rate:
     return Rate(**ratio.model_dump())
 
 
-def ratio_of(one: Confirmation, other: Confirmation) -> Ratio | None:
-    """The rate of one over another's, round by round; None where they share no round."""
-    pairs = [(a, b) for a, b in zip(one.rounds, other.rounds, strict=False) if a is not None and b is not None]
+def ratio_of(entrant: Confirmation, other: Confirmation) -> Ratio | None:
+    """The rate of entrant over another's, round by round; None where they share no round."""
+    pairs = [(a, b) for a, b in zip(entrant.rounds, other.rounds, strict=False) if a is not None and b is not None]
     if not pairs:
         return None
-    if one.number == other.number:
+    if entrant.number == other.number:
         return Ratio(value=1.0, low=1.0, high=1.0)
     spreads = [hypot(_relative_half_width(a), _relative_half_width(b)) for a, b in pairs]
     return ratio_by_rounds([(a.samples_per_s, b.samples_per_s) for a, b in pairs], spreads)
