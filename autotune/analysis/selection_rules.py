@@ -52,7 +52,7 @@ def rate_of_runs(runs: Sequence[Measurement]) -> Rate:
 
 
 def ratio_of(entrant: Confirmation, other: Confirmation) -> Ratio | None:
-    """The rate of entrant over another's, round by round; None where they share no round."""
+    """The rate of an entrant over another's, round by round; None where they share no round."""
     pairs = [(a, b) for a, b in zip(entrant.rounds, other.rounds, strict=False) if a is not None and b is not None]
     if not pairs:
         return None
