@@ -23,6 +23,8 @@ AMPLE = 1.25
 convention."""
 _CERTAINTY = 0.99
 """That a failure was not the machine's: our own convention."""
+_INTERVAL_SDS = (-2, 2)
+"""Standard deviations of a log-normal rate: about its 95 % interval."""
 _LEAST_SD = 1e-9  # keeps a division finite
 _MOST_LOG = 50.0  # keeps an exponential finite
 _SETTINGS = tuple(name for name in TrainingConfig.model_fields if name != "lr")
@@ -59,19 +61,17 @@ def redundant_among(
     loader; with fewer threads workers have more of the cores. Without workers both sides may limit the rate, one after
     the other. A tried configuration counts only if it is among `configs`.
     """
-    slow_loader, fast_loader = _interval(forecast.loader, forecast.loader_sd)
-    slow_device, fast_device = _interval(forecast.device, forecast.device_sd)
+    slow_loader, fast_loader = (forecast.loader * np.exp(sds * forecast.loader_sd) for sds in _INTERVAL_SDS)
+    slow_device, fast_device = (forecast.device * np.exp(sds * forecast.device_sd) for sds in _INTERVAL_SDS)
     has_ample_loader, has_ample_device = slow_loader > AMPLE * fast_device, slow_device > AMPLE * fast_loader
     places = {config: place for place, config in enumerate(configs)}
     tried_places = [places[config] for config in tried if config in places and config.num_workers > 0]
     devices = {device_key(configs[place]) for place in tried_places if has_ample_loader[place]}
     loaders = {_loader_with_threads(configs[place]) for place in tried_places if has_ample_device[place]}
-    redundant = [
-        config.num_workers > 0
-        and bool((loader and device_key(config) in devices) or (device and _loader_with_threads(config) in loaders))
-        for config, loader, device in zip(configs, has_ample_loader, has_ample_device, strict=True)
-    ]
-    return np.array(redundant, dtype=np.bool_)
+    is_same_device = has_ample_loader & np.array([device_key(config) in devices for config in configs])
+    is_same_loader = has_ample_device & np.array([_loader_with_threads(config) in loaders for config in configs])
+    has_workers = np.array([config.num_workers > 0 for config in configs], dtype=np.bool_)
+    return np.asarray(has_workers & (is_same_device | is_same_loader), dtype=np.bool_)
 
 
 def has_failed(record: TrialRecord) -> bool:
@@ -101,8 +101,3 @@ def chance_to_run(
 def _loader_with_threads(config: TrainingConfig) -> tuple[object, ...]:
     """What the loader's rate depends on during training, whose threads may use the workers' cores."""
     return (*loader_key(config), config.intra_op_threads)
-
-
-def _interval(rate: Floats, sd: Floats) -> tuple[Floats, Floats]:
-    """About the 95 % interval of a log-normal rate."""
-    return rate * np.exp(-2 * sd), rate * np.exp(2 * sd)

@@ -76,9 +76,7 @@ def plan_confirmation(overheads_s: Sequence[float], left_s: float | None, *, has
         plan = fit(UNHURRIED_CONFIRMATION_S, ROUNDS, fewest, shortest_s, _LONGEST_UNHURRIED_WINDOW_S)
         return plan or ConfirmationPlan(rounds=ROUNDS, entrants=fewest, window_s=shortest_s)
     fewest = 2 if has_baseline else 1
-    for rounds in range(ROUNDS, 0, -1):
-        if (plan := fit(left_s, rounds, fewest, _SHORTEST_WINDOW_S, _LONGEST_WINDOW_S)) is not None:
-            return plan
-    if left_s > 0:
-        return ConfirmationPlan(rounds=1, entrants=fewest, window_s=_LAST_WINDOW_S)
-    return ConfirmationPlan(rounds=0, entrants=len(overheads_s), window_s=0.0)
+    if left_s <= 0:
+        return ConfirmationPlan(rounds=0, entrants=len(overheads_s), window_s=0.0)
+    plans = (fit(left_s, rounds, fewest, _SHORTEST_WINDOW_S, _LONGEST_WINDOW_S) for rounds in range(ROUNDS, 0, -1))
+    return next(filter(None, plans), ConfirmationPlan(rounds=1, entrants=fewest, window_s=_LAST_WINDOW_S))

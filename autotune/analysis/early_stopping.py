@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.analysis.statistics import batch_means_half_width
+from autotune.analysis.rates import mean_rate
 from autotune.note import Note, note
 from autotune.records.measurement import Block
 
-__all__ = ["PruningThreshold", "RateSoFar", "behind_threshold", "rate_so_far"]
+__all__ = ["PruningThreshold", "behind_threshold"]
 
 _FEWEST_BLOCKS = 3
 """Before a trial may be stopped: our own convention."""
@@ -27,20 +27,6 @@ class PruningThreshold:
     """The lower end of that trial's interval."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RateSoFar:
-    """The rate of the blocks so far, and half of its 95 % interval, in samples per second."""
-
-    samples_per_s: float
-    half_width: float
-
-
-def rate_so_far(blocks: Sequence[Block]) -> RateSoFar:
-    """The rate of some blocks by batch means, not corrected for restarts and the edges of the queue."""
-    amounts, seconds = [float(block.samples) for block in blocks], [block.seconds for block in blocks]
-    return RateSoFar(samples_per_s=sum(amounts) / sum(seconds), half_width=batch_means_half_width(amounts, seconds))
-
-
 def behind_threshold(blocks: Sequence[Block], bar: PruningThreshold) -> Note | None:
     """Why a trial can be stopped; None while it may still come near the threshold.
 
@@ -49,13 +35,8 @@ def behind_threshold(blocks: Sequence[Block], bar: PruningThreshold) -> Note | N
     """
     if len(blocks) < _FEWEST_BLOCKS:
         return None
-    so_far = rate_so_far(blocks)
-    if (1 + _MARGIN) * (so_far.samples_per_s + so_far.half_width) >= bar.low_samples_per_s:
+    rate, half_width = mean_rate(blocks)
+    if (1 + _MARGIN) * (rate + half_width) >= bar.low_samples_per_s:
         return None
-    return note(
-        "stopped_early",
-        samples_per_s=so_far.samples_per_s,
-        half_width=so_far.half_width,
-        threshold_number=bar.number,
-        threshold_samples_per_s=bar.low_samples_per_s,
-    )
+    threshold = {"threshold_number": bar.number, "threshold_samples_per_s": bar.low_samples_per_s}
+    return note("stopped_early", samples_per_s=rate, half_width=half_width, **threshold)

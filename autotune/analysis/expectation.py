@@ -7,8 +7,11 @@ Comes in: an Evidence. Goes out: the points of its curves that can be advised, t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import inf
+from typing import Literal
 
+from autotune.records.breakdown import LoaderCosts
 from autotune.records.ceilings import joint_rate, overlaps
 from autotune.records.diagnosis import CurvePoint, Evidence
 from autotune.settings.environment import DeviceKind
@@ -19,18 +22,19 @@ from autotune.space import constraints as rules
 __all__ = [
     "DEVICE_SETTINGS",
     "LOADER_SETTINGS",
-    "MOST_SAVED_FRACTION",
     "PINNING_KINDS",
     "apply_changes",
     "device_ceiling",
-    "device_options",
     "expected_rate",
+    "joined",
     "loader_ceiling",
     "loader_cpu_s",
-    "loader_options",
+    "loader_processes",
+    "options",
     "rate_without",
     "runs_too_many_threads",
     "threads_of",
+    "with_collating",
     "workers_run_too_many_threads",
 ]
 
@@ -40,7 +44,7 @@ DEVICE_SETTINGS = frozenset({"micro_batch_size", "amp_dtype", "channels_last", "
 """Settings that a device's curve varies."""
 PINNING_KINDS: frozenset[DeviceKind] = frozenset({"cuda", "rocm", "xpu"})
 """Devices whose copies are faster from page-locked memory."""
-MOST_SAVED_FRACTION = 0.95
+_MOST_SAVED_FRACTION = 0.95
 """Share of the wall time that can be saved at the most: our own convention."""
 _SEVERAL_THREADS = 1.5
 """Cores that an item keeps busy, from which on it counts as running in several threads: our own convention."""
@@ -53,9 +57,7 @@ def loader_ceiling(evidence: Evidence) -> float:
     measured, costs = evidence.measurement.loader_ceiling, evidence.measurement.loader_costs
     if measured is not None:
         return measured
-    if costs is None:
-        return inf
-    sample_s = costs.item_s + costs.collate_s / evidence.config.micro_batch_size
+    sample_s = 0.0 if costs is None else with_collating(evidence, costs, costs.item_s)
     return max(1, evidence.config.num_workers) / sample_s if sample_s > 0 else inf
 
 
@@ -68,19 +70,27 @@ def device_ceiling(evidence: Evidence) -> float:
 def loader_cpu_s(evidence: Evidence) -> float:
     """CPU seconds of the loader for one sample: the item, and its share of collating the batch."""
     costs = evidence.measurement.loader_costs
-    if costs is None:
-        return 0.0
-    return costs.item_cpu_s + costs.collate_s / evidence.config.micro_batch_size
+    return 0.0 if costs is None else with_collating(evidence, costs, costs.item_cpu_s)
 
 
-def loader_options(evidence: Evidence) -> list[CurvePoint]:
-    """Loader settings that were measured and can be advised."""
-    return _usable(evidence, evidence.curves.loader, LOADER_SETTINGS)
+def with_collating(evidence: Evidence, costs: LoaderCosts, item_s: float) -> float:
+    """Seconds of one sample in the loader: the item's, and its share of collating the batch."""
+    return item_s + costs.collate_s / evidence.config.micro_batch_size
 
 
-def device_options(evidence: Evidence) -> list[CurvePoint]:
-    """Device settings that were measured and can be advised."""
-    return _usable(evidence, evidence.curves.device, DEVICE_SETTINGS)
+def joined(evidence: Evidence, loader: float, device: float) -> float:
+    """The rate that a loader and a device reach together with today's settings."""
+    return joint_rate(loader, device, is_overlapped=overlaps(evidence.config, evidence.environment.device_kind))
+
+
+def options(evidence: Evidence, side: Literal["loader", "device"]) -> list[CurvePoint]:
+    """Settings of one side that were measured and can be advised."""
+    settings = LOADER_SETTINGS if side == "loader" else DEVICE_SETTINGS
+    found: list[CurvePoint] = [point for point in getattr(evidence.curves, side) if point.ceiling is not None]
+    varied = [point for point in found if point.changes and settings.issuperset(point.changes)]
+    obstacle = partial(rules.obstacle, drop_last=evidence.drop_last)
+    machine = evidence.facts, evidence.environment
+    return [point for point in varied if obstacle(apply_changes(evidence, point), *machine) is None]
 
 
 def apply_changes(evidence: Evidence, *points: CurvePoint | None) -> TrainingConfig:
@@ -106,10 +116,8 @@ def expected_rate(evidence: Evidence, loader: CurvePoint | None, device: CurvePo
 def rate_without(evidence: Evidence, share: float) -> float:
     """The best rate without this share of the time: at most the loader's where it works beside the device."""
     present = evidence.measurement.samples_per_s
-    freed = present / (1.0 - min(share, MOST_SAVED_FRACTION))
-    if not overlaps(evidence.config, evidence.environment.device_kind):
-        return freed
-    return max(present, min(freed, loader_ceiling(evidence)))
+    most = loader_ceiling(evidence) if overlaps(evidence.config, evidence.environment.device_kind) else inf
+    return max(present, min(present / (1.0 - min(share, _MOST_SAVED_FRACTION)), most))
 
 
 def threads_of(evidence: Evidence, config: TrainingConfig) -> int:
@@ -119,27 +127,21 @@ def threads_of(evidence: Evidence, config: TrainingConfig) -> int:
 
 def runs_too_many_threads(evidence: Evidence, config: TrainingConfig) -> bool:
     """Whether a run on the CPU has more threads and workers than cores."""
-    if evidence.environment.device_kind != "cpu":
-        return False
-    return threads_of(evidence, config) + config.num_workers > evidence.environment.cores
+    running, environment = threads_of(evidence, config) + config.num_workers, evidence.environment
+    return environment.device_kind == "cpu" and running > environment.cores
 
 
 def workers_run_too_many_threads(evidence: Evidence) -> bool:
     """Whether items run in several threads each (OpenCV's, NumPy's), in all more than there are cores."""
-    costs, config = evidence.measurement.loader_costs, evidence.config
+    costs, loaders = evidence.measurement.loader_costs, loader_processes(evidence.config)
     if costs is None or costs.cpu_fraction <= _SEVERAL_THREADS:
         return False
-    return costs.cpu_fraction * max(1, config.num_workers) * config.process_count > evidence.environment.cores
+    return costs.cpu_fraction * loaders > evidence.environment.cores
 
 
-def _usable(evidence: Evidence, points: Sequence[CurvePoint], settings: frozenset[str]) -> list[CurvePoint]:
-    def has_obstacle(point: CurvePoint) -> bool:
-        config = apply_changes(evidence, point)
-        obstacle = rules.obstacle(config, evidence.facts, evidence.environment, drop_last=evidence.drop_last)
-        return obstacle is not None
-
-    varied = (point for point in points if point.changes and settings.issuperset(point.changes))
-    return [point for point in varied if point.ceiling is not None and not has_obstacle(point)]
+def loader_processes(config: TrainingConfig) -> int:
+    """Processes that make items, of all ranks: their workers, or else the ranks themselves."""
+    return max(1, config.num_workers) * config.process_count
 
 
 def _joint_rate(
@@ -157,10 +159,9 @@ def _joint_rate(
         return joint_rate(loader_rate, device_rate, is_overlapped=overlaps(config, environment.device_kind))
     device_s, breakdown = 1.0 / device_rate, evidence.measurement.breakdown
     if environment.device_kind == "cpu":
-        loading_s, training_s = _cpu_s(loader or own_loader), _cpu_s(device or own_device)
-        loading_s = loader_cpu_s(evidence) if loading_s is None else loading_s
-        if training_s is None:
-            training_s = min(threads_of(evidence, config), environment.cores) / device_rate
+        busy_s = min(threads_of(evidence, config), environment.cores) / device_rate
+        loading_s = _cpu_s(loader or own_loader, unmeasured=loader_cpu_s(evidence))
+        training_s = _cpu_s(device or own_device, unmeasured=busy_s)
         device_s = max(device_s, (loading_s + training_s) / environment.cores)
     if breakdown is not None and not config.persistent_workers:
         device_s += breakdown.restart_fraction / evidence.measurement.samples_per_s
@@ -176,5 +177,5 @@ def _rate(point: CurvePoint | None) -> float:
     return 0.0 if point is None or point.ceiling is None else point.ceiling.samples_per_s
 
 
-def _cpu_s(point: CurvePoint | None) -> float | None:
-    return None if point is None else point.cpu_s_per_sample
+def _cpu_s(point: CurvePoint | None, *, unmeasured: float) -> float:
+    return unmeasured if point is None or point.cpu_s_per_sample is None else point.cpu_s_per_sample

@@ -7,13 +7,14 @@ of the slowest rank; waits, busy fraction and memory are those of the worst rank
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import starmap
 from typing import Any, cast
 
 from autotune.analysis.rates import between_runs, rate_of
 from autotune.note import Note, note
 from autotune.records.ceilings import Ceiling
 from autotune.records.conditions import DeviceConditions
-from autotune.records.measurement import Block, Ceilings, Measurement, MemorySample, Restart, Window
+from autotune.records.measurement import Block, Ceilings, Measurement, MemorySample, Window
 from autotune.settings.environment import DeviceKind
 
 __all__ = ["merged_conditions", "merged_measurement"]
@@ -38,7 +39,7 @@ def merged_measurement(parts: Sequence[Measurement]) -> Measurement:
         raise ValueError("a group must have at least one rank, but got none")
     if len(parts) == 1:
         return parts[0]
-    ranks = tuple(one for part in parts for one in part.ranks)
+    ranks = tuple(rank for part in parts for rank in part.ranks)
     kind = cast("DeviceKind", ranks[0].device.partition(":")[0]) if ranks else "cpu"
     window = _merged_window([part.window for part in parts])
     rate, ceilings = between_runs(rate_of(window), kind), _merged_ceilings(parts)
@@ -71,12 +72,12 @@ def merged_conditions(parts: Sequence[DeviceConditions | None]) -> DeviceConditi
     Clocks and temperatures are those of one device at both edges: of the one with the lowest clock, or the highest
     temperature, at either. Where a device reports no power, there is no sum.
     """
-    known = [one for one in parts if one is not None]
+    known = list(filter(None, parts))
     if not known or len(parts) == 1:
         return known[0] if known else None
 
     def given(name: str) -> list[Any]:
-        return [value for one in known if (value := getattr(one, name)) is not None]
+        return [value for conditions in known if (value := getattr(conditions, name)) is not None]
 
     merged: dict[str, Any] = {name: min(given(name), default=None) for name in ("max_sm_clock_mhz", "persistence_mode")}
     merged |= {name: min(given(name), key=min, default=None) for name in ("sm_clock_mhz", "memory_clock_mhz")}
@@ -95,59 +96,50 @@ def _merged_window(windows: Sequence[Window]) -> Window:
     if len(counts) != 1:
         raise ValueError(f"the ranks of a group must have measured equally many blocks, but got {sorted(counts)}")
     slowest = max(windows, key=lambda window: sum(block.seconds for block in window.blocks))
-    blocks = tuple(
-        Block(
-            samples=sum(one.samples for one in across),
-            batches=own.batches,
-            seconds=own.seconds,
-            data_wait_s=min(own.seconds, max(one.data_wait_s for one in across)),
-        )
-        for own, across in zip(slowest.blocks, zip(*(window.blocks for window in windows), strict=True), strict=True)
-    )
+    across = zip(*(window.blocks for window in windows), strict=True)
+    blocks = tuple(starmap(_merged_block, zip(slowest.blocks, across, strict=True)))
     share = sum(block.samples for block in blocks) / max(1, sum(block.samples for block in slowest.blocks))
     epochs = [window.epoch_samples for window in windows]
     return slowest.model_copy(
         update={
             "blocks": blocks,
             "restarts": tuple(
-                Restart(seconds=one.seconds, samples=round(one.samples * share)) for one in slowest.restarts
+                restart.model_copy(update={"samples": round(restart.samples * share)}) for restart in slowest.restarts
             ),
-            "epoch_samples": None if None in epochs else sum(one for one in epochs if one is not None),
+            "epoch_samples": None if None in epochs else sum(filter(None, epochs)),
             "is_drained": all(window.is_drained for window in windows),
             "is_steady": all(window.is_steady for window in windows),
         }
     )
 
 
+def _merged_block(own: Block, across: Sequence[Block]) -> Block:
+    """The slowest rank's block, with the samples of all ranks."""
+    data_wait_s = min(own.seconds, max(block.data_wait_s for block in across))
+    return own.model_copy(update={"samples": sum(block.samples for block in across), "data_wait_s": data_wait_s})
+
+
 def _merged_ceilings(parts: Sequence[Measurement]) -> Ceilings | None:
     """What the group would reach by one side alone: all ranks at the pace of the slowest."""
-    known = [part.ceilings for part in parts if part.ceilings is not None]
-    if len(known) < len(parts):
+    ceilings = [part.ceilings for part in parts if part.ceilings is not None]
+    if len(ceilings) < len(parts):
         return None
-    return Ceilings(
-        loader=_merged_ceiling([one.loader for one in known]), device=_merged_ceiling([one.device for one in known])
-    )
-
-
-def _merged_ceiling(ceilings: Sequence[Ceiling | None]) -> Ceiling | None:
-    known = [one for one in ceilings if one is not None]
-    if len(known) < len(ceilings):
-        return None
-    slowest = min(known, key=lambda one: one.samples_per_s)
-    return Ceiling(
-        samples_per_s=len(known) * slowest.samples_per_s,
-        samples=len(known) * slowest.samples,
-        seconds=slowest.seconds,
-        batches=slowest.batches,
-    )
+    merged: dict[str, Ceiling] = {}
+    for side in Ceilings.model_fields:
+        known: list[Ceiling] = [ceiling for each in ceilings if (ceiling := getattr(each, side)) is not None]
+        if len(known) == len(parts):
+            slowest = min(known, key=lambda ceiling: ceiling.samples_per_s)
+            times = {name: len(parts) * getattr(slowest, name) for name in ("samples_per_s", "samples")}
+            merged[side] = slowest.model_copy(update=times)
+    return Ceilings(**merged)
 
 
 def _merged_memory(parts: Sequence[Measurement], *, is_ram: bool) -> MemorySample:
     """The worst rank's, each on a device of its own; where all on a host share its RAM, the worst host's sum."""
     samples = [part.memory for part in parts]
     if not is_ram:
-        retries = [one.alloc_retries for one in samples if one.alloc_retries is not None]
-        worst = max(samples, key=lambda one: one.peak_bytes)  # ranks in step all wait for whichever has no room
+        retries = [sample.alloc_retries for sample in samples if sample.alloc_retries is not None]
+        worst = max(samples, key=lambda sample: sample.peak_bytes)  # ranks in step all wait for whichever has no room
         return worst.model_copy(update={"alloc_retries": max(retries, default=None)})
     by_host: dict[int, list[int]] = {}
     for part in parts:

@@ -11,14 +11,14 @@ Source: Rasmussen and Williams 2006, "Gaussian Processes for Machine Learning", 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from autotune.analysis.statistics import Floats
 
-__all__ = ["Posterior", "Problem", "factors_of", "most_likely"]
+__all__ = ["Posterior", "Problem", "factor_of", "most_likely"]
 
 _TOLERANCE = 1e-4
 """Relative gain of the objective, and relative step, below which the fit ends. Our own convention: with a hundredth of
@@ -37,8 +37,8 @@ class Problem:
     """Of the observations' noise."""
     prior_mean: Floats
     """Of the processes at the observations' places, (processes, observations)."""
-    factors: Sequence[Floats]
-    """For each process, a factor of its covariance there, see `factors_of`."""
+    factor: Floats
+    """Of the processes' covariances there, see `factor_of`."""
     expect: Callable[[Floats], Floats]
     """From a state, (processes, observations), to the expected observations, (observations,)."""
     jacobian: Callable[[Floats], Floats]
@@ -62,14 +62,17 @@ class Posterior:
     """Logarithm of the observations' probability, but for a constant: compares one noise with another."""
 
 
-def factors_of(covariances: Floats) -> list[Floats]:
-    """For each of the covariances, (processes, places, places), a matrix F with few columns so that F F' equals it.
+def factor_of(covariances: Floats) -> Floats:
+    """A matrix F with few columns so that F F' has the covariances, (processes, places, places), as diagonal blocks.
 
-    The columns of a factor are orthogonal to each other.
+    Its columns are orthogonal to each other, (processes * places, coordinates).
     """
+    from scipy.linalg import block_diag
+
     values, vectors = np.linalg.eigh(covariances)
     kept = values > _LEAST_EIGENVALUE * values[:, -1:]
-    return [vector[:, keep] * np.sqrt(value[keep]) for value, vector, keep in zip(values, vectors, kept, strict=True)]
+    scaled = vectors * np.sqrt(np.maximum(values, 0.0))[:, None]
+    return np.asarray(block_diag(*(part[:, keep] for part, keep in zip(scaled, kept, strict=True))), dtype=np.float64)
 
 
 def most_likely(problem: Problem, start: Posterior | None = None) -> Posterior:
@@ -81,20 +84,18 @@ def most_likely(problem: Problem, start: Posterior | None = None) -> Posterior:
     """
     from scipy.optimize import least_squares  # takes longer to import than a fit does, and no trial needs it
 
-    factors, sd = problem.factors, np.sqrt(problem.variances)
-    ends = np.cumsum([factor.shape[1] for factor in factors])
+    factor, sd, shape = problem.factor, np.sqrt(problem.variances), problem.prior_mean.shape
 
     def state(whitened: Floats) -> Floats:
-        parts = np.split(whitened, ends[:-1])
-        return problem.prior_mean + np.stack([factor @ part for factor, part in zip(factors, parts, strict=True)])
+        return problem.prior_mean + (factor @ whitened).reshape(shape)
 
     def slopes(whitened: Floats) -> Floats:
-        jacobian = problem.jacobian(state(whitened))
-        return np.hstack([slope[:, None] * factor for slope, factor in zip(jacobian, factors, strict=True)])
+        scaled = problem.jacobian(state(whitened)).reshape(-1, 1) * factor
+        return np.asarray(scaled.reshape(*shape, -1).sum(axis=0), dtype=np.float64)
 
     fit = least_squares(
         lambda whitened: np.concatenate([(problem.expect(state(whitened)) - problem.observed) / sd, whitened]),
-        np.zeros(ends[-1]) if start is None else start.whitened,
+        np.zeros(factor.shape[1]) if start is None else start.whitened,
         lambda whitened: np.vstack([slopes(whitened) / sd[:, None], np.eye(whitened.size)]),
         method="lm",
         ftol=_TOLERANCE,
@@ -102,11 +103,9 @@ def most_likely(problem: Problem, start: Posterior | None = None) -> Posterior:
     )
     around = slopes(fit.x)
     cholesky = np.asarray(np.linalg.cholesky(around @ around.T + np.diag(problem.variances)), dtype=np.float64)
-    unscaled = [factor / np.square(factor).sum(axis=0) for factor in factors]
-    parts = np.split(fit.x, ends[:-1])
     return Posterior(
         whitened=fit.x,
-        weights=np.stack([factor @ part for factor, part in zip(unscaled, parts, strict=True)]),
+        weights=(factor / np.square(factor).sum(axis=0) @ fit.x).reshape(shape),
         jacobian=problem.jacobian(state(fit.x)),
         cholesky=cholesky,
         log_evidence=-float(fit.cost) - float(np.log(np.diag(cholesky)).sum()),

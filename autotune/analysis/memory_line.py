@@ -8,7 +8,7 @@ workers. Pure.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import floor, inf, sqrt
 from typing import NamedTuple
@@ -107,20 +107,17 @@ def memory_kind(config: TrainingConfig) -> MemoryKind:
     return MemoryKind(amp_dtype=config.amp_dtype, strategy=config.strategy, world_size=config.world_size)
 
 
-def memory_lines(records: Iterable[TrialRecord], *, num_workers: int | None) -> tuple[MemoryLine, ...]:
+def memory_lines(records: Sequence[TrialRecord], *, num_workers: int | None) -> tuple[MemoryLine, ...]:
     """A line for each kind with at least two measured micro batches, plainest precision first.
 
     Args:
         records: the trials.
         num_workers: loader workers that the lines are for; None where they are no part of the peak.
     """
-    points: dict[MemoryKind, list[MemoryPoint]] = {}
-    for record in records:
-        for point in _points([record], counts_workers=num_workers is not None):
-            points.setdefault(memory_kind(record.config), []).append(point)
-    kinds = sorted(points, key=lambda kind: (AMP_DTYPES.index(kind.amp_dtype), kind.world_size, kind.strategy))
-    lines = (fit_memory(kind, points[kind], num_workers=num_workers or 0) for kind in kinds)
-    return tuple(line for line in lines if line is not None)
+    kinds = {memory_kind(record.config) for record in records}
+    points = {kind: _points(records, kind, counts_workers=num_workers is not None) for kind in kinds}
+    ordered = sorted(kinds, key=lambda kind: (AMP_DTYPES.index(kind.amp_dtype), kind.world_size, kind.strategy))
+    return tuple(filter(None, (fit_memory(kind, points[kind], num_workers=num_workers or 0) for kind in ordered)))
 
 
 def fit_memory(kind: MemoryKind, points: Sequence[MemoryPoint], *, num_workers: int = 0) -> MemoryLine | None:
@@ -182,30 +179,25 @@ def largest_batch_note(
         counts_workers: loader workers are part of the peak.
         overloaded: numbers of the trials that failed on the largest samples: their batches are too big.
     """
-    own = [record for record in records if memory_kind(record.config) == memory_kind(config)]
-    points = _points(own, counts_workers=counts_workers)
-    overloading = [record.config.micro_batch_size for record in own if record.number in overloaded]
+    kind = memory_kind(config)
+    own = [record for record in records if memory_kind(record.config) == kind]
+    points = _points(own, kind, counts_workers=counts_workers)
+    overloading = {record.config.micro_batch_size for record in own if record.number in overloaded}
     below = min(overloading, default=inf)
     within = [point for point in points if point.peak_bytes <= limit_bytes and point.micro_batch_size < below]
     if not within:
         return None
     batch, peak_bytes, workers = max(within)
     others = [point for point in points if point.micro_batch_size != batch]
-    line = fit_memory(memory_kind(config), others, num_workers=workers)
-    too_big = {*overloading, *(record.config.micro_batch_size for record in own if is_too_big(record))}
+    line = fit_memory(kind, others, num_workers=workers)
+    too_big = overloading.union(record.config.micro_batch_size for record in own if is_too_big(record))
     next_batch = min((size for size in batches if size > batch), default=None)
-    code = "largest_batch_that_ran"
-    if next_batch is None or next_batch in too_big:
-        code = "largest_batch_of_space" if next_batch is None else "largest_batch_of_limit"
-    predicted = (None, None) if line is None else (line.predict_bytes(batch), line.error_at(batch))
-    return note(
-        code,
-        micro_batch_size=batch,
-        limit_bytes=limit_bytes,
-        peak_bytes=peak_bytes,
-        predicted_bytes=predicted[0],
-        error_bytes=predicted[1],
-    )
+    code = "largest_batch_of_limit" if next_batch in too_big else "largest_batch_that_ran"
+    if next_batch is None:
+        code = "largest_batch_of_space"
+    predicted, error = (None, None) if line is None else (line.predict_bytes(batch), line.error_at(batch))
+    ran = {"micro_batch_size": batch, "limit_bytes": limit_bytes, "peak_bytes": peak_bytes}
+    return note(code, **ran, predicted_bytes=predicted, error_bytes=error)
 
 
 def is_too_big(record: TrialRecord) -> bool:
@@ -213,16 +205,13 @@ def is_too_big(record: TrialRecord) -> bool:
     return record.outcome == "over_memory" or (record.measurement is None and record.outcome in OUT_OF_MEMORY)
 
 
-def _points(records: Iterable[TrialRecord], *, counts_workers: bool) -> list[MemoryPoint]:
-    """The measured trials, without those that thrashed: they needed more than they got."""
+def _points(records: Sequence[TrialRecord], kind: MemoryKind, *, counts_workers: bool) -> list[MemoryPoint]:
+    """The measured trials of a kind, without those that thrashed: they needed more than they got."""
+    measured = [(record.config, record.measurement) for record in records if record.measurement is not None]
     return [
-        MemoryPoint(
-            record.config.micro_batch_size,
-            record.measurement.peak_memory_bytes,
-            record.config.num_workers if counts_workers else 0,
-        )
-        for record in records
-        if record.measurement is not None and not record.measurement.memory.is_thrashing
+        MemoryPoint(config.micro_batch_size, run.peak_memory_bytes, config.num_workers * counts_workers)
+        for config, run in measured
+        if memory_kind(config) == kind and not run.memory.is_thrashing
     ]
 
 

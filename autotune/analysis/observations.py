@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from autotune.analysis.acquisition import AMPLE
-from autotune.analysis.early_stopping import rate_so_far
 from autotune.analysis.rate_model import Observation
+from autotune.analysis.rates import mean_rate
 from autotune.analysis.statistics import NORMAL_95
 from autotune.records.ceilings import Ceiling, CeilingBook, device_key, loader_key
 from autotune.records.diagnosis import CurvePoint, Curves
@@ -113,12 +113,9 @@ def device_variations(space: ResolvedSpace) -> Iterator[TrainingConfig]:
 
 def configured_points(curves: Curves, space: ResolvedSpace) -> list[ConfiguredPoint]:
     """The points of both curves, those without a rate among them."""
-    loader = [
-        ConfiguredPoint(side="loader", config=changed(space, point.changes), point=point) for point in curves.loader
-    ]
-    return loader + [
-        ConfiguredPoint(side="device", config=changed(space, point.changes), point=point) for point in curves.device
-    ]
+    points: list[tuple[_Side, CurvePoint]] = [("loader", point) for point in curves.loader]
+    points += [("device", point) for point in curves.device]
+    return [ConfiguredPoint(side=side, config=changed(space, point.changes), point=point) for side, point in points]
 
 
 def rate_observations(
@@ -129,13 +126,11 @@ def rate_observations(
     A trial may have measured its own sides too, as the baseline does. That was another process than the curves', so
     that the two show how far processes differ.
     """
+    yield from filter(None, map(_run_of, records))
     sides: list[tuple[_Side, TrainingConfig, Ceiling | None, float | None]]
     sides = [(look.side, look.config, look.point.ceiling, look.point.cpu_s_per_sample) for look in looks]
     for record in records:
-        run, own = _run_of(record), None if record.measurement is None else record.measurement.ceilings
-        if run is not None:
-            yield run
-        if own is not None:
+        if record.measurement is not None and (own := record.measurement.ceilings) is not None:
             sides += [("loader", record.config, own.loader, None), ("device", record.config, own.device, None)]
     for side, config, ceiling, cpu_s in sides:
         if ceiling is not None:
@@ -158,19 +153,15 @@ def peak_observations(
     counts as one that ran out of memory.
     """
     no_workers = {"num_workers": 0, **NEUTRAL_WITHOUT_WORKERS}
-    peaks = [
-        (look.config.model_copy(update=no_workers), look.point.peak_memory_bytes)
-        for look in looks
-        if look.point.peak_memory_bytes is not None
-    ]
+    alone = [(look.config.model_copy(update=no_workers), look.point.peak_memory_bytes) for look in looks]
+    peaks = [(config, peak) for config, peak in alone if peak is not None]
     for record in records:
         measurement, violation = record.measurement, record.result.violation
         is_out = record.outcome == "oom" or (record.outcome == "host_oom" and limit_is_ram and violation is not None)
         if measurement is not None and not measurement.memory.is_thrashing:
             peaks.append((record.config, measurement.peak_memory_bytes))
         elif measurement is not None or is_out:
-            known = None if measurement is not None else violation
-            excess = UNKNOWN_EXCESS_FRACTION if known is None else known
+            excess = UNKNOWN_EXCESS_FRACTION if measurement is not None or violation is None else violation
             peaks.append((record.config, int(limit_bytes * (1 + excess))))
     return peaks
 
@@ -184,11 +175,11 @@ def observed_rate(record: TrialRecord) -> float | None:
 def _run_of(record: TrialRecord) -> Observation | None:
     """What a trial measured; less certain where it was stopped early."""
     if record.measurement is not None:
-        rate, low = record.measurement.samples_per_s, record.measurement.samples_per_s_ci[0]
-        sd = max(_LEAST_RUN_SD, (rate - low) / rate / NORMAL_95)
+        rate = record.measurement.samples_per_s
+        sd = max(_LEAST_RUN_SD, (rate - record.measurement.samples_per_s_ci[0]) / rate / NORMAL_95)
     elif record.result.blocks:
-        so_far = rate_so_far(record.result.blocks)
-        rate, sd = so_far.samples_per_s, _STOPPED_SD + so_far.half_width / so_far.samples_per_s / NORMAL_95
+        rate, half_width = mean_rate(record.result.blocks)
+        sd = _STOPPED_SD + half_width / rate / NORMAL_95
     else:
         return None
     return Observation(kind="run", config=record.config, samples_per_s=rate, relative_sd=sd)

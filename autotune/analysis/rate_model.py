@@ -16,30 +16,32 @@ al. 2011, "Additive Gaussian Processes".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from math import log, log2
+from math import log, log2, prod
 from statistics import fmean, median
-from typing import Literal
+from typing import Literal, NamedTuple
 from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.analysis.laplace import Posterior, Problem, factors_of, most_likely
+from autotune.analysis.laplace import Posterior, Problem, factor_of, most_likely
 from autotune.analysis.statistics import Floats
 from autotune.records.ceilings import overlaps
 from autotune.settings.environment import Environment
 from autotune.settings.training_config import TrainingConfig
 from autotune.space.constraints import hosts_of
 
-__all__ = ["Forecast", "Observation", "RateModel", "fit_rate_model"]
+__all__ = ["Forecast", "Observation", "RateModel"]
 
+_KINDS = ("loader", "device", "run")
 _SOFTNESS = 8.0
 """Of the minimum: two equal sides reach 92 % of either together, as a queue of a few batches between them does. Our own
 convention."""
 _LEVEL_SD = 1.5
+"""Prior standard deviation of a side's level: a factor of 4.5 either way, our own convention."""
 _LEAST_CPU_S = 1e-12
 """CPU seconds of a sample where none were observed: only keeps the logarithm finite."""
 _SCATTERS = (0.16, 0.11, 0.07, 0.04, 0.02, 0.0)
@@ -83,8 +85,7 @@ class Forecast:
     """By how much repeated measurements of the same settings differ, beyond `sd` and a measurement's own interval."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Effect:
+class _Effect(NamedTuple):
     """How much one setting changes the logarithm of a rate by itself."""
 
     value: Callable[[TrainingConfig], object]
@@ -94,18 +95,12 @@ class _Effect:
 
     def kernel(self, left: Floats, right: Floats) -> Floats:
         """Correlation of the effect between two lists of values, (left, right)."""
-        apart = left[:, None] - right[None, :]
-        if self.length is None:
-            return np.asarray(apart == 0, dtype=np.float64)
-        return np.asarray(np.exp(-0.5 * (apart / self.length) ** 2), dtype=np.float64)
+        apart = left[:, None] - right
+        return (apart == 0).astype(np.float64) if self.length is None else np.exp(-0.5 * (apart / self.length) ** 2)
 
 
 def _workers(config: TrainingConfig) -> float:
     return log2(1 + config.num_workers)
-
-
-def _prefetch(config: TrainingConfig) -> float:
-    return log2(config.batches_per_worker) if config.num_workers else 0.0
 
 
 def _batch(config: TrainingConfig) -> float:
@@ -124,22 +119,17 @@ class _Process:
     level_sd: float
     interaction_sd: float
     """Of the interaction of all settings."""
-    pair: frozenset[Callable[[TrainingConfig], object]] = frozenset()
-    """Two numbers with an interaction of their own: the more workers share the items, the more the cost of a batch
-    counts for a loader."""
     pair_sd: float = 0.0
+    """Of the interaction of the first two effects by themselves: the more workers share the items, the more the cost of
+    a batch counts for a loader."""
 
     def covariance(self, left: Floats, right: Floats) -> Floats:
         """The prior covariance of two lists of places, (effects, places) each: (left places, right places)."""
-        total: Floats = np.full((left.shape[1], right.shape[1]), self.level_sd**2)
-        interaction = np.full_like(total, self.interaction_sd**2)
-        pair = np.full_like(total, self.pair_sd**2)
-        for effect, values, others in zip(self.effects, left, right, strict=True):
-            kernel = effect.kernel(values, others)
+        kernels = [effect.kernel(*values) for effect, *values in zip(self.effects, left, right, strict=True)]
+        total: Floats = np.full_like(kernels[0], self.level_sd**2)
+        for effect, kernel in zip(self.effects, kernels, strict=True):
             total += effect.sd**2 * kernel
-            interaction *= kernel
-            pair *= kernel if effect.value in self.pair else 1.0
-        return np.asarray(total + interaction + pair, dtype=np.float64)
+        return total + self.interaction_sd**2 * prod(kernels) + self.pair_sd**2 * kernels[0] * kernels[1]
 
     def variance(self) -> float:
         """The prior variance at any place."""
@@ -150,9 +140,9 @@ class _Process:
 _LOADER = _Process(
     effects=(
         _Effect(_workers, sd=0.8, length=1.5),
-        _Effect(lambda config: config.num_workers > 0, sd=0.5),
-        _Effect(_prefetch, sd=0.15, length=2.0),
         _Effect(_batch, sd=0.6, length=3.0),
+        _Effect(lambda config: config.num_workers > 0, sd=0.5),
+        _Effect(lambda config: log2(config.batches_per_worker) if config.num_workers else 0.0, sd=0.15, length=2.0),
         _Effect(_ranks, sd=0.4, length=2.0),
         _Effect(lambda config: config.persistent_workers, sd=0.15),
         _Effect(lambda config: config.pin_memory, sd=0.1),
@@ -160,7 +150,6 @@ _LOADER = _Process(
     ),
     level_sd=_LEVEL_SD,
     interaction_sd=0.1,
-    pair=frozenset({_workers, _batch}),
     pair_sd=0.4,
 )
 _DEVICE = _Process(
@@ -202,13 +191,9 @@ def _places(configs: Sequence[TrainingConfig]) -> list[Floats]:
 @lru_cache(maxsize=16_384)
 def _values(config: TrainingConfig) -> tuple[float, ...]:
     """The values of all processes' effects; cached, since a proposal asks for thousands of the same configurations."""
-    return tuple(_value(effect, config) for process in _PROCESSES for effect in process.effects)
-
-
-def _value(effect: _Effect, config: TrainingConfig) -> float:
-    """A number as it is, a category as a number of its own."""
-    value = effect.value(config)
-    return value if isinstance(value, float) else float(crc32(repr(value).encode()))
+    values = (effect.value(config) for process in _PROCESSES for effect in process.effects)
+    # a number as it is, a category as a number of its own
+    return tuple(value if isinstance(value, float) else float(crc32(repr(value).encode())) for value in values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,17 +230,10 @@ class _Joint:
 
 @dataclass(frozen=True)
 class RateModel:
-    """What is known of the machine. Made by `fit_rate_model`."""
+    """What is known of the machine from observations, of which at least one must be a run."""
 
-    observations: tuple[Observation, ...]
+    observations: Sequence[Observation]
     environment: Environment
-    loader_cpu_s: float
-    """CPU seconds of loading one sample in workers."""
-    busy_cores: Mapping[int | None, float]
-    """Cores that a rank's training keeps busy, by `intra_op_threads`."""
-    loader_level: float
-    """Mean of the logarithm of the loader's rate, before scaling by ranks."""
-    device_level: float
 
     def forecast(self, configs: Sequence[TrainingConfig]) -> Forecast:
         """What configurations should reach. Takes milliseconds for thousands of them."""
@@ -289,87 +267,67 @@ class RateModel:
         """
         configs = [observation.config for observation in self.observations]
         joint = self._joint_of(configs)
-        is_loader, is_device, is_run = (
-            np.array([observation.kind == kind for observation in self.observations], dtype=np.float64)
-            for kind in ("loader", "device", "run")
-        )
+        is_of_kind = np.array([[seen.kind == kind for seen in self.observations] for kind in _KINDS], dtype=np.float64)
 
         def expect(state: Floats) -> Floats:
-            log_loader, log_device, shortfall = state
-            run = joint.log_rate(log_loader, log_device) + shortfall
-            return np.asarray(is_loader * log_loader + is_device * log_device + is_run * run, dtype=np.float64)
+            run = joint.log_rate(state[0], state[1]) + state[2]
+            return np.asarray((is_of_kind * np.stack([state[0], state[1], run])).sum(axis=0), dtype=np.float64)
 
         def jacobian(state: Floats) -> Floats:
             by_loader, by_device = joint.slopes(state[0], state[1])
+            is_loader, is_device, is_run = is_of_kind
             return np.stack([is_loader + is_run * by_loader, is_device + is_run * by_device, is_run])
 
         problem = Problem(
             observed=np.array([log(observation.samples_per_s) for observation in self.observations]),
             variances=np.array([observation.relative_sd**2 for observation in self.observations]),
             prior_mean=self._prior_mean(configs),
-            factors=factors_of(self._cross_covariance(configs)),
+            factor=factor_of(self._cross_covariance(configs)),
             expect=expect,
             jacobian=jacobian,
         )
         fits = list[tuple[float, Posterior]]()
-        for scatter_sd in _SCATTERS if is_run.sum() >= _FEWEST_RUNS else _SCATTERS[-1:]:
+        for scatter_sd in _SCATTERS if is_of_kind[2].sum() >= _FEWEST_RUNS else _SCATTERS[-1:]:
             scattered = replace(problem, variances=problem.variances + scatter_sd**2)
             fits.append((scatter_sd, most_likely(scattered, start=fits[-1][1] if fits else None)))
         return max(fits, key=lambda fit: fit[1].log_evidence - 0.5 * (fit[0] / _USUAL_SCATTER) ** 2)
 
     def _cross_covariance(self, configs: Sequence[TrainingConfig]) -> Floats:
         """Prior covariances between configurations and observations, (processes, configs, observations)."""
-        both = zip(_PROCESSES, _places(configs), self._observed_places, strict=True)
+        both = zip(_PROCESSES, _places(configs), _places([seen.config for seen in self.observations]), strict=True)
         return np.stack([process.covariance(places, observed) for process, places, observed in both])
 
-    @cached_property
-    def _observed_places(self) -> list[Floats]:
-        return _places([observation.config for observation in self.observations])
-
     def _prior_mean(self, configs: Sequence[TrainingConfig]) -> Floats:
-        """Of loader, device and shortfall: the rates of a group grow with its ranks until one was measured."""
+        """Of loader, device and shortfall: the rates of a group grow with its ranks until one was measured.
+
+        Where a side was not measured alone, it is expected at twice the rate of the runs: our own convention.
+        """
+        loaders, devices, runs = (
+            [log(seen.samples_per_s / seen.config.world_size) for seen in self.observations if seen.kind == kind]
+            for kind in _KINDS
+        )
+        loader, device = (fmean(side) if side else fmean(runs) + log(2) for side in (loaders, devices))
         ranks = np.array([log(config.world_size) for config in configs])
-        return np.stack([self.loader_level + ranks, self.device_level + ranks, np.zeros(len(configs))])
+        return np.stack([loader + ranks, device + ranks, np.zeros(len(configs))])
 
     def _joint_of(self, configs: Sequence[TrainingConfig]) -> _Joint:
         environment, cores = self.environment, self.environment.cores
-        busy = [
-            config.process_count
-            * self.busy_cores.get(config.intra_op_threads, min(config.intra_op_threads or cores, cores))
-            for config in configs
-        ]
+        loader_cpu_s, busy_cores = list[float](), dict[int | None, list[float]]()
+        for seen in self.observations:
+            if seen.kind == "loader" and seen.config.num_workers > 0 and seen.cpu_s_per_sample:
+                loader_cpu_s.append(seen.cpu_s_per_sample)
+            elif seen.kind == "device" and seen.cpu_s_per_sample is not None:
+                cores_of = busy_cores.setdefault(seen.config.intra_op_threads, [])
+                cores_of.append(seen.cpu_s_per_sample * seen.samples_per_s)
+        busy_of = {threads: median(values) for threads, values in busy_cores.items()}
+        threads = [config.intra_op_threads for config in configs]
+        busy = np.array([busy_of.get(count, min(count or cores, cores)) for count in threads], dtype=np.float64)
         return _Joint(
             is_overlapped=np.array([overlaps(config, environment.device_kind) for config in configs], dtype=np.bool_),
-            busy=np.array(busy, dtype=np.float64),
+            busy=busy * [config.process_count for config in configs],
             cores=np.array([cores * hosts_of(config, environment) for config in configs], dtype=np.float64),
-            loader_cpu_s=self.loader_cpu_s,
+            loader_cpu_s=median(loader_cpu_s or [0.0]),
         )
-
-
-def fit_rate_model(observations: Sequence[Observation], environment: Environment) -> RateModel:
-    """Fit a model; one of the observations must be a run."""
-    log_rates: dict[str, list[float]] = {"loader": [], "device": [], "run": []}
-    loader_cpu_s, busy_cores = list[float](), dict[int | None, list[float]]()
-    for observation in observations:
-        config, cpu_s = observation.config, observation.cpu_s_per_sample
-        log_rates[observation.kind].append(log(observation.samples_per_s / config.world_size))
-        if observation.kind == "loader" and config.num_workers > 0 and cpu_s:
-            loader_cpu_s.append(cpu_s)
-        elif observation.kind == "device" and cpu_s is not None:
-            busy_cores.setdefault(config.intra_op_threads, []).append(cpu_s * observation.samples_per_s)
-
-    def level(side: str) -> float:
-        """Where a side was not measured alone, it is expected at twice the rate of the runs: our own convention."""
-        return fmean(log_rates[side]) if log_rates[side] else fmean(log_rates["run"]) + log(2)
-
-    return RateModel(
-        observations=tuple(observations),
-        environment=environment,
-        loader_cpu_s=median(loader_cpu_s) if loader_cpu_s else 0.0,
-        busy_cores={threads: median(values) for threads, values in busy_cores.items()},
-        loader_level=level("loader"),
-        device_level=level("device"),
-    )
 
 
 def _sd(prior_variance: Floats | float, cross_covariance: Floats, cholesky: Floats) -> Floats:

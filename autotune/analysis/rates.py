@@ -6,19 +6,29 @@ The stop rule of a window and the Measurement use the same `rate_of`. Its interv
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import hypot, inf
 
 from autotune.analysis.statistics import NORMAL_95, batch_means_half_width
-from autotune.records.measurement import Rate, Window
+from autotune.records.measurement import Block, Rate, Window
 from autotune.settings.environment import DeviceKind
 
-__all__ = ["RUN_SPREAD", "between_runs", "rate_of"]
+__all__ = ["RUN_SPREAD", "between_runs", "mean_rate", "rate_of"]
 
 RUN_SPREAD: dict[DeviceKind, float] = {"cpu": 0.015}
 """Relative standard deviation between runs of the same settings. Source: benchmarks/fidelity.py, whose plain runs lay
 3.6 and 1.9 % apart in two settings of four and three (a range of that many values is about twice their deviation)."""
 _OTHER_RUN_SPREAD = 0.005
 """On an accelerator: our convention until benchmarks/gpu.py has measured it."""
+
+
+def mean_rate(blocks: Sequence[Block]) -> tuple[float, float]:
+    """The rate of some blocks by batch means, in samples per second, and half of its 95 % interval.
+
+    It is not corrected for restarts and the edges of the queue.
+    """
+    amounts, seconds = [float(block.samples) for block in blocks], [block.seconds for block in blocks]
+    return sum(amounts) / sum(seconds), batch_means_half_width(amounts, seconds)
 
 
 def rate_of(window: Window) -> Rate:
@@ -29,16 +39,12 @@ def rate_of(window: Window) -> Rate:
     the samples that came with it is added once per `epoch_samples`. The interval's upper end is that of the uncorrected
     rate, since the truth lies between the two.
     """
-    amounts = [float(block.samples) for block in window.blocks]
-    seconds = [block.seconds for block in window.blocks]
-    total, elapsed = sum(amounts), sum(seconds)
-    surplus = _surplus_samples(window)
-    half = batch_means_half_width(amounts, seconds)
-    steady, steady_high = (total - surplus) / elapsed, total / elapsed
+    mean, half = mean_rate(window.blocks)
+    steady = mean - _surplus_samples(window) / sum(block.seconds for block in window.blocks)
     return Rate(
         value=_with_restarts(steady, window),
         low=_with_restarts(max(steady - half, 0.0), window),
-        high=_with_restarts(steady_high + half, window),
+        high=_with_restarts(mean + half, window),
     )
 
 

@@ -27,10 +27,9 @@ def evaluate(measurement: Measurement, baseline: Measurement, objective: Objecti
     idle = 0.0 if busy is None else 1.0 - busy
     value = measurement.samples_per_s / baseline.samples_per_s * (1.0 - objective.busy_weight * idle)
     violation, reason = measurement.peak_memory_bytes / limit_bytes - 1.0, memory_fault(measurement, limit_bytes)
-    if reason is None:
-        return Score(value=value, feasible=True, violation=violation)
-    passed = violation if violation > 0 else _LEAST_VIOLATION
-    return Score(value=value, feasible=False, violation=passed, reason=reason)
+    if reason is not None and violation <= 0:
+        violation = _LEAST_VIOLATION
+    return Score(value=value, feasible=reason is None, violation=violation, reason=reason or "")
 
 
 def memory_fault(measurement: Measurement, limit_bytes: int) -> str | None:

@@ -7,18 +7,19 @@ intervals, and the one to recommend. Pure.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import exp, log, sqrt
+from math import exp, hypot
 
-from autotune.analysis.statistics import mean_interval, ratio_interval
+from autotune.analysis.statistics import ratio_interval
 from autotune.records.measurement import Measurement, Rate
 from autotune.records.recommendation import Confirmation, Ratio
 from autotune.settings.training_config import AMP_DTYPES, TrainingConfig
 
-__all__ = ["choose", "gains_of", "rate_of_runs", "ratio_of", "simplicity"]
+__all__ = ["choose", "gains_of", "rate_of_runs", "ratio_by_rounds", "ratio_of", "simplicity"]
 
 SAME_RATE_SHARE = 0.02
 """Rates this close to the fastest count as fast enough for the score to decide (DESIGN: Score)."""
 _ROUNDS_FOR_BETWEEN_RUN_SPREAD = 3
+"""The fewest whose t interval is of use, 2.5 times their standard deviation instead of 9 times: our own convention."""
 _SWITCHES = [
     (name, field.default)
     for name, field in reversed(TrainingConfig.model_fields.items())
@@ -46,27 +47,30 @@ def rate_of_runs(runs: Sequence[Measurement]) -> Rate:
     """Geometric mean of runs' rates, with the interval of their spread, or of their windows below three runs."""
     if len(runs) == 1:
         return Rate(value=runs[0].samples_per_s, low=runs[0].samples_per_s_ci[0], high=runs[0].samples_per_s_ci[1])
-    mean, low, high = mean_interval([log(run.samples_per_s) for run in runs])
-    if len(runs) < _ROUNDS_FOR_BETWEEN_RUN_SPREAD:
-        spread = sqrt(sum(_relative_half_width(run) ** 2 for run in runs)) / len(runs)
-        low, high = mean - spread, mean + spread
-    return Rate(value=exp(mean), low=exp(low), high=exp(high))
+    ratio = ratio_by_rounds([(run.samples_per_s, 1.0) for run in runs], [_relative_half_width(run) for run in runs])
+    return Rate(**ratio.model_dump())
 
 
-def ratio_of(one: Confirmation, other: Confirmation) -> Ratio | None:
-    """The rate of one over another's, round by round; None where they share no round.
+def ratio_of(entrant: Confirmation, other: Confirmation) -> Ratio | None:
+    """The rate of an entrant over another's, round by round; None where they share no round."""
+    pairs = [(a, b) for a, b in zip(entrant.rounds, other.rounds, strict=False) if a is not None and b is not None]
+    if not pairs:
+        return None
+    if entrant.number == other.number:
+        return Ratio(value=1.0, low=1.0, high=1.0)
+    spreads = [hypot(_relative_half_width(a), _relative_half_width(b)) for a, b in pairs]
+    return ratio_by_rounds([(a.samples_per_s, b.samples_per_s) for a, b in pairs], spreads)
+
+
+def ratio_by_rounds(pairs: Sequence[tuple[float, float]], relative_half_widths: Sequence[float]) -> Ratio:
+    """The ratio of rates over rounds, with the half width that the windows of each round give it.
 
     From three rounds on the spread between rounds gives the interval. Below, the intervals of the windows do, joined in
     quadrature; they hold the usual spread between runs, but not this machine's drift of the moment.
     """
-    pairs = [(a, b) for a, b in zip(one.rounds, other.rounds, strict=False) if a is not None and b is not None]
-    if not pairs:
-        return None
-    if one.number == other.number:
-        return Ratio(value=1.0, low=1.0, high=1.0)
-    value, low, high = ratio_interval([(a.samples_per_s, b.samples_per_s) for a, b in pairs])
+    value, low, high = ratio_interval(pairs)
     if len(pairs) < _ROUNDS_FOR_BETWEEN_RUN_SPREAD:
-        spread = sqrt(sum(_relative_half_width(a) ** 2 + _relative_half_width(b) ** 2 for a, b in pairs)) / len(pairs)
+        spread = hypot(*relative_half_widths) / len(pairs)
         low, high = value * exp(-spread), value * exp(spread)
     return Ratio(value=value, low=low, high=high)
 
@@ -75,7 +79,7 @@ def gains_of(candidates: Sequence[Confirmation], baseline: Confirmation | None) 
     """Those that beat the baseline beyond noise; all where there is none."""
     if baseline is None:
         return list(candidates)
-    return [one for one in candidates if (ratio := ratio_of(one, baseline)) is not None and ratio.low > 1]
+    return [entrant for entrant in candidates if (ratio := ratio_of(entrant, baseline)) and ratio.low > 1]
 
 
 def choose(candidates: Sequence[Confirmation], scores: dict[int, float], baseline: Confirmation | None) -> Confirmation:
@@ -88,17 +92,14 @@ def choose(candidates: Sequence[Confirmation], scores: dict[int, float], baselin
     if not gains:
         assert baseline is not None, "candidates must not be empty"  # noqa: S101 - our own bug
         return baseline
-    fastest = max(one.samples_per_s for one in gains)
-    near = [one for one in gains if one.samples_per_s >= (1 - SAME_RATE_SHARE) * fastest]
-    near.sort(key=lambda one: (simplicity(one.config), one.number))
-    best = max(near, key=lambda one: scores[one.number])
-    return next(one for one in near if _is_around_one(ratio_of(one, best)))
+    fastest = max(entrant.samples_per_s for entrant in gains)
+    near = [entrant for entrant in gains if entrant.samples_per_s >= (1 - SAME_RATE_SHARE) * fastest]
+    near.sort(key=lambda entrant: (simplicity(entrant.config), entrant.number))
+    best = max(near, key=lambda entrant: scores[entrant.number])
+    ratios = ((entrant, ratio_of(entrant, best)) for entrant in near)
+    return next(entrant for entrant, ratio in ratios if ratio is None or ratio.low <= 1 <= ratio.high)
 
 
 def _relative_half_width(run: Measurement) -> float:
     low, high = run.samples_per_s_ci
     return (high - low) / 2 / run.samples_per_s
-
-
-def _is_around_one(ratio: Ratio | None) -> bool:
-    return ratio is None or ratio.low <= 1 <= ratio.high

@@ -8,14 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
-from autotune.analysis.expectation import (
-    PINNING_KINDS,
-    apply_changes,
-    device_options,
-    expected_rate,
-    loader_options,
-    rate_without,
-)
+from autotune.analysis import expectation
+from autotune.analysis.expectation import PINNING_KINDS
 from autotune.diagnosis.gains import LEAST_GAIN, advise, worth_giving
 from autotune.diagnosis.remedies import list_remedies
 from autotune.records.diagnosis import Advice, CurvePoint, Evidence, Finding
@@ -39,8 +33,8 @@ def rank_advice(evidence: Evidence, findings: Sequence[Finding]) -> tuple[Advice
 
 def _advise_settings(evidence: Evidence, findings: Sequence[Finding]) -> list[Advice]:
     """The loader's settings, each setting of the device, and both sides together where that gains 3 % on top."""
-    loaders: list[_Pair] = [(point, None) for point in loader_options(evidence)]
-    devices: list[_Pair] = [(None, point) for point in device_options(evidence)]
+    loaders: list[_Pair] = [(point, None) for point in expectation.options(evidence, "loader")]
+    devices: list[_Pair] = [(None, point) for point in expectation.options(evidence, "device")]
     both = [(loader, device) for loader, _ in loaders for _, device in devices]
     singles = [_best(evidence, loaders, cost=lambda workers, changes: (workers, changes))]
     singles += _best_of_each_setting(evidence)
@@ -54,13 +48,13 @@ def _advise_settings(evidence: Evidence, findings: Sequence[Finding]) -> list[Ad
 
 def _best(evidence: Evidence, pairs: Sequence[_Pair], *, cost: Callable[[int, int], tuple[int, int]]) -> Advice | None:
     """The pair of the best expected rate; of equal pairs the one of the lowest cost in workers and changed settings."""
-    rates = [(pair, expected_rate(evidence, *pair)) for pair in pairs]
+    rates = [(pair, expectation.expected_rate(evidence, *pair)) for pair in pairs]
     if not rates:
         return None
 
     def cost_of(pair: _Pair) -> tuple[int, int]:
         changes = sum(len(point.changes) for point in pair if point is not None)
-        return cost(apply_changes(evidence, *pair).num_workers, changes)
+        return cost(expectation.apply_changes(evidence, *pair).num_workers, changes)
 
     best = max(rate for _, rate in rates)
     return _advice(evidence, min((pair for pair, rate in rates if rate >= (1 - _SAME_WITHIN) * best), key=cost_of))
@@ -68,9 +62,9 @@ def _best(evidence: Evidence, pairs: Sequence[_Pair], *, cost: Callable[[int, in
 
 def _best_of_each_setting(evidence: Evidence) -> Iterator[Advice]:
     """For each device setting alone, the value of the best expected rate."""
-    options = [point for point in device_options(evidence) if len(point.changes) == 1]
-    for name in dict.fromkeys(name for point in options for name in point.changes):
-        yield max((_advice(evidence, (None, point)) for point in options if name in point.changes), key=_rate)
+    points = [point for point in expectation.options(evidence, "device") if len(point.changes) == 1]
+    for name in dict.fromkeys(name for point in points for name in point.changes):
+        yield max((_advice(evidence, (None, point)) for point in points if name in point.changes), key=_rate)
 
 
 def _advice(evidence: Evidence, pair: _Pair) -> Advice:
@@ -79,14 +73,10 @@ def _advice(evidence: Evidence, pair: _Pair) -> Advice:
         for side, point in zip(("loader", "device"), pair, strict=True)
         if point is not None and point.ceiling is not None
     }
-    changed = changed_settings(apply_changes(evidence, *pair), evidence.config)
-    return advise(
-        "set",
-        present=evidence.measurement.samples_per_s,
-        expected=expected_rate(evidence, *pair),
-        settings={name: after for name, (_, after) in changed.items()},
-        figures=ceilings,
-    )
+    changed = changed_settings(expectation.apply_changes(evidence, *pair), evidence.config)
+    settings = {name: after for name, (_, after) in changed.items()}
+    present, expected = evidence.measurement.samples_per_s, expectation.expected_rate(evidence, *pair)
+    return advise("set", present, expected, settings, **ceilings)
 
 
 def _pin_memory(evidence: Evidence, findings: Sequence[Finding]) -> Iterator[Advice]:
@@ -101,13 +91,9 @@ def _pin_memory(evidence: Evidence, findings: Sequence[Finding]) -> Iterator[Adv
     if costs is not None and costs.copy_s and costs.pinned_copy_s is not None:
         saved = max(0.0, 1.0 - costs.pinned_copy_s / costs.copy_s)
         times = {"copy_s": costs.copy_s, "pinned_copy_s": costs.pinned_copy_s}
-    yield advise(
-        "pin_memory",
-        present=evidence.measurement.samples_per_s,
-        expected=rate_without(evidence, saved * copy.share),
-        settings={"pin_memory": True},
-        figures={"share": copy.share, **times},
-    )
+    expected = expectation.rate_without(evidence, saved * copy.share)
+    present, settings = evidence.measurement.samples_per_s, {"pin_memory": True}
+    yield advise("pin_memory", present, expected, settings, share=copy.share, **times)
 
 
 def _rate(advice: Advice) -> float:

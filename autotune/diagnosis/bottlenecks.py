@@ -10,13 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from pydantic import JsonValue
 
-from autotune.analysis.expectation import (
-    device_ceiling,
-    device_options,
-    runs_too_many_threads,
-    threads_of,
-    workers_run_too_many_threads,
-)
+from autotune.analysis import expectation
 from autotune.diagnosis.gains import figures_of
 from autotune.records.breakdown import LoaderCosts, Share, TimeBreakdown
 from autotune.records.diagnosis import Bottleneck, Evidence, Finding
@@ -72,12 +66,11 @@ def _merged(found: Sequence[Finding]) -> list[Finding]:
     """
     merged: dict[Bottleneck, Finding] = {}
     for finding in sorted(found, key=lambda finding: -finding.share):
-        first = merged.get(finding.bottleneck)
-        if first is not None:
-            figures = finding.figures if finding.share >= _LEAST_SHARE else {}
-            update = {"share": first.share + finding.share, "figures": first.figures | figures}
-            finding = first.model_copy(update=update)  # noqa: PLW2901 - the sum takes its place
-        merged[finding.bottleneck] = finding
+        first = merged.setdefault(finding.bottleneck, finding)
+        if first is not finding:
+            figures = first.figures | (finding.figures if finding.share >= _LEAST_SHARE else {})
+            update = {"share": first.share + finding.share, "figures": figures}
+            merged[finding.bottleneck] = first.model_copy(update=update)
     return list(merged.values())
 
 
@@ -102,14 +95,13 @@ def fixed_step_share(evidence: Evidence) -> float:
     were measured.
     """
     own = evidence.config.micro_batch_size
-    ceilings = {own: device_ceiling(evidence)}
-    for point in evidence.curves.device:
-        if point.ceiling is not None and set(point.changes) <= {"micro_batch_size"}:
-            batch = point.changes.get("micro_batch_size", own)
-            ceilings[batch if isinstance(batch, int) else own] = point.ceiling.samples_per_s
+    points = [point for point in evidence.curves.device if point.changes.keys() <= {"micro_batch_size"}]
+    ceilings: dict[object, float] = {own: expectation.device_ceiling(evidence)} | {
+        point.changes.get("micro_batch_size", own): point.ceiling.samples_per_s for point in points if point.ceiling
+    }
     if len(ceilings) < _FEWEST_BATCHES:
         return 0.0
-    batches, rates = np.array(list(ceilings)), np.array(list(ceilings.values()))
+    batches, rates = np.array([*ceilings.items()], dtype=np.float64).T
     slope, fixed = np.polyfit(batches, batches / rates, 1, w=rates / batches)  # relative errors are alike
     whole = fixed + slope * own
     return float(np.clip(fixed / whole, 0.0, 1.0)) if whole > 0 else 0.0
@@ -126,14 +118,11 @@ def _what_loading_does(evidence: Evidence, costs: LoaderCosts | None) -> tuple[B
         return "data_cpu", {}
     if costs.slow_tail_fraction >= _TAIL_FRACTION:
         return "data_tail", figures_of(costs, "slow_tail_fraction", "item_median_s", "item_slowest_s")
-    if workers_run_too_many_threads(evidence):
-        return "threads", {
-            "cores_per_item": costs.cpu_fraction,
-            "item_s": costs.item_s,
-            "loader_processes": max(1, evidence.config.num_workers) * evidence.config.process_count,
-            "cores": evidence.environment.cores,
-        }
-    work: dict[str, JsonValue] = {"item_s": costs.item_s, "cpu_fraction": min(1.0, costs.cpu_fraction)}
+    work: dict[str, JsonValue] = {"item_s": costs.item_s}
+    if expectation.workers_run_too_many_threads(evidence):
+        loaders, cores = expectation.loader_processes(evidence.config), evidence.environment.cores
+        return "threads", work | {"cores_per_item": costs.cpu_fraction, "loader_processes": loaders, "cores": cores}
+    work["cpu_fraction"] = min(1.0, costs.cpu_fraction)
     if costs.cpu_fraction < WAITING_CPU_FRACTION:
         return "data_io", work | {"disk_bytes_per_item": costs.disk_bytes_per_item}
     return "data_cpu", work | {"collate_s": costs.collate_s}
@@ -147,31 +136,24 @@ def _restart(evidence: Evidence, parts: TimeBreakdown) -> Finding:
 
 def _threads(evidence: Evidence, work: float) -> Finding | None:
     """Computing in the loop, in this share of the time, against the device alone in at most a thread for each core."""
-    if work <= 0 or not runs_too_many_threads(evidence, evidence.config):
+    if work <= 0 or not expectation.runs_too_many_threads(evidence, evidence.config):
         return None
-    alone = device_ceiling(evidence)
-    for point in device_options(evidence):
-        if point.ceiling is not None and set(point.changes) == {"intra_op_threads"}:
-            alone = max(alone, point.ceiling.samples_per_s)
+    points = [point for point in expectation.options(evidence, "device") if set(point.changes) == {"intra_op_threads"}]
+    rates = [point.ceiling.samples_per_s for point in points if point.ceiling is not None]
+    alone = max([expectation.device_ceiling(evidence), *rates])
     slowdown = alone / (evidence.measurement.samples_per_s / work)
-    if slowdown < _SLOWED_BY:
-        return None
-    figures: dict[str, JsonValue] = {
-        "threads": threads_of(evidence, evidence.config),
-        "num_workers": evidence.config.num_workers,
-        "cores": evidence.environment.cores,
-        "slowdown": slowdown,
-        "device_samples_per_s": alone,
-    }
-    return Finding(bottleneck="threads", share=work * (1 - 1 / slowdown), figures=figures)
+    threads, workers = expectation.threads_of(evidence, evidence.config), evidence.config.num_workers
+    figures: dict[str, JsonValue] = {"threads": threads, "num_workers": workers, "cores": evidence.environment.cores}
+    figures |= {"slowdown": slowdown, "device_samples_per_s": alone}
+    share = work * (1 - 1 / slowdown)
+    return Finding(bottleneck="threads", share=share, figures=figures) if slowdown >= _SLOWED_BY else None
 
 
 def _launch(evidence: Evidence, compute: float, idle: float) -> Finding:
     """Gaps in which the device waits for the next operation; on the CPU the fixed cost of small operators too."""
     roofline = evidence.curves.roofline
     if evidence.environment.device_kind == "cpu" and roofline is not None and roofline.operators:
-        operator_s = _batch_s(evidence) / roofline.operators
-        fixed = fixed_step_share(evidence)
+        operator_s, fixed = _batch_s(evidence) / roofline.operators, fixed_step_share(evidence)
         if operator_s < _SMALL_OPERATOR_S:
             figures = {"operators": roofline.operators, "operator_s": operator_s, "fixed_fraction": fixed}
             return Finding(bottleneck="launch", share=idle + compute * fixed, figures=figures)
@@ -209,4 +191,4 @@ def _memory_figures(evidence: Evidence) -> dict[str, JsonValue] | None:
 
 def _batch_s(evidence: Evidence) -> float:
     """Seconds of one micro batch on the device alone."""
-    return evidence.config.micro_batch_size / device_ceiling(evidence)
+    return evidence.config.micro_batch_size / expectation.device_ceiling(evidence)

@@ -22,21 +22,12 @@ NEAR_CEILING = 0.97
 
 
 def advise(
-    kind: str,
-    *,
-    present: float,
-    expected: float | None,
-    settings: Mapping[str, object] | None = None,
-    figures: Mapping[str, JsonValue] | None = None,
+    kind: str, present: float, expected: float | None, settings: Mapping[str, object], **figures: JsonValue
 ) -> Advice:
     """Advice of this kind, from the present and the expected rate in samples per second (None: no figure)."""
-    return Advice(
-        kind=kind,
-        figures=dict(figures or {}),
-        settings=dict(settings or {}),
-        expected_samples_per_s=expected,
-        expected_gain=None if expected is None else expected / present - 1.0,
-    )
+    gain = None if expected is None else expected / present - 1.0
+    changes = dict(settings)
+    return Advice(kind=kind, figures=figures, settings=changes, expected_samples_per_s=expected, expected_gain=gain)
 
 
 def figures_of(record: object, *names: str) -> dict[str, JsonValue]:

@@ -11,20 +11,10 @@ from math import ceil
 
 from pydantic import JsonValue
 
-from autotune.analysis.expectation import (
-    apply_changes,
-    device_ceiling,
-    device_options,
-    loader_ceiling,
-    loader_cpu_s,
-    loader_options,
-    rate_without,
-    threads_of,
-    workers_run_too_many_threads,
-)
+from autotune.analysis import expectation
 from autotune.diagnosis.gains import NEAR_CEILING, advise, figures_of
 from autotune.records.breakdown import LoaderCosts
-from autotune.records.ceilings import joint_rate, overlaps
+from autotune.records.ceilings import joint_rate
 from autotune.records.diagnosis import Advice, Bottleneck, Evidence, Finding
 
 __all__ = ["list_remedies"]
@@ -41,10 +31,8 @@ _UINT8_SAVES = 0.75
 
 def list_remedies(evidence: Evidence, findings: Sequence[Finding], *, best_samples_per_s: float) -> Iterator[Advice]:
     """Remedies for each finding that settings alone don't remove; for computing only where it comes first."""
-    costs, is_data_bound = (
-        evidence.measurement.loader_costs,
-        best_samples_per_s < NEAR_CEILING * device_ceiling(evidence),
-    )
+    costs = evidence.measurement.loader_costs
+    is_data_bound = best_samples_per_s < NEAR_CEILING * expectation.device_ceiling(evidence)
     for finding in findings:
         code = finding.bottleneck
         if code in _FOR_LOADER:
@@ -56,8 +44,8 @@ def list_remedies(evidence: Evidence, findings: Sequence[Finding], *, best_sampl
 
 def _cpu_work(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
     """Cheaper items or more cores, unless the cores suffice: then something else keeps the loader from them."""
-    needed_s, item_s, cores = _needed_item_s(evidence), loader_cpu_s(evidence), evidence.environment.cores
-    cores_needed = ceil(device_ceiling(evidence) * item_s + _device_cores(evidence))
+    needed_s, item_s, cores = _needed_item_s(evidence), expectation.loader_cpu_s(evidence), evidence.environment.cores
+    cores_needed = ceil(expectation.device_ceiling(evidence) * item_s + _device_cores(evidence))
     if cores_needed > cores or needed_s < item_s:
         figures = {"needed_s": needed_s, "item_cpu_s": item_s, "cores_needed": cores_needed, "cores": cores}
         yield _up_to_the_device(evidence, "make_items_cheaper", **figures)
@@ -67,9 +55,10 @@ def _cpu_work(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
 
 def _waiting(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
     """Shorter waits, or more of them side by side, unless the workers suffice."""
-    wanted = device_ceiling(evidence)
-    tried = (apply_changes(evidence, point).num_workers for point in loader_options(evidence))
-    workers, workers_needed = max(1, evidence.config.num_workers, *tried), ceil(wanted * costs.item_s)
+    wanted = expectation.device_ceiling(evidence)
+    tried = [expectation.apply_changes(evidence, point) for point in expectation.options(evidence, "loader")]
+    workers = max(1, *(config.num_workers for config in (evidence.config, *tried)))
+    workers_needed = ceil(wanted * costs.item_s)
     if workers / wanted < costs.item_s:
         more = workers_needed if workers_needed > workers and evidence.facts.is_sharded else None
         figures = {"needed_s": workers / wanted, "item_s": costs.item_s, "workers": workers, "workers_needed": more}
@@ -83,20 +72,17 @@ def _shard_stream(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
 
     Source: pytorch.org, torch.utils.data.IterableDataset.
     """
-    sample_s = costs.item_s + costs.collate_s / evidence.config.micro_batch_size
-    workers, needed_s = ceil(device_ceiling(evidence) * sample_s), _needed_item_s(evidence)
-    share = min(1.0, needed_s / max(loader_cpu_s(evidence), 1e-9))
+    workers = ceil(expectation.device_ceiling(evidence) * expectation.with_collating(evidence, costs, costs.item_s))
+    share = min(1.0, _needed_item_s(evidence) / max(expectation.loader_cpu_s(evidence), 1e-9))
     if not evidence.facts.is_sharded and workers >= 2 and share > 0:
-        yield _expecting(evidence, "shard_stream", device_ceiling(evidence) * share, workers_needed=workers)
+        yield _expecting(evidence, "shard_stream", expectation.device_ceiling(evidence) * share, workers_needed=workers)
 
 
 def _slow_tail(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
     """The loader without its slowest items."""
-    batch_size, workers = evidence.config.micro_batch_size, max(1, evidence.config.num_workers)
-    sample_s = costs.item_s * (1.0 - costs.slow_tail_fraction) + costs.collate_s / batch_size
-    loader = max(workers / max(sample_s, 1e-9), loader_ceiling(evidence))
-    is_overlapped = overlaps(evidence.config, evidence.environment.device_kind)
-    expected = joint_rate(loader, device_ceiling(evidence), is_overlapped=is_overlapped)
+    sample_s = expectation.with_collating(evidence, costs, costs.item_s * (1.0 - costs.slow_tail_fraction))
+    loader = max(max(1, evidence.config.num_workers) / max(sample_s, 1e-9), expectation.loader_ceiling(evidence))
+    expected = expectation.joined(evidence, loader, expectation.device_ceiling(evidence))
     figures = figures_of(costs, "item_slowest_s", "item_median_s", "slow_tail_fraction")
     yield _expecting(evidence, "fix_slowest_items", expected, loader_samples_per_s=loader, **figures)
     yield from _cache_items(evidence, costs)
@@ -108,16 +94,15 @@ def _worker_threads(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
     No figure where that is no more than today: threads that spin while they wait for each other add to the CPU time.
     Source: pytorch.org, torch.utils.data: in workers torch limits only its own threads.
     """
-    if not workers_run_too_many_threads(evidence):
+    if not expectation.workers_run_too_many_threads(evidence):
         return
-    cores, loaders = evidence.environment.cores, max(1, evidence.config.num_workers) * evidence.config.process_count
-    today, device = loader_ceiling(evidence), device_ceiling(evidence)
-    allowed = min(loaders, cores) / loader_cpu_s(evidence)
-    shared = cores / (loader_cpu_s(evidence) + _device_cores(evidence) / device)
-    is_overlapped = overlaps(evidence.config, evidence.environment.device_kind)
-    expected = min(shared, joint_rate(max(allowed, today), device, is_overlapped=is_overlapped))
-    figures: dict[str, JsonValue] = {"item_cpu_s": costs.item_cpu_s, "allowed_samples_per_s": allowed, "cores": cores}
+    cores, loaders = evidence.environment.cores, expectation.loader_processes(evidence.config)
+    today, device = expectation.loader_ceiling(evidence), expectation.device_ceiling(evidence)
+    allowed = min(loaders, cores) / expectation.loader_cpu_s(evidence)
+    shared = cores / (expectation.loader_cpu_s(evidence) + _device_cores(evidence) / device)
+    expected = min(shared, expectation.joined(evidence, max(allowed, today), device))
     known, unknown = (expected, None) if allowed * NEAR_CEILING > today else (None, today)
+    figures: dict[str, JsonValue] = {"item_cpu_s": costs.item_cpu_s, "allowed_samples_per_s": allowed, "cores": cores}
     yield _expecting(evidence, "one_thread_per_worker", known, loader_samples_per_s=unknown, **figures)
     yield from _cpu_work(evidence, costs)
 
@@ -128,15 +113,16 @@ def _cache_items(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
     if length is None or free is None or evidence.facts.is_iterable or length * costs.item_bytes > free:
         return
     collating = evidence.config.micro_batch_size / costs.collate_s if costs.collate_s > 0 else float("inf")
-    expected = joint_rate(collating, device_ceiling(evidence), is_overlapped=evidence.environment.device_kind != "cpu")
+    device, is_overlapped = expectation.device_ceiling(evidence), evidence.environment.device_kind != "cpu"
+    expected = joint_rate(collating, device, is_overlapped=is_overlapped)
     figures = figures_of(costs, "item_bytes", "collate_s")
     yield _expecting(evidence, "cache_items", expected, items=length, free_bytes=free, **figures)
 
 
 def _small_operations(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
     roofline, has_graphs = evidence.curves.roofline, evidence.environment.device_kind in {"cuda", "rocm"}
-    figures = {"operators": None if roofline is None else roofline.operators, "has_cuda_graphs": has_graphs}
-    yield _saving(evidence, "fuse_operations", finding.share, share=finding.share, **figures)
+    operators = None if roofline is None else roofline.operators
+    yield _saving(evidence, "fuse_operations", finding, operators=operators, has_cuda_graphs=has_graphs)
 
 
 def _host_waits(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
@@ -144,28 +130,25 @@ def _host_waits(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
 
     Source: pytorch.org, "Performance Tuning Guide", "Avoid unnecessary CPU-GPU synchronization".
     """
-    is_pinned = evidence.config.pin_memory
-    yield _saving(evidence, "avoid_synchronisation", finding.share, share=finding.share, is_pinned=is_pinned)
+    yield _saving(evidence, "avoid_synchronisation", finding, is_pinned=evidence.config.pin_memory)
 
 
 def _bandwidth(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
-    is_dtype_known = any("amp_dtype" in point.changes for point in device_options(evidence))
-    saved = finding.share * (1 - _BYTES_LEFT)
-    yield _saving(evidence, "move_fewer_bytes", saved, share=finding.share, is_dtype_known=is_dtype_known)
+    is_dtype_known = any("amp_dtype" in point.changes for point in expectation.options(evidence, "device"))
+    yield _saving(evidence, "move_fewer_bytes", finding, 1 - _BYTES_LEFT, is_dtype_known=is_dtype_known)
 
 
 def _copies(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
     """Fewer bytes. On the CPU, which needs no copies, moving a batch converts its memory format."""
-    costs, share = evidence.measurement.loader_costs, finding.share
-    float32 = None if costs is None else costs.float32_fraction
-    item_bytes = None if costs is None else costs.item_bytes
+    costs = evidence.measurement.loader_costs
+    float32, item_bytes = (None, None) if costs is None else (costs.float32_fraction, costs.item_bytes)
     if evidence.environment.device_kind == "cpu":
-        yield _saving(evidence, "convert_batches_in_collate", share, share=share)
+        yield _saving(evidence, "convert_batches_in_collate", finding)
     elif float32 is not None and float32 < _MOSTLY:
-        yield _saving(evidence, "copy_narrower_types", share * (1 - _BYTES_LEFT), share=share, item_bytes=item_bytes)
+        yield _saving(evidence, "copy_narrower_types", finding, 1 - _BYTES_LEFT, item_bytes=item_bytes)
     else:
-        saved, figures = _UINT8_SAVES * share * (1.0 if float32 is None else float32), {"float32_fraction": float32}
-        yield _saving(evidence, "copy_uint8", saved, share=share, item_bytes=item_bytes, **figures)
+        part = _UINT8_SAVES * (1.0 if float32 is None else float32)
+        yield _saving(evidence, "copy_uint8", finding, part, item_bytes=item_bytes, float32_fraction=float32)
 
 
 def _computing(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
@@ -210,7 +193,7 @@ _FOR_DEVICE: dict[Bottleneck, Callable[[Evidence, Finding], Iterator[Advice]]] =
 
 def _needed_item_s(evidence: Evidence) -> float:
     """CPU seconds that a sample may take in the loader for the device to be the limit; 0 where no core is left."""
-    return max(0.0, (evidence.environment.cores - _device_cores(evidence)) / device_ceiling(evidence))
+    return max(0.0, (evidence.environment.cores - _device_cores(evidence)) / expectation.device_ceiling(evidence))
 
 
 def _device_cores(evidence: Evidence) -> float:
@@ -223,25 +206,26 @@ def _device_cores(evidence: Evidence) -> float:
         if point.cpu_s_per_sample is not None and set(point.changes) <= {"intra_op_threads"}
     ]
     if measured:
-        return min(measured) * device_ceiling(evidence)
-    return float(min(threads_of(evidence, evidence.config), evidence.environment.cores))
+        return min(measured) * expectation.device_ceiling(evidence)
+    return float(min(expectation.threads_of(evidence, evidence.config), evidence.environment.cores))
 
 
 def _expecting(evidence: Evidence, kind: str, expected: float | None, **figures: JsonValue) -> Advice:
-    return advise(kind, present=evidence.measurement.samples_per_s, expected=expected, figures=figures)
+    return advise(kind, evidence.measurement.samples_per_s, expected, {}, **figures)
 
 
 def _up_to_the_device(evidence: Evidence, kind: str, **figures: JsonValue) -> Advice:
     """Advice that should make the device the limit."""
     is_estimated = evidence.measurement.device_ceiling is None
-    return _expecting(evidence, kind, device_ceiling(evidence), is_device_estimated=is_estimated, **figures)
+    return _expecting(evidence, kind, expectation.device_ceiling(evidence), is_device_estimated=is_estimated, **figures)
 
 
-def _saving(evidence: Evidence, kind: str, saved: float, **figures: JsonValue) -> Advice:
-    """Advice that saves a share of the wall time; without a figure where the loader has to become faster first."""
-    expected, loader = rate_without(evidence, saved), loader_ceiling(evidence)
+def _saving(evidence: Evidence, kind: str, finding: Finding, part: float = 1.0, **figures: JsonValue) -> Advice:
+    """Advice that saves a part of what a finding takes; no figure where the loader has to become faster first."""
+    expected, loader = expectation.rate_without(evidence, part * finding.share), expectation.loader_ceiling(evidence)
+    figures |= {"share": finding.share}
     if expected < loader:
         return _expecting(evidence, kind, expected, **figures)
     is_loader_first = evidence.measurement.samples_per_s >= NEAR_CEILING * loader
-    limits: dict[str, JsonValue] = {"loader_samples_per_s": loader, "is_loader_first": is_loader_first}
-    return _expecting(evidence, kind, None if is_loader_first else expected, **figures, **limits)
+    figures |= {"loader_samples_per_s": loader, "is_loader_first": is_loader_first}
+    return _expecting(evidence, kind, None if is_loader_first else expected, **figures)

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from typing import Literal
 
 from autotune.diagnosis.scaling_advice import list_scaling_advice
-from autotune.diagnosis.scaling_bottlenecks import ScalingBottleneck, find_scaling_bottlenecks
-from autotune.diagnosis.step_time import GroupCase
+from autotune.diagnosis.scaling_bottlenecks import GroupCase, ScalingBottleneck, find_scaling_bottlenecks
 from autotune.diagnosis.strategies import StrategyBest, StrategyEntry, list_strategies
 from autotune.frozen import FrozenModel
 from autotune.records.diagnosis import Advice
-from autotune.records.recommendation import Confirmation
+from autotune.records.recommendation import Confirmation, Ratio
 from autotune.records.run_summary import changed_settings
 from autotune.records.trial import TrialRecord
 from autotune.settings.environment import Environment
@@ -60,36 +59,24 @@ def compare_strategies(
         record.number: record.measurement.samples_per_s for record in records if record.measurement is not None
     }
     fastest = max(groups, key=lambda best: by_own_rate[best.number], default=None)
-    case = None if fastest is None else _case(fastest, single, records, environment)
-    bottlenecks = () if case is None else find_scaling_bottlenecks(case)
+    bottlenecks, advice = tuple[ScalingBottleneck, ...](), tuple[Advice, ...]()
+    if fastest is not None:
+        case = GroupCase(group=fastest, single=single, environment=environment, records=records)
+        bottlenecks = find_scaling_bottlenecks(case)
+        advice = list_scaling_advice(case, bottlenecks)
     return StrategyComparison(
         entries=entries,
         single=single,
         fastest=fastest,
-        helps=None if fastest is None else _judge(fastest),
+        helps=None if fastest is None else _judge(fastest.speedup),
         other_changes=_other_changes(single, fastest),
         bottlenecks=bottlenecks,
-        advice=() if case is None else list_scaling_advice(case, bottlenecks),
+        advice=advice,
     )
 
 
-def _case(
-    fastest: StrategyBest, single: StrategyBest | None, records: Sequence[TrialRecord], environment: Environment
-) -> GroupCase:
-    costs = (record.measurement.loader_costs for record in records if record.measurement is not None)
-    return GroupCase(
-        group=fastest,
-        single=single,
-        environment=environment,
-        is_ddp_tried=any(record.config.strategy == "ddp" for record in records),
-        is_hook_tried=any(record.config.ddp is not None and record.config.ddp.comm_hook for record in records),
-        loader_costs=next(filter(None, costs), None),
-    )
-
-
-def _judge(fastest: StrategyBest) -> Helps | None:
+def _judge(ratio: Ratio | None) -> Helps | None:
     """Only what lies beyond noise is a gain, or a loss, as for a recommendation."""
-    ratio = fastest.speedup
     if ratio is None:
         return None
     if ratio.low > 1:

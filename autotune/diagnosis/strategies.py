@@ -6,11 +6,11 @@ number of devices, a single device first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import exp, hypot
+from collections.abc import Mapping, Sequence
+from math import hypot
 from typing import Literal
 
-from autotune.analysis.selection_rules import rate_of_runs, ratio_of
+from autotune.analysis.selection_rules import rate_of_runs, ratio_by_rounds, ratio_of
 from autotune.frozen import FrozenModel
 from autotune.records.ceilings import device_key
 from autotune.records.measurement import Measurement, Rate
@@ -52,8 +52,7 @@ class StrategyBest(FrozenModel):
         """The rate over the number of devices times the best rate of one, with its 95 % interval."""
         if self.speedup is None:
             return None
-        ratio, count = self.speedup, self.config.world_size
-        return Ratio(value=ratio.value / count, low=ratio.low / count, high=ratio.high / count)
+        return Ratio(**{name: value / self.config.world_size for name, value in self.speedup})
 
 
 class StrategyEntry(FrozenModel):
@@ -78,24 +77,20 @@ def list_strategies(
     where it has one.
     """
     confirmed = {found.number: found for found in confirmations if found.is_feasible and found.runs}
-    groups: dict[tuple[int, int], list[TrialRecord]] = {}
-    for record in records:
-        groups.setdefault((_ORDER.index(record.config.strategy), record.config.world_size), []).append(record)
-    reference = _fastest(groups.get((_ORDER.index("single"), 1), []))
-    entries = []
-    for place, world_size in sorted(groups):
-        tried = groups[place, world_size]
-        fastest = _fastest(tried)
-        entries.append(
-            StrategyEntry(
-                strategy=_ORDER[place],
-                world_size=world_size,
-                tried=len(tried),
-                feasible=sum(_is_usable(record) for record in tried),
-                best=None if fastest is None else _best(fastest, reference, records, confirmed),
-            )
+    of_strategy = {name: [record for record in records if record.config.strategy == name] for name in _ORDER}
+    reference = _fastest(of_strategy["single"])
+    return tuple(
+        StrategyEntry(
+            strategy=strategy,
+            world_size=world_size,
+            tried=len(tried),
+            feasible=sum(record.is_feasible for record in tried),
+            best=None if (fastest := _fastest(tried)) is None else _best(fastest, reference, records, confirmed),
         )
-    return tuple(entries)
+        for strategy in _ORDER
+        for world_size in sorted({record.config.world_size for record in records})
+        if (tried := [record for record in of_strategy[strategy] if record.config.world_size == world_size])
+    )
 
 
 def best_known_ranks(runs: Sequence[Measurement]) -> tuple[RankFigures, ...]:
@@ -108,35 +103,32 @@ def _count_ceilings(ranks: Sequence[RankFigures]) -> int:
     return len(ranks) + len(known)  # any ranks are more than none
 
 
-def _is_usable(record: TrialRecord) -> bool:
-    return record.is_feasible and record.measurement is not None
+def _entrant(record: TrialRecord, confirmed: Mapping[int, Confirmation]) -> Confirmation:
+    """What the confirmation measured of a trial; else the trial's own run, as a round by itself."""
+    own = Confirmation(number=record.number, config=record.config, rounds=(record.measurement,))
+    return confirmed.get(record.number, own)
 
 
 def _fastest(records: Sequence[TrialRecord]) -> TrialRecord | None:
-    return max(filter(_is_usable, records), key=lambda record: _measured(record).samples_per_s, default=None)
-
-
-def _measured(record: TrialRecord) -> Measurement:
-    assert record.measurement is not None, "a usable trial has a measurement"  # noqa: S101 - our own bug
-    return record.measurement
+    feasible = [record for record in records if record.is_feasible]
+    return max(feasible, key=lambda record: _entrant(record, {}).runs[0].samples_per_s, default=None)
 
 
 def _best(
     record: TrialRecord,
     reference: TrialRecord | None,
     records: Sequence[TrialRecord],
-    confirmed: dict[int, Confirmation],
+    confirmed: Mapping[int, Confirmation],
 ) -> StrategyBest:
-    own, again = _measured(record), confirmed.get(record.number)
-    runs = () if again is None else again.runs
-    known = (*runs, own)
-    alike = [other.measurement for other in _like(record, records) if other.measurement is not None]
+    alike = [other.measurement for other in (record, *_like(record, records)) if other.measurement is not None]
+    runs = confirmed[record.number].runs if record.number in confirmed else ()
+    known = (*runs, alike[0])
     return StrategyBest(
         number=record.number,
         config=record.config,
         runs=len(runs),
-        samples_per_s=rate_of_runs(runs or (own,)),
-        speedup=_speedup(record, reference, confirmed),
+        samples_per_s=rate_of_runs(runs or known),
+        speedup=None if reference is None else _speedup(record, reference, confirmed),
         limit_share=1.0 + (0.0 if record.score is None else record.score.violation),
         loader_ceiling=next((run.loader_ceiling for run in known if run.loader_ceiling is not None), None),
         device_ceiling=next((run.device_ceiling for run in known if run.device_ceiling is not None), None),
@@ -147,9 +139,8 @@ def _best(
 
 def _like(record: TrialRecord, records: Sequence[TrialRecord]) -> list[TrialRecord]:
     """Trials with the same exchange: first those of the same step, then those that differ in other settings."""
-    key, alike = device_key(record.config), _exchange_key(record.config)
-    same = [other for other in records if device_key(other.config) == key]
-    return same + [other for other in records if _exchange_key(other.config) == alike]
+    keys = (device_key, _exchange_key)
+    return [other for key in keys for other in records if key(other.config) == key(record.config)]
 
 
 def _exchange_key(config: TrainingConfig) -> tuple[object, ...]:
@@ -159,17 +150,13 @@ def _exchange_key(config: TrainingConfig) -> tuple[object, ...]:
     return device_key(config.model_copy(update={"ddp": plain}))
 
 
-def _speedup(record: TrialRecord, reference: TrialRecord | None, confirmed: dict[int, Confirmation]) -> Ratio | None:
+def _speedup(record: TrialRecord, reference: TrialRecord, confirmed: Mapping[int, Confirmation]) -> Ratio | None:
     """Round by round where both were measured in turns; else the ratio of rates, with half-widths in quadrature."""
-    if reference is None or reference.number == record.number:
+    if record.number == reference.number:
         return None
-    again, reference_again = confirmed.get(record.number), confirmed.get(reference.number)
-    if again is not None and reference_again is not None:
-        in_turns = ratio_of(again, reference_again)
-        if in_turns is not None:
-            return in_turns
-    ours = rate_of_runs((_measured(record),) if again is None else again.runs)
-    theirs = rate_of_runs((_measured(reference),) if reference_again is None else reference_again.runs)
-    spread = hypot(ours.relative_half_width, theirs.relative_half_width)
-    value = ours.value / theirs.value
-    return Ratio(value=value, low=value * exp(-spread), high=value * exp(spread))
+    entrant, other = _entrant(record, confirmed), _entrant(reference, confirmed)
+    if confirmed.keys() >= {record.number, reference.number} and (ratio := ratio_of(entrant, other)) is not None:
+        return ratio
+    ours, theirs = rate_of_runs(entrant.runs), rate_of_runs(other.runs)
+    half_width = hypot(ours.relative_half_width, theirs.relative_half_width)
+    return ratio_by_rounds([(ours.value, theirs.value)], [half_width])

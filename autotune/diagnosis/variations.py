@@ -5,7 +5,7 @@ Comes in: a ResolvedSpace. Goes out: configurations that differ from its baselin
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from autotune.settings.training_config import TrainingConfig
 from autotune.space import constraints as rules
@@ -23,32 +23,26 @@ def list_variations(space: ResolvedSpace) -> list[TrainingConfig]:
 
     Workers persist from epoch to epoch wherever there are any. torch.compile is left out: it takes too long here.
     """
-    own, found = space.baseline, list[TrainingConfig]()
-    for changes in (*_loader_changes(space), *_device_changes(space)):
-        settings = rules.normalised(own.model_dump() | changes, space.facts, space.environment)
-        config = TrainingConfig.model_validate(settings)
-        is_allowed = rules.obstacle(config, space.facts, space.environment, drop_last=space.drop_last) is None
-        if is_allowed and config != own and config not in found:
-            found.append(config)
-    return found
+    own, machine = space.baseline, (space.facts, space.environment)
+    changed = [{**own.model_dump(), **changes} for changes in (*_loader_changes(space), *_device_changes(space))]
+    configs = [TrainingConfig.model_validate(rules.normalised(settings, *machine)) for settings in changed]
+    others = [config for config in dict.fromkeys(configs) if config != own]
+    return [config for config in others if rules.obstacle(config, *machine, drop_last=space.drop_last) is None]
 
 
-def _loader_changes(space: ResolvedSpace) -> Iterator[dict[str, object]]:
+def _loader_changes(space: ResolvedSpace) -> Iterator[Mapping[str, object]]:
     sharing = rules.ranks_on_host(space.baseline.process_count, space.environment)
     most = max(1, most_workers(space.facts, space.environment) // sharing)
     yield {"persistent_workers": space.baseline.num_workers > 0}
-    for count in (0, *(2**power for power in range(most.bit_length()))):
-        yield {"num_workers": count, "persistent_workers": count > 0}
+    counts = (0, *(2**power for power in range(most.bit_length())))
+    yield from ({"num_workers": count, "persistent_workers": count > 0} for count in counts)
 
 
-def _device_changes(space: ResolvedSpace) -> Iterator[dict[str, object]]:
+def _device_changes(space: ResolvedSpace) -> Iterator[Mapping[str, object]]:
     own, environment = space.baseline, space.environment
-    for factor in _BATCH_FACTORS:
-        yield {"micro_batch_size": max(1, int(own.micro_batch_size * factor))}
-    for dtype in environment.native_amp_dtypes:
-        yield {"amp_dtype": dtype}
+    yield from ({"micro_batch_size": max(1, int(own.micro_batch_size * factor))} for factor in _BATCH_FACTORS)
+    yield from ({"amp_dtype": dtype} for dtype in environment.native_amp_dtypes)
     if environment.device_kind == "cpu":
-        yield {"intra_op_threads": 1}
-        yield {"intra_op_threads": environment.cores}
+        yield from ({"intra_op_threads": count} for count in (1, environment.cores))
     if space.facts.has_4d_input:
         yield {"channels_last": True}

@@ -48,9 +48,9 @@ def judge(name: str, evidence: Evidence, notes: Iterable[Note | str] = (), *, wa
 
 def is_healthy(evidence: Evidence, findings: Sequence[Finding], advice: Sequence[Advice]) -> bool:
     """Whether computing is the only finding, by a measured breakdown, and nothing that was measured promises 5 %."""
-    if evidence.measurement.breakdown is None or [finding.bottleneck for finding in findings] != ["compute"]:
-        return False
-    return all((piece.expected_gain or 0.0) < HEALTHY_GAIN for piece in advice)
+    gains = [piece.expected_gain or 0.0 for piece in advice]
+    is_computing = [finding.bottleneck for finding in findings] == ["compute"]
+    return evidence.measurement.breakdown is not None and is_computing and max(gains, default=0.0) < HEALTHY_GAIN
 
 
 def headroom_today(evidence: Evidence) -> Headroom:
@@ -66,13 +66,11 @@ def make_headline(evidence: Evidence, findings: Sequence[Finding], advice: Seque
     has_others = any(point.changes and point.ceiling is not None for point in points)
     if is_healthy(evidence, findings, advice):
         return (note("healthy", share=first.share, least_gain=HEALTHY_GAIN if has_others else None),)
+    head = note("bottleneck", bottleneck=first.bottleneck, share=first.share)
     if first.bottleneck == "compute" and evidence.measurement.breakdown is None:
         head = note("time_not_attributed", share=first.share)
     elif first.bottleneck == "compute" and second is not None:
-        also: dict[str, JsonValue] = {"second": second.bottleneck, "second_share": second.share}
-        head = note("bottleneck", bottleneck="compute", share=first.share, **also)
-    else:
-        head = note("bottleneck", bottleneck=first.bottleneck, share=first.share)
+        head = note(head.code, **head.figures, second=second.bottleneck, second_share=second.share)
     best = next((piece for piece in advice if piece.settings and piece.expected_gain is not None), None)
     if best is not None:
         return head, note("best_setting", settings=_json(best.settings), gain=best.expected_gain)

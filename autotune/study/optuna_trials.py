@@ -9,7 +9,7 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.trial import TrialState
 
-from autotune.analysis.early_stopping import rate_so_far
+from autotune.analysis.rates import mean_rate
 from autotune.note import Note
 from autotune.records.trial import TrialRecord
 from autotune.settings.search_space import Domain, IntRange
@@ -102,7 +102,7 @@ def tell_record(study: optuna.Study, trial: optuna.Trial, record: TrialRecord, r
     else:
         blocks = record.result.blocks
         if blocks and reference_rate is not None:
-            trial.report(rate_so_far(blocks).samples_per_s / reference_rate, step=len(blocks))
+            trial.report(mean_rate(blocks)[0] / reference_rate, step=len(blocks))
         if record.outcome in _SHORT_OF_MEMORY and record.measurement is None:  # a guard's is not the trial's
             known = record.result.violation
             trial.set_constraint(_MEMORY, _UNKNOWN_EXCESS if known is None else known)

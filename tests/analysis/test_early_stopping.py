@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.analysis.early_stopping import PruningThreshold, behind_threshold, rate_so_far
+from autotune.analysis.early_stopping import PruningThreshold, behind_threshold
+from autotune.analysis.rates import mean_rate
 from autotune.records.measurement import Block
 
 THRESHOLD = PruningThreshold(number=3, low_samples_per_s=1_000.0)
@@ -59,7 +60,7 @@ def test_within_three_percent_of_the_threshold_a_trial_goes_on() -> None:
 @given(st.lists(st.floats(1.0, 5_000.0), min_size=3, max_size=30))
 def test_what_is_at_the_threshold_so_far_is_not_stopped(rates: list[float]) -> None:
     seen = blocks(*rates, seconds=1.0)
-    is_at_it = rate_so_far(seen).samples_per_s >= THRESHOLD.low_samples_per_s
+    is_at_it = mean_rate(seen)[0] >= THRESHOLD.low_samples_per_s
     assert not is_at_it or behind_threshold(seen, THRESHOLD) is None
 
 

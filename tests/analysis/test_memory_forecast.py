@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.analysis.memory_forecast import MemoryForecast, forecast_memory
+from autotune.analysis.memory_forecast import MemoryForecast
 from autotune.settings.training_config import TrainingConfig
 
 MIB = 2**20
@@ -24,7 +24,7 @@ def line(size: int) -> int:
 
 
 def forecast(*seen: tuple[TrainingConfig, int], workers_in_ram: bool = False) -> MemoryForecast:
-    return forecast_memory(seen, has_workers_in_ram=workers_in_ram)
+    return MemoryForecast(observed=seen, has_workers_in_ram=workers_in_ram)
 
 
 def expected(known: MemoryForecast, *configs: TrainingConfig) -> tuple[list[float], list[float]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from autotune.analysis.memory_line import (
@@ -54,6 +54,7 @@ def fitted(points: Sequence[tuple[int, ...]], num_workers: int = 0) -> MemoryLin
     return line
 
 
+@settings(deadline=None)  # the first fit imports scipy
 @given(BATCHES, st.integers(0, 10**10), st.integers(1, 10**8))
 def test_memory_that_is_a_line_is_found_again(batches: list[int], fixed: int, slope: int) -> None:
     line = fitted([(batch, fixed + slope * batch) for batch in batches])

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.analysis.rate_model import Forecast, Observation, RateModel, fit_rate_model
+from autotune.analysis.rate_model import Forecast, Observation, RateModel
 from autotune.settings.environment import Environment
 from autotune.settings.training_config import TrainingConfig
 from tests.factories import CPU, GPU
@@ -44,7 +44,7 @@ def run(rate: float, one: TrainingConfig, sd: float = 0.015) -> Observation:
 def forecast(
     observations: Sequence[Observation], *configs: TrainingConfig, environment: Environment = MANY_CORES
 ) -> Forecast:
-    return fit_rate_model(observations, environment).forecast(configs)
+    return RateModel(observations, environment).forecast(configs)
 
 
 def rates(known: Forecast) -> list[float]:
@@ -298,9 +298,7 @@ def test_what_runs_fall_short_by_is_expected_of_others_too() -> None:
 
 
 def test_a_forecast_of_thousands_is_that_of_each() -> None:
-    model: RateModel = fit_rate_model(
-        [loader(1_000, config(2)), device(2_000, config()), run(700, config())], MANY_CORES
-    )
+    model: RateModel = RateModel([loader(1_000, config(2)), device(2_000, config()), run(700, config())], MANY_CORES)
     asked = [config(workers, batch) for workers, batch in product(range(40), range(1, 60))]
     together = model.forecast(asked)
     for place in (0, 777, len(asked) - 1):
@@ -316,7 +314,7 @@ def test_slopes_are_the_derivatives_of_the_joint_rate(
 ) -> None:
     asked, step = [config(), config(4)], 1e-5
     looks = [loader(1_000, config(4), cpu_s=loader_cpu_s), device(1_000, config(), cores=cores_in_use)]
-    joint = fit_rate_model([*looks, run(900, config())], environment)._joint_of(asked)
+    joint = RateModel([*looks, run(900, config())], environment)._joint_of(asked)
     sides = np.full(2, log_loader), np.full(2, log_device)
     by_loader, by_device = joint.slopes(*sides)
     for found, loader_step, device_step in ((by_loader, step, 0.0), (by_device, 0.0, step)):

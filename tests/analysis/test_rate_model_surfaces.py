@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from autotune.analysis.observations import ConfiguredPoint, configured_points, rate_observations
-from autotune.analysis.rate_model import Forecast, fit_rate_model
+from autotune.analysis.rate_model import Forecast, RateModel
 from autotune.records.trial import TrialRecord
 from autotune.settings.objective import Objective
 from autotune.settings.search_space import SearchSpace
@@ -90,7 +90,7 @@ def tell(surface: Any, trials: int, seed: int = 0) -> Comparison:
         for number, config in enumerate(shown)
     ]
     environment = surface.environment
-    model = fit_rate_model(list(rate_observations(looks(surface), records, environment.device_kind)), environment)
+    model = RateModel(list(rate_observations(looks(surface), records, environment.device_kind)), environment)
     rest = others[trials:]
     differences = [abs(np.log(one / other)) for one, other in surface.pairs()]
     return Comparison(

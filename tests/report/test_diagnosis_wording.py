@@ -158,9 +158,8 @@ def test_evidence_reads_as_a_sentence(bottleneck: Bottleneck, evidence: Any, sen
 
 
 def test_advice_on_settings_reads_with_its_caution_and_its_basis() -> None:
-    settings = {"micro_batch_size": 64}
-    figures = {"device_samples_per_s": 2000.0}
-    found = advice_in_words(advise("set", present=1000.0, expected=1500.0, settings=settings, figures=figures))
+    advice = advise("set", 1000.0, 1500.0, {"micro_batch_size": 64}, device_samples_per_s=2000.0)
+    found = advice_in_words(advice)
     assert found.text == "Set micro_batch_size=64 (the learning rate has to follow the batch)"
     assert found.basis == "the device alone reaches 2,000 samples/s with it"
 

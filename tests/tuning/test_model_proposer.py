@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 
 import autotune
-from autotune.analysis.early_stopping import rate_so_far
+from autotune.analysis.rates import mean_rate
 from autotune.launch.launcher import Exit, Launch
 from autotune.note import note
 from autotune.protocol.jobs import CurvesJob, Job, PrecisionJob, StressJob, TrialJob, read_job
@@ -399,7 +399,7 @@ def test_a_trial_that_is_stopped_early_is_told_to_optuna_with_the_rate_it_had(tm
         trial = search.study.optuna_study.trials[record.number]
         blocks, relative = (
             record.result.blocks,
-            rate_so_far(record.result.blocks).samples_per_s / baseline.samples_per_s,
+            mean_rate(record.result.blocks)[0] / baseline.samples_per_s,
         )
         assert trial.state.name == "PRUNED"
         assert trial.intermediate_values == {len(blocks): pytest.approx(relative)}

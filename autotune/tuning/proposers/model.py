@@ -13,7 +13,7 @@ from math import exp, inf, log
 
 from autotune.analysis.acquisition import redundant_among
 from autotune.analysis.early_stopping import PruningThreshold
-from autotune.analysis.memory_forecast import MemoryForecast, forecast_memory
+from autotune.analysis.memory_forecast import MemoryForecast
 from autotune.analysis.observations import (
     ConfiguredPoint,
     configured_points,
@@ -23,7 +23,7 @@ from autotune.analysis.observations import (
     peak_observations,
     rate_observations,
 )
-from autotune.analysis.rate_model import RateModel, fit_rate_model
+from autotune.analysis.rate_model import RateModel
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note, note
 from autotune.records.ceilings import CeilingBook
@@ -207,7 +207,7 @@ class ModelProposer:
     def _foresee(self, best: TrialRecord, measured_rate: float) -> Outlook:
         environment, records = self.study.space.environment, self.study.ended
         observed = list(rate_observations(self.sides or [], records, environment.device_kind))
-        self._model = fit_rate_model(observed, environment)
+        self._model = RateModel(observed, environment)
         beliefs = Beliefs(
             rates=self._model,
             memory=self._memory(),
@@ -243,7 +243,7 @@ class ModelProposer:
         return [record.config for record in self.study.ended if record.measurement is not None or record.result.blocks]
 
     def _memory(self) -> MemoryForecast:
-        return forecast_memory(self._peaks, has_workers_in_ram=self.study.space.environment.has_only_ram)
+        return MemoryForecast(observed=self._peaks, has_workers_in_ram=self.study.space.environment.has_only_ram)
 
     @property
     def _peaks(self) -> list[tuple[TrainingConfig, int]]:
