@@ -23,19 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["draw"]
 
-_COLOURS = {
-    "#010001": "ink",
-    "#010002": "muted",
-    "#010003": "rule",
-    "#010004": "paper",
-    "#010005": "bad",
-    "#010006": "float32",
-    "#010007": "tf32",
-    "#010008": "bfloat16",
-    "#010009": "float16",
-}
-"""Sentinels that nothing else draws with, and the CSS variables of the page that take their places."""
-_OF = {name: sentinel for sentinel, name in _COLOURS.items()}
+_COLOURS = ("ink", "muted", "rule", "paper", "bad", *AMP_DTYPES)
+_OF = {name: f"#01000{number}" for number, name in enumerate(_COLOURS, 1)}
+"""The page's CSS variables, and the sentinels that stand for them: colours that nothing else draws with."""
 _SHAPES = {"float32": "o", "tf32": "s", "bfloat16": "^", "float16": "D"}
 _MOST_TICKS = 8
 _STYLE = Path(__file__).with_name("report.mplstyle")
@@ -167,14 +157,13 @@ def _add_legend(figure: Figure, axes: Axes) -> None:
 
 def _inline(svg: str, plot: Plot) -> str:
     """The <svg> element alone, with the page's colours and font, ids of its own, and a name for screen readers."""
-    text = svg[svg.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
-    for sentinel, name in _COLOURS.items():
+    text = re.sub(r"<metadata>.*?</metadata>\s*", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    for name, sentinel in _OF.items():
         text = text.replace(sentinel, f"var(--{name})")
     text = re.sub(r"font-family: [^;\"]+", "font-family: var(--font)", text)
     text = re.sub(r"(font: (?:[\w.]+ )*[\d.]+px) [^;\"]+", r"\1 var(--font)", text)
     text = re.sub(r'\bid="', f'id="{plot.name}-', text)
     text = re.sub(r'(href="#|url\(#)', rf"\g<1>{plot.name}-", text)
-    text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", text, count=1)
-    text = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1)
+    for side in ("width", "height"):
+        text = re.sub(rf'(<svg[^>]*?) {side}="[^"]*"', r"\1", text, count=1)
     return text.replace("<svg", f'<svg role="img" aria-label="{plot.title}"', 1).strip()

@@ -6,18 +6,17 @@ autoescape; only our own plots are taken as markup. A plot that can't be drawn i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
 
 from markupsafe import Markup
 
-from autotune.report.blocks import Figure, filled
+from autotune.report.blocks import Block, filled
 from autotune.report.model import ReportModel
 from autotune.report.plots.drawing import draw
 from autotune.report.plots.plots import Plot
 from autotune.report.render.templating import render_template
 from autotune.report.text import one_line
-from autotune.report.wording.names import PART_NAMES
 
 __all__ = ["Page", "render_page"]
 
@@ -35,23 +34,19 @@ class Page:
 
 def render_page(report: ReportModel) -> Page:
     """The whole page."""
-    figures = [block for section in report.sections for block in section.blocks if isinstance(block, Figure)]
-    drawings, remark = _draw_all(figure.plot for figure in figures)
-    missing = [figure for figure in figures if figure.plot.name not in drawings]
+    drawings, remark = _draw_all(
+        block for section in report.sections for block in section.blocks if isinstance(block, Plot)
+    )
     sections = (
-        replace(section, blocks=tuple(block for block in section.blocks if block not in missing))
+        replace(section, blocks=tuple(block for block in section.blocks if _is_shown(block, drawings)))
         for section in report.sections
     )
-    values: dict[str, object] = {
-        "name": one_line(report.summary.name),
-        "report": report,
-        "sections": filled(*sections),
-        "drawings": drawings,
-        "remark": remark,
-        "version": report.summary.autotune_version,
-        "part_names": PART_NAMES,
-    }
+    values = {"report": report, "sections": filled(*sections), "drawings": drawings, "remark": remark}
     return Page(html=render_template("report.html.j2", values), remark=remark)
+
+
+def _is_shown(block: Block, drawings: Container[str]) -> bool:
+    return not isinstance(block, Plot) or block.name in drawings
 
 
 def _draw_all(plots: Iterable[Plot]) -> tuple[dict[str, Markup], str]:
@@ -61,11 +56,9 @@ def _draw_all(plots: Iterable[Plot]) -> tuple[dict[str, Markup], str]:
     for plot in plots:
         try:
             drawings[plot.name] = Markup(draw(plot))  # noqa: S704 - our own drawing of numbers
-        except ImportError as error:
-            missing = (error.name or "").partition(".")[0] == "matplotlib"
-            remark = _NO_MATPLOTLIB if missing else _describe_fault(plot, error)
         except Exception as error:  # noqa: BLE001 - no plot may cost a finished search its report
-            remark = _describe_fault(plot, error)
+            is_missing = isinstance(error, ImportError) and (error.name or "").partition(".")[0] == "matplotlib"
+            remark = _NO_MATPLOTLIB if is_missing else _describe_fault(plot, error)
     return drawings, remark
 
 

@@ -7,9 +7,11 @@ an interval is the text "Infinity", as in trials.jsonl.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Literal
 
 from autotune.frozen import FrozenModel
+from autotune.note import Note
 from autotune.records.recommendation import Ratio
 from autotune.records.trial import Outcome
 from autotune.report.figures import Figures
@@ -88,12 +90,12 @@ def summary_json(report: ReportModel) -> str:
         same_batch_speedup=None if found is None else found.same_batch_speedup,
         memory_limit_bytes=summary.limit_bytes,
         memory_source=summary.memory_source,
-        outcomes=report.outcomes,
+        outcomes=dict(Counter(trial.outcome for trial in summary.trials).most_common()),
         reasons=report.reasons,
         lr_advice=report.lr_advice,
         device_remarks=(*report.doubts, *report.conditions),
         notes=report.notes,
-        note_codes=report.note_codes,
+        note_codes=tuple(note.code for note in summary.notes if isinstance(note, Note)),
         stopped_because=say(summary.stopped_because),
         wall_s=summary.wall_s,
         files={name: str((report.run_dir / name).absolute()) for name in report.files},
@@ -105,7 +107,5 @@ def summary_json(report: ReportModel) -> str:
 
 
 def _measured(report: ReportModel, number: int, config: TrainingConfig) -> MeasuredConfig:
-    column = report.column(number)
-    figures = None if column is None else column.figures
-    size = config.global_batch_size
-    return MeasuredConfig(trial=number, settings=config, global_batch_size=size, figures=figures)
+    figures = next((column.figures for column in report.columns if column.number == number), None)
+    return MeasuredConfig(trial=number, settings=config, global_batch_size=config.global_batch_size, figures=figures)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from autotune.report.blocks import Block, Bullets, Facts, Figure, Paragraph, Section, Shares, Table, TimeBars, Trace
+from autotune.report.blocks import Block, Bullets, Facts, Paragraph, Section, Shares, Table, TimeBars, Trace
 from autotune.report.model import ReportModel
+from autotune.report.plots.plots import Plot
 from autotune.report.plots.tables import bar_table, plot_blocks
 from autotune.report.text import one_line
 from autotune.report.wording.units import NO_VALUE, format_fraction
@@ -51,27 +52,25 @@ def _changes(report: ReportModel) -> str:
 
 def _block(block: Block) -> str:  # noqa: PLR0911 - one for each kind of block
     """A block's text; "" for one without rows."""
-    if isinstance(block, Paragraph):
-        return _escape(block.text)
-    if isinstance(block, Bullets):
-        return "\n".join(f"- {_escape(sentence)}" for sentence in block.sentences)
-    if isinstance(block, Figure):
-        return "\n\n".join((f"### {block.plot.title}", *map(_block, plot_blocks(block.plot))))
-    if isinstance(block, TimeBars):
-        block = bar_table(block)
-    if isinstance(block, Table):
-        return _table(block.heads, block.rows) if block.rows else ""
-    if isinstance(block, Facts):
-        return _table(("", ""), block.facts.items())
-    if isinstance(block, Shares):
-        rows = ((name, format_fraction(share)) for name, share in block.shares.items())
-        return f"### {_escape(block.title)}\n\n{_table(('setting', block.head), rows)}"
-    return _trace(block)
-
-
-def _trace(block: Trace) -> str:
-    head = f"**{_escape(block.count)}** {_escape(block.text)}"
-    return f"{head}\n\n{_fence(block.traceback)}" if block.traceback else head
+    match block:
+        case Paragraph():
+            return _escape(block.text)
+        case Bullets():
+            return "\n".join(f"- {_escape(sentence)}" for sentence in block.sentences)
+        case Table():
+            return _table(block.heads, block.rows) if block.rows else ""
+        case Facts():
+            return _table(("", ""), block.facts.items())
+        case TimeBars():
+            return _block(bar_table(block))
+        case Shares():
+            rows = ((name, format_fraction(share)) for name, share in block.shares.items())
+            return f"### {_escape(block.title)}\n\n{_table(('setting', block.head), rows)}"
+        case Plot():
+            return "\n\n".join((f"### {block.title}", *map(_block, plot_blocks(block))))
+        case Trace():
+            head = f"**{_escape(block.count)}** {_escape(block.text)}"
+            return f"{head}\n\n{_fence(block.traceback)}" if block.traceback else head
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

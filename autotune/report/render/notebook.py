@@ -42,5 +42,4 @@ def _as_table(block: Block) -> Block:
     """Names and values as a table of two columns."""
     if not isinstance(block, Facts):
         return block
-    heads = ("", "value")
-    return Table(heads=heads, rows=tuple(block.facts.items()), texts=frozenset(heads))
+    return Table(heads=("", "value"), rows=tuple(block.facts.items()))

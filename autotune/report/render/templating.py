@@ -6,7 +6,9 @@ from functools import cache
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from autotune.report.blocks import TEXT_HEADS
 from autotune.report.text import one_line, without_controls
+from autotune.report.wording.names import PART_NAMES
 from autotune.report.wording.units import format_fraction
 
 __all__ = ["render_template"]
@@ -27,10 +29,6 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(plain=one_line, lines=without_controls, percent=format_fraction)
-    environment.tests["block"] = _is_block
+    environment.tests["block"] = lambda block, kind: type(block).__name__ == kind
+    environment.globals.update(text_heads=TEXT_HEADS, part_names=PART_NAMES)
     return environment
-
-
-def _is_block(block: object, kind: str) -> bool:
-    """Whether an object is one of `blocks`' classes, by its name."""
-    return type(block).__name__ == kind

@@ -10,7 +10,8 @@ from autotune.analysis.memory_line import memory_lines
 from autotune.note import note
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import Failure
-from autotune.report.blocks import Figure, Shares
+from autotune.report.blocks import Shares
+from autotune.report.plots.plots import Plot
 from tests.factories import (
     FAST,
     LIMIT,
@@ -55,8 +56,7 @@ def test_every_title_of_the_page_is_in_the_markdown(any_summary: RunSummary, tmp
     lines = as_markdown(any_summary, tmp_path).splitlines()
     sections = report_of(any_summary, tmp_path).sections
     assert [line[3:] for line in lines if line.startswith("## ")] == [section.title for section in sections]
-    blocks = [block for section in sections for block in section.blocks if isinstance(block, Figure | Shares)]
-    titles = [block.plot.title if isinstance(block, Figure) else block.title for block in blocks]
+    titles = [block.title for section in sections for block in section.blocks if isinstance(block, Plot | Shares)]
     assert {"Throughput against batch size", "Memory against batch size", "Score of each trial"} <= set(titles)
     assert [line[4:] for line in lines if line.startswith("### ")] == titles
 
