@@ -13,7 +13,7 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.report.plots.plots import Mark, Plot
+from autotune.report.plots.plots import Mark, Plot, thin_out
 from autotune.report.wording.units import format_rate
 from autotune.settings.training_config import AMP_DTYPES
 
@@ -121,7 +121,7 @@ def _label(axes: Axes, plot: Plot) -> None:
     axes.set_ylabel(plot.y_label)
     if plot.is_log:
         axes.set_xscale("log", base=2)
-        axes.set_xticks(_ticks({mark.x for mark in plot.marks}))
+        axes.set_xticks(thin_out(sorted({mark.x for mark in plot.marks}), _MOST_TICKS))
         axes.xaxis.set_minor_locator(NullLocator())
     else:
         axes.xaxis.set_major_locator(MaxNLocator(nbins=_MOST_TICKS, integer=True, min_n_ticks=1))
@@ -137,15 +137,6 @@ def _top(plot: Plot) -> float:
     heights = [mark.y for mark in plot.marks if mark.y is not None]
     heights += [level.y for level in plot.levels] + [y for trend in plot.trends for _, y, _ in trend.points]
     return 1.08 * max(heights, default=0.0) or 1.0
-
-
-def _ticks(values: set[float]) -> list[float]:
-    """Some of the values, evenly among them, both ends included."""
-    ordered = sorted(values)
-    if len(ordered) <= _MOST_TICKS:
-        return ordered
-    gaps = _MOST_TICKS - 1
-    return [ordered[round(index * (len(ordered) - 1) / gaps)] for index in range(_MOST_TICKS)]
 
 
 def _add_legend(figure: Figure, axes: Axes) -> None:

@@ -30,6 +30,7 @@ __all__ = [
     "plot_history",
     "plot_memory",
     "plot_rates",
+    "thin_out",
 ]
 
 Fate = Literal["feasible", "over_memory", "failed"]
@@ -211,3 +212,9 @@ def _trend(line: MemoryLine, summary: RunSummary) -> Trend:
         for batch in sorted(batches)
     )
     return Trend(amp_dtype=line.kind.amp_dtype, points=tuple(points))
+
+
+def thin_out(values: Sequence[float], most: int) -> list[float]:
+    """So many of the values at the most, evenly among them, both ends included."""
+    gaps = min(most, len(values)) - 1
+    return [values[round(index * (len(values) - 1) / gaps)] for index in range(gaps + 1)] if gaps > 0 else [*values]

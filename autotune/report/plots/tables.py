@@ -6,12 +6,12 @@ holds the trials at one place of its x axis; what is a line in the drawing is a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
+from itertools import groupby, pairwise
 
 from autotune.records.breakdown import Part
 from autotune.report.blocks import Block, Paragraph, Table, TimeBar, TimeBars
-from autotune.report.plots.plots import BYTES_PER_GIB, Fate, Mark, Plot, Quantity, Trend
+from autotune.report.plots.plots import BYTES_PER_GIB, Fate, Mark, Plot, Quantity, Trend, thin_out
 from autotune.report.wording.names import PART_NAMES
 from autotune.report.wording.units import NO_VALUE, format_bytes, format_fraction, format_rate, text_bar
 from autotune.settings.training_config import AMP_DTYPES
@@ -42,7 +42,7 @@ def plot_blocks(plot: Plot) -> tuple[Block, ...]:
     shown = _thinned(plot, places)
     columns = _columns(plot, shown)
     left_out = f"{len(shown)} of {len(places)} rows are shown." if len(shown) < len(places) else ""
-    sentences = (*_say_roles(plot), *_say_levels(plot), plot.caption, left_out)
+    sentences = (*_say_heights(plot), plot.caption, left_out)
     table = Table(heads=tuple(columns), rows=tuple(zip(*columns.values(), strict=True)))
     return table, Paragraph(text=" ".join(filter(None, sentences)))
 
@@ -53,18 +53,13 @@ def _part(bar: TimeBar, part: Part) -> str:
 
 
 def _places(plot: Plot) -> _Places:
-    places: _Places = {}
-    for mark in sorted(plot.marks, key=lambda mark: mark.x):
-        places.setdefault(mark.x, []).append(mark)
-    return places
+    marks = sorted(plot.marks, key=lambda mark: mark.x)
+    return {x: list(there) for x, there in groupby(marks, key=lambda mark: mark.x)}
 
 
 def _thinned(plot: Plot, places: _Places) -> _Places:
     """Some of many places: evenly among them, both ends included, and those of note."""
-    if len(places) <= _MOST_ROWS:
-        return places
-    every, gaps = list(places), _MOST_ROWS - 1
-    kept = {every[round(index * (len(every) - 1) / gaps)] for index in range(_MOST_ROWS)}
+    kept = set(thin_out(list(places), _MOST_ROWS))
     kept |= {mark.x for mark in plot.marks if mark.role}
     kept |= {x for (_, before), (x, best) in pairwise(plot.best_so_far) if best > before}
     return {x: marks for x, marks in places.items() if x in kept}
@@ -124,17 +119,11 @@ def _say_best(plot: Plot, x: float) -> str:
     return _say(reached[-1], plot.quantity) if reached else NO_VALUE
 
 
-def _say_roles(plot: Plot) -> list[str]:
-    """Where the baseline and the recommended settings stand."""
+def _say_heights(plot: Plot) -> Iterator[str]:
+    """Where the baseline and the recommended settings stand, and the horizontal lines."""
     unit = _UNITS[plot.quantity]
-    return [
-        f"{mark.role.capitalize()}: {_say(mark.y, plot.quantity)}{unit} at {plot.x_label} {mark.x:,.0f}."
-        for mark in plot.marks
-        if mark.role and mark.y is not None
-    ]
-
-
-def _say_levels(plot: Plot) -> list[str]:
-    """The horizontal lines."""
-    unit = _UNITS[plot.quantity]
-    return [f"{level.label.capitalize()}: {_say(level.y, plot.quantity)}{unit}." for level in plot.levels]
+    for mark in plot.marks:
+        if mark.role and mark.y is not None:
+            yield f"{mark.role.capitalize()}: {_say(mark.y, plot.quantity)}{unit} at {plot.x_label} {mark.x:,.0f}."
+    for level in plot.levels:
+        yield f"{level.label.capitalize()}: {_say(level.y, plot.quantity)}{unit}."

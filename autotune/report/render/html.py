@@ -6,19 +6,22 @@ autoescape; only our own plots are taken as markup. A plot that can't be drawn i
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from autotune.report.blocks import Block, filled
+from autotune.report.blocks import TEXT_HEADS, Block, filled
 from autotune.report.model import ReportModel
 from autotune.report.plots.drawing import draw
 from autotune.report.plots.plots import Plot
-from autotune.report.render.templating import render_template
-from autotune.report.text import one_line
+from autotune.report.text import one_line, without_controls
+from autotune.report.wording.names import PART_NAMES
+from autotune.report.wording.units import format_fraction
 
-__all__ = ["Page", "render_page"]
+__all__ = ["Page", "render_page", "render_template"]
 
 _NO_MATPLOTLIB = 'Plots need matplotlib: pip install "autotune-torch[report]", then autotune report RUN_DIR.'
 
@@ -65,3 +68,24 @@ def _draw_all(plots: Iterable[Plot]) -> tuple[dict[str, Markup], str]:
 def _describe_fault(plot: Plot, error: Exception) -> str:
     fault = one_line(f"{type(error).__name__}: {error}")
     return f'The plot "{plot.title}" could not be drawn ({fault}); its figures are in the tables.'
+
+
+def render_template(name: str, values: Mapping[str, object]) -> str:
+    """Fill a template of this package; a value that it names and is not given is an error."""
+    return _environment().get_template(name).render(values)
+
+
+@cache
+def _environment() -> Environment:
+    """Jinja2 over the templates of this package: every text that a template shows is escaped."""
+    environment = Environment(
+        loader=PackageLoader("autotune.report.render"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(plain=one_line, lines=without_controls, percent=format_fraction)
+    environment.tests["block"] = lambda block, kind: type(block).__name__ == kind  # one of `blocks`' classes, by name
+    environment.globals.update(text_heads=TEXT_HEADS, part_names=PART_NAMES)
+    return environment

@@ -24,22 +24,16 @@ _BACKTICKS = re.compile(r"`+")
 
 def render_markdown(report: ReportModel) -> str:
     """The whole report."""
-    lead = [_escape(_changes(report)), *map(_block, report.lead)]
-    return _join(f"autotune: {report.summary.name}", report.headline, lead, report.sections)
+    lead = (Paragraph(text=_changes(report)), *report.lead)
+    return render_sections(f"autotune: {report.summary.name}", report.headline, lead, report.sections)
 
 
-def render_sections(title: str, lead: Sequence[str], sections: Sequence[Section]) -> str:
-    """A report of other content: a title, a first sentence in bold and the rest of the lead, sections."""
-    return _join(title, lead[0], map(_escape, lead[1:]), sections)
-
-
-def _join(title: str, headline: str, lead: Iterable[str], sections: Sequence[Section]) -> str:
-    """Title, headline, what follows it, and the sections that have something to say, each below its title."""
-    parts = [f"# {_escape(title)}", f"**{_escape(headline)}**", *lead]
+def render_sections(title: str, headline: str, lead: Iterable[Block], sections: Iterable[Section]) -> str:
+    """Title, headline, what follows it, and the sections, each below its title."""
+    parts = [f"# {_escape(title)}", f"**{_escape(headline)}**", *map(_block, lead)]
     for section in sections:
-        texts = [text for block in section.blocks if (text := _block(block))]
-        parts += [f"## {section.title}", *texts] if texts else []
-    return "\n\n".join(part for part in parts if part) + "\n"
+        parts += [f"## {section.title}", *map(_block, section.blocks)]
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def _changes(report: ReportModel) -> str:
@@ -51,14 +45,14 @@ def _changes(report: ReportModel) -> str:
 
 
 def _block(block: Block) -> str:  # noqa: PLR0911 - one for each kind of block
-    """A block's text; "" for one without rows."""
+    """A block's text; "" for one without content."""
     match block:
         case Paragraph():
             return _escape(block.text)
         case Bullets():
             return "\n".join(f"- {_escape(sentence)}" for sentence in block.sentences)
         case Table():
-            return _table(block.heads, block.rows) if block.rows else ""
+            return _table(block.heads, block.rows)
         case Facts():
             return _table(("", ""), block.facts.items())
         case TimeBars():

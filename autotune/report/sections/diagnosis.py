@@ -15,7 +15,17 @@ from autotune.diagnosis.gains import NEAR_CEILING
 from autotune.records.breakdown import PARTS
 from autotune.records.ceilings import HOLDS_FROM, overlaps
 from autotune.records.diagnosis import Curves, Diagnosis
-from autotune.report.blocks import MEASURED_BY, Bullets, Facts, Section, Table, drop_unknown, filled, tabulate
+from autotune.report.blocks import (
+    MEASURED_BY,
+    Bullets,
+    Facts,
+    Paragraph,
+    Section,
+    Table,
+    drop_unknown,
+    filled,
+    tabulate,
+)
 from autotune.report.figures import join_runs
 from autotune.report.render.console_blocks import print_section
 from autotune.report.render.markdown import render_sections
@@ -49,10 +59,10 @@ def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
 
 def render_diagnosis(diagnosis: Diagnosis) -> str:
     """The same in Markdown."""
-    lead = (diagnosis.headline, say_present(diagnosis))
+    lead = [Paragraph(text=say_present(diagnosis))]
     machine = Section(title="Machine", blocks=(Facts(facts=describe_environment(diagnosis.evidence.environment)),))
     sections = (*diagnosis_sections(diagnosis), machine)
-    return render_sections(f"autotune diagnose: {diagnosis.name}", lead, sections)
+    return render_sections(f"autotune diagnose: {diagnosis.name}", diagnosis.headline, lead, sections)
 
 
 def say_present(diagnosis: Diagnosis) -> str:
