@@ -27,8 +27,8 @@ __all__ = [
     "TimeBar",
     "TimeBars",
     "Trace",
-    "drop_unknown",
     "filled",
+    "known_facts",
     "side_by_side",
     "tabulate",
 ]
@@ -156,9 +156,9 @@ def side_by_side(columns: Mapping[str, Mapping[str, str]]) -> Table:
     return Table(heads=("", *columns), rows=tuple(row for row in rows if set(row[1:]) != {NO_VALUE}))
 
 
-def drop_unknown(facts: Mapping[str, str]) -> dict[str, str]:
+def known_facts(facts: Mapping[str, str]) -> Facts:
     """The facts that have a value."""
-    return {name: value for name, value in facts.items() if value not in {"", NO_VALUE}}
+    return Facts(facts={name: value for name, value in facts.items() if value not in {"", NO_VALUE}})
 
 
 def filled(*sections: Section) -> tuple[Section, ...]:

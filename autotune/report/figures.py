@@ -41,6 +41,10 @@ __all__ = [
 
 Role = Literal["", "baseline", "recommended"]
 _T = TypeVar("_T")
+_Wanted = tuple[str, int | None, TrainingConfig | None, Ratio | None]
+"""A Column but for its figures; a same batch may lack a number and settings."""
+_BESIDE_THE_RATE = ("loader_ceiling", "device_ceiling", "fullness", "loader_costs", "communication")
+"""What the first run that measured it tells for all."""
 _CEILING_KEYS = {"loader": loader_key, "device": device_key}
 """What the ceiling of a side depends on."""
 
@@ -124,9 +128,7 @@ def role_of(number: int, summary: RunSummary) -> Role:
 def make_columns(summary: RunSummary) -> tuple[Column, ...]:
     """Baseline, recommended and same batch, each configuration once."""
     found = summary.recommendation
-    wanted: list[tuple[str, int | None, TrainingConfig | None, Ratio | None]] = [
-        ("baseline", 0, summary.baseline, None)
-    ]
+    wanted: list[_Wanted] = [("baseline", 0, summary.baseline, None)]
     if found is not None:
         wanted.append(("recommended", found.number, found.config, found.speedup))
         wanted.append(("same batch", found.same_batch_number, found.same_batch, found.same_batch_speedup))
@@ -187,14 +189,10 @@ def join_runs(
         is_thrashing=any(run.memory.is_thrashing for run in runs),
         joules_per_sample=_mean(run.joules_per_sample for run in runs),
         conditions=tuple(list_known(run.conditions for run in runs)),
-        loader_ceiling=_first(run.loader_ceiling for run in known),
-        device_ceiling=_first(run.device_ceiling for run in known),
+        **{name: _first(getattr(run, name) for run in known) for name in _BESIDE_THE_RATE},
         breakdown=_first(_with_mean_waits(run, waiting) for run in known),
         busy_readings=min(readings, key=lambda read: min(source_rank(each.source) for each in read), default=()),
-        fullness=_first(run.fullness for run in known),
-        loader_costs=_first(run.loader_costs for run in known),
         ranks=best_known_ranks(known),
-        communication=_first(run.communication for run in known),
     )
 
 

@@ -6,7 +6,7 @@ Markdown, a page, a notebook and the JSON document show stands here.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -15,21 +15,14 @@ from autotune.analysis.memory_line import MemoryLine
 from autotune.records.run_summary import RunSummary
 from autotune.report.blocks import Block, Bullets, Facts, Paragraph, Section, Shares, Table, filled
 from autotune.report.figures import Column, Figures, make_columns
-from autotune.report.plots.plots import plot_history, plot_memory, plot_rates
+from autotune.report.plots.plots import list_plots
 from autotune.report.sections import facts, memory, ranks, times, trials
 from autotune.report.sections.devices import device_section
 from autotune.report.sections.result import result_table
 from autotune.report.text import one_line
+from autotune.report.wording import summary as sentences
 from autotune.report.wording.remarks import list_conditions, list_doubts, say_busy, say_rates
 from autotune.report.wording.say import say
-from autotune.report.wording.summary import (
-    list_advice,
-    list_changes,
-    list_reasons,
-    say_course,
-    say_headline,
-    say_headroom,
-)
 
 __all__ = ["ReportModel", "Verdict", "build_report"]
 
@@ -106,33 +99,29 @@ def build_report(summary: RunSummary, run_dir: Path, *, written: Container[str] 
         folder=one_line(facts.show_path(run_dir)),
         files=facts.list_files(run_dir, written),
         verdict="nothing_feasible" if summary.recommendation is None else summary.recommendation.verdict,
-        headline=say_headline(summary, columns),
+        headline=sentences.say_headline(summary, columns),
         columns=columns,
-        changes=list_changes(summary),
-        headroom=say_headroom(summary, columns),
+        changes=sentences.list_changes(summary),
+        headroom=sentences.say_headroom(summary, columns),
         doubts=_plain(list_doubts(measured)),
         conditions=conditions,
         table=result_table(columns, summary.limit_bytes),
-        remarks=(*_plain(_list_remarks(summary, columns, measured, lines)), *conditions),
-        reasons=_plain(list_reasons(summary, columns)),
-        lr_advice=_plain(list_advice(summary)),
+        remarks=_plain(
+            (
+                *say_busy(columns),
+                *([_PARTS] if any(figures.breakdown is not None for figures in measured.values()) else []),
+                *((f"Memory: {summary.memory_source}.", *memory.say_memory_line(summary, lines)) if measured else ()),
+                *say_rates(measured),
+                *conditions,
+            )
+        ),
+        reasons=_plain(sentences.list_reasons(summary, columns)),
+        lr_advice=_plain(sentences.list_advice(summary)),
         notes=_plain(map(say, summary.notes)),
-        course=say_course(summary),
+        course=sentences.say_course(summary),
         trials=trials.trial_table(summary),
     )
     return replace(report, sections=_list_sections(report, measured, lines))
-
-
-def _list_remarks(
-    summary: RunSummary, columns: Sequence[Column], measured: Mapping[str, Figures], lines: Sequence[MemoryLine]
-) -> Iterator[str]:
-    yield from say_busy(columns)
-    if any(figures.breakdown is not None for figures in measured.values()):
-        yield _PARTS
-    if measured:
-        yield f"Memory: {summary.memory_source}."
-        yield from memory.say_memory_line(summary, lines)
-    yield from say_rates(measured)
 
 
 def _list_sections(
@@ -141,12 +130,11 @@ def _list_sections(
     """All that stands below the result; what has no content is left out."""
     summary = report.summary
     group = memory.lines_of_group(summary, lines)
-    peaks = plot_memory(summary, group, memory.describe_group(group, lines))
-    rates = [plot_rates(summary, report.columns, setting) for setting in ("micro_batch_size", "num_workers")]
+    plots = list_plots(summary, report.columns, group, memory.describe_group(group, lines))
     importances = dict(sorted(summary.importances.items(), key=lambda item: -item[1]))
     shares = Shares(title="Settings by importance", head=_IMPORTANCE, shares=importances)
     return filled(
-        *ranks.scaling_sections(ranks.compare(summary), summary, report.columns),
+        *ranks.scaling_sections(summary, report.columns),
         times.time_section(measured),
         times.ceiling_section(measured),
         device_section(summary, measured),
@@ -154,11 +142,9 @@ def _list_sections(
         Section(title="Learning rate", blocks=(Bullets(sentences=report.lr_advice),), is_brief=True),
         Section(title="Notes", blocks=(Bullets(sentences=report.notes),), is_brief=True),
         times.loader_section(measured),
-        Section(title="Throughput", blocks=tuple(rates)),
-        Section(title="Memory", blocks=(peaks, *memory.memory_table(summary, lines))),
-        Section(
-            title="The search", blocks=(Paragraph(text=report.course), plot_history(summary), shares), is_brief=True
-        ),
+        Section(title="Throughput", blocks=plots["rate"]),
+        Section(title="Memory", blocks=(*plots["memory"], *memory.memory_table(summary, lines))),
+        Section(title="The search", blocks=(Paragraph(text=report.course), *plots["score"], shares), is_brief=True),
         trials.precision_section(summary),
         memory.stress_section(summary),
         trials.trial_section(summary, report.trials),

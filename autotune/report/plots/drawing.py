@@ -27,7 +27,9 @@ _COLOURS = ("ink", "muted", "rule", "paper", "bad", *AMP_DTYPES)
 _OF = {name: f"#01000{number}" for number, name in enumerate(_COLOURS, 1)}
 """The page's CSS variables, and the sentinels that stand for them: colours that nothing else draws with."""
 _SHAPES = {"float32": "o", "tf32": "s", "bfloat16": "^", "float16": "D"}
+_Y_LABELS = {"rate": "samples/s", "memory": "peak memory, GiB", "score": "score (baseline: about 1)"}
 _MOST_TICKS = 8
+"""Labels that find room below a plot as wide as a phone: our convention."""
 _STYLE = Path(__file__).with_name("report.mplstyle")
 """Sizes and, by their sentinels, colours: matplotlib's own form for both."""
 
@@ -84,11 +86,10 @@ def _scatter(axes: Axes, marks: Sequence[Mark], **looks: Any) -> None:
 def _draw_trends(axes: Axes, plot: Plot) -> None:
     for trend in plot.trends:
         colour = _OF[trend.amp_dtype]
-        xs, ys, errors = zip(*trend.points, strict=True)
-        low = [y - error for y, error in zip(ys, errors, strict=True)]
-        high = [y + error for y, error in zip(ys, errors, strict=True)]
+        xs, ys, _ = zip(*trend.points, strict=True)
+        band = ([y - error for _, y, error in trend.points], [y + error for _, y, error in trend.points])
         axes.plot(xs, ys, color=colour, linewidth=1.2)
-        axes.fill_between(xs, low, high, color=colour, alpha=0.13, linewidth=0)
+        axes.fill_between(xs, *band, color=colour, alpha=0.13, linewidth=0)
 
 
 def _draw_best(axes: Axes, plot: Plot) -> None:
@@ -117,8 +118,7 @@ def _draw_levels(axes: Axes, plot: Plot) -> None:
 def _label(axes: Axes, plot: Plot) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-    axes.set_xlabel(plot.x_label)
-    axes.set_ylabel(plot.y_label)
+    axes.set(xlabel=plot.x_label, ylabel=_Y_LABELS[plot.quantity])
     if plot.is_log:
         axes.set_xscale("log", base=2)
         axes.set_xticks(thin_out(sorted({mark.x for mark in plot.marks}), _MOST_TICKS))

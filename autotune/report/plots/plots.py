@@ -19,19 +19,7 @@ from autotune.report.figures import Column, Role, role_of
 from autotune.report.wording.units import format_count, show
 from autotune.settings.training_config import AmpDtype
 
-__all__ = [
-    "BYTES_PER_GIB",
-    "Fate",
-    "Level",
-    "Mark",
-    "Plot",
-    "Quantity",
-    "Trend",
-    "plot_history",
-    "plot_memory",
-    "plot_rates",
-    "thin_out",
-]
+__all__ = ["BYTES_PER_GIB", "Fate", "Level", "Mark", "Plot", "Quantity", "Trend", "list_plots", "thin_out"]
 
 Fate = Literal["feasible", "over_memory", "failed"]
 Quantity = Literal["rate", "memory", "score"]
@@ -83,7 +71,6 @@ class Plot:
     name: str
     title: str
     x_label: str
-    y_label: str
     quantity: Quantity
     caption: str = ""
     """What there is to know, in a sentence or two that hold for a drawing and for a table; "" for nothing."""
@@ -97,8 +84,25 @@ class Plot:
     """Powers of two on the x axis."""
 
 
-def plot_rates(summary: RunSummary, columns: Sequence[Column], setting: str) -> Plot:
-    """Throughput by a setting, with the ceilings of the recommended one of the columns."""
+def list_plots(
+    summary: RunSummary, columns: Sequence[Column], lines: Sequence[MemoryLine], about_lines: str = ""
+) -> dict[Quantity, tuple[Plot, ...]]:
+    """Every plot by what it shows.
+
+    Args:
+        summary: the search.
+        columns: baseline and recommended settings, of which the latter's ceilings are shown.
+        lines: the fitted memory lines to draw.
+        about_lines: what to know of them; "" or with a space before.
+    """
+    return {
+        "rate": (_rates(summary, columns, "micro_batch_size"), _rates(summary, columns, "num_workers")),
+        "memory": (_memory(summary, lines, about_lines),),
+        "score": (_history(summary),),
+    }
+
+
+def _rates(summary: RunSummary, columns: Sequence[Column], setting: str) -> Plot:
     is_batch = setting == "micro_batch_size"
     marks = _marks(summary, "rate", setting)
     levels, caption = _ceilings(summary, columns, marks)
@@ -106,7 +110,6 @@ def plot_rates(summary: RunSummary, columns: Sequence[Column], setting: str) -> 
         name="rate-by-batch" if is_batch else "rate-by-workers",
         title=f"Throughput against {'batch size' if is_batch else 'loader workers'}",
         x_label="micro batch" if is_batch else setting,
-        y_label="samples/s",
         quantity="rate",
         caption=f"Rates are those of the search's trials, one run each.{caption}",
         marks=marks,
@@ -115,8 +118,7 @@ def plot_rates(summary: RunSummary, columns: Sequence[Column], setting: str) -> 
     )
 
 
-def plot_memory(summary: RunSummary, lines: Sequence[MemoryLine], about_lines: str) -> Plot:
-    """Memory by batch, with fitted lines and what to know of them: "", or with a space before."""
+def _memory(summary: RunSummary, lines: Sequence[MemoryLine], about_lines: str) -> Plot:
     marks = _marks(summary, "memory", "micro_batch_size")
     limit = summary.limit_bytes / BYTES_PER_GIB
     is_near = limit <= _LEVEL_IN_SIGHT * _highest(marks)
@@ -125,7 +127,6 @@ def plot_memory(summary: RunSummary, lines: Sequence[MemoryLine], about_lines: s
         name="memory",
         title="Memory against batch size",
         x_label="micro batch",
-        y_label="peak memory, GiB",
         quantity="memory",
         caption=f"Fitted lines are shown with their error.{about_lines}{far}" if lines else far.strip(),
         marks=marks,
@@ -134,8 +135,7 @@ def plot_memory(summary: RunSummary, lines: Sequence[MemoryLine], about_lines: s
     )
 
 
-def plot_history(summary: RunSummary) -> Plot:
-    """Each trial's score, and the best so far."""
+def _history(summary: RunSummary) -> Plot:
     marks = _marks(summary, "score")
     counted = [(mark.x, mark.y) for mark in marks if mark.y is not None and mark.fate == "feasible"]
     highest = accumulate((score for _, score in counted), max)
@@ -146,7 +146,6 @@ def plot_history(summary: RunSummary) -> Plot:
         name="history",
         title="Score of each trial",
         x_label="trial",
-        y_label="score (baseline: about 1)",
         quantity="score",
         caption=line + without,
         marks=marks,
@@ -187,10 +186,8 @@ def _ceilings(summary: RunSummary, columns: Sequence[Column], marks: Sequence[Ma
     """The recommended settings' ceilings: those in sight as lines; whose they are, and the others, in words."""
     found = summary.recommendation
     figures = next((known.figures for known in columns if found is not None and known.number == found.number), None)
-    if figures is None:
-        return (), ""
-    known = {"loader alone": figures.loader_ceiling, "device alone": figures.device_ceiling}
-    levels = [Level(label=name, y=rate) for name, rate in known.items() if rate is not None]
+    rates = {side: getattr(figures, f"{side}_ceiling", None) for side in ("loader", "device")}
+    levels = [Level(label=f"{side} alone", y=rate) for side, rate in rates.items() if rate is not None]
     near = tuple(level for level in levels if level.y <= _LEVEL_IN_SIGHT * _highest(marks))
     above = ", ".join(f"{level.label} {show(level.y, 'plain_rate')}" for level in levels if level not in near)
     words = " Ceilings are those of the recommended settings." if levels else ""

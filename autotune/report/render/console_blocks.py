@@ -23,8 +23,8 @@ __all__ = ["print_block", "print_section"]
 
 _WIDEST_LABEL, _WIDEST_FIGURE = 30, 20
 """Cells, so that a label and two figures fit 80 columns: our convention."""
-_LONGEST_REASON = 180  # cells: three lines at 80 columns; the report has the whole
-_MOST_FAILURES = 6
+_LONGEST_REASON = 180  # cells: three lines at 80 columns, our convention; the report has the whole
+_MOST_FAILURES = 6  # our convention: with their reasons less than a screen
 
 
 def print_section(section: Section, console: Console) -> None:

@@ -6,14 +6,14 @@ autoescape; only our own plots are taken as markup. A plot that can't be drawn i
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from autotune.report.blocks import TEXT_HEADS, Block, filled
+from autotune.report.blocks import TEXT_HEADS, filled
 from autotune.report.model import ReportModel
 from autotune.report.plots.drawing import draw
 from autotune.report.plots.plots import Plot
@@ -23,6 +23,7 @@ from autotune.report.wording.units import format_fraction
 
 __all__ = ["Page", "render_page", "render_template"]
 
+_FAULT = 'The plot "{title}" could not be drawn ({fault}); its figures are in the tables.'
 _NO_MATPLOTLIB = 'Plots need matplotlib: pip install "autotune-torch[report]", then autotune report RUN_DIR.'
 
 
@@ -37,19 +38,15 @@ class Page:
 
 def render_page(report: ReportModel) -> Page:
     """The whole page."""
-    drawings, remark = _draw_all(
-        block for section in report.sections for block in section.blocks if isinstance(block, Plot)
-    )
+    plots = [block for section in report.sections for block in section.blocks if isinstance(block, Plot)]
+    drawings, remark = _draw_all(plots)
+    missing = [plot for plot in plots if plot.name not in drawings]
     sections = (
-        replace(section, blocks=tuple(block for block in section.blocks if _is_shown(block, drawings)))
+        replace(section, blocks=tuple(block for block in section.blocks if block not in missing))
         for section in report.sections
     )
     values = {"report": report, "sections": filled(*sections), "drawings": drawings, "remark": remark}
     return Page(html=render_template("report.html.j2", values), remark=remark)
-
-
-def _is_shown(block: Block, drawings: Container[str]) -> bool:
-    return not isinstance(block, Plot) or block.name in drawings
 
 
 def _draw_all(plots: Iterable[Plot]) -> tuple[dict[str, Markup], str]:
@@ -61,7 +58,8 @@ def _draw_all(plots: Iterable[Plot]) -> tuple[dict[str, Markup], str]:
             drawings[plot.name] = Markup(draw(plot))  # noqa: S704 - our own drawing of numbers
         except Exception as error:  # noqa: BLE001 - no plot may cost a finished search its report
             is_missing = isinstance(error, ImportError) and (error.name or "").partition(".")[0] == "matplotlib"
-            remark = _NO_MATPLOTLIB if is_missing else _describe_fault(plot, error)
+            fault = one_line(f"{type(error).__name__}: {error}")
+            remark = _NO_MATPLOTLIB if is_missing else _FAULT.format(title=plot.title, fault=fault)
     return drawings, remark
 
 

@@ -68,11 +68,7 @@ def _block(block: Block) -> str:  # noqa: PLR0911 - one for each kind of block
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [
-        [_escape(head) for head in heads],
-        ["---"] * len(heads),
-        *([_escape(cell) for cell in row] for row in rows),
-    ]
+    lines = [map(_escape, heads), ["---"] * len(heads), *(map(_escape, row) for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -83,6 +79,5 @@ def _escape(text: str) -> str:
 
 def _fence(text: str) -> str:
     """Any text as a block of code."""
-    longest = max((len(run) for run in _BACKTICKS.findall(text)), default=0)
-    fence = "`" * max(3, longest + 1)
+    fence = max(("```", *(f"{run}`" for run in _BACKTICKS.findall(text))), key=len)
     return f"{fence}text\n{text}\n{fence}"

@@ -24,10 +24,6 @@ def render_notebook(report: ReportModel) -> str:
 def render_diagnosis_notebook(diagnosis: Diagnosis) -> str:
     """The fragment that a notebook shows for a diagnosis: the answer and what to do, the evidence to unfold."""
     sections = diagnosis_sections(diagnosis)
-    values = {
-        "headline": diagnosis.headline,
-        "present": say_present(diagnosis),
-        "first": sections[:_OPEN_SECTIONS],
-        "rest": sections[_OPEN_SECTIONS:],
-    }
+    first, rest = sections[:_OPEN_SECTIONS], sections[_OPEN_SECTIONS:]
+    values = {"headline": diagnosis.headline, "present": say_present(diagnosis), "first": first, "rest": rest}
     return render_template("notebook_diagnosis.html.j2", values)

@@ -30,10 +30,10 @@ __all__ = ["ProgressMode", "ShowProgress", "make_progress"]
 ProgressMode = Literal["auto"] | bool
 ShowProgress = Callable[[Progress], None]
 
-_REFRESHES_PER_S = 2
-_NARROWEST_TEXT = 8  # cells; below, a text cut with an ellipsis says nothing
-_LEAST_SHOWN = 0.01
-_ROUNDING = 1e-6  # per cent that a share's floating point may add
+_REFRESHES_PER_S = 2  # our convention: the clock shows whole seconds
+_NARROWEST_TEXT = 8  # cells; below, a text cut with an ellipsis says nothing: our convention
+_LEAST_SHOWN = 0.01  # a gain is shown in whole per cents
+_ROUNDING = 1e-6  # per cent that a share's floating point may add: far above its 1e-14, far below what is shown
 _BROKEN = (OSError, ValueError)  # a stream that is gone, or closed
 _ALONE = {
     "probe": ("examining model, data and machine", "Examining the model, the data and the machine."),
@@ -52,15 +52,14 @@ def make_progress(mode: ProgressMode) -> Iterator[ShowProgress]:
 
     "auto" and True: a live line where stderr is a terminal, plain lines otherwise. False: nothing.
     """
-    notebook = _is_notebook()
-    stream = sys.stdout if notebook else sys.stderr
+    is_notebook = Console().is_jupyter
+    stream = sys.stdout if is_notebook else sys.stderr
     if mode is False or stream is None:
         yield lambda _: None
         return
     # rich writes only to the wrapped stream, and from its refreshing thread as well: the wrapper must not raise.
-    quiet = cast("IO[str]", _QuietStream(stream))
-    console = Console(file=quiet, force_jupyter=False, highlight=False, emoji=False)
-    if notebook or not console.is_terminal or console.is_dumb_terminal:
+    console = Console(file=cast("IO[str]", _QuietStream(stream)), force_jupyter=False, highlight=False, emoji=False)
+    if is_notebook or not console.is_terminal or console.is_dumb_terminal:
         yield _plain_lines(console)
         return
     line = _LiveLine(console)
@@ -70,17 +69,8 @@ def make_progress(mode: ProgressMode) -> Iterator[ShowProgress]:
         transient=True,
         refresh_per_second=_REFRESHES_PER_S,
         redirect_stdout=False,  # rich would send the caller's stdout to stderr
-        redirect_stderr=True,
     ):
         yield line.show
-
-
-def _is_notebook() -> bool:
-    """Whether an ipykernel runs this process; IPython is asked only where it is loaded already."""
-    ipython = sys.modules.get("IPython")
-    get_shell = getattr(ipython, "get_ipython", None)
-    shell = get_shell() if get_shell is not None else None
-    return any("ipykernel" in base.__module__ for base in type(shell).__mro__)
 
 
 class _QuietStream:
@@ -91,8 +81,7 @@ class _QuietStream:
         self.encoding: str = getattr(stream, "encoding", None) or "utf-8"
 
     def write(self, text: str) -> int:
-        encodable = text.encode(self.encoding, "replace").decode(self.encoding)
-        self._attempt(lambda stream: stream.write(encodable))
+        self._attempt(lambda stream: stream.write(text.encode(self.encoding, "replace").decode(self.encoding)))
         return len(text)
 
     def flush(self) -> None:
@@ -112,19 +101,19 @@ class _QuietStream:
 
 def _plain_lines(console: Console) -> ShowProgress:
     """A line at the start of a phase and one for each finished trial."""
-    shown: set[tuple[object, ...]] = set()
+    latest: dict[str, object] = {}
 
-    def print_once(key: tuple[object, ...], line: str) -> None:
-        if key not in shown:
-            shown.add(key)
+    def print_new(kind: str, key: object, line: str) -> None:
+        if latest.get(kind) != key:
+            latest[kind] = key
             console.print(Text(line, no_wrap=True, overflow="ellipsis"))
 
     def show(progress: Progress) -> None:
-        print_once((progress.phase,), _say_phase(progress))
+        print_new("phase", progress.phase, _say_phase(progress))
         _print_warnings(progress, console)
         if progress.last is not None:
             step = (progress.phase, progress.done, progress.last.number)
-            print_once(step, _say_trial(progress, progress.last, console.width))
+            print_new("trial", step, _say_trial(progress, progress.last, console.width))
 
     return show
 

@@ -21,12 +21,8 @@ __all__ = ["device_facts", "device_section"]
 def device_section(summary: RunSummary, measured: Mapping[str, Figures]) -> Section:
     """The device during the windows of each configuration, and the further trials that were throttled."""
     table = side_by_side({title: device_facts(figures) for title, figures in measured.items()})
-    numbers = [
-        str(trial.number)
-        for trial in summary.trials
-        if trial.measurement is not None and trial.measurement.conditions is not None
-        if trial.measurement.conditions.disturbances
-    ]
+    runs = {trial.number: trial.measurement for trial in summary.trials if trial.measurement is not None}
+    numbers = [str(number) for number, run in runs.items() if run.conditions and run.conditions.disturbances]
     remarks = (f"Trials that were throttled: {', '.join(numbers)}.",) if numbers else ()
     return Section(title="Device during the windows", blocks=(table, Bullets(sentences=remarks, is_remark=True)))
 

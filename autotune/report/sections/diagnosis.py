@@ -15,17 +15,7 @@ from autotune.diagnosis.gains import NEAR_CEILING
 from autotune.records.breakdown import PARTS
 from autotune.records.ceilings import HOLDS_FROM, overlaps
 from autotune.records.diagnosis import Curves, Diagnosis
-from autotune.report.blocks import (
-    MEASURED_BY,
-    Bullets,
-    Facts,
-    Paragraph,
-    Section,
-    Table,
-    drop_unknown,
-    filled,
-    tabulate,
-)
+from autotune.report.blocks import MEASURED_BY, Bullets, Paragraph, Section, Table, filled, known_facts, tabulate
 from autotune.report.figures import join_runs
 from autotune.report.render.console_blocks import print_section
 from autotune.report.render.markdown import render_sections
@@ -60,9 +50,9 @@ def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
 def render_diagnosis(diagnosis: Diagnosis) -> str:
     """The same in Markdown."""
     lead = [Paragraph(text=say_present(diagnosis))]
-    machine = Section(title="Machine", blocks=(Facts(facts=describe_environment(diagnosis.evidence.environment)),))
-    sections = (*diagnosis_sections(diagnosis), machine)
-    return render_sections(f"autotune diagnose: {diagnosis.name}", diagnosis.headline, lead, sections)
+    machine = Section(title="Machine", blocks=(known_facts(describe_environment(diagnosis.evidence.environment)),))
+    title, sections = f"autotune diagnose: {diagnosis.name}", (*diagnosis_sections(diagnosis), machine)
+    return render_sections(title, diagnosis.headline, lead, sections)
 
 
 def say_present(diagnosis: Diagnosis) -> str:
@@ -106,9 +96,9 @@ def diagnosis_sections(diagnosis: Diagnosis) -> tuple[Section, ...]:
         Section(title="Where the time goes", blocks=(_time(diagnosis),)),
         Section(title="Bottlenecks", blocks=(bottleneck_table(findings),)),
         Section(title="What to do", blocks=(advice,)),
-        Section(title="Today's settings", blocks=(Facts(facts=drop_unknown(_today(diagnosis))),)),
+        Section(title="Today's settings", blocks=(known_facts(_today(diagnosis)),)),
         *rank_section(run.ranks),
-        Section(title="Inside the loader", blocks=(Facts(facts=drop_unknown(loader)),)),
+        Section(title="Inside the loader", blocks=(known_facts(loader),)),
         Section(title="Other settings, each side alone", blocks=(_curves(curves),)),
         Section(title="Notes", blocks=(notes,)),
     )
@@ -168,12 +158,12 @@ def _roofline(diagnosis: Diagnosis) -> dict[str, str]:
 
 
 def _curves(curves: Curves) -> Table:
-    points = [*(("loader", point) for point in curves.loader), *(("device", point) for point in curves.device)]
     return tabulate(
         {
             "": side,
             "settings": show(point.changes, "settings") or "today's",
             "samples/s": show(point.ceiling and point.ceiling.samples_per_s, "plain_rate"),
         }
-        for side, point in points
+        for side, points in (("loader", curves.loader), ("device", curves.device))
+        for point in points
     )

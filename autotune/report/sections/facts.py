@@ -9,7 +9,7 @@ from collections.abc import Container
 from pathlib import Path
 
 from autotune.records.run_summary import RunSummary
-from autotune.report.blocks import drop_unknown
+from autotune.report.blocks import known_facts
 from autotune.report.wording.names import describe_settings
 from autotune.report.wording.say import say
 from autotune.report.wording.units import format_count, show
@@ -59,7 +59,7 @@ def describe_environment(environment: Environment) -> dict[str, str]:
         "fingerprint": environment.fingerprint,
         "note": " ".join(map(say, environment.remarks)),
     }
-    return drop_unknown(facts)
+    return known_facts(facts).facts
 
 
 def describe_workload(facts: WorkloadFacts) -> dict[str, str]:

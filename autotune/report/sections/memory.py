@@ -40,11 +40,12 @@ def lines_of_group(summary: RunSummary, lines: Sequence[MemoryLine]) -> tuple[Me
 
 def say_memory_line(summary: RunSummary, lines: Sequence[MemoryLine]) -> tuple[str, ...]:
     """The line of the recommended settings' kind, in a sentence; () where there is none."""
-    own = [line for line in lines if line.kind == memory_kind(_settings(summary))]
+    kind = memory_kind(_settings(summary))
     return tuple(
         f"Memory of {_name(line, lines)}: {_base(line)} + {show(line.bytes_per_sample, 'bytes')} a sample, "
         f"± {show(line.error_bytes, 'bytes')}."
-        for line in own
+        for line in lines
+        if line.kind == kind
     )
 
 

@@ -20,32 +20,16 @@ from autotune.report.wording.names import name_group
 from autotune.report.wording.tables.scaling import CAUSES
 from autotune.report.wording.units import NO_VALUE, format_count, format_interval, show, show_interval
 
-__all__ = ["compare", "rank_section", "scaling_sections"]
+__all__ = ["rank_section", "scaling_sections"]
 
 _STRATEGY_HEADS = ("", "samples/s", "95 % interval", "efficiency", "exposed", "hidden")
 _NEAR_IDEAL = 0.95
 """Efficiency from which on nothing is left to explain: the share below which nothing is a bottleneck either."""
 
 
-def compare(summary: RunSummary) -> StrategyComparison | None:
-    """The strategies of a search; None where every trial had one device.
-
-    What the confirmation or a stress run has refuted counts as tried, and may not be the best of its strategy.
-    """
-    found = summary.recommendation
-    if found is None:
-        return compare_strategies(summary.trials, summary.environment)
-    refuted = {entrant.number for entrant in found.confirmations if not entrant.is_feasible}.union(found.overloaded)
-    trials = [
-        trial.model_copy(update={"score": None}) if trial.number in refuted else trial for trial in summary.trials
-    ]
-    return compare_strategies(trials, summary.environment, found.confirmations)
-
-
-def scaling_sections(
-    comparison: StrategyComparison | None, summary: RunSummary, columns: Sequence[Column]
-) -> tuple[Section, ...]:
+def scaling_sections(summary: RunSummary, columns: Sequence[Column]) -> tuple[Section, ...]:
     """Whether more devices help, and why; () where no trial had more than one."""
+    comparison = _compare(summary)
     if comparison is None:
         return ()
     group = "" if comparison.fastest is None else _name(comparison.fastest)
@@ -79,6 +63,21 @@ def rank_section(ranks: Sequence[RankFigures], whose: str = "", remarks: Sequenc
     return filled(Section(title=title, blocks=blocks, is_brief=True))
 
 
+def _compare(summary: RunSummary) -> StrategyComparison | None:
+    """The strategies of a search; None where every trial had one device.
+
+    What the confirmation or a stress run has refuted counts as tried, and may not be the best of its strategy.
+    """
+    found = summary.recommendation
+    if found is None:
+        return compare_strategies(summary.trials, summary.environment)
+    refuted = {entrant.number for entrant in found.confirmations if not entrant.is_feasible}.union(found.overloaded)
+    trials = [
+        trial.model_copy(update={"score": None}) if trial.number in refuted else trial for trial in summary.trials
+    ]
+    return compare_strategies(trials, summary.environment, found.confirmations)
+
+
 def _name(best: StrategyBest) -> str:
     return name_group(best.config.strategy, best.config.world_size)
 
@@ -107,8 +106,8 @@ def _say_verdict(comparison: StrategyComparison, fastest: StrategyBest, ratio: R
         who = "the second device helps" if count == 2 else f"{count} devices help"
         return f"Yes, {who}: {rate}), {show(ratio.value / count, 'share')} of {count} times."
     if comparison.helps == "no":
-        who = "the second device does not help" if count == 2 else f"{count} devices do not help"
-        return f"No, {who}: {rate})."
+        who = "the second device does" if count == 2 else f"{count} devices do"
+        return f"No, {who} not help: {rate})."
     return f"Not measurably: {rate}{', which includes 1' * (interval != 'unknown')})."
 
 

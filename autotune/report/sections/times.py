@@ -6,7 +6,7 @@ nothing was measured.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from autotune.records.breakdown import PARTS, LoaderCosts, TimeBreakdown
 from autotune.records.utilization import Fullness
@@ -20,6 +20,7 @@ from autotune.report.wording.units import Unit, show
 __all__ = ["ceiling_section", "fullness_facts", "loader_facts", "loader_section", "time_section"]
 
 _SAMPLES_OF_A_BAR = 1000
+"""Samples whose time is told beside a bar: our convention."""
 _CEILINGS = (
     "Loader alone: read without training. Device alone: trained on batches that it already holds. Both use the "
     "column's own settings."
@@ -57,7 +58,9 @@ def time_section(measured: Mapping[str, Figures]) -> Section:
         for title, figures in measured.items()
         if figures.communication is not None
     )
-    blocks = (_bars(measured, parts), _table(parts), _busy_table(measured), Bullets(sentences=remarks, is_remark=True))
+    sources = dict.fromkeys(reading.source for figures in measured.values() for reading in figures.busy_readings)
+    busy = side_by_side({title: _busy_facts(figures, sources) for title, figures in measured.items()})
+    blocks = (_bars(measured, parts), _table(parts), busy, Bullets(sentences=remarks, is_remark=True))
     return Section(title="Where the time goes", blocks=blocks)
 
 
@@ -124,14 +127,8 @@ def _table(parts: Mapping[str, TimeBreakdown]) -> Table:
     return Table(heads=("", *parts, MEASURED_BY), rows=tuple(rows))
 
 
-def _busy_table(measured: Mapping[str, Figures]) -> Table:
-    readings = {
-        title: {reading.source: reading.fraction for reading in known.busy_readings}
-        for title, known in measured.items()
-    }
-    sources = dict.fromkeys(source for fractions in readings.values() for source in fractions)
-    busy = {
-        title: {f"busy: {one_line(source)}": show(fractions.get(source), "share") for source in sources}
-        for title, fractions in readings.items()
-    }
-    return side_by_side({title: busy[title] | fullness_facts(known.fullness) for title, known in measured.items()})
+def _busy_facts(figures: Figures, sources: Iterable[str]) -> dict[str, str]:
+    """How busy the device was by each of the sources, and how full that time was."""
+    fractions = {reading.source: reading.fraction for reading in figures.busy_readings}
+    busy = {f"busy: {one_line(source)}": show(fractions.get(source), "share") for source in sources}
+    return busy | fullness_facts(figures.fullness)

@@ -22,10 +22,10 @@ from autotune.report.wording.units import NO_VALUE, format_bytes_beside, show, s
 
 __all__ = ["confirmation_section", "failure_section", "precision_section", "trial_section", "trial_table"]
 
-_LONGEST_REASON = 160  # cells of a table; "Failures" has the whole
-_LONGEST_MESSAGE = 2000  # characters: an exception's message may hold a whole tensor
+_LONGEST_REASON = 160  # cells of a table, our convention; "Failures" has the whole
+_LONGEST_MESSAGE = 2000  # characters, our convention: an exception's message may hold a whole tensor
 _LONGEST_TRACEBACK = 20_000  # characters: some 250 lines, more than a traceback without recursion has
-_NUMBERS_SHOWN = 3
+_NUMBERS_SHOWN = 3  # trials of a failure that are named: our convention
 _OWN_REASON_EACH: frozenset[Outcome] = frozenset({"crashed", "invalid"})
 """Outcomes whose reasons name different faults; elsewhere reasons differ in their figures alone."""
 _ENERGY = "energy a sample"

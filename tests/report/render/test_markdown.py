@@ -162,8 +162,8 @@ def test_what_makes_the_precision_guard_less_than_it_seems_is_said_once(tmp_path
     said = note("float32_unknown", variable="NVIDIA_TF32_OVERRIDE")
     summary = make_rich_summary()
     figures = make_guard().model_copy(update={"remarks": (said,)})
-    results = [one.result.model_copy(update={"guard": figures}) for one in summary.trials]
-    trials = [one.model_copy(update={"result": new}) for one, new in zip(summary.trials, results, strict=True)]
+    results = [trial.result.model_copy(update={"guard": figures}) for trial in summary.trials]
+    trials = [trial.model_copy(update={"result": new}) for trial, new in zip(summary.trials, results, strict=True)]
     text = as_markdown(summary.model_copy(update={"trials": tuple(trials)}), tmp_path)
     assert text.count("OVERRIDE=1 is set, but NVIDIA") == 1
     assert "is set, but NVIDIA" not in as_markdown(summary, tmp_path)
