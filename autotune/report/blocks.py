@@ -1,7 +1,7 @@
 """What a report is made of: sections of paragraphs, lists, tables, bars and plots, free of any markup.
 
-Comes in: nothing. Goes out: the blocks that `sections` fill, and that every renderer lays out. Texts may hold anything
-that a user's code has said: each renderer makes them plain in its own way.
+Comes in: cells and facts by their names. Goes out: the blocks that `sections` fill, and that every renderer lays out.
+Texts may hold anything that a user's code has said: each renderer makes them plain in its own way.
 """
 
 from __future__ import annotations

@@ -157,5 +157,5 @@ def _list_sections(
     )
 
 
-def _plain(sentences: Iterable[str]) -> tuple[str, ...]:
-    return tuple(map(one_line, sentences))
+def _plain(texts: Iterable[str]) -> tuple[str, ...]:
+    return tuple(map(one_line, texts))

@@ -1,7 +1,8 @@
 """report.html: one self-contained page with the report's sections and plots.
 
 Comes in: a ReportModel. Goes out: HTML that fetches nothing and runs no script. Every text goes through Jinja2's
-autoescape; only our own plots are taken as markup. A plot that can't be drawn is left out, and the page says why.
+autoescape, here and in a notebook; only our own plots are taken as markup. A plot that can't be drawn is left out, and
+the page says why.
 """
 
 from __future__ import annotations
