@@ -1,22 +1,25 @@
 """What a report is made of: sections of paragraphs, lists, tables, bars and plots, free of any markup.
 
-Comes in: nothing. Goes out: the blocks that `sections` fill, and that every renderer lays out. Texts may hold anything
-that a user's code has said: each renderer makes them plain in its own way.
+Comes in: cells and facts by their names. Goes out: the blocks that `sections` fill, and that every renderer lays out.
+Texts may hold anything that a user's code has said: each renderer makes them plain in its own way.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, replace
+from itertools import chain
 
 from autotune.records.breakdown import Part
 from autotune.report.plots.plots import Plot
+from autotune.report.wording.units import NO_VALUE
 
 __all__ = [
     "MEASURED_BY",
+    "TEXT_HEADS",
     "Block",
     "Bullets",
     "Facts",
-    "Figure",
     "Paragraph",
     "Section",
     "Shares",
@@ -25,10 +28,16 @@ __all__ = [
     "TimeBars",
     "Trace",
     "filled",
+    "known_facts",
+    "side_by_side",
+    "tabulate",
 ]
 
 MEASURED_BY = "measured by"
 """Head of a column that a console, which has no room for it, shows in lines below the table."""
+_WORDS = "advice device evidence outcome precision reason result searched setting settings value what"
+TEXT_HEADS = frozenset({"", MEASURED_BY, *_WORDS.split()})
+"""Heads of the columns that hold text: they stand on the left and may wrap, figures stand on the right."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +64,6 @@ class Table:
 
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    texts: frozenset[str] = frozenset({""})
-    """Heads of the columns that hold text: they stand on the left and may wrap, figures stand on the right."""
     row_kinds: tuple[str, ...] = ()
     """A word for each row that a layout may show it by: "baseline", "recommended", "failed", "setting", or ""."""
 
@@ -101,13 +108,6 @@ class Shares:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """A plot: a page draws it, a text shows it as a table, a console leaves it out."""
-
-    plot: Plot
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
     """A sentence, and a traceback where there is one."""
 
@@ -117,7 +117,8 @@ class Trace:
     traceback: str = ""
 
 
-Block = Paragraph | Bullets | Table | Facts | TimeBars | Shares | Figure | Trace
+Block = Paragraph | Bullets | Table | Facts | TimeBars | Shares | Plot | Trace
+"""A Plot is drawn on a page and a table in a text; a console leaves it out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,22 +131,42 @@ class Section:
     """Belongs to the short form, which a console shows."""
 
 
-_CONTENT = {
-    Paragraph: "text",
-    Bullets: "sentences",
-    Table: "rows",
-    Facts: "facts",
-    TimeBars: "bars",
-    Shares: "shares",
-    Figure: "plot",
-    Trace: "count",
-}
+def tabulate(
+    rows: Iterable[Mapping[str, str]], heads: Sequence[str] = (), *, kinds: Sequence[str] = (), optional: str = ""
+) -> Table:
+    """Rows of cells, each by its head; of a cell that a row lacks nothing is known.
+
+    Args:
+        rows: the cells.
+        heads: the columns in order; where not given, those of the first row.
+        kinds: a word for each row, or none.
+        optional: head of a column that is left out where no row has a value for it.
+    """
+    rows = list(rows)
+    is_unknown = all(row.get(optional, NO_VALUE) == NO_VALUE for row in rows)
+    shown = tuple(head for head in heads or chain(*rows[:1]) if head != optional or not is_unknown)
+    cells = tuple(tuple(row.get(head, NO_VALUE) for head in shown) for row in rows)
+    return Table(heads=shown, rows=cells, row_kinds=tuple(kinds))
+
+
+def side_by_side(columns: Mapping[str, Mapping[str, str]]) -> Table:
+    """The same facts of several configurations, by their titles; those that no configuration has are left out."""
+    names = next(iter(columns.values()), {})
+    rows = ((name, *(facts[name] for facts in columns.values())) for name in names)
+    return Table(heads=("", *columns), rows=tuple(row for row in rows if set(row[1:]) != {NO_VALUE}))
+
+
+def known_facts(facts: Mapping[str, str]) -> Facts:
+    """The facts that have a value."""
+    return Facts(facts={name: value for name, value in facts.items() if value not in {"", NO_VALUE}})
 
 
 def filled(*sections: Section) -> tuple[Section, ...]:
     """The sections that have content, with those blocks that have some."""
-    cleared = (
-        replace(section, blocks=tuple(block for block in section.blocks if getattr(block, _CONTENT[type(block)])))
-        for section in sections
-    )
+    cleared = (replace(section, blocks=tuple(filter(_has_content, section.blocks))) for section in sections)
     return tuple(section for section in cleared if section.blocks)
+
+
+def _has_content(block: Block) -> bool:
+    """Whether nothing that a block must have is empty."""
+    return all(getattr(block, field.name) for field in fields(block) if field.default is MISSING)

@@ -15,11 +15,11 @@ from autotune.analysis.selection_rules import rate_of_runs
 from autotune.diagnosis.strategies import best_known_ranks
 from autotune.frozen import FrozenModel
 from autotune.records.breakdown import PARTS, LoaderCosts, Share, TimeBreakdown
-from autotune.records.ceilings import CeilingBook, Headroom, device_key, headroom_of, loader_key
+from autotune.records.ceilings import Headroom, device_key, headroom_of, loader_key
 from autotune.records.conditions import DeviceConditions
 from autotune.records.measurement import Measurement, Rate
 from autotune.records.ranks import Communication, RankFigures
-from autotune.records.recommendation import Confirmation, Ratio
+from autotune.records.recommendation import Ratio
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import TrialRecord
 from autotune.records.utilization import BusyReading, Fullness, best_common_source, source_rank
@@ -32,6 +32,7 @@ __all__ = [
     "has_parts",
     "join_runs",
     "list_busy",
+    "list_known",
     "list_waits",
     "make_columns",
     "role_of",
@@ -40,6 +41,12 @@ __all__ = [
 
 Role = Literal["", "baseline", "recommended"]
 _T = TypeVar("_T")
+_Wanted = tuple[str, int | None, TrainingConfig | None, Ratio | None]
+"""A Column but for its figures; a same batch may lack a number and settings."""
+_BESIDE_THE_RATE = ("loader_ceiling", "device_ceiling", "fullness", "loader_costs", "communication")
+"""What the first run that measured it tells for all."""
+_CEILING_KEYS = {"loader": loader_key, "device": device_key}
+"""What the ceiling of a side depends on."""
 
 
 class Figures(FrozenModel):
@@ -121,55 +128,37 @@ def role_of(number: int, summary: RunSummary) -> Role:
 def make_columns(summary: RunSummary) -> tuple[Column, ...]:
     """Baseline, recommended and same batch, each configuration once."""
     found = summary.recommendation
-    wanted: list[tuple[str, int | None, TrainingConfig | None, Ratio | None]] = [
-        ("baseline", 0, summary.baseline, None)
-    ]
+    wanted: list[_Wanted] = [("baseline", 0, summary.baseline, None)]
     if found is not None:
         wanted.append(("recommended", found.number, found.config, found.speedup))
         wanted.append(("same batch", found.same_batch_number, found.same_batch, found.same_batch_speedup))
     columns: dict[int, Column] = {}
     for title, number, config, speedup in wanted:
         if number is not None and config is not None and number not in columns:
-            figures = _summarise(summary, number)
+            figures = _summarise(summary, number, config)
             columns[number] = Column(title=title, number=number, config=config, figures=figures, speedup=speedup)
     return tuple(columns.values())
 
 
-def _confirmations(summary: RunSummary) -> tuple[Confirmation, ...]:
-    return () if summary.recommendation is None else summary.recommendation.confirmations
-
-
-def _summarise(summary: RunSummary, number: int) -> Figures | None:
+def _summarise(summary: RunSummary, number: int, config: TrainingConfig) -> Figures | None:
     """The figures of a trial's configuration: confirmed ones where there are some.
 
     A ceiling that no run of the configuration holds comes from one that shares the settings that it depends on.
     """
-    trial = find_trial(summary, number)
-    runs = next((confirmation.runs for confirmation in _confirmations(summary) if confirmation.number == number), ())
-    own = () if trial is None or trial.measurement is None else (trial.measurement,)
-    if not runs and not own:
+    entrants = () if summary.recommendation is None else summary.recommendation.confirmations
+    again = next((entrant.runs for entrant in entrants if entrant.number == number), ())
+    own = list_known(trial.measurement for trial in summary.trials if trial.number == number)
+    if not again and not own:
         return None
-    figures = join_runs(runs, others=own, is_confirmed=True) if runs else join_runs(own)
-    if trial is None or None not in {figures.loader_ceiling, figures.device_ceiling}:
-        return figures
-    book = _read_book(summary)
-    alike = {
-        "loader_ceiling": book.loader.get(loader_key(trial.config)),
-        "device_ceiling": book.device.get(device_key(trial.config)),
-    }
-    missing = {name: like.samples_per_s for name, like in alike.items() if like and getattr(figures, name) is None}
+    figures = join_runs(again or own, others=own, is_confirmed=bool(again))
+    runs = [(entrant.config, run) for entrant in entrants for run in entrant.runs]
+    runs += [(trial.config, trial.measurement) for trial in summary.trials if trial.measurement is not None]
+    missing = {}
+    for side, key in _CEILING_KEYS.items():
+        alike = _first(getattr(run.ceilings, side, None) for other, run in runs if key(other) == key(config))
+        if alike is not None and getattr(figures, f"{side}_ceiling") is None:
+            missing[f"{side}_ceiling"] = alike.samples_per_s
     return figures.model_copy(update=missing)
-
-
-def _read_book(summary: RunSummary) -> CeilingBook:
-    """The ceilings that the search's runs have measured themselves."""
-    book = CeilingBook()
-    runs = [(confirmation.config, run) for confirmation in _confirmations(summary) for run in confirmation.runs]
-    trials = [(trial.config, trial.measurement) for trial in summary.trials if trial.measurement is not None]
-    for config, run in (*runs, *trials):
-        if run.ceilings is not None:
-            book.keep(config, loader=run.ceilings.loader, device=run.ceilings.device)
-    return book
 
 
 def join_runs(
@@ -182,41 +171,43 @@ def join_runs(
         others: further runs of the same settings, where what is measured beside the rate is looked for as well.
         is_confirmed: the runs were made in turns with the baseline.
     """
-    source = min((run.busy_source for run in runs if run.busy_source is not None), key=source_rank, default=None)
-    busy = [run.busy_fraction for run in runs if run.busy_source == source and run.busy_fraction is not None]
-    joules = [run.joules_per_sample for run in runs if run.joules_per_sample is not None]
-    allocated = [run.memory.allocated_bytes for run in runs if run.memory.allocated_bytes is not None]
-    retries = [run.memory.alloc_retries for run in runs if run.memory.alloc_retries is not None]
+    source = min(list_known(run.busy_source for run in runs), key=source_rank, default=None)
+    retries = list_known(run.memory.alloc_retries for run in runs)
     known = (*runs, *others)
-    readings = [run.busy_readings for run in known if run.busy_readings]
+    readings = filter(None, (run.busy_readings for run in known))
     waiting = fmean(run.data_wait_fraction for run in runs)
     return Figures(
         is_confirmed=is_confirmed,
         runs=len(runs),
         samples_per_s=rate_of_runs(runs),
-        busy_fraction=fmean(busy) if busy else None,
+        busy_fraction=_mean(run.busy_fraction for run in runs if run.busy_source == source),
         busy_source=source,
         data_wait_fraction=waiting,
         peak_memory_bytes=max(run.peak_memory_bytes for run in runs),
-        allocated_bytes=max(allocated, default=None),
+        allocated_bytes=max(list_known(run.memory.allocated_bytes for run in runs), default=None),
         alloc_retries=sum(retries) if retries else None,
         is_thrashing=any(run.memory.is_thrashing for run in runs),
-        joules_per_sample=fmean(joules) if joules else None,
-        conditions=tuple(run.conditions for run in runs if run.conditions is not None),
-        loader_ceiling=_first(run.loader_ceiling for run in known),
-        device_ceiling=_first(run.device_ceiling for run in known),
+        joules_per_sample=_mean(run.joules_per_sample for run in runs),
+        conditions=tuple(list_known(run.conditions for run in runs)),
+        **{name: _first(getattr(run, name) for run in known) for name in _BESIDE_THE_RATE},
         breakdown=_first(_with_mean_waits(run, waiting) for run in known),
         busy_readings=min(readings, key=lambda read: min(source_rank(each.source) for each in read), default=()),
-        fullness=_first(run.fullness for run in known),
-        loader_costs=_first(run.loader_costs for run in known),
         ranks=best_known_ranks(known),
-        communication=_first(run.communication for run in known),
     )
 
 
+def list_known(figures: Iterable[_T | None]) -> list[_T]:
+    """What was measured; where it was not, there is None."""
+    return [figure for figure in figures if figure is not None]
+
+
 def _first(figures: Iterable[_T | None]) -> _T | None:
-    """What the first run that measured it has."""
-    return next((figure for figure in figures if figure is not None), None)
+    return next(iter(list_known(figures)), None)
+
+
+def _mean(figures: Iterable[float | None]) -> float | None:
+    known = list_known(figures)
+    return fmean(known) if known else None
 
 
 def _with_mean_waits(run: Measurement, waiting: float) -> TimeBreakdown | None:

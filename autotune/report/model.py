@@ -6,52 +6,27 @@ Markdown, a page, a notebook and the JSON document show stands here.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Container, Iterable
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from autotune.note import Note
+from autotune.analysis.memory_line import MemoryLine
 from autotune.records.run_summary import RunSummary
-from autotune.records.trial import Outcome
-from autotune.report.blocks import Block, Bullets, Facts, Figure, Paragraph, Section, Shares, Table, filled
-from autotune.report.figures import Column, make_columns
-from autotune.report.plots.plots import Plot, list_plots
+from autotune.report.blocks import Block, Bullets, Facts, Paragraph, Section, Shares, Table, filled
+from autotune.report.figures import Column, Figures, make_columns
+from autotune.report.plots.plots import list_plots
+from autotune.report.sections import facts, memory, ranks, times, trials
 from autotune.report.sections.devices import device_section
-from autotune.report.sections.facts import describe_environment, describe_run, describe_workload, list_files, show_path
-from autotune.report.sections.memory import (
-    describe_group,
-    lines_of_group,
-    list_memory_lines,
-    memory_table,
-    say_memory_line,
-    stress_section,
-)
-from autotune.report.sections.ranks import compare, scaling_sections
 from autotune.report.sections.result import result_table
-from autotune.report.sections.times import ceiling_section, loader_section, time_section
-from autotune.report.sections.trials import (
-    confirmation_section,
-    failure_section,
-    precision_section,
-    trial_section,
-    trial_table,
-)
 from autotune.report.text import one_line
+from autotune.report.wording import summary as sentences
 from autotune.report.wording.remarks import list_conditions, list_doubts, say_busy, say_rates
 from autotune.report.wording.say import say
-from autotune.report.wording.summary import (
-    list_advice,
-    list_changes,
-    list_reasons,
-    say_course,
-    say_headline,
-    say_headroom,
-)
 
 __all__ = ["ReportModel", "Verdict", "build_report"]
 
+_IMPORTANCE = "how well each setting tells whether a trial is among the best quarter"
 _PARTS = "Parts of the time: profiled in one run, waits for data averaged over all runs; restarts of epochs included."
 Verdict = Literal["faster", "already_best", "unconfirmed", "baseline_infeasible", "nothing_feasible"]
 
@@ -90,16 +65,11 @@ class ReportModel:
     """What to do about the learning rate and what goes with it, a sentence each."""
     notes: tuple[str, ...]
     """What a person should know of this run, a sentence each."""
-    note_codes: tuple[str, ...]
-    """The notes' codes; a note that is stored as a sentence has none."""
     course: str
     """How the search went: trials, outcomes, time, why it ended."""
-    outcomes: dict[Outcome, int]
-    """Trials by outcome, the most frequent first."""
     trials: Table
     """Every trial in a row."""
-    plots: tuple[Plot, ...]
-    sections: tuple[Section, ...]
+    sections: tuple[Section, ...] = ()
     """All that stands below the result."""
 
     @property
@@ -110,10 +80,6 @@ class ReportModel:
         if self.verdict == "nothing_feasible" and self.columns[0].figures is None:
             return (*headroom, *warnings)
         return (*headroom, *warnings, self.table, Bullets(sentences=self.remarks, is_remark=True))
-
-    def column(self, number: int | None) -> Column | None:
-        """The column of a trial's configuration, or None."""
-        return next((column for column in self.columns if column.number == number), None)
 
 
 def build_report(summary: RunSummary, run_dir: Path, *, written: Container[str] = ()) -> ReportModel:
@@ -126,55 +92,17 @@ def build_report(summary: RunSummary, run_dir: Path, *, written: Container[str] 
     """
     columns = make_columns(summary)
     measured = {column.title: column.figures for column in columns if column.figures is not None}
-    lines, files = list_memory_lines(summary), list_files(run_dir, written)
-    reasons, advice = _plain(list_reasons(summary, columns)), _plain(list_advice(summary))
-    stored: tuple[Note | str, ...] = summary.notes  # a str from an older version
-    notes, course, conditions = _plain(map(say, stored)), say_course(summary), _plain(list_conditions(measured))
-    group = lines_of_group(summary, lines)
-    about_lines = describe_group(group, lines)
-    plots = list_plots(summary, columns, group, about_lines)
-    trials = trial_table(summary)
-    importances = dict(sorted(summary.importances.items(), key=lambda item: -item[1]))
-
-    def drawn(*names: str) -> tuple[Figure, ...]:
-        return tuple(Figure(plot=plot) for plot in plots if plot.name in names)
-
-    sections = filled(
-        *scaling_sections(compare(summary), summary, columns),
-        time_section(measured),
-        ceiling_section(measured),
-        device_section(summary, measured),
-        Section(title="Why", blocks=(Bullets(sentences=reasons),), is_brief=True),
-        Section(title="Learning rate", blocks=(Bullets(sentences=advice),), is_brief=True),
-        Section(title="Notes", blocks=(Bullets(sentences=notes),), is_brief=True),
-        loader_section(measured),
-        Section(title="Throughput", blocks=drawn("rate-by-batch", "rate-by-workers")),
-        Section(title="Memory", blocks=(*drawn("memory"), *memory_table(summary, lines))),
-        Section(
-            title="The search",
-            blocks=(Paragraph(text=course), *drawn("history"), _importances(importances)),
-            is_brief=True,
-        ),
-        precision_section(summary),
-        stress_section(summary),
-        trial_section(summary, trials),
-        confirmation_section(summary),
-        failure_section(summary),
-        Section(title="Workload", blocks=(Facts(facts=describe_workload(summary.facts)),)),
-        Section(title="Machine", blocks=(Facts(facts=describe_environment(summary.environment)),)),
-        Section(title="Run", blocks=(Facts(facts=describe_run(summary)),)),
-        Section(title="Files", blocks=(Facts(facts=files, are_files=True),), is_brief=True),
-    )
-    return ReportModel(
+    lines, conditions = memory.list_memory_lines(summary), _plain(list_conditions(measured))
+    report = ReportModel(
         summary=summary,
         run_dir=run_dir,
-        folder=one_line(show_path(run_dir)),
-        files=files,
+        folder=one_line(facts.show_path(run_dir)),
+        files=facts.list_files(run_dir, written),
         verdict="nothing_feasible" if summary.recommendation is None else summary.recommendation.verdict,
-        headline=say_headline(summary, columns),
+        headline=sentences.say_headline(summary, columns),
         columns=columns,
-        changes=list_changes(summary),
-        headroom=say_headroom(summary, columns),
+        changes=sentences.list_changes(summary),
+        headroom=sentences.say_headroom(summary, columns),
         doubts=_plain(list_doubts(measured)),
         conditions=conditions,
         table=result_table(columns, summary.limit_bytes),
@@ -182,27 +110,52 @@ def build_report(summary: RunSummary, run_dir: Path, *, written: Container[str] 
             (
                 *say_busy(columns),
                 *([_PARTS] if any(figures.breakdown is not None for figures in measured.values()) else []),
-                *((f"Memory: {summary.memory_source}.", *say_memory_line(summary, lines)) if measured else ()),
+                *((f"Memory: {summary.memory_source}.", *memory.say_memory_line(summary, lines)) if measured else ()),
                 *say_rates(measured),
                 *conditions,
             )
         ),
-        reasons=reasons,
-        lr_advice=advice,
-        notes=notes,
-        note_codes=tuple(found.code for found in stored if isinstance(found, Note)),
-        course=course,
-        outcomes=dict(Counter(trial.outcome for trial in summary.trials).most_common()),
-        trials=trials,
-        plots=plots,
-        sections=sections,
+        reasons=_plain(sentences.list_reasons(summary, columns)),
+        lr_advice=_plain(sentences.list_advice(summary)),
+        notes=_plain(map(say, summary.notes)),
+        course=sentences.say_course(summary),
+        trials=trials.trial_table(summary),
+    )
+    return replace(report, sections=_list_sections(report, measured, lines))
+
+
+def _list_sections(
+    report: ReportModel, measured: Mapping[str, Figures], lines: Sequence[MemoryLine]
+) -> tuple[Section, ...]:
+    """All that stands below the result; what has no content is left out."""
+    summary = report.summary
+    group = memory.lines_of_group(summary, lines)
+    plots = list_plots(summary, report.columns, group, memory.describe_group(group, lines))
+    importances = dict(sorted(summary.importances.items(), key=lambda item: -item[1]))
+    shares = Shares(title="Settings by importance", head=_IMPORTANCE, shares=importances)
+    return filled(
+        *ranks.scaling_sections(summary, report.columns),
+        times.time_section(measured),
+        times.ceiling_section(measured),
+        device_section(summary, measured),
+        Section(title="Why", blocks=(Bullets(sentences=report.reasons),), is_brief=True),
+        Section(title="Learning rate", blocks=(Bullets(sentences=report.lr_advice),), is_brief=True),
+        Section(title="Notes", blocks=(Bullets(sentences=report.notes),), is_brief=True),
+        times.loader_section(measured),
+        Section(title="Throughput", blocks=plots["rate"]),
+        Section(title="Memory", blocks=(*plots["memory"], *memory.memory_table(summary, lines))),
+        Section(title="The search", blocks=(Paragraph(text=report.course), *plots["score"], shares), is_brief=True),
+        trials.precision_section(summary),
+        memory.stress_section(summary),
+        trials.trial_section(summary, report.trials),
+        trials.confirmation_section(summary),
+        trials.failure_section(summary),
+        Section(title="Workload", blocks=(Facts(facts=facts.describe_workload(summary.facts)),)),
+        Section(title="Machine", blocks=(Facts(facts=facts.describe_environment(summary.environment)),)),
+        Section(title="Run", blocks=(Facts(facts=facts.describe_run(summary)),)),
+        Section(title="Files", blocks=(Facts(facts=report.files, are_files=True),), is_brief=True),
     )
 
 
-def _plain(sentences: Iterable[str]) -> tuple[str, ...]:
-    return tuple(map(one_line, sentences))
-
-
-def _importances(importances: dict[str, float]) -> Shares:
-    head = "how well each setting tells whether a trial is among the best quarter"
-    return Shares(title="Settings by importance", head=head, shares=importances)
+def _plain(texts: Iterable[str]) -> tuple[str, ...]:
+    return tuple(map(one_line, texts))

@@ -29,7 +29,8 @@ def columns_of(summary: RunSummary) -> tuple[Column, ...]:
 
 
 def plots_of(summary: RunSummary) -> tuple[Plot, ...]:
-    return report_of(summary).plots
+    blocks = (block for section in report_of(summary).sections for block in section.blocks)
+    return tuple(block for block in blocks if isinstance(block, Plot))
 
 
 def on_console(summary: RunSummary, run_dir: Path = NOWHERE) -> str:

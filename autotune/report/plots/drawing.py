@@ -13,7 +13,7 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.report.plots.plots import Mark, Plot
+from autotune.report.plots.plots import Mark, Plot, thin_out
 from autotune.report.wording.units import format_rate
 from autotune.settings.training_config import AMP_DTYPES
 
@@ -23,21 +23,13 @@ if TYPE_CHECKING:
 
 __all__ = ["draw"]
 
-_COLOURS = {
-    "#010001": "ink",
-    "#010002": "muted",
-    "#010003": "rule",
-    "#010004": "paper",
-    "#010005": "bad",
-    "#010006": "float32",
-    "#010007": "tf32",
-    "#010008": "bfloat16",
-    "#010009": "float16",
-}
-"""Sentinels that nothing else draws with, and the CSS variables of the page that take their places."""
-_OF = {name: sentinel for sentinel, name in _COLOURS.items()}
+_COLOURS = ("ink", "muted", "rule", "paper", "bad", *AMP_DTYPES)
+_OF = {name: f"#01000{number}" for number, name in enumerate(_COLOURS, 1)}
+"""The page's CSS variables, and the sentinels that stand for them: colours that nothing else draws with."""
 _SHAPES = {"float32": "o", "tf32": "s", "bfloat16": "^", "float16": "D"}
+_Y_LABELS = {"rate": "samples/s", "memory": "peak memory, GiB", "score": "score (baseline: about 1)"}
 _MOST_TICKS = 8
+"""Labels that find room below a plot as wide as a phone: our convention."""
 _STYLE = Path(__file__).with_name("report.mplstyle")
 """Sizes and, by their sentinels, colours: matplotlib's own form for both."""
 
@@ -94,11 +86,10 @@ def _scatter(axes: Axes, marks: Sequence[Mark], **looks: Any) -> None:
 def _draw_trends(axes: Axes, plot: Plot) -> None:
     for trend in plot.trends:
         colour = _OF[trend.amp_dtype]
-        xs, ys, errors = zip(*trend.points, strict=True)
-        low = [y - error for y, error in zip(ys, errors, strict=True)]
-        high = [y + error for y, error in zip(ys, errors, strict=True)]
+        xs, ys, _ = zip(*trend.points, strict=True)
+        band = ([y - error for _, y, error in trend.points], [y + error for _, y, error in trend.points])
         axes.plot(xs, ys, color=colour, linewidth=1.2)
-        axes.fill_between(xs, low, high, color=colour, alpha=0.13, linewidth=0)
+        axes.fill_between(xs, *band, color=colour, alpha=0.13, linewidth=0)
 
 
 def _draw_best(axes: Axes, plot: Plot) -> None:
@@ -127,11 +118,10 @@ def _draw_levels(axes: Axes, plot: Plot) -> None:
 def _label(axes: Axes, plot: Plot) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-    axes.set_xlabel(plot.x_label)
-    axes.set_ylabel(plot.y_label)
+    axes.set(xlabel=plot.x_label, ylabel=_Y_LABELS[plot.quantity])
     if plot.is_log:
         axes.set_xscale("log", base=2)
-        axes.set_xticks(_ticks({mark.x for mark in plot.marks}))
+        axes.set_xticks(thin_out(sorted({mark.x for mark in plot.marks}), _MOST_TICKS))
         axes.xaxis.set_minor_locator(NullLocator())
     else:
         axes.xaxis.set_major_locator(MaxNLocator(nbins=_MOST_TICKS, integer=True, min_n_ticks=1))
@@ -149,15 +139,6 @@ def _top(plot: Plot) -> float:
     return 1.08 * max(heights, default=0.0) or 1.0
 
 
-def _ticks(values: set[float]) -> list[float]:
-    """Some of the values, evenly among them, both ends included."""
-    ordered = sorted(values)
-    if len(ordered) <= _MOST_TICKS:
-        return ordered
-    gaps = _MOST_TICKS - 1
-    return [ordered[round(index * (len(ordered) - 1) / gaps)] for index in range(_MOST_TICKS)]
-
-
 def _add_legend(figure: Figure, axes: Axes) -> None:
     handles, labels = axes.get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
@@ -167,14 +148,13 @@ def _add_legend(figure: Figure, axes: Axes) -> None:
 
 def _inline(svg: str, plot: Plot) -> str:
     """The <svg> element alone, with the page's colours and font, ids of its own, and a name for screen readers."""
-    text = svg[svg.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
-    for sentinel, name in _COLOURS.items():
+    text = re.sub(r"<metadata>.*?</metadata>\s*", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    for name, sentinel in _OF.items():
         text = text.replace(sentinel, f"var(--{name})")
     text = re.sub(r"font-family: [^;\"]+", "font-family: var(--font)", text)
     text = re.sub(r"(font: (?:[\w.]+ )*[\d.]+px) [^;\"]+", r"\1 var(--font)", text)
     text = re.sub(r'\bid="', f'id="{plot.name}-', text)
     text = re.sub(r'(href="#|url\(#)', rf"\g<1>{plot.name}-", text)
-    text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", text, count=1)
-    text = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1)
+    for side in ("width", "height"):
+        text = re.sub(rf'(<svg[^>]*?) {side}="[^"]*"', r"\1", text, count=1)
     return text.replace("<svg", f'<svg role="img" aria-label="{plot.title}"', 1).strip()

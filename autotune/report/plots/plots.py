@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal
 
 from autotune.analysis.memory_line import MemoryLine, memory_kind
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import TrialRecord
 from autotune.report.figures import Column, Role, role_of
-from autotune.report.wording.units import format_bytes, format_count, format_rate
+from autotune.report.wording.units import format_count, show
 from autotune.settings.training_config import AmpDtype
 
-__all__ = ["BYTES_PER_GIB", "Fate", "Level", "Mark", "Plot", "Quantity", "Trend", "list_plots"]
+__all__ = ["BYTES_PER_GIB", "Fate", "Level", "Mark", "Plot", "Quantity", "Trend", "list_plots", "thin_out"]
 
 Fate = Literal["feasible", "over_memory", "failed"]
 Quantity = Literal["rate", "memory", "score"]
@@ -70,11 +71,11 @@ class Plot:
     name: str
     title: str
     x_label: str
-    y_label: str
     quantity: Quantity
-    caption: str
+    caption: str = ""
     """What there is to know, in a sentence or two that hold for a drawing and for a table; "" for nothing."""
     marks: tuple[Mark, ...]
+    """Every trial; none where no trial measured anything."""
     levels: tuple[Level, ...] = ()
     trends: tuple[Trend, ...] = ()
     best_so_far: tuple[tuple[float, float], ...] = ()
@@ -85,8 +86,8 @@ class Plot:
 
 def list_plots(
     summary: RunSummary, columns: Sequence[Column], lines: Sequence[MemoryLine], about_lines: str = ""
-) -> tuple[Plot, ...]:
-    """Every plot that has something to show.
+) -> dict[Quantity, tuple[Plot, ...]]:
+    """Every plot by what it shows.
 
     Args:
         summary: the search.
@@ -94,24 +95,21 @@ def list_plots(
         lines: the fitted memory lines to draw.
         about_lines: what to know of them; "" or with a space before.
     """
-    plots = (
-        _rates(summary, columns, "rate-by-batch", "micro_batch_size"),
-        _rates(summary, columns, "rate-by-workers", "num_workers"),
-        _memory(summary, lines, about_lines),
-        _history(summary),
-    )
-    return tuple(plot for plot in plots if any(mark.y is not None for mark in plot.marks))
+    return {
+        "rate": (_rates(summary, columns, "micro_batch_size"), _rates(summary, columns, "num_workers")),
+        "memory": (_memory(summary, lines, about_lines),),
+        "score": (_history(summary),),
+    }
 
 
-def _rates(summary: RunSummary, columns: Sequence[Column], name: str, setting: str) -> Plot:
+def _rates(summary: RunSummary, columns: Sequence[Column], setting: str) -> Plot:
     is_batch = setting == "micro_batch_size"
-    marks = tuple(_mark(trial, summary, x=getattr(trial.config, setting), y=_rate(trial)) for trial in summary.trials)
+    marks = _marks(summary, "rate", setting)
     levels, caption = _ceilings(summary, columns, marks)
     return Plot(
-        name=name,
+        name="rate-by-batch" if is_batch else "rate-by-workers",
         title=f"Throughput against {'batch size' if is_batch else 'loader workers'}",
         x_label="micro batch" if is_batch else setting,
-        y_label="samples/s",
         quantity="rate",
         caption=f"Rates are those of the search's trials, one run each.{caption}",
         marks=marks,
@@ -121,17 +119,14 @@ def _rates(summary: RunSummary, columns: Sequence[Column], name: str, setting: s
 
 
 def _memory(summary: RunSummary, lines: Sequence[MemoryLine], about_lines: str) -> Plot:
-    marks = tuple(
-        _mark(trial, summary, x=trial.config.micro_batch_size, y=_memory_gib(trial)) for trial in summary.trials
-    )
+    marks = _marks(summary, "memory", "micro_batch_size")
     limit = summary.limit_bytes / BYTES_PER_GIB
     is_near = limit <= _LEVEL_IN_SIGHT * _highest(marks)
-    far = "" if is_near else f" The limit of {format_bytes(summary.limit_bytes)} is far above."
+    far = "" if is_near else f" The limit of {show(summary.limit_bytes, 'bytes')} is far above."
     return Plot(
         name="memory",
         title="Memory against batch size",
         x_label="micro batch",
-        y_label="peak memory, GiB",
         quantity="memory",
         caption=f"Fitted lines are shown with their error.{about_lines}{far}" if lines else far.strip(),
         marks=marks,
@@ -141,29 +136,46 @@ def _memory(summary: RunSummary, lines: Sequence[MemoryLine], about_lines: str) 
 
 
 def _history(summary: RunSummary) -> Plot:
-    marks = tuple(_mark(trial, summary, x=trial.number, y=_score(trial)) for trial in summary.trials)
-    best: list[tuple[float, float]] = []
-    for mark in marks:
-        if mark.y is not None and mark.fate == "feasible":
-            best.append((mark.x, max(mark.y, best[-1][1]) if best else mark.y))
+    marks = _marks(summary, "score")
+    counted = [(mark.x, mark.y) for mark in marks if mark.y is not None and mark.fate == "feasible"]
+    highest = accumulate((score for _, score in counted), max)
     failed = sum(mark.y is None for mark in marks)
-    line = "The best so far is among trials that ran well within the limit." if best else "No trial ran well."
+    line = "The best so far is among trials that ran well within the limit." if counted else "No trial ran well."
     without = f" Without a score: {format_count(failed, 'trial')}." if failed else ""
     return Plot(
         name="history",
         title="Score of each trial",
         x_label="trial",
-        y_label="score (baseline: about 1)",
         quantity="score",
         caption=line + without,
         marks=marks,
-        best_so_far=tuple(best),
+        best_so_far=tuple(zip((number for number, _ in counted), highest, strict=True)),
     )
 
 
-def _mark(trial: TrialRecord, summary: RunSummary, *, x: float, y: float | None) -> Mark:
-    fate: Fate = "feasible" if trial.is_feasible else "over_memory" if trial.outcome == "over_memory" else "failed"
-    return Mark(x=x, y=y, amp_dtype=trial.config.amp_dtype, fate=fate, role=role_of(trial.number, summary))
+def _marks(summary: RunSummary, quantity: Quantity, setting: str = "") -> tuple[Mark, ...]:
+    """Each trial's, by a setting or by its number; none where no trial measured anything."""
+    marks = tuple(
+        Mark(
+            x=getattr(trial.config, setting) if setting else trial.number,
+            y=_height(trial, quantity),
+            amp_dtype=trial.config.amp_dtype,
+            fate="feasible" if trial.is_feasible else "over_memory" if trial.outcome == "over_memory" else "failed",
+            role=role_of(trial.number, summary),
+        )
+        for trial in summary.trials
+    )
+    return marks if any(mark.y is not None for mark in marks) else ()
+
+
+def _height(trial: TrialRecord, quantity: Quantity) -> float | None:
+    if quantity == "score":
+        return None if trial.score is None else trial.score.value
+    if trial.measurement is None:
+        return None
+    return (
+        trial.measurement.samples_per_s if quantity == "rate" else trial.measurement.peak_memory_bytes / BYTES_PER_GIB
+    )
 
 
 def _highest(marks: Sequence[Mark]) -> float:
@@ -174,14 +186,12 @@ def _ceilings(summary: RunSummary, columns: Sequence[Column], marks: Sequence[Ma
     """The recommended settings' ceilings: those in sight as lines; whose they are, and the others, in words."""
     found = summary.recommendation
     figures = next((known.figures for known in columns if found is not None and known.number == found.number), None)
-    if figures is None:
-        return (), ""
-    known = {"loader alone": figures.loader_ceiling, "device alone": figures.device_ceiling}
-    levels = [Level(label=name, y=rate) for name, rate in known.items() if rate is not None]
+    rates = {side: getattr(figures, f"{side}_ceiling", None) for side in ("loader", "device")}
+    levels = [Level(label=f"{side} alone", y=rate) for side, rate in rates.items() if rate is not None]
     near = tuple(level for level in levels if level.y <= _LEVEL_IN_SIGHT * _highest(marks))
-    above = ", ".join(f"{level.label} {format_rate(level.y)}" for level in levels if level not in near)
+    above = ", ".join(f"{level.label} {show(level.y, 'plain_rate')}" for level in levels if level not in near)
     words = " Ceilings are those of the recommended settings." if levels else ""
-    return near, words + (f" Far above: {above} samples/s." if above else "")
+    return near, words + f" Far above: {above} samples/s." * bool(above)
 
 
 def _trend(line: MemoryLine, summary: RunSummary) -> Trend:
@@ -201,13 +211,7 @@ def _trend(line: MemoryLine, summary: RunSummary) -> Trend:
     return Trend(amp_dtype=line.kind.amp_dtype, points=tuple(points))
 
 
-def _rate(trial: TrialRecord) -> float | None:
-    return None if trial.measurement is None else trial.measurement.samples_per_s
-
-
-def _memory_gib(trial: TrialRecord) -> float | None:
-    return None if trial.measurement is None else trial.measurement.peak_memory_bytes / BYTES_PER_GIB
-
-
-def _score(trial: TrialRecord) -> float | None:
-    return None if trial.score is None else trial.score.value
+def thin_out(values: Sequence[float], most: int) -> list[float]:
+    """So many of the values at the most, evenly among them, both ends included."""
+    gaps = min(most, len(values)) - 1
+    return [values[round(index * (len(values) - 1) / gaps)] for index in range(gaps + 1)] if gaps > 0 else [*values]

@@ -6,12 +6,12 @@ holds the trials at one place of its x axis; what is a line in the drawing is a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
+from itertools import groupby, pairwise
 
 from autotune.records.breakdown import Part
-from autotune.report.blocks import Block, Paragraph, Table, TimeBar, TimeBars
-from autotune.report.plots.plots import BYTES_PER_GIB, Fate, Mark, Plot, Quantity, Trend
+from autotune.report.blocks import Block, Paragraph, Table, TimeBar, TimeBars, tabulate
+from autotune.report.plots.plots import BYTES_PER_GIB, Fate, Mark, Plot, Quantity, Trend, thin_out
 from autotune.report.wording.names import PART_NAMES
 from autotune.report.wording.units import NO_VALUE, format_bytes, format_fraction, format_rate, text_bar
 from autotune.settings.training_config import AMP_DTYPES
@@ -22,9 +22,8 @@ _Places = dict[float, list[Mark]]
 """The trials at each place of the x axis, from left to right."""
 
 _MOST_ROWS = 30
+"""Places that a table shows: our convention, a page."""
 _HEADS: dict[Quantity, str] = {"rate": "best samples/s", "memory": "largest peak memory", "score": "score"}
-_UNITS: dict[Quantity, str] = {"rate": " samples/s", "memory": "", "score": ""}
-"""What a figure of a quantity lacks where no head says it."""
 _FATES: dict[Fate, str] = {"failed": " (failed)", "over_memory": " (over the limit)", "feasible": ""}
 """What is said beside a figure; those that count stand last."""
 
@@ -40,11 +39,11 @@ def plot_blocks(plot: Plot) -> tuple[Block, ...]:
     """A plot's table, and in words what is no row of it."""
     places = _places(plot)
     shown = _thinned(plot, places)
-    columns = _columns(plot, shown)
     left_out = f"{len(shown)} of {len(places)} rows are shown." if len(shown) < len(places) else ""
-    sentences = (*_say_roles(plot), *_say_levels(plot), plot.caption, left_out)
-    table = Table(heads=tuple(columns), rows=tuple(zip(*columns.values(), strict=True)))
-    return table, Paragraph(text=" ".join(filter(None, sentences)))
+    sentences = (*_say_heights(plot), plot.caption, left_out)
+    return tabulate(_row(plot, x, marks) for x, marks in shown.items()), Paragraph(
+        text=" ".join(filter(None, sentences))
+    )
 
 
 def _part(bar: TimeBar, part: Part) -> str:
@@ -53,48 +52,34 @@ def _part(bar: TimeBar, part: Part) -> str:
 
 
 def _places(plot: Plot) -> _Places:
-    places: _Places = {}
-    for mark in sorted(plot.marks, key=lambda mark: mark.x):
-        places.setdefault(mark.x, []).append(mark)
-    return places
+    marks = sorted(plot.marks, key=lambda mark: mark.x)
+    return {x: list(there) for x, there in groupby(marks, key=lambda mark: mark.x)}
 
 
 def _thinned(plot: Plot, places: _Places) -> _Places:
     """Some of many places: evenly among them, both ends included, and those of note."""
-    if len(places) <= _MOST_ROWS:
-        return places
-    every, gaps = list(places), _MOST_ROWS - 1
-    kept = {every[round(index * (len(every) - 1) / gaps)] for index in range(_MOST_ROWS)}
+    kept = set(thin_out(list(places), _MOST_ROWS))
     kept |= {mark.x for mark in plot.marks if mark.role}
     kept |= {x for (_, before), (x, best) in pairwise(plot.best_so_far) if best > before}
     return {x: marks for x, marks in places.items() if x in kept}
 
 
-def _columns(plot: Plot, places: _Places) -> dict[str, list[str]]:
-    """The table's columns by their heads, a cell for each place."""
-    columns = {plot.x_label: [f"{x:,.0f}" for x in places]}
+def _row(plot: Plot, x: float, marks: Sequence[Mark]) -> dict[str, str]:
+    """A place's cells by their heads: what was measured there in each precision, and what its fitted line says."""
+    row, head = {plot.x_label: f"{x:,.0f}"}, _HEADS[plot.quantity]
     if plot.quantity == "score":
-        columns[_HEADS["score"]] = [_say_highest(marks, plot.quantity) for marks in places.values()]
-        columns["best so far"] = [_say_best(plot, x) for x in places]
-        return columns
-    columns |= _figures_by_precision(plot, places)
-    columns["trials"] = [f"{len(marks):,}" for marks in places.values()]
-    columns["over the limit"] = [f"{sum(mark.fate == 'over_memory' for mark in marks):,}" for marks in places.values()]
-    columns["failed, cut short"] = [f"{sum(mark.y is None for mark in marks):,}" for marks in places.values()]
-    return columns
-
-
-def _figures_by_precision(plot: Plot, places: _Places) -> dict[str, list[str]]:
-    """What was measured in each precision, and what its fitted line says."""
+        return row | {head: _say_highest(marks, plot.quantity), "best so far": _say_best(plot, x)}
     measured = {mark.amp_dtype for mark in plot.marks if mark.y is not None}
     trends = {trend.amp_dtype: trend for trend in plot.trends}
-    columns: dict[str, list[str]] = {}
     for dtype in filter(measured.__contains__, AMP_DTYPES):
-        own = ([mark for mark in marks if mark.amp_dtype == dtype] for marks in places.values())
-        columns[f"{_HEADS[plot.quantity]}, {dtype}"] = [_say_highest(marks, plot.quantity) for marks in own]
+        own = [mark for mark in marks if mark.amp_dtype == dtype]
+        row[f"{head}, {dtype}"] = _say_highest(own, plot.quantity)
         if dtype in trends:
-            columns[f"fitted line, {dtype}"] = [_say_trend(trends[dtype], x, plot.quantity) for x in places]
-    return columns
+            row[f"fitted line, {dtype}"] = _say_trend(trends[dtype], x, plot.quantity)
+    row["trials"] = f"{len(marks):,}"
+    row["over the limit"] = f"{sum(mark.fate == 'over_memory' for mark in marks):,}"
+    row["failed, cut short"] = f"{sum(mark.y is None for mark in marks):,}"
+    return row
 
 
 def _say(y: float, quantity: Quantity) -> str:
@@ -124,17 +109,11 @@ def _say_best(plot: Plot, x: float) -> str:
     return _say(reached[-1], plot.quantity) if reached else NO_VALUE
 
 
-def _say_roles(plot: Plot) -> list[str]:
-    """Where the baseline and the recommended settings stand."""
-    unit = _UNITS[plot.quantity]
-    return [
-        f"{mark.role.capitalize()}: {_say(mark.y, plot.quantity)}{unit} at {plot.x_label} {mark.x:,.0f}."
-        for mark in plot.marks
-        if mark.role and mark.y is not None
-    ]
-
-
-def _say_levels(plot: Plot) -> list[str]:
-    """The horizontal lines."""
-    unit = _UNITS[plot.quantity]
-    return [f"{level.label.capitalize()}: {_say(level.y, plot.quantity)}{unit}." for level in plot.levels]
+def _say_heights(plot: Plot) -> Iterator[str]:
+    """Where the baseline and the recommended settings stand, and the horizontal lines."""
+    unit = " samples/s" * (plot.quantity == "rate")  # what no head says here
+    for mark in plot.marks:
+        if mark.role and mark.y is not None:
+            yield f"{mark.role.capitalize()}: {_say(mark.y, plot.quantity)}{unit} at {plot.x_label} {mark.x:,.0f}."
+    for level in plot.levels:
+        yield f"{level.label.capitalize()}: {_say(level.y, plot.quantity)}{unit}."

@@ -8,6 +8,7 @@ page.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import zip_longest
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -15,27 +16,24 @@ from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
-from autotune.report.blocks import MEASURED_BY, Block, Bullets, Facts, Paragraph, Section, Table, Trace
+from autotune.report.blocks import MEASURED_BY, TEXT_HEADS, Block, Bullets, Facts, Paragraph, Section, Table, Trace
 from autotune.report.text import one_line, shorten
 
 __all__ = ["print_block", "print_section"]
 
 _WIDEST_LABEL, _WIDEST_FIGURE = 30, 20
 """Cells, so that a label and two figures fit 80 columns: our convention."""
-_LONGEST_REASON = 180  # cells: three lines at 80 columns; the report has the whole
-_MOST_FAILURES = 6
+_LONGEST_REASON = 180  # cells: three lines at 80 columns, our convention; the report has the whole
+_MOST_FAILURES = 6  # our convention: with their reasons less than a screen
 
 
 def print_section(section: Section, console: Console) -> None:
     """A section's title and its blocks, below an empty line; nothing where a console can show none of them."""
     traces = [block for block in section.blocks if isinstance(block, Trace)]
     grids = (*map(_grid_of, section.blocks), _traces(traces) if traces else None)
-    shown = [grid for grid in grids if grid is not None]
+    shown = [Padding.indent(grid, 2) for grid in grids if grid is not None]
     if shown:
-        console.print()
-        console.print(Text(section.title, style="bold", overflow="fold"))
-    for grid in shown:
-        console.print(Padding.indent(grid, 2))
+        console.print(Group(Text(), Text(section.title, style="bold"), *shown))
 
 
 def print_block(block: Block, console: Console) -> None:
@@ -46,26 +44,27 @@ def print_block(block: Block, console: Console) -> None:
 
 
 def _grid_of(block: Block) -> RenderableType | None:
-    if isinstance(block, Paragraph):
-        return Text(one_line(block.text), style="bold" if block.is_warning else "")
-    if isinstance(block, Bullets):
-        if block.is_remark:
+    match block:
+        case Paragraph():
+            return Text(one_line(block.text), style="bold" if block.is_warning else "")
+        case Bullets(is_remark=True):
             return Text("\n".join(map(one_line, block.sentences)), style="dim")
-        return _lines((("·", sentence) for sentence in block.sentences), gap=1)
-    if isinstance(block, Facts):
-        return _lines(block.facts.items(), style="dim")
-    if isinstance(block, Table):
-        return Group(_table(block), *_sources(block))
+        case Bullets():
+            return _lines((("·", sentence) for sentence in block.sentences), gap=1)
+        case Facts():
+            return _lines(block.facts.items(), style="dim")
+        case Table():
+            return Group(_table(block), *_sources(block))
     return None
 
 
 def _table(block: Table) -> Grid:
     """A table without its column of sources."""
-    shown = [place for place, head in enumerate(block.heads) if head != MEASURED_BY]
     grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1), header_style="bold")
+    shown = [place for place, head in enumerate(block.heads) if head != MEASURED_BY]
     for place in shown:
         head = block.heads[place]
-        is_text, is_label = head in block.texts, head in {"", "what"}
+        is_text, is_label = head in TEXT_HEADS, head in {"", "what"}
         may_wrap = any(" to " in row[place] or ", " in row[place] for row in block.rows)
         grid.add_column(
             Text("" if is_label else head),
@@ -75,16 +74,14 @@ def _table(block: Table) -> Grid:
             no_wrap=not is_text and not may_wrap,  # an interval that finds no room may break at its "to"
             max_width=_WIDEST_LABEL if is_label else None if is_text else _WIDEST_FIGURE,
         )
-    kinds = block.row_kinds or ("",) * len(block.rows)
-    for row, kind, following in zip(block.rows, kinds, (*kinds[1:], ""), strict=True):
+    for row, kind, following in zip_longest(block.rows, block.row_kinds, block.row_kinds[1:], fillvalue=""):
         label, *cells = (row[place] for place in shown)
-        first = Text(label) if label.startswith("  ") else Text(one_line(label))
-        ends = following == "setting" and kind != "setting"
+        is_detail = label.startswith("  ")
         grid.add_row(
-            first,
+            Text(label if is_detail else one_line(label)),
             *(Text(one_line(cell)) for cell in cells),
-            style="dim" if label.startswith("  ") else None,
-            end_section=ends,
+            style="dim" if is_detail else None,
+            end_section=following == "setting" and kind != "setting",
         )
     return grid
 

@@ -1,26 +1,30 @@
 """report.html: one self-contained page with the report's sections and plots.
 
 Comes in: a ReportModel. Goes out: HTML that fetches nothing and runs no script. Every text goes through Jinja2's
-autoescape; only our own plots are taken as markup. A plot that can't be drawn is left out, and the page says why.
+autoescape, here and in a notebook; only our own plots are taken as markup. A plot that can't be drawn is left out, and
+the page says why.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from autotune.report.blocks import Figure, filled
+from autotune.report.blocks import TEXT_HEADS, filled
 from autotune.report.model import ReportModel
 from autotune.report.plots.drawing import draw
 from autotune.report.plots.plots import Plot
-from autotune.report.render.templating import render_template
-from autotune.report.text import one_line
+from autotune.report.text import one_line, without_controls
 from autotune.report.wording.names import PART_NAMES
+from autotune.report.wording.units import format_fraction
 
-__all__ = ["Page", "render_page"]
+__all__ = ["Page", "render_page", "render_template"]
 
+_FAULT = 'The plot "{title}" could not be drawn ({fault}); its figures are in the tables.'
 _NO_MATPLOTLIB = 'Plots need matplotlib: pip install "autotune-torch[report]", then autotune report RUN_DIR.'
 
 
@@ -35,22 +39,14 @@ class Page:
 
 def render_page(report: ReportModel) -> Page:
     """The whole page."""
-    figures = [block for section in report.sections for block in section.blocks if isinstance(block, Figure)]
-    drawings, remark = _draw_all(figure.plot for figure in figures)
-    missing = [figure for figure in figures if figure.plot.name not in drawings]
+    plots = [block for section in report.sections for block in section.blocks if isinstance(block, Plot)]
+    drawings, remark = _draw_all(plots)
+    missing = [plot for plot in plots if plot.name not in drawings]
     sections = (
         replace(section, blocks=tuple(block for block in section.blocks if block not in missing))
         for section in report.sections
     )
-    values: dict[str, object] = {
-        "name": one_line(report.summary.name),
-        "report": report,
-        "sections": filled(*sections),
-        "drawings": drawings,
-        "remark": remark,
-        "version": report.summary.autotune_version,
-        "part_names": PART_NAMES,
-    }
+    values = {"report": report, "sections": filled(*sections), "drawings": drawings, "remark": remark}
     return Page(html=render_template("report.html.j2", values), remark=remark)
 
 
@@ -61,14 +57,34 @@ def _draw_all(plots: Iterable[Plot]) -> tuple[dict[str, Markup], str]:
     for plot in plots:
         try:
             drawings[plot.name] = Markup(draw(plot))  # noqa: S704 - our own drawing of numbers
-        except ImportError as error:
-            missing = (error.name or "").partition(".")[0] == "matplotlib"
-            remark = _NO_MATPLOTLIB if missing else _describe_fault(plot, error)
         except Exception as error:  # noqa: BLE001 - no plot may cost a finished search its report
-            remark = _describe_fault(plot, error)
+            is_missing = isinstance(error, ImportError) and (error.name or "").partition(".")[0] == "matplotlib"
+            fault = one_line(f"{type(error).__name__}: {error}")
+            remark = _NO_MATPLOTLIB if is_missing else _FAULT.format(title=plot.title, fault=fault)
     return drawings, remark
 
 
 def _describe_fault(plot: Plot, error: Exception) -> str:
     fault = one_line(f"{type(error).__name__}: {error}")
     return f'The plot "{plot.title}" could not be drawn ({fault}); its figures are in the tables.'
+
+
+def render_template(name: str, values: Mapping[str, object]) -> str:
+    """Fill a template of this package; a value that it names and is not given is an error."""
+    return _environment().get_template(name).render(values)
+
+
+@cache
+def _environment() -> Environment:
+    """Jinja2 over the templates of this package: every text that a template shows is escaped."""
+    environment = Environment(
+        loader=PackageLoader("autotune.report.render"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(plain=one_line, lines=without_controls, percent=format_fraction)
+    environment.tests["block"] = lambda block, kind: type(block).__name__ == kind  # one of `blocks`' classes, by name
+    environment.globals.update(text_heads=TEXT_HEADS, part_names=PART_NAMES)
+    return environment

@@ -7,9 +7,11 @@ an interval is the text "Infinity", as in trials.jsonl.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Literal
 
 from autotune.frozen import FrozenModel
+from autotune.note import Note
 from autotune.records.recommendation import Ratio
 from autotune.records.trial import Outcome
 from autotune.report.figures import Figures
@@ -41,14 +43,14 @@ class SummaryDocument(FrozenModel):
     verdict: Verdict
     headline: str
     """The verdict in a sentence or two, for people."""
-    best: MeasuredConfig | None
+    best: MeasuredConfig | None = None
     """The recommended settings; null where nothing is feasible."""
     baseline: MeasuredConfig
-    same_batch: MeasuredConfig | None
+    same_batch: MeasuredConfig | None = None
     """The best that keeps the baseline's global batch; may equal `best`."""
-    speedup: Ratio | None
+    speedup: Ratio | None = None
     """Of `best` over the baseline, measured in turns, with its 95 % interval."""
-    same_batch_speedup: Ratio | None
+    same_batch_speedup: Ratio | None = None
     memory_limit_bytes: int
     memory_source: str
     """What the limit is judged on."""
@@ -76,36 +78,27 @@ class SummaryDocument(FrozenModel):
 def summary_json(report: ReportModel) -> str:
     """One JSON document with the result of a search; its keys are SummaryDocument's fields."""
     summary, found = report.summary, report.summary.recommendation
-    number, config = (None, None) if found is None else (found.same_batch_number, found.same_batch)
+    copied = {name: getattr(summary, name) for name in ("name", "memory_source", "wall_s", "seed", "autotune_version")}
+    copied |= {name: getattr(report, name) for name in ("verdict", "headline", "reasons", "lr_advice", "notes")}
+    if found is not None:
+        copied |= {"speedup": found.speedup, "same_batch_speedup": found.same_batch_speedup}
+        copied["best"] = _measured(report, found.number, found.config)
+        if found.same_batch_number is not None and found.same_batch is not None:
+            copied["same_batch"] = _measured(report, found.same_batch_number, found.same_batch)
     document = SummaryDocument(
-        name=summary.name,
-        verdict=report.verdict,
-        headline=report.headline,
-        best=None if found is None else _measured(report, found.number, found.config),
+        **copied,
         baseline=_measured(report, 0, summary.baseline),
-        same_batch=None if number is None or config is None else _measured(report, number, config),
-        speedup=None if found is None else found.speedup,
-        same_batch_speedup=None if found is None else found.same_batch_speedup,
         memory_limit_bytes=summary.limit_bytes,
-        memory_source=summary.memory_source,
-        outcomes=report.outcomes,
-        reasons=report.reasons,
-        lr_advice=report.lr_advice,
+        outcomes=dict(Counter(trial.outcome for trial in summary.trials).most_common()),
         device_remarks=(*report.doubts, *report.conditions),
-        notes=report.notes,
-        note_codes=report.note_codes,
+        note_codes=tuple(note.code for note in summary.notes if isinstance(note, Note)),
         stopped_because=say(summary.stopped_because),
-        wall_s=summary.wall_s,
         files={name: str((report.run_dir / name).absolute()) for name in report.files},
-        seed=summary.seed,
         fingerprint=summary.environment.fingerprint,
-        autotune_version=summary.autotune_version,
     )
     return document.model_dump_json(indent=2)
 
 
 def _measured(report: ReportModel, number: int, config: TrainingConfig) -> MeasuredConfig:
-    column = report.column(number)
-    figures = None if column is None else column.figures
-    size = config.global_batch_size
-    return MeasuredConfig(trial=number, settings=config, global_batch_size=size, figures=figures)
+    figures = next((column.figures for column in report.columns if column.number == number), None)
+    return MeasuredConfig(trial=number, settings=config, global_batch_size=config.global_batch_size, figures=figures)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from autotune.report.blocks import Block, Bullets, Facts, Figure, Paragraph, Section, Shares, Table, TimeBars, Trace
+from autotune.report.blocks import Block, Bullets, Facts, Paragraph, Section, Shares, Table, TimeBars, Trace
 from autotune.report.model import ReportModel
+from autotune.report.plots.plots import Plot
 from autotune.report.plots.tables import bar_table, plot_blocks
 from autotune.report.text import one_line
 from autotune.report.wording.units import NO_VALUE, format_fraction
@@ -23,22 +24,16 @@ _BACKTICKS = re.compile(r"`+")
 
 def render_markdown(report: ReportModel) -> str:
     """The whole report."""
-    lead = [_escape(_changes(report)), *map(_block, report.lead)]
-    return _join(f"autotune: {report.summary.name}", report.headline, lead, report.sections)
+    lead = (Paragraph(text=_changes(report)), *report.lead)
+    return render_sections(f"autotune: {report.summary.name}", report.headline, lead, report.sections)
 
 
-def render_sections(title: str, lead: Sequence[str], sections: Sequence[Section]) -> str:
-    """A report of other content: a title, a first sentence in bold and the rest of the lead, sections."""
-    return _join(title, lead[0], map(_escape, lead[1:]), sections)
-
-
-def _join(title: str, headline: str, lead: Iterable[str], sections: Sequence[Section]) -> str:
-    """Title, headline, what follows it, and the sections that have something to say, each below its title."""
-    parts = [f"# {_escape(title)}", f"**{_escape(headline)}**", *lead]
+def render_sections(title: str, headline: str, lead: Iterable[Block], sections: Iterable[Section]) -> str:
+    """Title, headline, what follows it, and the sections, each below its title."""
+    parts = [f"# {_escape(title)}", f"**{_escape(headline)}**", *map(_block, lead)]
     for section in sections:
-        texts = [text for block in section.blocks if (text := _block(block))]
-        parts += [f"## {section.title}", *texts] if texts else []
-    return "\n\n".join(part for part in parts if part) + "\n"
+        parts += [f"## {section.title}", *map(_block, section.blocks)]
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def _changes(report: ReportModel) -> str:
@@ -50,36 +45,30 @@ def _changes(report: ReportModel) -> str:
 
 
 def _block(block: Block) -> str:  # noqa: PLR0911 - one for each kind of block
-    """A block's text; "" for one without rows."""
-    if isinstance(block, Paragraph):
-        return _escape(block.text)
-    if isinstance(block, Bullets):
-        return "\n".join(f"- {_escape(sentence)}" for sentence in block.sentences)
-    if isinstance(block, Figure):
-        return "\n\n".join((f"### {block.plot.title}", *map(_block, plot_blocks(block.plot))))
-    if isinstance(block, TimeBars):
-        block = bar_table(block)
-    if isinstance(block, Table):
-        return _table(block.heads, block.rows) if block.rows else ""
-    if isinstance(block, Facts):
-        return _table(("", ""), block.facts.items())
-    if isinstance(block, Shares):
-        rows = ((name, format_fraction(share)) for name, share in block.shares.items())
-        return f"### {_escape(block.title)}\n\n{_table(('setting', block.head), rows)}"
-    return _trace(block)
-
-
-def _trace(block: Trace) -> str:
-    head = f"**{_escape(block.count)}** {_escape(block.text)}"
-    return f"{head}\n\n{_fence(block.traceback)}" if block.traceback else head
+    """A block's text; "" for one without content."""
+    match block:
+        case Paragraph():
+            return _escape(block.text)
+        case Bullets():
+            return "\n".join(f"- {_escape(sentence)}" for sentence in block.sentences)
+        case Table():
+            return _table(block.heads, block.rows)
+        case Facts():
+            return _table(("", ""), block.facts.items())
+        case TimeBars():
+            return _block(bar_table(block))
+        case Shares():
+            rows = ((name, format_fraction(share)) for name, share in block.shares.items())
+            return f"### {_escape(block.title)}\n\n{_table(('setting', block.head), rows)}"
+        case Plot():
+            return "\n\n".join((f"### {block.title}", *map(_block, plot_blocks(block))))
+        case Trace():
+            head = f"**{_escape(block.count)}** {_escape(block.text)}"
+            return f"{head}\n\n{_fence(block.traceback)}" if block.traceback else head
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [
-        [_escape(head) for head in heads],
-        ["---"] * len(heads),
-        *([_escape(cell) for cell in row] for row in rows),
-    ]
+    lines = [map(_escape, heads), ["---"] * len(heads), *(map(_escape, row) for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -90,6 +79,5 @@ def _escape(text: str) -> str:
 
 def _fence(text: str) -> str:
     """Any text as a block of code."""
-    longest = max((len(run) for run in _BACKTICKS.findall(text)), default=0)
-    fence = "`" * max(3, longest + 1)
+    fence = max(("```", *(f"{run}`" for run in _BACKTICKS.findall(text))), key=len)
     return f"{fence}text\n{text}\n{fence}"

@@ -6,12 +6,9 @@ colours. Every text goes through Jinja2's autoescape.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from autotune.records.diagnosis import Diagnosis
-from autotune.report.blocks import Block, Facts, Table
 from autotune.report.model import ReportModel
-from autotune.report.render.templating import render_template
+from autotune.report.render.html import render_template
 from autotune.report.sections.diagnosis import diagnosis_sections, say_present
 
 __all__ = ["render_diagnosis_notebook", "render_notebook"]
@@ -26,21 +23,7 @@ def render_notebook(report: ReportModel) -> str:
 
 def render_diagnosis_notebook(diagnosis: Diagnosis) -> str:
     """The fragment that a notebook shows for a diagnosis: the answer and what to do, the evidence to unfold."""
-    sections = [
-        replace(section, blocks=tuple(map(_as_table, section.blocks))) for section in diagnosis_sections(diagnosis)
-    ]
-    values: dict[str, object] = {
-        "headline": diagnosis.headline,
-        "present": say_present(diagnosis),
-        "first": sections[:_OPEN_SECTIONS],
-        "rest": sections[_OPEN_SECTIONS:],
-    }
+    sections = diagnosis_sections(diagnosis)
+    first, rest = sections[:_OPEN_SECTIONS], sections[_OPEN_SECTIONS:]
+    values = {"headline": diagnosis.headline, "present": say_present(diagnosis), "first": first, "rest": rest}
     return render_template("notebook_diagnosis.html.j2", values)
-
-
-def _as_table(block: Block) -> Block:
-    """Names and values as a table of two columns."""
-    if not isinstance(block, Facts):
-        return block
-    heads = ("", "value")
-    return Table(heads=heads, rows=tuple(block.facts.items()), texts=frozenset(heads))

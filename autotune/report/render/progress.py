@@ -23,17 +23,17 @@ from autotune.records.trial import TrialRecord
 from autotune.report.text import one_line, shorten
 from autotune.report.wording import say
 from autotune.report.wording.names import OUTCOMES, describe_settings
-from autotune.report.wording.units import format_count, format_duration, format_rate, format_times
+from autotune.report.wording.units import format_count, show
 
 __all__ = ["ProgressMode", "ShowProgress", "make_progress"]
 
 ProgressMode = Literal["auto"] | bool
 ShowProgress = Callable[[Progress], None]
 
-_REFRESHES_PER_S = 2
-_NARROWEST_TEXT = 8  # cells; below, a text cut with an ellipsis says nothing
-_LEAST_SHOWN = 0.01
-_ROUNDING = 1e-6  # per cent that a share's floating point may add
+_REFRESHES_PER_S = 2  # our convention: the clock shows whole seconds
+_NARROWEST_TEXT = 8  # cells; below, a text cut with an ellipsis says nothing: our convention
+_LEAST_SHOWN = 0.01  # a gain is shown in whole per cents
+_ROUNDING = 1e-6  # per cent that a share's floating point may add: far above its 1e-14, far below what is shown
 _BROKEN = (OSError, ValueError)  # a stream that is gone, or closed
 _ALONE = {
     "probe": ("examining model, data and machine", "Examining the model, the data and the machine."),
@@ -52,14 +52,15 @@ def make_progress(mode: ProgressMode) -> Iterator[ShowProgress]:
 
     "auto" and True: a live line where stderr is a terminal, plain lines otherwise. False: nothing.
     """
-    notebook = _is_notebook()
-    stream = sys.stdout if notebook else sys.stderr
+    is_notebook = Console().is_jupyter
+    stream = sys.stdout if is_notebook else sys.stderr
     if mode is False or stream is None:
-        yield _show_nothing
+        yield lambda _: None
         return
-    console = _make_console(stream)
-    if notebook or not console.is_terminal or console.is_dumb_terminal:
-        yield _PlainLines(console).show
+    # rich writes only to the wrapped stream, and from its refreshing thread as well: the wrapper must not raise.
+    console = Console(file=cast("IO[str]", _QuietStream(stream)), force_jupyter=False, highlight=False, emoji=False)
+    if is_notebook or not console.is_terminal or console.is_dumb_terminal:
+        yield _plain_lines(console)
         return
     line = _LiveLine(console)
     with Live(
@@ -68,26 +69,8 @@ def make_progress(mode: ProgressMode) -> Iterator[ShowProgress]:
         transient=True,
         refresh_per_second=_REFRESHES_PER_S,
         redirect_stdout=False,  # rich would send the caller's stdout to stderr
-        redirect_stderr=True,
     ):
         yield line.show
-
-
-def _show_nothing(progress: Progress) -> None:
-    """Take a Progress and leave it."""
-
-
-def _make_console(stream: TextIO) -> Console:
-    # rich writes only to the wrapped stream, and from its refreshing thread as well: the wrapper must not raise.
-    return Console(file=cast("IO[str]", _QuietStream(stream)), force_jupyter=False, highlight=False, emoji=False)
-
-
-def _is_notebook() -> bool:
-    """Whether an ipykernel runs this process; IPython is asked only where it is loaded already."""
-    ipython = sys.modules.get("IPython")
-    get_shell = getattr(ipython, "get_ipython", None)
-    shell = get_shell() if get_shell is not None else None
-    return any("ipykernel" in base.__module__ for base in type(shell).__mro__)
 
 
 class _QuietStream:
@@ -98,8 +81,7 @@ class _QuietStream:
         self.encoding: str = getattr(stream, "encoding", None) or "utf-8"
 
     def write(self, text: str) -> int:
-        encodable = text.encode(self.encoding, "replace").decode(self.encoding)
-        self._attempt(lambda stream: stream.write(encodable))
+        self._attempt(lambda stream: stream.write(text.encode(self.encoding, "replace").decode(self.encoding)))
         return len(text)
 
     def flush(self) -> None:
@@ -107,11 +89,6 @@ class _QuietStream:
 
     def isatty(self) -> bool:
         return bool(self._attempt(lambda stream: stream.isatty()))
-
-    def fileno(self) -> int:
-        if self._stream is None:
-            raise OSError("the stream is closed")
-        return self._stream.fileno()
 
     def _attempt(self, action: Callable[[TextIO], object]) -> object:
         """Do something with the stream, and never again once it has failed."""
@@ -122,29 +99,23 @@ class _QuietStream:
             return None
 
 
-class _PlainLines:
+def _plain_lines(console: Console) -> ShowProgress:
     """A line at the start of a phase and one for each finished trial."""
+    latest: dict[str, object] = {}
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._phase: str | None = None
-        self._shown: tuple[str, int, int] | None = None
+    def print_new(kind: str, key: object, line: str) -> None:
+        if latest.get(kind) != key:
+            latest[kind] = key
+            console.print(Text(line, no_wrap=True, overflow="ellipsis"))
 
-    def show(self, progress: Progress) -> None:
-        """Print what is new."""
-        if progress.phase != self._phase:
-            self._phase = progress.phase
-            self._print(_say_phase(progress))
-        _print_warnings(progress, self._console)
-        if progress.last is None:
-            return
-        step = (progress.phase, progress.done, progress.last.number)
-        if step != self._shown:
-            self._shown = step
-            self._print(_say_trial(progress, progress.last, self._console.width))
+    def show(progress: Progress) -> None:
+        print_new("phase", progress.phase, _say_phase(progress))
+        _print_warnings(progress, console)
+        if progress.last is not None:
+            step = (progress.phase, progress.done, progress.last.number)
+            print_new("trial", step, _say_trial(progress, progress.last, console.width))
 
-    def _print(self, line: str) -> None:
-        self._console.print(Text(line, no_wrap=True, overflow="ellipsis"))
+    return show
 
 
 class _LiveLine:
@@ -179,22 +150,25 @@ def _say_phase(progress: Progress) -> str:
         return _ALONE[progress.phase][1]
     if progress.phase == "confirm":
         return f"Confirming: {format_count(progress.total, 'run')}, finalists and baseline in turns."
-    about = "" if progress.remaining_s is None else f", about {format_duration(progress.remaining_s)}"
+    about = "" if progress.remaining_s is None else f", about {show(progress.remaining_s, 'duration')}"
     return f"Searching: at most {format_count(progress.total, 'trial')}{about}."
 
 
 def _say_trial(progress: Progress, trial: TrialRecord, width: int) -> str:
     """A success with the best so far, or a failure with its reason, which needs that room."""
-    total, measurement = str(progress.total), trial.measurement
+    total, rate = str(progress.total), _rate_of(trial)
     step = f"{progress.done:>{len(total)}}/{total}  #{trial.number:<{len(total)}}"
     settings = _say_settings(progress, trial)
-    if trial.outcome == "ok" and measurement is not None:
-        head = f"{step}  {format_rate(measurement.samples_per_s):>9} samples/s  {_say_gain(progress):<11}  "
+    if trial.outcome == "ok" and rate is not None:
+        best = f"best {_say_gain(progress) or show(_rate_of(progress.best), 'plain_rate')}"
+        head = f"{step}  {show(rate, 'plain_rate'):>9} samples/s  {best:<11}  "
         return head + _cut_settings(settings, max(width - cell_len(head), _NARROWEST_TEXT))
     head = f"{step}  {OUTCOMES[trial.outcome]:>19}  "
     rest = max(width - cell_len(head), 2 * _NARROWEST_TEXT)
-    settings = _cut_settings(settings, rest if not trial.reason else rest // 2)
-    return head + settings + (f": {shorten(trial.reason, rest - cell_len(settings) - 2)}" if trial.reason else "")
+    if not trial.reason:
+        return head + _cut_settings(settings, rest)
+    settings = _cut_settings(settings, rest // 2)
+    return f"{head}{settings}: {shorten(trial.reason, rest - cell_len(settings) - 2)}"
 
 
 def _say_state(progress: Progress, passed_s: float, width: int) -> str:
@@ -204,11 +178,10 @@ def _say_state(progress: Progress, passed_s: float, width: int) -> str:
     """  # noqa: RUF002 - a times sign
     phase = "trial" if progress.phase == "search" else progress.phase
     step = _ALONE[phase][0] if phase in _ALONE else f"{phase} {progress.done}/{progress.total}"
-    clock = _say_clock(progress, passed_s)
-    if progress.best is None or progress.best.measurement is None:
+    clock, rate, gain = _say_clock(progress, passed_s), _rate_of(progress.best), _say_gain(progress)
+    if progress.best is None or rate is None:
         return f"{step} | {clock}"
-    gain = _say_gain(progress).removeprefix("best ")
-    best = f"best {format_rate(progress.best.measurement.samples_per_s)} samples/s" + (f", {gain}" if gain else "")
+    best = f"best {show(rate, 'rate')}" + (f", {gain}" if gain else "")
     more = _say_more(progress)
     rest = width - cell_len(f"{step} | {best} | {clock}{more}")
     if rest < 0:
@@ -234,16 +207,17 @@ def _say_clock(progress: Progress, passed_s: float) -> str:
 
 
 def _whole_seconds(seconds: float) -> str:
-    return f"{max(round(seconds), 0)} s" if seconds < 60 else format_duration(seconds)
+    return f"{max(round(seconds), 0)} s" if seconds < 60 else show(seconds, "duration")
 
 
 def _say_gain(progress: Progress) -> str:
-    best, baseline = progress.best, progress.baseline
-    if best is None or best.measurement is None:
-        return ""
-    if baseline is None or baseline.measurement is None:
-        return f"best {format_rate(best.measurement.samples_per_s)}"
-    return f"best {format_times(best.measurement.samples_per_s / baseline.measurement.samples_per_s)}×"  # noqa: RUF001 - a times sign
+    """The best over the baseline; "" where one of them is not known."""
+    best, baseline = _rate_of(progress.best), _rate_of(progress.baseline)
+    return "" if best is None or baseline is None else f"{show(best / baseline, 'times')}×"  # noqa: RUF001 - a times sign
+
+
+def _rate_of(trial: TrialRecord | None) -> float | None:
+    return None if trial is None or trial.measurement is None else trial.measurement.samples_per_s
 
 
 def _say_settings(progress: Progress, trial: TrialRecord) -> str:

@@ -56,19 +56,13 @@ def print_check(
 
 
 def _space_table(space: ResolvedSpace) -> Table:
-    rows = []
-    searched = space.parameters
-    for name in sorted(space.domains, key=lambda name: (name not in searched, name)):
-        domain = space.domains[name]
-        values = _describe_domain(domain)
-        if name not in searched:
-            values = f"follows the batch: {values}" if len(domain) > 1 else f"fixed: {values}"
-        rows.append((name, format_setting(name, space.baseline), values))
-    lr = "not searched; follows the global batch" if space.objective.lr_rule != "none" else "fixed"
-    rows.append(("lr", format_setting("lr", space.baseline), lr))
-    kinds = ("" if name in searched else "fixed" for name, _, _ in rows)
-    heads = ("setting", "baseline", "searched")
-    return Table(heads=heads, rows=tuple(rows), texts=frozenset({"setting", "searched"}), row_kinds=tuple(kinds))
+    values = {name: _describe_domain(space.domains[name]) for name in sorted(space.parameters)}
+    for name in sorted(space.domains.keys() - values):
+        prefix = "follows the batch" if len(space.domains[name]) > 1 else "fixed"
+        values[name] = f"{prefix}: {_describe_domain(space.domains[name])}"
+    values["lr"] = "not searched; follows the global batch" if space.objective.lr_rule != "none" else "fixed"
+    rows = tuple((name, format_setting(name, space.baseline), searched) for name, searched in values.items())
+    return Table(heads=("setting", "baseline", "searched"), rows=rows)
 
 
 def _describe_domain(domain: Domain) -> str:

@@ -10,12 +10,12 @@ from collections.abc import Iterable
 
 from autotune.diagnosis.scaling_bottlenecks import ScalingBottleneck
 from autotune.records.diagnosis import Advice, Diagnosis, Finding
-from autotune.report.blocks import Table
+from autotune.report.blocks import Table, tabulate
 from autotune.report.wording.catalogue import fill
 from autotune.report.wording.say import say
 from autotune.report.wording.units import show
 
-__all__ = ["advice_in_words", "advice_table", "diagnosis_in_words", "say_group_evidence"]
+__all__ = ["advice_in_words", "advice_table", "bottleneck_table", "diagnosis_in_words", "say_group_evidence"]
 
 
 def diagnosis_in_words(diagnosis: Diagnosis) -> Diagnosis:
@@ -43,15 +43,20 @@ def say_group_evidence(bottleneck: ScalingBottleneck) -> str:
 
 def advice_table(advice: Iterable[Advice]) -> Table:
     """Advice in words: its gain, the rate that it should reach, what to do and the basis."""
-    rows = (
-        (
-            show(piece.expected_gain, "gain"),
-            show(piece.expected_samples_per_s, "plain_rate"),
-            f"{piece.text}. Basis: {piece.basis}.",
-        )
+    return tabulate(
+        {
+            "gain": show(piece.expected_gain, "gain"),
+            "samples/s": show(piece.expected_samples_per_s, "plain_rate"),
+            "advice": f"{piece.text}. Basis: {piece.basis}.",
+        }
         for piece in advice
     )
-    return Table(heads=("gain", "samples/s", "advice"), rows=tuple(rows), texts=frozenset({"advice"}))
+
+
+def bottleneck_table(found: Iterable[tuple[float, str, str]]) -> Table:
+    """Bottlenecks: the share of the time that each takes, its name, and the figures that show it."""
+    rows = tuple((show(share, "share"), name, evidence) for share, name, evidence in found)
+    return Table(heads=("share", "what", "evidence"), rows=rows)
 
 
 def _finding_in_words(finding: Finding) -> Finding:

@@ -9,9 +9,10 @@ from collections.abc import Container
 from pathlib import Path
 
 from autotune.records.run_summary import RunSummary
+from autotune.report.blocks import known_facts
 from autotune.report.wording.names import describe_settings
 from autotune.report.wording.say import say
-from autotune.report.wording.units import format_bytes, format_count, format_duration
+from autotune.report.wording.units import format_count, show
 from autotune.settings.environment import Environment
 from autotune.settings.workload import WorkloadFacts
 
@@ -41,7 +42,7 @@ def show_path(path: Path) -> str:
 
 def describe_environment(environment: Environment) -> dict[str, str]:
     """The machine, or each of several: {what: its value}."""
-    memory, ram = format_bytes(environment.device_memory_bytes), format_bytes(environment.ram_bytes)
+    memory, ram = show(environment.device_memory_bytes, "bytes"), show(environment.ram_bytes, "bytes")
     each, on_each = (f"{environment.hosts} hosts, each: ", " on each host") if environment.hosts > 1 else ("", "")
     unlike = f": {', '.join(environment.device_names)}" if environment.device_names else ""
     facts = {
@@ -58,7 +59,7 @@ def describe_environment(environment: Environment) -> dict[str, str]:
         "fingerprint": environment.fingerprint,
         "note": " ".join(map(say, environment.remarks)),
     }
-    return {name: value for name, value in facts.items() if value}
+    return known_facts(facts).facts
 
 
 def describe_workload(facts: WorkloadFacts) -> dict[str, str]:
@@ -76,12 +77,12 @@ def describe_workload(facts: WorkloadFacts) -> dict[str, str]:
 def describe_run(summary: RunSummary) -> dict[str, str]:
     """What the search was asked for: {what: its value}."""
     objective, budget = summary.objective, summary.budget
-    timeout = "none" if budget.timeout_s is None else format_duration(budget.timeout_s)
+    timeout = "none" if budget.timeout_s is None else show(budget.timeout_s, "duration")
     return {
         "autotune": summary.autotune_version,
         "seed": str(summary.seed),
         "baseline": describe_settings(summary.baseline),
-        "memory limit": f"{format_bytes(summary.limit_bytes)}, {summary.memory_source}",
+        "memory limit": f"{show(summary.limit_bytes, 'bytes')}, {summary.memory_source}",
         "busy weight": f"{objective.busy_weight:g}",
         "global batch": f"{objective.global_batch}, at most {objective.max_batch_scale:g} times the baseline's",
         "lr rule": objective.lr_rule,

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 
 from autotune.analysis.memory_line import MemoryKind, MemoryLine, memory_kind, memory_lines
 from autotune.records.run_summary import RunSummary
-from autotune.records.stress_check import Load, StressFigures, load_of
-from autotune.report.blocks import Bullets, Section, Table
+from autotune.records.stress_check import Load, load_of
+from autotune.report.blocks import Bullets, Section, Table, tabulate
 from autotune.report.wording.names import name_group
 from autotune.report.wording.say import say
-from autotune.report.wording.units import NO_VALUE, format_bytes, format_bytes_beside, format_count, format_duration
+from autotune.report.wording.units import NO_VALUE, format_bytes_beside, format_count, show
 from autotune.settings.training_config import TrainingConfig
 
 __all__ = ["describe_group", "lines_of_group", "list_memory_lines", "memory_table", "say_memory_line", "stress_section"]
@@ -24,7 +24,6 @@ _REMARK = (
     "Lines fitted to the trials' peak memory; the error is half of the 95 % prediction interval. The last column is "
     "the batch that the line predicts to fit the limit; only batches that were run are recommended."
 )
-_HEADS = ("precision", "trials", "at batch 0", "a sample", "± error", "batch at the limit")
 
 
 def list_memory_lines(summary: RunSummary) -> tuple[MemoryLine, ...]:
@@ -41,11 +40,12 @@ def lines_of_group(summary: RunSummary, lines: Sequence[MemoryLine]) -> tuple[Me
 
 def say_memory_line(summary: RunSummary, lines: Sequence[MemoryLine]) -> tuple[str, ...]:
     """The line of the recommended settings' kind, in a sentence; () where there is none."""
-    own = [line for line in lines if line.kind == memory_kind(_settings(summary))]
+    kind = memory_kind(_settings(summary))
     return tuple(
-        f"Memory of {_name(line, lines)}: {_base(line)} + {format_bytes(line.bytes_per_sample)} a sample, "
-        f"± {format_bytes(line.error_bytes)}."
-        for line in own
+        f"Memory of {_name(line, lines)}: {_base(line)} + {show(line.bytes_per_sample, 'bytes')} a sample, "
+        f"± {show(line.error_bytes, 'bytes')}."
+        for line in lines
+        if line.kind == kind
     )
 
 
@@ -58,35 +58,32 @@ def describe_group(own: Sequence[MemoryLine], lines: Sequence[MemoryLine]) -> st
 
 def memory_table(summary: RunSummary, lines: Sequence[MemoryLine]) -> tuple[Table, Bullets]:
     """Each line in a row, and what is to know of them."""
-    rows = tuple(_row(line, lines, summary.limit_bytes) for line in lines)
     remarks = (_REMARK, *_workers(lines)) if lines else ()
-    return Table(heads=_HEADS, rows=rows, texts=frozenset({"precision"})), Bullets(sentences=remarks, is_remark=True)
+    table = tabulate(_row(line, lines, summary.limit_bytes) for line in lines)
+    return table, Bullets(sentences=remarks, is_remark=True)
 
 
 def stress_section(summary: RunSummary) -> Section:
     """The recommended configuration on the largest samples."""
+    return Section(title="Stress run", blocks=(Bullets(sentences=tuple(_say_stress(summary))),), is_brief=True)
+
+
+def _say_stress(summary: RunSummary) -> Iterator[str]:
     found = summary.recommendation
-    stress = None if found is None else found.stress
-    if found is None or stress is None:
-        return Section(title="Stress run", blocks=())
-    sentences = tuple(_say_stress(stress, load_of(stress, found.config, summary.environment, summary.facts), summary))
-    return Section(title="Stress run", blocks=(Bullets(sentences=sentences),), is_brief=True)
-
-
-def _say_stress(stress: StressFigures, load: Load, summary: RunSummary) -> Iterator[str]:
-    ran = (
-        f"The recommended settings trained for {format_count(stress.steps, 'step')} ({format_duration(stress.seconds)})"
-    )
+    if found is None or found.stress is None:
+        return
+    stress, load = found.stress, load_of(found.stress, found.config, summary.environment, summary.facts)
+    count, took = format_count(stress.steps, "step"), show(stress.seconds, "duration")
     batches = "" if stress.remark else ", ordinary batches and the largest samples in turns"
-    yield f"{ran}{f' {load.where}' if load.where else ''}{batches}."
+    yield f"The recommended settings trained for {count} ({took}){f' {load.where}' * bool(load.where)}{batches}."
     if stress.remark:
         yield say(stress.remark)
     limit = summary.limit_bytes
     own, whole = format_bytes_beside(load.own_bytes, limit), format_bytes_beside(load.peak_bytes, limit)
-    kept = f"{'within' if load.peak_bytes <= limit else 'above'} the limit of {format_bytes(limit)}"
+    kept = f"{'within' if load.peak_bytes <= limit else 'above'} the limit of {show(limit, 'bytes')}"
     group = f", that is up to {whole} for {_bearer(load)}" if load.is_more else ""
     yield f"Peak memory: {own}{group}, {kept} ({stress.memory.source})."
-    largest, median = format_bytes(stress.largest_item_bytes), format_bytes(stress.median_item_bytes)
+    largest, median = show(stress.largest_item_bytes, "bytes"), show(stress.median_item_bytes, "bytes")
     sizes = f"all have {largest}" if largest == median else f"the largest has {largest}, the median {median}"
     yield f"Sizes of {format_count(stress.items_seen, 'item')} were read: {sizes}."
 
@@ -94,19 +91,20 @@ def _say_stress(stress: StressFigures, load: Load, summary: RunSummary) -> Itera
 def _bearer(load: Load) -> str:
     """Whose memory counts together: "2 ranks with 64.0 MiB of gradient buckets each"."""
     who, each = ("a rank", "") if load.ranks == 1 else (f"{load.ranks} ranks", " each")
-    return f"{who} with {format_bytes(load.bucket_bytes)} of gradient buckets{each}" if load.bucket_bytes else who
+    return f"{who} with {show(load.bucket_bytes, 'bytes')} of gradient buckets{each}" if load.bucket_bytes else who
 
 
-def _row(line: MemoryLine, lines: Sequence[MemoryLine], limit_bytes: int) -> tuple[str, ...]:
+def _row(line: MemoryLine, lines: Sequence[MemoryLine], limit_bytes: int) -> dict[str, str]:
     largest, farthest = line.largest_batch(limit_bytes), _FARTHEST * line.points[-1][0]
-    return (
-        _name(line, lines),
-        str(len(line.points)),
-        _base(line),
-        format_bytes(line.bytes_per_sample),
-        format_bytes(line.error_bytes),
-        NO_VALUE if largest is None else f"over {farthest:,}" if largest > farthest else f"{largest:,}",
-    )
+    batch = NO_VALUE if largest is None else f"{'over ' * (largest > farthest)}{min(largest, farthest):,}"
+    return {
+        "precision": _name(line, lines),
+        "trials": str(len(line.points)),
+        "at batch 0": _base(line),
+        "a sample": show(line.bytes_per_sample, "bytes"),
+        "± error": show(line.error_bytes, "bytes"),
+        "batch at the limit": batch,
+    }
 
 
 def _name(line: MemoryLine, lines: Sequence[MemoryLine]) -> str:
@@ -117,8 +115,8 @@ def _name(line: MemoryLine, lines: Sequence[MemoryLine]) -> str:
 
 def _base(line: MemoryLine) -> str:
     """What a batch comes on top of: "199 MiB", or "141 MiB + 29.0 MiB a worker"."""
-    alone = format_bytes(line.intercept_bytes - line.num_workers * line.bytes_per_worker)
-    return f"{alone} + {format_bytes(line.bytes_per_worker)} a worker" if line.bytes_per_worker else alone
+    alone = show(line.intercept_bytes - line.num_workers * line.bytes_per_worker, "bytes")
+    return f"{alone} + {show(line.bytes_per_worker, 'bytes')} a worker" if line.bytes_per_worker else alone
 
 
 def _workers(lines: Sequence[MemoryLine]) -> tuple[str, ...]:

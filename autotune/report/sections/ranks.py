@@ -13,60 +13,36 @@ from autotune.diagnosis.strategies import StrategyBest, StrategyEntry
 from autotune.records.ranks import RankFigures, name_devices, uneven_ranks
 from autotune.records.recommendation import Ratio
 from autotune.records.run_summary import RunSummary
-from autotune.report.blocks import Bullets, Paragraph, Section, Table, filled
+from autotune.report.blocks import Bullets, Paragraph, Section, filled, tabulate
 from autotune.report.figures import Column, role_of
-from autotune.report.sections.advice import advice_in_words, advice_table, say_group_evidence
+from autotune.report.sections.advice import advice_in_words, advice_table, bottleneck_table, say_group_evidence
 from autotune.report.wording.names import CAUSES, name_group
-from autotune.report.wording.units import NO_VALUE, format_bytes, format_count, format_interval, show, show_interval
+from autotune.report.wording.units import NO_VALUE, format_count, format_interval, show, show_interval
 
-__all__ = ["compare", "rank_section", "scaling_sections"]
+__all__ = ["rank_section", "scaling_sections"]
 
 _STRATEGY_HEADS = ("", "samples/s", "95 % interval", "efficiency", "exposed", "hidden")
-_RANK_HEADS = ("rank", "device", "loader alone", "device alone", "data wait", "busy", "peak memory")
-_TEXTS = frozenset({"", "what", "evidence", "advice", "device"})
 _NEAR_IDEAL = 0.95
 """Efficiency from which on nothing is left to explain: the share below which nothing is a bottleneck either."""
 
 
-def compare(summary: RunSummary) -> StrategyComparison | None:
-    """The strategies of a search; None where every trial had one device.
-
-    What the confirmation or a stress run has refuted counts as tried, and may not be the best of its strategy.
-    """
-    found = summary.recommendation
-    if found is None:
-        return compare_strategies(summary.trials, summary.environment)
-    refuted = {entrant.number for entrant in found.confirmations if not entrant.is_feasible}.union(found.overloaded)
-    trials = [
-        trial.model_copy(update={"score": None}) if trial.number in refuted else trial for trial in summary.trials
-    ]
-    return compare_strategies(trials, summary.environment, found.confirmations)
-
-
-def scaling_sections(
-    comparison: StrategyComparison | None, summary: RunSummary, columns: Sequence[Column]
-) -> tuple[Section, ...]:
+def scaling_sections(summary: RunSummary, columns: Sequence[Column]) -> tuple[Section, ...]:
     """Whether more devices help, and why; () where no trial had more than one."""
+    comparison = _compare(summary)
     if comparison is None:
         return ()
     group = "" if comparison.fastest is None else _name(comparison.fastest)
-    table = Table(
-        heads=_STRATEGY_HEADS,
-        rows=tuple(map(_strategy_row, comparison.entries)),
-        row_kinds=tuple(
-            "failed" if entry.best is None else role_of(entry.best.number, summary) for entry in comparison.entries
-        ),
-    )
+    bests = [entry.best for entry in comparison.entries]
+    kinds = ["failed" if best is None else role_of(best.number, summary) for best in bests]
     answer = Paragraph(text=_say_answer(comparison))
     remarks = Bullets(sentences=tuple(_remarks(comparison)), is_remark=True)
+    table = tabulate(map(_strategy_row, comparison.entries), _STRATEGY_HEADS, kinds=kinds)
+    advice = advice_table(map(advice_in_words, comparison.advice))
+    found = ((limit.share, CAUSES[limit.cause], f"{say_group_evidence(limit)}.") for limit in comparison.bottlenecks)
     return (
         Section(title="Do more devices help?", blocks=(answer, table, remarks), is_brief=True),
-        Section(title=f"Bottlenecks of {group}", blocks=(_bottlenecks(comparison),), is_brief=True),
-        Section(
-            title=f"What would help {group}",
-            blocks=(advice_table(map(advice_in_words, comparison.advice)),),
-            is_brief=True,
-        ),
+        Section(title=f"Bottlenecks of {group}", blocks=(bottleneck_table(found),), is_brief=True),
+        Section(title=f"What would help {group}", blocks=(advice,), is_brief=True),
         *_ranks_of(comparison, summary, columns),
     )
 
@@ -80,11 +56,25 @@ def rank_section(ranks: Sequence[RankFigures], whose: str = "", remarks: Sequenc
         f"Rank {rank} ({devices[rank]}) is uneven: its {side} alone gives {show(share, 'share')} of the others'."
         for rank, (side, share) in uneven_ranks(ranks).items()
     ]
-    table = Table(heads=_RANK_HEADS, rows=tuple(_rank_row(rank, devices[rank.rank]) for rank in ranks), texts=_TEXTS)
+    table = tabulate(_rank_row(rank, devices[rank.rank]) for rank in ranks)
     title = f"Each rank of {whose}" if whose else "Each rank"
-    return filled(
-        Section(title=title, blocks=(table, Bullets(sentences=(*uneven, *remarks), is_remark=True)), is_brief=True)
-    )
+    blocks = (table, Bullets(sentences=(*uneven, *remarks), is_remark=True))
+    return filled(Section(title=title, blocks=blocks, is_brief=True))
+
+
+def _compare(summary: RunSummary) -> StrategyComparison | None:
+    """The strategies of a search; None where every trial had one device.
+
+    What the confirmation or a stress run has refuted counts as tried, and may not be the best of its strategy.
+    """
+    found = summary.recommendation
+    if found is None:
+        return compare_strategies(summary.trials, summary.environment)
+    refuted = {entrant.number for entrant in found.confirmations if not entrant.is_feasible}.union(found.overloaded)
+    trials = [
+        trial.model_copy(update={"score": None}) if trial.number in refuted else trial for trial in summary.trials
+    ]
+    return compare_strategies(trials, summary.environment, found.confirmations)
 
 
 def _name(best: StrategyBest) -> str:
@@ -115,24 +105,24 @@ def _say_verdict(comparison: StrategyComparison, fastest: StrategyBest, ratio: R
         who = "the second device helps" if count == 2 else f"{count} devices help"
         return f"Yes, {who}: {rate}), {show(ratio.value / count, 'share')} of {count} times."
     if comparison.helps == "no":
-        who = "the second device does not help" if count == 2 else f"{count} devices do not help"
-        return f"No, {who}: {rate})."
+        who = "the second device does" if count == 2 else f"{count} devices do"
+        return f"No, {who} not help: {rate})."
     return f"Not measurably: {rate}{', which includes 1' * (interval != 'unknown')})."
 
 
-def _strategy_row(entry: StrategyEntry) -> tuple[str, ...]:
-    name, best = name_group(entry.strategy, entry.world_size), entry.best
+def _strategy_row(entry: StrategyEntry) -> dict[str, str]:
+    best = entry.best
+    name = {"": name_group(entry.strategy, entry.world_size)}
     if best is None:
-        return (name, *[NO_VALUE] * (len(_STRATEGY_HEADS) - 1))
+        return name
     rate, talk = best.samples_per_s, best.communication
-    return (
-        name,
-        show(rate.value, "plain_rate"),
-        show_interval(rate.low, rate.high, "plain_rate"),
-        NO_VALUE if best.efficiency is None else _format_efficiency(best.efficiency),
-        show(talk and talk.exposed_fraction, "share"),
-        show(talk and talk.hidden_fraction, "share"),
-    )
+    return name | {
+        "samples/s": show(rate.value, "plain_rate"),
+        "95 % interval": show_interval(rate.low, rate.high, "plain_rate"),
+        "efficiency": NO_VALUE if best.efficiency is None else _format_efficiency(best.efficiency),
+        "exposed": show(talk and talk.exposed_fraction, "share"),
+        "hidden": show(talk and talk.hidden_fraction, "share"),
+    }
 
 
 def _format_efficiency(efficiency: Ratio) -> str:
@@ -166,14 +156,6 @@ def _describe_choice(entry: StrategyEntry) -> str:
     return f"{name}: trial {entry.best.number}, chosen from {entry.feasible}{again}"
 
 
-def _bottlenecks(comparison: StrategyComparison) -> Table:
-    rows = tuple(
-        (show(bottleneck.share, "share"), CAUSES[bottleneck.cause], f"{say_group_evidence(bottleneck)}.")
-        for bottleneck in comparison.bottlenecks
-    )
-    return Table(heads=("share", "what", "evidence"), rows=rows, texts=_TEXTS)
-
-
 def _ranks_of(comparison: StrategyComparison, summary: RunSummary, columns: Sequence[Column]) -> tuple[Section, ...]:
     """The recommended group's ranks; where one device is recommended, the fastest group's."""
     found, fastest = summary.recommendation, comparison.fastest
@@ -188,13 +170,13 @@ def _ranks_of(comparison: StrategyComparison, summary: RunSummary, columns: Sequ
     return rank_section(fastest.ranks, _name(fastest), remarks)
 
 
-def _rank_row(rank: RankFigures, device: str) -> tuple[str, ...]:
-    return (
-        str(rank.rank),
-        device,
-        show(rank.loader_ceiling, "plain_rate"),
-        show(rank.device_ceiling, "plain_rate"),
-        show(rank.data_wait_fraction, "share"),
-        show(rank.busy_fraction, "share"),
-        format_bytes(rank.peak_memory_bytes),
-    )
+def _rank_row(rank: RankFigures, device: str) -> dict[str, str]:
+    return {
+        "rank": str(rank.rank),
+        "device": device,
+        "loader alone": show(rank.loader_ceiling, "plain_rate"),
+        "device alone": show(rank.device_ceiling, "plain_rate"),
+        "data wait": show(rank.data_wait_fraction, "share"),
+        "busy": show(rank.busy_fraction, "share"),
+        "peak memory": show(rank.peak_memory_bytes, "bytes"),
+    }

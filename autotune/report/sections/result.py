@@ -5,14 +5,16 @@ Comes in: the columns. Goes out: a Table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from autotune.records.breakdown import PARTS
+from autotune.records.measurement import Rate
+from autotune.records.recommendation import Ratio
 from autotune.records.run_summary import changed_settings
 from autotune.report.blocks import Table
-from autotune.report.figures import Column, Figures, has_parts, list_busy, list_waits
+from autotune.report.figures import Column, has_parts, list_busy, list_known, list_waits
 from autotune.report.wording.names import PART_NAMES, format_setting
-from autotune.report.wording.units import NO_VALUE, format_bytes, format_bytes_beside, show, show_interval
+from autotune.report.wording.units import NO_VALUE, Unit, format_bytes_beside, show, show_interval
 from autotune.settings.training_config import TrainingConfig
 
 __all__ = ["result_table"]
@@ -20,37 +22,31 @@ __all__ = ["result_table"]
 
 def result_table(columns: Sequence[Column], limit_bytes: int) -> Table:
     """What was measured, then each setting in which a column differs from the first, the baseline."""
-    speedups = [column.speedup for column in columns]
-    first = ("",) if not any(speedups) else ("1",)
-    times = [show(ratio and ratio.value, "times") for ratio in speedups[1:]]
-    ratios = [NO_VALUE if ratio is None else show_interval(ratio.low, ratio.high, "times") for ratio in speedups[1:]]
-    intervals = _row(
-        columns, lambda known: show_interval(known.samples_per_s.low, known.samples_per_s.high, "plain_rate")
+    figures, ratios = [column.figures for column in columns], [column.speedup for column in columns[1:]]
+    rates = [None if known is None else known.samples_per_s for known in figures]
+    peaks = [None if known is None else known.peak_memory_bytes for known in figures]
+    energy = [known and known.joules_per_sample for known in figures]
+    speedups = (
+        ("times baseline", "1", *(show(ratio and ratio.value, "times") for ratio in ratios)),
+        ("  95 % interval", "", *(_show_interval(ratio, "times") for ratio in ratios)),
     )
-    energy = _row(columns, lambda known: show(known.joules_per_sample, "energy"))
-    rows = [
-        ("samples/s", *_row(columns, lambda known: show(known.samples_per_s.value, "plain_rate"))),
-        ("  95 % interval", *intervals),
-        *([("times baseline", *first, *times), ("  95 % interval", "", *ratios)] if any(speedups) else []),
+    rows = (
+        ("samples/s", *(show(rate and rate.value, "plain_rate") for rate in rates)),
+        ("  95 % interval", *(_show_interval(rate, "plain_rate") for rate in rates)),
+        *(speedups if any(ratios) else ()),
         ("busy", *(show(reading and reading.fraction, "share") for reading in list_busy(columns))),
         *_time_rows(columns),
-        ("peak memory", *_row(columns, lambda known: format_bytes_beside(known.peak_memory_bytes, limit_bytes))),
-        (
-            f"  of {format_bytes(limit_bytes)}",
-            *_row(columns, lambda known: show(known.peak_memory_bytes / limit_bytes, "share")),
-        ),
-        *([("energy a sample", *energy)] if set(energy) > {NO_VALUE} or NO_VALUE not in energy else []),
-    ]
-    settings = _setting_rows(columns)
-    return Table(
-        heads=("", *(column.title for column in columns)),
-        rows=(*rows, *settings),
-        row_kinds=(*[""] * len(rows), *["setting"] * len(settings)),
+        ("peak memory", *(NO_VALUE if peak is None else format_bytes_beside(peak, limit_bytes) for peak in peaks)),
+        (f"  of {show(limit_bytes, 'bytes')}", *(show(peak and peak / limit_bytes, "share") for peak in peaks)),
+        *([("energy a sample", *(show(joules, "energy") for joules in energy))] if list_known(energy) else []),
     )
+    settings = _setting_rows(columns)
+    kinds = (*[""] * len(rows), *["setting"] * len(settings))
+    return Table(heads=("", *(column.title for column in columns)), rows=(*rows, *settings), row_kinds=kinds)
 
 
-def _row(columns: Sequence[Column], cell: Callable[[Figures], str]) -> tuple[str, ...]:
-    return tuple(NO_VALUE if column.figures is None else cell(column.figures) for column in columns)
+def _show_interval(known: Rate | Ratio | None, unit: Unit) -> str:
+    return NO_VALUE if known is None else show_interval(known.low, known.high, unit)
 
 
 def _time_rows(columns: Sequence[Column]) -> Iterator[tuple[str, ...]]:

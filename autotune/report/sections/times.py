@@ -6,20 +6,21 @@ nothing was measured.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from autotune.records.breakdown import PARTS, LoaderCosts, TimeBreakdown
 from autotune.records.utilization import Fullness
-from autotune.report.blocks import MEASURED_BY, Bullets, Section, Table, TimeBar, TimeBars
+from autotune.report.blocks import MEASURED_BY, Bullets, Section, Table, TimeBar, TimeBars, side_by_side, tabulate
 from autotune.report.figures import Figures
 from autotune.report.text import one_line
 from autotune.report.wording.names import PART_NAMES
 from autotune.report.wording.remarks import describe_exchange
-from autotune.report.wording.units import NO_VALUE, Unit, format_short_time, show
+from autotune.report.wording.units import Unit, show
 
 __all__ = ["ceiling_section", "fullness_facts", "loader_facts", "loader_section", "time_section"]
 
 _SAMPLES_OF_A_BAR = 1000
+"""Samples whose time is told beside a bar: our convention."""
 _CEILINGS = (
     "Loader alone: read without training. Device alone: trained on batches that it already holds. Both use the "
     "column's own settings."
@@ -57,51 +58,47 @@ def time_section(measured: Mapping[str, Figures]) -> Section:
         for title, figures in measured.items()
         if figures.communication is not None
     )
-    blocks = (_bars(measured, parts), _table(parts), _busy_table(measured), Bullets(sentences=remarks, is_remark=True))
+    sources = dict.fromkeys(reading.source for figures in measured.values() for reading in figures.busy_readings)
+    busy = side_by_side({title: _busy_facts(figures, sources) for title, figures in measured.items()})
+    blocks = (_bars(measured, parts), _table(parts), busy, Bullets(sentences=remarks, is_remark=True))
     return Section(title="Where the time goes", blocks=blocks)
 
 
 def ceiling_section(measured: Mapping[str, Figures]) -> Section:
     """What the loader and the device reach alone."""
-    rows = tuple(
-        (
-            title,
-            show(known.samples_per_s.value, "plain_rate"),
-            show(known.loader_ceiling, "plain_rate"),
-            show(known.device_ceiling, "plain_rate"),
-            show(known.headroom and known.headroom.share_of_device, "share"),
-            show(known.headroom and known.headroom.share_of_lower, "share"),
-        )
+    rows = [
+        {
+            "": title,
+            "samples/s": show(known.samples_per_s.value, "plain_rate"),
+            "loader alone": show(known.loader_ceiling, "plain_rate"),
+            "device alone": show(known.device_ceiling, "plain_rate"),
+            "share of the device's": show(known.headroom and known.headroom.share_of_device, "share"),
+            "share of the lower": show(known.headroom and known.headroom.share_of_lower, "share"),
+        }
         for title, known in measured.items()
         if known.loader_ceiling is not None or known.device_ceiling is not None
-    )
-    heads = ("", "samples/s", "loader alone", "device alone", "share of the device's", "share of the lower")
+    ]
     remarks = (_CEILINGS,) if rows else ()
-    return Section(title="Ceilings", blocks=(Table(heads=heads, rows=rows), Bullets(sentences=remarks, is_remark=True)))
+    return Section(title="Ceilings", blocks=(tabulate(rows), Bullets(sentences=remarks, is_remark=True)))
 
 
 def loader_section(measured: Mapping[str, Figures]) -> Section:
     """What data costs inside the loader."""
     known = {title: figures.loader_costs for title, figures in measured.items() if figures.loader_costs is not None}
-    cells = {title: loader_facts(costs) for title, costs in known.items()}
-    rows = tuple((name, *(of_column.get(name, NO_VALUE) for of_column in cells.values())) for name in _COSTS)
-    shown = tuple(row for row in rows if set(row[1:]) - {NO_VALUE})
+    table = side_by_side({title: loader_facts(costs) for title, costs in known.items()})
     timed = "; ".join(f"{title}: {costs.items:,} items" for title, costs in known.items())
     remarks = (f"Timed outside the window, item by item, in one process ({timed}).",) if known else ()
-    blocks = (Table(heads=("", *known), rows=shown), Bullets(sentences=remarks, is_remark=True))
-    return Section(title="Inside the loader", blocks=blocks)
+    return Section(title="Inside the loader", blocks=(table, Bullets(sentences=remarks, is_remark=True)))
 
 
 def loader_facts(costs: LoaderCosts) -> dict[str, str]:
-    """The same of one configuration, by name; what was not measured is left out."""
-    shown = {name: show(getattr(costs, field), unit) for name, (field, unit) in _COSTS.items()}
-    return {name: cell for name, cell in shown.items() if cell != NO_VALUE}
+    """The same of one configuration, by name."""
+    return {name: show(getattr(costs, field), unit) for name, (field, unit) in _COSTS.items()}
 
 
 def fullness_facts(fullness: Fullness | None) -> dict[str, str]:
-    """How full the device's busy time was, by name; what the device does not report is left out."""
-    shown = {name: show(getattr(fullness, field, None), "share") for field, name in _FULLNESS.items()}
-    return {name: cell for name, cell in shown.items() if cell != NO_VALUE}
+    """How full the device's busy time was, by name."""
+    return {name: show(getattr(fullness, field, None), "share") for field, name in _FULLNESS.items()}
 
 
 def _bars(measured: Mapping[str, Figures], parts: Mapping[str, TimeBreakdown]) -> TimeBars:
@@ -109,7 +106,7 @@ def _bars(measured: Mapping[str, Figures], parts: Mapping[str, TimeBreakdown]) -
     bars = (
         TimeBar(
             title=title,
-            caption=f"{format_short_time(_SAMPLES_OF_A_BAR / rates[title])} for {_SAMPLES_OF_A_BAR:,} samples",
+            caption=f"{show(_SAMPLES_OF_A_BAR / rates[title], 'seconds')} for {_SAMPLES_OF_A_BAR:,} samples",
             length=min(rates.values()) / rates[title],
             parts=tuple((part, share.fraction) for part, share in breakdown.shares().items()),
         )
@@ -127,18 +124,11 @@ def _table(parts: Mapping[str, TimeBreakdown]) -> Table:
         restarts = [breakdown.restart_fraction for breakdown in parts.values()]
         if part == "data_wait" and any(restarts):
             rows.append(("of it at restarts of epochs", *(show(restart, "share") for restart in restarts), sources))
-    return Table(heads=("", *parts, MEASURED_BY), rows=tuple(rows), texts=frozenset({"", MEASURED_BY}))
+    return Table(heads=("", *parts, MEASURED_BY), rows=tuple(rows))
 
 
-def _busy_table(measured: Mapping[str, Figures]) -> Table:
-    readings = [{reading.source: reading.fraction for reading in known.busy_readings} for known in measured.values()]
-    fullness = [known.fullness for known in measured.values()]
-    rows = {
-        f"busy: {one_line(source)}": [of.get(source) for of in readings]
-        for source in dict.fromkeys(s for of in readings for s in of)
-    }
-    rows |= {name: [getattr(of, field, None) for of in fullness] for field, name in _FULLNESS.items()}
-    shown = tuple(
-        (name, *(show(share, "share") for share in shares)) for name, shares in rows.items() if set(shares) != {None}
-    )
-    return Table(heads=("", *measured), rows=shown)
+def _busy_facts(figures: Figures, sources: Iterable[str]) -> dict[str, str]:
+    """How busy the device was by each of the sources, and how full that time was."""
+    fractions = {reading.source: reading.fraction for reading in figures.busy_readings}
+    busy = {f"busy: {one_line(source)}": show(fractions.get(source), "share") for source in sources}
+    return busy | fullness_facts(figures.fullness)

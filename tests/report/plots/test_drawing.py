@@ -44,7 +44,7 @@ def test_ids_are_unique_over_all_plots_and_every_reference_is_met(drawn: dict[st
     assert len(ids) == len(set(ids))
     used = re.findall(r'href="#([^"]*)"|url\(#([^)]*)\)', everything)
     assert used
-    assert {one or other for one, other in used} <= set(ids)
+    assert {own or linked for own, linked in used} <= set(ids)
 
 
 def test_the_same_plot_is_the_same_text_and_holds_no_date() -> None:
@@ -64,7 +64,5 @@ def test_a_users_own_style_neither_shows_nor_changes(drawn: dict[str, str]) -> N
 @pytest.mark.parametrize("y", [0.0, 1e-12, 1e15, None])
 def test_extreme_and_single_marks_can_be_drawn(y: float | None) -> None:
     marks = (Mark(x=1, y=y, amp_dtype="float32", fate="feasible", role="baseline"),)
-    plot = Plot(
-        name="one", title="One", x_label="x", y_label="y", quantity="rate", caption="", marks=marks, is_log=True
-    )
+    plot = Plot(name="one", title="One", x_label="x", quantity="rate", caption="", marks=marks, is_log=True)
     assert draw(plot).startswith("<svg")

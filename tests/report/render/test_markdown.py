@@ -10,7 +10,8 @@ from autotune.analysis.memory_line import memory_lines
 from autotune.note import note
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import Failure
-from autotune.report.blocks import Figure, Shares
+from autotune.report.blocks import Shares
+from autotune.report.plots.plots import Plot
 from tests.factories import (
     FAST,
     LIMIT,
@@ -55,8 +56,7 @@ def test_every_title_of_the_page_is_in_the_markdown(any_summary: RunSummary, tmp
     lines = as_markdown(any_summary, tmp_path).splitlines()
     sections = report_of(any_summary, tmp_path).sections
     assert [line[3:] for line in lines if line.startswith("## ")] == [section.title for section in sections]
-    blocks = [block for section in sections for block in section.blocks if isinstance(block, Figure | Shares)]
-    titles = [block.plot.title if isinstance(block, Figure) else block.title for block in blocks]
+    titles = [block.title for section in sections for block in section.blocks if isinstance(block, Plot | Shares)]
     assert {"Throughput against batch size", "Memory against batch size", "Score of each trial"} <= set(titles)
     assert [line[4:] for line in lines if line.startswith("### ")] == titles
 
@@ -162,8 +162,8 @@ def test_what_makes_the_precision_guard_less_than_it_seems_is_said_once(tmp_path
     said = note("float32_unknown", variable="NVIDIA_TF32_OVERRIDE")
     summary = make_rich_summary()
     figures = make_guard().model_copy(update={"remarks": (said,)})
-    results = [one.result.model_copy(update={"guard": figures}) for one in summary.trials]
-    trials = [one.model_copy(update={"result": new}) for one, new in zip(summary.trials, results, strict=True)]
+    results = [trial.result.model_copy(update={"guard": figures}) for trial in summary.trials]
+    trials = [trial.model_copy(update={"result": new}) for trial, new in zip(summary.trials, results, strict=True)]
     text = as_markdown(summary.model_copy(update={"trials": tuple(trials)}), tmp_path)
     assert text.count("OVERRIDE=1 is set, but NVIDIA") == 1
     assert "is set, but NVIDIA" not in as_markdown(summary, tmp_path)

@@ -6,7 +6,6 @@ import re
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -144,7 +143,7 @@ def test_on_a_terminal_there_is_one_line_that_never_wraps(
     monkeypatch: pytest.MonkeyPatch, width: int, can_win: float | None
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    for step in [one.model_copy(update={"can_win": can_win}) for one in make_steps()]:
+    for step in [step.model_copy(update={"can_win": can_win}) for step in make_steps()]:
         _, stderr = show("auto", [step], Terminal())
         lines = {line for line in ESCAPES.sub("", stderr).replace("\r", "\n").splitlines() if line.strip()}
         assert len(lines) == 1
@@ -233,9 +232,7 @@ def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_notebook_gets_plain_lines_on_stdout(monkeypatch: pytest.MonkeyPatch) -> None:
     shell = type("ZMQInteractiveShell", (), {"__module__": "ipykernel.zmqshell"})()
-    ipython = ModuleType("IPython")
-    monkeypatch.setattr(ipython, "get_ipython", lambda: shell, raising=False)
-    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setattr("builtins.get_ipython", lambda: shell, raising=False)
     stdout, stderr = show("auto", make_steps(), Terminal())
     assert stderr == ""
     assert "#1" in stdout

@@ -84,7 +84,7 @@ def test_the_document_has_energy_and_each_windows_conditions(tmp_path: Path) -> 
     document = json.loads(as_json(make_conditions_summary(HOT, retries=7), tmp_path))
     best, baseline = document["best"]["figures"], document["baseline"]["figures"]
     assert baseline["joules_per_sample"] == pytest.approx(0.05, rel=0.001)
-    assert [one["throttle_reasons"] for one in best["conditions"]] == [["power_cap", "thermal"], [], []]
+    assert [window["throttle_reasons"] for window in best["conditions"]] == [["power_cap", "thermal"], [], []]
     assert (best["alloc_retries"], best["allocated_bytes"]) == (21, 2 * 2**30)
     assert any("throttled" in remark for remark in document["device_remarks"])
     same = document["same_batch"]["figures"]

@@ -80,7 +80,7 @@ def test_both_forms_say_the_same_first(cost: Cost) -> None:
 def test_advice_stands_in_its_order_with_its_gain() -> None:
     diagnosis = diagnosis_of(analytic_cost)
     text = render_diagnosis(diagnosis)
-    places = [text.index(one.text[:20].replace("_", "\\_")) for one in diagnosis.advice[:2]]
+    places = [text.index(advice.text[:20].replace("_", "\\_")) for advice in diagnosis.advice[:2]]
     assert places == sorted(places)
 
 

@@ -37,8 +37,7 @@ ANSWER = (
 
 
 def scaling_sections(summary: RunSummary) -> tuple[Section, ...]:
-    comparison = sections_of_ranks.compare(summary)
-    return filled(*sections_of_ranks.scaling_sections(comparison, summary, columns_of(summary)))
+    return filled(*sections_of_ranks.scaling_sections(summary, columns_of(summary)))
 
 
 def say_answer(summary: RunSummary) -> str:
@@ -52,7 +51,7 @@ def table_of(section: Section) -> Table:
 
 
 def sentences_of(section: Section) -> str:
-    return " ".join(one for block in section.blocks if isinstance(block, Bullets) for one in block.sentences)
+    return " ".join(sentence for block in section.blocks if isinstance(block, Bullets) for sentence in block.sentences)
 
 
 def unconfirmed(rate: float, config: TrainingConfig = GROUP, **measured: Any) -> RunSummary:
