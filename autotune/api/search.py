@@ -41,7 +41,7 @@ from autotune.tuning.confirmation import Finals
 from autotune.tuning.loop import Search
 from autotune.tuning.outcomes import ConfirmationOutcome
 from autotune.tuning.probe import probe_workload
-from autotune.tuning.proposers import make_proposer
+from autotune.tuning.proposers.proposer import Proposer
 from autotune.tuning.selection import select
 from autotune.tuning.time_budget import Clock, TimeBudget
 from autotune.tuning.warm_start import Hints, hints_of, note_of_hints, seed_params
@@ -121,7 +121,7 @@ def _search_of(plan: Plan, time: TimeBudget, runner: TrialRunner, folder: RunFol
     search = Search(
         time=time,
         runner=runner,
-        proposer=make_proposer(study, seed=plan.seed, keep=keep, longest_s=time.longest_s),
+        proposer=Proposer(study, seed=plan.seed, keep=keep, longest_s=time.longest_s),
         on_record=folder.append_trial,
         notes=[*space.notes, *([note("goes_on")] if study.records else [])],
     )

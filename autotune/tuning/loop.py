@@ -21,13 +21,13 @@ from autotune.records.run_summary import Progress
 from autotune.records.trial import Score, TrialRecord, TrialResult, best_of, reference_of, score_value
 from autotune.space.constraints import hosts_of
 from autotune.space.resolved_space import ResolvedSpace
-from autotune.study.proposals import Params, largest_batch_variant, same_batch_variant
+from autotune.study.proposals import Params, first_guesses, largest_batch_variant, same_batch_variant
 from autotune.study.study import Study, Trial
 from autotune.tuning.extra_measurements import extras_of, with_ceilings
 from autotune.tuning.failure_attribution import FailureAttribution
 from autotune.tuning.outcomes import LEAST_GAIN, SearchOutcome
 from autotune.tuning.precision_check import PrecisionGuard, guarded_settings
-from autotune.tuning.proposers import Proposer, SamplerProposer
+from autotune.tuning.proposers.proposer import Proposer
 from autotune.tuning.time_budget import TimeBudget
 
 __all__ = ["Search"]
@@ -137,7 +137,7 @@ class Search:
             self.notes.extend(self.failures.learn(record, self.study))
         self._enqueue(self.first)
         if not self.study.records:
-            self._enqueue(self.proposer.first())
+            self._enqueue(first_guesses(self.space) if self.study.method.begins_with_guesses else ())
             self.expected_s = self.time.remaining_s(has_model=self.proposer.has_model)
         self._show(None)
 
@@ -213,8 +213,7 @@ class Search:
         failed = self.proposer.prepare(self.runner, self.time.sides_s, self.ceilings)
         if failed is not None:
             self.notes.append(failed)
-            self.proposer = SamplerProposer(self.space, has_guesses=True)  # the model would only guess as well
-            self._enqueue(self.proposer.first())
+            self._enqueue(first_guesses(self.space))  # the model would only guess as well
         elif (proposal := self.proposer.propose(self.best)) is not None:
             self.study.propose(proposal.params, is_promising=proposal.is_promising)
 

@@ -36,7 +36,7 @@ from autotune.study.study import Study
 from autotune.tuning.confirmation import Finals
 from autotune.tuning.loop import Search
 from autotune.tuning.probe import probe_workload
-from autotune.tuning.proposers import make_proposer
+from autotune.tuning.proposers.proposer import Proposer
 from autotune.tuning.selection import select
 from autotune.tuning.time_budget import Clock, TimeBudget
 from benchmarks.replay.replay import ReplayLauncher, Surface
@@ -155,7 +155,7 @@ def _search(surface: Surface, seed: int, method: Method) -> Course:
             runner=runner,
             show=lambda _: None,
             on_record=note,
-            proposer=make_proposer(study, seed=seed),
+            proposer=Proposer(study, seed=seed),
         )
         found = search.run()
         ended = "" if found.ended_because is None else say(found.ended_because)

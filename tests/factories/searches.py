@@ -27,7 +27,7 @@ from autotune.testing import FakeLauncher
 from autotune.tuning.confirmation import Finals
 from autotune.tuning.loop import Search
 from autotune.tuning.outcomes import ConfirmationOutcome
-from autotune.tuning.proposers import make_proposer
+from autotune.tuning.proposers.proposer import Proposer
 from autotune.tuning.selection import select
 from autotune.tuning.time_budget import Clock, TimeBudget
 
@@ -100,7 +100,7 @@ def make_search(
         runner=runner,
         show=lambda _: None,
         on_record=lambda _: None,
-        proposer=make_proposer(study, seed=0, longest_s=time.longest_s),
+        proposer=Proposer(study, seed=0, longest_s=time.longest_s),
     )
 
 

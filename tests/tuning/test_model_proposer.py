@@ -25,7 +25,6 @@ from autotune.study.proposals import first_guesses
 from autotune.study.study import Trial
 from autotune.testing import CostModel, FakeLauncher, FakeTrial, analytic_cost
 from autotune.tuning.loop import Search
-from autotune.tuning.proposers import ModelProposer
 from tests.factories.searches import GIB, FailingLauncher, make_search
 
 LIMIT = 14 * GIB
@@ -92,7 +91,6 @@ def fastest_of(search: Search, cost: CostModel) -> float:
 def guided(folder: Path, cost: CostModel, *, seed: int = 0, **arguments: Any) -> Search:
     """A guided search that has ended, by itself unless a number of trials is given."""
     search = make_search(folder, FakeLauncher(cost, seed=seed), **{"n_trials": None, "limit_bytes": LIMIT, **arguments})
-    assert isinstance(search.proposer, ModelProposer)
     search.proposer.seed = seed
     search.run()
     return search
@@ -338,7 +336,6 @@ def test_a_model_that_is_surprised_leaves_the_next_trial_to_the_sampler(
     tmp_path: Path, rate: float, outcome: str
 ) -> None:
     search = guided(tmp_path, trapped(rate), n_trials=2, **SMALL)
-    assert isinstance(search.proposer, ModelProposer)
     last = search.study.ended[-1]
     assert (last.config.num_workers, last.outcome) == (8, outcome)
     assert search.proposer.propose(search.best) is None
@@ -347,14 +344,12 @@ def test_a_model_that_is_surprised_leaves_the_next_trial_to_the_sampler(
 
 def test_a_model_that_is_not_surprised_proposes_the_next_trial(tmp_path: Path) -> None:
     search = guided(tmp_path, analytic_cost, n_trials=2, **SMALL)
-    assert isinstance(search.proposer, ModelProposer)
     assert search.proposer.propose(search.best) is not None
     assert not search.study.has_waiting, "the loop proposes, not the model"
 
 
 def test_what_the_sampler_finds_is_taken_for_too_large_where_the_memory_ends(tmp_path: Path) -> None:
     search = guided(tmp_path, memory_cliff, **{**SMALL, "micro_batch_size": [16, 32, 64, 128, 256]})
-    assert isinstance(search.proposer, ModelProposer)
     for config in _composed(search):
         fits = memory_cliff(config).peak_memory_bytes <= LIMIT
         reason = search.proposer.skip(config)
@@ -363,7 +358,6 @@ def test_what_the_sampler_finds_is_taken_for_too_large_where_the_memory_ends(tmp
 
 def test_what_the_sampler_finds_and_differs_only_on_a_side_that_holds_nothing_is_not_tried(tmp_path: Path) -> None:
     search = guided(tmp_path, slow_device, n_trials=6, **SMALL)
-    assert isinstance(search.proposer, ModelProposer)
     assert search.proposer.outlook(search.best) is not None
     tried = {one.config for one in search.study.ended if one.measurement is not None and one.config.num_workers}
     seen = {device_key(config) for config in tried}
@@ -432,7 +426,6 @@ def test_at_the_users_own_batch_a_trial_races_against_those_at_it_alone(
     for micro, workers in [(64, 2), (32, 4)]:
         search.study.propose({"micro_batch_size": micro, "num_workers": workers})
     search.run()
-    assert isinstance(search.proposer, ModelProposer)
     asked = Trial(9, TrainingConfig(micro_batch_size=micro_batch_size, num_workers=8))
     found = search.proposer.pruning_threshold(asked)
     assert found is not None

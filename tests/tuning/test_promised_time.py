@@ -15,7 +15,6 @@ from autotune.report.render.progress import make_progress
 from autotune.report.wording.units import format_duration
 from autotune.testing import FakeLauncher
 from autotune.tuning.loop import Search
-from autotune.tuning.proposers import SamplerProposer
 from tests.factories.searches import make_search
 
 
@@ -94,7 +93,7 @@ def test_the_line_before_the_search_tells_trials_and_time(tmp_path: Path, n_tria
 
 def test_once_the_last_trial_has_run_only_the_confirmation_is_left(tmp_path: Path) -> None:
     search = make_search(tmp_path, FakeLauncher(), n_trials=4)
-    search.proposer = SamplerProposer(search.space, has_guesses=False)  # every trial runs to its end
+    search.proposer.has_model = False  # every trial runs to its end
     shown: list[Progress] = []
     search.show = shown.append
     search.run()

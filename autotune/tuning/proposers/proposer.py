@@ -1,23 +1,61 @@
-"""The seam between the loop of a search and what proposes its trials, and its plain side: Optuna's samplers alone."""
+"""What proposes trials: a model of the machine, of loader and device alone, measured once, and of every trial.
+
+Comes in: the study as it grows, and its space. Goes out: values to try next, or None where the study's sampler is to
+draw; reasons to skip a sample, to stop a trial early, and to end the search. The loop proposes; nothing here does.
+
+The model proposes the trial with the largest expected gain. Where the last trial was far from what it expected, it
+leaves the next one to the sampler, which explores what the model does not explain. A search by a sampler alone has no
+model: then all is the sampler's, and nothing is foreseen.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import exp, inf, log
 
+from autotune.analysis.acquisition import redundant_among
 from autotune.analysis.early_stopping import PruningThreshold
+from autotune.analysis.memory_forecast import MemoryForecast, forecast_memory
+from autotune.analysis.observations import (
+    ConfiguredPoint,
+    configured_points,
+    device_variations,
+    loader_variations,
+    observed_rate,
+    peak_observations,
+    rate_observations,
+)
+from autotune.analysis.rate_model import RateModel, fit_rate_model
 from autotune.launch.runner import TrialRunner
-from autotune.note import Note
+from autotune.note import Note, note
 from autotune.records.ceilings import CeilingBook
 from autotune.records.diagnosis import Curves
 from autotune.records.trial import TrialRecord
 from autotune.settings.training_config import TrainingConfig
-from autotune.space.resolved_space import ResolvedSpace
-from autotune.study.proposals import Params, first_guesses
-from autotune.study.study import Trial
+from autotune.study.candidates import Candidates
+from autotune.study.proposals import Params, params_of
+from autotune.study.study import Study, Trial
+from autotune.tuning.outcomes import LEAST_GAIN
+from autotune.tuning.proposers.outlook import LIKELY_TO_FIT, Outlook, foresee, tried_in
 
-__all__ = ["Proposal", "Proposer", "SamplerProposer"]
+__all__ = ["Proposal", "Proposer"]
+
+_STRETCH_S = 0.2
+"""Seconds for which a side alone is measured: our own convention; some thirty points are to be had in six seconds."""
+_FORESEEN_BY_MEMORY = frozenset({"oom", "host_oom", "over_memory"})
+_SURPRISE_SDS = 3.0
+"""Standard deviations from which a rate counts as not explained: the usual three-sigma rule."""
+_LEAST_SD = 0.01
+"""A forecast is not trusted beyond 1 %, which is what runs of the same settings differ by."""
+_FASTEST = 3
+"""Trials whose neighbours are candidates: our own convention."""
+_FEWEST_TRIALS = 3
+"""Trials before the search may end by itself: the baseline and two that checked the model."""
+_NEAR_CEILING = 0.97
+"""Share of the lower ceiling from which nothing is left to win: our own convention; runs differ by 1 to 3 %."""
+_SAME_BATCH_TRIALS = 2
+"""Trials at the baseline's global batch that the model asks for: the best guess and one correction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,94 +67,211 @@ class Proposal:
     """They are expected to win most: a search that may stop counts how often such a trial brought nothing."""
 
 
-class Proposer(Protocol):
+@dataclass(slots=True)
+class Proposer:
     """Proposes trials from what a study holds. `best` is the feasible trial with the best score so far, if any."""
 
-    @property
-    def has_model(self) -> bool:
-        """Whether it measures loader and device alone before it proposes; trials need not repeat that."""
-        ...
+    study: Study
+    seed: int
+    keep: Callable[[Curves], None] = lambda _: None
+    """Given what measuring the sides has shown, so that a search that goes on need not repeat it."""
+    longest_s: Callable[[], float] = lambda: inf
+    """What takes longer to measure is proposed only where nothing else is left."""
+    has_model: bool = field(init=False)
+    """Loader and device are measured alone before anything is proposed; trials need not repeat that."""
+    sides: list[ConfiguredPoint] | None = None
+    """What loader and device reach alone; None until that was measured."""
+    _model: RateModel | None = None
+    _candidates: Candidates | None = None
+    _outlook: tuple[tuple[int, int], Outlook] | None = None
+    """The latest, and the numbers of ended and running trials that it was made at."""
+    _same_batch_trials: int = 0
+    _expected: dict[TrainingConfig, tuple[float, float]] = field(default_factory=dict)
+    """Logarithm of the rate and its standard deviation, of what the model would try or has tried."""
+
+    def __post_init__(self) -> None:
+        """The method of the search decides whether a model proposes, or the sampler alone."""
+        self.has_model = self.study.method.has_model
 
     @property
     def is_informed(self) -> bool:
-        """Whether it has measured what its proposals rest on: then it leads, and fewer vain trials end the search."""
-        ...
+        """Whether loader and device were measured: then the model leads, and fewer vain trials end the search."""
+        return self.has_model and bool(self.sides)
 
-    def prepare(self, runner: TrialRunner, deadline_s: float, ceilings: CeilingBook, /) -> Note | None:
-        """Measure what proposals rest on, once, after the baseline; why that failed, or None. Keeps ceilings."""
-        ...
+    def prepare(self, runner: TrialRunner, deadline_s: float, ceilings: CeilingBook) -> Note | None:
+        """Measure loader and device alone, in one process, once, after the baseline; why that failed, or None.
 
-    def recall(self, curves: Curves, ceilings: CeilingBook, /) -> None:
-        """Take up what `prepare` measured before an interruption."""
-        ...
+        Nothing else runs meanwhile, on a cluster either: every proposal rests on this, and a trial beside it would
+        share its host and change what it measures. Where it failed, the sampler alone goes on.
+        """
+        if not self.has_model or self.sides is not None:
+            return None
+        variations = [*loader_variations(self.study.space, ceilings), *device_variations(self.study.space)]
+        report = runner.curves(self.study.space.baseline, variations, deadline_s=deadline_s, stretch_s=_STRETCH_S)
+        curves = report.curves or Curves()
+        self.recall(curves, ceilings)
+        points = (*curves.loader, *curves.device)
+        if any(point.ceiling is not None for point in points):
+            self.keep(curves)
+            return None
+        self.has_model = False
+        reasons = (report.result.reason, *(point.reason for point in points))
+        return note("sides_not_measured", reason=next(filter(None, reasons), report.result.outcome))
 
-    def first(self) -> Sequence[Params]:
-        """What to try right after the baseline, before anything is known."""
-        ...
+    def recall(self, curves: Curves, ceilings: CeilingBook) -> None:
+        """Take up what measuring the sides has shown, now or before an interruption."""
+        if not self.has_model:
+            return
+        self.sides = configured_points(curves, self.study.space)
+        for side in self.sides:
+            ceiling = side.point.ceiling
+            ceilings.keep(
+                side.config,
+                loader=ceiling if side.side == "loader" else None,
+                device=ceiling if side.side == "device" else None,
+            )
 
-    def propose(self, best: TrialRecord | None, /) -> Proposal | None:
-        """What to try next; None: the study's sampler draws."""
-        ...
+    def propose(self, best: TrialRecord | None) -> Proposal | None:
+        """The trial with the largest expected gain; None, for the sampler, where the last trial was a surprise.
 
-    def at_same_batch(self, best: TrialRecord | None, /) -> Params | None:
-        """What to try at the baseline's global batch before the search ends; None where nothing is left to try."""
-        ...
+        Where nothing has run within the limit yet, it is what was measured to fit as a side alone.
+        """
+        if best is None:
+            return self._measured_to_fit()
+        outlook = self.outlook(best)
+        if outlook is None or outlook.params is None or self._is_surprise(self.study.ended[-1]):
+            return None
+        if outlook.gain < LEAST_GAIN and (params := self.at_same_batch(best)) is not None:
+            return Proposal(params=params)
+        return Proposal(params=outlook.params, is_promising=True)
 
-    def skip(self, config: TrainingConfig, /) -> Note | None:
-        """Why a sample is not worth a run ("would_not_fit", "would_tell_nothing"), or None."""
-        ...
+    def at_same_batch(self, best: TrialRecord | None) -> Params | None:
+        """What should be the fastest at the baseline's global batch, unless it was tried; twice at most."""
+        outlook = self.outlook(best)
+        if outlook is None or outlook.same_batch is None or self._same_batch_trials == _SAME_BATCH_TRIALS:
+            return None
+        if not self.study.may_propose(outlook.same_batch):
+            return None
+        self._same_batch_trials += 1
+        return outlook.same_batch
 
-    def pruning_threshold(self, trial: Trial, /) -> PruningThreshold | None:
-        """The rate below which a trial is stopped early; None: it runs to its end."""
-        ...
+    def skip(self, config: TrainingConfig) -> Note | None:
+        """Why a sample is not run: it is not likely to fit, or to tell anything new."""
+        if not self.has_model:
+            return None
+        if self._peaks:
+            chance = float(self._memory().chance_to_fit([config], self.study.space.limit_bytes)[0])
+            if chance < LIKELY_TO_FIT:
+                return note("would_not_fit", chance_fraction=round(chance, 3))
+        if self._model is None:
+            return None
+        tried = tried_in(self.study)
+        configs = list(dict.fromkeys([config, *tried]))
+        is_redundant = redundant_among(configs, self._model.forecast(configs), tried)[0]
+        return note("would_tell_nothing") if is_redundant else None
 
-    def why_enough(self, best: TrialRecord | None, /) -> Note | None:
-        """Why no further trial is worth its time, or None."""
-        ...
+    def pruning_threshold(self, trial: Trial) -> PruningThreshold | None:
+        """The rate of the fastest so far, at the baseline's batch of the fastest of those at that.
 
-    def can_win(self, best: TrialRecord | None, /) -> float | None:
-        """What other settings can win at most over the best, as a share of its rate; None where nothing tells."""
-        ...
+        The more the machine scatters, the lower: the fastest so far may have been lucky. None for the first group of
+        its kind, which runs to its end to show what limits it, and without a model.
+        """
+        if not self.has_model or self._is_first_group(trial.config):
+            return None
+        luck = 1.0 if self._outlook is None else exp(-self._outlook[1].scatter_sd)
+        wanted = self.study.space.baseline.global_batch_size
+        keeps_batch = trial.config.global_batch_size == wanted
+        thresholds = [
+            PruningThreshold(number=record.number, low_samples_per_s=luck * record.measurement.samples_per_s_ci[0])
+            for record in self.study.records
+            if record.is_feasible
+            and record.measurement
+            and (not keeps_batch or record.config.global_batch_size == wanted)
+        ]
+        return max(thresholds, key=lambda threshold: threshold.low_samples_per_s, default=None)
 
+    def why_enough(self, best: TrialRecord | None) -> Note | None:
+        """The best is near the lower ceiling, or no candidate is left that is expected to win more."""
+        outlook = self.outlook(best) if len(self.study.ended) >= _FEWEST_TRIALS else None
+        if outlook is None:
+            return None
+        share = outlook.best_rate / outlook.lower_ceiling
+        if share >= _NEAR_CEILING:
+            return note("near_ceiling", ceiling_fraction=min(share, 1.0))
+        if outlook.params is None:
+            return note("nothing_left_to_learn")
+        return note("little_expected", gain_fraction=outlook.gain) if outlook.gain < LEAST_GAIN else None
 
-@dataclass(frozen=True, slots=True)
-class SamplerProposer:
-    """Leaves every proposal to the study's sampler. It foresees nothing: it skips, prunes and ends nothing."""
+    def can_win(self, best: TrialRecord | None) -> float | None:
+        """What the ceilings leave."""
+        outlook = self.outlook(best)
+        if outlook is None or best is None or best.measurement is None or outlook.lower_ceiling == inf:
+            return None
+        return max(0.0, outlook.lower_ceiling / best.measurement.samples_per_s - 1)
 
-    space: ResolvedSpace
-    has_guesses: bool
-    has_model: bool = False
-    is_informed: bool = False
+    def outlook(self, best: TrialRecord | None) -> Outlook | None:
+        """What a further trial can win; None before the sides were measured, and where nothing is feasible."""
+        if not self.is_informed or best is None or best.measurement is None:
+            return None
+        step = len(self.study.ended), len(self.study.running)
+        if self._outlook is None or self._outlook[0] != step:
+            outlook = self._foresee(best.config, best.measurement.samples_per_s)
+            if outlook.config is not None:
+                self._expected[outlook.config] = outlook.log_rate, outlook.sd
+            self._outlook = step, outlook
+        return self._outlook[1]
 
-    def prepare(self, _runner: TrialRunner, _deadline_s: float, _ceilings: CeilingBook) -> None:
-        """Nothing to measure."""
+    def _foresee(self, best: TrainingConfig, measured_rate: float) -> Outlook:
+        environment, study = self.study.space.environment, self.study
+        observed = list(rate_observations(self.sides or [], study.ended, environment.device_kind))
+        self._model = fit_rate_model(observed, environment)
+        longest_s, memory = self.longest_s(), self._memory()
+        return foresee(self._near(best), study, self._model, memory, measured_rate=measured_rate, longest_s=longest_s)
 
-    def recall(self, _curves: Curves, _ceilings: CeilingBook) -> None:
-        """Nothing to take up."""
-
-    def first(self) -> Sequence[Params]:
-        """An expert's guesses."""
-        return first_guesses(self.space) if self.has_guesses else ()
-
-    def propose(self, _best: TrialRecord | None) -> Proposal | None:
-        """The sampler draws."""
+    def _measured_to_fit(self) -> Proposal | None:
+        fitting = [side for side in self.sides or () if side.side == "device" and side.point.ceiling is not None]
+        for side in sorted(fitting, key=_rate_alone, reverse=True):
+            params = params_of(side.config, self.study.space)
+            if self.study.may_propose(params):
+                return Proposal(params=params)
         return None
 
-    def at_same_batch(self, _best: TrialRecord | None) -> Params | None:
-        """None beyond what the loop itself derives from the best trial."""
-        return None
+    def _is_first_group(self, config: TrainingConfig) -> bool:
+        kind = (config.strategy, config.world_size)
+        measured = [record.config for record in self.study.ended if record.measurement is not None]
+        return config.world_size > 1 and kind not in {(other.strategy, other.world_size) for other in measured}
 
-    def skip(self, _config: TrainingConfig) -> Note | None:
-        """Every sample is run."""
-        return None
+    def _memory(self) -> MemoryForecast:
+        return forecast_memory(self._peaks, has_workers_in_ram=self.study.space.environment.has_only_ram)
 
-    def pruning_threshold(self, _trial: Trial) -> None:
-        """Every trial runs to its end."""
+    @property
+    def _peaks(self) -> list[tuple[TrainingConfig, int]]:
+        only_ram = self.study.space.environment.has_only_ram
+        return peak_observations(
+            self.sides or [], self.study.ended, self.study.space.limit_bytes, limit_is_ram=only_ram
+        )
 
-    def why_enough(self, _best: TrialRecord | None) -> Note | None:
-        """Patience alone ends the search."""
-        return None
+    def _near(self, best: TrainingConfig) -> list[tuple[Params, TrainingConfig]]:
+        if self._candidates is None:
+            self._candidates = Candidates(self.study.space, self.seed)
+        rates = {
+            record.config: record.measurement.samples_per_s
+            for record in self.study.ended
+            if record.is_feasible and record.measurement
+        }
+        fastest = sorted(rates, key=lambda config: rates[config], reverse=True)[:_FASTEST]
+        return self._candidates.near(list(dict.fromkeys([best, *fastest])))
 
-    def can_win(self, _best: TrialRecord | None) -> float | None:
-        """Not known."""
-        return None
+    def _is_surprise(self, record: TrialRecord) -> bool:
+        """Whether a trial's rate is far from what was expected, or it had none: the model does not explain that."""
+        rate = observed_rate(record)
+        if record.config not in self._expected:
+            return False
+        if rate is None:
+            return record.outcome not in _FORESEEN_BY_MEMORY
+        log_rate, sd = self._expected[record.config]
+        return abs(log(rate) - log_rate) > _SURPRISE_SDS * max(sd, _LEAST_SD)
+
+
+def _rate_alone(side: ConfiguredPoint) -> float:
+    return 0.0 if side.point.ceiling is None else side.point.ceiling.samples_per_s
