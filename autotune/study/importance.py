@@ -24,11 +24,8 @@ def setting_importances(study: optuna.Study, numbers: Collection[int]) -> dict[s
     Of the trials with these numbers alone. Empty for fewer than four of different scores, or where Optuna can't tell.
     Source: PED-ANOVA, Watanabe et al. 2023, arXiv 2304.10255; it needs no further package.
     """
-    trials = [
-        trial
-        for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        if trial.number in set(numbers)
-    ]
+    complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    trials = [trial for trial in complete if trial.number in numbers]
     if len({trial.value for trial in trials}) < _FEWEST_TRIALS:
         return {}
 
@@ -38,10 +35,7 @@ def setting_importances(study: optuna.Study, numbers: Collection[int]) -> dict[s
     )
 
     chosen = optuna.create_study(direction="maximize")
-    chosen.add_trials(
-        optuna.trial.create_trial(params=trial.params, distributions=trial.distributions, value=trial.value)
-        for trial in trials
-    )
+    chosen.add_trials(trials)
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")

@@ -10,8 +10,9 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from optuna.trial import TrialState
 
 from autotune.analysis.early_stopping import rate_so_far
+from autotune.analysis.observations import UNKNOWN_EXCESS_FRACTION
 from autotune.note import Note
-from autotune.records.trial import TrialRecord
+from autotune.records.trial import OUT_OF_MEMORY, TrialRecord
 from autotune.settings.search_space import Domain, IntRange
 from autotune.space.resolved_space import ResolvedSpace
 from autotune.study.proposals import params_of
@@ -19,10 +20,10 @@ from autotune.study.proposals import params_of
 __all__ = [
     "CONFIG",
     "PROMISING",
-    "ROLE",
     "answer_skipped",
     "carried",
     "distributions_of",
+    "is_promising",
     "lacks_baseline",
     "read_records",
     "tell_record",
@@ -31,14 +32,11 @@ __all__ = [
 
 CONFIG = "autotune_config"
 """User attribute: the configuration as it was handed out."""
-ROLE, PROMISING = "role", "promising"
-"""User attribute and its value: a model expected most of this trial."""
+PROMISING = {"role": "promising"}
+"""User attribute: a model expected most of this trial."""
 _RECORD = "autotune_record"
 _PLACE = "autotune_place"  # of a record in the order in which trials ended
 _MEMORY = "memory"
-_UNKNOWN_EXCESS = 0.25
-"""Share by which memory is taken to be short where an out-of-memory does not tell: our own convention."""
-_SHORT_OF_MEMORY = frozenset({"oom", "host_oom"})
 
 
 def distributions_of(space: ResolvedSpace) -> dict[str, BaseDistribution]:
@@ -78,7 +76,12 @@ def lacks_baseline(study: optuna.Study) -> bool:
 
 def carried(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """The user attributes that an interrupted trial passes on to the one that repeats it."""
-    return {name: value for name, value in attributes.items() if name in {CONFIG, ROLE}}
+    return {name: value for name, value in attributes.items() if name in {CONFIG, *PROMISING}}
+
+
+def is_promising(attributes: Mapping[str, Any]) -> bool:
+    """Whether a model expected most of the trial that has these user attributes."""
+    return bool(attributes.get("role") == PROMISING["role"])
 
 
 def write_record(trial: optuna.Trial, record: TrialRecord, place: int) -> None:
@@ -103,9 +106,9 @@ def tell_record(study: optuna.Study, trial: optuna.Trial, record: TrialRecord, r
         blocks = record.result.blocks
         if blocks and reference_rate is not None:
             trial.report(rate_so_far(blocks).samples_per_s / reference_rate, step=len(blocks))
-        if record.outcome in _SHORT_OF_MEMORY and record.measurement is None:  # a guard's is not the trial's
+        if record.outcome in OUT_OF_MEMORY and record.measurement is None:  # a guard's is not the trial's
             known = record.result.violation
-            trial.set_constraint(_MEMORY, _UNKNOWN_EXCESS if known is None else known)
+            trial.set_constraint(_MEMORY, UNKNOWN_EXCESS_FRACTION if known is None else known)
         study.tell(trial, state=TrialState.PRUNED)
 
 
@@ -119,5 +122,5 @@ def answer_skipped(study: optuna.Study, trial: optuna.Trial, reason: Note | None
     if reason is not None and reason.figures:
         trial.set_user_attr("figures", reason.figures)
     if code == "would_not_fit":
-        trial.set_constraint(_MEMORY, _UNKNOWN_EXCESS)
+        trial.set_constraint(_MEMORY, UNKNOWN_EXCESS_FRACTION)
     study.tell(trial, state=TrialState.FAIL if code == "would_tell_nothing" else TrialState.PRUNED)

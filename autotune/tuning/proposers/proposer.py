@@ -31,9 +31,9 @@ from autotune.launch.runner import TrialRunner
 from autotune.note import Note, note
 from autotune.records.ceilings import CeilingBook
 from autotune.records.diagnosis import Curves
-from autotune.records.trial import TrialRecord
+from autotune.records.trial import OUT_OF_MEMORY, TrialRecord
 from autotune.settings.training_config import TrainingConfig
-from autotune.study.candidates import Candidates
+from autotune.study.combinations import Candidates
 from autotune.study.proposals import Params, params_of
 from autotune.study.study import Study, Trial
 from autotune.tuning.outcomes import LEAST_GAIN
@@ -43,7 +43,6 @@ __all__ = ["Proposal", "Proposer"]
 
 _STRETCH_S = 0.2
 """Seconds for which a side alone is measured: our own convention; some thirty points are to be had in six seconds."""
-_FORESEEN_BY_MEMORY = frozenset({"oom", "host_oom", "over_memory"})
 _SURPRISE_SDS = 3.0
 """Standard deviations from which a rate counts as not explained: the usual three-sigma rule."""
 _LEAST_SD = 0.01
@@ -268,7 +267,7 @@ class Proposer:
         if record.config not in self._expected:
             return False
         if rate is None:
-            return record.outcome not in _FORESEEN_BY_MEMORY
+            return record.outcome not in {*OUT_OF_MEMORY, "over_memory"}
         log_rate, sd = self._expected[record.config]
         return abs(log(rate) - log_rate) > _SURPRISE_SDS * max(sd, _LEAST_SD)
 
