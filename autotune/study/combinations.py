@@ -130,24 +130,20 @@ class OpenCombinations:
     def next(self, skip: Skip) -> Params | None:
         """One that is open and not skipped; else one that would tell nothing, or one that would not fit; else None."""
         kept: list[Params] = []
-        skipped: dict[str, Params] = {}
+        first: dict[str, Params] = {}  # by the reason to skip it; "": none
         tries = self._popped() if self.can_list else _drawn(self._space, self._drawing, _DRAWS)
-        found = None
         for params in tries:
             config = self._open_config(params)
             if config is None:
                 continue
             kept.append(params)
             reason = skip(config)
-            if reason is None:
-                found = params
-                break
-            skipped.setdefault(reason.code, params)
-            if len(kept) == _DRAWS:
+            first.setdefault("" if reason is None else reason.code, params)
+            if reason is None or len(kept) == _DRAWS:
                 break
         if self.can_list:
             self._rest.extend(reversed(kept))
-        return found or skipped.get("would_tell_nothing") or skipped.get("would_not_fit")
+        return first.get("") or first.get("would_tell_nothing") or first.get("would_not_fit")
 
     @cached_property
     def _rest(self) -> list[Params]:

@@ -142,9 +142,12 @@ def same_batch_variant(best: TrialRecord, space: ResolvedSpace) -> Params | None
     wanted = space.baseline.global_batch_size
     if best.config.global_batch_size == wanted:
         return None
-    params = params_of(best.config, space)
-    for micro, steps in _splits(space, best.config.world_size):
-        split: Params = {"micro_batch_size": micro, "grad_accum_steps": steps}
+    params, own = params_of(best.config, space), space.baseline.grad_accum_steps
+    share, rest = divmod(wanted, best.config.world_size)
+    listed = {own, *whole_numbers(space.domains["grad_accum_steps"])}
+    even = (steps for steps in listed if rest == 0 and share % steps == 0)
+    for steps in sorted(even, key=lambda steps: (abs(steps - own), steps)):
+        split: Params = {"micro_batch_size": share // steps, "grad_accum_steps": steps}
         variant = {**params, **{name: value for name, value in split.items() if name in params}}
         config = allowed(variant, space)
         if config is not None and config.global_batch_size == wanted:
@@ -229,13 +232,3 @@ def _with_allowed_batch(guess: Params, space: ResolvedSpace) -> Params:
         return guess
     sizes = sorted((size for size in whole_numbers(space.domains["micro_batch_size"]) if size <= own), reverse=True)
     return first_allowed(guess, space, {"micro_batch_size": sizes}) or guess
-
-
-def _splits(space: ResolvedSpace, ranks: int) -> Iterator[tuple[int, int]]:
-    """Ways to split the baseline's global batch on so many ranks: micro batch and accumulation, its own first."""
-    own = space.baseline.grad_accum_steps
-    share, rest = divmod(space.baseline.global_batch_size, ranks)
-    listed = {own, *whole_numbers(space.domains["grad_accum_steps"])}
-    for steps in sorted(listed, key=lambda steps: (abs(steps - own), steps)):
-        if rest == 0 and share % steps == 0:
-            yield share // steps, steps

@@ -25,10 +25,8 @@ from autotune.space.constraints import same_behaviour_key
 from autotune.space.resolved_space import ResolvedSpace, setting_of
 from autotune.study import optuna_trials as written
 from autotune.study.combinations import MOST_LISTED, OpenCombinations, Skip
-from autotune.study.importance import setting_importances
 from autotune.study.proposals import allowed, params_of
-from autotune.study.samplers import METHODS, SearchMethod
-from autotune.study.storage import guarded, open_optuna, open_storage
+from autotune.study.storage import METHODS, SearchMethod, guarded, open_optuna, open_storage
 
 __all__ = ["Study", "Trial"]
 
@@ -216,7 +214,7 @@ class Study:
         """How much each searched setting tells of a trial's score, in shares of 1; empty where too few trials tell."""
         with guarded():
             feasible = {record.number for record in self.records if record.is_feasible}
-            return setting_importances(self.optuna_study, feasible)
+            return written.setting_importances(self.optuna_study, feasible)
 
     def tell(self, trial: Trial, result: TrialResult, score: Score | None) -> TrialRecord:
         """Record how a trial ended, here and in Optuna's study."""

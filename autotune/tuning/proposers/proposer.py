@@ -50,11 +50,12 @@ _LEAST_SD = 0.01
 _FASTEST = 3
 """Trials whose neighbours are candidates: our own convention."""
 _FEWEST_TRIALS = 3
-"""Trials before the search may end by itself: the baseline and two that checked the model."""
+"""Trials before the search may end by itself, the baseline and two that checked the model: our own convention."""
 _NEAR_CEILING = 0.97
 """Share of the lower ceiling from which nothing is left to win: our own convention; runs differ by 1 to 3 %."""
 _SAME_BATCH_TRIALS = 2
-"""Trials at the baseline's global batch that the model asks for: the best guess and one correction."""
+"""Trials at the baseline's global batch that the model asks for, a guess and its correction: our own convention."""
+_NEITHER_SIDE = {"loader": None, "device": None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,12 +124,7 @@ class Proposer:
             return
         self.sides = configured_points(curves, self.study.space)
         for side in self.sides:
-            ceiling = side.point.ceiling
-            ceilings.keep(
-                side.config,
-                loader=ceiling if side.side == "loader" else None,
-                device=ceiling if side.side == "device" else None,
-            )
+            ceilings.keep(side.config, **{**_NEITHER_SIDE, side.side: side.point.ceiling})
 
     def propose(self, best: TrialRecord | None) -> Proposal | None:
         """The trial with the largest expected gain; None, for the sampler, where the last trial was a surprise.
@@ -228,17 +224,21 @@ class Proposer:
         return foresee(self._near(best), study, self._model, memory, measured_rate=measured_rate, longest_s=longest_s)
 
     def _measured_to_fit(self) -> Proposal | None:
-        fitting = [side for side in self.sides or () if side.side == "device" and side.point.ceiling is not None]
-        for side in sorted(fitting, key=_rate_alone, reverse=True):
-            params = params_of(side.config, self.study.space)
+        rates = {
+            side.config: side.point.ceiling.samples_per_s
+            for side in self.sides or ()
+            if side.side == "device" and side.point.ceiling is not None
+        }
+        for config in sorted(rates, key=rates.__getitem__, reverse=True):
+            params = params_of(config, self.study.space)
             if self.study.may_propose(params):
                 return Proposal(params=params)
         return None
 
     def _is_first_group(self, config: TrainingConfig) -> bool:
-        kind = (config.strategy, config.world_size)
-        measured = [record.config for record in self.study.ended if record.measurement is not None]
-        return config.world_size > 1 and kind not in {(other.strategy, other.world_size) for other in measured}
+        measured = (record.config for record in self.study.ended if record.measurement is not None)
+        kinds = {(other.strategy, other.world_size) for other in measured}
+        return config.world_size > 1 and (config.strategy, config.world_size) not in kinds
 
     def _memory(self) -> MemoryForecast:
         return forecast_memory(self._peaks, has_workers_in_ram=self.study.space.environment.has_only_ram)
@@ -258,7 +258,7 @@ class Proposer:
             for record in self.study.ended
             if record.is_feasible and record.measurement
         }
-        fastest = sorted(rates, key=lambda config: rates[config], reverse=True)[:_FASTEST]
+        fastest = sorted(rates, key=rates.__getitem__, reverse=True)[:_FASTEST]
         return self._candidates.near(list(dict.fromkeys([best, *fastest])))
 
     def _is_surprise(self, record: TrialRecord) -> bool:
@@ -270,7 +270,3 @@ class Proposer:
             return record.outcome not in {*OUT_OF_MEMORY, "over_memory"}
         log_rate, sd = self._expected[record.config]
         return abs(log(rate) - log_rate) > _SURPRISE_SDS * max(sd, _LEAST_SD)
-
-
-def _rate_alone(side: ConfiguredPoint) -> float:
-    return 0.0 if side.point.ceiling is None else side.point.ceiling.samples_per_s
