@@ -1,20 +1,25 @@
-"""The combinations of a space that are still open, in random order: what is tried where a sampler finds nothing new.
+"""The combinations of a space: candidates for a model of the machine, and what a sampler has left open.
 
-Comes in: a space, and a function that says which configurations are open. Goes out: values for one trial. A space with
-more combinations than can be listed is drawn from instead, so that "none left" is certain in a small space alone.
+Comes in: a space, a seed, and a function that says which configurations are open. Goes out: all combinations of a small
+space, a selection of a large one. "None left" is certain only where a space is small enough to be listed.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import combinations, product
 
 from autotune.note import Note, note
+from autotune.settings.search_space import IntRange, SettingValue
 from autotune.settings.training_config import TrainingConfig
-from autotune.space.resolved_space import ResolvedSpace, compose
-from autotune.study.proposals import Params
+from autotune.space.domains import spread
+from autotune.space.resolved_space import ResolvedSpace
+from autotune.study.proposals import Params, allowed, first_guesses, params_of
 
-__all__ = ["MOST_LISTED", "OpenCombinations", "Skip"]
+__all__ = ["MOST_LISTED", "Candidates", "OpenCombinations", "Skip"]
 
 Skip = Callable[[TrainingConfig], Note | None]
 """Why a configuration is not worth a run: "would_not_fit", "would_tell_nothing"; None where it is."""
@@ -23,6 +28,78 @@ MOST_LISTED = 20_000
 """Combinations up to which a space is listed, and method grid allowed: our own convention, a second of listing."""
 _DRAWS = 500
 """Combinations looked through for one trial where a space is drawn from, or all are skipped: our own convention."""
+# Own conventions: so many that the model weighs them all in about a second before each trial.
+_ALL_UP_TO = 4096  # combinations of a space of which every one is a candidate
+_RANDOM = 1500  # of a larger space
+_ALL_VALUES_UP_TO = 40  # values of a setting that are all varied
+_SPREAD_VALUES = 24  # of a longer range, beside the nearest values on each side
+_NEAREST = 2
+
+
+@dataclass(slots=True)
+class Candidates:
+    """Combinations of a space and what they compose to, kept for as long as the search goes."""
+
+    space: ResolvedSpace
+    seed: int
+    _common: dict[TrainingConfig, Params] = field(init=False)
+    """Candidates however the search goes."""
+    _around: dict[tuple[TrainingConfig, int], dict[TrainingConfig, Params]] = field(default_factory=dict)
+    """Neighbours of what was among the best, by how many settings are varied."""
+    _spreads: dict[str, list[int]] = field(default_factory=dict)
+    """Of each long range, by its name."""
+
+    def __post_init__(self) -> None:
+        """Take all of a small space; of a large one what an expert would try, and a random part."""
+        if self.space.size <= _ALL_UP_TO:
+            self._common = self._composed(self.space.combinations())
+            return
+        drawn = _drawn(self.space, _seeded(self.seed), _RANDOM)
+        self._common = self._composed((*first_guesses(self.space), *drawn))
+
+    def near(self, best: Sequence[TrainingConfig]) -> list[tuple[Params, TrainingConfig]]:
+        """Candidates that break no rule; of a large space also the best ones' neighbours, the first one's further out.
+
+        A neighbour has another value of one setting, further out of two; of a long range not all values count.
+        """
+        found = dict(self._common)
+        if self.space.size > _ALL_UP_TO:
+            for place, config in enumerate(best):
+                for neighbour, params in self._neighbours(config, 2 if place == 0 else 1).items():
+                    found.setdefault(neighbour, params)
+        return [(params, config) for config, params in found.items()]
+
+    def _neighbours(self, config: TrainingConfig, most: int) -> dict[TrainingConfig, Params]:
+        if (config, most) not in self._around:
+            first = {name: next(iter(domain)) for name, domain in self.space.parameters.items()}
+            own = {**first, **params_of(config, self.space)}
+            self._around[config, most] = self._composed(self._varied(own, most))
+        return self._around[config, most]
+
+    def _varied(self, own: Params, most: int) -> Iterator[Params]:
+        others = {name: [value for value in self._values(name, own[name]) if value != own[name]] for name in own}
+        for count in range(1, most + 1):
+            for names in combinations(others, count):
+                for values in product(*(others[name] for name in names)):
+                    yield {**own, **dict(zip(names, values, strict=True))}
+
+    def _values(self, name: str, own: SettingValue) -> Iterable[SettingValue]:
+        """The values of a setting; of a long range some of all sizes, and those next to its own."""
+        domain = self.space.parameters[name]
+        if not isinstance(domain, IntRange) or len(domain) <= _ALL_VALUES_UP_TO or not isinstance(own, int):
+            return domain
+        if name not in self._spreads:
+            self._spreads[name] = spread(list(domain), _SPREAD_VALUES)
+        nearest = range(max(domain.low, own - _NEAREST), min(domain.high, own + _NEAREST) + 1)
+        return sorted({*self._spreads[name], *nearest})
+
+    def _composed(self, candidates: Iterable[Params]) -> dict[TrainingConfig, Params]:
+        """What candidates compose to, without those that break a rule; of several that compose alike the first."""
+        found: dict[TrainingConfig, Params] = {}
+        for params in candidates:
+            if (config := allowed(params, self.space)) is not None:
+                found.setdefault(config, params)
+        return found
 
 
 class OpenCombinations:
@@ -32,8 +109,7 @@ class OpenCombinations:
         self._space = space
         self._seed = seed
         self._is_open = is_open
-        self._drawing = random.Random(seed)  # noqa: S311 - a seeded choice, no secret
-        self._rest: list[Params] | None = None
+        self._drawing = _seeded(seed)
 
     @property
     def can_list(self) -> bool:
@@ -43,7 +119,7 @@ class OpenCombinations:
     @property
     def has_open(self) -> bool:
         """Whether one is open; in a space that can't be listed, whether one of so many draws is. Changes nothing."""
-        tries = self._listed() if self.can_list else self._drawn(random.Random(self._seed))  # noqa: S311 - as above
+        tries = self._rest if self.can_list else _drawn(self._space, _seeded(self._seed), _DRAWS)
         return any(self._open_config(params) is not None for params in tries)
 
     @property
@@ -54,42 +130,42 @@ class OpenCombinations:
     def next(self, skip: Skip) -> Params | None:
         """One that is open and not skipped; else one that would tell nothing, or one that would not fit; else None."""
         kept: list[Params] = []
-        skipped: dict[str, Params] = {}
-        tries = self._popped() if self.can_list else self._drawn(self._drawing)
-        found = None
+        first: dict[str, Params] = {}  # by the reason to skip it; "": none
+        tries = self._popped() if self.can_list else _drawn(self._space, self._drawing, _DRAWS)
         for params in tries:
             config = self._open_config(params)
             if config is None:
                 continue
             kept.append(params)
             reason = skip(config)
-            if reason is None:
-                found = params
-                break
-            skipped.setdefault(reason.code, params)
-            if len(kept) == _DRAWS:
+            first.setdefault("" if reason is None else reason.code, params)
+            if reason is None or len(kept) == _DRAWS:
                 break
         if self.can_list:
-            self._listed().extend(reversed(kept))
-        return found or skipped.get("would_tell_nothing") or skipped.get("would_not_fit")
+            self._rest.extend(reversed(kept))
+        return first.get("") or first.get("would_tell_nothing") or first.get("would_not_fit")
 
-    def _listed(self) -> list[Params]:
+    @cached_property
+    def _rest(self) -> list[Params]:
         """Those not dropped yet, the next one last; built when first asked for."""
-        if self._rest is None:
-            self._rest = list(self._space.combinations())
-            random.Random(self._seed).shuffle(self._rest)  # noqa: S311 - as above
-        return self._rest
+        rest = list(self._space.combinations())
+        _seeded(self._seed).shuffle(rest)
+        return rest
 
     def _popped(self) -> Iterator[Params]:
-        rest = self._listed()
-        while rest:
-            yield rest.pop()
-
-    def _drawn(self, drawing: random.Random) -> Iterator[Params]:
-        values = {name: list(domain) for name, domain in self._space.parameters.items()}
-        for _ in range(_DRAWS):
-            yield {name: drawing.choice(choices) for name, choices in values.items()}
+        while self._rest:
+            yield self._rest.pop()
 
     def _open_config(self, params: Params) -> TrainingConfig | None:
-        config = compose(params, self._space)
-        return config if isinstance(config, TrainingConfig) and self._is_open(config) else None
+        config = allowed(params, self._space)
+        return config if config is not None and self._is_open(config) else None
+
+
+def _seeded(seed: int) -> random.Random:
+    return random.Random(seed)  # noqa: S311 - a seeded choice, no secret
+
+
+def _drawn(space: ResolvedSpace, chance: random.Random, count: int) -> Iterator[Params]:
+    values = {name: list(domain) for name, domain in space.parameters.items()}
+    for _ in range(count):
+        yield {name: chance.choice(choices) for name, choices in values.items()}

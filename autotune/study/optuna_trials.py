@@ -1,17 +1,21 @@
-"""How trials are written into Optuna's study and read back: distributions, states, constraints, user attributes."""
+"""Trials in Optuna's study: how they are written, read back and compared; distributions, constraints, importances."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Collection, Mapping
+from math import isfinite
 from typing import Any
 
+import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.trial import TrialState
 
+from autotune.analysis.observations import UNKNOWN_EXCESS_FRACTION
 from autotune.analysis.rates import mean_rate
 from autotune.note import Note
-from autotune.records.trial import TrialRecord
+from autotune.records.trial import OUT_OF_MEMORY, TrialRecord
 from autotune.settings.search_space import Domain, IntRange
 from autotune.space.resolved_space import ResolvedSpace
 from autotune.study.proposals import params_of
@@ -19,26 +23,28 @@ from autotune.study.proposals import params_of
 __all__ = [
     "CONFIG",
     "PROMISING",
-    "ROLE",
     "answer_skipped",
     "carried",
     "distributions_of",
+    "is_promising",
     "lacks_baseline",
     "read_records",
+    "setting_importances",
     "tell_record",
     "write_record",
 ]
 
 CONFIG = "autotune_config"
 """User attribute: the configuration as it was handed out."""
-ROLE, PROMISING = "role", "promising"
-"""User attribute and its value: a model expected most of this trial."""
+PROMISING = {"role": "promising"}
+"""User attribute: a model expected most of this trial."""
 _RECORD = "autotune_record"
 _PLACE = "autotune_place"  # of a record in the order in which trials ended
 _MEMORY = "memory"
-_UNKNOWN_EXCESS = 0.25
-"""Share by which memory is taken to be short where an out-of-memory does not tell: our own convention."""
-_SHORT_OF_MEMORY = frozenset({"oom", "host_oom"})
+_FEWEST_TRIALS = 4
+"""Different scores without which nothing is claimed: our own convention, a best quarter of one."""
+_GOOD_SHARE = 0.25
+"""Trials that count as good: our own convention; Optuna's tenth would be two or three of a search's trials."""
 
 
 def distributions_of(space: ResolvedSpace) -> dict[str, BaseDistribution]:
@@ -70,15 +76,18 @@ def read_records(study: optuna.Study) -> list[TrialRecord]:
 
 def lacks_baseline(study: optuna.Study) -> bool:
     """Whether the first trial, the baseline, was interrupted or failed: then nothing in the study can be used."""
-    if not study.trials:
-        return False
     baseline = next((record for record in read_records(study) if record.number == 0), None)
-    return baseline is None or baseline.outcome in {"crashed", "invalid"}
+    return bool(study.trials) and (baseline is None or baseline.outcome in {"crashed", "invalid"})
 
 
 def carried(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """The user attributes that an interrupted trial passes on to the one that repeats it."""
-    return {name: value for name, value in attributes.items() if name in {CONFIG, ROLE}}
+    return {name: value for name, value in attributes.items() if name in {CONFIG, *PROMISING}}
+
+
+def is_promising(attributes: Mapping[str, Any]) -> bool:
+    """Whether a model expected most of the trial that has these user attributes."""
+    return bool(attributes.get("role") == PROMISING["role"])
 
 
 def write_record(trial: optuna.Trial, record: TrialRecord, place: int) -> None:
@@ -103,9 +112,9 @@ def tell_record(study: optuna.Study, trial: optuna.Trial, record: TrialRecord, r
         blocks = record.result.blocks
         if blocks and reference_rate is not None:
             trial.report(mean_rate(blocks)[0] / reference_rate, step=len(blocks))
-        if record.outcome in _SHORT_OF_MEMORY and record.measurement is None:  # a guard's is not the trial's
+        if record.outcome in OUT_OF_MEMORY and record.measurement is None:  # a guard's is not the trial's
             known = record.result.violation
-            trial.set_constraint(_MEMORY, _UNKNOWN_EXCESS if known is None else known)
+            trial.set_constraint(_MEMORY, UNKNOWN_EXCESS_FRACTION if known is None else known)
         study.tell(trial, state=TrialState.PRUNED)
 
 
@@ -119,5 +128,33 @@ def answer_skipped(study: optuna.Study, trial: optuna.Trial, reason: Note | None
     if reason is not None and reason.figures:
         trial.set_user_attr("figures", reason.figures)
     if code == "would_not_fit":
-        trial.set_constraint(_MEMORY, _UNKNOWN_EXCESS)
+        trial.set_constraint(_MEMORY, UNKNOWN_EXCESS_FRACTION)
     study.tell(trial, state=TrialState.FAIL if code == "would_tell_nothing" else TrialState.PRUNED)
+
+
+def setting_importances(study: optuna.Study, numbers: Collection[int]) -> dict[str, float]:
+    """How much each setting tells whether a trial is among the best quarter, the largest first; shares of 1.
+
+    Of the trials with these numbers alone. Empty for fewer than four of different scores, or where Optuna can't tell.
+    Source: PED-ANOVA, Watanabe et al. 2023, arXiv 2304.10255; it needs no further package.
+    """
+    complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    trials = [trial for trial in complete if trial.number in numbers]
+    if len({trial.value for trial in trials}) < _FEWEST_TRIALS:
+        return {}
+
+    from optuna.importance import (  # takes more than a second where scikit-learn is there: only once it is needed
+        PedAnovaImportanceEvaluator,
+        get_param_importances,
+    )
+
+    chosen = optuna.create_study(direction="maximize")
+    chosen.add_trials(trials)
+    try:
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            found = get_param_importances(chosen, evaluator=PedAnovaImportanceEvaluator(target_quantile=_GOOD_SHARE))
+    except Exception:  # noqa: BLE001 - a chart in a report; whatever Optuna finds wrong must not end a search
+        return {}
+    shares = {name: float(share) for name, share in found.items()}
+    return shares if all(isfinite(share) for share in shares.values()) and sum(shares.values()) > 0 else {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
+from math import inf
 
 from autotune.analysis.memory_line import is_too_big, memory_kind, memory_lines
 from autotune.records.trial import TrialRecord
@@ -15,6 +16,7 @@ from autotune.space.resolved_space import ResolvedSpace, compose, setting_of
 
 __all__ = [
     "Params",
+    "allowed",
     "explaining_setting",
     "first_allowed",
     "first_guesses",
@@ -53,6 +55,12 @@ def params_of(config: TrainingConfig, space: ResolvedSpace) -> Params:
     }
 
 
+def allowed(params: Mapping[str, SettingValue], space: ResolvedSpace) -> TrainingConfig | None:
+    """What values compose to; None where they break a rule."""
+    config = compose(params, space)
+    return config if isinstance(config, TrainingConfig) else None
+
+
 def first_guesses(space: ResolvedSpace) -> list[Params]:
     """What an expert would try first, each the one before it and something more.
 
@@ -62,8 +70,7 @@ def first_guesses(space: ResolvedSpace) -> list[Params]:
     workers, for data that waits for I/O.
     """
     start = params_of(space.baseline, space)
-    home = compose({name: nearest(space.domains[name], value) for name, value in start.items()}, space)
-    own = home if isinstance(home, TrainingConfig) else space.baseline
+    own = allowed(_nearest_params(start, space), space) or space.baseline
     cores = _cores_of_a_rank(space, own.process_count)
     loader: Params = {
         "num_workers": cores,
@@ -72,16 +79,16 @@ def first_guesses(space: ResolvedSpace) -> list[Params]:
         "prefetch_factor": _GUESSED_PREFETCH,
     }
     batch: Params = {"micro_batch_size": max(whole_numbers(space.domains["micro_batch_size"]))}
-    device: Params = {"amp_dtype": _fast_dtype(space.domains["amp_dtype"]), "channels_last": True}
+    fastest_first = ("bfloat16", "float16", "tf32", "float32")
+    fastest = next(dtype for dtype in fastest_first if dtype in space.domains["amp_dtype"])
+    device: Params = {"amp_dtype": fastest, "channels_last": True}
     many: Params = {"num_workers": _MANY_WORKERS_PER_CORE * cores}
     quiet: Params = {"intra_op_threads": 1}
     wishes = [loader, *({**loader, **batch, **more} for more in ({}, *_other_ranks(space, own), quiet, device, many))]
     guesses = []
     for wish in wishes:
         wanted = {**start, **{name: value for name, value in wish.items() if name in space.parameters}}
-        guess = _with_allowed_batch(
-            {name: nearest(space.domains[name], value) for name, value in wanted.items()}, space
-        )
+        guess = _with_allowed_batch(_nearest_params(wanted, space), space)
         if guess not in guesses:
             guesses.append(guess)
     return guesses
@@ -135,12 +142,15 @@ def same_batch_variant(best: TrialRecord, space: ResolvedSpace) -> Params | None
     wanted = space.baseline.global_batch_size
     if best.config.global_batch_size == wanted:
         return None
-    params = params_of(best.config, space)
-    for micro, steps in _splits(space, best.config.world_size):
-        split: Params = {"micro_batch_size": micro, "grad_accum_steps": steps}
+    params, own = params_of(best.config, space), space.baseline.grad_accum_steps
+    share, rest = divmod(wanted, best.config.world_size)
+    listed = {own, *whole_numbers(space.domains["grad_accum_steps"])}
+    even = (steps for steps in listed if rest == 0 and share % steps == 0)
+    for steps in sorted(even, key=lambda steps: (abs(steps - own), steps)):
+        split: Params = {"micro_batch_size": share // steps, "grad_accum_steps": steps}
         variant = {**params, **{name: value for name, value in split.items() if name in params}}
-        config = compose(variant, space)
-        if isinstance(config, TrainingConfig) and config.global_batch_size == wanted:
+        config = allowed(variant, space)
+        if config is not None and config.global_batch_size == wanted:
             return variant
     return None
 
@@ -158,17 +168,16 @@ def largest_batch_variant(best: TrialRecord, space: ResolvedSpace, records: Sequ
     if line is None or "micro_batch_size" not in space.parameters:
         return None
     was_run = {record.config.micro_batch_size for record in own if record.measurement is not None}
-    too_big = min((record.config.micro_batch_size for record in own if is_too_big(record)), default=None)
-    for batch in sorted(whole_numbers(space.domains["micro_batch_size"]), reverse=True):
-        if (too_big is not None and batch >= too_big) or not line.fits(batch, space.limit_bytes):
-            continue
+    too_big = min((record.config.micro_batch_size for record in own if is_too_big(record)), default=inf)
+    batches = sorted(whole_numbers(space.domains["micro_batch_size"]), reverse=True)
+    fewest = min(whole_numbers(space.domains["grad_accum_steps"]))
+    for batch in (size for size in batches if size < too_big and line.fits(size, space.limit_bytes)):
         if batch in was_run:
             return None
         params = params_of(best.config, space) | {"micro_batch_size": batch}
-        fewest = {"grad_accum_steps": min(whole_numbers(space.domains["grad_accum_steps"]))}
-        for variant in (params, params | {name: fewest[name] for name in fewest if name in params}):
-            if isinstance(compose(variant, space), TrainingConfig):
-                return variant
+        steps = {"grad_accum_steps": [params["grad_accum_steps"], fewest]} if "grad_accum_steps" in params else {}
+        if (variant := first_allowed(params, space, steps)) is not None:
+            return variant
     return None
 
 
@@ -200,16 +209,20 @@ def _other_ranks(space: ResolvedSpace, own: TrainingConfig) -> Iterator[Params]:
         }
 
 
-def first_allowed(params: Params, space: ResolvedSpace, options: Mapping[str, Sequence[int]]) -> Params | None:
+def first_allowed(params: Params, space: ResolvedSpace, options: Mapping[str, Sequence[SettingValue]]) -> Params | None:
     """The values with the first combination of options for some settings that breaks no rule; None where each does.
 
     The last setting's options are tried first.
     """
     for values in product(*options.values()):
         changed = {**params, **dict(zip(options, values, strict=True))}
-        if isinstance(compose(changed, space), TrainingConfig):
+        if allowed(changed, space) is not None:
             return changed
     return None
+
+
+def _nearest_params(wanted: Params, space: ResolvedSpace) -> Params:
+    return {name: nearest(space.domains[name], value) for name, value in wanted.items()}
 
 
 def _with_allowed_batch(guess: Params, space: ResolvedSpace) -> Params:
@@ -219,20 +232,3 @@ def _with_allowed_batch(guess: Params, space: ResolvedSpace) -> Params:
         return guess
     sizes = sorted((size for size in whole_numbers(space.domains["micro_batch_size"]) if size <= own), reverse=True)
     return first_allowed(guess, space, {"micro_batch_size": sizes}) or guess
-
-
-def _splits(space: ResolvedSpace, ranks: int) -> Iterator[tuple[int, int]]:
-    """Ways to split the baseline's global batch on so many ranks: micro batch and accumulation, its own first."""
-    own = space.baseline.grad_accum_steps
-    share, rest = divmod(space.baseline.global_batch_size, ranks)
-    listed = {own, *whole_numbers(space.domains["grad_accum_steps"])}
-    for steps in sorted(listed, key=lambda steps: (abs(steps - own), steps)):
-        if rest == 0 and share % steps == 0:
-            yield share // steps, steps
-
-
-def _fast_dtype(domain: Domain) -> SettingValue:
-    for dtype in ("bfloat16", "float16", "tf32", "float32"):
-        if dtype in domain:
-            return dtype
-    return next(iter(domain))

@@ -22,13 +22,11 @@ from autotune.settings.search_options import Method
 from autotune.settings.search_space import SettingValue
 from autotune.settings.training_config import TrainingConfig
 from autotune.space.constraints import same_behaviour_key
-from autotune.space.resolved_space import ResolvedSpace, compose, setting_of
+from autotune.space.resolved_space import ResolvedSpace, setting_of
 from autotune.study import optuna_trials as written
 from autotune.study.combinations import MOST_LISTED, OpenCombinations, Skip
-from autotune.study.importance import setting_importances
-from autotune.study.proposals import params_of
-from autotune.study.samplers import METHODS, SearchMethod
-from autotune.study.storage import guarded, open_optuna, open_storage
+from autotune.study.proposals import allowed, params_of
+from autotune.study.storage import METHODS, SearchMethod, guarded, open_optuna, open_storage
 
 __all__ = ["Study", "Trial"]
 
@@ -63,21 +61,17 @@ class Study:
         self._combinations = OpenCombinations(space, seed, self.is_open)
         self._left_out: list[dict[str, frozenset[SettingValue]]] = []
         self._keys: dict[TrainingConfig, str] = {}
-        self._records: dict[str, TrialRecord] = {}
-        self._running: dict[str, Trial] = {}
-        self._asked: dict[int, optuna.Trial] = {}
+        self._records = {self._key(record.config): record for record in written.read_records(study)}
+        self._running: dict[str, tuple[Trial, optuna.Trial]] = {}
         self._waiting: set[str] = set()
         """Keys of what was proposed and not handed out yet."""
         self._queued = 0
         """Trials in Optuna's queue, which it hands out before it samples; counted here, since to read it takes long."""
         self._is_drained = False
         """Samples brought nothing new, and no combination was left."""
-        self._promising: set[int] = set()
+        trials = study.get_trials(deepcopy=False)
+        self._promising = {trial.number for trial in trials if written.is_promising(trial.user_attrs)}
         """Numbers of the trials that a model expected most of."""
-        for record in written.read_records(study):
-            self._records[self._key(record.config)] = record
-        for trial in study.get_trials(deepcopy=False):
-            self._note_role(trial.number, trial.user_attrs)
 
     @classmethod
     def open(
@@ -142,7 +136,7 @@ class Study:
     @property
     def running(self) -> list[Trial]:
         """The trials that were asked for and have not ended."""
-        return list(self._running.values())
+        return [trial for trial, _ in self._running.values()]
 
     @property
     def is_exhausted(self) -> bool:
@@ -198,7 +192,7 @@ class Study:
         if config is None:
             return False
         with guarded():
-            self._enqueue(params, {written.ROLE: written.PROMISING} if is_promising else None)
+            self._enqueue(params, written.PROMISING if is_promising else None)
         self._waiting.add(self._key(config))
         return True
 
@@ -220,29 +214,28 @@ class Study:
         """How much each searched setting tells of a trial's score, in shares of 1; empty where too few trials tell."""
         with guarded():
             feasible = {record.number for record in self.records if record.is_feasible}
-            return setting_importances(self.optuna_study, feasible)
+            return written.setting_importances(self.optuna_study, feasible)
 
     def tell(self, trial: Trial, result: TrialResult, score: Score | None) -> TrialRecord:
         """Record how a trial ended, here and in Optuna's study."""
         record = TrialRecord(number=trial.number, config=trial.config, result=result, score=score)
+        key = self._key(trial.config)
         with guarded():
-            asked = self._asked.pop(trial.number)
+            _, asked = self._running[key]
             written.write_record(asked, record, len(self._records))
             self._tell(asked, record)
-        key = self._key(trial.config)
         self._records[key] = record
         del self._running[key]
         return record
 
     def _tell(self, asked: optuna.Trial, record: TrialRecord) -> None:
-        reference = next((record.measurement for record in self.ended if record.measurement is not None), None)
-        rate = None if reference is None else reference.samples_per_s
-        written.tell_record(self.optuna_study, asked, record, rate)
+        rates = (ended.measurement.samples_per_s for ended in self.ended if ended.measurement is not None)
+        written.tell_record(self.optuna_study, asked, record, next(rates, None))
 
     def _proposable(self, params: Mapping[str, SettingValue]) -> TrainingConfig | None:
-        config = compose(params, self.space)
-        is_new = isinstance(config, TrainingConfig) and self.is_open(config) and self._key(config) not in self._waiting
-        return config if isinstance(config, TrainingConfig) and is_new else None
+        config = allowed(params, self.space)
+        is_new = config is not None and self.is_open(config) and self._key(config) not in self._waiting
+        return config if is_new else None
 
     def _enqueue(self, params: Mapping[str, SettingValue], attributes: dict[str, Any] | None = None) -> None:
         self.optuna_study.enqueue_trial(dict(params), user_attrs=attributes)
@@ -252,23 +245,17 @@ class Study:
         """Count what an interrupted search has left to be tried."""
         waiting = self.optuna_study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
         self._queued = len(waiting)
-        for trial in waiting:
-            config = compose(trial.system_attrs.get("fixed_params", {}), self.space)
-            if isinstance(config, TrainingConfig):
-                self._waiting.add(self._key(config))
+        configs = (allowed(trial.system_attrs.get("fixed_params", {}), self.space) for trial in waiting)
+        self._waiting = {self._key(config) for config in configs if config is not None}
 
     def _hand_out(self, asked: optuna.Trial, config: TrainingConfig) -> Trial:
         asked.set_user_attr(written.CONFIG, config.model_dump_json())
         trial = Trial(asked.number, config)
-        self._note_role(trial.number, asked.user_attrs)
-        self._asked[trial.number] = asked
-        self._running[self._key(config)] = trial
+        if written.is_promising(asked.user_attrs):
+            self._promising.add(trial.number)
+        self._running[self._key(config)] = trial, asked
         self._waiting.discard(self._key(config))
         return trial
-
-    def _note_role(self, number: int, attributes: Mapping[str, Any]) -> None:
-        if attributes.get(written.ROLE) == written.PROMISING:
-            self._promising.add(number)
 
     def _answer(self, asked: optuna.Trial, config: TrainingConfig | None, reason: Note | None) -> None:
         """Answer a repeat from what was measured; of one that is still running nothing is known, so it is no lesson."""
@@ -277,7 +264,7 @@ class Study:
             asked.set_user_attr("outcome", f"repeat of {known.number}")
             self._tell(asked, known)
         elif (running := self._running.get(key)) is not None:
-            asked.set_user_attr("outcome", f"repeat of running {running.number}")
+            asked.set_user_attr("outcome", f"repeat of running {running[0].number}")
             self.optuna_study.tell(asked, state=TrialState.FAIL)
         else:
             written.answer_skipped(self.optuna_study, asked, reason)
@@ -285,8 +272,8 @@ class Study:
     def _config_of(self, asked: optuna.Trial) -> TrainingConfig | None:
         """What a trial's values compose to; None where they break a rule, or were left out."""
         fixed = asked.user_attrs.get(written.CONFIG)
-        config = TrainingConfig.model_validate_json(fixed) if fixed else compose(asked.params, self.space)
-        return config if isinstance(config, TrainingConfig) and not self.is_left_out(config) else None
+        config = TrainingConfig.model_validate_json(fixed) if fixed else allowed(asked.params, self.space)
+        return None if config is None or self.is_left_out(config) else config
 
     def _is_taken(self, config: TrainingConfig) -> bool:
         """Whether one that runs alike was measured or is running."""

@@ -53,8 +53,8 @@ class _Entrant:
     @property
     def overhead_s(self) -> float:
         """Seconds that a run of it takes outside its window: the most that one took here, else as its trial did."""
-        measured = (run for run in self.runs if run.measurement is not None)
-        return max((overhead_s(run) for run in measured), default=overhead_s(self.record))
+        beyond = (overhead_s(run) for run in self.runs if run.measurement is not None)
+        return max(beyond, default=overhead_s(self.record))
 
     @property
     def is_feasible(self) -> bool:
@@ -84,7 +84,6 @@ class Finals:
     """Of the time left, what belongs to the stress run."""
     _planned: int = 0
     """Rounds without which nothing is confirmed."""
-    _is_unchallenged: bool = False
     _is_complete: bool = False
     _stresses: dict[int, StressFigures] = field(default_factory=dict)
     _overloaded: list[int] = field(default_factory=list)
@@ -106,7 +105,6 @@ class Finals:
         if finalists := self._finalists():
             self._measure_in_turns(finalists)
             self._stress_winner()
-        self._is_unchallenged = not finalists
         self._note_memory()
         self._is_complete = True
         return self.outcome()
@@ -114,14 +112,17 @@ class Finals:
     def outcome(self) -> ConfirmationOutcome:
         """What was measured so far."""
         is_measured = self._rounds > 0 and self._rounds >= self._planned
-        refuted, over = {"is_feasible": False}, self._overloaded
-        rounds = (one.model_copy(update=refuted) if one.number in over else one for one in self._confirmations)
+        is_unchallenged = self._is_complete and not challengers(self.found)
+        refuted = {"is_feasible": False}
         return ConfirmationOutcome(
-            confirmations=tuple(rounds),
+            confirmations=tuple(
+                entrant.model_copy(update=refuted) if entrant.number in self._overloaded else entrant
+                for entrant in self._confirmations
+            ),
             stresses=dict(self._stresses),
             overloaded=tuple(self._overloaded),
             notes=tuple(self.notes),
-            is_confirmed=is_measured or self._is_unchallenged,
+            is_confirmed=is_measured or is_unchallenged,
             is_complete=self._is_complete,
         )
 
@@ -131,11 +132,8 @@ class Finals:
         wanted = self.found.space.baseline.global_batch_size
         same_batch = [record for record in better if record.config.global_batch_size == wanted]
         near = [record for record in better if _is_near(record, better[0])]
-        finalists = better[:1]
-        for record in [*same_batch[:1], *near[1:]]:
-            if record not in finalists and len(finalists) < _FINALISTS:
-                finalists.append(record)
-        return finalists
+        wished = [*better[:1], *same_batch[:1], *near[1:]]
+        return list({record.number: record for record in wished}.values())[:_FINALISTS]
 
     def _measure_in_turns(self, finalists: Sequence[TrialRecord]) -> None:
         """Run the rounds. What was planned and can't follow any more is not missing: nothing is left to be compared.
@@ -148,16 +146,14 @@ class Finals:
         self._reserved_s = reserve_s(finalists[0], self.clock.left_s or 0.0)
         overheads_s = [entrant.overhead_s for entrant in wanted]
         plan = plan_confirmation(overheads_s, self._left_s, has_baseline=has_baseline)
-        entrants, rounds = wanted[: plan.entrants], plan.rounds
-        self._planned = rounds
-        left_out = wanted[plan.entrants :]
+        entrants, left_out = wanted[: plan.entrants], wanted[plan.entrants :]
+        self._planned = rounds = plan.rounds
         self.notes.extend(note("finalist_left_out", trial=entrant.record.number) for entrant in left_out)
         for number in range(_MOST_ROUNDS):
             alive = [entrant for entrant in entrants if entrant.is_feasible]
             is_further = number >= rounds
-            if is_further and not (rounds == ROUNDS and _is_open(entrants)):
-                break
-            if len(alive) < min(2, len(entrants)):
+            is_decided = is_further and not (rounds == ROUNDS and _is_open(self._confirmations))
+            if is_decided or len(alive) < min(2, len(entrants)):
                 break
             if number > 0:
                 overheads_s = [entrant.overhead_s for entrant in alive]
@@ -210,12 +206,9 @@ class Finals:
             extras=extras,
         )
         result = with_ceilings(result, record.config, self._ceilings, asked=extras)
-        again = TrialRecord(number=record.number, config=record.config, result=result)
-        if again.measurement is None:
-            return again
-        objective, limit_bytes = self.found.space.objective, self.found.space.limit_bytes
-        score = evaluate(again.measurement, again.measurement, objective, limit_bytes)
-        return again.model_copy(update={"score": score})
+        measured, space = result.measurement, self.found.space
+        score = None if measured is None else evaluate(measured, measured, space.objective, space.limit_bytes)
+        return TrialRecord(number=record.number, config=record.config, result=result, score=score)
 
     def _stress_winner(self) -> None:
         """Run the winner on the largest samples; where that refutes it, the next one, a few times.
@@ -224,7 +217,7 @@ class Finals:
         """
         tried: set[int] = set()
         for _ in range(MOST_STRESSED):
-            chosen = Contenders.of(self.found, self.outcome()).only(lambda number: number not in tried).chosen
+            chosen = Contenders.of(self.found, self.outcome(), lambda number: number not in tried).chosen
             if chosen is None or chosen.number == 0:
                 break
             record = next(record for record in self.found.records if record.number == chosen.number)
@@ -287,14 +280,12 @@ def _is_near(record: TrialRecord, best: TrialRecord) -> bool:
     return high >= low or score_value(record) >= _FINALIST_SHARE * score_value(best)
 
 
-def _is_open(entrants: Sequence[_Entrant]) -> bool:
+def _is_open(confirmations: Sequence[Confirmation]) -> bool:
     """Whether the fastest seems to win 1 % or more over the baseline, but noise may be all there is."""
-    confirmations = [entrant.confirmation() for entrant in entrants if entrant.runs]
-    alive = [candidate for candidate in confirmations if candidate.is_feasible and candidate.runs]
+    alive = [entrant for entrant in confirmations if entrant.is_feasible and entrant.runs]
     reference = baseline_of(alive)
     if reference is None or len(alive) < 2:
         return False
-    others = [candidate for candidate in alive if candidate.number != 0]
-    fastest = max(others, key=lambda candidate: candidate.samples_per_s)
+    fastest = max((entrant for entrant in alive if entrant.number != 0), key=lambda entrant: entrant.samples_per_s)
     ratio = ratio_of(fastest, reference)
     return ratio is not None and ratio.value >= 1 + LEAST_GAIN and ratio.low <= 1

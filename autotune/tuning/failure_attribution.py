@@ -12,8 +12,6 @@ from pydantic import JsonValue
 from autotune.errors import RepeatedFailureError, WorkloadError
 from autotune.note import Note, note
 from autotune.records.trial import TrialRecord
-from autotune.settings.search_space import SettingValue
-from autotune.space.resolved_space import setting_of
 from autotune.study.proposals import explaining_setting
 from autotune.study.study import Study
 
@@ -28,8 +26,6 @@ class FailureAttribution:
     """The failures of a search so far."""
 
     failures: dict[str, list[TrialRecord]] = field(default_factory=dict)
-    left_out: list[tuple[str, frozenset[SettingValue]]] = field(default_factory=list)
-    """Settings with values that were left out for their failures."""
 
     def learn(self, record: TrialRecord, study: Study) -> list[Note]:
         """Stop at the user's own failure in the baseline, or leave out a value that fails again and again.
@@ -45,13 +41,12 @@ class FailureAttribution:
                 f"(log: {record.result.log})",
                 remote_traceback=failure.traceback if failure is not None else "",
             )
-        is_invalid = failure is None and record.outcome == "invalid"
-        if (failure is None and not is_invalid) or record.outcome == "timeout":  # to hang is no exception of the user's
-            return []
+        if record.outcome != "invalid" and (failure is None or record.outcome == "timeout"):
+            return []  # to hang is no exception of the user's
         if failure is not None and failure.is_asynchronous:  # its place means nothing, nor does that of another
             return []
-        if any(setting_of(record.config, name) in values for name, values in self.left_out):
-            return []  # it was under way when that was left out
+        if study.is_left_out(record.config):  # it was under way when that was left out
+            return []
         same = self.failures.setdefault(record.reason if failure is None else failure.signature, [])
         same.append(record)
         if len(same) < _SAME_FAILURES:
@@ -67,7 +62,6 @@ class FailureAttribution:
             )
         setting, values = explanation
         study.leave_out({setting: values})
-        self.left_out.append(explanation)
         same.clear()
         listed: list[JsonValue] = [str(value) for value in sorted(values, key=str)]
         return [note("setting_left_out", setting=setting, values=listed, failures=_SAME_FAILURES, reason=record.reason)]

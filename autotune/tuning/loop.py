@@ -21,13 +21,13 @@ from autotune.records.run_summary import Progress
 from autotune.records.trial import Score, TrialRecord, TrialResult, best_of, reference_of, score_value
 from autotune.space.constraints import hosts_of
 from autotune.space.resolved_space import ResolvedSpace
-from autotune.study.proposals import Params, largest_batch_variant, same_batch_variant
+from autotune.study.proposals import Params, first_guesses, largest_batch_variant, same_batch_variant
 from autotune.study.study import Study, Trial
 from autotune.tuning.extra_measurements import extras_of, with_ceilings
 from autotune.tuning.failure_attribution import FailureAttribution
 from autotune.tuning.outcomes import LEAST_GAIN, SearchOutcome
-from autotune.tuning.precision_check import PrecisionGuard, guarded_settings
-from autotune.tuning.proposers import Proposer, SamplerProposer
+from autotune.tuning.precision_check import PrecisionGuard
+from autotune.tuning.proposers.proposer import Proposer
 from autotune.tuning.time_budget import TimeBudget
 
 __all__ = ["Search"]
@@ -35,9 +35,9 @@ __all__ = ["Search"]
 _PATIENCE = 12
 """Trials in a row without a gain that end a search which may stop: our own convention; benchmarks/regret.py."""
 _INFORMED_PATIENCE = 6
-"""The same, of trials that a model expected most of."""
+"""The same, of trials that a model expected most of: our own convention; benchmarks/regret.py."""
 _PATIENT_AFTER = 4
-"""Trials that do not count towards patience: the baseline and the first guesses."""
+"""Trials that do not count towards patience, the baseline and the first guesses: our own convention."""
 _CLOSING_TRIALS = 3
 """Trials kept for the end: the best at the baseline's batch, at the largest, and one that the sampler has begun."""
 
@@ -137,7 +137,7 @@ class Search:
             self.notes.extend(self.failures.learn(record, self.study))
         self._enqueue(self.first)
         if not self.study.records:
-            self._enqueue(self.proposer.first())
+            self._enqueue(first_guesses(self.space) if self.study.method.begins_with_guesses else ())
             self.expected_s = self.time.remaining_s(has_model=self.proposer.has_model)
         self._show(None)
 
@@ -188,10 +188,9 @@ class Search:
         return run
 
     def _evaluate(self, ended: _Ended) -> Score | None:
-        measurement = ended.result.measurement
+        measurement, reference = ended.result.measurement, reference_of(self.study.ended)
         if measurement is None or ended.result.outcome != "ok":
             return None
-        reference = reference_of(self.study.ended)
         compared = measurement if reference is None or reference.measurement is None else reference.measurement
         return evaluate(measurement, compared, self.space.objective, self.space.limit_bytes)
 
@@ -213,19 +212,15 @@ class Search:
         failed = self.proposer.prepare(self.runner, self.time.sides_s, self.ceilings)
         if failed is not None:
             self.notes.append(failed)
-            self.proposer = SamplerProposer(self.space, has_guesses=True)  # the model would only guess as well
-            self._enqueue(self.proposer.first())
+            self._enqueue(first_guesses(self.space))  # the model would only guess as well
         elif (proposal := self.proposer.propose(self.best)) is not None:
             self.study.propose(proposal.params, is_promising=proposal.is_promising)
 
     def _propose_closing(self) -> None:
         """Enqueue the best settings at the baseline's global batch and at the largest that fits, unless tried."""
-        best = self.best
-        if best is None:
-            return
-        records = self.study.ended
-        self._enqueue((self.proposer.at_same_batch(best), same_batch_variant(best, self.space)))
-        self._enqueue((largest_batch_variant(best, self.space, records),))
+        if (best := self.best) is not None:
+            largest = largest_batch_variant(best, self.space, self.study.ended)
+            self._enqueue((self.proposer.at_same_batch(best), same_batch_variant(best, self.space), largest))
 
     def _enqueue(self, proposals: Iterable[Params | None]) -> None:
         for params in proposals:
@@ -234,8 +229,8 @@ class Search:
 
     def _leave_out(self, record: TrialRecord) -> None:
         """Try no more of a precision that the guard has refused, and note it once."""
-        self.study.leave_out({name: frozenset({value}) for name, value in guarded_settings(record.config).items()})
         dtype, is_compiled = guard_key(record.config)
+        self.study.leave_out({"amp_dtype": frozenset({dtype}), "compile": frozenset({is_compiled})})
         left_out = note("precision_left_out", amp_dtype=dtype, is_compiled=is_compiled, reason=record.result.reason)
         if left_out not in self.notes:
             self.notes.append(left_out)

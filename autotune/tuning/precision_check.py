@@ -14,10 +14,9 @@ from autotune.launch.runner import TrialRunner
 from autotune.records.precision_check import guard_key, needs_guard, objection, shortfall
 from autotune.records.trial import TrialRecord, TrialResult
 from autotune.settings.contradictions import NEUTRAL_WITHOUT_WORKERS
-from autotune.settings.search_space import SettingValue
 from autotune.settings.training_config import TrainingConfig
 
-__all__ = ["PrecisionGuard", "guarded_settings"]
+__all__ = ["PrecisionGuard"]
 
 
 @dataclass(slots=True)
@@ -26,19 +25,15 @@ class PrecisionGuard:
 
     runner: TrialRunner
     baseline: TrainingConfig
-    passed: set[tuple[str, bool]] = field(default_factory=set)
-    refusals: dict[tuple[str, bool], TrialResult] = field(default_factory=dict)
-    """Outcome, reason and figures for each precision that may not win."""
+    answers: dict[tuple[str, bool], TrialResult] = field(default_factory=dict)
+    """Figures of each precision that was compared; of one that may not win also outcome and reason."""
     _under_way: dict[tuple[str, bool], Lock] = field(default_factory=dict)
     """Held while a precision is compared: trials of it that end meanwhile wait for the answer."""
 
     def recall(self, record: TrialRecord) -> None:
         """Take up the answer that a finished trial holds; where the comparison could not run, there is none."""
-        if record.is_refused:
-            if record.outcome == "diverged":
-                self.refusals.setdefault(guard_key(record.config), record.result)
-        elif record.result.guard is not None:
-            self.passed.add(guard_key(record.config))
+        if record.outcome == "diverged" if record.is_refused else record.result.guard is not None:
+            self.answers.setdefault(guard_key(record.config), record.result)
 
     def judge(self, config: TrainingConfig, result: TrialResult, deadline_s: Callable[[], float]) -> TrialResult:
         """A trial's result after the guard; only the first trial of a precision is compared, and keeps the figures.
@@ -49,28 +44,18 @@ class PrecisionGuard:
             return result
         key = guard_key(config)
         with self._under_way.setdefault(key, Lock()):
-            if key not in self.passed and key not in self.refusals:
-                answer = self._answer(config, deadline_s())
-                if answer.outcome == "ok":
-                    self.passed.add(key)
-                    return result.model_copy(update={"guard": answer.guard})
-                self.refusals[key] = answer
-        if key in self.passed:
+            if is_first := key not in self.answers:
+                self.answers[key] = self._answer(config, deadline_s())
+        answer = self.answers[key]
+        if answer.outcome == "ok" and not is_first:
             return result
-        refusal = self.refusals[key]
-        return result.model_copy(update={"outcome": refusal.outcome, "reason": refusal.reason, "guard": refusal.guard})
+        return result.model_copy(update={name: getattr(answer, name) for name in ("outcome", "reason", "guard")})
 
     def _answer(self, config: TrainingConfig, deadline_s: float) -> TrialResult:
         """Compare at the baseline's micro batch, without loader workers."""
-        compared = config.model_copy(
-            update={
-                "micro_batch_size": self.baseline.micro_batch_size,
-                "grad_accum_steps": 1,
-                "num_workers": 0,
-                **NEUTRAL_WITHOUT_WORKERS,
-            }
-        )
-        name = "-".join(["guard", config.amp_dtype, *(["compile"] if config.compile else [])])
+        plain = {"micro_batch_size": self.baseline.micro_batch_size, "grad_accum_steps": 1, "num_workers": 0}
+        compared = config.model_copy(update={**plain, **NEUTRAL_WITHOUT_WORKERS})
+        name = f"guard-{config.amp_dtype}" + ("-compile" if config.compile else "")
         report = self.runner.guard(compared, name=name, deadline_s=deadline_s)
         figures, result = report.guard, report.result
         if result.outcome != "ok" or figures is None:
@@ -84,9 +69,3 @@ class PrecisionGuard:
         if against is not None:
             return TrialResult(outcome="diverged", reason=f"precision guard: {against}", guard=figures)
         return TrialResult(outcome="ok", guard=figures)
-
-
-def guarded_settings(config: TrainingConfig) -> dict[str, SettingValue]:
-    """The settings that the guard's answer depends on, with their values."""
-    dtype, is_compiled = guard_key(config)
-    return {"amp_dtype": dtype, "compile": is_compiled}

@@ -6,6 +6,7 @@ Comes in: a Plan and a runner. Goes out: a runner that knows the limits, and the
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 from autotune.errors import ConfigError, WorkloadError
 from autotune.launch.launcher import notes_of, slots_of
@@ -29,10 +30,8 @@ _FEW_COMBINATIONS = 4096
 
 def probe_workload(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, ResolvedSpace]:
     """Probe the workload; the runner that knows the limits, and the space with its default ranges."""
-    timeout = plan.budget.timeout_s
-    report = runner.probe(
-        plan.baseline, deadline_s=BASELINE_DEADLINE_S if timeout is None else min(BASELINE_DEADLINE_S, timeout)
-    )
+    longest_s = min(BASELINE_DEADLINE_S, plan.budget.timeout_s or inf)
+    report = runner.probe(plan.baseline, deadline_s=longest_s)
     if report.environment is None or report.facts is None:
         raise _probe_failure(report)
     hosts, is_spread = slots_of(runner.launcher), plan.executor.ranks == "spread"
@@ -54,35 +53,31 @@ def probe_workload(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, Resolv
         ram_bytes=environment.ram_bytes,
         limit_is_ram=environment.has_only_ram,
     )
-    others = note_on_others(report.conditions)
-    notes = (
-        *_optimizer_note(plan, report.facts),
+    told = (
+        _optimizer_note(plan, report.facts),
         *space.notes,
-        *(() if others is None else (others,)),
+        note_on_others(report.conditions),
         *notes_of(runner.launcher),
     )
-    return ready, replace(space, notes=notes)
+    return ready, replace(space, notes=tuple(item for item in told if item is not None))
 
 
-def _optimizer_note(plan: Plan, facts: WorkloadFacts) -> tuple[Note, ...]:
+def _optimizer_note(plan: Plan, facts: WorkloadFacts) -> Note | None:
     """That the default optimizer is lighter than the user's may be."""
     if plan.workload.optimizer is not None or not facts.trainable_parameter_count:
-        return ()
+        return None
     count = facts.trainable_parameter_count
-    return (note("default_optimizer", trainable_parameters=count, adam_bytes=_ADAM_BYTES * count),)
+    return note("default_optimizer", trainable_parameters=count, adam_bytes=_ADAM_BYTES * count)
 
 
 def _refuse_empty(space: ResolvedSpace) -> None:
     """A space in which no combination is allowed is the caller's mistake, with the first reason."""
     if space.size > _FEW_COMBINATIONS:
         return
-    reasons = []
-    for params in space.combinations():
-        config = compose(params, space)
-        if not isinstance(config, str):
-            return
-        reasons.append(config)
-    raise ConfigError(f"space: at least one configuration must be possible, but none is: {reasons[0]}")
+    configs = (compose(params, space) for params in space.combinations())
+    first = next(configs)
+    if isinstance(first, str) and all(isinstance(config, str) for config in configs):
+        raise ConfigError(f"space: at least one configuration must be possible, but none is: {first}")
 
 
 def _probe_failure(report: RankReport) -> WorkloadError:

@@ -25,23 +25,27 @@ __all__ = ["Contenders", "baseline_of", "challengers", "feasible_baseline", "sel
 class Contenders:
     """Configurations that may be recommended."""
 
+    found: SearchOutcome
+    sure: ConfirmationOutcome
     confirmed: list[Confirmation]
     """Those that were measured in turns, where they can decide; else none."""
     trials: list[Confirmation]
     """All of them, as their trials alone measured them."""
-    busy_weight: float
-    """How much an idle device lowers a score."""
 
     @classmethod
-    def of(cls, found: SearchOutcome, sure: ConfirmationOutcome) -> Contenders:
-        """Everything measured, less what the confirmation and the stress runs have refuted."""
+    def of(
+        cls, found: SearchOutcome, sure: ConfirmationOutcome, may_win: Callable[[int], bool] = lambda _: True
+    ) -> Contenders:
+        """What was measured, of these numbers, less what the confirmation and the stress runs have refuted."""
         refuted = {*sure.overloaded, *(entrant.number for entrant in sure.confirmations if not entrant.is_feasible)}
         records = (*feasible_baseline(found), *challengers(found))
-        trials = [_as_confirmation(record) for record in records if record.number not in refuted]
+        own = [record for record in records if may_win(record.number) and record.number not in refuted]
+        trials = [
+            Confirmation(number=record.number, config=record.config, rounds=(record.measurement,)) for record in own
+        ]
         sound = [entrant for entrant in sure.confirmations if entrant.is_feasible and entrant.runs]
-        confirmed = sound if sure.is_confirmed else []
-        weight = found.space.objective.busy_weight
-        return cls(confirmed=_comparable(confirmed, trials), trials=trials, busy_weight=weight)
+        confirmed = [entrant for entrant in sound if sure.is_confirmed and may_win(entrant.number)]
+        return cls(found=found, sure=sure, confirmed=_comparable(confirmed, trials), trials=trials)
 
     @classmethod
     def proven(cls, found: SearchOutcome, sure: ConfirmationOutcome) -> Contenders:
@@ -49,17 +53,8 @@ class Contenders:
 
         Where none of them is feasible, it is all as well.
         """
-        contenders = cls.of(found, sure)
-        if not sure.overloaded:
-            return contenders
-        left = contenders.only(lambda number: number == 0 or number in sure.stresses)
-        return left if left.trials else contenders
-
-    def only(self, may_win: Callable[[int], bool]) -> Contenders:
-        """Some of them, by their numbers."""
-        trials = [trial for trial in self.trials if may_win(trial.number)]
-        confirmed = _comparable([candidate for candidate in self.confirmed if may_win(candidate.number)], trials)
-        return Contenders(confirmed=confirmed, trials=trials, busy_weight=self.busy_weight)
+        left = cls.of(found, sure, lambda number: number == 0 or number in sure.stresses)
+        return left if sure.overloaded and left.trials else cls.of(found, sure)
 
     @property
     def candidates(self) -> list[Confirmation]:
@@ -69,9 +64,17 @@ class Contenders:
     @property
     def chosen(self) -> Confirmation | None:
         """The one to recommend; None where nothing is feasible."""
-        candidates = self.candidates
-        scores = _scores_of(candidates, self.busy_weight)
-        return choose(candidates, scores, baseline_of(candidates)) if candidates else None
+        return self.choice_of(self.candidates) if self.candidates else None
+
+    @property
+    def baseline(self) -> Confirmation | None:
+        """The baseline among the candidates."""
+        return baseline_of(self.candidates)
+
+    def choice_of(self, candidates: Sequence[Confirmation]) -> Confirmation:
+        """The one to recommend among some, at least one."""
+        scores = _scores_of(candidates, self.found.space.objective.busy_weight)
+        return choose(candidates, scores, baseline_of(candidates))
 
 
 def feasible_baseline(found: SearchOutcome) -> list[TrialRecord]:
@@ -93,14 +96,13 @@ def baseline_of(candidates: Sequence[Confirmation]) -> Confirmation | None:
 
 def _scores_of(candidates: Sequence[Confirmation], busy_weight: float) -> dict[int, float]:
     """The score of each candidate from its own runs; busy fractions count where all have one source."""
-    reference = baseline_of(candidates) or next(iter(candidates), None)
+    reference = baseline_of(candidates) or candidates[0]
     sources = {run.busy_source for candidate in candidates for run in candidate.runs}
     scores = {}
     for candidate in candidates:
         busy = [run.busy_fraction for run in candidate.runs if run.busy_fraction is not None]
         idle = 1 - fmean(busy) if busy and len(sources) == 1 else 0.0
-        ratio = 1.0 if reference is None else candidate.samples_per_s / reference.samples_per_s
-        scores[candidate.number] = ratio * (1 - busy_weight * idle)
+        scores[candidate.number] = candidate.samples_per_s / reference.samples_per_s * (1 - busy_weight * idle)
     return scores
 
 
@@ -111,10 +113,6 @@ def _comparable(confirmed: list[Confirmation], trials: Sequence[Confirmation]) -
     return confirmed if has_challenger and (not needs_baseline or baseline_of(confirmed) is not None) else []
 
 
-def _as_confirmation(record: TrialRecord) -> Confirmation:
-    return Confirmation(number=record.number, config=record.config, rounds=(record.measurement,))
-
-
 def select(found: SearchOutcome, sure: ConfirmationOutcome) -> Recommendation | None:
     """The recommendation from what is known; None where nothing is feasible.
 
@@ -122,11 +120,11 @@ def select(found: SearchOutcome, sure: ConfirmationOutcome) -> Recommendation | 
     confirmation has refuted; the verdict says so. Once a stress run has refuted one, no other wins without such a run.
     """
     contenders = Contenders.proven(found, sure)
-    chosen, reference = contenders.chosen, baseline_of(contenders.candidates)
+    chosen, reference = contenders.chosen, contenders.baseline
     if chosen is None:
         return None
-    is_confirmed, is_outrun = bool(contenders.confirmed), _is_outrun(chosen, contenders, found)
-    same, same_speedup = _same_batch(contenders, found)
+    is_confirmed, is_outrun = bool(contenders.confirmed), _is_outrun(chosen, contenders)
+    same, same_speedup = _same_batch(contenders)
     advice = _lr_advice(chosen.config, found)
     return Recommendation(
         config=chosen.config.model_copy(update={"lr": advice.lr}),
@@ -137,7 +135,7 @@ def select(found: SearchOutcome, sure: ConfirmationOutcome) -> Recommendation | 
         same_batch=None if same is None else same.config,
         same_batch_number=None if same is None else same.number,
         same_batch_speedup=same_speedup,
-        reasons=tuple(_reasons(chosen, contenders, found, sure, is_outrun=is_outrun)),
+        reasons=tuple(_reasons(chosen, contenders, is_outrun=is_outrun)),
         confirmations=sure.confirmations,
         stress=sure.stresses.get(chosen.number),
         overloaded=sure.overloaded,
@@ -145,8 +143,9 @@ def select(found: SearchOutcome, sure: ConfirmationOutcome) -> Recommendation | 
     )
 
 
-def _is_outrun(chosen: Confirmation, contenders: Contenders, found: SearchOutcome) -> bool:
+def _is_outrun(chosen: Confirmation, contenders: Contenders) -> bool:
     """Whether a faster trial may not be used: refused, over the limit, or refuted when it was run again."""
+    found = contenders.found
     rates = {record.number: record.measurement.samples_per_s for record in found.records if record.measurement}
     feasible = {record.number for record in found.records if record.is_feasible}
     slow = feasible - {record.number for record in challengers(found)}
@@ -154,18 +153,17 @@ def _is_outrun(chosen: Confirmation, contenders: Contenders, found: SearchOutcom
     return any(rate > rates[chosen.number] for number, rate in rates.items() if number not in usable)
 
 
-def _same_batch(contenders: Contenders, found: SearchOutcome) -> tuple[Confirmation | None, Ratio | None]:
+def _same_batch(contenders: Contenders) -> tuple[Confirmation | None, Ratio | None]:
     """The best at the baseline's global batch, and its confirmed speed-up.
 
     Where none was confirmed but the baseline, the trials decide, and no speed-up is claimed.
     """
-    wanted = found.space.baseline.global_batch_size
+    wanted = contenders.found.space.baseline.global_batch_size
     for candidates, is_confirmed in ((contenders.confirmed, True), (contenders.trials, False)):
         same = [candidate for candidate in candidates if candidate.config.global_batch_size == wanted]
         if any(candidate.number != 0 for candidate in same):
-            reference = baseline_of(same)
-            best = choose(same, _scores_of(same, contenders.busy_weight), reference)
-            return best, _speedup(best, reference, is_confirmed=is_confirmed)
+            best = contenders.choice_of(same)
+            return best, _speedup(best, baseline_of(same), is_confirmed=is_confirmed)
     reference = baseline_of(contenders.trials)
     return reference, _speedup(reference, reference, is_confirmed=True)
 
@@ -190,15 +188,12 @@ def _lr_advice(config: TrainingConfig, found: SearchOutcome) -> LrAdvice:
     return scale_lr(baseline.lr, ratio, found.space.objective.lr_rule, found.space.facts.optimizer)
 
 
-def _reasons(
-    chosen: Confirmation, contenders: Contenders, found: SearchOutcome, sure: ConfirmationOutcome, *, is_outrun: bool
-) -> Iterator[Note]:
+def _reasons(chosen: Confirmation, contenders: Contenders, *, is_outrun: bool) -> Iterator[Note]:
     """What the recommendation rests on."""
-    candidates = contenders.candidates
-    reference = baseline_of(candidates)
+    candidates, reference = contenders.candidates, contenders.baseline
     if reference is None:
         yield note("baseline_is_no_reference")
-    yield _why_this(chosen, contenders, found, sure, is_outrun=is_outrun)
+    yield _why_this(chosen, contenders, is_outrun=is_outrun)
     if contenders.confirmed:
         rounds = max(len(candidate.rounds) for candidate in candidates)
         yield note("confirmed", rounds=rounds, configurations=len(candidates))
@@ -208,16 +203,14 @@ def _reasons(
         yield note("changed_settings", settings=list(changed_settings(chosen.config, reference.config)))
 
 
-def _why_this(
-    chosen: Confirmation, contenders: Contenders, found: SearchOutcome, sure: ConfirmationOutcome, *, is_outrun: bool
-) -> Note:
-    measured, candidates = len(found.records), contenders.candidates
-    if chosen.number == 0 and sure.overloaded:
-        would = Contenders.of(found, sure).chosen
+def _why_this(chosen: Confirmation, contenders: Contenders, *, is_outrun: bool) -> Note:
+    measured, candidates = len(contenders.found.records), contenders.candidates
+    if chosen.number == 0 and contenders.sure.overloaded:
+        would = Contenders.of(contenders.found, contenders.sure).chosen
         return note("faster_ones_overloaded", has_untried=would is not None and would.number != 0)
     if chosen.number == 0:
         return note("nothing_beats_baseline", configurations=measured, is_outrun=is_outrun)
-    fastest = _fastest(gains_of(candidates, baseline_of(candidates))) or chosen
+    fastest = _fastest(gains_of(candidates, contenders.baseline)) or chosen
     if chosen.number != fastest.number:
         share = chosen.samples_per_s / fastest.samples_per_s
         return note("simplest_of_the_fastest", fastest_trial=fastest.number, rate_fraction=share)

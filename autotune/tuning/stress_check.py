@@ -13,8 +13,8 @@ from autotune.analysis.time_estimate import overhead_s
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note, note
 from autotune.protocol.reports import RankReport
-from autotune.records.stress_check import STRESS_S, Load, StressFigures, load_of, sample_scan_s
-from autotune.records.trial import TrialRecord
+from autotune.records.stress_check import STRESS_S, StressFigures, load_of, sample_scan_s
+from autotune.records.trial import OUT_OF_MEMORY, TrialRecord
 from autotune.tuning.outcomes import SearchOutcome
 from autotune.tuning.time_budget import repeat_deadline_s
 
@@ -26,8 +26,6 @@ _SHORTEST_STRESS_S = 1.0
 """A shorter run would end within the first steps, before memory has reached its peak: our own convention."""
 _RESERVED_SHARE = 0.25
 """Of the time left for the confirmation, what a stress run may take of it: our own convention."""
-_REFUTING = frozenset({"oom", "host_oom"})
-"""A crash is none: a model may well assert what a batch of the largest samples alone breaks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,36 +61,28 @@ def check_under_stress(
 
 
 def _judged(record: TrialRecord, found: SearchOutcome, report: RankReport) -> StressCheck:
-    """What the run says. That it took too long, or could not be made, refutes nothing."""
+    """What the run says. That it took too long, or could not be made, refutes nothing.
+
+    Nor does a crash: a model may well assert what a batch of the largest samples alone breaks.
+    """
     figures, trial, reason = report.stress, record.number, report.result.reason
-    if report.result.outcome in _REFUTING:
+    if report.result.outcome in OUT_OF_MEMORY:
         return StressCheck(is_refuted=True, notes=(note("stress_out_of_memory", trial=trial, reason=reason),))
     if figures is None:
         return StressCheck(notes=(note("stress_failed", trial=trial, reason=reason),))
     load = load_of(figures, record.config, found.space.environment, found.space.facts)
-    if load.least_bytes > found.space.limit_bytes:
-        return StressCheck(is_refuted=True, notes=(_over_limit(record, figures, load, found.space.limit_bytes),))
+    limit_bytes = found.space.limit_bytes
+    sizes = {"trial": trial, "ranks": load.ranks, "peak_bytes": load.peak_bytes, "limit_bytes": limit_bytes}
+    if load.least_bytes > limit_bytes:
+        seen = figures.model_dump(include={"steps", "median_item_bytes", "largest_item_bytes", "items_seen"})
+        own = {"strategy": record.config.strategy, "own_bytes": load.own_bytes, "bucket_bytes": load.bucket_bytes}
+        return StressCheck(is_refuted=True, notes=(note("stress_over_limit", **sizes, **own, **seen),))
     notes = []
     if figures.remark is not None:
         notes.append(note("stress_remark", trial=trial, remark=figures.remark))
     if figures.memory.is_thrashing:
         retries = figures.memory.alloc_retries
         notes.append(note("stress_thrashing", trial=trial, alloc_retries=retries, later_steps=figures.steps - 1))
-    if load.peak_bytes > found.space.limit_bytes:
-        sizes = {"peak_bytes": load.peak_bytes, "limit_bytes": found.space.limit_bytes}
-        notes.append(note("stress_near_limit", trial=trial, ranks=load.ranks, **sizes))
+    if load.peak_bytes > limit_bytes:
+        notes.append(note("stress_near_limit", **sizes))
     return StressCheck(figures=figures, notes=tuple(notes))
-
-
-def _over_limit(record: TrialRecord, figures: StressFigures, load: Load, limit_bytes: int) -> Note:
-    return note(
-        "stress_over_limit",
-        trial=record.number,
-        strategy=record.config.strategy,
-        limit_bytes=limit_bytes,
-        own_bytes=load.own_bytes,
-        peak_bytes=load.peak_bytes,
-        bucket_bytes=load.bucket_bytes,
-        ranks=load.ranks,
-        **figures.model_dump(include={"steps", "median_item_bytes", "largest_item_bytes", "items_seen"}),
-    )

@@ -64,9 +64,9 @@ class Clock:
         return None if self.timeout_s is None else max(0.0, self.timeout_s - self.writing_s - self.elapsed_s)
 
     @property
-    def left_for_trials_s(self) -> float | None:
-        """Seconds until the confirmation must begin."""
-        return None if self.timeout_s is None else max(0.0, (1 - _CONFIRMATION_SHARE) * self.timeout_s - self.elapsed_s)
+    def left_for_trials_s(self) -> float:
+        """Seconds until the confirmation must begin; without end where there is no time-out."""
+        return inf if self.timeout_s is None else max(0.0, (1 - _CONFIRMATION_SHARE) * self.timeout_s - self.elapsed_s)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -103,12 +103,12 @@ class TimeBudget:
         return max(1, self.slots())
 
     @property
-    def left_for_trials_s(self) -> float | None:
+    def left_for_trials_s(self) -> float:
         """Seconds until the confirmation must begin; it needs less where trials come one by one and none has won."""
         left, total, ended = self.clock.left_for_trials_s, self.clock.left_s, self.study.ended
         best = best_of(self.study.records)
         has_winner = best is not None and best.number != 0
-        if left is None or total is None or not ended or has_winner or self.slots_now > 1:
+        if total is None or not ended or has_winner or self.slots_now > 1:
             return left
         return max(left, total - _FEWEST_LAST_RUNS * shortest_trial_s(ended))
 
@@ -116,14 +116,11 @@ class TimeBudget:
     def why_over(self) -> Note | None:
         """Why no further trial may begin: the budget's trials or time are used up. None while one may."""
         if self.begun >= self.most_trials:
-            is_asked = self.budget.n_trials is not None
-            return (
-                note("trials_asked_for", trials=self.begun)
-                if is_asked
-                else note("most_trials", trials=self.most_trials)
-            )
+            if self.budget.n_trials is None:
+                return note("most_trials", trials=self.most_trials)
+            return note("trials_asked_for", trials=self.begun)
         left, ended = self.left_for_trials_s, self.study.ended
-        if left is None or not ended or left >= shortest_trial_s(ended):
+        if not ended or left >= shortest_trial_s(ended):
             return None
         return note("no_time_for_a_trial", timeout_s=self.budget.timeout_s)
 
@@ -131,39 +128,34 @@ class TimeBudget:
         """Whether no more than so many closing trials can still begin, of so many in all."""
         left, ended = self.left_for_trials_s, self.study.ended
         rounds = rounds_of(closing, slots=self.slots_now) + 1
-        is_late = left is not None and bool(ended) and left < rounds * typical_s(ended)
+        is_late = bool(ended) and left < rounds * typical_s(ended)
         return self.begun >= most_trials - closing or is_late
 
     def longest_s(self) -> float:
         """What a trial that is proposed may take."""
-        left = self.left_for_trials_s
-        return inf if left is None else _LONGEST_SHARE * left
+        return _LONGEST_SHARE * self.left_for_trials_s
 
     @property
     def sides_s(self) -> float:
         """What measuring loader and device alone may take."""
-        baseline = next((record.measurement for record in self.study.records if record.number == 0), None)
-        start_s = 0.0 if baseline is None else baseline.startup_s
-        longest_s, left = max(_SIDES_DEADLINE_S, _SIDES_STARTS * start_s), self.clock.left_for_trials_s
-        if left is None:
-            return longest_s
+        starts_s = (run.measurement.startup_s for run in self.study.records if run.number == 0 and run.measurement)
+        longest_s, left = max(_SIDES_DEADLINE_S, _SIDES_STARTS * next(starts_s, 0.0)), self.clock.left_for_trials_s
         return min(longest_s, max(_SIDES_SHARE * left, min(_TELLING_SIDES_S, _MOST_SIDES_SHARE * left)))
 
     def deadline_s(self, trial: Trial) -> float:
         """After so many seconds a trial is ended."""
         left = self.left_for_trials_s
         if trial.number == 0:
-            return BASELINE_DEADLINE_S if left is None else min(BASELINE_DEADLINE_S, max(left, _MIN_DEADLINE_S))
-        wanted = self.usual_deadline_s(trial.config)
-        return wanted if left is None else max(1.0, min(wanted, left))
+            return min(BASELINE_DEADLINE_S, max(left, _MIN_DEADLINE_S))
+        return max(1.0, min(self.usual_deadline_s(trial.config), left))
 
     def guard_deadline_s(self, usual_s: float) -> float:
         """For the precision guard of a trial with this usual deadline; reads the clock alone, in any thread.
 
         It may use up to a half of the confirmation's time, since nothing without a comparison gets there.
         """
-        left, total = self.clock.left_for_trials_s, self.clock.left_s
-        return usual_s if left is None or total is None else max(1.0, min(usual_s, max(left, total / 2)))
+        half_s = (self.clock.left_s or 0.0) / 2
+        return max(1.0, min(usual_s, max(self.clock.left_for_trials_s, half_s)))
 
     def usual_deadline_s(self, config: TrainingConfig) -> float:
         """Without a time-out: ten times what the reference took."""
@@ -176,16 +168,12 @@ class TimeBudget:
 
         An open number of trials counts as what a search usually comes to.
         """
-        rules, left = WindowRules(), self.left_for_trials_s
-        if left is None:
-            return rules
-        records = self.study.ended
+        rules, records = WindowRules(), self.study.ended
         expected = max(1, len(records)) + further_trials(self._pace(records, has_model=has_model))
         to_begin = max(1, (self.budget.n_trials or expected) - self.begun + 1)
-        share_s = left / rounds_of(to_begin, slots=self.slots_now, is_first_alone=not records)
-        return rules.model_copy(
-            update={"max_s": min(rules.max_s, max(SHORTEST_WINDOW_S, share_s - typical_overhead_s(records)))}
-        )
+        rounds = rounds_of(to_begin, slots=self.slots_now, is_first_alone=not records)
+        longest_s = self.left_for_trials_s / rounds - typical_overhead_s(records)
+        return rules.model_copy(update={"max_s": min(rules.max_s, max(SHORTEST_WINDOW_S, longest_s))})
 
     def remaining_s(self, *, has_model: bool) -> float:
         """An estimate from the trials so far and the confirmation to come, within the time-out."""

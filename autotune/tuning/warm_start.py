@@ -24,8 +24,8 @@ from autotune.settings.plan import Plan
 from autotune.settings.search_space import Domain, SettingValue
 from autotune.settings.training_config import TrainingConfig
 from autotune.space.constraints import same_behaviour_key
-from autotune.space.resolved_space import ResolvedSpace, compose, setting_of
-from autotune.study.proposals import Params, first_allowed, nearest, params_of
+from autotune.space.resolved_space import ResolvedSpace, setting_of
+from autotune.study.proposals import Params, allowed, first_allowed, nearest, params_of
 
 __all__ = ["Hints", "differences", "hints_of", "note_of_hints", "note_of_stale", "read_hints", "seed_params"]
 
@@ -104,16 +104,13 @@ def seed_params(hints: Hints, space: ResolvedSpace) -> list[Params]:
 
     Left out is what breaks a rule at every batch, and what runs as the baseline or another one does.
     """
-    found: list[Params] = []
-    known = {_behaviour(space.baseline, space)}
+    found: dict[str, Params] = {}
     for hint in hints.configs:
-        params = _allowed(_nearest_params(hint, space), space)
-        config = None if params is None else compose(params, space)
-        if params is None or not isinstance(config, TrainingConfig) or _behaviour(config, space) in known:
-            continue
-        known.add(_behaviour(config, space))
-        found.append(params)
-    return found
+        params = _with_allowed_batch(_nearest_params(hint, space), space)
+        if params is not None and (config := allowed(params, space)) is not None:
+            found.setdefault(_behaviour(config, space), params)
+    found.pop(_behaviour(space.baseline, space), None)
+    return list(found.values())
 
 
 def note_of_hints(hints: Hints, space: ResolvedSpace) -> Note:
@@ -155,15 +152,13 @@ def _near(value: SettingValue, own: SettingValue, domain: Domain) -> SettingValu
     return own if value not in domain and not is_number and own in domain else nearest(domain, value)
 
 
-def _allowed(params: Params, space: ResolvedSpace) -> Params | None:
+def _with_allowed_batch(params: Params, space: ResolvedSpace) -> Params | None:
     """The values with the largest micro batch, up to their own, that breaks no rule; None where each breaks one.
 
     Accumulating gradients less is tried before a smaller batch.
     """
-    names = ("micro_batch_size", "grad_accum_steps")
-    return first_allowed(
-        params, space, {name: _halved(own, name, space) for name in names if (own := params.get(name))}
-    )
+    names = [name for name in ("micro_batch_size", "grad_accum_steps") if params.get(name)]
+    return first_allowed(params, space, {name: _halved(params[name], name, space) for name in names})
 
 
 def _halved(own: SettingValue, name: str, space: ResolvedSpace) -> list[int]:

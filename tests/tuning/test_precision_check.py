@@ -156,8 +156,7 @@ def test_too_few_steps_before_a_resume_are_no_pass_after_it(tmp_path: Path) -> N
     cut_short = refused.model_copy(update={"result": refused.result.model_copy(update={"outcome": "timeout"})})
     guard = PrecisionGuard(make_search(tmp_path, FakeLauncher()).runner, TrainingConfig())
     guard.recall(cut_short)
-    assert not guard.passed
-    assert not guard.refusals
+    assert not guard.answers
 
 
 def test_an_exhausted_search_without_a_refused_precision_is_finished(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_the_line_before_the_search_tells_trials_and_time(tmp_path: Path, n_tria
 
 def test_once_the_last_trial_has_run_only_the_confirmation_is_left(tmp_path: Path) -> None:
     search = make_search(tmp_path, FakeLauncher(), n_trials=4)
-    search.proposer = SamplerProposer(search.space, has_guesses=False)  # every trial runs to its end
+    search.proposer = SamplerProposer()  # every trial runs to its end
     shown: list[Progress] = []
     search.show = shown.append
     search.run()

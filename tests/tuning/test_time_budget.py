@@ -12,7 +12,7 @@ import pytest
 from autotune.note import note
 from autotune.records.trial import Score, TrialRecord, TrialResult
 from autotune.settings.training_config import TrainingConfig
-from autotune.study.samplers import METHODS, SearchMethod
+from autotune.study.storage import METHODS, SearchMethod
 from autotune.study.study import Trial
 from autotune.testing import FakeLauncher
 from autotune.tuning.time_budget import BASELINE_DEADLINE_S, TimeBudget
@@ -68,7 +68,7 @@ def make_budget(tmp_path: Path) -> Any:
 
 def test_without_a_time_out_nothing_is_short(make_budget: Any) -> None:
     budget = make_budget([ran(0)])
-    assert budget.left_for_trials_s is None
+    assert budget.left_for_trials_s == inf
     assert budget.why_over is None
     assert budget.window(has_model=True).max_s == 8.0
     assert budget.longest_s() == inf

@@ -25,6 +25,4 @@ def make_proposer(
     longest_s: Callable[[], float] = lambda: inf,
 ) -> Proposer:
     """The proposer of the study's search method; `keep` and `longest_s` are ModelProposer's."""
-    if study.method.has_model:
-        return ModelProposer(study, seed, keep, longest_s)
-    return SamplerProposer(study.space, has_guesses=study.method.begins_with_guesses)
+    return ModelProposer(study, seed, keep, longest_s) if study.method.has_model else SamplerProposer()

@@ -1,13 +1,15 @@
-"""A model of the machine as a proposer: learned from loader and device alone, measured once, and from every trial.
+"""Proposals of a model of the machine, of loader and device alone, measured once, and of every trial.
 
-It proposes the trial with the largest expected gain, says below which rate a trial is stopped, and what can still be
-won. Where the last trial was far from what the model expected, it leaves the next one to the study's sampler, which
-explores what the model does not explain.
+Comes in: the study as it grows, and its space. Goes out: values to try next, or None where the study's sampler is to
+draw; reasons to skip a sample, to stop a trial early, and to end the search. The loop proposes; nothing here does.
+
+The model proposes the trial with the largest expected gain. Where the last trial was far from what it expected, it
+leaves the next one to the sampler, which explores what the model does not explain.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import exp, inf, log
 
@@ -28,20 +30,19 @@ from autotune.launch.runner import TrialRunner
 from autotune.note import Note, note
 from autotune.records.ceilings import CeilingBook
 from autotune.records.diagnosis import Curves
-from autotune.records.trial import TrialRecord
+from autotune.records.trial import OUT_OF_MEMORY, TrialRecord
 from autotune.settings.training_config import TrainingConfig
-from autotune.study.candidates import Candidates
+from autotune.study.combinations import Candidates
 from autotune.study.proposals import Params, params_of
 from autotune.study.study import Study, Trial
 from autotune.tuning.outcomes import LEAST_GAIN
-from autotune.tuning.proposers.outlook import LIKELY_TO_FIT, Beliefs, Outlook, foresee
+from autotune.tuning.proposers.outlook import LIKELY_TO_FIT, Outlook, foresee, tried_in
 from autotune.tuning.proposers.proposer import Proposal
 
 __all__ = ["ModelProposer"]
 
 _STRETCH_S = 0.2
 """Seconds for which a side alone is measured: our own convention; some thirty points are to be had in six seconds."""
-_FORESEEN_BY_MEMORY = frozenset({"oom", "host_oom", "over_memory"})
 _SURPRISE_SDS = 3.0
 """Standard deviations from which a rate counts as not explained: the usual three-sigma rule."""
 _LEAST_SD = 0.01
@@ -49,16 +50,17 @@ _LEAST_SD = 0.01
 _FASTEST = 3
 """Trials whose neighbours are candidates: our own convention."""
 _FEWEST_TRIALS = 3
-"""Trials before the search may end by itself: the baseline and two that checked the model."""
+"""Trials before the search may end by itself, the baseline and two that checked the model: our own convention."""
 _NEAR_CEILING = 0.97
 """Share of the lower ceiling from which nothing is left to win: our own convention; runs differ by 1 to 3 %."""
 _SAME_BATCH_TRIALS = 2
-"""Trials at the baseline's global batch that the model asks for: the best guess and one correction."""
+"""Trials at the baseline's global batch that the model asks for, a guess and its correction: our own convention."""
+_NEITHER_SIDE = {"loader": None, "device": None}
 
 
 @dataclass(slots=True)
 class ModelProposer:
-    """A search's model of the machine."""
+    """A Proposer. Where loader and device could not be measured alone, all is left to the sampler."""
 
     study: Study
     seed: int
@@ -67,6 +69,7 @@ class ModelProposer:
     longest_s: Callable[[], float]
     """What takes longer to measure is proposed only where nothing else is left."""
     has_model: bool = True
+    """False once loader and device could not be measured alone."""
     sides: list[ConfiguredPoint] | None = None
     """What loader and device reach alone; None until that was measured."""
     _model: RateModel | None = None
@@ -79,16 +82,16 @@ class ModelProposer:
 
     @property
     def is_informed(self) -> bool:
-        """Whether loader and device were measured."""
-        return bool(self.sides)
+        """Whether loader and device were measured: then the model leads, and fewer vain trials end the search."""
+        return self.has_model and bool(self.sides)
 
     def prepare(self, runner: TrialRunner, deadline_s: float, ceilings: CeilingBook) -> Note | None:
-        """Measure loader and device alone, in one process.
+        """Measure loader and device alone, in one process, once, after the baseline; why that failed, or None.
 
         Nothing else runs meanwhile, on a cluster either: every proposal rests on this, and a trial beside it would
-        share its host and change what it measures.
+        share its host and change what it measures. Where it failed, the sampler alone goes on.
         """
-        if self.sides is not None:
+        if not self.has_model or self.sides is not None:
             return None
         variations = [*loader_variations(self.study.space, ceilings), *device_variations(self.study.space)]
         report = runner.curves(self.study.space.baseline, variations, deadline_s=deadline_s, stretch_s=_STRETCH_S)
@@ -98,23 +101,17 @@ class ModelProposer:
         if any(point.ceiling is not None for point in points):
             self.keep(curves)
             return None
+        self.has_model = False
         reasons = (report.result.reason, *(point.reason for point in points))
         return note("sides_not_measured", reason=next(filter(None, reasons), report.result.outcome))
 
     def recall(self, curves: Curves, ceilings: CeilingBook) -> None:
         """Take up what measuring the sides has shown, now or before an interruption."""
+        if not self.has_model:
+            return
         self.sides = configured_points(curves, self.study.space)
         for side in self.sides:
-            ceiling = side.point.ceiling
-            ceilings.keep(
-                side.config,
-                loader=ceiling if side.side == "loader" else None,
-                device=ceiling if side.side == "device" else None,
-            )
-
-    def first(self) -> Sequence[Params]:
-        """Nothing: the sides are measured before anything is proposed."""
-        return ()
+            ceilings.keep(side.config, **{**_NEITHER_SIDE, side.side: side.point.ceiling})
 
     def propose(self, best: TrialRecord | None) -> Proposal | None:
         """The trial with the largest expected gain; None, for the sampler, where the last trial was a surprise.
@@ -142,13 +139,15 @@ class ModelProposer:
 
     def skip(self, config: TrainingConfig) -> Note | None:
         """Why a sample is not run: it is not likely to fit, or to tell anything new."""
+        if not self.has_model:
+            return None
         if self._peaks:
             chance = float(self._memory().chance_to_fit([config], self.study.space.limit_bytes)[0])
             if chance < LIKELY_TO_FIT:
                 return note("would_not_fit", chance_fraction=round(chance, 3))
         if self._model is None:
             return None
-        tried = self._tried
+        tried = tried_in(self.study)
         configs = list(dict.fromkeys([config, *tried]))
         is_redundant = redundant_among(configs, self._model.forecast(configs), tried)[0]
         return note("would_tell_nothing") if is_redundant else None
@@ -157,9 +156,9 @@ class ModelProposer:
         """The rate of the fastest so far, at the baseline's batch of the fastest of those at that.
 
         The more the machine scatters, the lower: the fastest so far may have been lucky. None for the first group of
-        its kind, which runs to its end to show what limits it.
+        its kind, which runs to its end to show what limits it, and without a model.
         """
-        if self._is_first_group(trial.config):
+        if not self.has_model or self._is_first_group(trial.config):
             return None
         luck = 1.0 if self._outlook is None else exp(-self._outlook[1].scatter_sd)
         wanted = self.study.space.baseline.global_batch_size
@@ -194,53 +193,39 @@ class ModelProposer:
 
     def outlook(self, best: TrialRecord | None) -> Outlook | None:
         """What a further trial can win; None before the sides were measured, and where nothing is feasible."""
-        if not self.sides or best is None or best.measurement is None:
+        if not self.is_informed or best is None or best.measurement is None:
             return None
         step = len(self.study.ended), len(self.study.running)
         if self._outlook is None or self._outlook[0] != step:
-            outlook = self._foresee(best, best.measurement.samples_per_s)
+            outlook = self._foresee(best.config, best.measurement.samples_per_s)
             if outlook.config is not None:
                 self._expected[outlook.config] = outlook.log_rate, outlook.sd
             self._outlook = step, outlook
         return self._outlook[1]
 
-    def _foresee(self, best: TrialRecord, measured_rate: float) -> Outlook:
-        environment, records = self.study.space.environment, self.study.ended
-        observed = list(rate_observations(self.sides or [], records, environment.device_kind))
+    def _foresee(self, best: TrainingConfig, measured_rate: float) -> Outlook:
+        environment, study = self.study.space.environment, self.study
+        observed = list(rate_observations(self.sides or [], study.ended, environment.device_kind))
         self._model = RateModel(observed, environment)
-        beliefs = Beliefs(
-            rates=self._model,
-            memory=self._memory(),
-            records=records,
-            tried=self._tried,
-            is_open=self.study.is_open,
-            is_left_out=self.study.is_left_out,
-        )
-        return foresee(
-            self._near(best, records),
-            beliefs,
-            self.study.space,
-            measured_rate=measured_rate,
-            longest_s=self.longest_s(),
-        )
+        longest_s, memory = self.longest_s(), self._memory()
+        return foresee(self._near(best), study, self._model, memory, measured_rate=measured_rate, longest_s=longest_s)
 
     def _measured_to_fit(self) -> Proposal | None:
-        fitting = [side for side in self.sides or () if side.side == "device" and side.point.ceiling is not None]
-        for side in sorted(fitting, key=_rate_alone, reverse=True):
-            params = params_of(side.config, self.study.space)
+        rates = {
+            side.config: side.point.ceiling.samples_per_s
+            for side in self.sides or ()
+            if side.side == "device" and side.point.ceiling is not None
+        }
+        for config in sorted(rates, key=rates.__getitem__, reverse=True):
+            params = params_of(config, self.study.space)
             if self.study.may_propose(params):
                 return Proposal(params=params)
         return None
 
     def _is_first_group(self, config: TrainingConfig) -> bool:
-        kind = (config.strategy, config.world_size)
-        measured = [record.config for record in self.study.ended if record.measurement is not None]
-        return config.world_size > 1 and kind not in {(other.strategy, other.world_size) for other in measured}
-
-    @property
-    def _tried(self) -> list[TrainingConfig]:
-        """What has shown a rate."""
-        return [record.config for record in self.study.ended if record.measurement is not None or record.result.blocks]
+        measured = (record.config for record in self.study.ended if record.measurement is not None)
+        kinds = {(other.strategy, other.world_size) for other in measured}
+        return config.world_size > 1 and (config.strategy, config.world_size) not in kinds
 
     def _memory(self) -> MemoryForecast:
         return MemoryForecast(observed=self._peaks, has_workers_in_ram=self.study.space.environment.has_only_ram)
@@ -252,16 +237,16 @@ class ModelProposer:
             self.sides or [], self.study.ended, self.study.space.limit_bytes, limit_is_ram=only_ram
         )
 
-    def _near(self, best: TrialRecord, records: Sequence[TrialRecord]) -> list[tuple[Params, TrainingConfig]]:
+    def _near(self, best: TrainingConfig) -> list[tuple[Params, TrainingConfig]]:
         if self._candidates is None:
             self._candidates = Candidates(self.study.space, self.seed)
         rates = {
             record.config: record.measurement.samples_per_s
-            for record in records
+            for record in self.study.ended
             if record.is_feasible and record.measurement
         }
-        fastest = sorted(rates, key=lambda config: rates[config], reverse=True)[:_FASTEST]
-        return self._candidates.near(list(dict.fromkeys([best.config, *fastest])))
+        fastest = sorted(rates, key=rates.__getitem__, reverse=True)[:_FASTEST]
+        return self._candidates.near(list(dict.fromkeys([best, *fastest])))
 
     def _is_surprise(self, record: TrialRecord) -> bool:
         """Whether a trial's rate is far from what was expected, or it had none: the model does not explain that."""
@@ -269,10 +254,6 @@ class ModelProposer:
         if record.config not in self._expected:
             return False
         if rate is None:
-            return record.outcome not in _FORESEEN_BY_MEMORY
+            return record.outcome not in {*OUT_OF_MEMORY, "over_memory"}
         log_rate, sd = self._expected[record.config]
         return abs(log(rate) - log_rate) > _SURPRISE_SDS * max(sd, _LEAST_SD)
-
-
-def _rate_alone(side: ConfiguredPoint) -> float:
-    return 0.0 if side.point.ceiling is None else side.point.ceiling.samples_per_s

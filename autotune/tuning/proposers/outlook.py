@@ -1,8 +1,11 @@
-"""What a further trial can win: the candidates' forecasts weighed against the best trial so far. Pure."""
+"""What a further trial can win: the candidates' forecasts weighed against the best trial so far.
+
+Reads the study, and changes nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import hypot, inf
 
@@ -12,30 +15,16 @@ from autotune.analysis.acquisition import chance_to_run, expected_gain, has_fail
 from autotune.analysis.memory_forecast import MemoryForecast
 from autotune.analysis.rate_model import RateModel
 from autotune.analysis.time_estimate import queue_s
-from autotune.records.trial import TrialRecord
 from autotune.settings.training_config import TrainingConfig
-from autotune.space.resolved_space import ResolvedSpace
 from autotune.study.proposals import Params
+from autotune.study.study import Study
 
-__all__ = ["LIKELY_TO_FIT", "Beliefs", "Outlook", "foresee"]
+__all__ = ["LIKELY_TO_FIT", "Outlook", "foresee", "tried_in"]
 
 _SURE_TO_FIT = 0.9
 """Chance from which a candidate may be proposed: our own convention; an out-of-memory costs a whole trial."""
 LIKELY_TO_FIT = 0.5
 """Chance below which a candidate counts as too large: more likely than not."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Beliefs:
-    """What is held of the candidates before the next trial."""
-
-    rates: RateModel
-    memory: MemoryForecast
-    records: Sequence[TrialRecord]
-    tried: Collection[TrainingConfig]
-    """Configurations that have shown a rate."""
-    is_open: Callable[[TrainingConfig], bool]
-    is_left_out: Callable[[TrainingConfig], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +52,16 @@ class Outlook:
     """What measuring the same settings anew may differ by on this machine, relatively."""
 
 
+def tried_in(study: Study) -> list[TrainingConfig]:
+    """The configurations that have shown a rate."""
+    return [record.config for record in study.ended if record.measurement is not None or record.result.blocks]
+
+
 def foresee(
     candidates: Sequence[tuple[Params, TrainingConfig]],
-    beliefs: Beliefs,
-    space: ResolvedSpace,
+    study: Study,
+    rates: RateModel,
+    memory: MemoryForecast,
     *,
     measured_rate: float,
     longest_s: float,
@@ -76,27 +71,26 @@ def foresee(
     The measured rate is the best trial's, in samples per second. What takes longer than `longest_s` to measure is
     chosen only where nothing else is left.
     """
-    configs = [config for _, config in candidates]
-    records, tried = beliefs.records, list(beliefs.tried)
-    forecast, fits = beliefs.rates.forecast(configs), beliefs.memory.chance_to_fit(configs, space.limit_bytes)
-    failed = [record.config for record in records if has_failed(record)]
-    feasible = [record.config for record in records if record.is_feasible]
+    configs, space, tried = [config for _, config in candidates], study.space, tried_in(study)
+    forecast, fits = rates.forecast(configs), memory.chance_to_fit(configs, space.limit_bytes)
+    failed = [record.config for record in study.ended if has_failed(record)]
+    feasible = [record.config for record in study.ended if record.is_feasible]
     # Source of the plug-in of the highest believed rate, since a lucky window is no yardstick: Picheny, Wagner,
     # Ginsbourger 2013, "A benchmark of kriging-based infill criteria for noisy optimization".
-    best_rate = min(measured_rate, float(np.exp(beliefs.rates.forecast(feasible).log_rate.max())))
+    best_rate = min(measured_rate, float(np.exp(rates.forecast(feasible).log_rate.max())))
     gains = np.minimum(expected_gain(forecast, best_rate), most_gain(forecast, best_rate))
     gains = gains * fits * chance_to_run(configs, failed, feasible)
-    may_try = np.array([beliefs.is_open(config) for config in configs]) & (fits >= _SURE_TO_FIT)
+    may_try = np.array([study.is_open(config) for config in configs]) & (fits >= _SURE_TO_FIT)
     tells = may_try & ~redundant_among(configs, forecast, tried)
-    inside = (fits >= LIKELY_TO_FIT) & ~np.array([beliefs.is_left_out(config) for config in configs])
+    inside = (fits >= LIKELY_TO_FIT) & ~np.array([study.is_left_out(config) for config in configs])
     sides = (forecast.loader, forecast.loader_sd), (forecast.device, forecast.device_sd)
     ceilings = (float((side * np.exp(sd))[inside].max(initial=0.0)) for side, sd in sides)
     wanted, has_run = space.baseline.global_batch_size, set(tried)
     keeps = np.array([config.global_batch_size == wanted for config in configs])
     keeps &= tells | np.array([config in has_run for config in configs])
     same = int(np.argmax(np.where(keeps, forecast.log_rate, -inf)))
-    rates, epoch_samples = np.exp(forecast.log_rate), space.facts.dataset_length
-    queues_s = [queue_s(config, rate, epoch_samples) for config, rate in zip(configs, rates, strict=True)]
+    believed, epoch_samples = np.exp(forecast.log_rate), space.facts.dataset_length
+    queues_s = [queue_s(config, rate, epoch_samples) for config, rate in zip(configs, believed, strict=True)]
     soon = tells & (np.array(queues_s) <= longest_s)
     chosen = int(np.argmax(np.where(soon if soon.any() else tells, gains, -1.0)))
     return Outlook(

@@ -10,8 +10,8 @@ import pytest
 from autotune.settings.search_space import SettingValue
 from autotune.settings.training_config import TrainingConfig
 from autotune.space.resolved_space import ResolvedSpace, compose
-from autotune.study import candidates as candidates_module
-from autotune.study.candidates import Candidates
+from autotune.study import proposals
+from autotune.study.combinations import Candidates
 from autotune.study.proposals import first_guesses, params_of
 from autotune.testing import fake_environment
 from tests.factories import make_fake_space
@@ -149,7 +149,7 @@ def test_a_combination_is_composed_once(monkeypatch: pytest.MonkeyPatch) -> None
         seen.append(tuple(params.values()))
         return compose(params, space)
 
-    monkeypatch.setattr(candidates_module, "compose", counted)
+    monkeypatch.setattr(proposals, "compose", counted)
     candidates = Candidates(make_fake_space(ONE_DEVICE, **SMALL), 0)
     for _ in range(3):
         candidates.near([BEST])
