@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
 from time import monotonic, sleep
 
 from autotune.launch.launcher import Exit, Launch
 from autotune.launch.local.process_tree import exit_code, start_worker
-from autotune.launch.local.watch import watch
+from autotune.launch.local.watch import Started, watch
 from autotune.note import Note
 
 __all__ = ["FreshInterpreterLauncher"]
@@ -39,12 +40,11 @@ class FreshInterpreterLauncher:
         """Start an interpreter for each rank, in a session of its own, and wait for them."""
         with ExitStack() as started:  # reaps the ranks at its end, when all that they have started is gone
 
-            def start(output: int) -> _Ranks:
+            def start(output: int) -> Started:
                 os.write(output, self._log_line.encode())
                 self._log_line = ""
-                return _Ranks(
-                    [started.enter_context(self._start(launch, rank, output)) for rank in range(launch.ranks)]
-                )
+                ranks = [started.enter_context(self._start(launch, rank, output)) for rank in range(launch.ranks)]
+                return Started(pids=[rank.pid for rank in ranks], poll=partial(_poll, dict(enumerate(ranks))))
 
             return watch(launch, self._token, start)
 
@@ -61,23 +61,15 @@ class FreshInterpreterLauncher:
         )
 
 
-class _Ranks:
-    """Interpreters that are this process's children."""
-
-    spare: int | None = None
-
-    def __init__(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
-        self.pids = [process.pid for process in processes]
-        self._running = dict(enumerate(processes))
-
-    def poll(self, timeout_s: float) -> dict[int, int]:
-        until = monotonic() + timeout_s
-        while not (ended := self._ended()) and (left_s := until - monotonic()) > 0:
-            sleep(min(_TICK_S, left_s))
-        for rank in ended:
-            del self._running[rank]
-        return ended
-
-    def _ended(self) -> dict[int, int]:
-        codes = {rank: exit_code(process) for rank, process in self._running.items()}
-        return {rank: code for rank, code in codes.items() if code is not None}
+def _poll(running: dict[int, subprocess.Popen[bytes]], timeout_s: float) -> dict[int, int]:
+    """As Started has it; ranks that have ended are taken out of those that run."""
+    until = monotonic() + timeout_s
+    while True:
+        codes = {rank: exit_code(process) for rank, process in running.items()}
+        ended = {rank: code for rank, code in codes.items() if code is not None}
+        left_s = until - monotonic()
+        if ended or left_s <= 0:
+            for rank in ended:
+                del running[rank]
+            return ended
+        sleep(min(_TICK_S, left_s))
