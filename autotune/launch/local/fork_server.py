@@ -13,7 +13,7 @@ import signal
 import socket
 import subprocess
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -28,22 +28,14 @@ from autotune.note import Note, note
 
 __all__ = ["ForkServerLauncher"]
 
-_MESSAGE_BYTES = 64 * 1024
+_MESSAGE_BYTES = 64 * 1024  # our convention: far more than the numbers of a thousand ranks take
 _READY_WITHIN_S = 120.0  # our convention: `import torch` from a cold disk takes up to half a minute
 _ANSWER_WITHIN_S = 30.0  # our convention: a fork takes 10 ms
-_LOG_TAIL = 2000
+_LOG_TAIL = 2000  # characters, our convention: a traceback
 
 
 class _BadForkError(Exception):
-    """The server's forks can't open these kinds of devices."""
-
-    def __init__(self, devices: Sequence[str]) -> None:
-        names = ", ".join(devices)
-        super().__init__(
-            f"each trial starts an interpreter of its own: a package that torch loads by itself has opened {names}, "
-            "which a fork can't open after that; set TORCH_DEVICE_BACKEND_AUTOLOAD=0 where you don't need the package"
-        )
-        self.note = note("forks_cannot_open_device", devices=names)
+    """The server's forks can't open a device that trials may run on."""
 
 
 class ForkServerLauncher:
@@ -61,24 +53,17 @@ class ForkServerLauncher:
         self._server: _Server | None = _Server(self._log, self._environment, self._token)
         self._fresh: FreshInterpreterLauncher | None = None
         """Starts trials in place of a server whose forks can't open a device."""
-
-    @property
-    def notes(self) -> tuple[Note, ...]:
+        self.notes: tuple[Note, ...] = ()
         """Why the server is not used, where it is not."""
-        return () if self._fresh is None else self._fresh.notes
 
     def launch(self, launch: Launch) -> Exit:
         """Fork the trial's ranks and wait for them; a server that has died is started anew."""
-        if self._fresh is None:
-            try:
-                return self._launch_forked(launch)
-            except _BadForkError as error:
-                self._fresh = FreshInterpreterLauncher(self._environment, (error.note,), f"autotune: {error}\n")
-        return self._fresh.launch(launch)
-
-    def _launch_forked(self, launch: Launch) -> Exit:
+        if self._fresh is not None:
+            return self._fresh.launch(launch)
         try:
             return watch(launch, self._token, partial(self._fork, launch))
+        except _BadForkError:
+            return self.launch(launch)
         finally:
             if self._server is None or not self._server.reap():
                 self.close()  # the server's next answer would be to the trial that is gone
@@ -102,8 +87,18 @@ class ForkServerLauncher:
         self._server = self._server or _Server(self._log, self._environment, self._token)
         bad = self._server.bad_forks()
         if bad and self._device != "cpu":
-            raise _BadForkError(bad)
+            self._give_up_forks(", ".join(bad))
+            raise _BadForkError
         return self._server
+
+    def _give_up_forks(self, devices: str) -> None:
+        why = (
+            f"each trial starts an interpreter of its own: a package that torch loads by itself has opened {devices}, "
+            "which a fork can't open after that; set TORCH_DEVICE_BACKEND_AUTOLOAD=0 where you don't need the package"
+        )
+        self.notes = (note("forks_cannot_open_device", devices=devices),)
+        self._fresh = FreshInterpreterLauncher(self._environment, log_line=f"autotune: {why}\n")
+        self.close()
 
 
 class _Server:

@@ -13,11 +13,10 @@ from time import monotonic, sleep
 from autotune.launch.launcher import Exit, Launch
 from autotune.launch.local.process_tree import exit_code, start_worker
 from autotune.launch.local.watch import Started, watch
-from autotune.note import Note
 
 __all__ = ["FreshInterpreterLauncher"]
 
-_TICK_S = 0.01
+_TICK_S = 0.01  # our convention: nothing beside the seconds that a start takes
 
 
 class FreshInterpreterLauncher:
@@ -25,16 +24,13 @@ class FreshInterpreterLauncher:
 
     Args:
         environment: what trials see; None: this process's.
-        notes: why trials are started this way, where that was not asked for.
-        log_line: the same as a line of text, with which the first trial's log begins.
+        log_line: why trials are started this way, where that was not asked for: the first trial's log begins with it.
     """
 
-    def __init__(
-        self, environment: Mapping[str, str] | None = None, notes: tuple[Note, ...] = (), log_line: str = ""
-    ) -> None:
+    def __init__(self, environment: Mapping[str, str] | None = None, log_line: str = "") -> None:
         self._token = uuid.uuid4().hex
         self._environment = os.environ if environment is None else environment
-        self.notes, self._log_line = notes, log_line
+        self._log_line = log_line
 
     def launch(self, launch: Launch) -> Exit:
         """Start an interpreter for each rank, in a session of its own, and wait for them."""

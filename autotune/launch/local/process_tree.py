@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 _GONE_WITHIN_S = 5.0  # our convention: a process that a SIGKILL has not ended by then waits for a device or a disk
-_TICK_S = 0.002
+_TICK_S = 0.002  # our convention: a process that was killed is gone in about as long
 _SHARED = Path("/dev/shm")  # noqa: S108 - torch's and NCCL's own place
 _NCCL = "nccl-"
 
@@ -182,9 +182,15 @@ def free_shared_memory(pid: int) -> None:
             path.unlink()
 
 
-def segments() -> frozenset[int]:
-    """Inodes of this user's files of NCCL that are there now."""
-    return frozenset(_own())
+def segments() -> dict[int, Path]:
+    """This user's files of NCCL that are there now, by their inodes."""
+    found = {}
+    for path in _SHARED.glob(f"{_NCCL}*"):
+        with suppress(OSError):
+            status = path.stat(follow_symlinks=False)
+            if status.st_uid == os.getuid():
+                found[status.st_ino] = path
+    return found
 
 
 def free_segments(before: Collection[int]) -> None:
@@ -193,24 +199,12 @@ def free_segments(before: Collection[int]) -> None:
     Processes of other containers that share /dev/shm are not visible: a group of this user's that starts in one while a
     trial's ranks run here may lose its file. Hence this is called after groups only, which may have left some.
     """
-    new = {inode: path for inode, path in _own().items() if inode not in before}
-    if not new:
-        return
-    used = _used_names()
+    new = {inode: path for inode, path in segments().items() if inode not in before}
+    used = _used_names() if new else set()
     for path in new.values():
         if path.name not in used:
             with suppress(OSError):  # its owner has removed it
                 path.unlink()
-
-
-def _own() -> dict[int, Path]:
-    found = {}
-    for path in _SHARED.glob(f"{_NCCL}*"):
-        with suppress(OSError):
-            status = path.stat(follow_symlinks=False)
-            if status.st_uid == os.getuid():
-                found[status.st_ino] = path
-    return found
 
 
 def _used_names() -> set[str]:

@@ -22,7 +22,7 @@ from autotune.launch.launcher import EndedFor, Exit, Launch
 from autotune.launch.local.process_tree import bytes_above, free_segments, kill_all, oom_kills, segments
 from autotune.protocol.disk import disk_error
 
-__all__ = ["LogFile", "Started", "open_log", "watch"]
+__all__ = ["LogFile", "Started", "watch"]
 
 # Our conventions:
 _TICK_S = 0.05
@@ -45,8 +45,8 @@ class Started:
     pids: Sequence[int]
     """The leader of each rank's session, in the order of the ranks; not reaped before `watch` returns."""
     poll: Callable[[float], Mapping[int, int]]
-    """Waits at most so long; exit codes (negative: a signal) of the ranks that have ended since the last call. Not called
-    once all have ended."""
+    """Waits at most so long; exit codes (negative: a signal) of the ranks that have ended since the last call. Never
+    called once all have ended."""
     spare: int | None = None
     """A server that has the trial's token and lives on."""
 
@@ -59,15 +59,15 @@ def watch(launch: Launch, token: str, start: Callable[[int], Started]) -> Exit:
         token: Marks its processes.
         start: Starts its ranks, which print to a descriptor.
     """
-    log, writing = open_log(launch.log)
+    log = LogFile(launch.log)
     try:
-        started = start(writing)
+        started = start(log.output)
     except BaseException:
         kill_all((), token)
         log.close()
         raise
     finally:
-        os.close(writing)
+        os.close(log.output)
     begun, kills, before = monotonic(), oom_kills(), segments()
     try:
         end = _wait(started, launch, log, begun)
@@ -142,28 +142,24 @@ class _RamWatch:
         return bytes_above(leaders, self.ceiling_bytes)
 
 
-def open_log(path: Path) -> tuple[LogFile, int]:
-    """A log, and the descriptor that a trial's processes write to.
+class LogFile:
+    """Writes what comes out of a pipe to a file, at most half a MiB.
+
+    Attributes:
+        output: the descriptor that a trial's processes write to, for the caller to close.
 
     Raises:
         RunFolderError: the log can't be written; nothing stays open.
     """
-    reading, writing = os.pipe()
-    try:
-        return LogFile(path, reading), writing
-    except OSError as error:
-        os.close(reading)
-        os.close(writing)
-        raise disk_error(path, error) from error
 
-
-class LogFile:
-    """Writes what comes out of a pipe to a file, at most half a MiB."""
-
-    def __init__(self, path: Path, pipe: int) -> None:
-        self._file: BinaryIO = open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb", buffering=0)  # noqa: PTH123, SIM115 - a descriptor, closed by close()
-        self._pipe = pipe
-        os.set_blocking(pipe, False)
+    def __init__(self, path: Path) -> None:
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        except OSError as error:
+            raise disk_error(path, error) from error
+        self._file: BinaryIO = open(descriptor, "wb", buffering=0)  # noqa: PTH123, SIM115 - a descriptor, closed by close()
+        self._pipe, self.output = os.pipe()
+        os.set_blocking(self._pipe, False)
         self._room, self._dropped = _HEAD_BYTES, 0
         self._tail = bytearray()
 
