@@ -21,7 +21,7 @@ from autotune.launch.local.hang_report import Frame, Whereabouts, read_stack, us
 from autotune.protocol.disk import read_model
 from autotune.protocol.reports import RankReport
 from autotune.records.measurement import Measurement
-from autotune.records.trial import Failure, TrialResult
+from autotune.records.trial import OUT_OF_MEMORY, Failure, TrialResult
 
 __all__ = ["NO_LIMITS", "MemoryLimits", "one_report", "read_answer"]
 
@@ -29,8 +29,6 @@ _FAR_ABOVE = 1.2  # our convention: a peak that is a little too high is measured
 _RAM_SHARE = 0.95  # our convention: ended before the kernel's out-of-memory killer chooses a process
 _LEAST_VIOLATION = 0.01  # our convention: a trial that was ended for its memory counts as over the limit
 _SIGNALS = {"SIGSEGV": "a segmentation fault", "SIGABRT": "an abort", "SIGBUS": "a bus error"}
-_GRAVITY = {"oom": 0, "host_oom": 0, "crashed": 1}
-_LEAST_GRAVITY = 2
 _SUSPICION: dict[Whereabouts, int] = {"elsewhere": 0, "unknown": 1, "ours": 2, "calling": 3, "waiting": 4}
 
 
@@ -178,7 +176,12 @@ def _merged(measurements: Sequence[Measurement]) -> RankReport:
 
 def _worst(reports: Mapping[int, RankReport], first: int | None = None) -> RankReport:
     """Of several ranks' failures the gravest, then that of the rank that ended first, then that of the lowest rank."""
-    rank = min(reports, key=lambda rank: (_gravity(reports[rank]), rank != first, rank))
+
+    def order(rank: int) -> tuple[bool, bool, bool, int]:
+        outcome = reports[rank].result.outcome
+        return outcome not in OUT_OF_MEMORY, outcome != "crashed", rank != first, rank
+
+    rank = min(reports, key=order)
     return _named(rank, reports[rank])
 
 
@@ -215,10 +218,6 @@ def _failure_at(rank: int, stack: tuple[Frame, ...]) -> Failure | None:
     place = f"{PurePath(frames[-1].file).name}:{frames[-1].line}"
     lines = (f"Where rank {rank} stood shortly before its end (most recent call last):", *map(str, frames))
     return Failure(signature=f"time-out at {place}", traceback="\n".join(lines))
-
-
-def _gravity(report: RankReport) -> int:
-    return _GRAVITY.get(report.result.outcome, _LEAST_GRAVITY)
 
 
 def _named(rank: int, report: RankReport) -> RankReport:

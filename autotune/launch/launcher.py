@@ -1,27 +1,23 @@
-"""The seam behind which trials run: a Launcher starts the ranks of a trial's folder and reports how they ended."""
+"""The seam behind which trials run: a Launcher starts the ranks of a trial's folder and reports how they ended.
+
+Also runs trials side by side, each in a thread, or one alone in the calling thread; hands over results as they end.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from queue import SimpleQueue
+from typing import Generic, Literal, Protocol, Self, TypeVar
 
 from autotune.note import Note
 from autotune.protocol.disk import TrialFolder
 
-__all__ = [
-    "TOKEN_VARIABLE",
-    "Cluster",
-    "EndedFor",
-    "Exit",
-    "HasNotes",
-    "Launch",
-    "Launcher",
-    "notes_of",
-    "slots_of",
-]
+__all__ = ["TOKEN_VARIABLE", "EndedFor", "Exit", "Launch", "Launcher", "SideBySide", "notes_of", "slots_of"]
 
+_Ended = TypeVar("_Ended")
 TOKEN_VARIABLE = "AUTOTUNE_TOKEN"  # noqa: S105 - marks processes, no secret
 """Marks the processes of one launcher, so that those which have left their trial's session are found too."""
 
@@ -68,7 +64,12 @@ class Exit:
 
 
 class Launcher(Protocol):
-    """Runs one trial at a time; nothing of a trial is left when `launch` returns or raises."""
+    """Runs one trial at a time; nothing of a trial is left when `launch` returns or raises.
+
+    It may have two attributes more, whose values may change between trials. `notes`, for the report: trials that are
+    not started as asked for, machines that are not used. `slots`: over several machines, the trials that it can run
+    at once, each on a machine of its own; its `launch` may then be called from several threads.
+    """
 
     def launch(self, launch: Launch) -> Exit:
         """Start the ranks, wait for their end or the deadline, and end all that they started.
@@ -83,31 +84,52 @@ class Launcher(Protocol):
         ...
 
 
-@runtime_checkable
-class Cluster(Protocol):
-    """A launcher over several machines; its `launch` may be called from several threads."""
-
-    @property
-    def slots(self) -> int:
-        """Trials that it can run at once, each on a machine of its own; hosts come and go."""
-        ...
-
-
-@runtime_checkable
-class HasNotes(Protocol):
-    """A launcher that has notes about the machines or about itself."""
-
-    @property
-    def notes(self) -> tuple[Note, ...]:
-        """For the report: trials that are not started as asked for, hosts that are not used."""
-        ...
-
-
 def notes_of(launcher: Launcher) -> tuple[Note, ...]:
-    """A launcher's notes for the report; they may change between trials."""
-    return launcher.notes if isinstance(launcher, HasNotes) else ()
+    """A launcher's notes for the report; () where it has none."""
+    return tuple(getattr(launcher, "notes", ()))
 
 
 def slots_of(launcher: Launcher) -> int:
     """Trials that a launcher can run at once."""
-    return launcher.slots if isinstance(launcher, Cluster) else 1
+    return int(getattr(launcher, "slots", 1))
+
+
+class SideBySide(Generic[_Ended]):
+    """The runs under way. Its length is how many have begun and were not yet returned by `next_ended`.
+
+    When an exception leaves the context, runs under way are not waited for: closing the launcher ends them.
+
+    Args:
+        most: the most runs that are under way at once.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._pool = ThreadPoolExecutor(most, thread_name_prefix="autotune-trial")
+        self._ended: SimpleQueue[Future[_Ended]] = SimpleQueue()
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._pool.shutdown(wait=kind is None, cancel_futures=True)
+
+    def begin(self, run: Callable[[], _Ended], *, is_alone: bool) -> None:
+        """Begin a run; if it is alone it has ended when this returns, and what it raises is raised here.
+
+        Ctrl-C reaches the calling thread only: a run in that thread ends at once, with all that it has started.
+        """
+        future: Future[_Ended] = Future() if is_alone else self._pool.submit(run)
+        if is_alone:
+            future.set_result(run())
+        self._count += 1
+        future.add_done_callback(self._ended.put)
+
+    def next_ended(self) -> _Ended:
+        """Wait for the next run to end; return what it has returned, or raise what it has raised."""
+        future = self._ended.get()
+        self._count -= 1
+        return future.result()

@@ -1,7 +1,8 @@
 """TrialRunner: runs one job of each kind through a launcher, and hands on its report.
 
 Only trials run as groups; every other job runs in one process. A job is run again to find the place of a failure, or to
-go on where a process has ended: its report is that of all runs together, which share the job's deadline.
+go on where a process has ended: its report is that of all runs together, which share the job's deadline. Of a trial
+under way a BlockStream reads the blocks that rank 0 has written, and asks whether it goes on.
 """
 
 from __future__ import annotations
@@ -11,27 +12,89 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pydantic import ValidationError
+
 from autotune.launch.answers import NO_LIMITS, MemoryLimits, read_answer
-from autotune.launch.block_stream import BlockStream, ShouldEnd
 from autotune.launch.launcher import Launch, Launcher
 from autotune.note import Note
 from autotune.protocol import jobs
 from autotune.protocol.disk import TrialFolder, write_model
 from autotune.protocol.reports import RankReport
+from autotune.records.measurement import Block
 from autotune.records.trial import TrialResult
 from autotune.settings.training_config import TrainingConfig
 
-__all__ = ["TrialRunner", "go_on"]
+__all__ = ["BlockStream", "ShouldEnd", "TrialRunner", "go_on"]
 
 _PROCESSES = 3
 """The most processes that curves are measured in. Our convention: two settings may be fatal."""
+ShouldEnd = Callable[[tuple[Block, ...]], Note | str | None]
+"""Given the blocks of a trial so far: why it is to be ended, or None."""
+
+_PART_BYTES = 64 * 1024  # our convention: some 500 blocks; the user's code may write more than that
+_MOST_BLOCKS = 10_000  # our convention: far more than a window of 8 s has
 _AnyJob = TypeVar("_AnyJob", jobs.TrialJob, jobs.ProbeJob, jobs.PrecisionJob, jobs.CurvesJob, jobs.StressJob)
 _Placed = TypeVar("_Placed", jobs.TrialJob, jobs.ProbeJob)
+
+
+@dataclass(slots=True)
+class BlockStream:
+    """Reads the blocks that a trial's rank 0 writes, and asks for each new one whether the trial may go on."""
+
+    path: Path
+    ranks: int
+    should_end: ShouldEnd
+    blocks: list[Block] = field(default_factory=list)
+    reason: Note | str | None = None
+    _read: int = 0
+
+    def is_lost(self) -> bool:
+        """Whether the trial is to be ended; called many times a second."""
+        if self.reason is None and self._read_new():
+            self.reason = self.should_end(tuple(self.blocks))
+        return self.reason is not None
+
+    def stopped(self, say: Callable[[Note | str], str]) -> TrialResult:
+        """The result of a trial that was ended for it."""
+        return TrialResult(outcome="pruned", reason=say(self.reason or ""), blocks=tuple(self.blocks))
+
+    def _read_new(self) -> bool:
+        """Read the blocks that have been written since; whether there are any.
+
+        A line that is not a block is skipped: a full disk may have cut it off, and the next block continues it.
+        """
+        try:
+            lines = self._read_lines()
+        except FileNotFoundError:  # the window has not begun, or has begun again on another host
+            self._read = 0
+            self.blocks.clear()
+            return False
+        except OSError:
+            return False
+        known = len(self.blocks)
+        for line in lines.splitlines():
+            with suppress(ValidationError):
+                block = Block.model_validate_json(line)
+                if block.samples > 0 and 0 < block.seconds < inf and known < _MOST_BLOCKS:
+                    self.blocks.append(block.model_copy(update={"samples": block.samples * self.ranks}))
+        return len(self.blocks) > known
+
+    def _read_lines(self) -> bytes:
+        """The complete lines that were written since, at most one part: the user's code may write anything there."""
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe must not block the parent
+        with open(descriptor, "rb", buffering=0) as file:  # noqa: PTH123 - a descriptor
+            file.seek(self._read)
+            data = file.read(_PART_BYTES) or b""
+        lines, newline, rest = data.rpartition(b"\n")
+        self._read += len(rest) if len(rest) == _PART_BYTES else len(lines) + len(newline)
+        return lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +131,8 @@ class TrialRunner:
         `should_end` is called with the blocks of the window so far whenever there is a new one (of a group those of
         rank 0, taken for all ranks). Once it returns a reason, the trial is ended, and is pruned with these blocks.
         """
-        streams = should_end is not None
-        job = self._job_for(jobs.TrialJob, config, deadline_s, window=window, extras=extras, streams_blocks=streams)
+        own = {"window": window, "extras": extras, "streams_blocks": should_end is not None}
+        job = self._job_for(jobs.TrialJob, config, deadline_s, **own)
         return _find_place(job, partial(self._run, name, should_end)).result
 
     def probe(self, config: TrainingConfig, *, deadline_s: float) -> RankReport:
@@ -148,8 +211,6 @@ class TrialRunner:
 
 def _alone(config: TrainingConfig) -> TrainingConfig:
     """The same settings in a single process on a single device."""
-    if config.strategy == "single":
-        return config
     return config.model_copy(update={"strategy": "single", "world_size": 1, "ddp": None})
 
 
@@ -171,7 +232,7 @@ def _find_place(job: _Placed, run: Callable[[_Placed, str], RankReport]) -> Rank
         return first
     left_s = job.process.deadline_s - took_s
     if left_s < took_s:
-        return _with_reason(first, "no time was left to look for the place where the device failed")
+        return _with_reason(first, "no time was left to look for the place where the device failed", took_s)
     changes: dict[str, object] = {"process": _with_deadline(job, left_s, blocks_launches=True)}
     if isinstance(job, jobs.TrialJob):
         changes |= {"extras": jobs.NO_EXTRAS, "streams_blocks": False}
@@ -180,11 +241,9 @@ def _find_place(job: _Placed, run: Callable[[_Placed, str], RankReport]) -> Rank
     again = second.result.failure
     if second.result.outcome == "crashed" and again is not None and not again.is_asynchronous:
         return second.with_result(wall_s=took_s)
-    end = "it did not fail"
-    if second.result.outcome != "ok":
-        end = f"it ended otherwise: {second.result.reason or second.result.outcome}"
-    report = _with_reason(first, f"run once more, with launches that wait for their kernels, {end}")
-    return report.with_result(wall_s=took_s)
+    otherwise = f"it ended otherwise: {second.result.reason or second.result.outcome}"
+    end = "it did not fail" if second.result.outcome == "ok" else otherwise
+    return _with_reason(first, f"run once more, with launches that wait for their kernels, {end}", took_s)
 
 
 def go_on(job: jobs.CurvesJob, run: Callable[[jobs.CurvesJob, str], RankReport]) -> RankReport:
@@ -216,5 +275,5 @@ def _with_deadline(job: jobs.WorkloadJob, deadline_s: float, *, blocks_launches:
     return job.process.model_copy(update={"deadline_s": deadline_s, "blocks_launches": blocks_launches})
 
 
-def _with_reason(report: RankReport, addition: str) -> RankReport:
-    return report.with_result(reason=f"{report.result.reason} ({addition})")
+def _with_reason(report: RankReport, addition: str, wall_s: float) -> RankReport:
+    return report.with_result(reason=f"{report.result.reason} ({addition})", wall_s=wall_s)

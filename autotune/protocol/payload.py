@@ -15,7 +15,7 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import ModuleType
@@ -54,11 +54,12 @@ def write_payload(value: object, folder: Path) -> None:
             with _unreachable_by_value(value):
                 _dump(pickler, value)
         write_atomic(folder / "index.json", json.dumps({"version": _VERSION, "buffers": pickler.buffers}).encode())
-    except OSError as error:
-        _remove_payload(folder)
-        raise disk_error(folder, error) from error
-    except BaseException:
-        _remove_payload(folder)
+    except BaseException as error:
+        for name in ("stream", "bytes"):
+            with suppress(OSError):
+                (folder / name).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise disk_error(folder, error) from error
         raise
 
 
@@ -73,12 +74,6 @@ def _dump(pickler: _Pickler, value: object) -> None:
             f"{place} can't be carried to a trial ({reason}). Pass a zero-argument function that builds it instead: "
             "autotune calls it inside each trial."
         ) from error
-
-
-def _remove_payload(folder: Path) -> None:
-    for name in ("stream", "bytes"):
-        with suppress(OSError):
-            (folder / name).unlink(missing_ok=True)
 
 
 def read_payload(folder: Path) -> Any:
@@ -97,14 +92,12 @@ def _unreachable_by_value(value: object) -> Iterator[None]:
     parts = [getattr(value, part) for part in PARTS] if isinstance(value, Workload) else []
     names = {name for part in parts for name in _module_names(part)}
     modules = [sys.modules[name] for name in sorted(names) if name in sys.modules and not _is_reachable(name)]
-    added = [module for module in modules if module.__name__ not in cloudpickle.list_registry_pickle_by_value()]
-    for module in added:
-        cloudpickle.register_pickle_by_value(module)
-    try:
+    with ExitStack() as undo:
+        for module in modules:
+            if module.__name__ not in cloudpickle.list_registry_pickle_by_value():
+                cloudpickle.register_pickle_by_value(module)
+                undo.callback(cloudpickle.unregister_pickle_by_value, module)
         yield
-    finally:
-        for module in added:
-            cloudpickle.unregister_pickle_by_value(module)
 
 
 def _module_names(part: Any) -> Iterator[str]:
@@ -191,14 +184,12 @@ def _culprit(value: object, error: Exception) -> tuple[str, str]:
     path: list[str] = []
     reason = f"{type(error).__name__}: {error}"
     for _ in range(_LONGEST_PATH):
-        for name, child in _children(value):
-            failure = _pickle_failure(child)
-            if failure is not None:
-                path.append(name)
-                value, reason = child, failure
-                break
-        else:
+        named = ((name, child, _pickle_failure(child)) for name, child in _children(value))
+        name, value, failure = next((found for found in named if found[2] is not None), ("", value, None))
+        if failure is None:
             break
+        path.append(name)
+        reason = failure
     return ".".join(path) or type(value).__name__, reason
 
 

@@ -6,8 +6,8 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from threading import current_thread, main_thread
 from typing import Any
 
@@ -17,38 +17,41 @@ from ray._private.services import get_ray_address_from_environment
 
 from autotune.errors import ConfigError, first_line
 
-__all__ = ["join", "refuse_another", "silenced_prints"]
+__all__ = ["join"]
 
 _LOG = logging.getLogger(__name__)
 _ANSWERS_WITHIN_S = 5.0  # our convention: a connection within a cluster takes milliseconds
 
 
-def join(address: str | None) -> None:
-    """Connect to the cluster. Ray's own handler of SIGTERM is removed: a search saves its results first."""
+def join(address: str | None, undo: ExitStack) -> None:
+    """Connect to the cluster; a connection that the caller has already made is used. `undo` leaves it as it was.
+
+    Ray's own handler of SIGTERM is removed: a search saves its results first.
+
+    Raises:
+        ConfigError: no cluster answers, or the caller has joined another one.
+    """
+    if ray.is_initialized():
+        joined = ray.get_runtime_context().gcs_address
+        if address not in {None, "auto", joined}:
+            raise ConfigError(
+                f"one process can use one Ray cluster, and this one has joined that at {joined}, but executor.address "
+                f"is {address}; leave it out, or call ray.shutdown() before"
+            )
+        return
     where = address or os.environ.get("RAY_ADDRESS") or "auto"
-    try:
-        _connect(get_ray_address_from_environment("auto", None) if where == "auto" else where)
-    except (OSError, ValueError) as error:
-        raise _unreachable(where, error) from error
     signals = (signal.SIGTERM, signal.SIGINT) if current_thread() is main_thread() else ()
     before = {number: signal.getsignal(number) for number in signals}
     try:
+        _connect(get_ray_address_from_environment("auto", None) if where == "auto" else where)
         ray.init(address=where, log_to_driver=False, logging_level=logging.ERROR, namespace="autotune")
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise _unreachable(where, error) from error
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def refuse_another(address: str | None) -> None:
-    """Refuse an address other than that of the cluster which the caller has joined already."""
-    joined = ray.get_runtime_context().gcs_address
-    if address not in {None, "auto", joined}:
-        raise ConfigError(
-            f"one process can use one Ray cluster, and this one has joined that at {joined}, but executor.address is "
-            f"{address}; leave it out, or call ray.shutdown() before"
-        )
+    undo.callback(ray.shutdown)
+    _silence_prints(undo)
 
 
 def _connect(address: str) -> None:
@@ -65,23 +68,16 @@ def _unreachable(where: str, error: Exception) -> ConfigError:
     )
 
 
-@contextmanager
-def silenced_prints() -> Iterator[None]:
+def _silence_prints(undo: ExitStack) -> None:
     """Keep Ray from printing 25 lines of a dead node's log on the caller's stdout, which is for results.
 
     Ray has no setting for it. Source: ray/_private/worker.py, listen_error_messages, also with log_to_driver=False.
     """
-    name = "print_to_stdstream"
-    before = getattr(rays_worker, name, None)
-    if before is None:
-        yield
-        return
 
     def keep(data: Mapping[str, Any], *_: Any, **__: Any) -> None:
         _LOG.debug("%s", data.get("lines"))
 
-    setattr(rays_worker, name, keep)
-    try:
-        yield
-    finally:
-        setattr(rays_worker, name, before)
+    name = "print_to_stdstream"
+    if hasattr(rays_worker, name):
+        undo.callback(setattr, rays_worker, name, getattr(rays_worker, name))
+        setattr(rays_worker, name, keep)

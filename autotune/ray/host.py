@@ -1,7 +1,7 @@
 """What runs on each host of a Ray cluster: an actor that measures trials there through a fork server of its own.
 
-Receives the workload's payload once, in parts, and jobs as JSON; answers as JSON how the ranks ended, with their
-reports and their log. No process of a host outlives its actor: the fork server ends them when the actor is gone.
+Receives the workload's payload once, in parts, and jobs; answers how the ranks ended, with their reports and their
+log. No process of a host outlives its actor: the fork server ends them when the actor is gone.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Lock
 
 import psutil
 import ray
-from pydantic import ConfigDict, Field
 
-from autotune.errors import AutotuneError
+from autotune.errors import AutotuneError, LauncherError
 from autotune.frozen import FrozenModel
 from autotune.launch.launcher import Exit, Launch
 from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.launch.runner import TrialRunner
 from autotune.protocol.disk import TrialFolder, write_model
-from autotune.protocol.jobs import Job, TrialJob
+from autotune.protocol.jobs import DescribeJob, GroupPart, Job, TrialJob
 from autotune.settings.environment import Environment
 from autotune.version import __version__
 
-__all__ = ["Host", "HostAnswer", "HostFacts", "HostTask", "trial_environment"]
+__all__ = ["Host", "HostAnswer", "HostFacts", "trial_environment"]
 
 _DESCRIBE_WITHIN_S = 120.0  # our convention, as fork_server.py's for its start
 _ENDS_WITHIN_S = 8.0  # our convention: less than the driver waits for it (hosts.py)
 _FILE_BYTES = 16 * 1024 * 1024  # our convention: a report has some 100 KiB; a larger one was written by user code
 _FIRST_PORT, _PORTS = 20_000, 12_000  # below Linux's ephemeral ports (32768 on), which any process may take meanwhile
-_PORT_TRIES = 100
+_PORT_TRIES = 100  # our convention: so many ports in use by chance mean that none is free
 _OF_THE_HOST = ("CUDA_", "HIP_", "HOSTNAME", "NVIDIA_", "RAY_", "ROCR_", "SLURM", "TMPDIR", "XDG_", "ZE_")
 _RAYS_OWN = ("RAY_", "OMP_NUM_THREADS", "PYTHONBREAKPOINT", "SPT_NOENV")
 
@@ -54,31 +54,14 @@ class HostFacts(FrozenModel):
     """Network interface that has the host's address in the cluster; None where none is found."""
 
 
-class HostTask(FrozenModel):
-    """What a host is to run of a trial."""
-
-    ticket: str
-    """By which it can be cancelled."""
-    job: Job
-    """For this host's ranks; the host replaces the paths of the trial's folder and payload by its own."""
-    payload_key: str | None
-    """Of the payload that was sent; None: the job needs none."""
-    ranks: int
-    ram_ceiling_bytes: int | None
-
-
-class HostAnswer(FrozenModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostAnswer:
     """How a host's part of a trial ended."""
 
-    model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
-
-    exit: Exit | None
-    """None: the trial could not be started."""
-    error: str = ""
-    """Why it could not."""
-    files: dict[str, bytes] = Field(default_factory=dict)
+    exit: Exit
+    files: dict[str, bytes]
     """Reports and stacks, by their names in the trial's folder."""
-    log: bytes = b""
+    log: bytes
 
 
 class Host:
@@ -95,8 +78,8 @@ class Host:
         self._environment = trial_environment(os.environ, environment)
         self._launcher = ForkServerLauncher(self._scratch / "server.log", self._environment)
         self._turn, self._cancelled, self._is_closing = Lock(), set[str](), Event()
-        self._streaming: tuple[str, Path] | None = None
-        """Ticket of the task that runs, and where its blocks come."""
+        self._streaming: dict[str, Path] = {}
+        """Where the blocks of the trial that runs come, by its ticket."""
 
     def describe(self, device: str, address: str) -> str:
         """HostFacts of this host, which has this address in the cluster, as JSON."""
@@ -108,17 +91,17 @@ class Host:
             device=device,
             seed=0,
         )
-        interface = _interface_of(address)
         try:
             report = runner.describe(deadline_s=_DESCRIBE_WITHIN_S)
             found, reason = report.environment, report.result.reason
         except AutotuneError as error:
             found, reason = None, str(error)
-        facts = HostFacts(version=__version__, environment=found, reason=reason, interface=interface)
-        return facts.model_dump_json()
+        interfaces = psutil.net_if_addrs().items()
+        own = next((name for name, known in interfaces if any(entry.address == address for entry in known)), None)
+        return HostFacts(version=__version__, environment=found, reason=reason, interface=own).model_dump_json()
 
-    def take(self, key: str, name: str, offset: int, data: bytes) -> str:
-        """Write a part of the payload's file `name`, the first of which begins it; why that can't be, or ""."""
+    def take(self, key: str, name: str, offset: int, data: bytes) -> None:
+        """Write a part of the payload's file `name`, the first of which begins it."""
         folder = self._payload(key)
         try:
             if not folder.exists():
@@ -129,26 +112,28 @@ class Host:
                 file.seek(offset)
                 file.write(data)
         except OSError as error:
-            why = error.strerror or error
-            return f"the workload can't be written to {folder} ({why}); free space there, or set TMPDIR for ray start"
-        return ""
+            why = f"the workload can't be written to {folder} ({error.strerror or error})"
+            raise LauncherError(f"{why}; free space there, or set TMPDIR for ray start") from error
 
     def free_port(self) -> int:
         """A port that is not in use now."""
-        for _ in range(_PORT_TRIES):
-            port = _FIRST_PORT + secrets.randbelow(_PORTS)
-            with socket.socket() as probe:
-                try:
-                    probe.bind(("", port))
-                except OSError:
-                    continue
+        for port in secrets.SystemRandom().sample(range(_FIRST_PORT, _FIRST_PORT + _PORTS), _PORT_TRIES):
+            with suppress(OSError), socket.socket() as probe:
+                probe.bind(("", port))
                 return port
         raise OSError(f"no free port was found from {_FIRST_PORT} to {_FIRST_PORT + _PORTS}")
 
-    def run(self, task: str) -> str:
-        """Run a HostTask's ranks to their end; a HostAnswer. Both as JSON."""
+    def run(self, ticket: str, job: Job, part: GroupPart, ram_ceiling_bytes: int | None) -> HostAnswer:
+        """Run some ranks of a trial to their end.
+
+        Args:
+            ticket: By which it can be cancelled.
+            job: The paths of its payload and of the trial's folder are replaced by the host's own.
+            part: Those ranks.
+            ram_ceiling_bytes: As a Launch has it.
+        """
         with self._turn:  # a trial that was cancelled may not have ended yet
-            return self._run(HostTask.model_validate_json(task)).model_dump_json()
+            return self._run(ticket, job, part, ram_ceiling_bytes)
 
     def cancel(self, ticket: str) -> None:
         """End a task where it runs, or as soon as it does."""
@@ -156,12 +141,8 @@ class Host:
 
     def blocks(self, ticket: str, offset: int) -> bytes:
         """What the task has written of its window's blocks from an offset in bytes on."""
-        if self._streaming is None or self._streaming[0] != ticket:
-            return b""
-        with suppress(OSError), self._streaming[1].open("rb") as file:  # not begun yet, or over
-            file.seek(offset)
-            return file.read(_FILE_BYTES)
-        return b""
+        path = self._streaming.get(ticket)  # not begun yet, or over
+        return b"" if path is None else _read(path, offset) or b""
 
     def close(self) -> None:
         """End the trial that runs and the fork server, and remove the host's files."""
@@ -172,39 +153,36 @@ class Host:
             self._turn.release()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def _run(self, task: HostTask) -> HostAnswer:
-        wanted = task.job.process.working_directory
+    def _run(self, ticket: str, job: Job, part: GroupPart, ram_ceiling_bytes: int | None) -> HostAnswer:
+        wanted = job.process.working_directory
         if not wanted.is_dir():
             where = f"trials must find the caller's folder on every host, but {socket.gethostname()} has no"
-            return HostAnswer(exit=None, error=f"{where} {wanted}; use a file system that the hosts share")
+            raise LauncherError(f"{where} {wanted}; use a file system that the hosts share")
         folder = TrialFolder(Path(tempfile.mkdtemp(prefix="trial-", dir=self._scratch)))
-        log, self._streaming = folder.path / "log", (task.ticket, folder.blocks)
+        log, self._streaming = folder.path / "log", {ticket: folder.blocks}
         try:
-            write_model(folder.job, self._job(task, folder))
+            write_model(folder.job, self._own_job(job, folder))
             launch = Launch(
                 folder=folder,
                 log=log,
-                deadline_s=task.job.process.deadline_s,
-                ranks=task.ranks,
-                ram_ceiling_bytes=task.ram_ceiling_bytes,
-                should_end=lambda: self._is_closing.is_set() or task.ticket in self._cancelled,
+                deadline_s=job.process.deadline_s,
+                ranks=part.ranks,
+                ram_ceiling_bytes=ram_ceiling_bytes,
+                should_end=lambda: self._is_closing.is_set() or ticket in self._cancelled,
             )
-            exit_ = self._launcher.launch(launch)
-            return HostAnswer(exit=exit_, files=_files_of(folder, task), log=_read(log) or b"")
-        except AutotuneError as error:
-            return HostAnswer(exit=None, error=f"{socket.gethostname()}: {error}")
+            return HostAnswer(exit=self._launcher.launch(launch), files=_files_of(folder, part), log=_read(log) or b"")
         finally:
             shutil.rmtree(folder.path, ignore_errors=True)
 
-    def _job(self, task: HostTask, folder: TrialFolder) -> Job:
-        kept = [entry for entry in task.job.process.sys_path if not entry or Path(entry).exists()]
+    def _own_job(self, job: Job, folder: TrialFolder) -> Job:
+        kept = [entry for entry in job.process.sys_path if not entry or Path(entry).exists()]
         sys_path = tuple(dict.fromkeys([*kept, *sys.path]))
-        changes: dict[str, object] = {"process": task.job.process.model_copy(update={"sys_path": sys_path})}
-        if task.payload_key is not None:
-            changes["payload"] = self._payload(task.payload_key)
-        if isinstance(task.job, TrialJob) and task.job.rendezvous is not None and task.job.part is None:
+        changes: dict[str, object] = {"process": job.process.model_copy(update={"sys_path": sys_path})}
+        if not isinstance(job, DescribeJob):
+            changes["payload"] = self._payload(job.payload.name)
+        if isinstance(job, TrialJob) and job.rendezvous is not None and job.part is None:
             changes["rendezvous"] = f"file://{folder.rendezvous}"
-        return task.job.model_copy(update=changes)
+        return job.model_copy(update=changes)
 
     def _payload(self, key: str) -> Path:
         return self._scratch / f"{_PAYLOAD}{key}"
@@ -221,26 +199,18 @@ def trial_environment(here: Mapping[str, str], callers: Mapping[str, str]) -> di
     return own | sent
 
 
-def _files_of(folder: TrialFolder, task: HostTask) -> dict[str, bytes]:
-    part = task.job.part if isinstance(task.job, TrialJob) else None
-    first = 0 if part is None else part.first_rank
-    ranks = range(first, first + task.ranks)
+def _files_of(folder: TrialFolder, part: GroupPart) -> dict[str, bytes]:
+    ranks = range(part.first_rank, part.first_rank + part.ranks)
     paths = [path for rank in ranks for path in (folder.report_of(rank), folder.stack_of(rank))]
     return {path.name: data for path in paths if (data := _read(path)) is not None}
 
 
-def _read(path: Path) -> bytes | None:
+def _read(path: Path, offset: int = 0) -> bytes | None:
     """A file's content; None where there is none. A file that is far too large is cut, and no valid report any more."""
-    try:
-        with path.open("rb") as file:
-            return file.read(_FILE_BYTES)
-    except OSError:
-        return None
-
-
-def _interface_of(address: str) -> str | None:
-    interfaces = psutil.net_if_addrs().items()
-    return next((name for name, known in interfaces if any(entry.address == address for entry in known)), None)
+    with suppress(OSError), path.open("rb") as file:
+        file.seek(offset)
+        return file.read(_FILE_BYTES)
+    return None
 
 
 def _leave_rays_path() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from threading import Condition
 from time import monotonic
 
@@ -16,19 +16,20 @@ import ray
 
 from autotune.errors import LauncherError
 from autotune.note import Note
-from autotune.ray.actors import SEARCH_IS_OVER, NoRoomError, Team
+from autotune.protocol.jobs import GroupPart
 from autotune.ray.nodes import (
+    SEARCH_IS_OVER,
+    HostLostError,
+    NoRoomError,
     OneHost,
-    facts_of,
-    kill_actor,
+    Reservations,
+    Team,
     living_nodes,
     most_of_a_kind,
     of_other_kind,
-    ranks_a_host,
     say_unused,
     start_actor,
 )
-from autotune.ray.reservations import Reservations
 from autotune.settings.environment import Environment
 from autotune.settings.executor import Executor, places
 
@@ -91,12 +92,11 @@ class HostPool:
         """
         if self._hosts:
             return
-        silent = [f"{len(self._candidates)} did not answer within {_READY_WITHIN_S:.0f} s."] if self._candidates else []
-        why = (
-            " ".join([*say_unused(self.notes), *silent])
-            or "None of its nodes has a processor (ray start --num-cpus) to give."
-        )
-        raise LauncherError(f"a Ray cluster must have a host that can run trials, but has none. {why}")
+        why = say_unused(self.notes)
+        if self._candidates:
+            why.append(f"{len(self._candidates)} did not answer within {_READY_WITHIN_S:.0f} s.")
+        why = why or ["None of its nodes has a processor (ray start --num-cpus) to give."]
+        raise LauncherError(f"a Ray cluster must have a host that can run trials, but has none. {' '.join(why)}")
 
     def acquire(self, ranks: int) -> Team:
         """Wait until a trial's turn has come and its hosts are free; each of them, and the ranks that it gets.
@@ -107,13 +107,11 @@ class HostPool:
         while True:
             team = self._next_team(ranks)
             hosts = [host for host, _ in team]
-            try:
+            with ExitStack() as undo:
+                undo.callback(self.release, hosts)
                 if self._is_reserved(hosts):
+                    undo.pop_all()
                     return team
-            except BaseException:
-                self.release(hosts)
-                raise
-            self.release(hosts)
             for host in hosts:
                 if host.node not in living_nodes():
                     self.drop(host)
@@ -134,7 +132,7 @@ class HostPool:
                 return
             self._hosts.pop(host.node, None)
             self._reservations.give_back([host.node])
-            kill_actor(host.actor)
+            host.kill()
             self._refreshed = 0.0
             self._state.notify_all()
 
@@ -142,15 +140,14 @@ class HostPool:
         """End the actors, whatever they do, and wait until no host is in use."""
         with self._state:
             self.is_closed = True
-            actors = [host.actor for host in (*self._hosts.values(), *self._candidates.values())]
+            hosts = [*self._hosts.values(), *self._candidates.values()]
             closing = []
-            for actor in actors:
-                with suppress(Exception):  # Ray raises a plain one for an actor that it does not know any more
-                    closing.append(actor.close.remote())
-            if closing:
-                ray.wait(closing, num_returns=len(closing), timeout=_CLOSED_WITHIN_S)
-            for actor in actors:
-                kill_actor(actor)
+            for host in hosts:
+                with suppress(HostLostError):
+                    closing.append(host.call("close"))
+            ray.wait(closing, num_returns=len(closing), timeout=_CLOSED_WITHIN_S)
+            for host in hosts:
+                host.kill()
             self._reservations.give_back()
             self._hosts.clear()
             self._candidates.clear()
@@ -170,21 +167,20 @@ class HostPool:
         return team
 
     def _wait_for_turn(self, ticket: object, ranks: int) -> Team:
-        missing_since: float | None = None
+        missing_since = monotonic()
         while True:
             if self.is_closed:
                 raise LauncherError(SEARCH_IS_OVER)
+            team: Team | None = []
             if self._queue[0] is ticket:
                 self._refresh()
                 team = self._team(ranks)
-                if team:
-                    return team
-                if team is not None:
-                    missing_since = None
-                elif missing_since is None:
-                    missing_since = monotonic()
-                elif monotonic() - missing_since > _BACK_WITHIN_S:
-                    raise (NoRoomError if self._hosts else LauncherError)(self._say_missing(ranks))
+            if team:
+                return team
+            if team is not None:
+                missing_since = monotonic()
+            elif monotonic() - missing_since > _BACK_WITHIN_S:
+                raise (NoRoomError if self._hosts else LauncherError)(self._say_missing(ranks))
             self._state.wait(_REFRESH_S)
 
     def _team(self, ranks: int) -> Team | None:
@@ -192,14 +188,19 @@ class HostPool:
         known = list(self._hosts.values())
         if not known or self._bound is None:
             return None
-        per_host, spread = ranks_a_host(self._bound), self._executor.ranks == "spread"
+        per_host = self._bound.cores if self._bound.device_kind == "cpu" else self._bound.device_count
         try:
-            shares = places(ranks, hosts=len(known), per_host=per_host, spread=spread)
+            shares = places(ranks, hosts=len(known), per_host=per_host, spread=self._executor.ranks == "spread")
         except ValueError:
             return None
         free = [host for host in known if host.node not in self._busy]
         free.sort(key=lambda host: host.aside_until > monotonic())
-        return [] if len(free) < len(shares) else list(zip(free, shares, strict=False))
+        if len(free) < len(shares):
+            return []
+        return [
+            (host, GroupPart(host=number, first_rank=sum(shares[:number]), ranks=share, interface=host.interface))
+            for number, (host, share) in enumerate(zip(free, shares, strict=False))
+        ]
 
     def _say_missing(self, ranks: int) -> str:
         found = f"the {len(self._hosts)} that there are can't hold it" if self._hosts else "there is none"
@@ -226,12 +227,11 @@ class HostPool:
             return
         self._refreshed = monotonic()
         living = living_nodes()
-        for node in [node for node in self._hosts if node not in living and node not in self._busy]:
-            del self._hosts[node]
-            self._reservations.give_back([node])
-        for known in (self._candidates, self._unused):
-            for node in [node for node in known if node not in living]:
-                del known[node]
+        gone = (self._hosts | self._candidates | self._unused).keys() - living.keys() - self._busy
+        self._reservations.give_back(gone)
+        for node in gone:
+            for known in (self._hosts, self._candidates, self._unused):
+                known.pop(node, None)
         for node, found in living.items():
             if node not in self._hosts | self._candidates | self._unused and found["Resources"].get("CPU", 0) >= 1:
                 self._candidates[node] = start_actor(node, found, self._device)
@@ -240,18 +240,17 @@ class HostPool:
     def _admit(self, *, is_patient: bool = True) -> None:
         """Make hosts of candidates that have answered; at first wait for all: the kind that most are of is chosen."""
         waiting = [candidate.answer for candidate in self._candidates.values()]
-        ready = ray.wait(waiting, num_returns=len(waiting), timeout=0)[0] if waiting else []
+        ready, _ = ray.wait(waiting, num_returns=len(waiting), timeout=0)
         if is_patient and self._bound is None and len(ready) < len(waiting):
             return
         described: list[tuple[OneHost, Environment]] = []
         for node in [node for node, candidate in self._candidates.items() if candidate.answer in ready]:
             candidate = self._candidates.pop(node)
-            facts = facts_of(candidate)
-            if isinstance(facts, Note):
-                self._refuse(candidate, facts)
-            elif facts.environment is not None:
-                candidate.interface = facts.interface
-                described.append((candidate, facts.environment))
+            machine = candidate.describe()
+            if isinstance(machine, Note):
+                self._refuse(candidate, machine)
+            else:
+                described.append((candidate, machine))
         if self._bound is None:
             self._bound = most_of_a_kind([environment for _, environment in described])
         for candidate, environment in described:
@@ -263,7 +262,7 @@ class HostPool:
 
     def _refuse(self, candidate: OneHost, why: Note) -> None:
         self._unused[candidate.node] = why
-        kill_actor(candidate.actor)
+        candidate.kill()
 
     def _is_reserved(self, hosts: Sequence[OneHost]) -> bool:
         """Reserve the hosts' processors and devices; False where others are to be tried."""

@@ -6,11 +6,15 @@ is measured again on others, which only costs time.
 
 from __future__ import annotations
 
+import uuid
 import zlib
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import ray
 
@@ -20,21 +24,21 @@ from autotune.note import Note
 from autotune.protocol.disk import write_atomic, write_model
 from autotune.protocol.jobs import DescribeJob, GroupPart, Job, TrialJob, read_job
 from autotune.protocol.reports import RankReport
-from autotune.ray.actors import SEARCH_IS_OVER, HostLostError, NoRoomError, Team, answer_of, call
-from autotune.ray.cluster import join, refuse_another, silenced_prints
-from autotune.ray.host import HostAnswer, HostTask
+from autotune.ray.cluster import join
+from autotune.ray.host import HostAnswer
 from autotune.ray.hosts import HostPool
-from autotune.ray.nodes import OneHost
-from autotune.ray.running import BlockCopy, RunningTrial
+from autotune.ray.nodes import SEARCH_IS_OVER, HostLostError, NoRoomError, OneHost, Team
 from autotune.records.trial import Outcome, TrialResult
 from autotune.settings.executor import Executor
 
-__all__ = ["RayLauncher", "merged_exit"]
+__all__ = ["BlockCopy", "RayLauncher", "merged_exit"]
 
 _MOST_LOSSES = 3  # our convention: a trial that loses so many hosts most likely ends them itself
 _MOST_TRIES = 20  # our convention: losses before a trial has begun are not its fault
 _BY_WEIGHT: tuple[EndedFor, ...] = ("memory", "deadline", "cancelled", "standstill", "straggling")
-_PART_BYTES = 32 * 1024 * 1024  # our convention: a third of the smallest object store
+_TICK_S = 0.1  # our convention: blocks come about five times a second
+_FOLLOW_WITHIN_S = 5.0  # as on one machine (watch.py): the others of a group end soon after one rank has
+_SILENT_S = 60.0  # our convention: past its deadline, at which the host itself ends a trial
 
 
 class RayLauncher:
@@ -52,12 +56,7 @@ class RayLauncher:
             LauncherError: none of its hosts can run trials.
         """
         with ExitStack() as undo:
-            if ray.is_initialized():
-                refuse_another(executor.address)
-            else:
-                join(executor.address)
-                undo.callback(ray.shutdown)
-                undo.enter_context(silenced_prints())
+            join(executor.address, undo)
             pool = HostPool(executor, device)
             undo.callback(pool.close)
             pool.require_hosts()
@@ -85,12 +84,12 @@ class RayLauncher:
         job = read_job(launch.folder.job)
         begun, lost = monotonic(), list[str]()
         for _ in range(_MOST_TRIES):
+            team: Team = ()
             try:
                 team = self._pool.acquire(launch.ranks)
+                return self._run(launch, job, team)
             except NoRoomError as error:
                 return _without_answer(launch, "invalid", str(error), monotonic() - begun)
-            try:
-                return self._run(launch, job, team)
             except HostLostError as loss:
                 if self._pool.is_closed:
                     raise LauncherError(SEARCH_IS_OVER) from loss
@@ -111,30 +110,18 @@ class RayLauncher:
         self._opened.close()
 
     def _run(self, launch: Launch, job: Job, team: Team) -> Exit:
-        key = None
         if not isinstance(job, DescribeJob):
             key = _key_of(job.payload)
             for host, _ in team:
-                _send_payload(host, key, job.payload)
-        parts = _parts_of(team)
+                host.take_payload(key, job.payload)
+            job = job.model_copy(update={"payload": Path(key)})
         launch.folder.blocks.unlink(missing_ok=True)  # of a host that was lost
         streams = isinstance(job, TrialJob) and job.streams_blocks
-        running = RunningTrial(launch, BlockCopy(launch.folder.blocks) if streams else None)
-        tasks = [
-            HostTask(
-                ticket=running.ticket,
-                job=part_job,
-                payload_key=key,
-                ranks=part.ranks,
-                ram_ceiling_bytes=launch.ram_ceiling_bytes,
-            )
-            for part, part_job in zip(parts, _jobs_of(job, team, parts), strict=True)
-        ]
-        hosts = [host for host, _ in team]
-        answers = running.run(zip(hosts, tasks, strict=True))
+        running = _RunningTrial(launch, BlockCopy(launch.folder.blocks) if streams else None)
+        answers = running.run(team, _jobs_of(job, team))
         if self._pool.is_closed:
             raise LauncherError(SEARCH_IS_OVER)
-        return _collect(launch, list(zip(hosts, answers, parts, strict=True)), running.cancelled_for)
+        return _collect(launch, team, answers, running.cancelled_for)
 
 
 def _key_of(payload: Path) -> str:
@@ -144,65 +131,102 @@ def _key_of(payload: Path) -> str:
     return f"{digest:08x}-{raw.st_size}-{raw.st_mtime_ns}"
 
 
-def _send_payload(host: OneHost, key: str, payload: Path) -> None:
-    """Give a host its copy of the workload, in parts: once a search."""
-    if key in host.payloads:
-        return
-    for name in ("stream", "bytes", "index.json"):
-        with (payload / name).open("rb") as file:
-            offset = 0
-            while (data := file.read(_PART_BYTES)) or offset == 0:
-                problem = answer_of(host, call(host, "take", key, name, offset, data))
-                if problem:
-                    raise LauncherError(f"{host.name}: {problem}")
-                offset += len(data)
-                if not data:
-                    break
-    host.payloads.add(key)
-
-
-def _meeting_place(team: Team) -> str:
-    host = team[0][0]
-    return f"tcp://{host.address}:{answer_of(host, call(host, 'free_port'))}"
-
-
-def _parts_of(team: Team) -> list[GroupPart]:
-    firsts = [sum(ranks for _, ranks in team[:number]) for number in range(len(team))]
-    return [
-        GroupPart(host=number, first_rank=first, ranks=ranks, interface=host.interface)
-        for number, (first, (host, ranks)) in enumerate(zip(firsts, team, strict=True))
-    ]
-
-
-def _jobs_of(job: Job, team: Team, parts: Sequence[GroupPart]) -> Sequence[Job]:
+def _jobs_of(job: Job, team: Team) -> Sequence[Job]:
     """The job of each host; the ranks of several hosts meet at the first one."""
     if len(team) == 1 or not isinstance(job, TrialJob):
         return [job]
-    place = _meeting_place(team)
-    return [job.model_copy(update={"rendezvous": place, "part": part}) for part in parts]
+    first, _ = team[0]
+    place = f"tcp://{first.address}:{first.receive(first.call('free_port'))}"
+    return [job.model_copy(update={"rendezvous": place, "part": part}) for _, part in team]
 
 
-def _collect(
-    launch: Launch, ended: Sequence[tuple[OneHost, HostAnswer, GroupPart]], cancelled_for: EndedFor | None
-) -> Exit:
+@dataclass(slots=True)
+class BlockCopy:
+    """Copies the blocks of a window from rank 0's host into the trial's folder here, one request at a time."""
+
+    path: Path
+    request: Any = None
+    """Reference to the answer that is under way."""
+    size: int = 0
+
+    def fetch(self, host: OneHost, ticket: str) -> None:
+        """Write what has arrived, and ask for more; returns at once."""
+        if self.request is not None:
+            if not ray.wait([self.request], timeout=0)[0]:
+                return
+            data = host.receive(self.request, was_running=True)
+            with suppress(OSError), self.path.open("ab") as file:  # a full disk: the trial is not stopped early
+                file.write(data)
+            self.size += len(data)
+        self.request = host.call("blocks", ticket, self.size)
+
+
+@dataclass(slots=True)
+class _RunningTrial:
+    """A trial under way on its hosts: followed to the end, cancelled where it must not go on."""
+
+    launch: Launch
+    blocks: BlockCopy | None
+    """Copies the blocks of rank 0's window, where they are asked for."""
+    hosts: dict[Any, OneHost] = field(default_factory=dict)
+    """By the reference to the host's answer."""
+    begun: float = field(default_factory=monotonic)
+    ticket: str = field(default_factory=lambda: uuid.uuid4().hex)
+    cancelled_for: EndedFor | None = None
+    """Why the driver has ended it; None where it has not."""
+
+    def run(self, team: Team, jobs: Sequence[Job]) -> list[HostAnswer]:
+        """Start the hosts' jobs and wait; every host's answer, in the order of the ranks."""
+        try:
+            for (host, part), job in zip(team, jobs, strict=True):
+                self.hosts[host.call("run", self.ticket, job, part, self.launch.ram_ceiling_bytes)] = host
+            return self._wait()
+        except BaseException:
+            self._cancel()
+            raise
+
+    def _cancel(self) -> None:
+        for host in self.hosts.values():
+            with suppress(HostLostError):
+                host.call("cancel", self.ticket)
+
+    def _wait(self) -> list[HostAnswer]:
+        answers: dict[Any, HostAnswer] = {}
+        straggling_from = inf
+        while left := [reference for reference in self.hosts if reference not in answers]:
+            ready, _ = ray.wait(left, num_returns=len(left), timeout=_TICK_S, fetch_local=True)
+            answers |= {reference: self.hosts[reference].receive(reference, was_running=True) for reference in ready}
+            if len(answers) == len(self.hosts):
+                break
+            now = monotonic()
+            if ready:
+                straggling_from = min(straggling_from, now + _FOLLOW_WITHIN_S)
+            if self.blocks is not None and (first := next(iter(self.hosts))) not in answers:
+                self.blocks.fetch(self.hosts[first], self.ticket)
+            if self.cancelled_for is None:
+                self._cancel_where_due(is_late=now >= straggling_from)
+            if now > self.begun + self.launch.deadline_s + _SILENT_S:
+                raise HostLostError(self.hosts[left[0]], was_running=True)
+        return [answers[reference] for reference in self.hosts]
+
+    def _cancel_where_due(self, *, is_late: bool) -> None:
+        is_called_off = self.launch.should_end is not None and self.launch.should_end()
+        if is_called_off or is_late:
+            self.cancelled_for = "cancelled" if is_called_off else "straggling"
+            self._cancel()
+
+
+def _collect(launch: Launch, team: Team, answers: Sequence[HostAnswer], cancelled_for: EndedFor | None) -> Exit:
     """Write the hosts' reports and logs where a trial on this machine would have left them."""
-    exits = []
-    for host, answer, part in ended:
-        if answer.exit is None:
-            raise LauncherError(f"{host.name} can't run trials: {answer.error}")
-        exits.append(answer.exit)
-        for rank in range(part.first_rank, part.first_rank + part.ranks):
-            for path in (launch.folder.report_of(rank), launch.folder.stack_of(rank)):
-                if path.name in answer.files:
-                    write_atomic(path, answer.files[path.name])
-    write_atomic(launch.log, b"".join(_log_of(*part) for part in ended))
-    return merged_exit(exits, [part for _, _, part in ended], cancelled_for)
-
-
-def _log_of(host: OneHost, answer: HostAnswer, part: GroupPart) -> bytes:
-    last = part.first_rank + part.ranks - 1
-    ranks = f"rank {last}" if part.ranks == 1 else f"ranks {part.first_rank} to {last}"
-    return f"[{host.name}, {ranks}]\n".encode() + answer.log.rstrip() + b"\n"
+    log = b""
+    for (host, part), answer in zip(team, answers, strict=True):
+        for name, data in answer.files.items():
+            write_atomic(launch.folder.path / name, data)
+        last = part.first_rank + part.ranks - 1
+        ranks = f"rank {last}" if part.ranks == 1 else f"ranks {part.first_rank} to {last}"
+        log += f"[{host.name}, {ranks}]\n".encode() + answer.log.rstrip() + b"\n"
+    write_atomic(launch.log, log)
+    return merged_exit([answer.exit for answer in answers], [part for _, part in team], cancelled_for)
 
 
 def merged_exit(exits: Sequence[Exit], parts: Sequence[GroupPart], cancelled_for: EndedFor | None = None) -> Exit:

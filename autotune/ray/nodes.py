@@ -1,34 +1,55 @@
-"""The nodes of a Ray cluster: those that are alive, an actor on each, its description of the machine, its kind."""
+"""The nodes of a Ray cluster: those that are alive, an actor on each and calls to it, its machine and its kind.
+
+Owns the exceptions for a host that is gone and for hosts that do not suffice, and the hosts' reservations in Ray for
+one search, so that no other job of the cluster runs beside a trial. A placement group over a trial's hosts is kept for
+a moment after the trial: to reserve them again for the next one would take up to a second.
+"""
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Condition, Timer
+from time import monotonic
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray import exceptions
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from autotune.errors import first_line
+from autotune.errors import AutotuneError, LauncherError, first_line
 from autotune.note import Note, note
+from autotune.protocol.jobs import GroupPart
 from autotune.ray.host import Host, HostFacts
 from autotune.settings.environment import Environment
 from autotune.version import __version__
 
 __all__ = [
+    "SEARCH_IS_OVER",
+    "HostLostError",
+    "NoRoomError",
     "OneHost",
-    "facts_of",
-    "kill_actor",
+    "Reservations",
+    "Team",
     "living_nodes",
     "most_of_a_kind",
     "of_other_kind",
-    "ranks_a_host",
     "say_unused",
     "start_actor",
 ]
+
+SEARCH_IS_OVER = "the search is over: its hosts are given back"
+"""The error of a trial that was under way."""
+_LOST = (exceptions.RayActorError, exceptions.NodeDiedError, exceptions.ObjectLostError, exceptions.WorkerCrashedError)
+_KEPT_S = 1.0  # our convention: longer than a search thinks between two trials
+_LONGEST_S = 60.0  # our convention: then other jobs that wait for the host come first
+_NODE_LABEL = "ray.io/node-id"
+_PART_BYTES = 32 * 1024 * 1024  # our convention: a third of the smallest object store
 
 
 @dataclass(slots=True, eq=False)
@@ -49,27 +70,102 @@ class OneHost:
     aside_until: float = 0.0
     """Another job uses it: other hosts come first until then, by monotonic()."""
 
+    def call(self, method: str, *arguments: object) -> Any:
+        """Call a method of the actor; the reference to its answer.
 
-def most_of_a_kind(environments: Collection[Environment]) -> Environment | None:
+        Raises:
+            HostLostError: the actor is gone.
+        """
+        try:
+            return getattr(self.actor, method).remote(*arguments)
+        except Exception as error:  # Ray raises a plain one for an actor that it does not know any more
+            raise HostLostError(self) from error
+
+    def receive(self, reference: Any, *, was_running: bool = False) -> Any:
+        """The answer to a call.
+
+        Raises:
+            HostLostError: the host is gone, in whichever way Ray reports that.
+            LauncherError: the call failed on the host.
+        """
+        try:
+            return ray.get(reference)
+        except exceptions.OutOfMemoryError as error:
+            why = f"Ray ended the trial for the memory of its host, {self.name}: {first_line(error)}"
+            raise HostLostError(self, was_running=was_running, for_memory=why if was_running else "") from error
+        except _LOST as error:
+            raise HostLostError(self, was_running=was_running) from error
+        except exceptions.RayError as error:
+            cause = error.cause if isinstance(error, exceptions.RayTaskError) else None
+            reason = cause if isinstance(cause, AutotuneError) else error  # of a bug the traceback
+            raise LauncherError(f"{self.name} can't run trials: {reason}") from error
+
+    def take_payload(self, key: str, payload: Path) -> None:
+        """Give the host its copy of the workload, in parts: once a search."""
+        if key in self.payloads:
+            return
+        for name in ("stream", "bytes", "index.json"):
+            with (payload / name).open("rb") as file:
+                for offset in range(0, max(1, (payload / name).stat().st_size), _PART_BYTES):
+                    self.receive(self.call("take", key, name, offset, file.read(_PART_BYTES)))
+        self.payloads.add(key)
+
+    def describe(self) -> Environment | Note:
+        """The machine by the actor's description, which also names its interface; or why it can't be used."""
+        try:
+            facts = HostFacts.model_validate_json(ray.get(self.answer))
+        except (exceptions.RayError, ValueError) as error:
+            reason = f"autotune can't be started there ({type(error).__name__}: {first_line(error)})"
+            return note("host_without_autotune", host=self.name, reason=reason)
+        if facts.version != __version__:
+            reason = f"it has autotune {facts.version}, and here is {__version__}"
+            return note("host_with_other_version", host=self.name, reason=reason)
+        if facts.environment is None:
+            return note("host_without_trials", host=self.name, reason=facts.reason)
+        self.interface = facts.interface
+        return facts.environment
+
+    def kill(self) -> None:
+        """End the actor, whatever it does."""
+        with suppress(exceptions.RayError):  # it is dead already, and Ray knows it no more
+            ray.kill(self.actor, no_restart=True)
+
+
+Team = Sequence[tuple[OneHost, GroupPart]]
+"""The hosts of a trial, in the order of its ranks, and the ranks on each."""
+
+
+class NoRoomError(LauncherError):
+    """The cluster has hosts, but too few for a trial's ranks."""
+
+
+class HostLostError(Exception):
+    """A host is gone.
+
+    Args:
+        host: that one.
+        was_running: its part of the trial had begun.
+        for_memory: why Ray has ended what ran there, where that was for the host's memory.
+    """
+
+    def __init__(self, host: OneHost, *, was_running: bool = False, for_memory: str = "") -> None:
+        super().__init__(host.name)
+        self.host, self.was_running, self.for_memory = host, was_running, for_memory
+
+
+def most_of_a_kind(environments: Sequence[Environment]) -> Environment | None:
     """A machine of the kind that most are of; accelerators come before processors."""
-    kinds: dict[str, list[Environment]] = {}
-    for environment in environments:
-        kinds.setdefault(environment.fingerprint, []).append(environment)
+    count = Counter(environment.fingerprint for environment in environments)
 
-    def weight(alike: Sequence[Environment]) -> tuple[bool, int, int]:
-        return alike[0].device_kind != "cpu", len(alike) * alike[0].device_count, alike[0].cores
+    def weight(machine: Environment) -> tuple[bool, int, int]:
+        return machine.device_kind != "cpu", count[machine.fingerprint] * machine.device_count, machine.cores
 
-    return max(kinds.values(), key=weight)[0] if kinds else None
+    return max(environments, key=weight, default=None)
 
 
 def living_nodes() -> dict[str, dict[str, Any]]:
     """Ray's description of each node that is alive, by its id."""
     return {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}  # type: ignore[no-untyped-call] # Ray's own
-
-
-def ranks_a_host(environment: Environment) -> int:
-    """Ranks that a host has room for."""
-    return environment.cores if environment.device_kind == "cpu" else environment.device_count
 
 
 def start_actor(node: str, found: Mapping[str, Any], device: str) -> OneHost:
@@ -89,27 +185,11 @@ def start_actor(node: str, found: Mapping[str, Any], device: str) -> OneHost:
     return OneHost(node, name, address, actor, bundle, answer=actor.describe.remote(device, address))
 
 
-def facts_of(candidate: OneHost) -> HostFacts | Note:
-    """A host's description of itself, or why it can't be used."""
-    try:
-        facts = HostFacts.model_validate_json(ray.get(candidate.answer))
-    except (RayError, ValueError) as error:
-        reason = f"{type(error).__name__}: {first_line(error)}"
-        return _unused("host_without_autotune", candidate.name, f"autotune can't be started there ({reason})")
-    if facts.version != __version__:
-        reason = f"it has autotune {facts.version}, and here is {__version__}"
-        return _unused("host_with_other_version", candidate.name, reason)
-    if facts.environment is None:
-        return _unused("host_without_trials", candidate.name, facts.reason)
-    return facts
-
-
 def of_other_kind(name: str, environment: Environment, chosen: Environment) -> Note:
     """That a host is of another kind than the chosen one."""
     own, other = _say_kind(chosen), _say_kind(environment)
-    return _unused(
-        "host_of_other_kind", name, f"a study is bound to one kind of machine, here {own}, but it has {other}"
-    )
+    reason = f"a study is bound to one kind of machine, here {own}, but it has {other}"
+    return note("host_of_other_kind", host=name, reason=reason)
 
 
 def say_unused(notes: Collection[Note]) -> list[str]:
@@ -117,17 +197,67 @@ def say_unused(notes: Collection[Note]) -> list[str]:
     return [f"{note.figures['host']} is not used: {note.figures['reason']}." for note in notes]
 
 
-def _unused(code: str, host: str, reason: str) -> Note:
-    """A note on a host that is not used; the reason is an error's text."""
-    return note(code, host=host, reason=reason)
-
-
 def _say_kind(environment: Environment) -> str:
     count = f"{environment.device_count} × " if environment.device_kind != "cpu" else ""  # noqa: RUF001 - a times sign
     return f"{count}{environment.device_name}, {environment.cores} cores, torch {environment.torch}"
 
 
-def kill_actor(actor: Any) -> None:
-    """End an actor, whatever it does."""
-    with suppress(RayError):  # it is dead already, and Ray knows it no more
-        ray.kill(actor, no_restart=True)
+@dataclass(slots=True, eq=False)
+class _Reservation:
+    group: PlacementGroup
+    begun: float
+    ending: Timer | None = None
+    """Gives the hosts back; None while a trial runs."""
+
+
+class Reservations:
+    """The placement groups of a search, by the ids of their nodes. Every method takes the pool's lock."""
+
+    def __init__(self, lock: Condition) -> None:
+        self._lock = lock
+        self._kept: dict[tuple[str, ...], _Reservation] = {}
+
+    def reserve(self, hosts: Sequence[OneHost]) -> PlacementGroup:
+        """The group of the last trial on these hosts where it is still kept, else a new one, which may not be ready."""
+        nodes = tuple(host.node for host in hosts)
+        with self._lock:
+            kept = self._kept.get(nodes)
+            if kept is None:
+                self.give_back(nodes)
+                group = placement_group(
+                    [host.bundle for host in hosts],
+                    strategy="STRICT_PACK" if len(nodes) == 1 else "STRICT_SPREAD",
+                    bundle_label_selector=[{_NODE_LABEL: node} for node in nodes],
+                )
+                kept = self._kept[nodes] = _Reservation(group, monotonic())
+            elif kept.ending is not None:
+                kept.ending.cancel()
+                kept.ending = None
+            return kept.group
+
+    def give_back_soon(self, nodes: tuple[str, ...]) -> None:
+        """A trial on these nodes has ended; the next one most likely comes at once."""
+        with self._lock:
+            kept = self._kept.get(nodes)
+            if kept is None:
+                return
+            if monotonic() - kept.begun > _LONGEST_S:
+                self.give_back(nodes)
+                return
+            kept.ending = Timer(_KEPT_S, self._give_back_unused, (nodes, kept))
+            kept.ending.daemon = True
+            kept.ending.start()
+
+    def give_back(self, nodes: Collection[str] | None = None) -> None:
+        """Give back all that includes one of these nodes; None: everything."""
+        with self._lock:
+            for key in [key for key in self._kept if nodes is None or set(nodes) & set(key)]:
+                reservation = self._kept.pop(key)
+                if reservation.ending is not None:
+                    reservation.ending.cancel()
+                remove_placement_group(reservation.group)
+
+    def _give_back_unused(self, nodes: tuple[str, ...], kept: _Reservation) -> None:
+        with self._lock:
+            if self._kept.get(nodes) is kept and kept.ending is not None:
+                self.give_back(nodes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+from collections.abc import Callable
 
 from autotune.analysis.rates import rate_of
 from autotune.protocol.jobs import TrialJob
@@ -20,7 +20,6 @@ from autotune.testing.cost_model import FakeTrial
 
 __all__ = [
     "BLOCKS",
-    "Noise",
     "fake_ceilings",
     "fake_environment",
     "fake_facts",
@@ -30,8 +29,8 @@ __all__ = [
 ]
 
 BLOCKS = 10
-"""Of each made-up window."""
-_GUARD_STEPS = 20
+"""Of each made-up window: our convention, enough for an interval by batch means."""
+_GUARD_STEPS = 20  # as many as a real guard compares
 
 
 def fake_environment(*, device_memory_bytes: int = 16 * 2**30, cores: int = 4, device_count: int = 1) -> Environment:
@@ -66,22 +65,15 @@ def fake_facts(*, dataset_length: int | None = 100_000) -> WorkloadFacts:
     )
 
 
-class Noise:
-    """A relative noise between trials and between blocks, from a seed."""
-
-    def __init__(self, size: float, seed: str) -> None:
-        self._size, self._numbers = size, random.Random(seed)  # noqa: S311 - made-up noise
-
-    def factor(self) -> float:
-        """The next factor, around 1."""
-        return self._numbers.gauss(1, self._size)
-
-
 def fake_measurement(
-    trial: FakeTrial, job: TrialJob, noise: Noise, environment: Environment, conditions: DeviceConditions | None
+    trial: FakeTrial,
+    job: TrialJob,
+    noise: Callable[[], float],
+    environment: Environment,
+    conditions: DeviceConditions | None,
 ) -> Measurement:
-    """The measurement of a trial that runs well."""
-    window = _window(trial.samples_per_s * noise.factor(), noise, job)
+    """The measurement of a trial that runs well; `noise` gives factors around 1."""
+    window = _window(trial.samples_per_s * noise(), noise, job)
     rate, extras = rate_of(window), job.extras
     ceilings = fake_ceilings(trial, loader=extras.loader_ceiling, device=extras.device_ceiling)
     has_batches = extras.device_ceiling or extras.breakdown
@@ -99,8 +91,8 @@ def fake_measurement(
         window=window,
         loss=1.0,
         ceilings=ceilings,
-        loader_ceiling=None if ceilings.loader is None else ceilings.loader.samples_per_s,
-        device_ceiling=None if ceilings.device is None else ceilings.device.samples_per_s,
+        loader_ceiling=ceilings.loader and ceilings.loader.samples_per_s,
+        device_ceiling=ceilings.device and ceilings.device.samples_per_s,
         breakdown=_breakdown(trial) if extras.breakdown else None,
         loader_costs=_loader_costs(trial) if extras.breakdown else None,
         communication=trial.communication if has_batches else None,
@@ -113,18 +105,17 @@ def _as_group(measurement: Measurement, ranks: int, environment: Environment) ->
     """A group's measurement with the figures of its ranks, each with an equal part."""
     kind = environment.device.partition(":")[0]
     loader, device = measurement.loader_ceiling, measurement.device_ceiling
-    own = RankFigures(
-        rank=0,
-        device=kind,
-        samples_per_s=measurement.samples_per_s / ranks,
-        data_wait_fraction=measurement.data_wait_fraction,
-        busy_fraction=measurement.busy_fraction,
-        peak_memory_bytes=measurement.peak_memory_bytes,
-        loader_ceiling=None if loader is None else loader / ranks,
-        device_ceiling=None if device is None else device / ranks,
-    )
     figures = tuple(
-        own.model_copy(update={"rank": rank, "device": kind if kind == "cpu" else f"{kind}:{rank}"})
+        RankFigures(
+            rank=rank,
+            device=kind if kind == "cpu" else f"{kind}:{rank}",
+            samples_per_s=measurement.samples_per_s / ranks,
+            data_wait_fraction=measurement.data_wait_fraction,
+            busy_fraction=measurement.busy_fraction,
+            peak_memory_bytes=measurement.peak_memory_bytes,
+            loader_ceiling=loader and loader / ranks,
+            device_ceiling=device and device / ranks,
+        )
         for rank in range(ranks)
     )
     return measurement.model_copy(update={"ranks": figures})
@@ -142,30 +133,17 @@ def _ceiling(samples_per_s: float) -> Ceiling:
 
 
 def _breakdown(trial: FakeTrial) -> TimeBreakdown:
-    nothing = Share(fraction=0.0, source="made up")
-    return TimeBreakdown(
-        data_wait=Share(fraction=1 - trial.busy_fraction, source="made up"),
-        device_copy=nothing,
-        compute=Share(fraction=trial.busy_fraction, source="made up"),
-        synchronise=nothing,
-        idle=nothing,
+    wait, busy, nothing = (
+        Share(fraction=fraction, source="made up") for fraction in (1 - trial.busy_fraction, trial.busy_fraction, 0.0)
     )
+    return TimeBreakdown(data_wait=wait, device_copy=nothing, compute=busy, synchronise=nothing, idle=nothing)
 
 
 def _loader_costs(trial: FakeTrial) -> LoaderCosts:
     item_s = 1 / (trial.loader_ceiling or 2 * trial.samples_per_s)
-    return LoaderCosts(
-        items=100,
-        item_s=item_s,
-        item_cpu_s=item_s,
-        item_median_s=item_s,
-        item_p99_s=item_s,
-        item_slowest_s=item_s,
-        slow_tail_fraction=0.0,
-        disk_bytes_per_item=0.0,
-        item_bytes=1024.0,
-        collate_s=1e-4,
-    )
+    names = ("item_s", "item_cpu_s", "item_median_s", "item_p99_s", "item_slowest_s")
+    sizes = {"items": 100, "slow_tail_fraction": 0.0, "disk_bytes_per_item": 0.0, "item_bytes": 1024.0}
+    return LoaderCosts.model_validate({**sizes, **dict.fromkeys(names, item_s), "collate_s": 1e-4})
 
 
 def fake_guard(trial: FakeTrial, config: TrainingConfig) -> PrecisionFigures:
@@ -184,14 +162,13 @@ def fake_guard(trial: FakeTrial, config: TrainingConfig) -> PrecisionFigures:
 
 def fake_stress(trial: FakeTrial) -> StressFigures:
     """The figures of a run on the largest samples."""
-    peak = trial.stress_peak_bytes or trial.peak_memory_bytes
     return StressFigures(
         steps=10,
         seconds=1.0,
         items_seen=100,
         median_item_bytes=1024.0,
         largest_item_bytes=1024,
-        memory=_memory(trial, peak),
+        memory=_memory(trial, trial.stress_peak_bytes or trial.peak_memory_bytes),
     )
 
 
@@ -199,15 +176,13 @@ def _memory(trial: FakeTrial, peak_bytes: int) -> MemorySample:
     return MemorySample(peak_bytes=peak_bytes, source="made up", alloc_retries=trial.alloc_retries)
 
 
-def _window(level: float, noise: Noise, job: TrialJob) -> Window:
-    blocks, together = [], job.config.micro_batch_size * job.config.world_size
-    for _ in range(BLOCKS):
-        batches = max(1, round(level * job.window.block_s / together))
-        samples = batches * together
-        seconds = samples / (level * noise.factor())
-        blocks.append(Block(samples=samples, batches=batches, seconds=seconds, data_wait_s=0.0))
+def _window(level: float, noise: Callable[[], float], job: TrialJob) -> Window:
+    together = job.config.micro_batch_size * job.config.world_size
+    batches = max(1, round(level * job.window.block_s / together))
+    samples = batches * together
+    durations = [samples / (level * noise()) for _ in range(BLOCKS)]
     return Window(
-        blocks=tuple(blocks),
+        blocks=tuple(Block(samples=samples, batches=batches, seconds=took, data_wait_s=0.0) for took in durations),
         whole_epochs=False,
         epoch_samples=None,
         queue_capacity=0,

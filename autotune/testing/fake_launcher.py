@@ -7,8 +7,11 @@ on autotune, and for simulations.
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Lock
+from typing import Literal
 
 from autotune.analysis.expectation import DEVICE_SETTINGS, LOADER_SETTINGS
 from autotune.launch.launcher import Exit, Launch
@@ -36,7 +39,6 @@ from autotune.settings.workload import WorkloadFacts
 from autotune.testing.cost_model import CostModel, FakeTrial, analytic_cost
 from autotune.testing.fake_figures import (
     BLOCKS,
-    Noise,
     fake_ceilings,
     fake_environment,
     fake_facts,
@@ -48,6 +50,8 @@ from autotune.testing.fake_figures import (
 __all__ = ["FakeLauncher"]
 
 _UNKNOWN = "the cost model does not say"
+_SETTINGS = {"loader": LOADER_SETTINGS | {"micro_batch_size"}, "device": DEVICE_SETTINGS}
+"""What the points of a curve may differ in."""
 _DONE = TrialResult(outcome="ok")
 
 
@@ -55,7 +59,7 @@ _DONE = TrialResult(outcome="ok")
 class FakeLauncher:
     """Answers trials from a cost model, with a relative noise between trials and between blocks.
 
-    Rank 0 answers for all ranks of a group, which are equal. It is a Cluster of `slots` machines of a kind, and may be
+    Rank 0 answers for all ranks of a group, which are equal. It stands for `slots` machines of a kind, and may be
     called from several threads. A trial takes no real time; `Exit.wall_s` is what it would have taken on a
     machine of its own. Its noise follows from the seed and its place among the trials launched, which with several
     slots depends on the threads.
@@ -96,28 +100,26 @@ class FakeLauncher:
         trial = self.cost(job.config)
         if trial.hangs or trial.startup_s > launch.deadline_s:
             return Exit(code=None, ended_for="deadline", wall_s=launch.deadline_s)
+        report = self._answer(trial, job, place)
         block_s = job.window.block_s if isinstance(job, TrialJob) else WindowRules().block_s
-        if trial.outcome != "ok":
-            result = TrialResult(outcome=trial.outcome, reason=trial.reason, failure=trial.failure)
-            report = RankReport(result=result)
-        elif isinstance(job, TrialJob):
-            noise = Noise(self.noise, f"{self.seed}/{place}")
-            measurement = fake_measurement(trial, job, noise, self.environment, self.conditions)
-            if job.streams_blocks:
-                lost_after = _stream(measurement, job, launch)
-                if lost_after is not None:
-                    return Exit(code=None, ended_for="cancelled", wall_s=trial.startup_s + lost_after * block_s)
-            report = RankReport(result=TrialResult(outcome="ok", measurement=measurement))
-        else:
-            report = self._answer(trial, job)
+        if isinstance(job, TrialJob) and job.streams_blocks and report.result.measurement is not None:
+            lost_after = _stream(report.result.measurement, job, launch)
+            if lost_after is not None:
+                return Exit(code=None, ended_for="cancelled", wall_s=trial.startup_s + lost_after * block_s)
         write_model(launch.folder.report, report)
         return Exit(code=0, wall_s=trial.startup_s + block_s * BLOCKS)
 
     def close(self) -> None:
         """Nothing to end."""
 
-    def _answer(self, trial: FakeTrial, job: PrecisionJob | CurvesJob | StressJob) -> RankReport:
+    def _answer(self, trial: FakeTrial, job: TrialJob | PrecisionJob | CurvesJob | StressJob, place: int) -> RankReport:
+        if trial.outcome != "ok":
+            return RankReport(result=TrialResult(outcome=trial.outcome, reason=trial.reason, failure=trial.failure))
         match job:
+            case TrialJob():
+                noise = partial(random.Random(f"{self.seed}/{place}").gauss, 1, self.noise)  # noqa: S311 - made-up noise
+                measurement = fake_measurement(trial, job, noise, self.environment, self.conditions)
+                return RankReport(result=TrialResult(outcome="ok", measurement=measurement))
             case PrecisionJob():
                 return RankReport(result=_DONE, guard=fake_guard(trial, job.config))
             case StressJob():
@@ -133,29 +135,27 @@ class FakeLauncher:
             config for config, names in changed.items() if names & DEVICE_SETTINGS and not names & LOADER_SETTINGS
         ]
         return Curves(
-            loader=tuple(self._loader_point(job, config) for config in (job.config, *loader)),
-            device=tuple(self._device_point(job, config) for config in (job.config, *device)),
+            loader=tuple(self._point("loader", config, job) for config in (job.config, *loader)),
+            device=tuple(self._point("device", config, job) for config in (job.config, *device)),
         )
 
-    def _loader_point(self, job: CurvesJob, config: TrainingConfig) -> CurvePoint:
-        trial, changes = self.cost(config), _changes(config, job, LOADER_SETTINGS | {"micro_batch_size"})
-        if not _runs(trial):
-            return CurvePoint(changes=changes, ceiling=None, reason=trial.reason or trial.outcome)
-        if trial.loader_ceiling is None:
-            return CurvePoint(changes=changes, ceiling=None, reason=_UNKNOWN)
-        return CurvePoint(changes=changes, ceiling=fake_ceilings(trial, loader=True, device=False).loader)
-
-    def _device_point(self, job: CurvesJob, config: TrainingConfig) -> CurvePoint:
-        trial, changes = self.cost(config), _changes(config, job, DEVICE_SETTINGS)
-        if not _runs(trial):
-            return CurvePoint(changes=changes, ceiling=None, reason=trial.reason or trial.outcome)
-        if job.process.limit_bytes is not None and trial.peak_memory_bytes > job.process.limit_bytes:
-            return CurvePoint(changes=changes, ceiling=None, reason="the device ran out of memory")
-        peak = trial.peak_memory_bytes
-        if trial.device_ceiling is None and trial.busy_fraction == 1:
-            return CurvePoint(changes=changes, ceiling=None, reason=_UNKNOWN, peak_memory_bytes=peak)
-        ceiling = fake_ceilings(trial, loader=False, device=True).device
-        return CurvePoint(changes=changes, ceiling=ceiling, peak_memory_bytes=peak)
+    def _point(self, side: Literal["loader", "device"], config: TrainingConfig, job: CurvesJob) -> CurvePoint:
+        trial, limit = self.cost(config), job.process.limit_bytes
+        peak = trial.peak_memory_bytes if side == "device" else None
+        is_device_unknown = trial.device_ceiling is None and trial.busy_fraction == 1
+        is_unknown = is_device_unknown if side == "device" else trial.loader_ceiling is None
+        ceiling, reason = None, ""
+        if trial.outcome != "ok" or trial.hangs:
+            peak, reason = None, trial.reason or trial.outcome
+        elif peak is not None and limit is not None and peak > limit:
+            peak, reason = None, "the device ran out of memory"
+        elif is_unknown:
+            reason = _UNKNOWN
+        else:
+            ceiling = getattr(fake_ceilings(trial, loader=True, device=True), side)
+        changed = changed_settings(config, job.config).items()
+        changes: dict[str, object] = {name: after for name, (_, after) in changed if name in _SETTINGS[side]}
+        return CurvePoint(changes=changes, ceiling=ceiling, reason=reason, peak_memory_bytes=peak)
 
 
 def _stream(measurement: Measurement, job: TrialJob, launch: Launch) -> int | None:
@@ -167,12 +167,3 @@ def _stream(measurement: Measurement, job: TrialJob, launch: Launch) -> int | No
             if launch.should_end is not None and launch.should_end():
                 return number
     return None
-
-
-def _runs(trial: FakeTrial) -> bool:
-    """Whether it runs, so that its loader and device can be measured alone."""
-    return trial.outcome == "ok" and not trial.hangs
-
-
-def _changes(config: TrainingConfig, job: CurvesJob, settings: frozenset[str]) -> dict[str, object]:
-    return {name: after for name, (_, after) in changed_settings(config, job.config).items() if name in settings}

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from autotune.analysis.early_stopping import behind_threshold
 from autotune.analysis.scoring import evaluate, memory_fault
+from autotune.launch.launcher import SideBySide
 from autotune.launch.runner import TrialRunner
-from autotune.launch.side_by_side import SideBySide
 from autotune.note import Note, note
 from autotune.protocol.jobs import NO_EXTRAS, Extras, WindowRules
 from autotune.records.ceilings import CeilingBook

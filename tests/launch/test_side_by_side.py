@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from autotune.errors import LauncherError
-from autotune.launch.side_by_side import SideBySide
+from autotune.launch.launcher import SideBySide
 
 AT_LAST_S = 60.0  # no test takes this long: one whose rule is broken ends so
 

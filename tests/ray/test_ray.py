@@ -31,7 +31,7 @@ from autotune.launch.launcher import Exit, Launch, Launcher, slots_of
 from autotune.protocol.jobs import WindowRules
 from autotune.ray import hosts as ray_hosts
 from autotune.ray import launcher as ray_launcher
-from autotune.ray import running
+from autotune.ray import nodes as ray_nodes
 from autotune.ray.launcher import RayLauncher
 from autotune.records.measurement import Block
 from autotune.records.trial import TrialResult
@@ -228,7 +228,7 @@ def test_a_rank_that_fails_on_another_host_is_the_one_that_is_named(spread: Rig,
 def test_a_rank_that_does_not_follow_anothers_end_on_another_host_is_ended(
     spread: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "_FOLLOW_WITHIN_S", 1.0)
+    monkeypatch.setattr(ray_launcher, "_FOLLOW_WITHIN_S", 1.0)
     result = spread.run(settings=TWO_RANKS, model=in_user_ranks("raising_in_0_while_1_hangs"))
     assert result.outcome == "crashed"
     assert result.reason.startswith("rank 0: "), "not that the other was ended"
@@ -264,7 +264,7 @@ def test_a_host_that_another_job_keeps_is_left_alone_for_others(
 
 
 def test_a_workload_comes_in_parts(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_launcher, "_PART_BYTES", 100)
+    monkeypatch.setattr(ray_nodes, "_PART_BYTES", 100)
     assert (rig.folder / "payload").exists() is False
     assert rig.run(dataset=noise()).outcome == "ok"
     assert (rig.folder / "payload" / "bytes").stat().st_size > 100

@@ -16,11 +16,9 @@ from ray.exceptions import RayActorError
 from autotune.launch.launcher import Exit
 from autotune.protocol.jobs import GroupPart
 from autotune.ray import host as ray_host
-from autotune.ray.actors import HostLostError
 from autotune.ray.host import Host, trial_environment
-from autotune.ray.launcher import merged_exit
-from autotune.ray.nodes import OneHost, most_of_a_kind
-from autotune.ray.running import BlockCopy
+from autotune.ray.launcher import BlockCopy, merged_exit
+from autotune.ray.nodes import HostLostError, OneHost, most_of_a_kind
 from tests.factories import make_environment
 
 PARTS = [GroupPart(host=0, first_rank=0, ranks=2), GroupPart(host=1, first_rank=2, ranks=2)]
@@ -118,7 +116,7 @@ def test_a_report_that_is_far_too_large_does_not_travel_whole(tmp_path: Path, mo
 def host(tmp_path: Path) -> Host:
     """A host on which a task streams its blocks, without its fork server."""
     host = Host.__new__(Host)
-    host._streaming = "mine", tmp_path / "blocks.jsonl"
+    host._streaming = {"mine": tmp_path / "blocks.jsonl"}
     return host
 
 
@@ -133,7 +131,7 @@ def test_a_host_tells_of_its_tasks_blocks_what_is_not_known_yet(host: Host, tmp_
 def test_of_another_task_a_host_tells_nothing(host: Host, tmp_path: Path) -> None:
     (tmp_path / "blocks.jsonl").write_bytes(b"first\n")
     assert host.blocks("another", 0) == b""
-    host._streaming = None
+    host._streaming = {}
     assert host.blocks("mine", 0) == b""
 
 

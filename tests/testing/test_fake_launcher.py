@@ -12,7 +12,7 @@ import pytest
 
 import autotune
 from autotune.launch.answers import MemoryLimits
-from autotune.launch.launcher import Cluster, slots_of
+from autotune.launch.launcher import slots_of
 from autotune.protocol.jobs import WindowRules
 from autotune.records.diagnosis import Curves
 from autotune.records.trial import TrialRecord
@@ -121,7 +121,6 @@ def test_a_group_of_one_is_a_single_process() -> None:
 
 
 def test_the_fake_launcher_is_a_cluster_of_as_many_machines_as_it_is_told() -> None:
-    assert isinstance(FakeLauncher(), Cluster)
     assert [slots_of(launcher) for launcher in (FakeLauncher(), FakeLauncher(slots=3))] == [1, 3]
     assert FakeLauncher(slots=3).notes == ()
 

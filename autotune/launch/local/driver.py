@@ -10,9 +10,8 @@ nvmlDeviceGetHandleBy* functions"). A Ray cluster's hosts are left alone.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from typing import Any
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 
 __all__ = ["kept_initialised"]
 
@@ -29,20 +28,20 @@ def kept_initialised(device: str) -> Iterator[None]:
     """
     import pynvml
 
-    if device.partition(":")[0] not in {"auto", "cuda"}:
-        yield
-        return
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        yield
-        return
-    try:
-        _take_handles()
-        yield
-    finally:
+    with ExitStack() as held:
         with suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
+            if device.partition(":")[0] in {"auto", "cuda"}:
+                pynvml.nvmlInit()
+                held.callback(_let_go)
+                _take_handles()
+        yield
+
+
+def _let_go() -> None:
+    import pynvml
+
+    with suppress(pynvml.NVMLError):
+        pynvml.nvmlShutdown()
 
 
 def _take_handles() -> None:
@@ -54,16 +53,11 @@ def _take_handles() -> None:
     import pynvml
 
     named = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip()
-    with suppress(pynvml.NVMLError):
-        if named.startswith(("GPU-", "MIG-")):
-            _take_each(pynvml.nvmlDeviceGetHandleByUUID, map(str.strip, named.split(",")))
-        elif named[:1].isdecimal():
-            _take_each(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
-
-
-def _take_each(take: Callable[[Any], object], names: Iterable[object]) -> None:
-    import pynvml
-
+    names: Iterable[object] = map(str.strip, named.split(","))
+    take = pynvml.nvmlDeviceGetHandleByUUID
+    if not named.startswith(("GPU-", "MIG-")):
+        count = pynvml.nvmlDeviceGetCount() if named[:1].isdecimal() else 0
+        take, names = pynvml.nvmlDeviceGetHandleByIndex, range(count)
     for name in names:
         with suppress(pynvml.NVMLError):  # a device that does not exist, or not this user's
             take(name)

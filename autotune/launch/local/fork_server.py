@@ -13,37 +13,29 @@ import signal
 import socket
 import subprocess
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from autotune.errors import LauncherError
 from autotune.launch.launcher import Exit, Launch
 from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
-from autotune.launch.local.process_tree import exit_code, kill_all, start_worker
-from autotune.launch.local.watch import watch
+from autotune.launch.local.process_tree import kill_all, start_worker
+from autotune.launch.local.watch import Started, watch
 from autotune.note import Note, note
 
 __all__ = ["ForkServerLauncher"]
 
-_MESSAGE_BYTES = 64 * 1024
+_MESSAGE_BYTES = 64 * 1024  # our convention: far more than the numbers of a thousand ranks take
 _READY_WITHIN_S = 120.0  # our convention: `import torch` from a cold disk takes up to half a minute
 _ANSWER_WITHIN_S = 30.0  # our convention: a fork takes 10 ms
-_LOG_TAIL = 2000
+_LOG_TAIL = 2000  # characters, our convention: a traceback
 
 
 class _BadForkError(Exception):
-    """The server's forks can't open these kinds of devices."""
-
-    def __init__(self, devices: Sequence[str]) -> None:
-        names = ", ".join(devices)
-        super().__init__(
-            f"each trial starts an interpreter of its own: a package that torch loads by itself has opened {names}, "
-            "which a fork can't open after that; set TORCH_DEVICE_BACKEND_AUTOLOAD=0 where you don't need the package"
-        )
-        self.note = note("forks_cannot_open_device", devices=names)
+    """The server's forks can't open a device that trials may run on."""
 
 
 class ForkServerLauncher:
@@ -61,34 +53,19 @@ class ForkServerLauncher:
         self._server: _Server | None = _Server(self._log, self._environment, self._token)
         self._fresh: FreshInterpreterLauncher | None = None
         """Starts trials in place of a server whose forks can't open a device."""
-
-    @property
-    def notes(self) -> tuple[Note, ...]:
+        self.notes: tuple[Note, ...] = ()
         """Why the server is not used, where it is not."""
-        return () if self._fresh is None else self._fresh.notes
 
     def launch(self, launch: Launch) -> Exit:
         """Fork the trial's ranks and wait for them; a server that has died is started anew."""
-        if self._fresh is None:
-            try:
-                return self._launch_forked(launch)
-            except _BadForkError as error:
-                self._fresh = FreshInterpreterLauncher(self._environment, (error.note,), f"autotune: {error}\n")
-        return self._fresh.launch(launch)
-
-    def _launch_forked(self, launch: Launch) -> Exit:
-        ranks: list[_Ranks] = []
-
-        def start(output: int) -> _Ranks:
-            ranks.append(self._fork(launch, output))
-            return ranks[0]
-
+        if self._fresh is not None:
+            return self._fresh.launch(launch)
         try:
-            return watch(launch, self._token, start)
+            return watch(launch, self._token, partial(self._fork, launch))
+        except _BadForkError:
+            return self.launch(launch)
         finally:
-            if ranks and not ranks[0].running:
-                ranks[0].reap()
-            else:
+            if self._server is None or not self._server.reap():
                 self.close()  # the server's next answer would be to the trial that is gone
 
     def close(self) -> None:
@@ -99,21 +76,29 @@ class ForkServerLauncher:
             self._server.process.wait()
         self._server = None
 
-    def _fork(self, launch: Launch, output: int) -> _Ranks:
+    def _fork(self, launch: Launch, output: int) -> Started:
         try:
-            return self._living_server().fork(launch, output)
+            return self._ready_server().fork(launch, output)
         except LauncherError:  # it has died since the last trial
             self.close()
-            return self._living_server().fork(launch, output)
+            return self._ready_server().fork(launch, output)
 
-    def _living_server(self) -> _Server:
-        if self._server is not None and exit_code(self._server.process) is not None:
-            self.close()
+    def _ready_server(self) -> _Server:
         self._server = self._server or _Server(self._log, self._environment, self._token)
         bad = self._server.bad_forks()
         if bad and self._device != "cpu":
-            raise _BadForkError(bad)
+            self._give_up_forks(", ".join(bad))
+            raise _BadForkError
         return self._server
+
+    def _give_up_forks(self, devices: str) -> None:
+        why = (
+            f"each trial starts an interpreter of its own: a package that torch loads by itself has opened {devices}, "
+            "which a fork can't open after that; set TORCH_DEVICE_BACKEND_AUTOLOAD=0 where you don't need the package"
+        )
+        self.notes = (note("forks_cannot_open_device", devices=devices),)
+        self._fresh = FreshInterpreterLauncher(self._environment, log_line=f"autotune: {why}\n")
+        self.close()
 
 
 class _Server:
@@ -122,6 +107,10 @@ class _Server:
     def __init__(self, log: Path, environment: Mapping[str, str], token: str) -> None:
         self._log = log
         self._bad_forks: list[str] | None = None
+        self._pids: list[int] = []
+        """Ranks that are not reaped."""
+        self._running = set[int]()
+        """Those whose exit code has not come yet."""
         self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, log.open("wb") as output:
             try:
@@ -143,17 +132,39 @@ class _Server:
             self._bad_forks = self._answer(_READY_WITHIN_S)["bad_forks"]
         return self._bad_forks
 
-    def fork(self, launch: Launch, output: int) -> _Ranks:
+    def fork(self, launch: Launch, output: int) -> Started:
         """Have the server fork a trial's ranks, which print to `output`."""
         message = json.dumps({"folder": str(launch.folder.path), "ranks": launch.ranks}).encode()
         try:
             socket.send_fds(self.connection, [message], [output])
         except OSError as error:
             raise self._failure("is gone") from error
-        pids = tuple(int(pid) for pid in self._answer(_ANSWER_WITHIN_S)["pids"])
-        return _Ranks(self, pids, set(range(len(pids))))
+        self._pids = self._answer(_ANSWER_WITHIN_S)["pids"]
+        self._running = set(range(launch.ranks))
+        return Started(pids=self._pids, poll=self._poll, spare=self.process.pid)
 
-    def receive(self, timeout_s: float) -> dict[str, Any] | None:
+    def reap(self) -> bool:
+        """Let the server reap the ranks: nothing of them runs any more, and their numbers are not used again.
+
+        False where it can't yet: ranks run, or there are none.
+        """
+        if self._running or not self._pids:
+            return False
+        with suppress(OSError):  # the server is gone
+            self.connection.send(json.dumps({"reap": self._pids}).encode())
+        self._pids = []
+        return True
+
+    def _poll(self, timeout_s: float) -> dict[int, int]:
+        message = self._receive(timeout_s)
+        if message is None:
+            return {}
+        gone = dict.fromkeys(sorted(self._running), -signal.SIGKILL)  # without the server its ranks die too
+        ended: dict[int, int] = {message["rank"]: message["exit"]} if message else gone
+        self._running -= ended.keys()
+        return ended
+
+    def _receive(self, timeout_s: float) -> dict[str, Any] | None:
         """The next message: None where none comes in time, empty where the server is gone."""
         ready, _, _ = select.select([self.connection], [], [], timeout_s)
         if not ready:
@@ -164,7 +175,7 @@ class _Server:
         return dict(json.loads(message or b"{}"))
 
     def _answer(self, within_s: float) -> dict[str, Any]:
-        message = self.receive(within_s)
+        message = self._receive(within_s)
         if not message:
             raise self._failure("has ended" if message is not None else f"did not answer within {within_s:.0f} s")
         return message
@@ -174,33 +185,3 @@ class _Server:
         with suppress(OSError):
             tail = self._log.read_text(errors="replace")[-_LOG_TAIL:].strip()
         return LauncherError(f"the process that starts trials {what}; its log {self._log} ends:\n{tail}")
-
-
-@dataclass(slots=True)
-class _Ranks:
-    """Forked ranks; the server sends their exit codes, and reaps them on request."""
-
-    server: _Server
-    pids: tuple[int, ...]
-    running: set[int]
-    """Ranks whose exit code has not come yet."""
-
-    @property
-    def spare(self) -> int:
-        return self.server.process.pid
-
-    def poll(self, timeout_s: float) -> dict[int, int]:
-        message = self.server.receive(timeout_s)
-        if message is None:
-            return {}
-        if message:
-            ended = {int(message["rank"]): int(message["exit"])}
-        else:  # the server is gone, and its ranks died with it
-            ended = dict.fromkeys(sorted(self.running), -signal.SIGKILL)
-        self.running -= ended.keys()
-        return ended
-
-    def reap(self) -> None:
-        """Let the server reap the ranks: nothing of them runs any more, and their numbers are not used again."""
-        with suppress(OSError):  # the server is gone
-            self.server.connection.send(json.dumps({"reap": self.pids}).encode())

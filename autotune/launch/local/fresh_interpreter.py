@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
 from time import monotonic, sleep
 
 from autotune.launch.launcher import Exit, Launch
 from autotune.launch.local.process_tree import exit_code, start_worker
-from autotune.launch.local.watch import watch
-from autotune.note import Note
+from autotune.launch.local.watch import Started, watch
 
 __all__ = ["FreshInterpreterLauncher"]
 
-_TICK_S = 0.01
+_TICK_S = 0.01  # our convention: nothing beside the seconds that a start takes
 
 
 class FreshInterpreterLauncher:
@@ -24,27 +24,23 @@ class FreshInterpreterLauncher:
 
     Args:
         environment: what trials see; None: this process's.
-        notes: why trials are started this way, where that was not asked for.
-        log_line: the same as a line of text, with which the first trial's log begins.
+        log_line: why trials are started this way, where that was not asked for: the first trial's log begins with it.
     """
 
-    def __init__(
-        self, environment: Mapping[str, str] | None = None, notes: tuple[Note, ...] = (), log_line: str = ""
-    ) -> None:
+    def __init__(self, environment: Mapping[str, str] | None = None, log_line: str = "") -> None:
         self._token = uuid.uuid4().hex
         self._environment = os.environ if environment is None else environment
-        self.notes, self._log_line = notes, log_line
+        self._log_line = log_line
 
     def launch(self, launch: Launch) -> Exit:
         """Start an interpreter for each rank, in a session of its own, and wait for them."""
         with ExitStack() as started:  # reaps the ranks at its end, when all that they have started is gone
 
-            def start(output: int) -> _Ranks:
+            def start(output: int) -> Started:
                 os.write(output, self._log_line.encode())
                 self._log_line = ""
-                return _Ranks(
-                    [started.enter_context(self._start(launch, rank, output)) for rank in range(launch.ranks)]
-                )
+                ranks = [started.enter_context(self._start(launch, rank, output)) for rank in range(launch.ranks)]
+                return Started(pids=[rank.pid for rank in ranks], poll=partial(_poll, dict(enumerate(ranks))))
 
             return watch(launch, self._token, start)
 
@@ -61,23 +57,15 @@ class FreshInterpreterLauncher:
         )
 
 
-class _Ranks:
-    """Interpreters that are this process's children."""
-
-    spare: int | None = None
-
-    def __init__(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
-        self.pids = [process.pid for process in processes]
-        self._running = dict(enumerate(processes))
-
-    def poll(self, timeout_s: float) -> dict[int, int]:
-        until = monotonic() + timeout_s
-        while not (ended := self._ended()) and (left_s := until - monotonic()) > 0:
-            sleep(min(_TICK_S, left_s))
-        for rank in ended:
-            del self._running[rank]
-        return ended
-
-    def _ended(self) -> dict[int, int]:
-        codes = {rank: exit_code(process) for rank, process in self._running.items()}
-        return {rank: code for rank, code in codes.items() if code is not None}
+def _poll(running: dict[int, subprocess.Popen[bytes]], timeout_s: float) -> dict[int, int]:
+    """As Started has it; ranks that have ended are taken out of those that run."""
+    until = monotonic() + timeout_s
+    while True:
+        codes = {rank: exit_code(process) for rank, process in running.items()}
+        ended = {rank: code for rank, code in codes.items() if code is not None}
+        left_s = until - monotonic()
+        if ended or left_s <= 0:
+            for rank in ended:
+                del running[rank]
+            return ended
+        sleep(min(_TICK_S, left_s))

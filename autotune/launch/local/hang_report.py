@@ -25,7 +25,7 @@ _COLLECTIVES = "/torch/distributed/"
 _WAITS_IN = (_COLLECTIVES, "/torch/nn/parallel/distributed.py")
 _LIBRARIES = ("/site-packages/torch/", "/dist-packages/torch/", _OUR_PACKAGE)
 _BACKWARD = "_engine_run_backward"  # torch/autograd/graph.py; DDP's all-reduce is awaited in it, without a frame
-_DEVICE_WAIT = (("/torch/cuda/", "/torch/accelerator/"), "synchronize")  # for kernels, those of NCCL among them
+_DEVICE_WAITS_IN = ("/torch/cuda/", "/torch/accelerator/")  # by synchronize: for kernels, those of NCCL among them
 _NOT_THE_USERS = ("/site-packages/", "/dist-packages/")
 
 
@@ -53,13 +53,12 @@ def whereabouts(stack: tuple[Frame, ...]) -> Whereabouts:
     if not stack:
         return "unknown"
     innermost = stack[-1]
-    folders, name = _DEVICE_WAIT
     if innermost.name == _BACKWARD:
         return "waiting"
     if any(place in innermost.file for place in _WAITS_IN):
         caller = next((frame.file for frame in reversed(stack) if _COLLECTIVES not in frame.file), innermost.file)
         return "waiting" if any(place in caller for place in _LIBRARIES) else "calling"
-    if innermost.name == name and any(folder in innermost.file for folder in folders):
+    if innermost.name == "synchronize" and any(place in innermost.file for place in _DEVICE_WAITS_IN):
         return "waiting"
     return "ours" if innermost.file.startswith(_OUR_PACKAGE) else "elsewhere"
 

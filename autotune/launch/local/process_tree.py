@@ -19,7 +19,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic, sleep
@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 _GONE_WITHIN_S = 5.0  # our convention: a process that a SIGKILL has not ended by then waits for a device or a disk
-_TICK_S = 0.002
+_TICK_S = 0.002  # our convention: a process that was killed is gone in about as long
 _SHARED = Path("/dev/shm")  # noqa: S108 - torch's and NCCL's own place
 _NCCL = "nccl-"
 
@@ -127,9 +127,9 @@ def bytes_above(leaders: Collection[int], ceiling_bytes: int) -> int | None:
     proportional share (PSS) asked for, which takes the process's memory lock.
     """
     processes = [process for leader in leaders for process in _tree(leader)]
-    if sum(_resident_bytes(process.pid) for process in processes) <= ceiling_bytes:
+    if _summed(processes, lambda process: process.memory_info().rss) <= ceiling_bytes:
         return None
-    total = sum(_proportional_bytes(process) for process in processes)
+    total = _summed(processes, _proportional_bytes)
     return total if total > ceiling_bytes else None
 
 
@@ -143,54 +143,36 @@ def oom_kills() -> int:
 
 
 def _tree(leader: int) -> list[psutil.Process]:
-    try:
+    with suppress(psutil.Error):
         root = psutil.Process(leader)
         return [root, *root.children(recursive=True)]
-    except psutil.Error:
-        return []
+    return []
 
 
-def _members(leaders: Collection[int], token: str, spare: int | None) -> list[psutil.Process]:
-    mine = {os.getpid(), spare}
-    return [
-        process
-        for process in psutil.process_iter()
-        if process.pid not in mine
-        and (_session(process.pid) in leaders or _has_token(process, token))
-        and _is_running(process)
-    ]
-
-
-def _session(pid: int) -> int | None:
-    with suppress(OSError):
-        return os.getsid(pid)
-    return None
-
-
-def _is_running(process: psutil.Process) -> bool:
-    """Whether a process is no zombie: those wait for their parent, which in a container may never reap them."""
-    with suppress(psutil.Error):
-        return process.status() not in {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}
-    return False
-
-
-def _has_token(process: psutil.Process, token: str) -> bool:
-    with suppress(psutil.Error, OSError):
-        return process.environ().get(TOKEN_VARIABLE) == token
-    return False
-
-
-def _resident_bytes(pid: int) -> int:
-    with suppress(OSError, ValueError, IndexError):
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return 0
+def _summed(processes: Iterable[psutil.Process], bytes_of: Callable[[psutil.Process], int]) -> int:
+    total = 0
+    for process in processes:
+        with suppress(psutil.Error):  # it has ended
+            total += bytes_of(process)
+    return total
 
 
 def _proportional_bytes(process: psutil.Process) -> int:
-    with suppress(psutil.Error):
-        full = process.memory_full_info()
-        return int(getattr(full, "pss", full.uss))
-    return 0
+    full = process.memory_full_info()
+    return int(getattr(full, "pss", full.uss))
+
+
+def _members(leaders: Collection[int], token: str, spare: int | None) -> list[psutil.Process]:
+    others = (process for process in psutil.process_iter() if process.pid not in {os.getpid(), spare})
+    return [process for process in others if _is_member(process, leaders, token)]
+
+
+def _is_member(process: psutil.Process, leaders: Collection[int], token: str) -> bool:
+    """Whether a process of a trial runs; zombies wait for their parent, which in a container may never reap them."""
+    with suppress(psutil.Error, OSError):
+        is_ours = os.getsid(process.pid) in leaders or process.environ().get(TOKEN_VARIABLE) == token
+        return is_ours and process.status() not in {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}
+    return False
 
 
 def free_shared_memory(pid: int) -> None:
@@ -200,9 +182,15 @@ def free_shared_memory(pid: int) -> None:
             path.unlink()
 
 
-def segments() -> frozenset[int]:
-    """Inodes of this user's files of NCCL that are there now."""
-    return frozenset(_own())
+def segments() -> dict[int, Path]:
+    """This user's files of NCCL that are there now, by their inodes."""
+    found = {}
+    for path in _SHARED.glob(f"{_NCCL}*"):
+        with suppress(OSError):
+            status = path.stat(follow_symlinks=False)
+            if status.st_uid == os.getuid():
+                found[status.st_ino] = path
+    return found
 
 
 def free_segments(before: Collection[int]) -> None:
@@ -211,24 +199,12 @@ def free_segments(before: Collection[int]) -> None:
     Processes of other containers that share /dev/shm are not visible: a group of this user's that starts in one while a
     trial's ranks run here may lose its file. Hence this is called after groups only, which may have left some.
     """
-    new = {inode: path for inode, path in _own().items() if inode not in before}
-    if not new:
-        return
-    used = _used_names()
+    new = {inode: path for inode, path in segments().items() if inode not in before}
+    used = _used_names() if new else set()
     for path in new.values():
         if path.name not in used:
             with suppress(OSError):  # its owner has removed it
                 path.unlink()
-
-
-def _own() -> dict[int, Path]:
-    found = {}
-    for path in _SHARED.glob(f"{_NCCL}*"):
-        with suppress(OSError):
-            status = path.stat(follow_symlinks=False)
-            if status.st_uid == os.getuid():
-                found[status.st_ino] = path
-    return found
 
 
 def _used_names() -> set[str]:

@@ -8,14 +8,13 @@ the processes print, or the beginning and the end where that is too much.
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from time import monotonic
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 import psutil
 
@@ -23,7 +22,7 @@ from autotune.launch.launcher import EndedFor, Exit, Launch
 from autotune.launch.local.process_tree import bytes_above, free_segments, kill_all, oom_kills, segments
 from autotune.protocol.disk import disk_error
 
-__all__ = ["LogFile", "Started", "open_log", "watch"]
+__all__ = ["LogFile", "Started", "watch"]
 
 # Our conventions:
 _TICK_S = 0.05
@@ -39,34 +38,17 @@ _PUMP_BYTES = 1024 * 1024  # then the deadline and the memory are checked again
 _CHUNK_BYTES = 64 * 1024  # what a pipe holds; man 7 pipe
 
 
-class Started(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
     """A trial's processes as their launcher knows them."""
 
-    @property
-    def pids(self) -> Sequence[int]:
-        """The leader of each rank's session, in the order of the ranks."""
-        ...
-
-    @property
-    def spare(self) -> int | None:
-        """A server that has the trial's token and lives on."""
-        ...
-
-    def poll(self, timeout_s: float) -> Mapping[int, int]:
-        """Wait at most so long; exit codes (negative: a signal) of the ranks that have ended since the last call.
-
-        The ranks are not reaped: `pids` stay theirs until `watch` returns. Not to be called once all have ended.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class _End:
-    codes: Mapping[int, int]
-    """Of the ranks that ended by themselves, in that order."""
-    ended_for: EndedFor | None
-    first_s: float | None = None
-    memory_bytes: int | None = None
+    pids: Sequence[int]
+    """The leader of each rank's session, in the order of the ranks; not reaped before `watch` returns."""
+    poll: Callable[[float], Mapping[int, int]]
+    """Waits at most so long; exit codes (negative: a signal) of the ranks that have ended since the last call. Never
+    called once all have ended."""
+    spare: int | None = None
+    """A server that has the trial's token and lives on."""
 
 
 def watch(launch: Launch, token: str, start: Callable[[int], Started]) -> Exit:
@@ -77,64 +59,60 @@ def watch(launch: Launch, token: str, start: Callable[[int], Started]) -> Exit:
         token: Marks its processes.
         start: Starts its ranks, which print to a descriptor.
     """
-    log, writing = open_log(launch.log)
+    log = LogFile(launch.log)
     try:
-        started = start(writing)
+        started = start(log.output)
     except BaseException:
         kill_all((), token)
         log.close()
         raise
     finally:
-        os.close(writing)
-    begun, kills = monotonic(), oom_kills()
-    before = segments()
+        os.close(log.output)
+    begun, kills, before = monotonic(), oom_kills(), segments()
     try:
         end = _wait(started, launch, log, begun)
-        wall_s = monotonic() - begun
     finally:
         kill_all(started.pids, token, spare=started.spare)
         if launch.ranks > 1:
             free_segments(before)
         log.close()
-    _await_last_exits(started, launch.ranks - len(end.codes))
-    codes = tuple(end.codes.get(rank) for rank in range(launch.ranks))
-    return Exit(
-        code=codes[0],
-        codes=codes,
-        first=next(iter(end.codes), None),
-        first_s=end.first_s,
-        ended_for=end.ended_for,
-        memory_bytes=end.memory_bytes,
-        was_oom_killed=oom_kills() > kills,
-        wall_s=wall_s,
-    )
+    _await_last_exits(started, end.codes.count(None))
+    return replace(end, was_oom_killed=oom_kills() > kills)
 
 
-def _wait(started: Started, launch: Launch, log: LogFile, begun: float) -> _End:
+def _wait(started: Started, launch: Launch, log: LogFile, begun: float) -> Exit:
     codes: dict[int, int] = {}
+    ends_at: dict[EndedFor, float] = {"deadline": begun + launch.deadline_s, "straggling": inf, "standstill": inf}
     ram = _RamWatch(launch.ram_ceiling_bytes, begun + _RAM_CHECK_S, psutil.virtual_memory().available)
-    straggling_from, standing_from, first_s = inf, inf, None
-    while True:
+    running, first_s, taken = started.pids, None, None
+    ended_for: EndedFor | None = None
+    while running and ended_for is None:
         is_flooded = log.pump()
         ended = started.poll(_FLOODED_TICK_S if is_flooded else _TICK_S)
         now = monotonic()
         if ended and not codes:
-            straggling_from, first_s = now + _FOLLOW_WITHIN_S, now - begun
-        standing_from = min(standing_from, now + _STACKS_WITHIN_S) if launch.folder.has_stacks() else inf
+            ends_at["straggling"], first_s = now + _FOLLOW_WITHIN_S, now - begun
+        stacks_end = min(ends_at["standstill"], now + _STACKS_WITHIN_S)
+        ends_at["standstill"] = stacks_end if launch.folder.has_stacks() else inf
         codes.update(ended)
-        if len(codes) == launch.ranks:
-            return _End(codes, None, first_s)
-        if now - begun >= launch.deadline_s:
-            return _End(codes, "deadline", first_s)
-        if now >= straggling_from:
-            return _End(codes, "straggling", first_s)
-        if now >= standing_from:
-            return _End(codes, "standstill", first_s)
-        if launch.should_end is not None and launch.should_end():
-            return _End(codes, "cancelled", first_s)
-        taken = ram.above_ceiling([pid for rank, pid in enumerate(started.pids) if rank not in codes], now)
-        if taken is not None:
-            return _End(codes, "memory", first_s, taken)
+        running = [pid for rank, pid in enumerate(started.pids) if rank not in codes]
+        if not running:
+            break
+        ended_for = next((reason for reason, at in ends_at.items() if now >= at), None)
+        if ended_for is None and launch.should_end is not None and launch.should_end():
+            ended_for = "cancelled"
+        if ended_for is None and (taken := ram.above_ceiling(running, now)) is not None:
+            ended_for = "memory"
+    by_rank = tuple(codes.get(rank) for rank in range(launch.ranks))
+    return Exit(
+        code=by_rank[0],
+        codes=by_rank,
+        first=next(iter(codes), None),  # they are in the order in which they came
+        first_s=first_s,
+        ended_for=ended_for,
+        memory_bytes=taken,
+        wall_s=monotonic() - begun,
+    )
 
 
 def _await_last_exits(started: Started, count: int) -> None:
@@ -164,36 +142,26 @@ class _RamWatch:
         return bytes_above(leaders, self.ceiling_bytes)
 
 
-def open_log(path: Path) -> tuple[LogFile, int]:
-    """A log, and the descriptor that a trial's processes write to.
+class LogFile:
+    """Writes what comes out of a pipe to a file, at most half a MiB.
+
+    Attributes:
+        output: the descriptor that a trial's processes write to, for the caller to close.
 
     Raises:
         RunFolderError: the log can't be written; nothing stays open.
     """
-    reading, writing = os.pipe()
-    try:
-        return LogFile(path, reading), writing
-    except OSError as error:
-        os.close(reading)
-        os.close(writing)
-        raise disk_error(path, error) from error
 
-
-class LogFile:
-    """Writes what comes out of a pipe to a file, at most half a MiB."""
-
-    def __init__(self, path: Path, pipe: int) -> None:
-        self._file: BinaryIO = open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb", buffering=0)  # noqa: PTH123, SIM115 - a descriptor, closed by close()
-        self._pipe = pipe
-        os.set_blocking(pipe, False)
-        self._room = _HEAD_BYTES
-        self._tail: deque[bytes] = deque()
-        self._tail_bytes = 0
-        self._dropped = 0
-
-    def fileno(self) -> int:
-        """The pipe's descriptor, to select on."""
-        return self._pipe
+    def __init__(self, path: Path) -> None:
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        except OSError as error:
+            raise disk_error(path, error) from error
+        self._file: BinaryIO = open(descriptor, "wb", buffering=0)  # noqa: PTH123, SIM115 - a descriptor, closed by close()
+        self._pipe, self.output = os.pipe()
+        os.set_blocking(self._pipe, False)
+        self._room, self._dropped = _HEAD_BYTES, 0
+        self._tail = bytearray()
 
     def pump(self) -> bool:
         """Read what is in the pipe now, 1 MiB at most; whether it was full, so that more may wait."""
@@ -210,8 +178,7 @@ class LogFile:
             pass
         if self._dropped:
             self._write(f"\n... {self._dropped:,} bytes left out ...\n".encode())
-        for chunk in self._tail:
-            self._write(chunk)
+        self._write(self._tail)
         self._file.close()
         os.close(self._pipe)
 
@@ -219,14 +186,11 @@ class LogFile:
         head, rest = chunk[: self._room], chunk[self._room :]
         self._room -= len(head)
         self._write(head)
-        if rest:
-            self._tail.append(rest)
-            self._tail_bytes += len(rest)
-        while self._tail and self._tail_bytes - len(self._tail[0]) >= _TAIL_BYTES:
-            gone = self._tail.popleft()
-            self._tail_bytes -= len(gone)
-            self._dropped += len(gone)
+        self._tail += rest
+        excess = max(0, len(self._tail) - _TAIL_BYTES)
+        del self._tail[:excess]
+        self._dropped += excess
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, data: bytes | bytearray) -> None:
         with suppress(OSError):
             self._file.write(data)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from autotune.launch.launcher import notes_of
 from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.settings.training_config import TrainingConfig
 from tests.launch.conftest import GENEROUS_S, Rig, rig_over
@@ -62,7 +63,7 @@ def looked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Looked]:
 
 
 def test_forks_that_can_not_open_the_device_are_not_used_and_that_is_said_once(looked: Looked) -> None:
-    (note,) = looked.spoilt.launcher.notes
+    (note,) = notes_of(looked.spoilt.launcher)
     assert (note.code, note.figures) == ("forks_cannot_open_device", {"devices": "cuda"})
     assert ["autotune: each trial starts an interpreter" in log for log in looked.logs] == [True, False]
     assert looked.spoilt.server_pid is None, "the server is of no use"
@@ -76,11 +77,11 @@ def test_a_rank_that_was_forked_so_all_the_same_says_why_it_can_not_run(looked: 
 
 def test_trials_on_the_processor_are_forked_all_the_same(looked: Looked) -> None:
     looked.on_cpu.assert_next_trial_works()
-    assert looked.on_cpu.launcher.notes == ()
+    assert notes_of(looked.on_cpu.launcher) == ()
     assert looked.on_cpu.server_pid is not None
 
 
 def test_forks_that_can_open_every_device_are_used(rig: Rig) -> None:
     rig.assert_next_trial_works()
-    assert rig.launcher.notes == ()
+    assert notes_of(rig.launcher) == ()
     assert rig.server_pid is not None

@@ -8,33 +8,33 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import RunFolderError
-from autotune.launch.local.watch import open_log
+from autotune.launch.local.watch import LogFile
 
 
 def test_a_log_keeps_a_small_output_as_it_is(tmp_path: Path) -> None:
-    log, output = open_log(tmp_path / "log")
-    os.write(output, b"one\n\xff")
+    log = LogFile(tmp_path / "log")
+    os.write(log.output, b"one\n\xff")
     assert not log.pump()
-    os.write(output, b"two")
-    os.close(output)
+    os.write(log.output, b"two")
+    os.close(log.output)
     log.close()
     assert (tmp_path / "log").read_bytes() == b"one\n\xfftwo"
 
 
 def test_a_full_pipe_is_told_since_more_may_wait(tmp_path: Path) -> None:
-    log, output = open_log(tmp_path / "log")
-    os.write(output, b"x" * 2**16)
+    log = LogFile(tmp_path / "log")
+    os.write(log.output, b"x" * 2**16)
     assert log.pump()
-    os.close(output)
+    os.close(log.output)
     log.close()
 
 
 def test_what_lies_between_beginning_and_end_is_counted_and_left_out(tmp_path: Path) -> None:
-    log, output = open_log(tmp_path / "log")
+    log = LogFile(tmp_path / "log")
     for number in range(64):
-        os.write(output, bytes([number]) * 2**15)
+        os.write(log.output, bytes([number]) * 2**15)
         log.pump()
-    os.close(output)
+    os.close(log.output)
     log.close()
     kept = (tmp_path / "log").read_bytes()
     head, notice, tail = kept.partition(b"\n... ")
@@ -48,12 +48,12 @@ def test_what_lies_between_beginning_and_end_is_counted_and_left_out(tmp_path: P
 def test_a_log_that_cannot_be_written_is_told_and_leaves_no_descriptor(tmp_path: Path) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(RunFolderError, match="can't be written"):
-        open_log(tmp_path / "absent" / "log")
+        LogFile(tmp_path / "absent" / "log")
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_a_log_is_its_owners_alone(tmp_path: Path) -> None:
-    log, output = open_log(tmp_path / "log")
-    os.close(output)
+    log = LogFile(tmp_path / "log")
+    os.close(log.output)
     log.close()
     assert (tmp_path / "log").stat().st_mode & 0o077 == 0
