@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import inf, prod
 
-from autotune.settings.ddp_config import TORCH_FIRST_BUCKET_MB, DdpConfig
 from autotune.settings.environment import Environment
 from autotune.settings.objective import Objective
 from autotune.settings.search_space import DDP_PREFIX, Choices, Domain, IntRange, SettingValue
-from autotune.settings.training_config import TrainingConfig
+from autotune.settings.training_config import TORCH_FIRST_BUCKET_MB, DdpConfig, TrainingConfig
 from autotune.settings.workload import WorkloadFacts
 from autotune.space.constraints import (
     DATA_PARALLEL_KINDS,
