@@ -97,7 +97,7 @@ def coarse_exchange(config: TrainingConfig, baseline: TrainingConfig) -> str | N
     GradScaler skips such steps and halves its scale; in other precisions nothing corrects it. Source:
     torch/distributed/algorithms/ ddp_comm_hooks/default_hooks.py (_compress_hook), torch 2.13.
     """
-    hook, today = _hook_of(config), _hook_of(baseline)
+    hook, today = ((each.ddp or DdpConfig()).comm_hook for each in (config, baseline))
     if hook is None or hook == today or HOOK_DTYPES.get(hook) == config.amp_dtype:
         return None
     return (
@@ -202,10 +202,6 @@ def _beyond_the_group(config: TrainingConfig, facts: WorkloadFacts, environment:
             "got ddp.find_unused_parameters=False; set ddp.find_unused_parameters: true"
         )
     return hook_obstacle(ddp.comm_hook, environment)
-
-
-def _hook_of(config: TrainingConfig) -> str | None:
-    return None if config.ddp is None else config.ddp.comm_hook
 
 
 def _normalised_ranks(settings: dict[str, object], facts: WorkloadFacts) -> dict[str, object]:
