@@ -15,16 +15,17 @@ from typing import TYPE_CHECKING
 
 from autotune.api.interrupts import kept_interrupts, without_interrupts
 from autotune.api.random_state import kept_random_state
-from autotune.api.setup import identity_of, opened_launcher, runner_for, warnings_in
+from autotune.api.setup import opened_launcher, runner_for, warnings_in
 from autotune.errors import NothingFeasibleError, RunFolderError, WorkloadError
 from autotune.files.recommended_file import recommended_yaml
 from autotune.files.run_folder import RunFolder, new_run_dir, open_run_folder, read_summary
 from autotune.launch.launcher import Launcher, notes_of, slots_of
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note, note
-from autotune.protocol.disk import write_atomic
+from autotune.protocol.disk import write_atomic, write_model
 from autotune.protocol.payload import write_payload
 from autotune.records.run_summary import Progress, RunSummary
+from autotune.records.study_identity import identify
 from autotune.records.trial import TrialRecord
 from autotune.report.model import build_report
 from autotune.report.render.html import render_page
@@ -100,8 +101,9 @@ def run_plan(
         runner, space = probe_workload(plan, runner_for(plan, folder, starts))
         probe_s = clock.elapsed_s - begun
         show(_probing(clock, warnings_in(space.notes)))
-        identity = identity_of(plan, space)
-        study = Study.open(folder.study, space, identity=identity, seed=plan.seed, method=plan.search.method)
+        study = Study.open(
+            folder.study, space, identity=identify(plan, space), seed=plan.seed, method=plan.search.method
+        )
         slots = partial(slots_of, starts)
         time = TimeBudget(study=study, budget=plan.budget, clock=clock, slots=slots, probe_s=probe_s)
         search = _search_of(plan, time, runner, folder, hints)
@@ -117,7 +119,7 @@ def run_plan(
 def _search_of(plan: Plan, time: TimeBudget, runner: TrialRunner, folder: RunFolder, hints: Hints | None) -> Search:
     """The search with its proposer; of one that goes on, what measuring loader and device has shown is read back."""
     study, space = time.study, time.study.space
-    keep = partial(folder.write_model, folder.curves)
+    keep = partial(write_model, folder.curves)
     search = Search(
         time=time,
         runner=runner,

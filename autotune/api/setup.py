@@ -1,4 +1,4 @@
-"""What every public function needs before it can start: a Plan, a folder, a launcher, a runner, a study's identity.
+"""What every public function needs before it can start: a Plan, a folder, a launcher, a runner.
 
 Comes in: the arguments of a Python call, or a Plan. Goes out: these values, and open resources as context managers.
 """
@@ -21,14 +21,11 @@ from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note
-from autotune.records.study_identity import identify
 from autotune.report.wording import say
 from autotune.settings.objective import Objective
 from autotune.settings.plan import Plan
-from autotune.space.domains import whole_numbers
-from autotune.space.resolved_space import ResolvedSpace
 
-__all__ = ["identity_of", "opened_launcher", "plan_of", "runner_for", "temporary_folder", "warnings_in"]
+__all__ = ["opened_launcher", "plan_of", "runner_for", "temporary_folder", "warnings_in"]
 
 _LOADER_KEYS = {"shuffle", "drop_last", "sampler", "batch_sampler", "worker_init_fn", "multiprocessing_context"}
 _SECTIONS = {
@@ -72,22 +69,6 @@ def runner_for(plan: Plan, folder: RunFolder, launcher: Launcher) -> TrialRunner
         seed=plan.seed,
         say=say,
     )
-
-
-def identity_of(plan: Plan, space: ResolvedSpace) -> dict[str, str]:
-    """What must be equal for a plan's study to go on, by name.
-
-    Where groups may span hosts, their layout is part of it: the hosts decide which numbers of ranks are tried by
-    default, and a group's rate depends on how it is spread over them.
-    """
-    environment, sizes = space.environment, whole_numbers(space.domains["world_size"])
-    own = identify(plan, environment)
-    is_default = "world_size" not in plan.space.given()
-    has_groups = max(*sizes, plan.baseline.process_count) > 1
-    if environment.hosts == 1 or not has_groups or not (is_default or environment.is_spread):
-        return own
-    how = "spread over" if environment.is_spread else "packed on"
-    return {**own, "ranks": f"{', '.join(map(str, sizes))} {how} {environment.hosts} hosts"}
 
 
 def warnings_in(notes: Iterable[Note | str]) -> tuple[Note, ...]:

@@ -32,7 +32,6 @@ __all__ = [
     "MACHINE_KEYS",
     "describe_machine",
     "load",
-    "read_recommended",
     "read_recommended_machine",
     "recommended_yaml",
 ]
@@ -96,17 +95,9 @@ def load(path: str | Path) -> TrainingConfig:
     """Read the settings of a recommended.yaml.
 
     Raises:
-        ConfigError: the file is missing or is no recommended.yaml.
-    """
-    return read_recommended(Path(path))
-
-
-def read_recommended(path: Path) -> TrainingConfig:
-    """The settings of a recommended.yaml.
-
-    Raises:
         ConfigError: the file can't be read, is no recommended.yaml, or was changed to what breaks a rule.
     """
+    path = Path(path)
     if isdir(path):  # noqa: PTH112 - unlike Path.is_dir, no error for a name that no file system takes
         raise ConfigError(f"{path}: is a folder; give the file, such as {path / 'recommended.yaml'}")
     document = read_document(path)

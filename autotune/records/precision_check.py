@@ -6,7 +6,7 @@ PrecisionFigures; `objection` judges them. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import isfinite
 
 from autotune.frozen import FrozenModel
@@ -115,34 +115,25 @@ def objection(figures: PrecisionFigures) -> str | None:
     """
     if not all(isfinite(loss) for loss in figures.reference_losses):
         return None
-    return _loss_not_finite(figures) or _skips(figures) or _losses_deviate(figures) or _gradients_differ(figures)
+    return next(_objections_to_losses(figures), None) or _gradients_differ(figures)
 
 
-def _loss_not_finite(figures: PrecisionFigures) -> str | None:
+def _objections_to_losses(figures: PrecisionFigures) -> Iterator[str]:
     at = next((at for at, loss in enumerate(figures.losses) if not isfinite(loss)), None)
-    if at is None:
-        return None
-    return f"the loss became {figures.losses[at]} at step {at + 1} of {GUARD_STEPS}; float32's stayed finite"
-
-
-def _skips(figures: PrecisionFigures) -> str | None:
+    if at is not None:
+        yield f"the loss became {figures.losses[at]} at step {at + 1} of {GUARD_STEPS}; float32's stayed finite"
     attempts, last = len(figures.skipped_steps), figures.skipped_steps[-_LAST_STEPS:]
-    if not any(last):
-        return None
-    return (
-        f"the GradScaler still skipped {sum(last)} of the last {len(last)} steps for gradients that were not finite "
-        f"({sum(figures.skipped_steps)} of {attempts} in all)"
-    )
-
-
-def _losses_deviate(figures: PrecisionFigures) -> str | None:
+    if any(last):
+        yield (
+            f"the GradScaler still skipped {sum(last)} of the last {len(last)} steps for gradients that were not "
+            f"finite ({sum(figures.skipped_steps)} of {attempts} in all)"
+        )
     deviation, allowed = figures.loss_deviation, LOSS_TOLERANCE + figures.repeat_deviation
-    if deviation is None or deviation <= allowed:
-        return None
-    return (
-        f"over {figures.steps} steps from the same weights and batches the losses deviate from float32's by "
-        f"{deviation:.1%} of their mean, where {allowed:.1%} is tolerated"
-    )
+    if deviation is not None and deviation > allowed:
+        yield (
+            f"over {figures.steps} steps from the same weights and batches the losses deviate from float32's by "
+            f"{deviation:.1%} of their mean, where {allowed:.1%} is tolerated"
+        )
 
 
 def _gradients_differ(figures: PrecisionFigures) -> str | None:

@@ -71,14 +71,6 @@ class Load:
         """Whether that is more than what the process took."""
         return self.peak_bytes > self.own_bytes
 
-    @property
-    def bearer(self) -> str:
-        """Who takes that: "2 ranks with 64 MiB of gradient buckets each"."""
-        who, each = ("a rank", "") if self.ranks == 1 else (f"{self.ranks} ranks", " each")
-        return (
-            f"{who} with {self.bucket_bytes / 2**20:,.0f} MiB of gradient buckets{each}" if self.bucket_bytes else who
-        )
-
 
 def sample_scan_s(left_s: float) -> float:
     """Seconds for measuring samples' sizes before the stress run, of so many until its deadline."""

@@ -118,9 +118,7 @@ def compose(params: Mapping[str, SettingValue], space: ResolvedSpace) -> Trainin
     if space.batch_cap is not None and config.global_batch_size > space.batch_cap:
         return f"the global batch must stay within {space.batch_cap}, but got {config.global_batch_size}"
     reason = rules.obstacle(config, space.facts, space.environment, drop_last=space.drop_last)
-    if (
-        reason is None and f"{DDP_PREFIX}comm_hook" not in space.given
-    ):  # the rounding of listed ones is the user's to judge
+    if reason is None and f"{DDP_PREFIX}comm_hook" not in space.given:  # else the rounding is the user's to judge
         reason = rules.coarse_exchange(config, space.baseline)
     return reason or config
 
