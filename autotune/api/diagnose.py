@@ -12,8 +12,7 @@ from time import monotonic
 
 import psutil
 
-from autotune.api.interrupts import kept_interrupts
-from autotune.api.random_state import kept_random_state
+from autotune.api.caller import kept_interrupts, kept_random_state
 from autotune.api.setup import opened_launcher, runner_for, temporary_folder, warnings_in
 from autotune.diagnosis.variations import list_variations
 from autotune.diagnosis.verdict import judge

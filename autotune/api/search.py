@@ -13,8 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotune.api.interrupts import kept_interrupts, without_interrupts
-from autotune.api.random_state import kept_random_state
+from autotune.api.caller import kept_interrupts, kept_random_state, without_interrupts
 from autotune.api.setup import opened_launcher, runner_for, warnings_in
 from autotune.errors import NothingFeasibleError, RunFolderError, WorkloadError
 from autotune.files.recommended_file import recommended_yaml

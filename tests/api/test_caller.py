@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from autotune.api.interrupts import kept_interrupts, without_interrupts
+from autotune.api.caller import kept_interrupts, without_interrupts
 
 
 class Thing:
