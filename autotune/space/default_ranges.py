@@ -33,12 +33,12 @@ class Basis:
     """What default ranges depend on, and proposals after them."""
 
     given: Mapping[str, Domain]
-    """The settings that the user has given, by name."""
+    """The settings that the user has given, by name: `SearchSpace.given`."""
     baseline: TrainingConfig
     objective: Objective
     facts: WorkloadFacts
     environment: Environment
-    drop_last: bool
+    drop_last: bool = True
 
     @property
     def keeps_batch(self) -> bool:
@@ -100,14 +100,12 @@ def batch_cap(basis: Basis, domains: Mapping[str, Domain]) -> int | None:
 
 def _device_ranges(basis: Basis) -> dict[str, Domain]:
     baseline, environment = basis.baseline, basis.environment
-    threads: tuple[SettingValue, ...] = (None,)
-    if environment.device_kind == "cpu":
-        threads = (None, *(size for size in _powers_of_two(environment.cores) if size < environment.cores))
+    threads = _powers_of_two(environment.cores - 1) if environment.device_kind == "cpu" else []
     return {
         "amp_dtype": Choices(values=environment.native_amp_dtypes),
-        "channels_last": Choices(values=(False, True) if basis.facts.has_4d_input else (False,)),
-        "compile": Choices(values=(False, True) if baseline.compile else (False,)),
-        "intra_op_threads": _choices(*threads, baseline.intra_op_threads),
+        "channels_last": _choices(False, basis.facts.has_4d_input),
+        "compile": _choices(False, baseline.compile),
+        "intra_op_threads": _choices(None, *threads, baseline.intra_op_threads),
     }
 
 
@@ -156,8 +154,8 @@ def _loader_ranges(basis: Basis, domains: Mapping[str, Domain]) -> dict[str, Dom
     return {
         "num_workers": IntRange(low=0, high=max(most, baseline.num_workers)),
         "prefetch_factor": Choices(values=tuple(sorted(prefetch_factors))),
-        "persistent_workers": Choices(values=(False, True)),
-        "pin_memory": Choices(values=(False, True) if is_copied else (False,)),
+        "persistent_workers": _choices(False, True),
+        "pin_memory": _choices(False, is_copied),
     }
 
 
@@ -183,17 +181,13 @@ def _batch_range(basis: Basis, domains: Mapping[str, Domain]) -> Domain:
 
 
 def _accum_range(basis: Basis, domains: Mapping[str, Domain]) -> Domain:
-    baseline = basis.baseline
+    steps = set[int]() if "micro_batch_size" in basis.given else set(_ACCUM_STEPS)
     if basis.keeps_batch:
-        wanted = baseline.global_batch_size
+        wanted = basis.baseline.global_batch_size
         sizes, ranks = whole_numbers(domains["micro_batch_size"]), whole_numbers(domains["world_size"])
         together = {size * count for size in sizes for count in ranks}
-        return _choices(
-            *sorted({baseline.grad_accum_steps, *(wanted // samples for samples in together if wanted % samples == 0)})
-        )
-    if "micro_batch_size" in basis.given:
-        return Choices(values=(baseline.grad_accum_steps,))
-    return _choices(*sorted({*_ACCUM_STEPS, baseline.grad_accum_steps}))
+        steps = {wanted // samples for samples in together if wanted % samples == 0}
+    return _choices(*sorted(steps | {basis.baseline.grad_accum_steps}))
 
 
 def _ddp_ranges(basis: Basis, domains: Mapping[str, Domain]) -> dict[str, Domain]:

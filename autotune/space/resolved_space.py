@@ -1,6 +1,6 @@
 """Which settings are searched: what the user allows, completed by default ranges of this machine and workload.
 
-`resolve` makes a `ResolvedSpace` of the user's `SearchSpace`: every setting has a domain in it. `compose` turns
+`resolve` makes a `ResolvedSpace` of a `Basis`: every setting has a domain in it. `compose` turns
 proposed values into a TrainingConfig or a reason against it.
 """
 
@@ -15,11 +15,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from autotune.note import Note
-from autotune.settings.environment import Environment
-from autotune.settings.objective import Objective
-from autotune.settings.search_space import DDP_PREFIX, Domain, SearchSpace, SettingValue
+from autotune.settings.search_space import DDP_PREFIX, Domain, SettingValue
 from autotune.settings.training_config import DdpConfig, TrainingConfig
-from autotune.settings.workload import WorkloadFacts
 from autotune.space import constraints as rules
 from autotune.space.default_ranges import Basis, batch_cap, default_ranges, workers_cap
 from autotune.space.domains import group_sizes
@@ -71,27 +68,11 @@ class ResolvedSpace(Basis):
             yield dict(zip(names, values, strict=True))
 
 
-def resolve(
-    space: SearchSpace,
-    *,
-    baseline: TrainingConfig,
-    objective: Objective,
-    facts: WorkloadFacts,
-    environment: Environment,
-    drop_last: bool = True,
-) -> ResolvedSpace:
-    """Complete a user's space by the default ranges, which include the baseline's values.
+def resolve(basis: Basis) -> ResolvedSpace:
+    """Complete what the user has given by the default ranges, which include the baseline's values.
 
     Explicit choices override every cap.
     """
-    basis = Basis(
-        given=space.given(),
-        baseline=baseline,
-        objective=objective,
-        facts=facts,
-        environment=environment,
-        drop_last=drop_last,
-    )
     domains = default_ranges(basis)
     return ResolvedSpace(
         **{field.name: getattr(basis, field.name) for field in fields(basis)},

@@ -28,6 +28,7 @@ from autotune.settings.plan import Plan
 from autotune.settings.search_space import SearchSpace
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
+from autotune.space.default_ranges import Basis
 from autotune.space.resolved_space import ResolvedSpace, resolve
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost, fake_environment, fake_facts
 from tests.api import bottlenecks as cases
@@ -42,7 +43,7 @@ def diagnose(launcher: FakeLauncher | None = None, **arguments: Any) -> autotune
 def space_of(config: TrainingConfig, *, kind: str = "cpu", **facts: Any) -> ResolvedSpace:
     environment = fake_environment().model_copy(update={"device_kind": kind, "native_amp_dtypes": ("float32",)})
     found = fake_facts().model_copy(update=facts)
-    return resolve(SearchSpace(), baseline=config, objective=Objective(), facts=found, environment=environment)
+    return resolve(Basis(given={}, baseline=config, objective=Objective(), facts=found, environment=environment))
 
 
 def test_a_loader_that_holds_the_device_is_found_and_workers_are_advised() -> None:
