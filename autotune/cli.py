@@ -114,7 +114,7 @@ def check(plan: Plan) -> None:
 
     found = check_plan(plan)
     with _stdout() as console:
-        print_check(found.environment, found.facts, found.space, console, stale=found.stale)
+        print_check(found.space.environment, found.space.facts, found.space, console, stale=found.stale)
 
 
 @cli.command()

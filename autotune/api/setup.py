@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -95,22 +95,14 @@ def opened_launcher(given: Launcher | None, folder: RunFolder, plan: Plan) -> It
     with ExitStack() as held:
         if plan.executor.kind != "ray":
             held.enter_context(kept_initialised(plan.device))
-        if given is not None:
-            yield given
-            return
-        own: Launcher
-        if plan.executor.kind == "ray":
-            own = _connected(plan)
-        elif sys.platform == "linux":
-            own = ForkServerLauncher(folder.logs / "server.log", device=plan.device)
-        else:
-            own = FreshInterpreterLauncher()
-        held.callback(own.close)
-        yield own
+        yield given if given is not None else held.enter_context(closing(_launcher_of(plan, folder)))
 
 
-def _connected(plan: Plan) -> Launcher:
-    """A launcher on a Ray cluster."""
+def _launcher_of(plan: Plan, folder: RunFolder) -> Launcher:
+    if sys.platform != "linux" and plan.executor.kind != "ray":
+        return FreshInterpreterLauncher()
+    if plan.executor.kind != "ray":
+        return ForkServerLauncher(folder.logs / "server.log", device=plan.device)
     try:
         from autotune.ray.launcher import RayLauncher
 

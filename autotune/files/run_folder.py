@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
@@ -106,10 +106,7 @@ def open_run_folder(path: Path, *, fresh: bool) -> Iterator[RunFolder]:
     """
     folder = RunFolder(path.absolute())
     try:
-        is_new = not folder.path.exists()
-        folder.path.mkdir(parents=True, exist_ok=True)
-        if is_new:
-            folder.path.chmod(0o700)
+        folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = FileLock(folder.lock, timeout=0, mode=0o600)
         lock.acquire()
     except Timeout:
@@ -161,6 +158,4 @@ def _prepare(folder: RunFolder, *, fresh: bool) -> None:
             kept.mkdir(mode=0o700, exist_ok=True)
         os.close(os.open(folder.study, os.O_WRONLY | os.O_CREAT, 0o600))  # SQLite would make it readable by others
     except OSError as error:
-        with suppress(OSError):
-            folder.scratch.rmdir()
         raise disk_error(folder.path, error) from error
