@@ -106,8 +106,7 @@ def examine(plan: Plan, runner: TrialRunner, show: ShowProgress, measuring: Meas
     begun = monotonic()
 
     def start(phase: Phase, warnings: tuple[Note, ...] = ()) -> None:
-        elapsed_s = monotonic() - begun
-        show(Progress(phase=phase, done=0, total=1, elapsed_s=elapsed_s, remaining_s=None, warnings=warnings))
+        show(Progress(phase=phase, elapsed_s=monotonic() - begun, warnings=warnings))
 
     start("probe")
     # unknown where trials run on other machines

@@ -95,11 +95,12 @@ def run_plan(
         show = held.enter_context(make_progress(progress))
         starts = held.enter_context(opened_launcher(launcher, folder, plan))
         write_payload(plan.workload, folder.payload)
-        show(_probing(clock))
+        show(Progress(phase="probe", elapsed_s=clock.elapsed_s, remaining_s=clock.left_s))
         begun = clock.elapsed_s
         runner, space = probe_workload(plan, runner_for(plan, folder, starts))
         probe_s = clock.elapsed_s - begun
-        show(_probing(clock, warnings_in(space.notes)))
+        warnings = warnings_in(space.notes)
+        show(Progress(phase="probe", elapsed_s=clock.elapsed_s, remaining_s=clock.left_s, warnings=warnings))
         study = Study.open(
             folder.study, space, identity=identify(plan, space), seed=plan.seed, method=plan.search.method
         )
@@ -209,16 +210,11 @@ def _summarise(search: Search, plan: Plan, sure: ConfirmationOutcome, interrupte
     space, ended = found.space, interrupted or found.ended_because
     measured = next((record.measurement for record in found.records if record.measurement is not None), None)
     notes = (*found.notes, *sure.notes, *notes_of(search.runner.launcher))  # hosts come and go
+    asked = {name: getattr(plan, name) for name in ("name", "objective", "budget", "baseline", "seed")}
     return RunSummary(
-        name=plan.name,
-        environment=space.environment,
-        facts=space.facts,
-        objective=plan.objective,
-        budget=plan.budget,
-        baseline=plan.baseline,
-        limit_bytes=space.limit_bytes,
+        **asked,
+        **{name: getattr(space, name) for name in ("environment", "facts", "limit_bytes")},
         memory_source="not measured" if measured is None else measured.memory.source,
-        seed=plan.seed,
         trials=found.records,
         recommendation=select(found, sure),
         importances=search.study.importances(),
@@ -246,8 +242,3 @@ def _result(summary: RunSummary, study: Study, folder: RunFolder) -> SearchResul
         run_dir=folder.path,
         summary=summary,
     )
-
-
-def _probing(clock: Clock, warnings: tuple[Note, ...] = ()) -> Progress:
-    elapsed_s, left_s = clock.elapsed_s, clock.left_s
-    return Progress(phase="probe", done=0, total=1, elapsed_s=elapsed_s, remaining_s=left_s, warnings=warnings)
