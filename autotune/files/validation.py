@@ -26,11 +26,8 @@ _SHORT.maxstring = _SHORT.maxother = 80
 _SHORT.maxdict = _SHORT.maxlist = 6
 
 _RULES = {
-    "int_type": "must be a whole number",
-    "int_from_float": "must be a whole number",
-    "int_parsing": "must be a whole number",
-    "float_type": "must be a number",
-    "float_parsing": "must be a number",
+    "int": "must be a whole number",
+    "float": "must be a number",
     "finite_number": "must be a finite number",
     "bool_type": "must be true or false",
     "string_type": "must be a text",
@@ -40,11 +37,11 @@ _RULES = {
     "greater_than_equal": "must be at least {ge:g}",
     "less_than": "must be below {lt:g}",
     "less_than_equal": "must be at most {le:g}",
-    "model_type": "must be a mapping of settings",
-    "model_attributes_type": "must be a mapping of settings",
-    "dataclass_type": "must be a mapping of settings",
+    "model": "must be a mapping of settings",
+    "dataclass": "must be a mapping of settings",
     "invalid_key": "a key must be a text",
 }
+"""By pydantic's kind of error, or by the type that it names first: "int" of "int_parsing"."""
 _UNKNOWN_KEY = {"extra_forbidden", "unexpected_keyword_argument"}  # of a model, of a dataclass
 
 
@@ -77,7 +74,8 @@ def _sentence(detail: ErrorDetails, model_type: type) -> str:
     if kind == "missing":
         description = _keys(_model_at(model_type, detail["loc"][:-1]))[str(detail["loc"][-1])].description
         return "must be given" + (f": {description}" if description else "")
-    rule = _RULES[kind].format(**context) if kind in _RULES else detail["msg"]
+    template = _RULES.get(kind) or _RULES.get(kind.partition("_")[0])
+    rule = template.format(**context) if template else detail["msg"]
     return f"{rule}, but got {_SHORT.repr(value)}{_remedy(kind, value, context)}"
 
 
