@@ -49,7 +49,7 @@ _LEAST_CURVES_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuringTime:
-    """How long the parts of a diagnosis measure."""
+    """How long the parts of a diagnosis measure: our conventions, so that the whole stays within a minute."""
 
     window_s: float = 5.0
     """The trial's window, at most."""
@@ -117,10 +117,7 @@ def examine(plan: Plan, runner: TrialRunner, show: ShowProgress, measuring: Meas
     start("curves")
     evidence = Evidence(
         config=plan.baseline,
-        drop_last=plan.workload.drop_last,
-        environment=space.environment,
-        facts=space.facts,
-        limit_bytes=space.limit_bytes,
+        **{name: getattr(space, name) for name in ("drop_last", "environment", "facts", "limit_bytes")},
         free_ram_bytes=None if free_ram_bytes is None else min(free_ram_bytes, space.environment.ram_bytes),
         measurement=measurement,
         curves=_measure_curves(space, runner, measuring, measurement, _MOST_S - (monotonic() - begun)),

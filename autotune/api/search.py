@@ -104,8 +104,9 @@ def run_plan(
         study = Study.open(
             folder.study, space, identity=identify(plan, space), seed=plan.seed, method=plan.search.method
         )
-        slots = partial(slots_of, starts)
-        time = TimeBudget(study=study, budget=plan.budget, clock=clock, slots=slots, probe_s=probe_s)
+        time = TimeBudget(
+            study=study, budget=plan.budget, clock=clock, slots=partial(slots_of, starts), probe_s=probe_s
+        )
         search = _search_of(plan, time, runner, folder, hints)
         search.show = show
         try:

@@ -73,7 +73,7 @@ def runner_for(plan: Plan, folder: RunFolder, launcher: Launcher) -> TrialRunner
 
 def warnings_in(notes: Iterable[Note | str]) -> tuple[Note, ...]:
     """Those of a probe's notes that the user must read before a search begins, not after it."""
-    return tuple(each for each in notes if isinstance(each, Note) and each.code == "default_optimizer")
+    return tuple(known for known in notes if isinstance(known, Note) and known.code == "default_optimizer")
 
 
 @contextmanager
@@ -99,10 +99,10 @@ def opened_launcher(given: Launcher | None, folder: RunFolder, plan: Plan) -> It
 
 
 def _launcher_of(plan: Plan, folder: RunFolder) -> Launcher:
-    if sys.platform != "linux" and plan.executor.kind != "ray":
+    if plan.executor.kind == "local":
+        if sys.platform == "linux":
+            return ForkServerLauncher(folder.logs / "server.log", device=plan.device)
         return FreshInterpreterLauncher()
-    if plan.executor.kind != "ray":
-        return ForkServerLauncher(folder.logs / "server.log", device=plan.device)
     try:
         from autotune.ray.launcher import RayLauncher
 

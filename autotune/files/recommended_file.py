@@ -143,19 +143,19 @@ def _left_out(settings: dict[str, Any]) -> Iterator[Problem]:
 def _learning_rate(recommendation: Recommendation, say: Callable[[Note | str], str]) -> dict[str, Any]:
     advice = recommendation.lr_advice
     figures = advice.model_dump(mode="json", include={"rule", "batch_ratio", "betas", "eps"})
-    return {**figures, "batch_ratio": _rounded(advice.batch_ratio), "notes": [say(each) for each in advice.notes]}
+    return {**figures, "batch_ratio": _rounded(advice.batch_ratio), "notes": [say(note) for note in advice.notes]}
 
 
 def _evidence(summary: RunSummary, recommendation: Recommendation, say: Callable[[Note | str], str]) -> dict[str, Any]:
     runs = {"baseline": _runs(summary, 0), "recommended": _runs(summary, recommendation.number)}
-    sources = (run.busy_source for each in runs.values() for run in each if run.busy_source is not None)
+    sources = (run.busy_source for measured in runs.values() for run in measured if run.busy_source is not None)
     peak = max((run.peak_memory_bytes for run in runs["recommended"]), default=None)
     rounds = max((len(entrant.rounds) for entrant in recommendation.confirmations), default=0)
     return {
         "verdict": recommendation.verdict,
         "speedup": _interval(recommendation.speedup),
-        "samples_per_s": {name: _interval(rate_of_runs(each) if each else None) for name, each in runs.items()},
-        "busy_fraction": {**{name: _busy(each) for name, each in runs.items()}, "source": next(sources, None)},
+        "samples_per_s": {name: _interval(rate_of_runs(own) if own else None) for name, own in runs.items()},
+        "busy_fraction": {**{name: _busy(own) for name, own in runs.items()}, "source": next(sources, None)},
         "peak_memory_gib": None if peak is None else _rounded(peak / 2**30),
         "memory_limit_gib": _rounded(summary.limit_bytes / 2**30),
         "memory_source": summary.memory_source,

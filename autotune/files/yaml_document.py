@@ -107,7 +107,7 @@ class Document:
         Left out are those with values that are broken already.
         """
         found = [replace(problem, path=(*below, *problem.path)) for problem in problems]
-        return [replace(each, place=self._place_of(each)) for each in found if each.path not in self.broken]
+        return [replace(problem, place=self._place_of(problem)) for problem in found if problem.path not in self.broken]
 
     def _place_of(self, problem: Problem) -> Place:
         if problem.is_about_key and problem.path in self.keys:
@@ -197,8 +197,8 @@ def apply_override(document: Document, override: str) -> None:
         if not isinstance(parent, dict):
             raise _refusal(f"must be a mapping to be set in part, but is a {_kind(parent)}", place, path[:depth])
     for places in (document.values, document.keys):
-        for old in [old for old in places if old[: len(path)] == path]:
-            del places[old]
+        for below in [below for below in places if below[: len(path)] == path]:
+            del places[below]
     document.keys[path] = document.values[path] = place
     node = _compose(text, lambda _: place)
     parent[path[-1]] = None if node is None else document.build(node, path, lambda _: place)

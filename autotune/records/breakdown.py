@@ -120,13 +120,12 @@ def breakdown_on_device(
     gradients adds to a step, where the profiled ones were without it.
     """
     source = f"profiler in {profiled_steps} extra steps, as a share of a step without it"
-    parts = [device.compute_s, device.copy_s, device.communication_s]
-    work = [part / profiled_steps for part in parts]
+    work = [part_s / profiled_steps for part_s in (device.compute_s, device.copy_s, device.communication_s)]
     total = step_s + restart_s
     restart_s = min(restart_s, max(0.0, total - sum(work)))
     step_s = total - restart_s
     scale = min(1.0, step_s / sum(work)) if sum(work) > 0 else 1.0
-    compute, copy, exchange = (part * scale for part in work)
+    compute, copy, exchange = (part_s * scale for part_s in work)
     exchange += min(exchange_s, max(0.0, step_s - compute - copy - exchange))
     unexplained = max(0.0, step_s - compute - copy - exchange)
     waiting = min(data_wait_s, unexplained)

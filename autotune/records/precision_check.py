@@ -15,8 +15,6 @@ from autotune.settings.training_config import TrainingConfig
 
 __all__ = [
     "GUARD_STEPS",
-    "LOSS_TOLERANCE",
-    "MIN_COSINE",
     "MIN_STEPS",
     "PrecisionFigures",
     "deviation_of",
@@ -30,10 +28,10 @@ GUARD_STEPS = 20
 """Optimizer steps that are compared: our convention."""
 MIN_STEPS = 5
 """Fewest steps that the guard judges: our convention."""
-LOSS_TOLERANCE = 0.05
+_LOSS_TOLERANCE = 0.05
 """Largest mean deviation of the losses, as a share of float32's mean loss: our own convention. bfloat16 keeps 8 bits of
 a number (0.4 %); what deviates ten times as much after 20 steps does not train the same model."""
-MIN_COSINE = 0.95
+_MIN_COSINE = 0.95
 """Least cosine between the first step's gradients, all parameters as one vector: our own convention. Rounding to
 bfloat16 alone leaves 0.9999; 0.95 is an angle of 18 degrees."""
 _LAST_STEPS = 5  # in which the GradScaler may skip none: our convention
@@ -128,7 +126,7 @@ def _objections_to_losses(figures: PrecisionFigures) -> Iterator[str]:
             f"the GradScaler still skipped {sum(last)} of the last {len(last)} steps for gradients that were not "
             f"finite ({sum(figures.skipped_steps)} of {attempts} in all)"
         )
-    deviation, allowed = figures.loss_deviation, LOSS_TOLERANCE + figures.repeat_deviation
+    deviation, allowed = figures.loss_deviation, _LOSS_TOLERANCE + figures.repeat_deviation
     if deviation is not None and deviation > allowed:
         yield (
             f"over {figures.steps} steps from the same weights and batches the losses deviate from float32's by "
@@ -153,4 +151,4 @@ def _least_cosine(repeat_cosine: float | None) -> float | None:
     """What is asked of the gradient; None where float32's own is not reproducible, or not finite."""
     if repeat_cosine is None or repeat_cosine < _TELLING_COSINE:
         return None
-    return MIN_COSINE if repeat_cosine >= MIN_COSINE else repeat_cosine / 2
+    return _MIN_COSINE if repeat_cosine >= _MIN_COSINE else repeat_cosine / 2

@@ -39,7 +39,7 @@ def identify(plan: Plan, space: ResolvedSpace) -> dict[str, str]:
     return {
         **{name: describe_part(part) for name, part in parts.items()},
         "sampling": f"shuffle={workload.shuffle}, drop_last={workload.drop_last}",
-        "space": _digest(repr(sorted((name, repr(domain)) for name, domain in plan.space.given().items()))),
+        "space": _digest(repr([(name, repr(domain)) for name, domain in space.given.items()])),
         "baseline": plan.baseline.model_dump_json(exclude_defaults=True),
         "objective": plan.objective.model_dump_json(),
         "seed": str(plan.seed),
@@ -115,7 +115,7 @@ def _text(value: Any, depth: int) -> str:
         case FunctionType():
             closure = [_content(cell) for cell in value.__closure__ or ()]
             called = [value.__globals__.get(name) for name in value.__code__.co_names]
-            own = [each for each in called if isinstance(each, FunctionType | type) and _is_own(each)]
+            own = [code for code in called if isinstance(code, FunctionType | type) and _is_own(code)]
             parts = (value.__defaults__, value.__kwdefaults__, closure, own)
             text = _code_text(value.__code__) + _texts(parts, depth - 1)
         case _:

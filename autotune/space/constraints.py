@@ -97,7 +97,7 @@ def coarse_exchange(config: TrainingConfig, baseline: TrainingConfig) -> str | N
     GradScaler skips such steps and halves its scale; in other precisions nothing corrects it. Source:
     torch/distributed/algorithms/ ddp_comm_hooks/default_hooks.py (_compress_hook), torch 2.13.
     """
-    hook, today = ((each.ddp or DdpConfig()).comm_hook for each in (config, baseline))
+    hook, today = ((settings.ddp or DdpConfig()).comm_hook for settings in (config, baseline))
     if hook is None or hook == today or HOOK_DTYPES.get(hook) == config.amp_dtype:
         return None
     return (
