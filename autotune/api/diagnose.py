@@ -62,8 +62,8 @@ class DiagnosisResult(Diagnosis):
 
     @property
     def diagnosis(self) -> Diagnosis:
-        """All of it, the evidence included."""
-        return self
+        """All of it, the evidence included, as data alone."""
+        return Diagnosis(**dict(self))
 
     @property
     def headroom(self) -> Headroom:

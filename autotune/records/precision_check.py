@@ -135,20 +135,16 @@ def _objections_to_losses(figures: PrecisionFigures) -> Iterator[str]:
 
 
 def _gradients_differ(figures: PrecisionFigures) -> str | None:
-    if figures.gradient_cosine is None:
-        is_judged = figures.repeat_cosine is not None and figures.steps > 0
-        return "the first step's gradient is not finite; float32's is" if is_judged else None
-    least = _least_cosine(figures.repeat_cosine)
-    if least is None or figures.gradient_cosine >= least:
+    """Nothing is asked of the gradient where float32's own is not finite, or not reproducible."""
+    cosine, repeat = figures.gradient_cosine, figures.repeat_cosine
+    if repeat is None:
+        return None
+    if cosine is None:
+        return "the first step's gradient is not finite; float32's is" if figures.steps > 0 else None
+    least = _MIN_COSINE if repeat >= _MIN_COSINE else repeat / 2
+    if repeat < _TELLING_COSINE or cosine >= least:
         return None
     return (
-        f"the first step's gradient has a cosine of {figures.gradient_cosine:.3f} with float32's, "
+        f"the first step's gradient has a cosine of {cosine:.3f} with float32's, "
         f"where at least {least:.2f} is asked for"
     )
-
-
-def _least_cosine(repeat_cosine: float | None) -> float | None:
-    """What is asked of the gradient; None where float32's own is not reproducible, or not finite."""
-    if repeat_cosine is None or repeat_cosine < _TELLING_COSINE:
-        return None
-    return _MIN_COSINE if repeat_cosine >= _MIN_COSINE else repeat_cosine / 2
