@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import wraps
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -186,15 +186,10 @@ def env(as_json: bool) -> None:
     _show(lambda console: print_environment(here, console))
 
 
-def main() -> NoReturn:
+def main() -> None:
     """Entry point of the `autotune` command. SIGTERM ends a search as Ctrl-C does: the best so far is saved."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     cli(prog_name="autotune")
-    raise AssertionError("click ends the process")
-
-
-def _interrupt(_signal: int, _frame: object) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 def _interrupt_note(run_dir: Path, go_on: str) -> str:

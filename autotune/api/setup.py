@@ -1,19 +1,17 @@
-"""What every public function needs before it can start: a Plan, a folder, a launcher, a runner.
+"""What every public function needs before it can start: a folder, a launcher, a runner.
 
-Comes in: the arguments of a Python call, or a Plan. Goes out: these values, and open resources as context managers.
+Comes in: a Plan. Goes out: these values, and open resources as context managers.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from autotune.errors import ConfigError
-from autotune.files.plan_file import parse_plan
 from autotune.files.run_folder import RunFolder, open_run_folder
 from autotune.launch.launcher import Launcher
 from autotune.launch.local.driver import kept_initialised
@@ -22,40 +20,9 @@ from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note
 from autotune.report.wording import say
-from autotune.settings.objective import Objective
 from autotune.settings.plan import Plan
 
-__all__ = ["opened_launcher", "plan_of", "runner_for", "temporary_folder", "warnings_in"]
-
-_LOADER_KEYS = {"shuffle", "drop_last", "sampler", "batch_sampler", "worker_init_fn", "multiprocessing_context"}
-_SECTIONS = {
-    "workload": ("model", "dataset", "loss", "step", "optimizer", "collate_fn"),
-    "budget": ("n_trials", "timeout_s"),
-    "search": ("method", "warm_start"),
-}
-"""A call's arguments that are a Plan's own only below a section."""
-_PLAIN = ("baseline", "space", "device", "run_dir", "seed", "executor")
-"""Those that are a Plan's by the same name."""
-
-
-def plan_of(given: Mapping[str, Any]) -> Plan:
-    """The Plan of a Python call, from its arguments by name.
-
-    Raises:
-        ConfigError: an argument breaks a rule.
-    """
-    model, loader = given["model"], given["loader"] or {}
-    unknown = sorted(set(loader) - _LOADER_KEYS)
-    if unknown:
-        raise ConfigError(f"loader takes {', '.join(sorted(_LOADER_KEYS))}, but got {', '.join(unknown)}")
-    sections = {name: {key: given[key] for key in keys if key in given} for name, keys in _SECTIONS.items()}
-    sections["workload"] |= loader
-    plain = {name: given[name] for name in _PLAIN if name in given}
-    objective, memory_limit = given["objective"], given["memory_limit"]
-    if memory_limit is not None and isinstance(objective, Objective | Mapping | None):
-        objective = {**dict(objective or {}), "memory_limit": memory_limit}
-    name = getattr(model, "__name__", type(model).__name__)
-    return parse_plan({**plain, **sections, "objective": objective}, name=name)
+__all__ = ["opened_launcher", "runner_for", "temporary_folder", "warnings_in"]
 
 
 def runner_for(plan: Plan, folder: RunFolder, launcher: Launcher) -> TrialRunner:

@@ -147,7 +147,8 @@ def _counts_here(basis: Basis, asked: frozenset[SettingValue]) -> Iterable[int]:
 
 def _loader_ranges(basis: Basis, domains: Mapping[str, Domain]) -> dict[str, Domain]:
     baseline = basis.baseline
-    sharing = rules.ranks_on_host(_fewest_processes(domains), basis.environment)
+    is_one = "single" in domains["strategy"] or "dp" in domains["strategy"]
+    sharing = rules.ranks_on_host(1 if is_one else min(group_sizes(domains), default=1), basis.environment)
     most = max(1, most_workers(basis.facts, basis.environment) // sharing)
     prefetch_factors = {*_PREFETCH_FACTORS, baseline.prefetch_factor or _PREFETCH_FACTORS[0]}
     is_copied = basis.environment.device_kind not in {"cpu", "mps"}
@@ -157,11 +158,6 @@ def _loader_ranges(basis: Basis, domains: Mapping[str, Domain]) -> dict[str, Dom
         "persistent_workers": _choices(False, True),
         "pin_memory": _choices(False, is_copied),
     }
-
-
-def _fewest_processes(domains: Mapping[str, Domain]) -> int:
-    is_one = "single" in domains["strategy"] or "dp" in domains["strategy"]
-    return 1 if is_one else min(group_sizes(domains), default=1)
 
 
 def _batch_range(basis: Basis, domains: Mapping[str, Domain]) -> Domain:
