@@ -179,11 +179,9 @@ _EXCHANGE_SOURCE = "a step with the exchange of gradients less one without, on b
 
 def _source_of_waits(profiler: str, device: DeviceTime, exchange_s: float) -> str:
     """Communication is known from steps with and without the exchange, or from the profiler's own events."""
-    gaps = "gaps after the host's waits"
-    if exchange_s <= 0:
-        return f"{profiler}: communication, {gaps}"
-    measured = f"communication, {gaps}" if device.communication_s > 0 else gaps
-    return f"{_EXCHANGE_SOURCE}; {profiler}: {measured}"
+    by_exchange = f"{_EXCHANGE_SOURCE}; " if exchange_s > 0 else ""
+    kernels = "" if by_exchange and device.communication_s <= 0 else "communication, "
+    return f"{by_exchange}{profiler}: {kernels}gaps after the host's waits"
 
 
 def _breakdown(total_s: float, restart_s: float, **parts: tuple[float, str]) -> TimeBreakdown:
