@@ -81,7 +81,7 @@ _HOMES = {
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from autotune.api.random_state import kept_random_state
+    from autotune.api.caller import kept_random_state
 
     with kept_random_state(), catch_warnings():  # rich draws from the global generator when it is imported
         filterwarnings("ignore", message="IProgress not found")  # optuna's progress bar, which is not shown

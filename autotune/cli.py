@@ -11,13 +11,12 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -113,8 +112,8 @@ def check(plan: Plan) -> None:
     from autotune.report.render.terminal import print_check
 
     found = check_plan(plan)
-    with _stdout() as console:
-        print_check(found.environment, found.facts, found.space, console, stale=found.stale)
+    space, stale = found.space, found.stale
+    _show(lambda console: print_check(space.environment, space.facts, space, console, stale=stale))
 
 
 @cli.command()
@@ -135,8 +134,7 @@ def diagnose(plan: Plan, as_json: bool, quiet: bool) -> None:
         return
     from autotune.report.sections.diagnosis import print_diagnosis
 
-    with _stdout() as console:
-        print_diagnosis(found, console)
+    _show(lambda console: print_diagnosis(found, console))
 
 
 @cli.command()
@@ -185,19 +183,13 @@ def env(as_json: bool) -> None:
         return
     from autotune.report.render.terminal import print_environment
 
-    with _stdout() as console:
-        print_environment(here, console)
+    _show(lambda console: print_environment(here, console))
 
 
-def main() -> NoReturn:
+def main() -> None:
     """Entry point of the `autotune` command. SIGTERM ends a search as Ctrl-C does: the best so far is saved."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     cli(prog_name="autotune")
-    raise AssertionError("click ends the process")
-
-
-def _interrupt(_signal: int, _frame: object) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 def _interrupt_note(run_dir: Path, go_on: str) -> str:
@@ -217,22 +209,19 @@ def _show_summary(summary: Any, run_dir: Path, as_json: bool) -> None:
         return
     from autotune.report.render.terminal import print_summary
 
-    with _stdout() as console:
-        print_summary(report, console)
+    _show(lambda console: print_summary(report, console))
 
 
 def _write(text: str) -> None:
-    with _stdout():
-        click.echo(text)
+    _show(lambda _: click.echo(text))
 
 
-@contextmanager
-def _stdout() -> Iterator[Console]:
-    """A console on stdout; a reader that went away (`| head`) ends the command without a traceback."""
+def _show(draw: Callable[[Console], None]) -> None:
+    """Draw on stdout; a reader that went away (`| head`) ends the command without a traceback."""
     from rich.console import Console
 
     try:
-        yield Console()
+        draw(Console())
         sys.stdout.flush()
     except BrokenPipeError:
         # Python flushes stdout once more at its end: let that go nowhere.

@@ -270,7 +270,8 @@ def test_the_executor_reaches_the_plan(api: Any, shown: None, command: str, monk
 
     def answer(plan: Plan, **_: Any) -> SimpleNamespace:
         plans.append(plan)
-        return SimpleNamespace(summary="", run_dir="", environment="", facts="", space="", stale=None, diagnosis="")
+        space = SimpleNamespace(environment="", facts="")
+        return SimpleNamespace(summary="", run_dir="", space=space, stale=None, diagnosis="")
 
     api.run_plan = api.check_plan = api.diagnose_plan = answer
     monkeypatch.setattr(diagnosis, "print_diagnosis", lambda found, console: None)
@@ -318,9 +319,13 @@ def test_init_tells_where_it_can_not_write() -> None:
 
 
 def test_check_shows_what_the_api_found(api: Any, shown: None) -> None:
-    api.check_plan = lambda plan: SimpleNamespace(environment=plan.name, facts="facts", space=plan.seed, stale="old")
+    class Space(SimpleNamespace):
+        def __str__(self) -> str:
+            return "space"
+
+    api.check_plan = lambda plan: SimpleNamespace(space=Space(environment=plan.name, facts=plan.seed), stale="old")
     result = call("check", "x.yaml", "--set", "seed=5")
-    assert (result.exit_code, result.stdout) == (0, "x facts 5 old\n")
+    assert (result.exit_code, result.stdout) == (0, "x 5 space old\n")
 
 
 def test_report_shows_the_summary_of_a_run_folder(api: Any, shown: None) -> None:

@@ -8,16 +8,28 @@ from typing import Any
 
 from autotune.api.diagnose import DiagnosisResult, diagnose_plan
 from autotune.api.search import SearchResult, run_plan
-from autotune.api.setup import plan_of
+from autotune.errors import ConfigError
+from autotune.files.plan_file import parse_plan
 from autotune.launch.launcher import Launcher
 from autotune.report.render.progress import ProgressMode
 from autotune.settings.executor import Executor
 from autotune.settings.objective import Objective
+from autotune.settings.plan import Plan
 from autotune.settings.search_options import Method
 from autotune.settings.search_space import SearchSpace
 from autotune.settings.training_config import TrainingConfig
 
 __all__ = ["diagnose", "search"]
+
+_LOADER_KEYS = {"shuffle", "drop_last", "sampler", "batch_sampler", "worker_init_fn", "multiprocessing_context"}
+_SECTIONS = {
+    "workload": ("model", "dataset", "loss", "step", "optimizer", "collate_fn"),
+    "budget": ("n_trials", "timeout_s"),
+    "search": ("method", "warm_start"),
+}
+"""A call's arguments that are a Plan's own only below a section."""
+_PLAIN = ("baseline", "space", "device", "run_dir", "seed", "executor")
+"""Those that are a Plan's by the same name."""
 
 
 def search(  # noqa: PLR0913 - the contract's signature
@@ -87,7 +99,7 @@ def search(  # noqa: PLR0913 - the contract's signature
         RepeatedFailureError: the same exception ended three different configurations.
         RunFolderError, StudyMismatchError: the run folder can't be used.
     """
-    return run_plan(plan_of(locals()), fresh=fresh, progress=progress, launcher=launcher)
+    return run_plan(_plan_of(locals()), fresh=fresh, progress=progress, launcher=launcher)
 
 
 def diagnose(  # noqa: PLR0913 - the contract's signature
@@ -120,4 +132,24 @@ def diagnose(  # noqa: PLR0913 - the contract's signature
         WorkloadError: the model, dataset or step fails, or can't be carried to a trial.
         NothingFeasibleError: the baseline needs more memory than there is.
     """
-    return diagnose_plan(plan_of(locals()), progress=progress, launcher=launcher)
+    return diagnose_plan(_plan_of(locals()), progress=progress, launcher=launcher)
+
+
+def _plan_of(given: Mapping[str, Any]) -> Plan:
+    """The Plan of a Python call, from its arguments by name.
+
+    Raises:
+        ConfigError: an argument breaks a rule.
+    """
+    model, loader = given["model"], given["loader"] or {}
+    unknown = sorted(set(loader) - _LOADER_KEYS)
+    if unknown:
+        raise ConfigError(f"loader takes {', '.join(sorted(_LOADER_KEYS))}, but got {', '.join(unknown)}")
+    sections = {name: {key: given[key] for key in keys if key in given} for name, keys in _SECTIONS.items()}
+    sections["workload"] |= loader
+    plain = {name: given[name] for name in _PLAIN if name in given}
+    objective, memory_limit = given["objective"], given["memory_limit"]
+    if memory_limit is not None and isinstance(objective, Objective | Mapping | None):
+        objective = {**dict(objective or {}), "memory_limit": memory_limit}
+    name = getattr(model, "__name__", type(model).__name__)
+    return parse_plan({**plain, **sections, "objective": objective}, name=name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from autotune.api.setup import opened_launcher, runner_for, temporary_folder
 from autotune.errors import LauncherError
@@ -13,7 +13,7 @@ from autotune.protocol.payload import write_payload
 from autotune.report.wording import say
 from autotune.settings.environment import Environment
 from autotune.settings.plan import Plan
-from autotune.settings.workload import Workload, WorkloadFacts
+from autotune.settings.workload import Workload
 from autotune.space.resolved_space import ResolvedSpace
 from autotune.tuning.probe import probe_workload
 from autotune.tuning.time_budget import BASELINE_DEADLINE_S
@@ -22,13 +22,11 @@ from autotune.tuning.warm_start import hints_of, note_of_stale
 __all__ = ["CheckResult", "check_plan", "environment"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckResult:
+class CheckResult(NamedTuple):
     """What the probe of a plan has found out."""
 
-    environment: Environment
-    facts: WorkloadFacts
     space: ResolvedSpace
+    """What would be searched; it knows workload and machine."""
     stale: str | None = None
     """That the recommendation in run_dir was found on another machine, or before this one changed, in a sentence."""
 
@@ -40,8 +38,7 @@ def check_plan(plan: Plan, *, launcher: Launcher | None = None) -> CheckResult:
         write_payload(plan.workload, folder.payload)
         _, space = probe_workload(plan, runner_for(plan, folder, starts))
     stale = None if plan.run_dir is None else note_of_stale(RunFolder(plan.run_dir).recommended, space.environment)
-    text = None if stale is None else say(stale)
-    return CheckResult(environment=space.environment, facts=space.facts, space=space, stale=text)
+    return CheckResult(space, None if stale is None else say(stale))
 
 
 def environment(device: str = "auto", *, launcher: Launcher | None = None) -> Environment:

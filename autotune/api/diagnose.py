@@ -12,8 +12,7 @@ from time import monotonic
 
 import psutil
 
-from autotune.api.interrupts import kept_interrupts
-from autotune.api.random_state import kept_random_state
+from autotune.api.caller import kept_interrupts, kept_random_state
 from autotune.api.setup import opened_launcher, runner_for, temporary_folder, warnings_in
 from autotune.diagnosis.variations import list_variations
 from autotune.diagnosis.verdict import judge
@@ -24,7 +23,7 @@ from autotune.note import Note, note
 from autotune.protocol.jobs import Extras, WindowRules
 from autotune.protocol.payload import write_payload
 from autotune.records.ceilings import Headroom
-from autotune.records.diagnosis import Advice, Bottleneck, Curves, Diagnosis, Evidence, Finding
+from autotune.records.diagnosis import Curves, Diagnosis, Evidence
 from autotune.records.measurement import Measurement
 from autotune.records.run_summary import Phase, Progress
 from autotune.records.trial import OUT_OF_MEMORY
@@ -50,7 +49,7 @@ _LEAST_CURVES_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuringTime:
-    """How long the parts of a diagnosis measure."""
+    """How long the parts of a diagnosis measure: our conventions, so that the whole stays within a minute."""
 
     window_s: float = 5.0
     """The trial's window, at most."""
@@ -58,50 +57,26 @@ class MeasuringTime:
     """Each ceiling."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiagnosisResult:
-    """Why it is slow, and what to do about it."""
-
-    diagnosis: Diagnosis
-    """All of it, the evidence included."""
+class DiagnosisResult(Diagnosis):
+    """Why it is slow, and what to do about it: a diagnosis in words."""
 
     @property
-    def headline(self) -> str:
-        """The answer in a sentence or two."""
-        return self.diagnosis.headline
-
-    @property
-    def verdict(self) -> Bottleneck:
-        """The main bottleneck."""
-        return self.diagnosis.verdict
-
-    @property
-    def is_healthy(self) -> bool:
-        """Nothing beside computing takes a tenth of the time, and nothing that was measured promises 5 % more."""
-        return self.diagnosis.is_healthy
+    def diagnosis(self) -> Diagnosis:
+        """All of it, the evidence included, as data alone."""
+        return Diagnosis(**dict(self))
 
     @property
     def headroom(self) -> Headroom:
         """Where today's rate stands between the ceilings."""
-        return self.diagnosis.standing
-
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        """The bottlenecks, the largest share of the time first."""
-        return self.diagnosis.findings
-
-    @property
-    def advice(self) -> tuple[Advice, ...]:
-        """What to do: settings first, then what lies outside of them; the largest gain first in each."""
-        return self.diagnosis.advice
+        return self.standing
 
     def report(self) -> str:
         """The report in Markdown."""
-        return render_diagnosis(self.diagnosis)
+        return render_diagnosis(self)
 
     def _repr_html_(self) -> str:
         """The answer as tables, for notebooks."""
-        return render_diagnosis_notebook(self.diagnosis)
+        return render_diagnosis_notebook(self)
 
 
 def diagnose_plan(
@@ -118,7 +93,7 @@ def diagnose_plan(
         starts = held.enter_context(opened_launcher(launcher, folder, plan))
         write_payload(plan.workload, folder.payload)
         found = examine(plan, runner_for(plan, folder, starts), show, measuring or MeasuringTime())
-    return DiagnosisResult(diagnosis=diagnosis_in_words(found))
+    return DiagnosisResult(**dict(diagnosis_in_words(found)))
 
 
 def examine(plan: Plan, runner: TrialRunner, show: ShowProgress, measuring: MeasuringTime) -> Diagnosis:
@@ -131,8 +106,7 @@ def examine(plan: Plan, runner: TrialRunner, show: ShowProgress, measuring: Meas
     begun = monotonic()
 
     def start(phase: Phase, warnings: tuple[Note, ...] = ()) -> None:
-        elapsed_s = monotonic() - begun
-        show(Progress(phase=phase, done=0, total=1, elapsed_s=elapsed_s, remaining_s=None, warnings=warnings))
+        show(Progress(phase=phase, elapsed_s=monotonic() - begun, warnings=warnings))
 
     start("probe")
     # unknown where trials run on other machines
@@ -143,10 +117,7 @@ def examine(plan: Plan, runner: TrialRunner, show: ShowProgress, measuring: Meas
     start("curves")
     evidence = Evidence(
         config=plan.baseline,
-        drop_last=plan.workload.drop_last,
-        environment=space.environment,
-        facts=space.facts,
-        limit_bytes=space.limit_bytes,
+        **{name: getattr(space, name) for name in ("drop_last", "environment", "facts", "limit_bytes")},
         free_ram_bytes=None if free_ram_bytes is None else min(free_ram_bytes, space.environment.ram_bytes),
         measurement=measurement,
         curves=_measure_curves(space, runner, measuring, measurement, _MOST_S - (monotonic() - begun)),

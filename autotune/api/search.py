@@ -13,18 +13,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotune.api.interrupts import kept_interrupts, without_interrupts
-from autotune.api.random_state import kept_random_state
-from autotune.api.setup import identity_of, opened_launcher, runner_for, warnings_in
+from autotune.api.caller import kept_interrupts, kept_random_state, without_interrupts
+from autotune.api.setup import opened_launcher, runner_for, warnings_in
 from autotune.errors import NothingFeasibleError, RunFolderError, WorkloadError
 from autotune.files.recommended_file import recommended_yaml
 from autotune.files.run_folder import RunFolder, new_run_dir, open_run_folder, read_summary
 from autotune.launch.launcher import Launcher, notes_of, slots_of
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note, note
-from autotune.protocol.disk import write_atomic
+from autotune.protocol.disk import write_atomic, write_model
 from autotune.protocol.payload import write_payload
 from autotune.records.run_summary import Progress, RunSummary
+from autotune.records.study_identity import identify
 from autotune.records.trial import TrialRecord
 from autotune.report.model import build_report
 from autotune.report.render.html import render_page
@@ -95,15 +95,18 @@ def run_plan(
         show = held.enter_context(make_progress(progress))
         starts = held.enter_context(opened_launcher(launcher, folder, plan))
         write_payload(plan.workload, folder.payload)
-        show(_probing(clock))
+        show(Progress(phase="probe", elapsed_s=clock.elapsed_s, remaining_s=clock.left_s))
         begun = clock.elapsed_s
         runner, space = probe_workload(plan, runner_for(plan, folder, starts))
         probe_s = clock.elapsed_s - begun
-        show(_probing(clock, warnings_in(space.notes)))
-        identity = identity_of(plan, space)
-        study = Study.open(folder.study, space, identity=identity, seed=plan.seed, method=plan.search.method)
-        slots = partial(slots_of, starts)
-        time = TimeBudget(study=study, budget=plan.budget, clock=clock, slots=slots, probe_s=probe_s)
+        warnings = warnings_in(space.notes)
+        show(Progress(phase="probe", elapsed_s=clock.elapsed_s, remaining_s=clock.left_s, warnings=warnings))
+        study = Study.open(
+            folder.study, space, identity=identify(plan, space), seed=plan.seed, method=plan.search.method
+        )
+        time = TimeBudget(
+            study=study, budget=plan.budget, clock=clock, slots=partial(slots_of, starts), probe_s=probe_s
+        )
         search = _search_of(plan, time, runner, folder, hints)
         search.show = show
         try:
@@ -117,7 +120,7 @@ def run_plan(
 def _search_of(plan: Plan, time: TimeBudget, runner: TrialRunner, folder: RunFolder, hints: Hints | None) -> Search:
     """The search with its proposer; of one that goes on, what measuring loader and device has shown is read back."""
     study, space = time.study, time.study.space
-    keep = partial(folder.write_model, folder.curves)
+    keep = partial(write_model, folder.curves)
     search = Search(
         time=time,
         runner=runner,
@@ -208,16 +211,11 @@ def _summarise(search: Search, plan: Plan, sure: ConfirmationOutcome, interrupte
     space, ended = found.space, interrupted or found.ended_because
     measured = next((record.measurement for record in found.records if record.measurement is not None), None)
     notes = (*found.notes, *sure.notes, *notes_of(search.runner.launcher))  # hosts come and go
+    asked = {name: getattr(plan, name) for name in ("name", "objective", "budget", "baseline", "seed")}
     return RunSummary(
-        name=plan.name,
-        environment=space.environment,
-        facts=space.facts,
-        objective=plan.objective,
-        budget=plan.budget,
-        baseline=plan.baseline,
-        limit_bytes=space.limit_bytes,
+        **asked,
+        **{name: getattr(space, name) for name in ("environment", "facts", "limit_bytes")},
         memory_source="not measured" if measured is None else measured.memory.source,
-        seed=plan.seed,
         trials=found.records,
         recommendation=select(found, sure),
         importances=search.study.importances(),
@@ -245,8 +243,3 @@ def _result(summary: RunSummary, study: Study, folder: RunFolder) -> SearchResul
         run_dir=folder.path,
         summary=summary,
     )
-
-
-def _probing(clock: Clock, warnings: tuple[Note, ...] = ()) -> Progress:
-    elapsed_s, left_s = clock.elapsed_s, clock.left_s
-    return Progress(phase="probe", done=0, total=1, elapsed_s=elapsed_s, remaining_s=left_s, warnings=warnings)

@@ -1,19 +1,17 @@
-"""What every public function needs before it can start: a Plan, a folder, a launcher, a runner, a study's identity.
+"""What every public function needs before it can start: a folder, a launcher, a runner.
 
-Comes in: the arguments of a Python call, or a Plan. Goes out: these values, and open resources as context managers.
+Comes in: a Plan. Goes out: these values, and open resources as context managers.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from autotune.errors import ConfigError
-from autotune.files.plan_file import parse_plan
 from autotune.files.run_folder import RunFolder, open_run_folder
 from autotune.launch.launcher import Launcher
 from autotune.launch.local.driver import kept_initialised
@@ -21,44 +19,10 @@ from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note
-from autotune.records.study_identity import identify
 from autotune.report.wording import say
-from autotune.settings.objective import Objective
 from autotune.settings.plan import Plan
-from autotune.space.domains import whole_numbers
-from autotune.space.resolved_space import ResolvedSpace
 
-__all__ = ["identity_of", "opened_launcher", "plan_of", "runner_for", "temporary_folder", "warnings_in"]
-
-_LOADER_KEYS = {"shuffle", "drop_last", "sampler", "batch_sampler", "worker_init_fn", "multiprocessing_context"}
-_SECTIONS = {
-    "workload": ("model", "dataset", "loss", "step", "optimizer", "collate_fn"),
-    "budget": ("n_trials", "timeout_s"),
-    "search": ("method", "warm_start"),
-}
-"""A call's arguments that are a Plan's own only below a section."""
-_PLAIN = ("baseline", "space", "device", "run_dir", "seed", "executor")
-"""Those that are a Plan's by the same name."""
-
-
-def plan_of(given: Mapping[str, Any]) -> Plan:
-    """The Plan of a Python call, from its arguments by name.
-
-    Raises:
-        ConfigError: an argument breaks a rule.
-    """
-    model, loader = given["model"], given["loader"] or {}
-    unknown = sorted(set(loader) - _LOADER_KEYS)
-    if unknown:
-        raise ConfigError(f"loader takes {', '.join(sorted(_LOADER_KEYS))}, but got {', '.join(unknown)}")
-    sections = {name: {key: given[key] for key in keys if key in given} for name, keys in _SECTIONS.items()}
-    sections["workload"] |= loader
-    plain = {name: given[name] for name in _PLAIN if name in given}
-    objective, memory_limit = given["objective"], given["memory_limit"]
-    if memory_limit is not None and isinstance(objective, Objective | Mapping | None):
-        objective = {**dict(objective or {}), "memory_limit": memory_limit}
-    name = getattr(model, "__name__", type(model).__name__)
-    return parse_plan({**plain, **sections, "objective": objective}, name=name)
+__all__ = ["opened_launcher", "runner_for", "temporary_folder", "warnings_in"]
 
 
 def runner_for(plan: Plan, folder: RunFolder, launcher: Launcher) -> TrialRunner:
@@ -74,25 +38,9 @@ def runner_for(plan: Plan, folder: RunFolder, launcher: Launcher) -> TrialRunner
     )
 
 
-def identity_of(plan: Plan, space: ResolvedSpace) -> dict[str, str]:
-    """What must be equal for a plan's study to go on, by name.
-
-    Where groups may span hosts, their layout is part of it: the hosts decide which numbers of ranks are tried by
-    default, and a group's rate depends on how it is spread over them.
-    """
-    environment, sizes = space.environment, whole_numbers(space.domains["world_size"])
-    own = identify(plan, environment)
-    is_default = "world_size" not in plan.space.given()
-    has_groups = max(*sizes, plan.baseline.process_count) > 1
-    if environment.hosts == 1 or not has_groups or not (is_default or environment.is_spread):
-        return own
-    how = "spread over" if environment.is_spread else "packed on"
-    return {**own, "ranks": f"{', '.join(map(str, sizes))} {how} {environment.hosts} hosts"}
-
-
 def warnings_in(notes: Iterable[Note | str]) -> tuple[Note, ...]:
     """Those of a probe's notes that the user must read before a search begins, not after it."""
-    return tuple(each for each in notes if isinstance(each, Note) and each.code == "default_optimizer")
+    return tuple(known for known in notes if isinstance(known, Note) and known.code == "default_optimizer")
 
 
 @contextmanager
@@ -114,22 +62,14 @@ def opened_launcher(given: Launcher | None, folder: RunFolder, plan: Plan) -> It
     with ExitStack() as held:
         if plan.executor.kind != "ray":
             held.enter_context(kept_initialised(plan.device))
-        if given is not None:
-            yield given
-            return
-        own: Launcher
-        if plan.executor.kind == "ray":
-            own = _connected(plan)
-        elif sys.platform == "linux":
-            own = ForkServerLauncher(folder.logs / "server.log", device=plan.device)
-        else:
-            own = FreshInterpreterLauncher()
-        held.callback(own.close)
-        yield own
+        yield given if given is not None else held.enter_context(closing(_launcher_of(plan, folder)))
 
 
-def _connected(plan: Plan) -> Launcher:
-    """A launcher on a Ray cluster."""
+def _launcher_of(plan: Plan, folder: RunFolder) -> Launcher:
+    if plan.executor.kind == "local":
+        if sys.platform == "linux":
+            return ForkServerLauncher(folder.logs / "server.log", device=plan.device)
+        return FreshInterpreterLauncher()
     try:
         from autotune.ray.launcher import RayLauncher
 

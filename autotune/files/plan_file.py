@@ -13,18 +13,14 @@ from os.path import isfile
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
 from autotune.errors import ConfigError
-from autotune.files.validation import problems_of
+from autotune.files.validation import validated
 from autotune.files.yaml_document import Document, Problem, apply_override, read_document
 from autotune.settings.executor import ExecutorKind
 from autotune.settings.plan import Plan
 from autotune.settings.workload import READ_PART, Ref
 
 __all__ = ["parse_plan", "read_plan"]
-
-_PLAN = TypeAdapter(Plan)
 
 
 def parse_plan(arguments: Mapping[str, Any], *, name: str) -> Plan:
@@ -68,11 +64,8 @@ def _validate(sections: Mapping[str, Any], name: str, context: dict[str, Any]) -
     given = {key: value for key, value in sections.items() if value is not None}
     unknown = Problem(path=("name",), text="unknown key; a plan is named by its file", is_about_key=True)
     problems = [unknown] if "name" in given else []
-    try:
-        plan = _PLAN.validate_python({**given, "name": name}, context=context)
-    except ValidationError as error:
-        return None, [*problems, *problems_of(error, Plan, given)]
-    return plan, problems
+    plan, broken = validated(Plan, {**given, "name": name}, context)
+    return plan, [*problems, *broken]
 
 
 def _chosen(executor: ExecutorKind | None, document: Document) -> Iterator[str]:

@@ -7,7 +7,7 @@ Comes in: the RunSummary of a search, or the path of a file. Goes out: the file'
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import isfinite
 from os.path import isdir
 from pathlib import Path
@@ -15,11 +15,10 @@ from statistics import fmean
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
 
 from autotune.analysis.selection_rules import rate_of_runs
 from autotune.errors import ConfigError
-from autotune.files.validation import problems_of
+from autotune.files.validation import validated
 from autotune.files.yaml_document import KeyPath, Problem, read_document
 from autotune.note import Note
 from autotune.records.measurement import Measurement, Rate
@@ -32,7 +31,6 @@ __all__ = [
     "MACHINE_KEYS",
     "describe_machine",
     "load",
-    "read_recommended",
     "read_recommended_machine",
     "recommended_yaml",
 ]
@@ -96,17 +94,9 @@ def load(path: str | Path) -> TrainingConfig:
     """Read the settings of a recommended.yaml.
 
     Raises:
-        ConfigError: the file is missing or is no recommended.yaml.
-    """
-    return read_recommended(Path(path))
-
-
-def read_recommended(path: Path) -> TrainingConfig:
-    """The settings of a recommended.yaml.
-
-    Raises:
         ConfigError: the file can't be read, is no recommended.yaml, or was changed to what breaks a rule.
     """
+    path = Path(path)
     if isdir(path):  # noqa: PTH112 - unlike Path.is_dir, no error for a name that no file system takes
         raise ConfigError(f"{path}: is a folder; give the file, such as {path / 'recommended.yaml'}")
     document = read_document(path)
@@ -119,9 +109,9 @@ def read_recommended(path: Path) -> TrainingConfig:
     if number != _FORMAT or isinstance(number, bool):
         text = f"must be {_FORMAT}, but got {number!r}; read it with the autotune that wrote it, or search again"
         raise ConfigError(*map(str, document.placed([Problem(text=text, path=("format",))])))
-    config, problems = _settings(settings)
+    config, problems = validated(TrainingConfig, settings)
     broken = [problem for problem in document.problems if problem.path[:1] in {(), ("settings",)}]
-    broken += document.placed(problems, below=("settings",))
+    broken += document.placed([*_left_out(settings), *problems], below=("settings",))
     if config is None or broken:
         raise ConfigError(*map(str, broken))
     return config
@@ -141,39 +131,31 @@ def _ranks(config: TrainingConfig) -> str:
     return text + (_DP_BFLOAT16 if (config.strategy, config.amp_dtype) == ("dp", "bfloat16") else "")
 
 
-def _settings(settings: dict[str, Any]) -> tuple[TrainingConfig | None, list[Problem]]:
-    """The configuration, and what is wrong with it. A line that was lost must not turn into a default."""
-    paths: list[KeyPath] = [(name,) for name in TrainingConfig.model_fields if name not in settings]
+def _left_out(settings: dict[str, Any]) -> Iterator[Problem]:
+    """The settings that are missing: a line that was lost must not turn into a default."""
     ddp = settings.get("ddp")
+    paths: list[KeyPath] = [(name,) for name in TrainingConfig.model_fields if name not in settings]
     paths += [("ddp", name) for name in DdpConfig.model_fields if name not in ddp] if isinstance(ddp, dict) else []
-    missing = [Problem(text="must be given: autotune writes every setting", path=path) for path in paths]
-    try:
-        return TrainingConfig.model_validate(settings), missing
-    except ValidationError as error:
-        return None, [*missing, *problems_of(error, TrainingConfig, settings)]
+    for path in paths:
+        yield Problem(text="must be given: autotune writes every setting", path=path)
 
 
 def _learning_rate(recommendation: Recommendation, say: Callable[[Note | str], str]) -> dict[str, Any]:
     advice = recommendation.lr_advice
-    return {
-        "rule": advice.rule,
-        "batch_ratio": _rounded(advice.batch_ratio),
-        "betas": None if advice.betas is None else list(advice.betas),
-        "eps": advice.eps,
-        "notes": [say(each) for each in advice.notes],
-    }
+    figures = advice.model_dump(mode="json", include={"rule", "batch_ratio", "betas", "eps"})
+    return {**figures, "batch_ratio": _rounded(advice.batch_ratio), "notes": [say(note) for note in advice.notes]}
 
 
 def _evidence(summary: RunSummary, recommendation: Recommendation, say: Callable[[Note | str], str]) -> dict[str, Any]:
     runs = {"baseline": _runs(summary, 0), "recommended": _runs(summary, recommendation.number)}
-    sources = (run.busy_source for each in runs.values() for run in each if run.busy_source is not None)
+    sources = (run.busy_source for measured in runs.values() for run in measured if run.busy_source is not None)
     peak = max((run.peak_memory_bytes for run in runs["recommended"]), default=None)
     rounds = max((len(entrant.rounds) for entrant in recommendation.confirmations), default=0)
     return {
         "verdict": recommendation.verdict,
         "speedup": _interval(recommendation.speedup),
-        "samples_per_s": {name: _interval(rate_of_runs(each) if each else None) for name, each in runs.items()},
-        "busy_fraction": {**{name: _busy(each) for name, each in runs.items()}, "source": next(sources, None)},
+        "samples_per_s": {name: _interval(rate_of_runs(own) if own else None) for name, own in runs.items()},
+        "busy_fraction": {**{name: _busy(own) for name, own in runs.items()}, "source": next(sources, None)},
         "peak_memory_gib": None if peak is None else _rounded(peak / 2**30),
         "memory_limit_gib": _rounded(summary.limit_bytes / 2**30),
         "memory_source": summary.memory_source,
@@ -198,9 +180,7 @@ def _busy(runs: Sequence[Measurement]) -> float | None:
 
 
 def _interval(figure: Rate | Ratio | None) -> dict[str, float | None] | None:
-    if figure is None:
-        return None
-    return {name: _rounded(getattr(figure, name)) for name in ("value", "low", "high")}
+    return None if figure is None else {name: _rounded(value) for name, value in figure}
 
 
 def describe_machine(environment: Environment) -> dict[str, object]:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
 from filelock import FileLock, Timeout
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from autotune.errors import ConfigError, RunFolderError
 from autotune.protocol.disk import disk_error, write_atomic
@@ -62,10 +62,6 @@ class RunFolder:
         except (OSError, ValidationError):  # not there, or of another version: then it is measured again
             return None
 
-    def write_model(self, path: Path, model: BaseModel) -> None:
-        """Write a model as readable JSON, atomically."""
-        write_atomic(path, model.model_dump_json(indent=2).encode())
-
     def append_trial(self, record: TrialRecord) -> None:
         """Add a trial's record as a line; the study holds it as well, and `write_summary` writes all anew."""
         try:
@@ -77,7 +73,7 @@ class RunFolder:
     def write_summary(self, summary: RunSummary) -> None:
         """Write what reports are made from."""
         write_atomic(self.trials, "".join(f"{record.model_dump_json()}\n" for record in summary.trials).encode())
-        self.write_model(self.environment, summary.environment)
+        write_atomic(self.environment, summary.environment.model_dump_json(indent=2).encode())
         write_atomic(self.summary, summary.model_dump_json(indent=2, exclude={"trials"}).encode())
 
     def clear(self) -> None:
@@ -110,10 +106,7 @@ def open_run_folder(path: Path, *, fresh: bool) -> Iterator[RunFolder]:
     """
     folder = RunFolder(path.absolute())
     try:
-        is_new = not folder.path.exists()
-        folder.path.mkdir(parents=True, exist_ok=True)
-        if is_new:
-            folder.path.chmod(0o700)
+        folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = FileLock(folder.lock, timeout=0, mode=0o600)
         lock.acquire()
     except Timeout:
@@ -145,21 +138,15 @@ def read_summary(path: Path) -> RunSummary:
         raise ConfigError(
             f"a run folder must hold {missing}, but {path} does not ({error.strerror}); name that of a finished search"
         ) from error
+    joined = head.strip().removesuffix(b"}") + b', "trials": [' + b",".join(lines) + b"]}"  # which lie in trials.jsonl
     try:
-        trials = [TrialRecord.model_validate_json(line) for line in lines]
-        return RunSummary(**{**dict(_SummaryFile.model_validate_json(head)), "trials": tuple(trials)})
+        return RunSummary.model_validate_json(joined)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise ConfigError(
             f"{path} must be a run folder of this version of autotune, but {place}: {first['msg']}"
         ) from error
-
-
-class _SummaryFile(RunSummary):
-    """summary.json: a RunSummary whose trials lie in trials.jsonl."""
-
-    trials: tuple[TrialRecord, ...] = ()
 
 
 def _prepare(folder: RunFolder, *, fresh: bool) -> None:
@@ -171,6 +158,4 @@ def _prepare(folder: RunFolder, *, fresh: bool) -> None:
             kept.mkdir(mode=0o700, exist_ok=True)
         os.close(os.open(folder.study, os.O_WRONLY | os.O_CREAT, 0o600))  # SQLite would make it readable by others
     except OSError as error:
-        with suppress(OSError):
-            folder.scratch.rmdir()
         raise disk_error(folder.path, error) from error

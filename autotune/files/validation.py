@@ -1,7 +1,7 @@
-"""From pydantic's errors to sentences: rule, value, remedy.
+"""Plain data checked by pydantic, whose errors become sentences: rule, value, remedy.
 
-Comes in: a ValidationError, with the model and the plain data that it is about. Goes out: Problems, each with the path
-of its value.
+Comes in: a model and the plain data for it. Goes out: what was made of the data, and Problems, each with the path of
+its value.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from reprlib import Repr
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from autotune.files.yaml_document import KeyPath, Problem
 
-__all__ = ["problems_of"]
+__all__ = ["validated"]
+
+_Model = TypeVar("_Model")
 
 _BOOLEAN_WORDS = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
 _SHORT = Repr()
@@ -26,11 +28,8 @@ _SHORT.maxstring = _SHORT.maxother = 80
 _SHORT.maxdict = _SHORT.maxlist = 6
 
 _RULES = {
-    "int_type": "must be a whole number",
-    "int_from_float": "must be a whole number",
-    "int_parsing": "must be a whole number",
-    "float_type": "must be a number",
-    "float_parsing": "must be a number",
+    "int": "must be a whole number",
+    "float": "must be a number",
     "finite_number": "must be a finite number",
     "bool_type": "must be true or false",
     "string_type": "must be a text",
@@ -40,22 +39,29 @@ _RULES = {
     "greater_than_equal": "must be at least {ge:g}",
     "less_than": "must be below {lt:g}",
     "less_than_equal": "must be at most {le:g}",
-    "model_type": "must be a mapping of settings",
-    "model_attributes_type": "must be a mapping of settings",
-    "dataclass_type": "must be a mapping of settings",
+    "model": "must be a mapping of settings",
+    "dataclass": "must be a mapping of settings",
     "invalid_key": "a key must be a text",
 }
+"""By pydantic's kind of error, or by the type that it names first: "int" of "int_parsing"."""
 _UNKNOWN_KEY = {"extra_forbidden", "unexpected_keyword_argument"}  # of a model, of a dataclass
 
 
-def problems_of(error: ValidationError, model_type: type, data: object) -> list[Problem]:
-    """Every broken rule that pydantic found in data for a model, none placed yet."""
-    found = []
-    for detail in error.errors(include_url=False):
-        is_about_key = detail["type"] in _UNKNOWN_KEY
-        path = detail["loc"] if is_about_key or detail["type"] == "missing" else _existing(detail["loc"], data)
-        found.append(Problem(path=path, text=_sentence(detail, model_type), is_about_key=is_about_key))
-    return list(dict.fromkeys(found))
+def validated(
+    model_type: type[_Model], data: Mapping[str, Any], context: dict[str, Any] | None = None
+) -> tuple[_Model | None, list[Problem]]:
+    """The model of some data, or None; and every rule that pydantic found to be broken, none placed yet."""
+    try:
+        return TypeAdapter(model_type).validate_python(data, context=context), []
+    except ValidationError as error:
+        found = [_problem(detail, model_type, data) for detail in error.errors(include_url=False)]
+        return None, list(dict.fromkeys(found))
+
+
+def _problem(detail: ErrorDetails, model_type: type, data: object) -> Problem:
+    is_about_key = detail["type"] in _UNKNOWN_KEY
+    path = detail["loc"] if is_about_key or detail["type"] == "missing" else _existing(detail["loc"], data)
+    return Problem(path=path, text=_sentence(detail, model_type), is_about_key=is_about_key)
 
 
 def _existing(loc: KeyPath, data: Any) -> KeyPath:
@@ -77,7 +83,8 @@ def _sentence(detail: ErrorDetails, model_type: type) -> str:
     if kind == "missing":
         description = _keys(_model_at(model_type, detail["loc"][:-1]))[str(detail["loc"][-1])].description
         return "must be given" + (f": {description}" if description else "")
-    rule = _RULES[kind].format(**context) if kind in _RULES else detail["msg"]
+    template = _RULES.get(kind) or _RULES.get(kind.partition("_")[0])
+    rule = template.format(**context) if template else detail["msg"]
     return f"{rule}, but got {_SHORT.repr(value)}{_remedy(kind, value, context)}"
 
 

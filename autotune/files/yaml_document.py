@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import yaml
 
@@ -68,6 +68,10 @@ class Place:
         return f"{self.source}:{self.line}:{self.column}" if self.line else self.source
 
 
+_Locate = Callable[[yaml.Mark], Place]
+"""Where a node's mark stands for."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """A rule that is broken, and where."""
@@ -89,8 +93,8 @@ class Problem:
 class Document:
     """Plain data, the place of each value and key, and the problems found on the way."""
 
-    data: dict[str, Any]
     root: Place
+    data: dict[str, Any] = field(default_factory=dict)
     values: dict[KeyPath, Place] = field(default_factory=dict)
     keys: dict[KeyPath, Place] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
@@ -103,13 +107,48 @@ class Document:
         Left out are those with values that are broken already.
         """
         found = [replace(problem, path=(*below, *problem.path)) for problem in problems]
-        return [replace(each, place=self._place_of(each)) for each in found if each.path not in self.broken]
+        return [replace(problem, place=self._place_of(problem)) for problem in found if problem.path not in self.broken]
 
     def _place_of(self, problem: Problem) -> Place:
         if problem.is_about_key and problem.path in self.keys:
             return self.keys[problem.path]
         parents = (problem.path[:length] for length in range(len(problem.path), 0, -1))
         return next((self.values[path] for path in parents if path in self.values), self.root)
+
+    def build(self, node: yaml.Node, path: KeyPath, locate: _Locate) -> Any:
+        """Plain data of a node, the place of each of its values and keys noted."""
+        place = self.values[path] = locate(node.start_mark)
+        if len(self.values) > _MAX_NODES:
+            raise _refusal(f"must hold at most {_MAX_NODES} values, aliases expanded, but holds more; use fewer", place)
+        if len(path) > _MAX_DEPTH:
+            raise _refusal(f"values are nested deeper than {_MAX_DEPTH} levels, aliases expanded", place)
+        if isinstance(node, yaml.MappingNode) and node.tag == f"{_TAG}map":
+            return self._mapping(node, path, locate)
+        if isinstance(node, yaml.SequenceNode) and node.tag == f"{_TAG}seq":
+            return [self.build(item, (*path, index), locate) for index, item in enumerate(node.value)]
+        try:
+            return _scalar(node)
+        except ValueError as error:
+            self._report(str(error), path, place)
+            self.broken.add(path)
+            return None
+
+    def _mapping(self, node: yaml.MappingNode, path: KeyPath, locate: _Locate) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            key, inner, place = key_node.value, (*path, key_node.value), locate(key_node.start_mark)
+            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag != f"{_TAG}str":
+                self._report(f"a key must be a text, but got {_source_of(key_node)}", path, place)
+            elif key in found:
+                line = self.keys[inner].line
+                self._report(f"is given twice{f', first in line {line}' if line else ''}; keep one", inner, place)
+            else:
+                self.keys[inner] = place
+                found[key] = self.build(value_node, inner, locate)
+        return found
+
+    def _report(self, text: str, path: KeyPath, place: Place) -> None:
+        self.problems.append(Problem(text=text, path=path, place=place))
 
 
 def read_document(path: Path) -> Document:
@@ -158,51 +197,34 @@ def apply_override(document: Document, override: str) -> None:
         if not isinstance(parent, dict):
             raise _refusal(f"must be a mapping to be set in part, but is a {_kind(parent)}", place, path[:depth])
     for places in (document.values, document.keys):
-        for old in [old for old in places if old[: len(path)] == path]:
-            del places[old]
+        for below in [below for below in places if below[: len(path)] == path]:
+            del places[below]
     document.keys[path] = document.values[path] = place
     node = _compose(text, lambda _: place)
-    parent[path[-1]] = None if node is None else _Builder(document, lambda _: place).build(node, path)
+    parent[path[-1]] = None if node is None else document.build(node, path, lambda _: place)
 
 
 def _parse(text: str, source: str) -> Document:
     """The Document of a text whose top level is a mapping."""
 
-    def locate(mark: _Mark) -> Place:
+    def locate(mark: yaml.Mark) -> Place:
         return Place(source=source, line=mark.line + 1, column=mark.column + 1)
 
     node = _compose(text, locate)
     if node is None:
         raise _refusal("is empty; `autotune init` writes a configuration to start from", Place(source=source))
-    document = Document(data={}, root=locate(node.start_mark))
-    data = _Builder(document, locate).build(node, ())
+    document = Document(root=locate(node.start_mark))
+    data = document.build(node, (), locate)
     if not isinstance(data, dict):
         raise _refusal(f"the top level must be a mapping (key: value), but is a {_kind(data)}", document.root)
     document.data = data
     return document
 
 
-class _Mark(Protocol):
-    """A place in a text, counted from 0: pyyaml's marks, and its loader while it reads."""
-
-    line: int
-    column: int
-
-
 class _Loader(yaml.SafeLoader):
-    """SafeLoader with YAML 1.2's plain scalars and a limit on nesting."""
+    """SafeLoader with YAML 1.2's plain scalars."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 -- pyyaml's own attribute, filled below
-    depth = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        self.depth += 1
-        if self.depth > _MAX_DEPTH:
-            problem = f"values are nested deeper than {_MAX_DEPTH} levels"
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=self.get_mark())
-        node = super().compose_node(parent, index)
-        self.depth -= 1
-        return node
 
 
 for _name, (_pattern, _) in _SCALARS.items():
@@ -210,7 +232,7 @@ for _name, (_pattern, _) in _SCALARS.items():
         _Loader.add_implicit_resolver(_TAG + _name, re.compile(rf"^(?:{_pattern.pattern})$"), None)
 
 
-def _compose(text: str, locate: Callable[[_Mark], Place]) -> yaml.Node | None:
+def _compose(text: str, locate: _Locate) -> yaml.Node | None:
     """The node tree of a text, aliases not yet expanded."""
     try:
         loader = _Loader(text)
@@ -224,60 +246,18 @@ def _compose(text: str, locate: Callable[[_Mark], Place]) -> yaml.Node | None:
     except yaml.MarkedYAMLError as error:
         detail = " ".join(filter(None, (error.problem, error.context and f"({error.context})")))
         remedy = "; indent with spaces, not tabs" if "\\t" in detail else ""
-        mark = error.problem_mark or error.context_mark or loader
+        mark = error.problem_mark or error.context_mark or loader.get_mark()
         raise _refusal(f"not valid YAML: {detail}{remedy}", locate(mark)) from None
     except (ValueError, OverflowError):  # pyyaml hands an escape such as "\U00110000" to chr() unchecked
-        raise _refusal("not valid YAML: an escape names no character", locate(loader)) from None
+        raise _refusal("not valid YAML: an escape names no character", locate(loader.get_mark())) from None
+    except RecursionError:
+        raise _refusal(f"values are nested deeper than {_MAX_DEPTH} levels", locate(loader.get_mark())) from None
     finally:
         loader.dispose()
 
 
 def _refusal(text: str, place: Place, path: KeyPath = ()) -> ConfigError:
     return ConfigError(str(Problem(text=text, path=path, place=place)))
-
-
-class _Builder:
-    """Turns nodes into plain data and notes the place of each in the document."""
-
-    def __init__(self, document: Document, locate: Callable[[_Mark], Place]) -> None:
-        self._document = document
-        self._locate = locate
-        self._count = 0
-
-    def build(self, node: yaml.Node, path: KeyPath) -> Any:
-        place = self._document.values[path] = self._locate(node.start_mark)
-        self._count += 1
-        if self._count > _MAX_NODES:
-            raise _refusal(f"must hold at most {_MAX_NODES} values, aliases expanded, but holds more; use fewer", place)
-        if len(path) > _MAX_DEPTH:
-            raise _refusal(f"values are nested deeper than {_MAX_DEPTH} levels, aliases expanded", place)
-        if isinstance(node, yaml.MappingNode) and node.tag == f"{_TAG}map":
-            return self._mapping(node, path)
-        if isinstance(node, yaml.SequenceNode) and node.tag == f"{_TAG}seq":
-            return [self.build(item, (*path, index)) for index, item in enumerate(node.value)]
-        try:
-            return _scalar(node)
-        except ValueError as error:
-            self._report(str(error), path, place)
-            self._document.broken.add(path)
-            return None
-
-    def _mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for key_node, value_node in node.value:
-            key, inner, place = key_node.value, (*path, key_node.value), self._locate(key_node.start_mark)
-            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag != f"{_TAG}str":
-                self._report(f"a key must be a text, but got {_source_of(key_node)}", path, place)
-            elif key in found:
-                line = self._document.keys[inner].line
-                self._report(f"is given twice{f', first in line {line}' if line else ''}; keep one", inner, place)
-            else:
-                self._document.keys[inner] = place
-                found[key] = self.build(value_node, inner)
-        return found
-
-    def _report(self, text: str, path: KeyPath, place: Place) -> None:
-        self._document.problems.append(Problem(text=text, path=path, place=place))
 
 
 def _scalar(node: yaml.Node) -> str | int | float | bool | None:

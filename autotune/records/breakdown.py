@@ -6,7 +6,7 @@ The worker measures the parts; `breakdown_on_device` and `breakdown_on_cpu` join
 from __future__ import annotations
 
 from math import isclose
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -16,7 +16,7 @@ from autotune.records.trace_intervals import DeviceTime
 __all__ = ["PARTS", "LoaderCosts", "Part", "Share", "TimeBreakdown", "breakdown_on_cpu", "breakdown_on_device"]
 
 Part = Literal["data_wait", "device_copy", "compute", "synchronise", "idle"]
-PARTS: tuple[Part, ...] = ("data_wait", "device_copy", "compute", "synchronise", "idle")
+PARTS: tuple[Part, ...] = get_args(Part)
 """The parts of the wall time, in the order in which they are shown."""
 
 _Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -120,26 +120,24 @@ def breakdown_on_device(
     gradients adds to a step, where the profiled ones were without it.
     """
     source = f"profiler in {profiled_steps} extra steps, as a share of a step without it"
-    parts = [device.compute_s, device.copy_s, device.communication_s]
-    work = [part / profiled_steps for part in parts]
+    work = [part_s / profiled_steps for part_s in (device.compute_s, device.copy_s, device.communication_s)]
     total = step_s + restart_s
     restart_s = min(restart_s, max(0.0, total - sum(work)))
     step_s = total - restart_s
     scale = min(1.0, step_s / sum(work)) if sum(work) > 0 else 1.0
-    compute, copy, exchange = (part * scale for part in work)
+    compute, copy, exchange = (part_s * scale for part_s in work)
     exchange += min(exchange_s, max(0.0, step_s - compute - copy - exchange))
     unexplained = max(0.0, step_s - compute - copy - exchange)
     waiting = min(data_wait_s, unexplained)
     synchronising = min(device.after_waits_s / profiled_steps, unexplained - waiting)
-    return TimeBreakdown(
-        data_wait=_share(
-            (waiting + restart_s) / total, "clock around the loader, less the waits in which the device still works"
-        ),
-        device_copy=_share(copy / total, source),
-        compute=_share(compute / total, source),
-        synchronise=_share((exchange + synchronising) / total, _source_of_waits(source, device, exchange_s)),
-        idle=_share((unexplained - waiting - synchronising) / total, "what is left of the step"),
-        restart_fraction=_clamped(restart_s / total),
+    return _breakdown(
+        total,
+        restart_s,
+        data_wait=(waiting + restart_s, "clock around the loader, less the waits in which the device still works"),
+        device_copy=(copy, source),
+        compute=(compute, source),
+        synchronise=(exchange + synchronising, _source_of_waits(source, device, exchange_s)),
+        idle=(unexplained - waiting - synchronising, "what is left of the step"),
     )
 
 
@@ -162,21 +160,17 @@ def breakdown_on_cpu(  # noqa: PLR0913 - the parts of a step, each by its name
     copying = min(copy_s, step_s - waiting)
     exchanging = min(exchange_s, step_s - waiting - copying)
     rest = step_s - waiting - copying - exchanging
-    idle = rest * _clamped(gap_fraction)
-    total = step_s + restart_s
+    idle = rest * min(1.0, max(0.0, gap_fraction))
     source = f"profiler in {profiled_steps} extra steps"
-    return TimeBreakdown(
-        data_wait=_share((waiting + restart_s) / total, "clock around the loader"),
-        device_copy=_share(copying / total, "clock around moving the batch, in extra steps"),
-        compute=_share(
-            (rest - idle) / total, f"what is left of the step, without the gaps between operators ({source})"
-        ),
-        synchronise=_share(
-            exchanging / total,
-            _EXCHANGE_SOURCE if exchange_s > 0 else "the CPU is its own device: nothing to wait for",
-        ),
-        idle=_share(idle / total, f"gaps between operators ({source})"),
-        restart_fraction=_clamped(restart_s / total),
+    own_device = "the CPU is its own device: nothing to wait for"
+    return _breakdown(
+        step_s + restart_s,
+        restart_s,
+        data_wait=(waiting + restart_s, "clock around the loader"),
+        device_copy=(copying, "clock around moving the batch, in extra steps"),
+        compute=(rest - idle, f"what is left of the step, without the gaps between operators ({source})"),
+        synchronise=(exchanging, _EXCHANGE_SOURCE if exchange_s > 0 else own_device),
+        idle=(idle, f"gaps between operators ({source})"),
     )
 
 
@@ -185,16 +179,18 @@ _EXCHANGE_SOURCE = "a step with the exchange of gradients less one without, on b
 
 def _source_of_waits(profiler: str, device: DeviceTime, exchange_s: float) -> str:
     """Communication is known from steps with and without the exchange, or from the profiler's own events."""
-    gaps = "gaps after the host's waits"
-    if exchange_s <= 0:
-        return f"{profiler}: communication, {gaps}"
-    measured = f"communication, {gaps}" if device.communication_s > 0 else gaps
-    return f"{_EXCHANGE_SOURCE}; {profiler}: {measured}"
+    by_exchange = f"{_EXCHANGE_SOURCE}; " if exchange_s > 0 else ""
+    kernels = "" if by_exchange and device.communication_s <= 0 else "communication, "
+    return f"{by_exchange}{profiler}: {kernels}gaps after the host's waits"
 
 
-def _share(fraction: float, source: str) -> Share:
-    return Share(fraction=_clamped(fraction), source=source)
+def _breakdown(total_s: float, restart_s: float, **parts: tuple[float, str]) -> TimeBreakdown:
+    """Shares of a total, of each part's seconds with their source."""
+    shares = {
+        name: Share(fraction=_fraction(part_s, total_s), source=source) for name, (part_s, source) in parts.items()
+    }
+    return TimeBreakdown(**shares, restart_fraction=_fraction(restart_s, total_s))
 
 
-def _clamped(fraction: float) -> float:
-    return min(1.0, max(0.0, fraction))
+def _fraction(part_s: float, total_s: float) -> float:
+    return min(1.0, max(0.0, part_s / total_s))

@@ -6,7 +6,7 @@ PrecisionFigures; `objection` judges them. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import isfinite
 
 from autotune.frozen import FrozenModel
@@ -15,8 +15,6 @@ from autotune.settings.training_config import TrainingConfig
 
 __all__ = [
     "GUARD_STEPS",
-    "LOSS_TOLERANCE",
-    "MIN_COSINE",
     "MIN_STEPS",
     "PrecisionFigures",
     "deviation_of",
@@ -30,10 +28,10 @@ GUARD_STEPS = 20
 """Optimizer steps that are compared: our convention."""
 MIN_STEPS = 5
 """Fewest steps that the guard judges: our convention."""
-LOSS_TOLERANCE = 0.05
+_LOSS_TOLERANCE = 0.05
 """Largest mean deviation of the losses, as a share of float32's mean loss: our own convention. bfloat16 keeps 8 bits of
 a number (0.4 %); what deviates ten times as much after 20 steps does not train the same model."""
-MIN_COSINE = 0.95
+_MIN_COSINE = 0.95
 """Least cosine between the first step's gradients, all parameters as one vector: our own convention. Rounding to
 bfloat16 alone leaves 0.9999; 0.95 is an angle of 18 degrees."""
 _LAST_STEPS = 5  # in which the GradScaler may skip none: our convention
@@ -115,51 +113,38 @@ def objection(figures: PrecisionFigures) -> str | None:
     """
     if not all(isfinite(loss) for loss in figures.reference_losses):
         return None
-    return _loss_not_finite(figures) or _skips(figures) or _losses_deviate(figures) or _gradients_differ(figures)
+    return next(_objections_to_losses(figures), None) or _gradients_differ(figures)
 
 
-def _loss_not_finite(figures: PrecisionFigures) -> str | None:
+def _objections_to_losses(figures: PrecisionFigures) -> Iterator[str]:
     at = next((at for at, loss in enumerate(figures.losses) if not isfinite(loss)), None)
-    if at is None:
-        return None
-    return f"the loss became {figures.losses[at]} at step {at + 1} of {GUARD_STEPS}; float32's stayed finite"
-
-
-def _skips(figures: PrecisionFigures) -> str | None:
+    if at is not None:
+        yield f"the loss became {figures.losses[at]} at step {at + 1} of {GUARD_STEPS}; float32's stayed finite"
     attempts, last = len(figures.skipped_steps), figures.skipped_steps[-_LAST_STEPS:]
-    if not any(last):
-        return None
-    return (
-        f"the GradScaler still skipped {sum(last)} of the last {len(last)} steps for gradients that were not finite "
-        f"({sum(figures.skipped_steps)} of {attempts} in all)"
-    )
-
-
-def _losses_deviate(figures: PrecisionFigures) -> str | None:
-    deviation, allowed = figures.loss_deviation, LOSS_TOLERANCE + figures.repeat_deviation
-    if deviation is None or deviation <= allowed:
-        return None
-    return (
-        f"over {figures.steps} steps from the same weights and batches the losses deviate from float32's by "
-        f"{deviation:.1%} of their mean, where {allowed:.1%} is tolerated"
-    )
+    if any(last):
+        yield (
+            f"the GradScaler still skipped {sum(last)} of the last {len(last)} steps for gradients that were not "
+            f"finite ({sum(figures.skipped_steps)} of {attempts} in all)"
+        )
+    deviation, allowed = figures.loss_deviation, _LOSS_TOLERANCE + figures.repeat_deviation
+    if deviation is not None and deviation > allowed:
+        yield (
+            f"over {figures.steps} steps from the same weights and batches the losses deviate from float32's by "
+            f"{deviation:.1%} of their mean, where {allowed:.1%} is tolerated"
+        )
 
 
 def _gradients_differ(figures: PrecisionFigures) -> str | None:
-    if figures.gradient_cosine is None:
-        is_judged = figures.repeat_cosine is not None and figures.steps > 0
-        return "the first step's gradient is not finite; float32's is" if is_judged else None
-    least = _least_cosine(figures.repeat_cosine)
-    if least is None or figures.gradient_cosine >= least:
+    """Nothing is asked of the gradient where float32's own is not finite, or not reproducible."""
+    cosine, repeat = figures.gradient_cosine, figures.repeat_cosine
+    if repeat is None:
+        return None
+    if cosine is None:
+        return "the first step's gradient is not finite; float32's is" if figures.steps > 0 else None
+    least = _MIN_COSINE if repeat >= _MIN_COSINE else repeat / 2
+    if repeat < _TELLING_COSINE or cosine >= least:
         return None
     return (
-        f"the first step's gradient has a cosine of {figures.gradient_cosine:.3f} with float32's, "
+        f"the first step's gradient has a cosine of {cosine:.3f} with float32's, "
         f"where at least {least:.2f} is asked for"
     )
-
-
-def _least_cosine(repeat_cosine: float | None) -> float | None:
-    """What is asked of the gradient; None where float32's own is not reproducible, or not finite."""
-    if repeat_cosine is None or repeat_cosine < _TELLING_COSINE:
-        return None
-    return MIN_COSINE if repeat_cosine >= MIN_COSINE else repeat_cosine / 2

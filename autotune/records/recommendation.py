@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from math import exp, log
-from statistics import fmean
+from statistics import geometric_mean
 from typing import Literal
 
 from pydantic import Field
@@ -36,7 +35,7 @@ class Confirmation(FrozenModel):
     @property
     def samples_per_s(self) -> float:
         """Geometric mean of the rounds' rates."""
-        return exp(fmean(log(run.samples_per_s) for run in self.runs))
+        return geometric_mean(run.samples_per_s for run in self.runs)
 
 
 class Ratio(FrozenModel):

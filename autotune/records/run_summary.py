@@ -59,12 +59,12 @@ class Progress(FrozenModel):
     """Where a search or a diagnosis stands; sent to the display after every step."""
 
     phase: Phase
-    done: int
+    done: int = 0
     """Trials measured, or confirmation runs made."""
-    total: int
+    total: int = 1
     """Trials or runs at the most."""
     elapsed_s: float
-    remaining_s: float | None
+    remaining_s: float | None = None
     """Seconds left of the time-out, or an estimate; None where neither is known."""
     baseline: TrialRecord | None = None
     best: TrialRecord | None = None

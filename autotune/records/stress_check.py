@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from autotune.frozen import FrozenModel
 from autotune.note import Note
 from autotune.records.measurement import MemorySample
-from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.environment import Environment
-from autotune.settings.training_config import TrainingConfig
+from autotune.settings.training_config import DdpConfig, TrainingConfig
 from autotune.settings.workload import WorkloadFacts
 from autotune.space.constraints import ranks_on_host
 
@@ -71,14 +70,6 @@ class Load:
     def is_more(self) -> bool:
         """Whether that is more than what the process took."""
         return self.peak_bytes > self.own_bytes
-
-    @property
-    def bearer(self) -> str:
-        """Who takes that: "2 ranks with 64 MiB of gradient buckets each"."""
-        who, each = ("a rank", "") if self.ranks == 1 else (f"{self.ranks} ranks", " each")
-        return (
-            f"{who} with {self.bucket_bytes / 2**20:,.0f} MiB of gradient buckets{each}" if self.bucket_bytes else who
-        )
 
 
 def sample_scan_s(left_s: float) -> float:

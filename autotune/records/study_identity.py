@@ -1,6 +1,6 @@
 """Which search a study belongs to, as texts that can be compared: a study is resumed by the same search alone.
 
-Comes in: a Plan and the Environment. Goes out: a short text for each part of the search, equal in another run of the
+Comes in: a Plan and its ResolvedSpace. Goes out: a short text for each part of the search, equal in another run of the
 same program. The user's objects are only described, without torch; of the user's code only __len__ runs.
 """
 
@@ -16,9 +16,11 @@ from pathlib import Path, PurePath
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
-from autotune.settings.environment import COMPARED, Environment
+from autotune.settings.environment import COMPARED
 from autotune.settings.plan import Plan
 from autotune.settings.workload import PARTS, Ref
+from autotune.space.domains import whole_numbers
+from autotune.space.resolved_space import ResolvedSpace
 
 __all__ = ["describe_part", "identify"]
 
@@ -30,24 +32,35 @@ _CONTAINERS = (Mapping, list, tuple, set, frozenset)
 _MOST_ITEMS = 100  # of a container among arguments; a longer one is taken for data: our convention
 
 
-def identify(plan: Plan, environment: Environment) -> dict[str, str]:
+def identify(plan: Plan, space: ResolvedSpace) -> dict[str, str]:
     """What must be equal for a study to go on, by name. Budget and run folder may change."""
     workload = plan.workload
     parts = {name: getattr(workload, name) for name in PARTS if getattr(workload, name) is not None}
     return {
         **{name: describe_part(part) for name, part in parts.items()},
         "sampling": f"shuffle={workload.shuffle}, drop_last={workload.drop_last}",
-        "space": _digest(repr(sorted((name, repr(domain)) for name, domain in plan.space.given().items()))),
+        "space": _digest(repr([(name, repr(domain)) for name, domain in space.given.items()])),
         "baseline": plan.baseline.model_dump_json(exclude_defaults=True),
         "objective": plan.objective.model_dump_json(),
         "seed": str(plan.seed),
-        **_machine(environment),
+        **{COMPARED[name]: _in_words(value) for name, value in space.environment.comparable().items()},
+        **_layout(plan, space),
     }
 
 
-def _machine(environment: Environment) -> dict[str, str]:
-    """What is compared of a machine, by the words that a message uses for it."""
-    return {COMPARED[name]: _in_words(value) for name, value in environment.comparable().items()}
+def _layout(plan: Plan, space: ResolvedSpace) -> dict[str, str]:
+    """How groups lie on hosts, where they may span them; else nothing.
+
+    The hosts decide which numbers of ranks are tried by default, and a group's rate depends on how it is spread over
+    them.
+    """
+    environment, sizes = space.environment, whole_numbers(space.domains["world_size"])
+    has_groups = max(*sizes, plan.baseline.process_count) > 1
+    is_decisive = environment.is_spread or "world_size" not in space.given
+    if environment.hosts == 1 or not (has_groups and is_decisive):
+        return {}
+    how = "spread over" if environment.is_spread else "packed on"
+    return {"ranks": f"{', '.join(map(str, sizes))} {how} {environment.hosts} hosts"}
 
 
 def _in_words(value: object) -> str:
@@ -102,7 +115,7 @@ def _text(value: Any, depth: int) -> str:
         case FunctionType():
             closure = [_content(cell) for cell in value.__closure__ or ()]
             called = [value.__globals__.get(name) for name in value.__code__.co_names]
-            own = [each for each in called if isinstance(each, FunctionType | type) and _is_own(each)]
+            own = [code for code in called if isinstance(code, FunctionType | type) and _is_own(code)]
             parts = (value.__defaults__, value.__kwdefaults__, closure, own)
             text = _code_text(value.__code__) + _texts(parts, depth - 1)
         case _:

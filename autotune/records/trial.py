@@ -128,5 +128,4 @@ def best_of(records: Sequence[TrialRecord]) -> TrialRecord | None:
 
 def reference_of(records: Sequence[TrialRecord]) -> TrialRecord | None:
     """The trial that scores refer to: the baseline where it ran well, else the feasible trial that was first to end."""
-    measured = [record for record in records if record.measurement is not None]
-    return next((record for record in measured if record.is_feasible), None)
+    return next((record for record in records if record.is_feasible and record.measurement is not None), None)

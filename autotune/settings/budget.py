@@ -11,7 +11,7 @@ from autotune.frozen import FrozenModel
 __all__ = ["MAX_TRIALS", "Budget"]
 
 MAX_TRIALS = 40
-"""Trials of a search whose number was left open."""
+"""Trials of a search whose number was left open: our convention."""
 
 
 class Budget(FrozenModel):

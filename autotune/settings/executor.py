@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from autotune.frozen import FrozenModel
 
-__all__ = ["Executor", "ExecutorKind", "device_obstacle", "places"]
+__all__ = ["Executor", "ExecutorKind", "places"]
 
 ExecutorKind = Literal["local", "ray"]
 
@@ -52,25 +52,14 @@ class Executor(FrozenModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        found = {"address": self.address, "ranks": None if self.ranks == "pack" else self.ranks}
-        idle = [f"{name}={value!r}" for name, value in found.items() if value is not None]
+        given = self.model_dump(exclude={"kind"}, exclude_defaults=True)
+        idle = [f"{name}={value!r}" for name, value in given.items()]
         if self.kind == "local" and idle:
             raise ValueError(
                 "address and ranks say how to use a Ray cluster, and have no effect on this machine alone, but got "
                 f"kind='local' with {' and '.join(idle)}; set kind: ray, or leave them out"
             )
         return self
-
-
-def device_obstacle(device: str, executor: Executor) -> str | None:
-    """Why trials can't run on a device of this name by this executor, or None."""
-    kind, colon, _ = device.partition(":")
-    if executor.kind != "ray" or not colon:
-        return None
-    return (
-        "must name a kind of device with executor ray, which gives each rank a device of its host, but got "
-        f"{device!r}; write {kind}"
-    )
 
 
 def places(ranks: int, *, hosts: int, per_host: int, spread: bool) -> tuple[int, ...]:

@@ -8,10 +8,9 @@ Source: aten/src/ATen/Context.cpp and Context.h, torch 2.9 to 2.13.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any, NamedTuple
 
 __all__ = ["Float32Precision", "exact_matmuls", "tf32_products"]
 
@@ -33,8 +32,7 @@ _PARENTS: dict[_Node, _Node] = {
 _INHERITED = "none"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Before:
+class _Before(NamedTuple):
     """The settings to restore."""
 
     own: dict[_Node, str]
@@ -52,9 +50,9 @@ class Float32Precision(AbstractContextManager[None]):
         self._enter, self._before = enter, list[_Before]()
 
     def __enter__(self) -> None:
-        before = _read()
-        self._before.append(before)
-        self._enter(before)
+        own = _own_values()
+        self._before.append(_Before(own, _older_matmul(own), _older_cudnn(own)))
+        self._enter(self._before[-1])
 
     def __exit__(self, *_: object) -> None:
         _put_back(self._before.pop())
@@ -83,11 +81,6 @@ def _allow_tf32(before: _Before) -> None:
             _set(node, "tf32")
 
 
-def _read() -> _Before:
-    own = _own_values()
-    return _Before(own=own, matmul=_older_matmul(own), cudnn=_older_cudnn(own))
-
-
 def _put_back(before: _Before) -> None:
     torch = _torch()
     torch.set_float32_matmul_precision(before.matmul)  # writes to the operators' nodes as well: they come last
@@ -109,48 +102,38 @@ def _own_values() -> dict[_Node, str]:
     own = {_GENERIC: _get(_GENERIC)}
     for node, parent in _PARENTS.items():
         other = "tf32" if node[0] == "cuda" else "bf16"  # what each backend has beside float32 itself
-        read = [_read_below(parent, own[parent], value, node) for value in ("ieee", other)]
+        read = []
+        for value in ("ieee", other):
+            with _held_at(value, {parent: own[parent]}):
+                read.append(_get(node))
         own[node] = _INHERITED if read == ["ieee", other] else read[0]
     return own
 
 
-def _older_matmul(own: dict[_Node, str]) -> str:
+def _older_matmul(own: Mapping[_Node, str]) -> str:
     """Torch returns it only while the operators' nodes do not contradict it."""
-    torch = _torch()
-    changed = {node: own[node] for node in _MATMULS if node in own}
-    for node in changed:
-        _set(node, "ieee")
-    try:
-        return str(torch.get_float32_matmul_precision())
-    finally:
-        for node, value in changed.items():
-            _set(node, value)
+    with _held_at("ieee", {node: own[node] for node in _MATMULS if node in own}):
+        return str(_torch().get_float32_matmul_precision())
 
 
-def _older_cudnn(own: dict[_Node, str]) -> bool:
+def _older_cudnn(own: Mapping[_Node, str]) -> bool:
     """Torch returns it only while convolutions and recurrent layers agree with it: in TF32 it is true."""
-    torch = _torch()
-    if not own:
-        return bool(torch.backends.cudnn.allow_tf32)
-    changed = {node: own[node] for node in (_CUDA, *(node for node in _CUDNN if own[node] != _INHERITED))}
-    for node in changed:
-        _set(node, "tf32")
-    try:
-        return bool(torch.backends.cudnn.allow_tf32)
-    except RuntimeError:
-        return False
-    finally:
-        for node, value in changed.items():
-            _set(node, value)
+    nodes = [node for node in (_CUDA, *_CUDNN) if own and (node == _CUDA or own[node] != _INHERITED)]
+    with suppress(RuntimeError), _held_at("tf32", {node: own[node] for node in nodes}):
+        return bool(_torch().backends.cudnn.allow_tf32)
+    return False
 
 
-def _read_below(parent: _Node, own: str, value: str, node: _Node) -> str:
-    """A node's precision while its parent is set to another value than its own."""
-    _set(parent, value)
+@contextmanager
+def _held_at(value: str, own: Mapping[_Node, str]) -> Iterator[None]:
+    """While entered, these nodes hold another value than their own."""
+    for node in own:
+        _set(node, value)
     try:
-        return _get(node)
+        yield
     finally:
-        _set(parent, own)
+        for node, before in own.items():
+            _set(node, before)
 
 
 def _get(node: _Node) -> str:

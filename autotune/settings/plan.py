@@ -12,9 +12,9 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, Validat
 from pydantic.dataclasses import dataclass
 
 from autotune.settings.budget import Budget
-from autotune.settings.executor import Executor, device_obstacle
+from autotune.settings.executor import Executor
 from autotune.settings.objective import Objective
-from autotune.settings.search_options import SearchOptions
+from autotune.settings.search_options import SearchOptions, checked_path
 from autotune.settings.search_space import SearchSpace
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
@@ -32,19 +32,15 @@ def _check_device(value: str, info: ValidationInfo) -> str:
     if value not in {"auto", "cpu", "mps"} and not (kind in _COUNTED_DEVICES and (index.isdecimal() or not colon)):
         raise ValueError(f"must be auto, cpu, cuda, cuda:N, mps, xpu or xpu:N, but got {value!r}")
     executor = info.data.get("executor")  # missing where it is wrong itself
-    reason = None if executor is None else device_obstacle(value, executor)
-    if reason is not None:
-        raise ValueError(reason)
+    if executor is not None and executor.kind == "ray" and colon:
+        rule = "must name a kind of device with executor ray, which gives each rank a device of its host"
+        raise ValueError(f"{rule}, but got {value!r}; write {kind}")
     return value
 
 
 def _check_run_dir(value: object) -> object:
-    if value is None:
-        return None
-    if not isinstance(value, str | Path) or value == "" or "\0" in str(value):
-        raise ValueError(f"must be a folder's path, but got {value!r}")
     try:
-        return Path(value).expanduser()
+        return None if value is None else Path(checked_path(value, "a folder's path")).expanduser()
     except RuntimeError:
         raise ValueError(f"'~' must stand for a known home folder, but got {value!r}; write the path out") from None
 

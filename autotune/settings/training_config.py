@@ -7,32 +7,64 @@ through `dataloader_kwargs`, `autocast` and `grad_scaler`, the only places here 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
 from autotune.frozen import FrozenModel
-from autotune.settings.contradictions import loader_contradiction, strategy_contradiction
-from autotune.settings.ddp_config import DdpConfig
+from autotune.settings.contradictions import loader_contradiction
 from autotune.settings.float32_precision import tf32_products
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["AMP_DTYPES", "LOADER_SETTINGS", "TORCH_PREFETCH_FACTOR", "AmpDtype", "DdpConfig", "TrainingConfig"]
+__all__ = [
+    "AMP_DTYPES",
+    "LOADER_SETTINGS",
+    "TORCH_BUCKET_CAP_MB",
+    "TORCH_FIRST_BUCKET_MB",
+    "TORCH_PREFETCH_FACTOR",
+    "AmpDtype",
+    "DdpConfig",
+    "TrainingConfig",
+]
 
 AmpDtype = Literal["float32", "tf32", "bfloat16", "float16"]
-AMP_DTYPES: tuple[AmpDtype, ...] = ("float32", "tf32", "bfloat16", "float16")
+AMP_DTYPES: tuple[AmpDtype, ...] = get_args(AmpDtype)
 """From the most to the least exact."""
 
 LOADER_SETTINGS = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
 """Arguments of torch.utils.data.DataLoader that are settings here, under their own names."""
 TORCH_PREFETCH_FACTOR = 2
 """torch.utils.data.DataLoader's own, where workers load and None is given."""
+TORCH_BUCKET_CAP_MB = 25.0
+"""DistributedDataParallel's own, where no bucket_cap_mb is given."""
+TORCH_FIRST_BUCKET_MB = 1.0
+"""Its first bucket, where no bucket_cap_mb is given: torch.distributed._DEFAULT_FIRST_BUCKET_BYTES."""
 
 _Count = Annotated[int, Field(strict=True, ge=1)]
 _CountOrZero = Annotated[int, Field(strict=True, ge=0)]
 _Flag = Annotated[bool, Field(strict=True)]
+_Megabytes = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class DdpConfig(FrozenModel):
+    """Arguments of torch.nn.parallel.DistributedDataParallel, under its own names."""
+
+    bucket_cap_mb: _Megabytes | None = None
+    """Size of a gradient bucket in MiB; None: torch's own (25)."""
+    first_bucket_mb: _Megabytes | None = None
+    """Size of the bucket that is exchanged first; None: torch's own (1, or bucket_cap_mb where that is given)."""
+    gradient_as_bucket_view: _Flag = False
+    """Let gradients be views into the buckets; saves about the gradients' size."""
+    static_graph: _Flag = False
+    """Promise that every iteration uses the same graph."""
+    find_unused_parameters: _Flag = False
+    """Look for parameters that got no gradient, each iteration."""
+    broadcast_buffers: _Flag = True
+    """Send rank 0's buffers to the others before each forward pass."""
+    comm_hook: Literal["fp16", "bf16", "powersgd"] | None = None
+    """Compression of the gradients on their way."""
 
 
 class TrainingConfig(FrozenModel):
@@ -74,9 +106,7 @@ class TrainingConfig(FrozenModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        reason = loader_contradiction(self.num_workers, self.loader_settings) or strategy_contradiction(
-            self.strategy, self.world_size, self.ddp, compiled=self.compile, grad_accum_steps=self.grad_accum_steps
-        )
+        reason = loader_contradiction(self.num_workers, self.loader_settings) or self._strategy_contradiction()
         if reason is not None:
             raise ValueError(reason)
         return self
@@ -133,3 +163,28 @@ class TrainingConfig(FrozenModel):
         import torch
 
         return torch.amp.GradScaler(torch.device(device).type, enabled=self.amp_dtype == "float16")
+
+    def _strategy_contradiction(self) -> str | None:
+        """Why the strategy can't have the other settings, or None.
+
+        Source on compiling under DataParallel: torch compiles the frames of the thread that has entered the compiled
+        module (set_eval_frame, torch/csrc/dynamo/eval_frame.c), and replicas run in other threads
+        (torch/nn/parallel/parallel_apply.py); "it falls back to the non-compile speed", pytorch/pytorch#94636. A module
+        that is compiled first and replicated then runs on the first device's weights: its forward is bound to it
+        (Module._replicate_for_data_parallel).
+        """
+        if self.strategy == "single" and self.world_size != 1:
+            return f"strategy 'single' has one rank, but got world_size={self.world_size}; set strategy: ddp"
+        if self.strategy != "ddp" and self.ddp is not None:
+            return f"ddp settings need strategy 'ddp', but got strategy {self.strategy!r}; leave ddp out"
+        if self.strategy == "dp" and self.world_size > 1 and self.compile:
+            return (
+                "compile can't stand with strategy 'dp', whose replicas run in threads of their own, where torch "
+                "compiles nothing, but got compile=True; set strategy: ddp, or compile: false"
+            )
+        if self.ddp is not None and self.ddp.static_graph and self.grad_accum_steps > 1:
+            return (
+                "ddp.static_graph can't stand with gradient accumulation (torch ends in an internal assert), but got "
+                f"grad_accum_steps={self.grad_accum_steps}; set static_graph: false"
+            )
+        return None

@@ -9,9 +9,8 @@ from __future__ import annotations
 from math import ceil, inf
 
 from autotune.settings.contradictions import NEUTRAL_WITHOUT_WORKERS
-from autotune.settings.ddp_config import TORCH_BUCKET_CAP_MB, TORCH_FIRST_BUCKET_MB, DdpConfig
 from autotune.settings.environment import DeviceKind, Environment
-from autotune.settings.training_config import TrainingConfig
+from autotune.settings.training_config import TORCH_BUCKET_CAP_MB, TORCH_FIRST_BUCKET_MB, DdpConfig, TrainingConfig
 from autotune.settings.workload import WorkloadFacts
 
 __all__ = [
@@ -98,7 +97,7 @@ def coarse_exchange(config: TrainingConfig, baseline: TrainingConfig) -> str | N
     GradScaler skips such steps and halves its scale; in other precisions nothing corrects it. Source:
     torch/distributed/algorithms/ ddp_comm_hooks/default_hooks.py (_compress_hook), torch 2.13.
     """
-    hook, today = _hook_of(config), _hook_of(baseline)
+    hook, today = ((settings.ddp or DdpConfig()).comm_hook for settings in (config, baseline))
     if hook is None or hook == today or HOOK_DTYPES.get(hook) == config.amp_dtype:
         return None
     return (
@@ -203,10 +202,6 @@ def _beyond_the_group(config: TrainingConfig, facts: WorkloadFacts, environment:
             "got ddp.find_unused_parameters=False; set ddp.find_unused_parameters: true"
         )
     return hook_obstacle(ddp.comm_hook, environment)
-
-
-def _hook_of(config: TrainingConfig) -> str | None:
-    return None if config.ddp is None else config.ddp.comm_hook
 
 
 def _normalised_ranks(settings: dict[str, object], facts: WorkloadFacts) -> dict[str, object]:

@@ -11,21 +11,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import inf, prod
 
-from autotune.settings.ddp_config import TORCH_FIRST_BUCKET_MB, DdpConfig
 from autotune.settings.environment import Environment
 from autotune.settings.objective import Objective
 from autotune.settings.search_space import DDP_PREFIX, Choices, Domain, IntRange, SettingValue
-from autotune.settings.training_config import TrainingConfig
+from autotune.settings.training_config import TORCH_FIRST_BUCKET_MB, DdpConfig, TrainingConfig
 from autotune.settings.workload import WorkloadFacts
-from autotune.space.constraints import (
-    DATA_PARALLEL_KINDS,
-    GROUP_BACKENDS,
-    HOOK_DTYPES,
-    hook_obstacle,
-    most_ranks,
-    ranks_of_host,
-    ranks_on_host,
-)
+from autotune.space import constraints as rules
 from autotune.space.domains import group_sizes, whole_numbers
 
 __all__ = ["Basis", "batch_cap", "default_ranges", "most_workers", "workers_cap"]
@@ -39,15 +30,15 @@ _BUCKET_CAPS_MB = (50.0, 100.0)  # twice and four times torch's own: our convent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Basis:
-    """What default ranges depend on."""
+    """What default ranges depend on, and proposals after them."""
 
     given: Mapping[str, Domain]
-    """The settings that the user has given, by name."""
+    """The settings that the user has given, by name: `SearchSpace.given`."""
     baseline: TrainingConfig
     objective: Objective
     facts: WorkloadFacts
     environment: Environment
-    drop_last: bool
+    drop_last: bool = True
 
     @property
     def keeps_batch(self) -> bool:
@@ -94,7 +85,7 @@ def workers_cap(basis: Basis) -> int | None:
     """Most loader workers of all ranks on a host; None where the user has listed numbers of workers."""
     if "num_workers" in basis.given:
         return None
-    sharing = ranks_on_host(basis.baseline.process_count, basis.environment)
+    sharing = rules.ranks_on_host(basis.baseline.process_count, basis.environment)
     return max(most_workers(basis.facts, basis.environment), basis.baseline.num_workers * sharing)
 
 
@@ -109,22 +100,20 @@ def batch_cap(basis: Basis, domains: Mapping[str, Domain]) -> int | None:
 
 def _device_ranges(basis: Basis) -> dict[str, Domain]:
     baseline, environment = basis.baseline, basis.environment
-    threads: tuple[SettingValue, ...] = (None,)
-    if environment.device_kind == "cpu":
-        threads = (None, *(size for size in _powers_of_two(environment.cores) if size < environment.cores))
+    threads = _powers_of_two(environment.cores - 1) if environment.device_kind == "cpu" else []
     return {
         "amp_dtype": Choices(values=environment.native_amp_dtypes),
-        "channels_last": Choices(values=(False, True) if basis.facts.has_4d_input else (False,)),
-        "compile": Choices(values=(False, True) if baseline.compile else (False,)),
-        "intra_op_threads": _choices(*threads, baseline.intra_op_threads),
+        "channels_last": _choices(False, basis.facts.has_4d_input),
+        "compile": _choices(False, baseline.compile),
+        "intra_op_threads": _choices(None, *threads, baseline.intra_op_threads),
     }
 
 
 def _rank_ranges(basis: Basis) -> dict[str, Domain]:
     """Ranks, and the strategies that so many of them leave to be compared."""
     sizes = basis.given.get("world_size") or _numbers(_rank_counts(basis))
-    groups, most = [size for size in whole_numbers(sizes) if size > 1], ranks_of_host(basis.environment)
-    has_dp = basis.environment.device_kind in DATA_PARALLEL_KINDS
+    groups, most = [size for size in whole_numbers(sizes) if size > 1], rules.ranks_of_host(basis.environment)
+    has_dp = basis.environment.device_kind in rules.DATA_PARALLEL_KINDS
     is_possible = {
         "single": 1 in sizes,
         "dp": has_dp and any(size <= most for size in groups),
@@ -135,24 +124,22 @@ def _rank_ranges(basis: Basis) -> dict[str, Domain]:
 
 def _rank_counts(basis: Basis) -> set[int]:
     """Every number of devices of a host, and whole hosts; on the CPU, or beside a named device, only where asked."""
-    asked = basis.given.get("strategy")
-    groups = asked is not None and ("ddp" in asked or "dp" in asked)
-    spans = asked is None or "ddp" in asked
-    counts = set(_counts_here(basis, asks=groups, spans=spans)) if asked is None or groups else {1}
-    if asked is not None and "single" not in asked:
-        counts = {count for count in counts if count > 1} or {1}
-    return counts | {basis.baseline.world_size} if asked is None or basis.baseline.strategy in asked else counts
+    asked = frozenset(basis.given.get("strategy", ()))
+    counts = {1} if asked == {"single"} else set(_counts_here(basis, asked))
+    if asked and "single" not in asked:
+        counts = counts - {1} or {1}
+    return counts | {basis.baseline.world_size} if not asked or basis.baseline.strategy in asked else counts
 
 
-def _counts_here(basis: Basis, *, asks: bool, spans: bool) -> Iterable[int]:
-    """`spans`: more ranks than a host has room for may be tried, as long as each has a sample of the batch."""
-    environment = basis.environment
-    most = ranks_of_host(environment)
-    most_of_all = min(most_ranks(environment), max(most, basis.most_shares)) if spans else most
+def _counts_here(basis: Basis, asked: frozenset[SettingValue]) -> Iterable[int]:
+    """With "ddp" more ranks than a host has room for may be tried, as long as each has a sample of the batch."""
+    environment, asks, spans = basis.environment, bool(asked), not asked or "ddp" in asked
+    most = rules.ranks_of_host(environment)
+    most_of_all = min(rules.most_ranks(environment), max(most, basis.most_shares)) if spans else most
     if environment.device_kind == "cpu":
         return _powers_of_two(int(most_of_all)) if asks else [1]
     is_named = most < environment.device_count
-    if environment.device_kind not in GROUP_BACKENDS or (is_named and not asks):
+    if environment.device_kind not in rules.GROUP_BACKENDS or (is_named and not asks):
         return [1]
     whole_hosts = (hosts * most for hosts in (*_powers_of_two(environment.hosts), environment.hosts))
     return [*range(1, most + 1), *(count for count in whole_hosts if most < count <= most_of_all)]
@@ -160,21 +147,17 @@ def _counts_here(basis: Basis, *, asks: bool, spans: bool) -> Iterable[int]:
 
 def _loader_ranges(basis: Basis, domains: Mapping[str, Domain]) -> dict[str, Domain]:
     baseline = basis.baseline
-    sharing = ranks_on_host(_fewest_processes(domains), basis.environment)
+    is_one = "single" in domains["strategy"] or "dp" in domains["strategy"]
+    sharing = rules.ranks_on_host(1 if is_one else min(group_sizes(domains), default=1), basis.environment)
     most = max(1, most_workers(basis.facts, basis.environment) // sharing)
     prefetch_factors = {*_PREFETCH_FACTORS, baseline.prefetch_factor or _PREFETCH_FACTORS[0]}
     is_copied = basis.environment.device_kind not in {"cpu", "mps"}
     return {
         "num_workers": IntRange(low=0, high=max(most, baseline.num_workers)),
         "prefetch_factor": Choices(values=tuple(sorted(prefetch_factors))),
-        "persistent_workers": Choices(values=(False, True)),
-        "pin_memory": Choices(values=(False, True) if is_copied else (False,)),
+        "persistent_workers": _choices(False, True),
+        "pin_memory": _choices(False, is_copied),
     }
-
-
-def _fewest_processes(domains: Mapping[str, Domain]) -> int:
-    is_one = "single" in domains["strategy"] or "dp" in domains["strategy"]
-    return 1 if is_one else min(group_sizes(domains), default=1)
 
 
 def _batch_range(basis: Basis, domains: Mapping[str, Domain]) -> Domain:
@@ -194,17 +177,13 @@ def _batch_range(basis: Basis, domains: Mapping[str, Domain]) -> Domain:
 
 
 def _accum_range(basis: Basis, domains: Mapping[str, Domain]) -> Domain:
-    baseline = basis.baseline
+    steps = set[int]() if "micro_batch_size" in basis.given else set(_ACCUM_STEPS)
     if basis.keeps_batch:
-        wanted = baseline.global_batch_size
+        wanted = basis.baseline.global_batch_size
         sizes, ranks = whole_numbers(domains["micro_batch_size"]), whole_numbers(domains["world_size"])
         together = {size * count for size in sizes for count in ranks}
-        return _choices(
-            *sorted({baseline.grad_accum_steps, *(wanted // samples for samples in together if wanted % samples == 0)})
-        )
-    if "micro_batch_size" in basis.given:
-        return Choices(values=(baseline.grad_accum_steps,))
-    return _choices(*sorted({*_ACCUM_STEPS, baseline.grad_accum_steps}))
+        steps = {wanted // samples for samples in together if wanted % samples == 0}
+    return _choices(*sorted(steps | {basis.baseline.grad_accum_steps}))
 
 
 def _ddp_ranges(basis: Basis, domains: Mapping[str, Domain]) -> dict[str, Domain]:
@@ -236,8 +215,8 @@ def _bucket_caps(facts: WorkloadFacts) -> list[float]:
 
 def _hooks(environment: Environment, domains: Mapping[str, Domain]) -> Iterator[str]:
     """The hooks that round to a precision which is computed in as well."""
-    for hook, dtype in HOOK_DTYPES.items():
-        if dtype in domains["amp_dtype"] and hook_obstacle(hook, environment) is None:
+    for hook, dtype in rules.HOOK_DTYPES.items():
+        if dtype in domains["amp_dtype"] and rules.hook_obstacle(hook, environment) is None:
             yield hook
 
 

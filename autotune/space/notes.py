@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from autotune.note import Note, note
 from autotune.settings.search_space import DDP_PREFIX, Choices, Domain
-from autotune.settings.training_config import TrainingConfig
+from autotune.settings.training_config import DdpConfig, TrainingConfig
 from autotune.space.constraints import most_ranks, without_effect
 from autotune.space.default_ranges import Basis
 from autotune.space.domains import group_sizes
@@ -90,7 +90,7 @@ def _hosts(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[Note]:
 
 def _listed_hooks(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[Note]:
     """Compression that the user has listed and does not run today: the user alone can judge it."""
-    today = None if basis.baseline.ddp is None else basis.baseline.ddp.comm_hook
+    today = (basis.baseline.ddp or DdpConfig()).comm_hook
     hooks = [hook for hook in basis.given.get(f"{DDP_PREFIX}comm_hook", ()) if hook not in {None, today}]
     if hooks:
         yield note("hooks_change_gradients", hooks=hooks)

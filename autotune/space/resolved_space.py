@@ -1,13 +1,13 @@
 """Which settings are searched: what the user allows, completed by default ranges of this machine and workload.
 
-`resolve` makes a `ResolvedSpace` of the user's `SearchSpace`: every setting has a domain in it. `compose` turns
+`resolve` makes a `ResolvedSpace` of a `Basis`: every setting has a domain in it. `compose` turns
 proposed values into a TrainingConfig or a reason against it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import product
 from math import prod
 from typing import Any
@@ -15,12 +15,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from autotune.note import Note
-from autotune.settings.ddp_config import DdpConfig
-from autotune.settings.environment import Environment
-from autotune.settings.objective import Objective
-from autotune.settings.search_space import DDP_PREFIX, Domain, SearchSpace, SettingValue
-from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import WorkloadFacts
+from autotune.settings.search_space import DDP_PREFIX, Domain, SettingValue
+from autotune.settings.training_config import DdpConfig, TrainingConfig
 from autotune.space import constraints as rules
 from autotune.space.default_ranges import Basis, batch_cap, default_ranges, workers_cap
 from autotune.space.domains import group_sizes
@@ -30,31 +26,24 @@ __all__ = ["ResolvedSpace", "compose", "resolve", "setting_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResolvedSpace:
+class ResolvedSpace(Basis):
     """A domain for every setting, and what composing a configuration needs to know."""
 
     domains: Mapping[str, Domain]
     """By the setting's name; DistributedDataParallel's, such as "ddp.static_graph", only where that is tried."""
-    baseline: TrainingConfig
-    objective: Objective
-    facts: WorkloadFacts
-    environment: Environment
-    drop_last: bool
     batch_cap: int | None
     """Most samples of a global batch, raised where a listed grad_accum_steps or world_size needs it; None where the
     user has listed batch sizes, or keeps the global batch."""
     workers_cap: int | None = None
     """Most loader workers of all ranks on a host: more of a proposal are left out; None where the user has listed
     numbers of workers."""
-    lists_hooks: bool = False
-    """The user has listed communication hooks: their rounding is the user's to judge."""
     notes: tuple[Note | str, ...] = ()
     """What has no effect here, and why a default range is narrower than usual."""
 
     @property
     def parameters(self) -> dict[str, Domain]:
         """The settings that are searched: those with more than one value that do not follow from others."""
-        derived = {"grad_accum_steps"} if self.objective.global_batch == "keep" else set()
+        derived = {"grad_accum_steps"} if self.keeps_batch else set()
         return {name: domain for name, domain in self.domains.items() if len(domain) > 1 and name not in derived}
 
     @property
@@ -79,39 +68,17 @@ class ResolvedSpace:
             yield dict(zip(names, values, strict=True))
 
 
-def resolve(
-    space: SearchSpace,
-    *,
-    baseline: TrainingConfig,
-    objective: Objective,
-    facts: WorkloadFacts,
-    environment: Environment,
-    drop_last: bool = True,
-) -> ResolvedSpace:
-    """Complete a user's space by the default ranges, which include the baseline's values.
+def resolve(basis: Basis) -> ResolvedSpace:
+    """Complete what the user has given by the default ranges, which include the baseline's values.
 
     Explicit choices override every cap.
     """
-    given = space.given()
-    basis = Basis(
-        given=given,
-        baseline=baseline,
-        objective=objective,
-        facts=facts,
-        environment=environment,
-        drop_last=drop_last,
-    )
     domains = default_ranges(basis)
     return ResolvedSpace(
+        **{field.name: getattr(basis, field.name) for field in fields(basis)},
         domains=domains,
-        baseline=baseline,
-        objective=objective,
-        facts=facts,
-        environment=environment,
-        drop_last=drop_last,
         batch_cap=batch_cap(basis, domains),
         workers_cap=workers_cap(basis),
-        lists_hooks=f"{DDP_PREFIX}comm_hook" in given,
         notes=space_notes(basis, domains),
     )
 
@@ -132,7 +99,7 @@ def compose(params: Mapping[str, SettingValue], space: ResolvedSpace) -> Trainin
     if space.batch_cap is not None and config.global_batch_size > space.batch_cap:
         return f"the global batch must stay within {space.batch_cap}, but got {config.global_batch_size}"
     reason = rules.obstacle(config, space.facts, space.environment, drop_last=space.drop_last)
-    if reason is None and not space.lists_hooks:
+    if reason is None and f"{DDP_PREFIX}comm_hook" not in space.given:  # else the rounding is the user's to judge
         reason = rules.coarse_exchange(config, space.baseline)
     return reason or config
 
@@ -168,7 +135,7 @@ def _one_rank_left_out(settings: Mapping[str, Any], space: ResolvedSpace) -> str
 
 def _keep_global_batch(settings: dict[str, Any], space: ResolvedSpace) -> str | None:
     """Split a kept global batch anew; the reason where that can't be done, None where it is done, or none is kept."""
-    if space.objective.global_batch != "keep":
+    if not space.keeps_batch:
         return None
     wanted, micro, ranks = space.baseline.global_batch_size, settings["micro_batch_size"], settings["world_size"]
     steps, rest = divmod(wanted, micro * ranks)

@@ -17,6 +17,7 @@ from autotune.records.conditions import note_on_others
 from autotune.settings.plan import Plan
 from autotune.settings.workload import WorkloadFacts
 from autotune.space.constraints import obstacle
+from autotune.space.default_ranges import Basis
 from autotune.space.resolved_space import ResolvedSpace, compose, resolve
 from autotune.tuning.time_budget import BASELINE_DEADLINE_S
 
@@ -40,12 +41,14 @@ def probe_workload(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, Resolv
     if reason is not None:
         raise ConfigError(f"baseline: {reason}")
     space = resolve(
-        plan.space,
-        baseline=plan.baseline,
-        objective=plan.objective,
-        facts=report.facts,
-        environment=environment,
-        drop_last=plan.workload.drop_last,
+        Basis(
+            given=plan.space.given(),
+            baseline=plan.baseline,
+            objective=plan.objective,
+            facts=report.facts,
+            environment=environment,
+            drop_last=plan.workload.drop_last,
+        )
     )
     _refuse_empty(space)
     ready = runner.limited(

@@ -14,7 +14,7 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from autotune.errors import ConfigError
-from autotune.files.recommended_file import MACHINE_KEYS, describe_machine, read_recommended, read_recommended_machine
+from autotune.files.recommended_file import MACHINE_KEYS, describe_machine, load, read_recommended_machine
 from autotune.files.run_folder import read_summary
 from autotune.note import Note, note
 from autotune.records.run_summary import RunSummary
@@ -60,7 +60,7 @@ def read_hints(path: Path) -> Hints:
     path = _expanded(path)
     try:
         if not isdir(path):  # noqa: PTH112 - unlike Path's, no error for a name that no file system takes
-            return Hints(source=path, configs=(read_recommended(path),), machine=read_recommended_machine(path))
+            return Hints(source=path, configs=(load(path),), machine=read_recommended_machine(path))
         summary = read_summary(path)
     except ConfigError as error:
         problems = [f"warm_start: {problem}" for problem in error.problems]

@@ -22,6 +22,7 @@ from autotune.records.trial import TrialRecord
 from autotune.settings.objective import Objective
 from autotune.settings.search_space import SearchSpace
 from autotune.settings.training_config import TrainingConfig
+from autotune.space.default_ranges import Basis
 from autotune.space.resolved_space import resolve
 from benchmarks.replay import replay
 
@@ -59,11 +60,13 @@ class Comparison:
 
 def looks(surface: Any) -> list[ConfiguredPoint]:
     space = resolve(
-        SearchSpace.model_validate({**fixed(surface), **surface.header["domains"]}),
-        baseline=surface.baseline,
-        objective=Objective(memory_limit=surface.limit_bytes),
-        facts=surface.facts,
-        environment=surface.environment,
+        Basis(
+            given=SearchSpace.model_validate({**fixed(surface), **surface.header["domains"]}).given(),
+            baseline=surface.baseline,
+            objective=Objective(memory_limit=surface.limit_bytes),
+            facts=surface.facts,
+            environment=surface.environment,
+        )
     )
     return configured_points(surface.curves, space)
 

@@ -28,6 +28,7 @@ from autotune.settings.plan import Plan
 from autotune.settings.search_space import SearchSpace
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
+from autotune.space.default_ranges import Basis
 from autotune.space.resolved_space import ResolvedSpace, resolve
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost, fake_environment, fake_facts
 from tests.api import bottlenecks as cases
@@ -42,7 +43,7 @@ def diagnose(launcher: FakeLauncher | None = None, **arguments: Any) -> autotune
 def space_of(config: TrainingConfig, *, kind: str = "cpu", **facts: Any) -> ResolvedSpace:
     environment = fake_environment().model_copy(update={"device_kind": kind, "native_amp_dtypes": ("float32",)})
     found = fake_facts().model_copy(update=facts)
-    return resolve(SearchSpace(), baseline=config, objective=Objective(), facts=found, environment=environment)
+    return resolve(Basis(given={}, baseline=config, objective=Objective(), facts=found, environment=environment))
 
 
 def test_a_loader_that_holds_the_device_is_found_and_workers_are_advised() -> None:
@@ -174,7 +175,7 @@ class WithoutCurves(FakeLauncher):
 def test_curves_that_are_lost_leave_the_verdict_and_a_note() -> None:
     found = diagnose(WithoutCurves())
     assert found.verdict == "data_cpu"
-    assert [one.settings for one in found.advice if one.settings] == []
+    assert [advice.settings for advice in found.advice if advice.settings] == []
     assert "others_failed" in remarks_of(found)
 
 
@@ -193,7 +194,7 @@ def test_other_settings_are_measured_within_the_minute_or_not_at_all(startup_s: 
 
 
 def test_the_arguments_that_a_search_alone_takes_are_named() -> None:
-    of_search, own = (inspect.signature(one).parameters.keys() for one in (autotune.search, autotune.diagnose))
+    of_search, own = (inspect.signature(call).parameters.keys() for call in (autotune.search, autotune.diagnose))
     only = list(of_search - own)
     assert own <= of_search
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
@@ -214,8 +215,8 @@ def test_varied_configurations_change_one_side_each_and_never_repeat_the_baselin
     found = list_variations(space_of(config, has_4d_input=True))
     assert config not in found
     assert len(found) == len(set(map(repr, found)))
-    assert {one.num_workers for one in found} == {0, 1, 2, 4, 8}
-    assert {one.micro_batch_size for one in found} == {16, 32, 64, 128}
+    assert {config.num_workers for config in found} == {0, 1, 2, 4, 8}
+    assert {config.micro_batch_size for config in found} == {16, 32, 64, 128}
     assert config.model_copy(update={"persistent_workers": True}) in found
     assert config.model_copy(update={"channels_last": True}) in found
     assert config.model_copy(update={"intra_op_threads": 4}) in found
@@ -223,9 +224,9 @@ def test_varied_configurations_change_one_side_each_and_never_repeat_the_baselin
 
 def test_what_the_workload_forbids_is_not_varied() -> None:
     found = list_variations(space_of(TrainingConfig(), is_sharded=False, fixed_batch_size=32))
-    assert {one.num_workers for one in found} == {0, 1}
-    assert {one.micro_batch_size for one in found} == {32}
-    assert {one.micro_batch_size for one in list_variations(space_of(TrainingConfig(), dataset_length=70))} == {
+    assert {config.num_workers for config in found} == {0, 1}
+    assert {config.micro_batch_size for config in found} == {32}
+    assert {config.micro_batch_size for config in list_variations(space_of(TrainingConfig(), dataset_length=70))} == {
         16,
         32,
         64,
@@ -252,7 +253,7 @@ def look(fork_server: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch) -> Ca
         **baseline: Any,
     ) -> autotune.DiagnosisResult:
         config = TrainingConfig(**baseline)
-        configs = [TrainingConfig.model_validate(config.model_dump() | one) for one in varied]
+        configs = [TrainingConfig.model_validate(config.model_dump() | changes) for changes in varied]
         monkeypatch.setattr(diagnosing, "list_variations", lambda _: configs)
         workload = Workload(model=model, dataset=dataset, worker_init_fn=worker_init_fn)
         plan = Plan(name="case", workload=workload, baseline=config, device="cpu")
@@ -359,7 +360,7 @@ def test_many_more_threads_than_cores_oversubscribe_them(look: Callable[..., aut
 @pytest.mark.quiet
 def test_a_large_network_on_tensors_in_memory_only_computes(look: Callable[..., autotune.DiagnosisResult]) -> None:
     found = look(cases.wide_net, cases.wide_numbers, TWO_WORKERS, {"micro_batch_size": 256}, micro_batch_size=512)
-    assert [one.bottleneck for one in found.findings] == ["compute"]
+    assert [finding.bottleneck for finding in found.findings] == ["compute"]
     assert found.is_healthy, found.advice
 
 
@@ -368,7 +369,7 @@ def test_a_large_network_fed_by_a_worker_only_computes(look: Callable[..., autot
     fed = {"num_workers": 1, "persistent_workers": True, "intra_op_threads": 1}
     none = {"num_workers": 0, "persistent_workers": False}
     found = look(cases.wide_net, cases.wide_numbers, TWO_WORKERS, none, micro_batch_size=256, **fed)
-    assert [one.bottleneck for one in found.findings] == ["compute"]
+    assert [finding.bottleneck for finding in found.findings] == ["compute"]
     assert found.is_healthy, found.advice
 
 

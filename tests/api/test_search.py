@@ -230,8 +230,8 @@ def test_among_equals_the_simplest_is_recommended(tmp_path: Path) -> None:
         return FakeTrial(samples_per_s=1000.0 if config.num_workers else 500.0, peak_memory_bytes=GIB)
 
     result = search(tmp_path, cost, n_trials=30)
-    finalists = [one for one in result.summary.recommendation.confirmations if one.number != 0]  # type: ignore[union-attr]
-    assert result.best.num_workers == min(one.config.num_workers for one in finalists)
+    finalists = [entrant for entrant in result.summary.recommendation.confirmations if entrant.number != 0]  # type: ignore[union-attr]
+    assert result.best.num_workers == min(entrant.config.num_workers for entrant in finalists)
 
 
 def _fails_when_confirmed(launcher: FakeLauncher, trials: int, fails: Any) -> CostModel:
@@ -266,7 +266,7 @@ def test_finalists_that_pass_the_limit_in_the_confirmation_do_not_make_the_basel
     launcher.cost = _fails_when_confirmed(launcher, 12, lambda config: config != TrainingConfig())
     result = search(tmp_path, launcher=launcher, n_trials=12)
     assert result.summary.recommendation is not None
-    refuted = {one.config for one in result.summary.recommendation.confirmations if not one.is_feasible}
+    refuted = {entrant.config for entrant in result.summary.recommendation.confirmations if not entrant.is_feasible}
     assert refuted
     assert result.best not in refuted
     assert result.summary.recommendation.verdict == "unconfirmed"
@@ -349,7 +349,7 @@ def test_a_finished_search_is_known_again_though_a_guard_has_seen_what_is_no_num
         return FakeTrial(samples_per_s=1e6, peak_memory_bytes=GIB, passes_guard=False, broken_loss=nan)
 
     first, launcher = search(tmp_path, cost), FakeLauncher(cost)
-    losses = [loss for one in first.trials if one.result.guard is not None for loss in one.result.guard.losses]
+    losses = [loss for trial in first.trials if trial.result.guard is not None for loss in trial.result.guard.losses]
     assert any(isnan(loss) for loss in losses)
     search(tmp_path, launcher=launcher)
     assert launcher.jobs == []

@@ -12,6 +12,7 @@ from autotune.settings.objective import Objective
 from autotune.settings.search_space import SearchSpace
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import OptimizerFacts, WorkloadFacts
+from autotune.space.default_ranges import Basis
 from autotune.space.resolved_space import ResolvedSpace, resolve
 from autotune.testing import fake_environment, fake_facts
 
@@ -90,12 +91,14 @@ def make_space(
 ) -> ResolvedSpace:
     """The user's space as it is resolved; further keywords are fields of the dataset's facts."""
     return resolve(
-        SearchSpace.model_validate(given_space or {}),
-        baseline=baseline or TrainingConfig(),
-        objective=Objective.model_validate({"global_batch": global_batch, "max_batch_scale": max_batch_scale}),
-        facts=make_facts(**facts),
-        environment=environment or make_environment(),
-        drop_last=drop_last,
+        Basis(
+            given=SearchSpace.model_validate(given_space or {}).given(),
+            baseline=baseline or TrainingConfig(),
+            objective=Objective.model_validate({"global_batch": global_batch, "max_batch_scale": max_batch_scale}),
+            facts=make_facts(**facts),
+            environment=environment or make_environment(),
+            drop_last=drop_last,
+        )
     )
 
 
@@ -108,11 +111,13 @@ def make_fake_space(
 ) -> ResolvedSpace:
     """A space for the fake launcher's workload, on its machine or on one like it; keywords are the space's settings."""
     return resolve(
-        SearchSpace.model_validate(space),
-        baseline=baseline or TrainingConfig(),
-        objective=Objective.model_validate(objective or {}),
-        facts=fake_facts(),
-        environment=environment or fake_environment(),
+        Basis(
+            given=SearchSpace.model_validate(space).given(),
+            baseline=baseline or TrainingConfig(),
+            objective=Objective.model_validate(objective or {}),
+            facts=fake_facts(),
+            environment=environment or fake_environment(),
+        )
     )
 
 

@@ -21,6 +21,7 @@ from autotune.settings.objective import Objective
 from autotune.settings.search_options import Method
 from autotune.settings.search_space import SearchSpace
 from autotune.settings.training_config import TrainingConfig
+from autotune.space.default_ranges import Basis
 from autotune.space.resolved_space import resolve
 from autotune.study.study import Study
 from autotune.testing import FakeLauncher
@@ -74,11 +75,13 @@ def make_search(
     """A search before its first trial; `is_kept`: its study is a file. Further keywords are settings of the space."""
     folder.mkdir(exist_ok=True)
     resolved = resolve(
-        SearchSpace.model_validate(space),
-        baseline=baseline or TrainingConfig(),
-        objective=Objective(memory_limit=limit_bytes),
-        facts=launcher.facts,
-        environment=launcher.environment,
+        Basis(
+            given=SearchSpace.model_validate(space).given(),
+            baseline=baseline or TrainingConfig(),
+            objective=Objective(memory_limit=limit_bytes),
+            facts=launcher.facts,
+            environment=launcher.environment,
+        )
     )
     runner = TrialRunner(
         launcher=launcher,

@@ -36,8 +36,8 @@ def problems(folder: Path, text: str, *overrides: str) -> list[str]:
     """What is wrong with a text, the folder's name taken off."""
     with pytest.raises(ConfigError) as caught:
         read_plan(write(folder, text), overrides)
-    assert all(one and "\n" not in one for one in caught.value.problems)
-    return [one.replace(f"{folder}/", "") for one in caught.value.problems]
+    assert all(problem and "\n" not in problem for problem in caught.value.problems)
+    return [problem.replace(f"{folder}/", "") for problem in caught.value.problems]
 
 
 def only_problem(folder: Path, text: str, *overrides: str) -> str:
@@ -637,10 +637,10 @@ def errors_in(call: Callable[[], object]) -> tuple[str, ...]:
 
 
 def read_whatever(path: Path, *overrides: str) -> None:
-    for one in errors_in(lambda: read_plan(path, overrides)):
-        assert one.isprintable()
-        assert "Value error" not in one
-        assert "pydantic.dev" not in one
+    for problem in errors_in(lambda: read_plan(path, overrides)):
+        assert problem.isprintable()
+        assert "Value error" not in problem
+        assert "pydantic.dev" not in problem
 
 
 @settings(deadline=None)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import autotune
 from autotune.errors import ConfigError
 from autotune.files import recommended_file
-from autotune.files.recommended_file import read_recommended
+from autotune.files.recommended_file import load
 from autotune.records.measurement import Block, Measurement, MemorySample, Window
 from autotune.records.recommendation import Confirmation, Ratio, Recommendation
 from autotune.records.run_summary import RunSummary
@@ -172,7 +172,7 @@ def summary(config: TrainingConfig, *, rounds: int = 3, name: str = "resnet") ->
 @settings(deadline=None, max_examples=200)
 @given(config=training_configs(), name=st.text(max_size=20))
 def test_a_recommendation_is_read_back_exactly(folder: Path, config: TrainingConfig, name: str) -> None:
-    assert read_recommended(write(folder, recommended_yaml(summary(config, name=name)))) == config
+    assert load(write(folder, recommended_yaml(summary(config, name=name)))) == config
 
 
 def test_the_evidence_is_rounded_and_what_is_not_known_is_null() -> None:
@@ -245,7 +245,7 @@ def test_every_setting_of_ddp_is_written_and_read_back_by_load(tmp_path: Path) -
 )
 def test_a_changed_setting_of_ddp_is_told(tmp_path: Path, old: str, new: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        read_recommended(tampered(tmp_path, old, new, GROUP))
+        load(tampered(tmp_path, old, new, GROUP))
 
 
 def tampered(folder: Path, old: str, new: str, config: TrainingConfig | None = None) -> Path:
@@ -271,17 +271,17 @@ def tampered(folder: Path, old: str, new: str, config: TrainingConfig | None = N
 )
 def test_a_changed_recommendation_is_told(tmp_path: Path, old: str, new: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        read_recommended(tampered(tmp_path, old, new))
+        load(tampered(tmp_path, old, new))
 
 
 def test_a_missing_recommendation_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no such file"):
-        read_recommended(tmp_path / "recommended.yaml")
+        load(tmp_path / "recommended.yaml")
 
 
 def test_a_run_folder_in_place_of_its_recommendation_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"is a folder; give the file, such as .*recommended\.yaml"):
-        read_recommended(tmp_path)
+        load(tmp_path)
 
 
 _VALUES = st.recursive(
@@ -298,12 +298,12 @@ def test_any_change_gives_settings_or_a_config_error(folder: Path, value: Any, k
     (content if key in content else content["settings"])[key] = value
     path = write(folder, yaml.safe_dump(content))
     try:
-        config = read_recommended(path)
+        config = load(path)
     except ConfigError:
         return
-    assert read_recommended(write(folder, recommended_yaml(summary(config)))) == config
+    assert load(write(folder, recommended_yaml(summary(config)))) == config
 
 
 def test_a_name_that_no_file_system_takes_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="can't be read"):
-        read_recommended(tmp_path / ("x" * 5000))
+        load(tmp_path / ("x" * 5000))

@@ -41,5 +41,5 @@ def test_a_side_that_was_tried_in_vain_is_not_tried_again_and_others_are() -> No
 
 
 def test_one_loader_for_two_devices_is_not_two_loaders() -> None:
-    one = TrainingConfig(strategy="dp", world_size=2)
-    assert loader_key(one) != loader_key(one.model_copy(update={"strategy": "ddp"}))
+    config = TrainingConfig(strategy="dp", world_size=2)
+    assert loader_key(config) != loader_key(config.model_copy(update={"strategy": "ddp"}))

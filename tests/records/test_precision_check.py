@@ -131,5 +131,5 @@ def test_the_deviation_is_the_share_by_which_losses_are_off(losses: list[float],
 @given(LOSSES, LOSSES)
 def test_any_figures_survive_json(losses: list[float], others: list[float]) -> None:
     steps = min(len(losses), len(others))
-    one = figures(steps=steps, losses=(*losses[:steps], inf), reference_losses=(*others[:steps], nan))
-    assert PrecisionFigures.model_validate_json(one.model_dump_json()).losses == one.losses
+    measured = figures(steps=steps, losses=(*losses[:steps], inf), reference_losses=(*others[:steps], nan))
+    assert PrecisionFigures.model_validate_json(measured.model_dump_json()).losses == measured.losses

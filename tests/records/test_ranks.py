@@ -30,15 +30,15 @@ def talk(step_s: float, step_alone_s: float, exchange_s: float) -> Communication
 
 
 def test_what_the_exchange_adds_to_a_step_is_exposed_and_the_rest_of_it_hidden() -> None:
-    one = talk(step_s=0.10, step_alone_s=0.08, exchange_s=0.05)
-    assert one.exposed_s == pytest.approx(0.02)
-    assert one.exposed_fraction == pytest.approx(0.2)
-    assert one.hidden_fraction == pytest.approx(0.6)
+    exchange = talk(step_s=0.10, step_alone_s=0.08, exchange_s=0.05)
+    assert exchange.exposed_s == pytest.approx(0.02)
+    assert exchange.exposed_fraction == pytest.approx(0.2)
+    assert exchange.hidden_fraction == pytest.approx(0.6)
 
 
 def test_a_step_that_noise_has_made_shorter_with_the_exchange_hides_all_of_it() -> None:
-    one = talk(step_s=0.079, step_alone_s=0.08, exchange_s=0.05)
-    assert (one.exposed_s, one.exposed_fraction, one.hidden_fraction) == (0.0, 0.0, 1.0)
+    exchange = talk(step_s=0.079, step_alone_s=0.08, exchange_s=0.05)
+    assert (exchange.exposed_s, exchange.exposed_fraction, exchange.hidden_fraction) == (0.0, 0.0, 1.0)
 
 
 def test_an_exchange_that_costs_more_than_itself_hides_nothing() -> None:
@@ -51,9 +51,9 @@ def test_without_an_exchange_nothing_is_hidden() -> None:
 
 @given(seconds, seconds, seconds)
 def test_shares_of_the_exchange_stay_within_the_whole(step_s: float, step_alone_s: float, exchange_s: float) -> None:
-    one = talk(step_s, step_alone_s, exchange_s)
-    assert 0 <= one.exposed_fraction <= 1
-    assert 0 <= one.hidden_fraction <= 1
+    exchange = talk(step_s, step_alone_s, exchange_s)
+    assert 0 <= exchange.exposed_fraction <= 1
+    assert 0 <= exchange.hidden_fraction <= 1
 
 
 def test_a_rank_with_a_slow_loader_is_named_with_its_share_of_the_others() -> None:
@@ -95,6 +95,6 @@ def test_who_is_uneven_does_not_depend_on_the_order(devices: list[float]) -> Non
 
 
 def test_ranks_and_their_exchange_are_written_and_read_back() -> None:
-    one, figures = talk(0.1, 0.08, 0.05), rank(1, loader=10.0)
-    assert Communication.model_validate_json(one.model_dump_json()) == one
+    exchange, figures = talk(0.1, 0.08, 0.05), rank(1, loader=10.0)
+    assert Communication.model_validate_json(exchange.model_dump_json()) == exchange
     assert RankFigures.model_validate_json(figures.model_dump_json()) == figures

@@ -41,7 +41,7 @@ def test_what_trains_in_one_process_takes_what_it_took(kind: str) -> None:
 def test_ranks_with_devices_of_their_own_add_their_buckets() -> None:
     group = load(strategy="ddp", world_size=4)
     assert (group.peak_bytes, group.where) == (564 * MIB, "in one process")
-    assert group.bearer == "a rank with 64 MiB of gradient buckets"
+    assert (group.ranks, group.bucket_bytes) == (1, 64 * MIB)
     assert not load(strategy="ddp", world_size=4, ddp=VIEWS).is_more
     replicas = load(strategy="dp", world_size=4)
     assert (replicas.peak_bytes, replicas.where) == (500 * MIB, "on one device")
@@ -50,9 +50,9 @@ def test_ranks_with_devices_of_their_own_add_their_buckets() -> None:
 def test_ranks_that_share_the_ram_add_up_on_each_host() -> None:
     group = load("cpu", strategy="ddp", world_size=2)
     assert group.peak_bytes == 2 * (500 + 64) * MIB
-    assert group.bearer == "2 ranks with 64 MiB of gradient buckets each"
+    assert (group.ranks, group.bucket_bytes) == (2, 64 * MIB)
     views = load("cpu", strategy="ddp", world_size=2, ddp=VIEWS)
-    assert (views.peak_bytes, views.bearer) == (1000 * MIB, "2 ranks")
+    assert (views.peak_bytes, views.bucket_bytes, views.ranks) == (1000 * MIB, 0, 2)
     assert load("cpu", hosts=2, strategy="ddp", world_size=4).ranks == 2
 
 

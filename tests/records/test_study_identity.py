@@ -15,6 +15,7 @@ from autotune.records.study_identity import describe_part, identify
 from autotune.settings.plan import Plan
 from autotune.settings.workload import Ref, Workload
 from autotune.testing import fake_environment
+from tests.factories.machines import make_fake_space
 
 
 def build(name: object) -> object:
@@ -145,7 +146,7 @@ def test_each_part_of_the_fingerprint_tells_searches_apart_by_its_own_name(
     before = fake_environment()
     after = before.model_copy(update={part: value})
     assert after.fingerprint != before.fingerprint
-    here, there = identify(PLAN, after), identify(PLAN, before)
+    here, there = (identify(PLAN, make_fake_space(environment, world_size=1)) for environment in (after, before))
     assert {key for key in here if here[key] != there[key]} == {name}
     assert here[name] == told
 
@@ -154,4 +155,5 @@ def test_what_the_fingerprint_leaves_out_tells_no_searches_apart() -> None:
     before = fake_environment()
     after = before.model_copy(update={"python": "3.14", "hosts": 4, "ram_bytes": 1, "versions": {"numpy": "3"}})
     assert after.fingerprint == before.fingerprint
-    assert identify(PLAN, after) == identify(PLAN, before)
+    here, there = (identify(PLAN, make_fake_space(environment, world_size=1)) for environment in (after, before))
+    assert here == there

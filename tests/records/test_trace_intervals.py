@@ -40,7 +40,7 @@ def test_the_parts_of_a_devices_time_add_up_to_its_busy_time(worked: list[Device
 @given(events)
 def test_computing_hides_copies_and_both_hide_communication(worked: list[DeviceEvent]) -> None:
     def instants(*wanted: EventKind) -> set[int]:
-        return covered([(one.start_ns, one.end_ns) for one in worked if one.kind in wanted])
+        return covered([(event.start_ns, event.end_ns) for event in worked if event.kind in wanted])
 
     time = device_time(worked)
     assert round(time.copy_s * 1e9) == len(instants("copy") - instants("compute"))
@@ -56,7 +56,7 @@ def test_a_device_without_events_has_done_nothing() -> None:
 def test_idle_time_after_waits_lies_outside_all_work_and_within_its_ends(
     worked: list[DeviceEvent], waits: list[tuple[int, int]]
 ) -> None:
-    whole = [(one.start_ns, one.end_ns) for one in worked]
+    whole = [(event.start_ns, event.end_ns) for event in worked]
     busy = covered(whole)
     idle = set(range(min(busy), max(busy))) - busy if busy else set[int]()
     assert 0 <= round(device_time(worked, waits).after_waits_s * 1e9) <= len(idle)

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from autotune.settings.executor import Executor, device_obstacle, places
+from autotune.settings.executor import Executor, ExecutorKind, places
+from autotune.settings.plan import Plan
+from autotune.settings.workload import Workload
 
 _FEW = st.integers(1, 12)
 
@@ -77,10 +79,15 @@ def test_unknown_settings_and_values_are_refused(settings: dict[str, Any]) -> No
 
 
 def test_a_device_by_its_number_means_nothing_on_several_hosts() -> None:
-    ray = Executor(kind="ray")
-    assert device_obstacle("cuda:1", Executor()) is None
-    assert [device_obstacle(device, ray) for device in ("auto", "cpu", "cuda")] == [None, None, None]
-    assert str(device_obstacle("cuda:1", ray)).endswith("but got 'cuda:1'; write cuda")
+    def plan(device: str, kind: ExecutorKind) -> Plan:
+        return Plan(
+            name="net", workload=Workload(model=None, dataset=None), device=device, executor=Executor(kind=kind)
+        )
+
+    assert plan("cuda:1", "local").device == "cuda:1"
+    assert [plan(device, "ray").device for device in ("auto", "cpu", "cuda")] == ["auto", "cpu", "cuda"]
+    with pytest.raises(ValidationError, match="a device of its host, but got 'cuda:1'; write cuda"):
+        plan("cuda:1", "ray")
 
 
 @pytest.mark.parametrize(

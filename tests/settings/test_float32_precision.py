@@ -132,7 +132,7 @@ def test_the_containers_variable_lets_matmuls_run_in_tf32_but_not_exact_ones(ove
 def test_what_torch_begins_with_still_follows_all_backends_afterwards(plain: Torch) -> None:
     """Convolutions run in TF32 until someone says otherwise: an exit that wrote "tf32" down would outlive that."""
     before, after = plain.ask([])["after"], plain.ask([], "tf32")["after"]
-    assert [one["cuda/conv"] for one in after] == [one["cuda/conv"] for one in before]
+    assert [seen["cuda/conv"] for seen in after] == [seen["cuda/conv"] for seen in before]
 
 
 def test_an_exception_inside_leaves_no_trace() -> None:

@@ -261,7 +261,7 @@ def test_dataparallel_is_never_proposed_with_a_compiled_model() -> None:
     space = make_space({"compile": [False, True], "world_size": [1, 2]}, environment=FOUR_DEVICES)
     assert "dp" in space.domains["strategy"]
     composed = [(params, compose(params, space)) for params in _some_combinations(space, Random(0))]
-    ran = {(one.strategy, one.compile) for _, one in composed if isinstance(one, TrainingConfig)}
+    ran = {(config.strategy, config.compile) for _, config in composed if isinstance(config, TrainingConfig)}
     assert ran == {("single", False), ("single", True), ("dp", False), ("ddp", False), ("ddp", True)}
     only_that = {"compile": True, "strategy": "dp", "world_size": 2}
     refused = compose({}, make_space(only_that, environment=FOUR_DEVICES))
@@ -341,9 +341,9 @@ def test_one_rank_is_refused_where_the_user_has_left_it_out() -> None:
     assert "lies outside the space" in str(compose({"world_size": 1}, space))
     assert isinstance(compose({"world_size": 2}, space), TrainingConfig)
     with_one = make_space({"strategy": ["single", "ddp"], "world_size": 2}, environment=FOUR_DEVICES)
-    one = compose({"strategy": "single"}, with_one)
-    assert isinstance(one, TrainingConfig)
-    assert one.world_size == 1
+    config = compose({"strategy": "single"}, with_one)
+    assert isinstance(config, TrainingConfig)
+    assert config.world_size == 1
 
 
 def test_workers_of_all_ranks_stay_within_what_one_process_may_have() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from autotune.api.interrupts import kept_interrupts
+from autotune.api.caller import kept_interrupts
 from autotune.errors import LauncherError, RepeatedFailureError, RunFolderError
 from autotune.launch.launcher import Exit, Launch
 from autotune.note import note

@@ -16,7 +16,7 @@ import torch
 from torch import distributed
 
 from autotune.records.ranks import Communication
-from autotune.settings.ddp_config import TORCH_BUCKET_CAP_MB, TORCH_FIRST_BUCKET_MB, DdpConfig
+from autotune.settings.training_config import TORCH_BUCKET_CAP_MB, TORCH_FIRST_BUCKET_MB, DdpConfig
 from autotune.worker.measure.step import Trainer
 from autotune.worker.setup.process_group import Group
 

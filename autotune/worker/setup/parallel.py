@@ -15,8 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from autotune.note import Note, note
-from autotune.settings.ddp_config import TORCH_BUCKET_CAP_MB, DdpConfig
-from autotune.settings.training_config import TrainingConfig
+from autotune.settings.training_config import TORCH_BUCKET_CAP_MB, DdpConfig, TrainingConfig
 from autotune.worker.setup.device import Device
 
 __all__ = ["ddp_arguments", "parallel_model", "without_effect_here"]

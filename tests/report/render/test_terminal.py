@@ -17,6 +17,7 @@ from autotune.report.wording.units import NO_VALUE
 from autotune.settings.objective import Objective
 from autotune.settings.search_space import Choices, IntRange, SearchSpace
 from autotune.settings.training_config import DdpConfig, TrainingConfig
+from autotune.space.default_ranges import Basis
 from autotune.space.resolved_space import resolve
 from tests.factories import (
     BASELINE,
@@ -253,15 +254,17 @@ def test_the_environment_fits_and_names_device_and_torch() -> None:
 def test_a_check_tells_searched_fixed_and_idle_settings_apart() -> None:
     facts = make_facts(has_4d_input=False)
     space = resolve(
-        SearchSpace(
-            num_workers=IntRange(low=0, high=6),
-            micro_batch_size=Choices(values=tuple(range(1, 60))),
-            amp_dtype=Choices(values=("bfloat16",)),
-        ),
-        baseline=TrainingConfig(channels_last=True),
-        objective=Objective(),
-        facts=facts,
-        environment=SERVER,
+        Basis(
+            given=SearchSpace(
+                num_workers=IntRange(low=0, high=6),
+                micro_batch_size=Choices(values=tuple(range(1, 60))),
+                amp_dtype=Choices(values=("bfloat16",)),
+            ).given(),
+            baseline=TrainingConfig(channels_last=True),
+            objective=Objective(),
+            facts=facts,
+            environment=SERVER,
+        )
     )
     console = make_console()
     print_check(SERVER, facts, space, console)
@@ -275,7 +278,7 @@ def test_a_check_tells_searched_fixed_and_idle_settings_apart() -> None:
 
 @pytest.mark.parametrize("stale", [None, "runs/[x]/recommended.yaml is stale: driver 550 there, 570\x1b[0m here."])
 def test_a_check_says_why_a_former_result_is_stale_and_else_nothing_of_it(stale: str | None) -> None:
-    space = resolve(SearchSpace(), baseline=BASELINE, objective=Objective(), facts=RESNET, environment=SERVER)
+    space = resolve(Basis(given={}, baseline=BASELINE, objective=Objective(), facts=RESNET, environment=SERVER))
     console = make_console()
     print_check(SERVER, RESNET, space, console, stale=stale)
     text = text_of(console)
@@ -286,11 +289,13 @@ def test_a_check_says_why_a_former_result_is_stale_and_else_nothing_of_it(stale:
 
 def test_a_kept_global_batch_is_said_to_lead_the_accumulation() -> None:
     space = resolve(
-        SearchSpace(),
-        baseline=BASELINE,
-        objective=Objective(global_batch="keep"),
-        facts=RESNET,
-        environment=SERVER,
+        Basis(
+            given={},
+            baseline=BASELINE,
+            objective=Objective(global_batch="keep"),
+            facts=RESNET,
+            environment=SERVER,
+        )
     )
     console = make_console()
     print_check(SERVER, RESNET, space, console)

@@ -1,12 +1,14 @@
-"""Ctrl-C is neither lost nor harmful: an interrupt that Python drops is sent again, and none cuts off saving results.
+"""The caller's process: its random generators are as before, and Ctrl-C is neither lost nor harmful.
 
-A KeyboardInterrupt that is raised inside a weakref's callback or a `__del__` is printed and ignored; a study's database
-layer runs such callbacks all the time. Source: Python's documentation of sys.unraisablehook.
+Even an import may draw from the generators. An interrupt that Python drops is sent again, and none cuts off saving
+results. A KeyboardInterrupt that is raised inside a weakref's callback or a `__del__` is printed and ignored; a study's
+database layer runs such callbacks all the time. Source: Python's documentation of sys.unraisablehook.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sys
 from collections.abc import Iterator
@@ -14,7 +16,7 @@ from contextlib import contextmanager
 from threading import Timer, current_thread, main_thread
 from typing import Any
 
-__all__ = ["kept_interrupts", "without_interrupts"]
+__all__ = ["kept_interrupts", "kept_random_state", "without_interrupts"]
 
 _AGAIN_AFTER_S = 0.05  # our convention: by then the callback that dropped it has returned
 
@@ -37,6 +39,20 @@ def kept_interrupts() -> Iterator[None]:
         yield
     finally:
         sys.unraisablehook = before
+
+
+@contextmanager
+def kept_random_state() -> Iterator[None]:
+    """Restore Python's and NumPy's global generators. Nothing in this process draws from torch's."""
+    numpy = sys.modules.get("numpy")
+    python_state = random.getstate()
+    numpy_state = numpy.random.get_state() if numpy is not None else None
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        if numpy is not None:
+            numpy.random.set_state(numpy_state)
 
 
 @contextmanager

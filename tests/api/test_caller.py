@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from autotune.api.interrupts import kept_interrupts, without_interrupts
+from autotune.api.caller import kept_interrupts, without_interrupts
 
 
 class Thing:
@@ -40,7 +40,7 @@ def test_other_exceptions_that_python_ignores_go_where_they_went(monkeypatch: py
     with kept_interrupts():
         del thing
     assert reference() is None
-    assert [one.exc_type for one in seen] == [ValueError]
+    assert [unraisable.exc_type for unraisable in seen] == [ValueError]
     assert sys.unraisablehook == seen.append
 
 
