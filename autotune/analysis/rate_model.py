@@ -144,7 +144,7 @@ _LOADER = _Process(
         _Effect(lambda config: config.num_workers > 0, sd=0.5),
         _Effect(lambda config: log2(config.batches_per_worker) if config.num_workers else 0.0, sd=0.15, length=2.0),
         _Effect(_ranks, sd=0.4, length=2.0),
-        _Effect(lambda config: config.persistent_workers, sd=0.15),
+        _Effect(lambda config: (config.persistent_workers, config.in_order), sd=0.15),
         _Effect(lambda config: config.pin_memory, sd=0.1),
         _Effect(lambda config: config.strategy, sd=0.3),
     ),

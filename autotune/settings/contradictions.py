@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 __all__ = ["NEUTRAL_WITHOUT_WORKERS", "loader_contradiction"]
 
-NEUTRAL_WITHOUT_WORKERS: dict[str, object] = {"prefetch_factor": None, "persistent_workers": False}
+NEUTRAL_WITHOUT_WORKERS: dict[str, object] = {"prefetch_factor": None, "persistent_workers": False, "in_order": True}
 """Settings that only loader workers use, and the one value of each without workers."""
 
 

@@ -127,6 +127,7 @@ class SearchSpace(FrozenModel):
     prefetch_factor: _Setting = None
     persistent_workers: _Setting = None
     pin_memory: _Setting = None
+    in_order: _Setting = None
     channels_last: _Setting = None
     compile: _Setting = None
     intra_op_threads: _Setting = None

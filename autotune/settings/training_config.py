@@ -33,7 +33,7 @@ AmpDtype = Literal["float32", "tf32", "bfloat16", "float16"]
 AMP_DTYPES: tuple[AmpDtype, ...] = get_args(AmpDtype)
 """From the most to the least exact."""
 
-LOADER_SETTINGS = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
+LOADER_SETTINGS = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "in_order")
 """Arguments of torch.utils.data.DataLoader that are settings here, under their own names."""
 TORCH_PREFETCH_FACTOR = 2
 """torch.utils.data.DataLoader's own, where workers load and None is given."""
@@ -91,6 +91,9 @@ class TrainingConfig(FrozenModel):
     """Keep the workers from one epoch to the next."""
     pin_memory: _Flag = False
     """Page-locked batches, copied to the device with non_blocking=True."""
+    in_order: _Flag = True
+    """Batches in the sampler's order; False: in the order in which workers finish them, so that a slow one holds up no
+    other, and two runs of one seed are not alike bit for bit. Not searched unless it is listed."""
     channels_last: _Flag = False
     """Keep 4-D tensors of the model and the batch in channels-last layout."""
     compile: _Flag = False

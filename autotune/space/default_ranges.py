@@ -157,6 +157,7 @@ def _loader_ranges(basis: Basis, domains: Mapping[str, Domain]) -> dict[str, Dom
         "prefetch_factor": Choices(values=tuple(sorted(prefetch_factors))),
         "persistent_workers": _choices(False, True),
         "pin_memory": _choices(False, is_copied),
+        "in_order": _choices(baseline.in_order),
     }
 
 

@@ -66,6 +66,7 @@ def training_configs(draw: st.DrawFn) -> TrainingConfig:
         prefetch_factor=draw(st.none() | counts) if num_workers else None,
         persistent_workers=draw(flags) if num_workers else False,
         pin_memory=draw(flags),
+        in_order=draw(flags) if num_workers else True,
         channels_last=draw(flags),
         compile=strategy != "dp" and draw(flags),
         intra_op_threads=draw(st.none() | counts),

@@ -15,6 +15,7 @@ from autotune.settings.training_config import DdpConfig, TrainingConfig
     [
         ({"prefetch_factor": 4}, "num_workers=0 and prefetch_factor=4"),
         ({"persistent_workers": True}, "num_workers=0"),
+        ({"in_order": False}, "num_workers=0 and in_order=False"),
         ({"world_size": 4}, "world_size=4"),
         ({"ddp": DdpConfig()}, "'single'"),
         ({"strategy": "ddp", "ddp": DdpConfig(static_graph=True), "grad_accum_steps": 4}, "grad_accum_steps=4"),

@@ -27,6 +27,7 @@ _ANY_SETTINGS = st.fixed_dictionaries(
         "prefetch_factor": st.none() | st.integers(1, 64),
         "persistent_workers": st.booleans(),
         "pin_memory": st.booleans(),
+        "in_order": st.booleans(),
         "channels_last": st.booleans(),
         "compile": st.booleans(),
         "intra_op_threads": st.none() | _COUNTS,

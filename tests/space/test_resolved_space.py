@@ -32,6 +32,7 @@ _SUBSETS: dict[str, st.SearchStrategy[Any]] = {
     "prefetch_factor": st.lists(st.none() | st.integers(1, 16), min_size=1, max_size=3),
     "persistent_workers": st.booleans(),
     "pin_memory": st.lists(st.booleans(), min_size=1),
+    "in_order": st.lists(st.booleans(), min_size=1),
     "compile": st.lists(st.booleans(), min_size=1),
     "strategy": st.lists(st.sampled_from(["single", "dp", "ddp"]), min_size=1),
     "world_size": st.lists(st.integers(1, 6), min_size=1, max_size=2),
@@ -81,6 +82,7 @@ def test_the_default_ranges_are_the_documented_ones() -> None:
     for name in ("persistent_workers", "pin_memory", "channels_last"):
         assert _values(space, name) == [False, True]
     assert _values(space, "world_size") == [1]
+    assert _values(space, "in_order") == [True]
     assert set(space.domains) == set(SearchSpace.model_fields) - {"ddp"}
 
 
@@ -273,6 +275,16 @@ def test_what_has_no_effect_is_put_to_neutral() -> None:
     config = compose({"num_workers": 0, "prefetch_factor": 8, "persistent_workers": True}, space)
     assert isinstance(config, TrainingConfig)
     assert (config.prefetch_factor, config.persistent_workers, config.channels_last) == (None, False, False)
+
+
+def test_the_order_of_batches_is_searched_where_it_is_listed_and_there_are_workers() -> None:
+    space = make_space({**_ONE_VALUE_EACH, "num_workers": [0, 2], "in_order": [True, False]})
+    configs = [compose(params, space) for params in space.combinations()]
+    assert {(config.num_workers, config.in_order) for config in configs if isinstance(config, TrainingConfig)} == {
+        (0, True),
+        (2, True),
+        (2, False),
+    }
 
 
 def test_a_setting_with_one_value_is_no_parameter() -> None:

@@ -100,6 +100,7 @@ def _words(config: TrainingConfig) -> dict[str, str]:
         "channels_last": "channels last" if config.channels_last else "channels first",
         "pin_memory": "pinned" if config.pin_memory else "not pinned",
         "persistent_workers": "persistent" if config.persistent_workers else "not persistent",
+        "in_order": "in order" if config.in_order else "out of order",
         "prefetch_factor": f"prefetch {config.prefetch_factor or 2}",
         "intra_op_threads": f"{config.intra_op_threads or 'default'} threads",
         "strategy": name_group(config.strategy, config.world_size),

@@ -81,6 +81,7 @@ def test_beside_a_baseline_only_differences_are_told() -> None:
     own = FAST.model_copy(update={"pin_memory": False, "grad_accum_steps": 2})
     assert describe_settings(own, FAST) == "batch 128 × 2, not pinned"  # noqa: RUF001 - a times sign
     assert describe_settings(FAST, FAST) == "your settings"
+    assert describe_settings(FAST.model_copy(update={"in_order": False}), FAST) == "out of order"
 
 
 def test_a_prefetch_factor_without_workers_is_no_value() -> None:
