@@ -41,7 +41,7 @@ from autotune.settings.workload import Ref
 from tests.launch.conftest import GENEROUS_S, SHORT, TWO_RANKS, Rig, in_user_code, in_user_ranks
 from tests.ray.user_hosts import NOTES
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 USER_HOSTS = Path(__file__).with_name("user_hosts.py")
 _NODES = 3
