@@ -4,8 +4,8 @@ matplotlib draws for those of the report alone; elsewhere its second a search wo
 an empty one, and nothing waits for the disk: no test pulls the plug. Where tests run side by side, torch has one thread
 in each process, trials included: threads that wait for a core which another test holds spin meanwhile. Tests marked
 quiet have the machine to themselves, and all of its threads. They alone are run again when they fail: they judge
-measurements, which another program on the machine can disturb. So that nothing else fails at times, hypothesis draws the
-same examples whenever all tests run side by side, and new ones where a file is run by itself.
+measurements, which another program on the machine can disturb. So that nothing else fails at times, hypothesis draws
+the same examples whenever tests run side by side, and new ones where a file is run by itself.
 """
 
 from __future__ import annotations
