@@ -10,6 +10,7 @@ the same examples whenever tests run side by side, and new ones where a file is 
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -39,15 +40,33 @@ LONGEST = (
     "launch/test_parent.py",
     "launch/test_launchers.py",
     "launch/test_user_faults.py",
-    "launch/test_main_objects.py",
+    "worker/measure/test_edges.py",
+    "worker/test_gpu_promises.py",
     "api/test_search.py",
-    "launch/test_racing.py",
+    "docs/test_readme.py",
     "tuning/test_precision_check.py",
     "tuning/test_model_proposer.py",
+    "launch/test_main_objects.py",
+    "launch/test_racing.py",
+    "launch/local/test_bad_forks.py",
+    "worker/test_device_room.py",
     "tuning/test_confirmation.py",
-    "docs/test_readme.py",
+    "tuning/test_loop_slots.py",
+    "study/test_study.py",
+    "api/test_executor.py",
+    "analysis/test_rate_model.py",
+    "tuning/test_warm_start.py",
+    "api/test_check.py",
+    "launch/test_guard_and_stress.py",
+    "launch/test_batch_types.py",
+    "launch/test_after_the_window.py",
+    "worker/jobs/test_stress.py",
+    "worker/test_eight_ranks.py",
+    "files/test_plan_file.py",
+    "files/test_recommended_file.py",
+    "test_accelerator.py",
 )
-"""Files that take more than five seconds, in the order in which they begin: begun last, one would leave the other
+"""Files that take longest, seconds each, in the order in which they begin: begun last, one would leave the other
 processes without work. All tests of a file run in one process, which makes what they share once; by files and not by
 marks of groups, which pytest-xdist 3.8 no longer sees from pytest 9.2 on (pytest-xdist's issue 1386)."""
 
@@ -61,6 +80,13 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.register_profile("a process of its own", deadline=None)  # no test asserts times
     hypothesis.settings.register_profile("side by side", deadline=None, derandomize=True)
     hypothesis.settings.load_profile("side by side" if hasattr(config, "workerinput") else "a process of its own")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What the tests' modules hold lives as long as the process: the garbage collector need not go through it."""
+    if hasattr(session.config, "workerinput"):
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
