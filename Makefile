@@ -31,7 +31,7 @@ demo: $(READY)
 	$(BIN)/autotune run configs/quickstart.yaml --fresh
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 3 --dist loadgroup -m 'not quiet and not gpu' --reruns 1 --durations 15
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m 'not quiet and not gpu' --durations 15
 	$(BIN)/python -m pytest -m 'quiet or gpu' --durations 15
 
 test-gpu: $(READY)

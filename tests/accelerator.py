@@ -36,6 +36,8 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 NAME = "sim"
 MIB = 2**20
 _SEGMENT = 64 * 1024  # bytes by which the allocator takes memory from the device; CUDA's takes 2 MiB
+_PRELOADED = ["torch._dynamo", "pytest"]
+"""What a test's process has imported when it is forked; the modules that have such tests are added to it."""
 _TO_HOST = frozenset({"aten::_local_scalar_dense", "aten::equal", "aten::nonzero", "aten::is_nonzero"})
 
 
@@ -187,11 +189,13 @@ def register() -> None:
 
 def on_simulated_device(test: Callable[..., None]) -> Callable[..., None]:
     """Run a test in a process of its own, in which the device is registered. What it is given must be picklable."""
+    if test.__module__ not in _PRELOADED:
+        _PRELOADED.append(test.__module__)
 
     @functools.wraps(test)  # pytest finds parameters and fixtures by it, and `_run_here` the test itself
     def run_apart(**given: Any) -> None:
         apart = multiprocessing.get_context("forkserver")
-        apart.set_forkserver_preload(["torch._dynamo", "pytest"])  # imported once, forked for each test
+        apart.set_forkserver_preload(_PRELOADED)  # once
         with ProcessPoolExecutor(1, mp_context=apart) as pool:
             pool.submit(_run_here, test.__module__, test.__name__, given).result()
 

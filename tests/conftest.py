@@ -4,11 +4,13 @@ matplotlib draws for those of the report alone; elsewhere its second a search wo
 an empty one, and nothing waits for the disk: no test pulls the plug. Where tests run side by side, torch has one thread
 in each process, trials included: threads that wait for a core which another test holds spin meanwhile. Tests marked
 quiet have the machine to themselves, and all of its threads. They alone are run again when they fail: they judge
-measurements, which another program on the machine can disturb.
+measurements, which another program on the machine can disturb. So that nothing else fails at times, hypothesis draws
+the same examples whenever tests run side by side, and new ones where a file is run by itself.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -17,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import hypothesis
 import pytest
 from alembic.config import Config
 from alembic.script import ScriptDirectory
@@ -29,7 +32,43 @@ from tests.nvml_stub import NvmlStub, build_libraries
 from tests.processes import marked
 
 QUIET_RERUNS = 2
-_DRAWINGS = "_drawings_for_the_reports_tests_alone"
+TESTS = Path(__file__).parent
+LONGEST = (
+    "ray/test_ray.py",
+    "launch/test_groups.py",
+    "api/test_end_to_end.py",
+    "launch/test_parent.py",
+    "launch/test_launchers.py",
+    "launch/test_user_faults.py",
+    "worker/measure/test_edges.py",
+    "worker/test_gpu_promises.py",
+    "api/test_search.py",
+    "docs/test_readme.py",
+    "tuning/test_precision_check.py",
+    "tuning/test_model_proposer.py",
+    "launch/test_main_objects.py",
+    "launch/test_racing.py",
+    "launch/local/test_bad_forks.py",
+    "worker/test_device_room.py",
+    "tuning/test_confirmation.py",
+    "tuning/test_loop_slots.py",
+    "study/test_study.py",
+    "api/test_executor.py",
+    "analysis/test_rate_model.py",
+    "tuning/test_warm_start.py",
+    "api/test_check.py",
+    "launch/test_guard_and_stress.py",
+    "launch/test_batch_types.py",
+    "launch/test_after_the_window.py",
+    "worker/jobs/test_stress.py",
+    "worker/test_eight_ranks.py",
+    "files/test_plan_file.py",
+    "files/test_recommended_file.py",
+    "test_accelerator.py",
+)
+"""Files that take longest, seconds each, in the order in which they begin: begun last, one would leave the other
+processes without work. All tests of a file run in one process, which makes what they share once; by files and not by
+marks of groups, which pytest-xdist 3.8 no longer sees from pytest 9.2 on (pytest-xdist's issue 1386)."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -38,18 +77,26 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests' own processes inherit it
     if hasattr(config, "workerinput"):  # pytest-xdist's own processes
         os.environ.setdefault("OMP_NUM_THREADS", "1")
+    hypothesis.settings.register_profile("a process of its own", deadline=None)  # no test asserts times
+    hypothesis.settings.register_profile("side by side", deadline=None, derandomize=True)
+    hypothesis.settings.load_profile("side by side" if hasattr(config, "workerinput") else "a process of its own")
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Only a test that judges a measurement is run again; tests that share a module's fixture share a process."""
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What the tests' modules hold lives as long as the process: the garbage collector need not go through it."""
+    if hasattr(session.config, "workerinput"):
+        gc.collect()
+        gc.freeze()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Only a test that judges a measurement is run again; files that take longest begin first."""
     for item in items:
         if item.get_closest_marker("quiet") is not None:
             item.add_marker(pytest.mark.flaky(reruns=QUIET_RERUNS))
-        if isinstance(item, pytest.Function) and item.get_closest_marker("xdist_group") is None:
-            used = [one[-1] for one in item._fixtureinfo.name2fixturedefs.values()]
-            if any(one.scope == "module" and one.baseid for one in used if one.argname != _DRAWINGS):
-                item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    if hasattr(config, "workerinput"):
+        places = {TESTS / name: place for place, name in enumerate(LONGEST)}
+        items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 @pytest.fixture(scope="session")

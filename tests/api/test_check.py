@@ -12,6 +12,7 @@ import autotune
 from autotune.api.check import check_plan, environment
 from autotune.errors import ConfigError, LauncherError
 from autotune.files.plan_file import parse_plan
+from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.note import note
 from autotune.protocol.disk import read_model, write_model
 from autotune.protocol.reports import RankReport
@@ -64,10 +65,10 @@ def workload() -> tuple[torch.nn.Module, torch.utils.data.Dataset[Any]]:
 
 
 def test_a_real_search_says_before_its_first_trial_that_the_default_optimizer_keeps_no_state(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, fork_server: ForkServerLauncher, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    options: Any = {"loss": loss, "device": "cpu", "baseline": {"micro_batch_size": 8}, "n_trials": 1}
-    result = autotune.search(*workload(), run_dir=tmp_path / "run", progress=True, **options)
+    options: Any = {"loss": loss, "device": "cpu", "baseline": {"micro_batch_size": 8}, "n_trials": 1, "timeout_s": 8}
+    result = autotune.search(*workload(), run_dir=tmp_path / "run", progress=True, launcher=fork_server, **options)
     shown = capfd.readouterr().err
     lines = shown.replace("\n", " ")
     assert lines.index("Note: No optimizer was given: trials train with SGD") < lines.index("Searching:")

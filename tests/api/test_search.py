@@ -54,8 +54,10 @@ def test_the_baseline_is_trial_0_and_counts(tmp_path: Path) -> None:
     assert result.trials[0].config == result.baseline == TrainingConfig()
 
 
-def test_a_number_of_trials_is_honoured(tmp_path: Path) -> None:
-    assert len(search(tmp_path, n_trials=42).trials) == 42
+@pytest.mark.parametrize(("method", "n_trials"), [("model", 22), ("tpe", 42)])
+def test_a_number_of_trials_is_honoured(tmp_path: Path, method: Any, n_trials: int) -> None:
+    """More than a search without one would make, as the next test has it."""
+    assert len(search(tmp_path, n_trials=n_trials, method=method).trials) == n_trials
 
 
 @pytest.mark.parametrize(("method", "fewest", "most"), [("model", 3, 20), ("tpe", 16, 40)])
@@ -83,8 +85,13 @@ def test_a_space_with_nothing_else_to_try_recommends_the_baseline(tmp_path: Path
     assert "already the best" in result.report()
 
 
-def test_the_result_finds_what_the_cost_model_rewards(tmp_path: Path) -> None:
-    result = search(tmp_path, n_trials=30)
+@pytest.fixture(scope="module")
+def of_thirty_trials(tmp_path_factory: pytest.TempPathFactory) -> autotune.SearchResult:
+    return search(tmp_path_factory.mktemp("thirty"), n_trials=30)
+
+
+def test_the_result_finds_what_the_cost_model_rewards(of_thirty_trials: autotune.SearchResult) -> None:
+    result = of_thirty_trials
     truth = analytic_cost(result.best).samples_per_s / analytic_cost(result.baseline).samples_per_s
     assert result.speedup is not None
     assert result.speedup_ci is not None
@@ -93,8 +100,8 @@ def test_the_result_finds_what_the_cost_model_rewards(tmp_path: Path) -> None:
     assert result.best.num_workers >= 4
 
 
-def test_the_best_at_the_users_batch_is_told_beside_the_best(tmp_path: Path) -> None:
-    result = search(tmp_path, n_trials=30)
+def test_the_best_at_the_users_batch_is_told_beside_the_best(of_thirty_trials: autotune.SearchResult) -> None:
+    result = of_thirty_trials
     assert result.best_same_batch is not None
     assert result.best_same_batch.global_batch_size == result.baseline.global_batch_size
     assert result.best_same_batch.lr == result.baseline.lr

@@ -41,7 +41,7 @@ from autotune.settings.workload import Ref
 from tests.launch.conftest import GENEROUS_S, SHORT, TWO_RANKS, Rig, in_user_code, in_user_ranks
 from tests.ray.user_hosts import NOTES
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 USER_HOSTS = Path(__file__).with_name("user_hosts.py")
 _NODES = 3
@@ -99,7 +99,8 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
         patch.setenv(NOTES, str(notes))
         patch.setenv("RAY_enable_worker_prestart", "0")  # each node would start two interpreters that nobody uses
         patch.setenv("RAY_prestart_worker_first_driver", "0")
-        cluster: Any = Cluster(initialize_head=True, head_node_args={**NODE, "num_cpus": 0, "include_dashboard": False})
+        spared = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}  # interpreters as well
+        cluster: Any = Cluster(initialize_head=True, head_node_args={**NODE, "num_cpus": 0, **spared})
         nodes = Nodes(cluster, notes)
         nodes.mend()
         yield nodes
