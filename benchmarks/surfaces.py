@@ -32,9 +32,9 @@ from statistics import median
 from time import monotonic
 
 from autotune import TrainingConfig
-from autotune.analysis.expectation import LOADER_SETTINGS
 from autotune.launch.runner import TrialRunner
 from autotune.protocol.jobs import NO_EXTRAS, WindowRules
+from autotune.settings.training_config import LOADER_SETTINGS
 from autotune.tuning.extra_measurements import everything
 from benchmarks.cases.surfaces import Grid, grids_for, small_gpu_grids
 from benchmarks.measures.recording import describe_machine, git_revision, machine_name, print_table, say
@@ -239,12 +239,12 @@ def curve_points(grid: Grid) -> list[TrainingConfig]:
     """
     own = TrainingConfig.model_validate(dict(grid.baseline))
     most, batches = max(grid.domains["num_workers"]), grid.domains["micro_batch_size"]
-    variations = []
+    variations, of_loader = [], {*LOADER_SETTINGS}
     for config in sorted(grid.configs(), key=lambda one: one.micro_batch_size):
         changed = {name for name, _ in set(config) if getattr(config, name) != getattr(own, name)}
         is_end = config.num_workers == most and config.micro_batch_size in {min(batches), max(batches)}
-        is_of_loader = changed <= LOADER_SETTINGS or (is_end and changed <= LOADER_SETTINGS | {"micro_batch_size"})
-        if changed and (is_of_loader or not changed & LOADER_SETTINGS):
+        is_of_loader = changed <= of_loader or (is_end and changed <= of_loader | {"micro_batch_size"})
+        if changed and (is_of_loader or not changed & of_loader):
             variations.append(config)
     return variations
 

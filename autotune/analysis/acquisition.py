@@ -68,10 +68,12 @@ def redundant_among(
     tried_places = [places[config] for config in tried if config in places and config.num_workers > 0]
     devices = {device_key(configs[place]) for place in tried_places if has_ample_loader[place]}
     loaders = {_loader_with_threads(configs[place]) for place in tried_places if has_ample_device[place]}
-    is_same_device = has_ample_loader & np.array([device_key(config) in devices for config in configs])
-    is_same_loader = has_ample_device & np.array([_loader_with_threads(config) in loaders for config in configs])
-    has_workers = np.array([config.num_workers > 0 for config in configs], dtype=np.bool_)
-    return np.asarray(has_workers & (is_same_device | is_same_loader), dtype=np.bool_)
+    redundant = [
+        config.num_workers > 0
+        and ((loads and device_key(config) in devices) or (trains and _loader_with_threads(config) in loaders))
+        for config, loads, trains in zip(configs, has_ample_loader, has_ample_device, strict=True)
+    ]
+    return np.array(redundant, dtype=np.bool_)
 
 
 def has_failed(record: TrialRecord) -> bool:

@@ -6,7 +6,7 @@ Comes in: an Evidence. Goes out: the points of its curves that can be advised, t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from math import inf
 from typing import Literal
@@ -15,13 +15,11 @@ from autotune.records.breakdown import LoaderCosts
 from autotune.records.ceilings import joint_rate, overlaps
 from autotune.records.diagnosis import CurvePoint, Evidence
 from autotune.settings.environment import DeviceKind
-from autotune.settings.training_config import LOADER_SETTINGS as DATALOADER_ARGUMENTS
-from autotune.settings.training_config import TrainingConfig
+from autotune.settings.training_config import LOADER_SETTINGS, TrainingConfig
 from autotune.space import constraints as rules
 
 __all__ = [
     "DEVICE_SETTINGS",
-    "LOADER_SETTINGS",
     "PINNING_KINDS",
     "apply_changes",
     "device_ceiling",
@@ -38,8 +36,6 @@ __all__ = [
     "workers_run_too_many_threads",
 ]
 
-LOADER_SETTINGS = frozenset(DATALOADER_ARGUMENTS)
-"""Settings that a loader's curve varies."""
 DEVICE_SETTINGS = frozenset({"micro_batch_size", "amp_dtype", "channels_last", "intra_op_threads"})
 """Settings that a device's curve varies."""
 PINNING_KINDS: frozenset[DeviceKind] = frozenset({"cuda", "rocm", "xpu"})
@@ -85,9 +81,9 @@ def joined(evidence: Evidence, loader: float, device: float) -> float:
 
 def options(evidence: Evidence, side: Literal["loader", "device"]) -> list[CurvePoint]:
     """Settings of one side that were measured and can be advised."""
-    settings = LOADER_SETTINGS if side == "loader" else DEVICE_SETTINGS
+    settings: Collection[str] = LOADER_SETTINGS if side == "loader" else DEVICE_SETTINGS
     found: list[CurvePoint] = [point for point in getattr(evidence.curves, side) if point.ceiling is not None]
-    varied = [point for point in found if point.changes and settings.issuperset(point.changes)]
+    varied = [point for point in found if point.changes and {*point.changes} <= {*settings}]
     obstacle = partial(rules.obstacle, drop_last=evidence.drop_last)
     machine = evidence.facts, evidence.environment
     return [point for point in varied if obstacle(apply_changes(evidence, point), *machine) is None]

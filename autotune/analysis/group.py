@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import starmap
 from typing import Any, cast
 
-from autotune.analysis.rates import between_runs, rate_of
+from autotune.analysis.rates import window_rate, with_run_spread
 from autotune.note import Note, note
 from autotune.records.ceilings import Ceiling
 from autotune.records.conditions import DeviceConditions
@@ -42,7 +42,7 @@ def merged_measurement(parts: Sequence[Measurement]) -> Measurement:
     ranks = tuple(rank for part in parts for rank in part.ranks)
     kind = cast("DeviceKind", ranks[0].device.partition(":")[0]) if ranks else "cpu"
     window = _merged_window([part.window for part in parts])
-    rate, ceilings = between_runs(rate_of(window), kind), _merged_ceilings(parts)
+    rate, ceilings = with_run_spread(window_rate(window), kind), _merged_ceilings(parts)
     memory = _merged_memory(parts, is_ram=kind == "cpu")
     waiting = max(parts, key=lambda part: part.data_wait_fraction)
     idle = min(parts, key=lambda part: 1.0 if part.busy_fraction is None else part.busy_fraction)

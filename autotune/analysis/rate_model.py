@@ -144,7 +144,7 @@ _LOADER = _Process(
         _Effect(lambda config: config.num_workers > 0, sd=0.5),
         _Effect(lambda config: log2(config.batches_per_worker) if config.num_workers else 0.0, sd=0.15, length=2.0),
         _Effect(_ranks, sd=0.4, length=2.0),
-        _Effect(lambda config: (config.persistent_workers, config.in_order), sd=0.15),
+        _Effect(lambda config: (config.persistent_workers, config.in_order), sd=0.15),  # both are switches of workers
         _Effect(lambda config: config.pin_memory, sd=0.1),
         _Effect(lambda config: config.strategy, sd=0.3),
     ),
@@ -259,15 +259,20 @@ class RateModel:
         )
 
     @cached_property
+    def _seen(self) -> list[Observation]:
+        """In an order of their own: where the fit has several optima, that which it finds depends on the order."""
+        return sorted(self.observations, key=repr)
+
+    @cached_property
     def _most_likely(self) -> tuple[float, Posterior]:
         """The scatter that explains the observations best, and the state with it.
 
         An observation knows its own uncertainty. That neighbours take turns on the machine, and what no sum of effects
         can express, shows only when observations are compared with each other.
         """
-        configs = [observation.config for observation in self.observations]
+        configs = [observation.config for observation in self._seen]
         joint = self._joint_of(configs)
-        is_of_kind = np.array([[seen.kind == kind for seen in self.observations] for kind in _KINDS], dtype=np.float64)
+        is_of_kind = np.array([[seen.kind == kind for seen in self._seen] for kind in _KINDS], dtype=np.float64)
 
         def expect(state: Floats) -> Floats:
             run = joint.log_rate(state[0], state[1]) + state[2]
@@ -279,8 +284,8 @@ class RateModel:
             return np.stack([is_loader + is_run * by_loader, is_device + is_run * by_device, is_run])
 
         problem = Problem(
-            observed=np.array([log(observation.samples_per_s) for observation in self.observations]),
-            variances=np.array([observation.relative_sd**2 for observation in self.observations]),
+            observed=np.array([log(observation.samples_per_s) for observation in self._seen]),
+            variances=np.array([observation.relative_sd**2 for observation in self._seen]),
             prior_mean=self._prior_mean(configs),
             factor=factor_of(self._cross_covariance(configs)),
             expect=expect,
@@ -294,7 +299,7 @@ class RateModel:
 
     def _cross_covariance(self, configs: Sequence[TrainingConfig]) -> Floats:
         """Prior covariances between configurations and observations, (processes, configs, observations)."""
-        both = zip(_PROCESSES, _places(configs), _places([seen.config for seen in self.observations]), strict=True)
+        both = zip(_PROCESSES, _places(configs), _places([seen.config for seen in self._seen]), strict=True)
         return np.stack([process.covariance(places, observed) for process, places, observed in both])
 
     def _prior_mean(self, configs: Sequence[TrainingConfig]) -> Floats:
@@ -303,7 +308,7 @@ class RateModel:
         Where a side was not measured alone, it is expected at twice the rate of the runs: our own convention.
         """
         loaders, devices, runs = (
-            [log(seen.samples_per_s / seen.config.world_size) for seen in self.observations if seen.kind == kind]
+            [log(seen.samples_per_s / seen.config.world_size) for seen in self._seen if seen.kind == kind]
             for kind in _KINDS
         )
         loader, device = (fmean(side) if side else fmean(runs) + log(2) for side in (loaders, devices))
@@ -313,7 +318,7 @@ class RateModel:
     def _joint_of(self, configs: Sequence[TrainingConfig]) -> _Joint:
         environment, cores = self.environment, self.environment.cores
         loader_cpu_s, busy_cores = list[float](), dict[int | None, list[float]]()
-        for seen in self.observations:
+        for seen in self._seen:
             if seen.kind == "loader" and seen.config.num_workers > 0 and seen.cpu_s_per_sample:
                 loader_cpu_s.append(seen.cpu_s_per_sample)
             elif seen.kind == "device" and seen.cpu_s_per_sample is not None:

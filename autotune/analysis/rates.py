@@ -1,7 +1,7 @@
 """The rate that a window shows, and the interval in which another run of the same settings would lie.
 
-The stop rule of a window and the Measurement use the same `rate_of`. Its interval comes from batch means;
-`between_runs` joins it with the usual spread between runs, which no window can show by itself. Pure.
+The stop rule of a window and the Measurement use the same `window_rate`. Its interval comes from batch means;
+`with_run_spread` joins it with the usual spread between runs, which no window can show by itself. Pure.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from autotune.analysis.statistics import NORMAL_95, batch_means_half_width
 from autotune.records.measurement import Block, Rate, Window
 from autotune.settings.environment import DeviceKind
 
-__all__ = ["RUN_SPREAD", "between_runs", "mean_rate", "rate_of"]
+__all__ = ["RUN_SPREAD", "mean_rate", "window_rate", "with_run_spread"]
 
 RUN_SPREAD: dict[DeviceKind, float] = {"cpu": 0.015}
 """Relative standard deviation between runs of the same settings. Source: benchmarks/fidelity.py, whose plain runs lay
@@ -31,7 +31,7 @@ def mean_rate(blocks: Sequence[Block]) -> tuple[float, float]:
     return sum(amounts) / sum(seconds), batch_means_half_width(amounts, seconds)
 
 
-def rate_of(window: Window) -> Rate:
+def window_rate(window: Window) -> Rate:
     """The rate that a long run would have, from a window.
 
     Mean rate of what came, less the batches that lay ready at the first edge beyond those at the last: they were
@@ -48,7 +48,7 @@ def rate_of(window: Window) -> Rate:
     )
 
 
-def between_runs(rate: Rate, device_kind: DeviceKind) -> Rate:
+def with_run_spread(rate: Rate, device_kind: DeviceKind) -> Rate:
     """The same rate with the interval that another run of the same settings keeps to, not this window alone.
 
     Blocks of one window share what a process happens to get: its memory's layout, the clock, the neighbours of the

@@ -17,7 +17,7 @@ from autotune.settings.training_config import AMP_DTYPES, TrainingConfig
 __all__ = ["choose", "gains_of", "rate_of_runs", "ratio_by_rounds", "ratio_of", "simplicity"]
 
 SAME_RATE_SHARE = 0.02
-"""Rates this close to the fastest count as fast enough for the score to decide (DESIGN: Score)."""
+"""Rates this close to the fastest count as fast enough for the score to decide (our convention)."""
 _ROUNDS_FOR_BETWEEN_RUN_SPREAD = 3
 """The fewest whose t interval is of use, 2.5 times their standard deviation instead of 9 times: our own convention."""
 _SWITCHES = [

@@ -34,7 +34,7 @@ SHORTEST_WINDOW_S = 2.0
 _FIRST_OVERHEAD_S = 1.5
 """Overhead of a trial before one has ended: our own convention."""
 _QUEUES_OF_A_TRIAL = 3
-"""The warm-up drains one queue, and the window is at least two long (DESIGN: Rules of measuring)."""
+"""The warm-up drains one queue, and the window is at least two long (CONTRIBUTING, Rules of measuring)."""
 _MOST_RUNS, _FEWEST_RUNS = 4 * ROUNDS, 2 * ROUNDS
 """Runs of a confirmation: the baseline with three finalists, or with one."""
 _EXPECTED_TRIALS = 12

@@ -14,9 +14,9 @@ from tempfile import TemporaryDirectory
 from autotune.errors import ConfigError
 from autotune.files.run_folder import RunFolder, open_run_folder
 from autotune.launch.launcher import Launcher
-from autotune.launch.local.driver import kept_initialised
 from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
+from autotune.launch.local.nvidia_driver import kept_initialised
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note
 from autotune.report.wording import say

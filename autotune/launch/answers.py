@@ -2,7 +2,12 @@
 
 When a rank of a group fails, the others fail with it: their connections close, their collectives time out. The answers
 of such ranks are collateral; here the rank that failed first is found and named. The memory limits are those that a
-trial is judged by, and the ceiling of RAM at which it is ended.
+trial is judged by, and the ceiling of RAM at which it is ended. Of a single process:
+
+    a report was written                             what it says, however the process ended afterwards
+    ended at its deadline, for its RAM, cancelled    timeout, host_oom, pruned
+    ended by SIGKILL while the kernel's killer ran   host_oom
+    any other end                                    crashed
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from autotune.analysis.rates import rate_of
+from autotune.analysis.rates import window_rate
 from autotune.protocol.jobs import TrialJob
 from autotune.records.breakdown import LoaderCosts, Share, TimeBreakdown
 from autotune.records.ceilings import Ceiling
@@ -74,7 +74,7 @@ def fake_measurement(
 ) -> Measurement:
     """The measurement of a trial that runs well; `noise` gives factors around 1."""
     window = _window(trial.samples_per_s * noise(), noise, job)
-    rate, extras = rate_of(window), job.extras
+    rate, extras = window_rate(window), job.extras
     ceilings = fake_ceilings(trial, loader=extras.loader_ceiling, device=extras.device_ceiling)
     has_batches = extras.device_ceiling or extras.breakdown
     measurement = Measurement(

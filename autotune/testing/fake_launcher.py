@@ -13,7 +13,7 @@ from functools import partial
 from threading import Lock
 from typing import Literal
 
-from autotune.analysis.expectation import DEVICE_SETTINGS, LOADER_SETTINGS
+from autotune.analysis.expectation import DEVICE_SETTINGS
 from autotune.launch.launcher import Exit, Launch
 from autotune.note import Note
 from autotune.protocol.disk import write_model
@@ -34,7 +34,7 @@ from autotune.records.measurement import Measurement
 from autotune.records.run_summary import changed_settings
 from autotune.records.trial import TrialResult
 from autotune.settings.environment import Environment
-from autotune.settings.training_config import TrainingConfig
+from autotune.settings.training_config import LOADER_SETTINGS, TrainingConfig
 from autotune.settings.workload import WorkloadFacts
 from autotune.testing.cost_model import CostModel, FakeTrial, analytic_cost
 from autotune.testing.fake_figures import (
@@ -50,7 +50,7 @@ from autotune.testing.fake_figures import (
 __all__ = ["FakeLauncher"]
 
 _UNKNOWN = "the cost model does not say"
-_SETTINGS = {"loader": LOADER_SETTINGS | {"micro_batch_size"}, "device": DEVICE_SETTINGS}
+_SETTINGS = {"loader": {*LOADER_SETTINGS, "micro_batch_size"}, "device": DEVICE_SETTINGS}
 """What the points of a curve may differ in."""
 _DONE = TrialResult(outcome="ok")
 
@@ -130,9 +130,9 @@ class FakeLauncher:
     def _curves(self, job: CurvesJob) -> Curves:
         """Points of the sides that a variation changes, the job's own configuration first, as a rank has them."""
         changed = {config: changed_settings(config, job.config).keys() for config in job.variations}
-        loader = [config for config, names in changed.items() if names & LOADER_SETTINGS]
+        loader = [config for config, names in changed.items() if not names.isdisjoint(LOADER_SETTINGS)]
         device = [
-            config for config, names in changed.items() if names & DEVICE_SETTINGS and not names & LOADER_SETTINGS
+            config for config, names in changed.items() if names & DEVICE_SETTINGS and names.isdisjoint(LOADER_SETTINGS)
         ]
         return Curves(
             loader=tuple(self._point("loader", config, job) for config in (job.config, *loader)),

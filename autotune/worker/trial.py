@@ -15,7 +15,7 @@ from threading import Timer
 from time import perf_counter
 from typing import Any
 
-from autotune.analysis.rates import between_runs, rate_of
+from autotune.analysis.rates import window_rate, with_run_spread
 from autotune.errors import RunFolderError
 from autotune.protocol.disk import TrialFolder, read_model, write_model
 from autotune.protocol.jobs import NO_EXTRAS, TrialJob, WindowRules
@@ -168,7 +168,7 @@ def measure(
     wait_fraction = min(1.0, sum(block.data_wait_s for block in blocks) / sum(block.seconds for block in blocks))
     busyness, found = busy.stop(wait_fraction), conditions.stop()
     ineffective = () if ddp is None else without_effect_here(ddp)
-    memory, rate = device.peak_memory(retries), between_runs(rate_of(window), device.kind)
+    memory, rate = device.peak_memory(retries), with_run_spread(window_rate(window), device.kind)
     return Measurement(
         samples_per_s=rate.value,
         samples_per_s_ci=(rate.low, rate.high),

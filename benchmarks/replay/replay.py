@@ -18,7 +18,7 @@ from statistics import fmean, median
 from typing import Any, Literal
 
 from autotune import TrainingConfig
-from autotune.analysis.expectation import DEVICE_SETTINGS, LOADER_SETTINGS
+from autotune.analysis.expectation import DEVICE_SETTINGS
 from autotune.launch.launcher import Exit, Launch
 from autotune.note import note
 from autotune.protocol.disk import write_model
@@ -29,6 +29,7 @@ from autotune.records.precision_check import PrecisionFigures
 from autotune.records.run_summary import changed_settings
 from autotune.records.trial import TrialResult
 from autotune.settings.environment import Environment
+from autotune.settings.training_config import LOADER_SETTINGS
 from autotune.settings.workload import WorkloadFacts
 from benchmarks import ROOT
 
@@ -252,7 +253,7 @@ class ReplayLauncher:
         if recorded is None:
             return Curves(remarks=(note("curves_not_measured", cause="nothing was recorded"),)), 0.0
         asked = [job.config, *job.variations]
-        loader = self._points(recorded.loader, asked, job.config, LOADER_SETTINGS)
+        loader = self._points(recorded.loader, asked, job.config, frozenset(LOADER_SETTINGS))
         device = self._points(recorded.device, asked, job.config, DEVICE_SETTINGS)
         overhead_s = self.surface.curves_s - sum(one.took_s for one in (*recorded.loader, *recorded.device))
         taken_s = sum(one.took_s for one in (*loader, *device))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.analysis.rates import between_runs, rate_of
+from autotune.analysis.rates import window_rate, with_run_spread
 from autotune.records.measurement import Block, Measurement, MemorySample, Rate, Restart, Window
 from tests.factories import make_measurement, make_window
 
@@ -107,7 +107,7 @@ def test_a_window_of_two_queues_tells_the_slower_of_loader_and_device(
     window = make_window(**fields)
     truth, elapsed = 4 * min(loader, device), sum(block.seconds for block in window.blocks)
     one_batch = 4 / elapsed  # a batch that is under way at an edge can't be counted in parts
-    rate = rate_of(window)
+    rate = window_rate(window)
     assert abs(rate.value - truth) <= max(0.03 * truth, 1.001 * one_batch)
     assert rate.low <= rate.value <= rate.high
 
@@ -116,58 +116,58 @@ def test_a_window_of_two_queues_tells_the_slower_of_loader_and_device(
 @pytest.mark.parametrize("ratio", [0.1, 0.5, 0.9, 1.0, 1.1, 2.0, 10.0])
 def test_the_derived_rate_is_within_three_percent_for_a_usual_queue(ratio: float, is_full: bool) -> None:
     fields = _simulate(loader=100 * ratio, device=100, capacity=64, ready=64 if is_full else 0, batches=128)
-    assert rate_of(make_window(**fields)).value == pytest.approx(400 * min(ratio, 1.0), rel=0.03)
+    assert window_rate(make_window(**fields)).value == pytest.approx(400 * min(ratio, 1.0), rel=0.03)
 
 
 def test_a_full_queue_that_is_not_corrected_would_double_the_rate() -> None:
     fields = _simulate(loader=10, device=1000, capacity=64, ready=64, batches=128)
-    naive = rate_of(make_window(**fields | {"queue_at_start": None}))
-    corrected = rate_of(make_window(**fields))
+    naive = window_rate(make_window(**fields | {"queue_at_start": None}))
+    corrected = window_rate(make_window(**fields))
     assert naive.value == pytest.approx(80, rel=0.03)
     assert corrected.value == pytest.approx(40, rel=0.03)
     assert corrected.high >= naive.value  # the interval holds what came
 
 
 def test_a_queue_that_fills_up_does_not_lower_the_rate() -> None:
-    assert rate_of(make_window(queue_at_start=0, queue_at_end=50)).value == 100.0
+    assert window_rate(make_window(queue_at_start=0, queue_at_end=50)).value == 100.0
 
 
 def test_samples_that_came_are_counted_over_all_seconds() -> None:
     # three fast blocks and one that stalls: the mean rate holds the stall, a median would not
     times = (1.0, 1.0, 1.0, 5.0)
     blocks = tuple(Block(samples=80, batches=10, seconds=time, data_wait_s=0.0) for time in times)
-    assert rate_of(make_window(blocks=blocks)).value == pytest.approx(4 * 80 / 8)
+    assert window_rate(make_window(blocks=blocks)).value == pytest.approx(4 * 80 / 8)
 
 
 def test_long_epochs_take_their_mean_restart_in_proportion() -> None:
     # 100 samples/s, epochs of 5,000: 50 s and a restart of 2 s, so 5000 / 52
     restarts = (Restart(seconds=1.0, samples=0), Restart(seconds=3.0, samples=0))
     window = make_window(epoch_samples=5_000, restarts=restarts, expected_restart_s=99.0)
-    assert rate_of(window).value == pytest.approx(5000 / 52)
+    assert window_rate(window).value == pytest.approx(5000 / 52)
 
 
 def test_the_first_start_stands_in_where_no_restart_was_seen() -> None:
-    assert rate_of(make_window(epoch_samples=5_000, expected_restart_s=2.0)).value == pytest.approx(5000 / 52)
+    assert window_rate(make_window(epoch_samples=5_000, expected_restart_s=2.0)).value == pytest.approx(5000 / 52)
 
 
 def test_a_restart_costs_only_what_it_takes_beyond_the_samples_that_came_with_it() -> None:
     # at 100 samples/s, 300 samples in 5 s have cost 2 s
     restarts = (Restart(seconds=5.0, samples=300),)
-    assert rate_of(make_window(epoch_samples=5_000, restarts=restarts)).value == pytest.approx(5000 / 52)
+    assert window_rate(make_window(epoch_samples=5_000, restarts=restarts)).value == pytest.approx(5000 / 52)
 
 
 def test_a_refill_that_came_faster_than_the_steady_rate_does_not_raise_it() -> None:
     restarts = (Restart(seconds=1.0, samples=300),)
-    assert rate_of(make_window(epoch_samples=5_000, restarts=restarts)).value == pytest.approx(100)
+    assert window_rate(make_window(epoch_samples=5_000, restarts=restarts)).value == pytest.approx(100)
 
 
 def test_whole_epochs_hold_their_restarts() -> None:
     window = make_window(whole_epochs=True, epoch_samples=100, expected_restart_s=99.0)
-    assert rate_of(window).value == 100.0
+    assert window_rate(window).value == 100.0
 
 
 def test_an_unknown_epoch_has_no_restarts() -> None:
-    assert rate_of(make_window(epoch_samples=None, expected_restart_s=5.0)).value == 100.0
+    assert window_rate(make_window(epoch_samples=None, expected_restart_s=5.0)).value == 100.0
 
 
 @pytest.mark.parametrize("expected_restart_s", [0.0, 2.0])
@@ -175,7 +175,7 @@ def test_an_unknown_epoch_has_no_restarts() -> None:
 def test_a_single_block_has_no_upper_end(expected_restart_s: float, epoch_samples: int | None) -> None:
     blocks = (Block(samples=100, batches=10, seconds=1.0, data_wait_s=0.0),)
     window = make_window(blocks=blocks, epoch_samples=epoch_samples, expected_restart_s=expected_restart_s)
-    rate = rate_of(window)
+    rate = window_rate(window)
     assert isinf(rate.high)
     assert rate.low == 0.0
     assert isinf(rate.relative_half_width)
@@ -184,7 +184,7 @@ def test_a_single_block_has_no_upper_end(expected_restart_s: float, epoch_sample
 @settings(max_examples=100, deadline=None)
 @given(_WINDOWS)
 def test_any_window_has_an_ordered_interval_and_no_more_than_what_came(window: Window) -> None:
-    rate = rate_of(window)
+    rate = window_rate(window)
     came = sum(block.samples for block in window.blocks) / sum(block.seconds for block in window.blocks)
     assert 0 < rate.value <= came * (1 + 1e-9)
     assert 0 <= rate.low <= rate.value * (1 + 1e-9)
@@ -220,16 +220,16 @@ def test_the_blocks_are_the_windows() -> None:
 @given(_RATES, st.floats(0, 1), st.floats(0, 1))
 def test_another_run_may_lie_outside_of_what_one_window_tells(value: float, below: float, above: float) -> None:
     window = Rate(value=value, low=value * (1 - below), high=value * (1 + above))
-    run = between_runs(window, "cpu")
+    run = with_run_spread(window, "cpu")
     assert run.value == value
     assert run.low < window.low or run.low == 0
     assert run.high > window.high
 
 
 def test_an_interval_without_width_gets_that_of_the_usual_spread_between_runs() -> None:
-    run = between_runs(Rate(value=100.0, low=100.0, high=100.0), "cpu")
+    run = with_run_spread(Rate(value=100.0, low=100.0, high=100.0), "cpu")
     assert (run.low, run.high) == pytest.approx((100 - 1.96 * 1.5, 100 + 1.96 * 1.5))
 
 
 def test_one_block_leaves_the_upper_end_open() -> None:
-    assert isinf(between_runs(Rate(value=100.0, low=0.0, high=inf), "cuda").high)
+    assert isinf(with_run_spread(Rate(value=100.0, low=0.0, high=inf), "cuda").high)

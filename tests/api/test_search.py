@@ -1,4 +1,4 @@
-"""Whole searches over the fake launcher: the rules of DESIGN's contract that need no process."""
+"""Whole searches over the fake launcher: what `autotune.search` promises that needs no process."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile, record_function, supported_activities
 
-from autotune.analysis.rates import rate_of
+from autotune.analysis.rates import window_rate
 from autotune.records.breakdown import TimeBreakdown, breakdown_on_cpu, breakdown_on_device
 from autotune.records.measurement import Restart, Window
 from autotune.records.trace_intervals import device_time
@@ -108,7 +108,7 @@ def step_times(window: Window, restarts: Sequence[Restart]) -> StepTimes:
     """A batch's times in a long run, from a window and the restarts that fell into it.
 
     Where the blocks hold the restarts, what these cost beyond the samples that came with them is taken out. Otherwise
-    they are added in proportion, as in `rate_of`, whose correction for the batches that lay ready is wait as well.
+    they are added in proportion, as in `window_rate`, whose correction for the batches that lay ready is wait as well.
     """
     batches = sum(block.batches for block in window.blocks)
     samples = sum(block.samples for block in window.blocks)
@@ -117,9 +117,9 @@ def step_times(window: Window, restarts: Sequence[Restart]) -> StepTimes:
     if window.whole_epochs:
         restart_s = min(_restart_total_s(samples, seconds, restarts) / batches, wait_s)
         return StepTimes(step_s=seconds / batches - restart_s, data_wait_s=wait_s - restart_s, restart_s=restart_s)
-    steady = rate_of(window.model_copy(update={"epoch_samples": None})).value
+    steady = window_rate(window.model_copy(update={"epoch_samples": None})).value
     per_batch = samples / batches
-    step_s, whole_s = per_batch / steady, per_batch / rate_of(window).value
+    step_s, whole_s = per_batch / steady, per_batch / window_rate(window).value
     hidden_s = max(0.0, step_s - seconds / batches)
     return StepTimes(step_s=step_s, data_wait_s=min(step_s, wait_s + hidden_s), restart_s=max(0.0, whole_s - step_s))
 

@@ -8,7 +8,7 @@ in a process any more: the curves end there, and another process can go on with 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,14 +22,14 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from autotune.analysis.expectation import DEVICE_SETTINGS, LOADER_SETTINGS
+from autotune.analysis.expectation import DEVICE_SETTINGS
 from autotune.note import Note, note
 from autotune.protocol.jobs import CurvesJob
 from autotune.records.ceilings import Ceiling
 from autotune.records.diagnosis import CurvePoint, Curves, Roofline
 from autotune.records.run_summary import changed_settings
 from autotune.settings.float32_precision import tf32_products
-from autotune.settings.training_config import TrainingConfig
+from autotune.settings.training_config import LOADER_SETTINGS, TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.worker.after_window.roofline import trace_roofline
 from autotune.worker.failure.causes import cause_of
@@ -50,7 +50,7 @@ _COLLECTING_S = 1.0  # a loader that needs longer for a few batches delivers too
 _WORTH = 1.03
 """A setting that makes the device so much faster goes into the combined point: our own convention, above what two runs
 of the same settings differ by (records.measurement.RUN_SPREAD)."""
-_LOADER_CHANGES = LOADER_SETTINGS | {"micro_batch_size"}
+_LOADER_CHANGES = {*LOADER_SETTINGS, "micro_batch_size"}
 
 
 @dataclass(slots=True)
@@ -78,7 +78,7 @@ class _Scene:
         finally:
             feed.stop()
 
-    def changes(self, config: TrainingConfig, settings: frozenset[str]) -> dict[str, object]:
+    def changes(self, config: TrainingConfig, settings: Collection[str]) -> dict[str, object]:
         """Those of some settings that differ from the job's own, with their values."""
         changed = changed_settings(config, self.job.config)
         return {name: after for name, (_, after) in changed.items() if name in settings}

@@ -40,7 +40,7 @@ __all__ = ["LargestBatch", "bytes_of", "largest_batch", "train_on_largest"]
 
 _MOST_SIZED = 10_000  # samples: our own convention; the time set aside usually ends it sooner
 _SIZED_AT_ONCE = 8  # samples a loader worker sizes before it answers: our own convention
-_MIN_STEPS = 3  # peaks of memory cover at least three optimizer steps (DESIGN: Rules of measuring, 5)
+_MIN_STEPS = 3  # peaks of memory cover at least three optimizer steps (CONTRIBUTING, Rules of measuring)
 _NUMBER_BYTES = 8  # a Python number in a tensor: int64 or float64, what torch's default_collate makes of it
 
 

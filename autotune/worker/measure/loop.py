@@ -15,7 +15,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any, Literal
 
-from autotune.analysis.rates import rate_of
+from autotune.analysis.rates import window_rate
 from autotune.analysis.statistics import BATCH_MEANS
 from autotune.protocol.jobs import WindowRules
 from autotune.records.measurement import Block, Restart, Window
@@ -40,7 +40,7 @@ __all__ = [
 _WARM_UP_STEPS = 3  # optimizer steps synchronised one by one: compilation, cuDNN's search, first allocations
 _WARM_UP_BLOCK_S = 0.05  # a quarter of a window's
 _WARM_UP_MIN_S = 0.3  # a clock that rises with the load has risen
-_WARM_UP_MAX_S = 8.0  # as long as a window may take (DESIGN: Rules of measuring, 3)
+_WARM_UP_MAX_S = 8.0  # as long as a window may take (CONTRIBUTING, Rules of measuring)
 _WARM_UP_WINDOWS = 2.0  # of short windows: at most so many times their length
 _SLOW_FACTOR = 3.0  # a block whose computing takes this many times the median lets the queue fill
 _WHOLE_EPOCHS_UP_TO_S = 1.0  # shorter epochs are measured whole; of longer ones the restart is added in proportion
@@ -48,7 +48,7 @@ _SHORT_EPOCH_QUEUES = 4  # so are epochs of so few queues that little would be l
 _REFILL_SHARE = 4  # at most a quarter of an epoch counts as its start
 _MIN_BLOCKS = 3  # fewer have no spread to judge by
 _MIN_EPOCH_BLOCKS = 5  # blocks of whole epochs are independent: fewer are needed than by batch means
-_QUEUES_IN_WINDOW = 2  # DESIGN: Rules of measuring, 3
+_QUEUES_IN_WINDOW = 2  # CONTRIBUTING, Rules of measuring
 _OVERTIME = 2.0  # how far past its time a window goes on until it has used up the queue twice
 
 _Verdict = Literal["precision", "time", "deadline"]
@@ -210,7 +210,7 @@ def _verdict(run: Run, rules: WindowRules, window: Window, edges: Edges, begun: 
     batches, elapsed_s = sum(block.batches for block in window.blocks) + ahead, done_at - begun
     has_used_queue = batches >= _QUEUES_IN_WINDOW * run.queue_capacity
     enough = _MIN_EPOCH_BLOCKS if window.whole_epochs else BATCH_MEANS
-    if has_used_queue and len(window.blocks) >= enough and rate_of(window).relative_half_width <= rules.precision:
+    if has_used_queue and len(window.blocks) >= enough and window_rate(window).relative_half_width <= rules.precision:
         return "precision"
     if elapsed_s >= rules.max_s and (has_used_queue or elapsed_s >= _OVERTIME * rules.max_s):
         return "time"

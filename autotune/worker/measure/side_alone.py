@@ -12,7 +12,7 @@ from math import ceil, inf, isfinite
 from time import perf_counter
 from typing import Any
 
-from autotune.analysis.rates import rate_of
+from autotune.analysis.rates import window_rate
 from autotune.records.ceilings import Ceiling
 from autotune.records.measurement import Block, Restart, Window
 from autotune.settings.training_config import TrainingConfig
@@ -36,7 +36,7 @@ _WARM_STEPS = 2  # optimizer steps on held batches before the clock starts; the 
 MOST_SKIPS = 17
 """Steps that float16 may skip before it trains: a GradScaler halves its scale of 65536 so often until it is below 1.
 Source: torch.amp.GradScaler, init_scale and backoff_factor."""
-_FEWEST_STEPS = 3  # as few as peaks of memory are read over (DESIGN: Rules of measuring, 5)
+_FEWEST_STEPS = 3  # as few as peaks of memory are read over (CONTRIBUTING, Rules of measuring)
 
 
 def loader_alone(
@@ -46,7 +46,7 @@ def loader_alone(
 
     What lies ready is taken first. The stretch ends after `seconds` once it has used up the queue twice; slow
     loaders get up to twice that, and six times for a single round of the workers. Epochs' restarts belong to the rate,
-    as in `rate_of`.
+    as in `window_rate`.
 
     Args:
         feed: A feed that was started; it can be gone on with.
@@ -147,7 +147,7 @@ def _ceiling_of(window: Window) -> Ceiling:
     parts: tuple[Block | Restart, ...] = (*window.blocks, *window.restarts)
     samples = sum(part.samples for part in parts)
     return Ceiling(
-        samples_per_s=rate_of(window).value,
+        samples_per_s=window_rate(window).value,
         samples=samples,
         seconds=sum(part.seconds for part in parts),
         batches=round(samples * batches / in_blocks) if in_blocks else batches,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from autotune.analysis.rates import rate_of
+from autotune.analysis.rates import window_rate
 from autotune.records.measurement import Block, Restart, Window
 from autotune.settings.training_config import TrainingConfig
 from autotune.worker.after_window.profile import break_down, profile_steps, step_times
@@ -44,7 +44,7 @@ def test_restarts_beside_the_blocks_are_added_in_proportion_as_in_the_rate() -> 
     assert times.step_s == pytest.approx(0.1)
     assert times.data_wait_s == pytest.approx(0.05)
     assert times.restart_s == pytest.approx(0.05), "a second beyond its batch, over an epoch of twenty"
-    assert 8 / (times.step_s + times.restart_s) == pytest.approx(rate_of(seen).value)
+    assert 8 / (times.step_s + times.restart_s) == pytest.approx(window_rate(seen).value)
 
 
 def test_restarts_inside_the_blocks_are_taken_out_of_the_step() -> None:

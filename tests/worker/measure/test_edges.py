@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from autotune.analysis.rates import rate_of
+from autotune.analysis.rates import window_rate
 from autotune.protocol.jobs import WindowRules
 from autotune.records.measurement import Block, Window
 from autotune.settings.training_config import TrainingConfig
@@ -181,7 +181,7 @@ def test_the_rate_is_that_of_the_slower_side(fetch_s: float) -> None:
     window = seen.run()
     slower, faster = max(fetch_s, BATCH_S), min(fetch_s, BATCH_S)
     batches = batches_of(window)
-    assert rate_of(window).value == pytest.approx(batches / (slower * batches + faster)), "once to fill the line"
+    assert window_rate(window).value == pytest.approx(batches / (slower * batches + faster)), "once to fill the line"
     waits_s = sum(block.data_wait_s for block in window.blocks)
     assert waits_s == pytest.approx(fetch_s * batches)
 

@@ -8,8 +8,8 @@ import pynvml
 import pytest
 
 from autotune.api.setup import opened_launcher, temporary_folder
-from autotune.launch.local.driver import kept_initialised
 from autotune.launch.local.fork_server import ForkServerLauncher
+from autotune.launch.local.nvidia_driver import kept_initialised
 from autotune.settings.executor import Executor
 from autotune.settings.plan import Plan
 from autotune.settings.training_config import TrainingConfig
