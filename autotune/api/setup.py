@@ -38,9 +38,9 @@ def runner_for(plan: Plan, folder: RunFolder, launcher: Launcher) -> TrialRunner
     )
 
 
-def warnings_in(notes: Iterable[Note | str]) -> tuple[Note, ...]:
+def warnings_in(notes: Iterable[Note]) -> tuple[Note, ...]:
     """Those of a probe's notes that the user must read before a search begins, not after it."""
-    return tuple(known for known in notes if isinstance(known, Note) and known.code == "default_optimizer")
+    return tuple(known for known in notes if known.code == "default_optimizer")
 
 
 @contextmanager

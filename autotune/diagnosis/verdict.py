@@ -27,7 +27,7 @@ HEALTHY_GAIN = 0.05
 same settings may differ by on a CPU (1.96 * sqrt(2) * RUN_SPREAD)."""
 
 
-def judge(name: str, evidence: Evidence, notes: Iterable[Note | str] = (), *, wall_s: float = 0.0) -> Diagnosis:
+def judge(name: str, evidence: Evidence, notes: Iterable[Note] = (), *, wall_s: float = 0.0) -> Diagnosis:
     """Why it is slow and what to do about it; the caller's notes come before the remarks on the evidence."""
     findings = find_bottlenecks(evidence)
     advice = rank_advice(evidence, findings)
@@ -77,7 +77,7 @@ def make_headline(evidence: Evidence, findings: Sequence[Finding], advice: Seque
     return head, note("no_setting_helps", least_gain=LEAST_GAIN) if has_others else note("others_not_measured")
 
 
-def _remarks(evidence: Evidence) -> Iterator[Note | str]:
+def _remarks(evidence: Evidence) -> Iterator[Note]:
     """What should be known about the evidence."""
     if evidence.measurement.breakdown is None:
         yield note("breakdown_not_measured")

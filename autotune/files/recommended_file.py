@@ -68,7 +68,7 @@ _DP_BFLOAT16 = """\
 """
 
 
-def recommended_yaml(summary: RunSummary, *, say: Callable[[Note | str], str]) -> str:
+def recommended_yaml(summary: RunSummary, *, say: Callable[[Note], str]) -> str:
     """The text of recommended.yaml, for a summary that has a recommendation; `say` makes the sentence of a note."""
     recommendation = summary.recommendation
     assert recommendation is not None, "without a recommendation there is nothing to write"  # noqa: S101 -- a bug of ours
@@ -140,13 +140,13 @@ def _left_out(settings: dict[str, Any]) -> Iterator[Problem]:
         yield Problem(text="must be given: autotune writes every setting", path=path)
 
 
-def _learning_rate(recommendation: Recommendation, say: Callable[[Note | str], str]) -> dict[str, Any]:
+def _learning_rate(recommendation: Recommendation, say: Callable[[Note], str]) -> dict[str, Any]:
     advice = recommendation.lr_advice
     figures = advice.model_dump(mode="json", include={"rule", "batch_ratio", "betas", "eps"})
     return {**figures, "batch_ratio": _rounded(advice.batch_ratio), "notes": [say(note) for note in advice.notes]}
 
 
-def _evidence(summary: RunSummary, recommendation: Recommendation, say: Callable[[Note | str], str]) -> dict[str, Any]:
+def _evidence(summary: RunSummary, recommendation: Recommendation, say: Callable[[Note], str]) -> dict[str, Any]:
     runs = {"baseline": _runs(summary, 0), "recommended": _runs(summary, recommendation.number)}
     sources = (run.busy_source for measured in runs.values() for run in measured if run.busy_source is not None)
     peak = max((run.peak_memory_bytes for run in runs["recommended"]), default=None)

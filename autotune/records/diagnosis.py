@@ -156,7 +156,7 @@ class Diagnosis(FrozenModel):
     advice: tuple[Advice, ...]
     """What to do: settings first, then what lies outside of them; the largest gain first in each."""
     evidence: Evidence
-    remarks: tuple[Note | str, ...] = ()
+    remarks: tuple[Note, ...] = ()
     """What should be known about the evidence, as codes."""
     notes: tuple[str, ...] = ()
     """The same as sentences."""

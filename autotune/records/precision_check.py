@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from math import isfinite
 
 from autotune.frozen import FrozenModel
-from autotune.note import Note
+from autotune.note import Note, note
 from autotune.settings.training_config import TrainingConfig
 
 __all__ = [
@@ -93,7 +93,7 @@ def guard_key(config: TrainingConfig) -> tuple[str, bool]:
     return config.amp_dtype, config.compile
 
 
-def shortfall(figures: PrecisionFigures) -> str | None:
+def shortfall(figures: PrecisionFigures) -> Note | None:
     """Why the figures are too few to be judged; None where they are enough, or where a loss that is not finite ends it.
 
     A GradScaler that skips step after step is judged by its skips.
@@ -102,10 +102,10 @@ def shortfall(figures: PrecisionFigures) -> str | None:
     is_finite = all(isfinite(loss) for loss in (*figures.losses, *figures.reference_losses))
     if attempts >= MIN_STEPS or not is_finite:
         return None
-    return f"{figures.steps} steps could be compared before the deadline, where at least {MIN_STEPS} are asked for"
+    return note("too_few_steps_compared", steps=figures.steps, least_steps=MIN_STEPS)
 
 
-def objection(figures: PrecisionFigures) -> str | None:
+def objection(figures: PrecisionFigures) -> Note | None:
     """Why the candidate may not win, with the figures; None where it may.
 
     Losses that float32 itself does not keep finite are no objection to the candidate. What two float32 runs differ by
@@ -116,35 +116,27 @@ def objection(figures: PrecisionFigures) -> str | None:
     return next(_objections_to_losses(figures), None) or _gradients_differ(figures)
 
 
-def _objections_to_losses(figures: PrecisionFigures) -> Iterator[str]:
+def _objections_to_losses(figures: PrecisionFigures) -> Iterator[Note]:
     at = next((at for at, loss in enumerate(figures.losses) if not isfinite(loss)), None)
     if at is not None:
-        yield f"the loss became {figures.losses[at]} at step {at + 1} of {GUARD_STEPS}; float32's stayed finite"
+        yield note("loss_not_finite", loss=str(figures.losses[at]), step=at + 1, steps=GUARD_STEPS)
     attempts, last = len(figures.skipped_steps), figures.skipped_steps[-_LAST_STEPS:]
     if any(last):
-        yield (
-            f"the GradScaler still skipped {sum(last)} of the last {len(last)} steps for gradients that were not "
-            f"finite ({sum(figures.skipped_steps)} of {attempts} in all)"
-        )
+        skipped = sum(figures.skipped_steps)
+        yield note("steps_skipped", last_skipped=sum(last), last=len(last), skipped=skipped, attempts=attempts)
     deviation, allowed = figures.loss_deviation, _LOSS_TOLERANCE + figures.repeat_deviation
     if deviation is not None and deviation > allowed:
-        yield (
-            f"over {figures.steps} steps from the same weights and batches the losses deviate from float32's by "
-            f"{deviation:.1%} of their mean, where {allowed:.1%} is tolerated"
-        )
+        yield note("losses_deviate", steps=figures.steps, deviation_fraction=deviation, allowed_fraction=allowed)
 
 
-def _gradients_differ(figures: PrecisionFigures) -> str | None:
+def _gradients_differ(figures: PrecisionFigures) -> Note | None:
     """Nothing is asked of the gradient where float32's own is not finite, or not reproducible."""
     cosine, repeat = figures.gradient_cosine, figures.repeat_cosine
     if repeat is None:
         return None
     if cosine is None:
-        return "the first step's gradient is not finite; float32's is" if figures.steps > 0 else None
+        return note("gradient_not_finite") if figures.steps > 0 else None
     least = _MIN_COSINE if repeat >= _MIN_COSINE else repeat / 2
     if repeat < _TELLING_COSINE or cosine >= least:
         return None
-    return (
-        f"the first step's gradient has a cosine of {cosine:.3f} with float32's, "
-        f"where at least {least:.2f} is asked for"
-    )
+    return note("gradients_differ", cosine=cosine, least_cosine=least)

@@ -61,7 +61,7 @@ class Recommendation(FrozenModel):
     """The best configuration that keeps the baseline's global batch."""
     same_batch_number: int | None = None
     same_batch_speedup: Ratio | None = None
-    reasons: tuple[Note | str, ...] = ()
+    reasons: tuple[Note, ...] = ()
     """Why this one."""
     confirmations: tuple[Confirmation, ...] = ()
     """Every finalist's runs, raw."""

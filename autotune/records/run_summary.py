@@ -42,9 +42,9 @@ class RunSummary(FrozenModel):
     importances: dict[str, float] = Field(default_factory=dict)
     """How much each setting decides whether a trial is among the best quarter (PED-ANOVA, by Optuna), shares of 1;
     empty where there are too few trials."""
-    notes: tuple[Note | str, ...] = ()
+    notes: tuple[Note, ...] = ()
     """What the user should know of this run."""
-    stopped_because: Note | str
+    stopped_because: Note
     """Why no further trial ran."""
     is_complete: bool = True
     """The search and its confirmation came to their end."""

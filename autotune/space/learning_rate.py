@@ -35,7 +35,7 @@ class LrAdvice(FrozenModel):
     """Betas for the Adam family; None: leave them."""
     eps: float | None = None
     """Epsilon for the Adam family; None: leave it."""
-    notes: tuple[Note | str, ...] = ()
+    notes: tuple[Note, ...] = ()
     """What the user should do with it."""
 
 

@@ -17,7 +17,7 @@ from autotune.space.domains import group_sizes
 __all__ = ["space_notes"]
 
 
-def space_notes(basis: Basis, domains: Mapping[str, Domain]) -> tuple[Note | str, ...]:
+def space_notes(basis: Basis, domains: Mapping[str, Domain]) -> tuple[Note, ...]:
     """The notes, in the order of the settings in a report."""
     return (
         *basis.environment.remarks,

@@ -37,7 +37,7 @@ class ResolvedSpace(Basis):
     workers_cap: int | None = None
     """Most loader workers of all ranks on a host: more of a proposal are left out; None where the user has listed
     numbers of workers."""
-    notes: tuple[Note | str, ...] = ()
+    notes: tuple[Note, ...] = ()
     """What has no effect here, and why a default range is narrower than usual."""
 
     @property

@@ -76,7 +76,7 @@ class Finals:
     runner: TrialRunner
     clock: Clock
     show: Callable[[Progress], None]
-    notes: list[Note | str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
     _confirmations: list[Confirmation] = field(default_factory=list)
     _rounds: int = 0
     """Rounds that all entrants have ended."""

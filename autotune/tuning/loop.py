@@ -63,7 +63,7 @@ class Search:
     """Called after each trial, to keep its record."""
     first: Sequence[Params] = ()
     """What is tried right after the baseline, whatever proposes the rest."""
-    notes: list[Note | str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
     ceilings: CeilingBook = field(default_factory=CeilingBook)
     failures: FailureAttribution = field(default_factory=FailureAttribution)
     guard: PrecisionGuard = field(init=False)

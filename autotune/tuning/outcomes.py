@@ -28,7 +28,7 @@ class SearchOutcome:
     """Every measured trial, in order; number 0 is the baseline."""
     ceilings: CeilingBook
     """What loader and device reach alone, as far as it was measured."""
-    notes: tuple[Note | str, ...]
+    notes: tuple[Note, ...]
     ended_because: Note | None
     """Why no further trial ran; None where it was interrupted."""
     expected_s: float | None
@@ -55,7 +55,7 @@ class ConfirmationOutcome:
     """What stress runs that were passed have shown, by the trial's number."""
     overloaded: tuple[int, ...] = ()
     """Trials that a stress run refutes, in the order in which they were run."""
-    notes: tuple[Note | str, ...] = ()
+    notes: tuple[Note, ...] = ()
     is_confirmed: bool = False
     """At least one round was measured and none of the planned ones is missing, or nobody challenged the baseline."""
     is_complete: bool = False

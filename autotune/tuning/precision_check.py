@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 
 from autotune.launch.runner import TrialRunner
+from autotune.note import note
 from autotune.records.precision_check import guard_key, needs_guard, objection, shortfall
 from autotune.records.trial import TrialRecord, TrialResult
 from autotune.settings.contradictions import NEUTRAL_WITHOUT_WORKERS
@@ -60,12 +61,14 @@ class PrecisionGuard:
         figures, result = report.guard, report.result
         if result.outcome != "ok" or figures is None:
             outcome = "crashed" if result.outcome == "ok" else result.outcome
-            reason = f"precision guard could not run: {result.reason or 'no figures came'} (log: {result.log})"
+            reason = self.runner.say(note("precision_not_compared", reason=result.reason, log=result.log))
             return TrialResult(outcome=outcome, reason=reason)
         too_few = shortfall(figures)
         if too_few is not None:
-            return TrialResult(outcome="timeout", reason=f"precision guard could not run: {too_few}", guard=figures)
+            reason = self.runner.say(note("precision_not_compared", reason=too_few, log=None))
+            return TrialResult(outcome="timeout", reason=reason, guard=figures)
         against = objection(figures)
         if against is not None:
-            return TrialResult(outcome="diverged", reason=f"precision guard: {against}", guard=figures)
+            reason = self.runner.say(note("precision_refused", reason=against))
+            return TrialResult(outcome="diverged", reason=reason, guard=figures)
         return TrialResult(outcome="ok", guard=figures)

@@ -82,7 +82,7 @@ def test_every_remark_on_the_evidence_comes_after_the_callers_notes() -> None:
     failed = make_point(None, num_workers=1).model_copy(update={"reason": "it broke"})
     curves = Curves(loader=(failed,), remarks=(note("others_failed", reason="late"),))
     evidence = make_evidence(breakdown=None, curves=curves, peak_memory_bytes=2**40, remarks=(note("hot"),))
-    found = judge("case", evidence, ["first"]).remarks
+    found = judge("case", evidence, [note("first")]).remarks
     codes = [remark.code if isinstance(remark, Note) else remark for remark in found]
     assert codes == [
         "first",

@@ -54,6 +54,7 @@ from tests.factories.trials import (
     make_record,
     make_trial,
     make_trials,
+    said,
     three_rounds,
 )
 
@@ -101,5 +102,6 @@ __all__ = [
     "make_trials",
     "make_variants",
     "make_window",
+    "said",
     "three_rounds",
 ]

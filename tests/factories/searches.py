@@ -127,11 +127,11 @@ def confirmed(search: Search) -> tuple[ConfirmationOutcome, Recommendation]:
     return sure, best
 
 
-def codes_of(notes: Iterable[Note | str]) -> list[str]:
+def codes_of(notes: Iterable[Note]) -> list[str]:
     """The codes of notes, in order."""
-    return [item.code for item in notes if isinstance(item, Note)]
+    return [item.code for item in notes]
 
 
-def figures_of(notes: Iterable[Note | str], code: str) -> list[dict[str, Any]]:
+def figures_of(notes: Iterable[Note], code: str) -> list[dict[str, Any]]:
     """The figures of the notes with a code."""
-    return [item.figures for item in notes if isinstance(item, Note) and item.code == code]
+    return [item.figures for item in notes if item.code == code]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from autotune.note import note
 from autotune.records.conditions import DeviceConditions
 from autotune.records.measurement import MemorySample
 from autotune.records.ranks import RankFigures
@@ -35,6 +36,7 @@ from tests.factories.trials import (
     make_recommendation,
     make_trial,
     make_trials,
+    said,
     three_rounds,
 )
 
@@ -71,8 +73,8 @@ def make_summary(**changes: Any) -> RunSummary:
         "seed": 0,
         "trials": make_trials(),
         "recommendation": make_recommendation(),
-        "notes": ("The loss was inferred: cross-entropy, since the targets are integers [long].",),
-        "stopped_because": "all trials of the budget ran",
+        "notes": (note("curves_cut"), said("[long] targets")),
+        "stopped_because": note("most_trials", trials=6),
         "wall_s": 200.4,
         "autotune_version": "0.1.0",
     }

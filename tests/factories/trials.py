@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from autotune.note import Note, note
 from autotune.records.measurement import Measurement
 from autotune.records.recommendation import Confirmation, Ratio, Recommendation
 from autotune.records.trial import Failure, Outcome, Score, TrialRecord, TrialResult
@@ -101,6 +102,11 @@ def three_rounds(rate: float) -> tuple[float, float, float]:
     return 0.99 * rate, rate, 1.01 * rate
 
 
+def said(text: str) -> Note:
+    """A note whose sentence holds a text of any origin."""
+    return note("interrupted", by=text)
+
+
 def make_recommendation(**changes: Any) -> Recommendation:
     """FAST over BASELINE, with SAME_BATCH as the choice of the same batch; keywords change fields."""
     batch_ratio = FAST.global_batch_size / BASELINE.global_batch_size
@@ -114,7 +120,7 @@ def make_recommendation(**changes: Any) -> Recommendation:
         "same_batch": SAME_BATCH,
         "same_batch_number": 2,
         "same_batch_speedup": Ratio(value=1.93, low=1.9, high=1.96),
-        "reasons": ("Within 2 % of the fastest, it has the best score.", "Loading limited the baseline."),
+        "reasons": (note("fastest", configurations=12, is_outrun=False), note("not_confirmed")),
         "confirmations": (
             make_confirmation(0, *three_rounds(5100.0), config=BASELINE, gib=3.0),
             make_confirmation(1, *three_rounds(12300.0), config=FAST, gib=9.4),

@@ -24,6 +24,7 @@ from autotune.settings.objective import Objective
 from autotune.settings.training_config import AMP_DTYPES, DdpConfig, TrainingConfig
 from autotune.settings.workload import OptimizerFacts, WorkloadFacts
 from autotune.space.learning_rate import LrAdvice
+from tests.factories import said
 
 recommended_yaml = partial(recommended_file.recommended_yaml, say=say)
 GROUP = TrainingConfig(strategy="ddp", world_size=2, num_workers=2, ddp=DdpConfig(bucket_cap_mb=50, comm_hook="fp16"))
@@ -133,8 +134,8 @@ def summary(config: TrainingConfig, *, rounds: int = 3, name: str = "resnet") ->
         number=1,
         verdict="faster",
         speedup=Ratio(value=2.345678, low=2.3, high=float("inf")),
-        lr_advice=LrAdvice(lr=config.lr, rule="sqrt", batch_ratio=4.0, betas=(0.6, 0.996), notes=("Warm up.",)),
-        reasons=("Fastest within noise.",),
+        lr_advice=LrAdvice(lr=config.lr, rule="sqrt", batch_ratio=4.0, betas=(0.6, 0.996), notes=(said("Warm up."),)),
+        reasons=(said("Fastest within noise."),),
         confirmations=confirmations,
     )
     outcomes = (("ok", slow), ("ok", fast), ("oom", None))
@@ -164,7 +165,7 @@ def summary(config: TrainingConfig, *, rounds: int = 3, name: str = "resnet") ->
         seed=0,
         trials=trials,
         recommendation=recommendation,
-        stopped_because="done",
+        stopped_because=said("done"),
         wall_s=10.0,
         autotune_version="0.1.0",
     )

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotune.note import note
 from autotune.records.precision_check import (
     PrecisionFigures,
     deviation_of,
@@ -46,10 +47,11 @@ def test_equal_steps_are_no_objection() -> None:
 
 def test_rounding_is_tolerated_and_ten_times_as_much_is_not() -> None:
     assert objection(figures(losses=scaled(1.004))) is None
-    said = objection(figures(losses=scaled(1.08)))
-    assert said is not None
-    assert "8.0%" in said
-    assert "5.0% is tolerated" in said
+    against = objection(figures(losses=scaled(1.08)))
+    assert against is not None
+    assert against.code == "losses_deviate"
+    assert against.figures["deviation_fraction"] == pytest.approx(0.08)
+    assert against.figures["allowed_fraction"] == pytest.approx(0.05)
 
 
 def test_what_float32_itself_deviates_by_is_tolerated_on_top() -> None:
@@ -58,9 +60,8 @@ def test_what_float32_itself_deviates_by_is_tolerated_on_top() -> None:
 
 @pytest.mark.parametrize("value", [inf, nan])
 def test_a_loss_that_is_not_finite_is_told_with_its_step(value: float) -> None:
-    said = objection(figures(losses=(1.0, value), reference_losses=(1.0, 0.5), steps=2))
-    assert said is not None
-    assert f"became {value} at step 2" in said
+    against = objection(figures(losses=(1.0, value), reference_losses=(1.0, 0.5), steps=2))
+    assert against == note("loss_not_finite", loss=str(value), step=2, steps=20)
 
 
 def test_losses_that_float32_does_not_keep_finite_are_no_objection() -> None:
@@ -70,17 +71,13 @@ def test_losses_that_float32_does_not_keep_finite_are_no_objection() -> None:
 def test_a_scaler_that_finds_its_scale_passes_and_one_that_still_skips_does_not() -> None:
     found = (True, True, *[False] * 20)
     assert objection(figures(skipped_steps=found)) is None
-    said = objection(figures(skipped_steps=(*found, True)))
-    assert said is not None
-    assert "1 of the last 5 steps" in said
-    assert "3 of 23 in all" in said
+    against = objection(figures(skipped_steps=(*found, True)))
+    assert against == note("steps_skipped", last_skipped=1, last=5, skipped=3, attempts=23)
 
 
 def test_another_gradient_is_told_by_its_cosine() -> None:
-    said = objection(figures(gradient_cosine=0.5))
-    assert said is not None
-    assert "0.500" in said
-    assert objection(figures(gradient_cosine=None)) is not None
+    assert objection(figures(gradient_cosine=0.5)) == note("gradients_differ", cosine=0.5, least_cosine=0.95)
+    assert objection(figures(gradient_cosine=None)) == note("gradient_not_finite")
 
 
 def test_a_model_that_draws_at_random_is_asked_for_half_of_its_own_cosine() -> None:
@@ -95,7 +92,7 @@ def test_a_gradient_that_is_chance_is_not_judged() -> None:
 
 def test_few_steps_are_too_few_unless_a_loss_or_the_scaler_ended_them() -> None:
     few = {"steps": 3, "losses": FALLING[:3], "reference_losses": FALLING[:3]}
-    assert "3 steps" in (shortfall(figures(**few)) or "")
+    assert shortfall(figures(**few)) == note("too_few_steps_compared", steps=3, least_steps=5)
     assert shortfall(figures()) is None
     assert shortfall(figures(steps=1, losses=(nan,), reference_losses=(1.0,))) is None
     assert shortfall(figures(steps=0, losses=(), reference_losses=(), skipped_steps=(True,) * 37)) is None

@@ -12,7 +12,7 @@ from autotune.settings.budget import Budget
 from autotune.settings.objective import Objective
 from autotune.settings.training_config import DdpConfig, TrainingConfig
 from autotune.space.learning_rate import LrAdvice
-from tests.factories import make_confirmation, make_environment, make_facts, make_record
+from tests.factories import make_confirmation, make_environment, make_facts, make_record, said
 
 
 @pytest.mark.parametrize("has_recommendation", [True, False])
@@ -26,7 +26,7 @@ def test_a_summary_comes_back_from_json_exactly(
         number=3,
         verdict="unconfirmed",
         speedup=Ratio(value=1.1, low=0.0, high=inf),
-        lr_advice=LrAdvice(lr=1 / 3, rule="sqrt", batch_ratio=4, betas=(0.6, 0.996), eps=5e-9, notes=("one",)),
+        lr_advice=LrAdvice(lr=1 / 3, rule="sqrt", batch_ratio=4, betas=(0.6, 0.996), eps=5e-9, notes=(said("one"),)),
         confirmations=(make_confirmation(0, 100.0, None), make_confirmation(3, None, 1 / 7, num_workers=2)),
     )
     summary = RunSummary(
@@ -41,7 +41,7 @@ def test_a_summary_comes_back_from_json_exactly(
         seed=0,
         trials=(make_record(0), make_record(1)),
         recommendation=recommendation if has_recommendation else None,
-        stopped_because="the budget is spent",
+        stopped_because=said("the budget is spent"),
         wall_s=12.5,
         autotune_version="0.1.0",
     )

@@ -11,7 +11,6 @@ from collections import Counter
 from typing import Literal
 
 from autotune.frozen import FrozenModel
-from autotune.note import Note
 from autotune.records.recommendation import Ratio
 from autotune.records.trial import Outcome
 from autotune.report.figures import Figures
@@ -64,7 +63,7 @@ class SummaryDocument(FrozenModel):
     """What the device did during the windows that makes rates doubtful: throttling, a changed clock, other users."""
     notes: tuple[str, ...]
     note_codes: tuple[str, ...]
-    """The notes' codes, for scripts; a note that an older version has stored as a sentence has none."""
+    """The notes' codes, for scripts."""
     stopped_because: str
     wall_s: float
     files: dict[str, str]
@@ -91,7 +90,7 @@ def summary_json(report: ReportModel) -> str:
         memory_limit_bytes=summary.limit_bytes,
         outcomes=dict(Counter(trial.outcome for trial in summary.trials).most_common()),
         device_remarks=(*report.doubts, *report.conditions),
-        note_codes=tuple(note.code for note in summary.notes if isinstance(note, Note)),
+        note_codes=tuple(note.code for note in summary.notes),
         stopped_because=say(summary.stopped_because),
         files={name: str((report.run_dir / name).absolute()) for name in report.files},
         fingerprint=summary.environment.fingerprint,

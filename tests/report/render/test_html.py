@@ -16,7 +16,7 @@ from autotune.records.trial import Failure
 from autotune.report.plots.plots import Plot
 from autotune.report.render import html as page
 from autotune.report.render.html import Page
-from tests.factories import FAST, SAME_BATCH, SERVER, make_facts, make_rich_summary, make_summary, make_trial
+from tests.factories import FAST, SAME_BATCH, SERVER, make_facts, make_rich_summary, make_summary, make_trial, said
 from tests.report.forms import as_markdown, as_page, plots_of
 
 EMPTY = {"meta", "link", "br", "img", "input", "hr", "path", "use"}
@@ -150,17 +150,17 @@ def test_hostile_text_is_shown_and_never_obeyed(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_undrawn")
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15, deadline=None)
-@given(said=st.text(), traceback=st.text())
-def test_no_text_changes_the_pages_elements(said: str, traceback: str, tmp_path: Path) -> None:
+@given(text=st.text(), traceback=st.text())
+def test_no_text_changes_the_pages_elements(text: str, traceback: str, tmp_path: Path) -> None:
     def make(reason: str, trace: str) -> RunSummary:
         failure = Failure(signature="E at net.py:1", traceback=trace)
         return make_summary(
             trials=(*make_summary().trials[:3], make_trial(3, SAME_BATCH, "crashed", reason=reason, failure=failure)),
             name=f"name {reason}",
-            notes=(f"note {reason}",),
+            notes=(said(f"note {reason}"),),
         )
 
-    shown = read(make(f"reason {said}", f"Traceback {traceback}"), tmp_path)
+    shown = read(make(f"reason {text}", f"Traceback {traceback}"), tmp_path)
     assert shown.tags == read(make("reason", "Traceback"), tmp_path).tags
 
 

@@ -8,7 +8,7 @@ import autotune
 from autotune.records.run_summary import RunSummary
 from autotune.report.render.notebook import render_diagnosis_notebook
 from autotune.testing import FakeLauncher
-from tests.factories import make_rich_summary
+from tests.factories import make_rich_summary, said
 from tests.report.forms import as_notebook
 from tests.report.render.test_html import ATTACK, Reader
 
@@ -40,7 +40,7 @@ def test_a_diagnosis_shows_its_answer_its_advice_and_where_the_time_goes() -> No
 
 
 def test_its_styles_are_inline_and_foreign_text_is_never_obeyed(tmp_path: Path) -> None:
-    summary = make_rich_summary(stopped_because=ATTACK, memory_source=ATTACK)
+    summary = make_rich_summary(stopped_because=said(ATTACK), memory_source=ATTACK)
     reader = Reader(as_notebook(summary, tmp_path))
     assert not {"script", "img", "style", "link"} & set(reader.tags)
     assert not [name for name, _ in reader.attributes if name.startswith("on")]

@@ -33,6 +33,7 @@ from tests.factories import (
     make_trial,
     make_trials,
     make_variants,
+    said,
 )
 from tests.report.forms import on_console
 
@@ -61,9 +62,9 @@ def test_every_verdict_fits_80_columns(any_summary: RunSummary, tmp_path: Path) 
 def test_wide_values_and_wide_characters_fit_80_columns(tmp_path: Path) -> None:
     ddp = DdpConfig(bucket_cap_mb=100, gradient_as_bucket_view=True, static_graph=True, comm_hook="powersgd")
     config = TrainingConfig(world_size=8, strategy="ddp", ddp=ddp, micro_batch_size=16384)
-    recommendation = make_recommendation(config=config, reasons=("理由" * 60,))
+    recommendation = make_recommendation(config=config, reasons=(said("理由" * 60),))
     run_dir = tmp_path / ("folder" * 30)
-    text = on_console(make_summary(recommendation=recommendation, notes=("x" * 300,)), run_dir)
+    text = on_console(make_summary(recommendation=recommendation, notes=(said("x" * 300),)), run_dir)
     assert_fits(text)
     assert "comm_hook=" in text
 

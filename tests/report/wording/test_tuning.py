@@ -109,6 +109,36 @@ DIFFERING = [{"name": "cuda", "there": "12", "here": "13"}, {"name": "cores", "t
             note("fastest", configurations=5, is_outrun=True),
             "Fastest of those that may be used, of the 5 configurations measured.",
         ),
+        (
+            note("precision_refused", reason=note("loss_not_finite", loss="inf", step=3, steps=20)),
+            "precision guard: the loss became inf at step 3 of 20; float32's stayed finite",
+        ),
+        (
+            note("precision_not_compared", reason="", log="logs/guard.log"),
+            "precision guard could not run: no figures came (log: logs/guard.log)",
+        ),
+        (
+            note("precision_not_compared", reason=note("too_few_steps_compared", steps=3, least_steps=5), log=None),
+            (
+                "precision guard could not run: 3 steps could be compared before the deadline, where at least 5 are "
+                "asked for"
+            ),
+        ),
+        (
+            note("steps_skipped", last_skipped=1, last=5, skipped=3, attempts=23),
+            "the GradScaler still skipped 1 of the last 5 steps for gradients that were not finite (3 of 23 in all)",
+        ),
+        (
+            note("losses_deviate", steps=20, deviation_fraction=0.08, allowed_fraction=0.05),
+            (
+                "over 20 steps from the same weights and batches the losses deviate from float32's by 8.0% of their "
+                "mean, where 5.0% is tolerated"
+            ),
+        ),
+        (
+            note("gradients_differ", cosine=0.5, least_cosine=0.95),
+            "the first step's gradient has a cosine of 0.500 with float32's, where at least 0.95 is asked for",
+        ),
         (note("changed_settings", settings=["lr", "num_workers"]), "Changed: lr, num_workers."),
     ],
     ids=lambda value: value.code if isinstance(value, Note) else "",
