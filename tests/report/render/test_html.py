@@ -222,7 +222,7 @@ def test_time_bars_are_as_long_as_the_time_that_they_stand_for(tmp_path: Path) -
 @pytest.mark.usefixtures("_undrawn")
 def test_what_was_measured_is_told_with_its_source(tmp_path: Path) -> None:
     text = read(make_rich_summary(), tmp_path).text
-    for said in (
+    for sentence in (
         "You run at 43 % of what this device can do; the loader is the bottleneck.",
         "clock around the loader",
         "busy: profiler: kernels and copies",
@@ -233,7 +233,7 @@ def test_what_was_measured_is_told_with_its_source(tmp_path: Path) -> None:
         "passed",
         "Peak memory: 10.0 GiB, within the limit of 16.0 GiB",
     ):
-        assert said in text
+        assert sentence in text
 
 
 @pytest.mark.usefixtures("_undrawn")
