@@ -21,14 +21,14 @@ from autotune.space import constraints as rules
 __all__ = [
     "DEVICE_SETTINGS",
     "PINNING_KINDS",
+    "advisable_points",
     "apply_changes",
     "device_ceiling",
     "expected_rate",
-    "joined",
+    "join_rates",
     "loader_ceiling",
     "loader_cpu_s",
     "loader_processes",
-    "options",
     "rate_without",
     "runs_too_many_threads",
     "threads_of",
@@ -74,12 +74,12 @@ def with_collating(evidence: Evidence, costs: LoaderCosts, item_s: float) -> flo
     return item_s + costs.collate_s / evidence.config.micro_batch_size
 
 
-def joined(evidence: Evidence, loader: float, device: float) -> float:
+def join_rates(evidence: Evidence, loader: float, device: float) -> float:
     """The rate that a loader and a device reach together with today's settings."""
     return joint_rate(loader, device, is_overlapped=overlaps(evidence.config, evidence.environment.device_kind))
 
 
-def options(evidence: Evidence, side: Literal["loader", "device"]) -> list[CurvePoint]:
+def advisable_points(evidence: Evidence, side: Literal["loader", "device"]) -> list[CurvePoint]:
     """Settings of one side that were measured and can be advised."""
     settings: Collection[str] = LOADER_SETTINGS if side == "loader" else DEVICE_SETTINGS
     found: list[CurvePoint] = [point for point in getattr(evidence.curves, side) if point.ceiling is not None]

@@ -98,7 +98,8 @@ def queue_s(config: TrainingConfig, samples_per_s: float, epoch_samples: int | N
 
 def rounds_of(trials: int, *, slots: int, is_first_alone: bool = False) -> int:
     """How often so many slots are filled until as many trials have run; the first may have to run alone."""
-    return is_first_alone + ceil((trials - is_first_alone) / slots)
+    alone = 1 if is_first_alone else 0
+    return alone + ceil((trials - alone) / slots)
 
 
 def expected_s(pace: Pace) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from autotune.api.setup import opened_launcher, runner_for, temporary_folder
 from autotune.errors import LauncherError
@@ -22,7 +22,8 @@ from autotune.tuning.warm_start import hints_of, note_of_stale
 __all__ = ["CheckResult", "check_plan", "environment"]
 
 
-class CheckResult(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckResult:
     """What the probe of a plan has found out."""
 
     space: ResolvedSpace
@@ -38,7 +39,7 @@ def check_plan(plan: Plan, *, launcher: Launcher | None = None) -> CheckResult:
         write_payload(plan.workload, folder.payload)
         _, space = probe_workload(plan, runner_for(plan, folder, starts))
     stale = None if plan.run_dir is None else note_of_stale(RunFolder(plan.run_dir).recommended, space.environment)
-    return CheckResult(space, None if stale is None else say(stale))
+    return CheckResult(space=space, stale=None if stale is None else say(stale))
 
 
 def environment(device: str = "auto", *, launcher: Launcher | None = None) -> Environment:

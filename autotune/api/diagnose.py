@@ -23,7 +23,7 @@ from autotune.note import Note, note
 from autotune.protocol.jobs import Extras, WindowRules
 from autotune.protocol.payload import write_payload
 from autotune.records.ceilings import Headroom
-from autotune.records.diagnosis import Curves, Diagnosis, Evidence
+from autotune.records.diagnosis import Advice, Bottleneck, Curves, Diagnosis, Evidence, Finding
 from autotune.records.measurement import Measurement
 from autotune.records.run_summary import Phase, Progress
 from autotune.records.trial import OUT_OF_MEMORY
@@ -57,26 +57,50 @@ class MeasuringTime:
     """Each ceiling."""
 
 
-class DiagnosisResult(Diagnosis):
-    """Why it is slow, and what to do about it: a diagnosis in words."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiagnosisResult:
+    """Why it is slow, and what to do about it."""
+
+    diagnosis: Diagnosis
+    """All of it, the evidence included."""
 
     @property
-    def diagnosis(self) -> Diagnosis:
-        """All of it, the evidence included, as data alone."""
-        return Diagnosis(**dict(self))
+    def headline(self) -> str:
+        """The answer in a sentence or two."""
+        return self.diagnosis.headline
+
+    @property
+    def verdict(self) -> Bottleneck:
+        """The main bottleneck."""
+        return self.diagnosis.verdict
+
+    @property
+    def is_healthy(self) -> bool:
+        """Nothing beside computing takes a tenth of the time, and nothing that was measured promises 5 % more."""
+        return self.diagnosis.is_healthy
 
     @property
     def headroom(self) -> Headroom:
         """Where today's rate stands between the ceilings."""
-        return self.standing
+        return self.diagnosis.standing
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """The bottlenecks, the largest share of the time first."""
+        return self.diagnosis.findings
+
+    @property
+    def advice(self) -> tuple[Advice, ...]:
+        """What to do: settings first, then what lies outside of them; the largest gain first in each."""
+        return self.diagnosis.advice
 
     def report(self) -> str:
         """The report in Markdown."""
-        return render_diagnosis(self)
+        return render_diagnosis(self.diagnosis)
 
     def _repr_html_(self) -> str:
         """The answer as tables, for notebooks."""
-        return render_diagnosis_notebook(self)
+        return render_diagnosis_notebook(self.diagnosis)
 
 
 def diagnose_plan(
@@ -93,7 +117,7 @@ def diagnose_plan(
         starts = held.enter_context(opened_launcher(launcher, folder, plan))
         write_payload(plan.workload, folder.payload)
         found = examine(plan, runner_for(plan, folder, starts), show, measuring or MeasuringTime())
-    return DiagnosisResult(**dict(diagnosis_in_words(found)))
+    return DiagnosisResult(diagnosis=diagnosis_in_words(found))
 
 
 def examine(plan: Plan, runner: TrialRunner, show: ShowProgress, measuring: MeasuringTime) -> Diagnosis:
@@ -117,7 +141,10 @@ def examine(plan: Plan, runner: TrialRunner, show: ShowProgress, measuring: Meas
     start("curves")
     evidence = Evidence(
         config=plan.baseline,
-        **{name: getattr(space, name) for name in ("drop_last", "environment", "facts", "limit_bytes")},
+        drop_last=space.drop_last,
+        environment=space.environment,
+        facts=space.facts,
+        limit_bytes=space.limit_bytes,
         free_ram_bytes=None if free_ram_bytes is None else min(free_ram_bytes, space.environment.ram_bytes),
         measurement=measurement,
         curves=_measure_curves(space, runner, measuring, measurement, _MOST_S - (monotonic() - begun)),

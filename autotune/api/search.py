@@ -209,18 +209,24 @@ def _summarise(search: Search, plan: Plan, sure: ConfirmationOutcome, interrupte
     """Select, and gather all that reports are made from; `interrupted` says what has ended the search, if anything."""
     found = search.outcome()
     space, ended = found.space, interrupted or found.ended_because
+    assert ended is not None, "a search ends for a reason"  # noqa: S101 - our own bug
     measured = next((record.measurement for record in found.records if record.measurement is not None), None)
     notes = (*found.notes, *sure.notes, *notes_of(search.runner.launcher))  # hosts come and go
-    asked = {name: getattr(plan, name) for name in ("name", "objective", "budget", "baseline", "seed")}
     return RunSummary(
-        **asked,
-        **{name: getattr(space, name) for name in ("environment", "facts", "limit_bytes")},
+        name=plan.name,
+        objective=plan.objective,
+        budget=plan.budget,
+        baseline=plan.baseline,
+        seed=plan.seed,
+        environment=space.environment,
+        facts=space.facts,
+        limit_bytes=space.limit_bytes,
         memory_source="not measured" if measured is None else measured.memory.source,
         trials=found.records,
         recommendation=select(found, sure),
         importances=search.study.importances(),
         notes=tuple(dict.fromkeys(notes)),
-        stopped_because=ended or "",
+        stopped_because=ended,
         is_complete=sure.is_complete,
         wall_s=search.time.clock.elapsed_s,
         promised_s=found.expected_s,

@@ -2,5 +2,5 @@
 
 Comes in: an Evidence (measurement, curves, machine, workload) for one job; a search's records, where several devices
 were tried. Goes out: findings, advice and remarks as codes with figures; a StrategyComparison for several devices. The
-sentences are in report/wording/diagnosis.py.
+sentences are in report/wording/english/diagnosis.yaml.
 """

@@ -33,8 +33,8 @@ def rank_advice(evidence: Evidence, findings: Sequence[Finding]) -> tuple[Advice
 
 def _advise_settings(evidence: Evidence, findings: Sequence[Finding]) -> list[Advice]:
     """The loader's settings, each setting of the device, and both sides together where that gains 3 % on top."""
-    loaders: list[_Pair] = [(point, None) for point in expectation.options(evidence, "loader")]
-    devices: list[_Pair] = [(None, point) for point in expectation.options(evidence, "device")]
+    loaders: list[_Pair] = [(point, None) for point in expectation.advisable_points(evidence, "loader")]
+    devices: list[_Pair] = [(None, point) for point in expectation.advisable_points(evidence, "device")]
     both = [(loader, device) for loader, _ in loaders for _, device in devices]
     singles = [_best(evidence, loaders, cost=lambda workers, changes: (workers, changes))]
     singles += _best_of_each_setting(evidence)
@@ -62,7 +62,7 @@ def _best(evidence: Evidence, pairs: Sequence[_Pair], *, cost: Callable[[int, in
 
 def _best_of_each_setting(evidence: Evidence) -> Iterator[Advice]:
     """For each device setting alone, the value of the best expected rate."""
-    points = [point for point in expectation.options(evidence, "device") if len(point.changes) == 1]
+    points = [point for point in expectation.advisable_points(evidence, "device") if len(point.changes) == 1]
     for name in dict.fromkeys(name for point in points for name in point.changes):
         yield max((_advice(evidence, (None, point)) for point in points if name in point.changes), key=_rate)
 

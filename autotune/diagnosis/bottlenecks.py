@@ -138,7 +138,11 @@ def _threads(evidence: Evidence, work: float) -> Finding | None:
     """Computing in the loop, in this share of the time, against the device alone in at most a thread for each core."""
     if work <= 0 or not expectation.runs_too_many_threads(evidence, evidence.config):
         return None
-    points = [point for point in expectation.options(evidence, "device") if set(point.changes) == {"intra_op_threads"}]
+    points = [
+        point
+        for point in expectation.advisable_points(evidence, "device")
+        if set(point.changes) == {"intra_op_threads"}
+    ]
     rates = [point.ceiling.samples_per_s for point in points if point.ceiling is not None]
     alone = max([expectation.device_ceiling(evidence), *rates])
     slowdown = alone / (evidence.measurement.samples_per_s / work)

@@ -56,7 +56,7 @@ def _cpu_work(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
 def _waiting(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
     """Shorter waits, or more of them side by side, unless the workers suffice."""
     wanted = expectation.device_ceiling(evidence)
-    tried = [expectation.apply_changes(evidence, point) for point in expectation.options(evidence, "loader")]
+    tried = [expectation.apply_changes(evidence, point) for point in expectation.advisable_points(evidence, "loader")]
     workers = max(1, *(config.num_workers for config in (evidence.config, *tried)))
     workers_needed = ceil(wanted * costs.item_s)
     if workers / wanted < costs.item_s:
@@ -82,7 +82,7 @@ def _slow_tail(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
     """The loader without its slowest items."""
     sample_s = expectation.with_collating(evidence, costs, costs.item_s * (1.0 - costs.slow_tail_fraction))
     loader = max(max(1, evidence.config.num_workers) / max(sample_s, 1e-9), expectation.loader_ceiling(evidence))
-    expected = expectation.joined(evidence, loader, expectation.device_ceiling(evidence))
+    expected = expectation.join_rates(evidence, loader, expectation.device_ceiling(evidence))
     figures = figures_of(costs, "item_slowest_s", "item_median_s", "slow_tail_fraction")
     yield _expecting(evidence, "fix_slowest_items", expected, loader_samples_per_s=loader, **figures)
     yield from _cache_items(evidence, costs)
@@ -100,7 +100,7 @@ def _worker_threads(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
     today, device = expectation.loader_ceiling(evidence), expectation.device_ceiling(evidence)
     allowed = min(loaders, cores) / expectation.loader_cpu_s(evidence)
     shared = cores / (expectation.loader_cpu_s(evidence) + _device_cores(evidence) / device)
-    expected = min(shared, expectation.joined(evidence, max(allowed, today), device))
+    expected = min(shared, expectation.join_rates(evidence, max(allowed, today), device))
     known, unknown = (expected, None) if allowed * NEAR_CEILING > today else (None, today)
     figures: dict[str, JsonValue] = {"item_cpu_s": costs.item_cpu_s, "allowed_samples_per_s": allowed, "cores": cores}
     yield _expecting(evidence, "one_thread_per_worker", known, loader_samples_per_s=unknown, **figures)
@@ -134,7 +134,7 @@ def _host_waits(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
 
 
 def _bandwidth(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
-    is_dtype_known = any("amp_dtype" in point.changes for point in expectation.options(evidence, "device"))
+    is_dtype_known = any("amp_dtype" in point.changes for point in expectation.advisable_points(evidence, "device"))
     yield _saving(evidence, "move_fewer_bytes", finding, 1 - _BYTES_LEFT, is_dtype_known=is_dtype_known)
 
 

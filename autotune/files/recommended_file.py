@@ -36,6 +36,8 @@ __all__ = [
 ]
 
 _FORMAT = 1
+_LATER = {"in_order"}
+"""Settings that came after this format: where a file lacks one, it was found with the default."""
 _DIGITS = 4  # our convention: finer than any measured figure here
 MACHINE_KEYS = {"device_name": "name", "device_count": "devices"}
 """What the file calls the fields by which machines are compared, where that is another name."""
@@ -134,7 +136,7 @@ def _ranks(config: TrainingConfig) -> str:
 def _left_out(settings: dict[str, Any]) -> Iterator[Problem]:
     """The settings that are missing: a line that was lost must not turn into a default."""
     ddp = settings.get("ddp")
-    paths: list[KeyPath] = [(name,) for name in TrainingConfig.model_fields if name not in settings]
+    paths: list[KeyPath] = [(name,) for name in TrainingConfig.model_fields.keys() - _LATER if name not in settings]
     paths += [("ddp", name) for name in DdpConfig.model_fields if name not in ddp] if isinstance(ddp, dict) else []
     for path in paths:
         yield Problem(text="must be given: autotune writes every setting", path=path)

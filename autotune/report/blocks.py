@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
-from itertools import chain
 
 from autotune.records.breakdown import Part
 from autotune.report.plots.plots import Plot
@@ -132,7 +131,11 @@ class Section:
 
 
 def tabulate(
-    rows: Iterable[Mapping[str, str]], heads: Sequence[str] = (), *, kinds: Sequence[str] = (), optional: str = ""
+    rows: Iterable[Mapping[str, str]],
+    heads: Sequence[str] = (),
+    *,
+    kinds: Sequence[str] = (),
+    optional: str | None = None,
 ) -> Table:
     """Rows of cells, each by its head; of a cell that a row lacks nothing is known.
 
@@ -143,8 +146,9 @@ def tabulate(
         optional: head of a column that is left out where no row has a value for it.
     """
     rows = list(rows)
-    is_unknown = all(row.get(optional, NO_VALUE) == NO_VALUE for row in rows)
-    shown = tuple(head for head in heads or chain(*rows[:1]) if head != optional or not is_unknown)
+    is_unknown = optional is not None and all(row.get(optional, NO_VALUE) == NO_VALUE for row in rows)
+    given = heads or (tuple(rows[0]) if rows else ())
+    shown = tuple(head for head in given if head != optional or not is_unknown)
     cells = tuple(tuple(row.get(head, NO_VALUE) for head in shown) for row in rows)
     return Table(heads=shown, rows=cells, row_kinds=tuple(kinds))
 

@@ -7,7 +7,7 @@ proposed values into a TrainingConfig or a reason against it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import product
 from math import prod
 from typing import Any
@@ -15,8 +15,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from autotune.note import Note
+from autotune.settings.environment import Environment
+from autotune.settings.objective import Objective
 from autotune.settings.search_space import DDP_PREFIX, Domain, SettingValue
 from autotune.settings.training_config import DdpConfig, TrainingConfig
+from autotune.settings.workload import WorkloadFacts
 from autotune.space import constraints as rules
 from autotune.space.default_ranges import Basis, batch_cap, default_ranges, workers_cap
 from autotune.space.domains import group_sizes
@@ -26,11 +29,18 @@ __all__ = ["ResolvedSpace", "compose", "resolve", "setting_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResolvedSpace(Basis):
+class ResolvedSpace:
     """A domain for every setting, and what composing a configuration needs to know."""
 
     domains: Mapping[str, Domain]
     """By the setting's name; DistributedDataParallel's, such as "ddp.static_graph", only where that is tried."""
+    given: Mapping[str, Domain]
+    """The settings that the user has given, by name."""
+    baseline: TrainingConfig
+    objective: Objective
+    facts: WorkloadFacts
+    environment: Environment
+    drop_last: bool
     batch_cap: int | None
     """Most samples of a global batch, raised where a listed grad_accum_steps or world_size needs it; None where the
     user has listed batch sizes, or keeps the global batch."""
@@ -39,6 +49,11 @@ class ResolvedSpace(Basis):
     numbers of workers."""
     notes: tuple[Note, ...] = ()
     """What has no effect here, and why a default range is narrower than usual."""
+
+    @property
+    def keeps_batch(self) -> bool:
+        """The global batch stays as the baseline's."""
+        return self.objective.global_batch == "keep"
 
     @property
     def parameters(self) -> dict[str, Domain]:
@@ -75,8 +90,13 @@ def resolve(basis: Basis) -> ResolvedSpace:
     """
     domains = default_ranges(basis)
     return ResolvedSpace(
-        **{field.name: getattr(basis, field.name) for field in fields(basis)},
         domains=domains,
+        given=basis.given,
+        baseline=basis.baseline,
+        objective=basis.objective,
+        facts=basis.facts,
+        environment=basis.environment,
+        drop_last=basis.drop_last,
         batch_cap=batch_cap(basis, domains),
         workers_cap=workers_cap(basis),
         notes=space_notes(basis, domains),

@@ -17,7 +17,7 @@ from autotune.settings.search_space import IntRange, SettingValue
 from autotune.settings.training_config import TrainingConfig
 from autotune.space.domains import spread
 from autotune.space.resolved_space import ResolvedSpace
-from autotune.study.proposals import Params, allowed, first_guesses, params_of
+from autotune.study.proposals import Params, compose_allowed, first_guesses, params_of
 
 __all__ = ["MOST_LISTED", "Candidates", "OpenCombinations", "Skip"]
 
@@ -97,7 +97,7 @@ class Candidates:
         """What candidates compose to, without those that break a rule; of several that compose alike the first."""
         found: dict[TrainingConfig, Params] = {}
         for params in candidates:
-            if (config := allowed(params, self.space)) is not None:
+            if (config := compose_allowed(params, self.space)) is not None:
                 found.setdefault(config, params)
         return found
 
@@ -157,7 +157,7 @@ class OpenCombinations:
             yield self._rest.pop()
 
     def _open_config(self, params: Params) -> TrainingConfig | None:
-        config = allowed(params, self._space)
+        config = compose_allowed(params, self._space)
         return config if config is not None and self._is_open(config) else None
 
 

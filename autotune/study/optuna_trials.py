@@ -1,13 +1,10 @@
-"""Trials in Optuna's study: how they are written, read back and compared; distributions, constraints, importances."""
+"""Trials in Optuna's study: how they are written, read back and compared; distributions, constraints."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Collection, Mapping
-from math import isfinite
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.trial import TrialState
@@ -29,7 +26,6 @@ __all__ = [
     "is_promising",
     "lacks_baseline",
     "read_records",
-    "setting_importances",
     "tell_record",
     "write_record",
 ]
@@ -41,10 +37,6 @@ PROMISING = {"role": "promising"}
 _RECORD = "autotune_record"
 _PLACE = "autotune_place"  # of a record in the order in which trials ended
 _MEMORY = "memory"
-_FEWEST_TRIALS = 4
-"""Different scores without which nothing is claimed: our own convention, a best quarter of one."""
-_GOOD_SHARE = 0.25
-"""Trials that count as good: our own convention; Optuna's tenth would be two or three of a search's trials."""
 
 
 def distributions_of(space: ResolvedSpace) -> dict[str, BaseDistribution]:
@@ -130,31 +122,3 @@ def answer_skipped(study: optuna.Study, trial: optuna.Trial, reason: Note | None
     if code == "would_not_fit":
         trial.set_constraint(_MEMORY, UNKNOWN_EXCESS_FRACTION)
     study.tell(trial, state=TrialState.FAIL if code == "would_tell_nothing" else TrialState.PRUNED)
-
-
-def setting_importances(study: optuna.Study, numbers: Collection[int]) -> dict[str, float]:
-    """How much each setting tells whether a trial is among the best quarter, the largest first; shares of 1.
-
-    Of the trials with these numbers alone. Empty for fewer than four of different scores, or where Optuna can't tell.
-    Source: PED-ANOVA, Watanabe et al. 2023, arXiv 2304.10255; it needs no further package.
-    """
-    complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    trials = [trial for trial in complete if trial.number in numbers]
-    if len({trial.value for trial in trials}) < _FEWEST_TRIALS:
-        return {}
-
-    from optuna.importance import (  # takes more than a second where scikit-learn is there: only once it is needed
-        PedAnovaImportanceEvaluator,
-        get_param_importances,
-    )
-
-    chosen = optuna.create_study(direction="maximize")
-    chosen.add_trials(trials)
-    try:
-        with warnings.catch_warnings(), np.errstate(all="ignore"):
-            warnings.simplefilter("ignore")
-            found = get_param_importances(chosen, evaluator=PedAnovaImportanceEvaluator(target_quantile=_GOOD_SHARE))
-    except Exception:  # noqa: BLE001 - a chart in a report; whatever Optuna finds wrong must not end a search
-        return {}
-    shares = {name: float(share) for name, share in found.items()}
-    return shares if all(isfinite(share) for share in shares.values()) and sum(shares.values()) > 0 else {}

@@ -16,7 +16,7 @@ from autotune.space.resolved_space import ResolvedSpace, compose, setting_of
 
 __all__ = [
     "Params",
-    "allowed",
+    "compose_allowed",
     "explaining_setting",
     "first_allowed",
     "first_guesses",
@@ -55,7 +55,7 @@ def params_of(config: TrainingConfig, space: ResolvedSpace) -> Params:
     }
 
 
-def allowed(params: Mapping[str, SettingValue], space: ResolvedSpace) -> TrainingConfig | None:
+def compose_allowed(params: Mapping[str, SettingValue], space: ResolvedSpace) -> TrainingConfig | None:
     """What values compose to; None where they break a rule."""
     config = compose(params, space)
     return config if isinstance(config, TrainingConfig) else None
@@ -70,7 +70,7 @@ def first_guesses(space: ResolvedSpace) -> list[Params]:
     workers, for data that waits for I/O.
     """
     start = params_of(space.baseline, space)
-    own = allowed(_nearest_params(start, space), space) or space.baseline
+    own = compose_allowed(_nearest_params(start, space), space) or space.baseline
     cores = _cores_of_a_rank(space, own.process_count)
     loader: Params = {
         "num_workers": cores,
@@ -149,7 +149,7 @@ def same_batch_variant(best: TrialRecord, space: ResolvedSpace) -> Params | None
     for steps in sorted(even, key=lambda steps: (abs(steps - own), steps)):
         split: Params = {"micro_batch_size": share // steps, "grad_accum_steps": steps}
         variant = {**params, **{name: value for name, value in split.items() if name in params}}
-        config = allowed(variant, space)
+        config = compose_allowed(variant, space)
         if config is not None and config.global_batch_size == wanted:
             return variant
     return None
@@ -216,7 +216,7 @@ def first_allowed(params: Params, space: ResolvedSpace, options: Mapping[str, Se
     """
     for values in product(*options.values()):
         changed = {**params, **dict(zip(options, values, strict=True))}
-        if allowed(changed, space) is not None:
+        if compose_allowed(changed, space) is not None:
             return changed
     return None
 

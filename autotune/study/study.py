@@ -25,8 +25,10 @@ from autotune.space.constraints import same_behaviour_key
 from autotune.space.resolved_space import ResolvedSpace, setting_of
 from autotune.study import optuna_trials as written
 from autotune.study.combinations import MOST_LISTED, OpenCombinations, Skip
-from autotune.study.proposals import allowed, params_of
-from autotune.study.storage import METHODS, SearchMethod, guarded, open_optuna, open_storage
+from autotune.study.importance import setting_importances
+from autotune.study.proposals import compose_allowed, params_of
+from autotune.study.samplers import METHODS, SearchMethod
+from autotune.study.storage import guarded, open_optuna, open_storage
 
 __all__ = ["Study", "Trial"]
 
@@ -214,7 +216,7 @@ class Study:
         """How much each searched setting tells of a trial's score, in shares of 1; empty where too few trials tell."""
         with guarded():
             feasible = {record.number for record in self.records if record.is_feasible}
-            return written.setting_importances(self.optuna_study, feasible)
+            return setting_importances(self.optuna_study, feasible)
 
     def tell(self, trial: Trial, result: TrialResult, score: Score | None) -> TrialRecord:
         """Record how a trial ended, here and in Optuna's study."""
@@ -233,7 +235,7 @@ class Study:
         written.tell_record(self.optuna_study, asked, record, next(rates, None))
 
     def _proposable(self, params: Mapping[str, SettingValue]) -> TrainingConfig | None:
-        config = allowed(params, self.space)
+        config = compose_allowed(params, self.space)
         is_new = config is not None and self.is_open(config) and self._key(config) not in self._waiting
         return config if is_new else None
 
@@ -245,7 +247,7 @@ class Study:
         """Count what an interrupted search has left to be tried."""
         waiting = self.optuna_study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
         self._queued = len(waiting)
-        configs = (allowed(trial.system_attrs.get("fixed_params", {}), self.space) for trial in waiting)
+        configs = (compose_allowed(trial.system_attrs.get("fixed_params", {}), self.space) for trial in waiting)
         self._waiting = {self._key(config) for config in configs if config is not None}
 
     def _hand_out(self, asked: optuna.Trial, config: TrainingConfig) -> Trial:
@@ -272,7 +274,7 @@ class Study:
     def _config_of(self, asked: optuna.Trial) -> TrainingConfig | None:
         """What a trial's values compose to; None where they break a rule, or were left out."""
         fixed = asked.user_attrs.get(written.CONFIG)
-        config = TrainingConfig.model_validate_json(fixed) if fixed else allowed(asked.params, self.space)
+        config = TrainingConfig.model_validate_json(fixed) if fixed else compose_allowed(asked.params, self.space)
         return None if config is None or self.is_left_out(config) else config
 
     def _is_taken(self, config: TrainingConfig) -> bool:

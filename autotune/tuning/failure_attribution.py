@@ -12,6 +12,8 @@ from pydantic import JsonValue
 from autotune.errors import RepeatedFailureError, WorkloadError
 from autotune.note import Note, note
 from autotune.records.trial import TrialRecord
+from autotune.settings.search_space import SettingValue
+from autotune.space.resolved_space import setting_of
 from autotune.study.proposals import explaining_setting
 from autotune.study.study import Study
 
@@ -26,6 +28,8 @@ class FailureAttribution:
     """The failures of a search so far."""
 
     failures: dict[str, list[TrialRecord]] = field(default_factory=dict)
+    left_out: list[tuple[str, frozenset[SettingValue]]] = field(default_factory=list)
+    """Settings with values that were left out for their failures."""
 
     def learn(self, record: TrialRecord, study: Study) -> list[Note]:
         """Stop at the user's own failure in the baseline, or leave out a value that fails again and again.
@@ -45,8 +49,8 @@ class FailureAttribution:
             return []  # to hang is no exception of the user's
         if failure is not None and failure.is_asynchronous:  # its place means nothing, nor does that of another
             return []
-        if study.is_left_out(record.config):  # it was under way when that was left out
-            return []
+        if any(setting_of(record.config, name) in values for name, values in self.left_out):
+            return []  # it was under way when that was left out
         same = self.failures.setdefault(record.reason if failure is None else failure.signature, [])
         same.append(record)
         if len(same) < _SAME_FAILURES:
@@ -62,6 +66,7 @@ class FailureAttribution:
             )
         setting, values = explanation
         study.leave_out({setting: values})
+        self.left_out.append(explanation)
         same.clear()
         listed: list[JsonValue] = [str(value) for value in sorted(values, key=str)]
         return [note("setting_left_out", setting=setting, values=listed, failures=_SAME_FAILURES, reason=record.reason)]

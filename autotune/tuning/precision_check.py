@@ -33,7 +33,8 @@ class PrecisionGuard:
 
     def recall(self, record: TrialRecord) -> None:
         """Take up the answer that a finished trial holds; where the comparison could not run, there is none."""
-        if record.outcome == "diverged" if record.is_refused else record.result.guard is not None:
+        was_compared = record.outcome == "diverged" if record.is_refused else record.result.guard is not None
+        if was_compared:
             self.answers.setdefault(guard_key(record.config), record.result)
 
     def judge(self, config: TrainingConfig, result: TrialResult, deadline_s: Callable[[], float]) -> TrialResult:

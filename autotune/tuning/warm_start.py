@@ -25,7 +25,7 @@ from autotune.settings.search_space import Domain, SettingValue
 from autotune.settings.training_config import TrainingConfig
 from autotune.space.constraints import same_behaviour_key
 from autotune.space.resolved_space import ResolvedSpace, setting_of
-from autotune.study.proposals import Params, allowed, first_allowed, nearest, params_of
+from autotune.study.proposals import Params, compose_allowed, first_allowed, nearest, params_of
 
 __all__ = ["Hints", "differences", "hints_of", "note_of_hints", "note_of_stale", "read_hints", "seed_params"]
 
@@ -107,7 +107,7 @@ def seed_params(hints: Hints, space: ResolvedSpace) -> list[Params]:
     found: dict[str, Params] = {}
     for hint in hints.configs:
         params = _with_allowed_batch(_nearest_params(hint, space), space)
-        if params is not None and (config := allowed(params, space)) is not None:
+        if params is not None and (config := compose_allowed(params, space)) is not None:
             found.setdefault(_behaviour(config, space), params)
     found.pop(_behaviour(space.baseline, space), None)
     return list(found.values())

@@ -8,7 +8,7 @@ import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, IntDistribution
 
-from autotune.study.optuna_trials import setting_importances
+from autotune.study.importance import setting_importances
 
 WORKERS, DTYPE = IntDistribution(0, 8), CategoricalDistribution(["float32", "bfloat16"])
 Score = Callable[[int, str], float]

@@ -15,7 +15,7 @@ from autotune.records.trial import TrialResult
 from autotune.settings.search_options import Method
 from autotune.settings.training_config import TrainingConfig
 from autotune.space.resolved_space import ResolvedSpace
-from autotune.study.storage import METHODS
+from autotune.study.samplers import METHODS
 from autotune.study.study import Study
 from autotune.testing import fake_environment
 from tests.factories import make_fake_space

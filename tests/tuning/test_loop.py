@@ -18,7 +18,7 @@ from autotune.records.trial import Failure, Score, TrialRecord, TrialResult
 from autotune.settings.training_config import TrainingConfig
 from autotune.space.resolved_space import ResolvedSpace
 from autotune.study.proposals import largest_batch_variant
-from autotune.study.storage import METHODS, SearchMethod
+from autotune.study.samplers import METHODS, SearchMethod
 from autotune.study.study import Trial
 from autotune.testing import FakeLauncher, FakeTrial
 from autotune.tuning import stress_check as stressing

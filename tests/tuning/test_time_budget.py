@@ -12,7 +12,7 @@ import pytest
 from autotune.note import note
 from autotune.records.trial import Score, TrialRecord, TrialResult
 from autotune.settings.training_config import TrainingConfig
-from autotune.study.storage import METHODS, SearchMethod
+from autotune.study.samplers import METHODS, SearchMethod
 from autotune.study.study import Trial
 from autotune.testing import FakeLauncher
 from autotune.tuning.time_budget import BASELINE_DEADLINE_S, TimeBudget

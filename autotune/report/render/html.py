@@ -64,11 +64,6 @@ def _draw_all(plots: Iterable[Plot]) -> tuple[dict[str, Markup], str]:
     return drawings, remark
 
 
-def _describe_fault(plot: Plot, error: Exception) -> str:
-    fault = one_line(f"{type(error).__name__}: {error}")
-    return f'The plot "{plot.title}" could not be drawn ({fault}); its figures are in the tables.'
-
-
 def render_template(name: str, values: Mapping[str, object]) -> str:
     """Fill a template of this package; a value that it names and is not given is an error."""
     return _environment().get_template(name).render(values)

@@ -77,15 +77,26 @@ class SummaryDocument(FrozenModel):
 def summary_json(report: ReportModel) -> str:
     """One JSON document with the result of a search; its keys are SummaryDocument's fields."""
     summary, found = report.summary, report.summary.recommendation
-    copied = {name: getattr(summary, name) for name in ("name", "memory_source", "wall_s", "seed", "autotune_version")}
-    copied |= {name: getattr(report, name) for name in ("verdict", "headline", "reasons", "lr_advice", "notes")}
+    best = same_batch = None
     if found is not None:
-        copied |= {"speedup": found.speedup, "same_batch_speedup": found.same_batch_speedup}
-        copied["best"] = _measured(report, found.number, found.config)
+        best = _measured(report, found.number, found.config)
         if found.same_batch_number is not None and found.same_batch is not None:
-            copied["same_batch"] = _measured(report, found.same_batch_number, found.same_batch)
+            same_batch = _measured(report, found.same_batch_number, found.same_batch)
     document = SummaryDocument(
-        **copied,
+        name=summary.name,
+        verdict=report.verdict,
+        headline=report.headline,
+        speedup=None if found is None else found.speedup,
+        best=best,
+        same_batch=same_batch,
+        same_batch_speedup=None if found is None else found.same_batch_speedup,
+        reasons=report.reasons,
+        lr_advice=report.lr_advice,
+        notes=report.notes,
+        memory_source=summary.memory_source,
+        wall_s=summary.wall_s,
+        seed=summary.seed,
+        autotune_version=summary.autotune_version,
         baseline=_measured(report, 0, summary.baseline),
         memory_limit_bytes=summary.limit_bytes,
         outcomes=dict(Counter(trial.outcome for trial in summary.trials).most_common()),

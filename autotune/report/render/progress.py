@@ -52,7 +52,7 @@ def make_progress(mode: ProgressMode) -> Iterator[ShowProgress]:
 
     "auto" and True: a live line where stderr is a terminal, plain lines otherwise. False: nothing.
     """
-    is_notebook = Console().is_jupyter
+    is_notebook = _is_notebook()
     stream = sys.stdout if is_notebook else sys.stderr
     if mode is False or stream is None:
         yield lambda _: None
@@ -71,6 +71,12 @@ def make_progress(mode: ProgressMode) -> Iterator[ShowProgress]:
         redirect_stdout=False,  # rich would send the caller's stdout to stderr
     ):
         yield line.show
+
+
+def _is_notebook() -> bool:
+    """Whether an ipykernel runs this process, with any shell; IPython is asked only where it is loaded already."""
+    get_shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)
+    return any("ipykernel" in base.__module__ for base in type(get_shell()).__mro__)
 
 
 class _QuietStream:

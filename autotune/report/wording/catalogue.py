@@ -38,8 +38,9 @@ def load_codes(room: str) -> frozenset[str]:
 @cache
 def load_sentences() -> dict[str, str]:
     """The templates of all rooms by code; a code stands in one room alone."""
-    rooms = {path.name.removesuffix(".yaml") for path in _ENGLISH.iterdir()} - {"words"}
-    return {code: template for room in sorted(rooms) for code, template in load_english(room).items()}
+    names = sorted(path.name for path in _ENGLISH.iterdir() if path.name.endswith(".yaml"))
+    rooms = [name.removesuffix(".yaml") for name in names if name != "words.yaml"]
+    return {code: template for room in rooms for code, template in load_english(room).items()}
 
 
 def fill(code: str, figures: Mapping[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """A note as its sentence.
 
-Comes in: a Note, or a text that was stored as such. Goes out: a sentence, free of markup.
+Comes in: a Note, or the text of an error. Goes out: a sentence, free of markup.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Proposals of a model of the machine, of loader and device alone, measured once, and of every trial.
 
 Comes in: the study as it grows, and its space. Goes out: values to try next, or None where the study's sampler is to
-draw; reasons to skip a sample, to stop a trial early, and to end the search. The loop proposes; nothing here does.
+draw; reasons to skip a sample, to stop a trial early, and to end the search. The loop tries them; nothing here does.
 
 The model proposes the trial with the largest expected gain. Where the last trial was far from what it expected, it
 leaves the next one to the sampler, which explores what the model does not explain.
@@ -55,7 +55,6 @@ _NEAR_CEILING = 0.97
 """Share of the lower ceiling from which nothing is left to win: our own convention; runs differ by 1 to 3 %."""
 _SAME_BATCH_TRIALS = 2
 """Trials at the baseline's global batch that the model asks for, a guess and its correction: our own convention."""
-_NEITHER_SIDE = {"loader": None, "device": None}
 
 
 @dataclass(slots=True)
@@ -111,7 +110,8 @@ class ModelProposer:
             return
         self.sides = configured_points(curves, self.study.space)
         for side in self.sides:
-            ceilings.keep(side.config, **{**_NEITHER_SIDE, side.side: side.point.ceiling})
+            is_loader, ceiling = side.side == "loader", side.point.ceiling
+            ceilings.keep(side.config, loader=ceiling if is_loader else None, device=None if is_loader else ceiling)
 
     def propose(self, best: TrialRecord | None) -> Proposal | None:
         """The trial with the largest expected gain; None, for the sampler, where the last trial was a surprise.

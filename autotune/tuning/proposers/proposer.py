@@ -76,9 +76,29 @@ class Proposer(Protocol):
 class SamplerProposer:
     """Leaves every proposal to the study's sampler; it measures, skips, prunes and ends nothing."""
 
-    has_model = is_informed = False
+    has_model = False
+    is_informed = False
 
-    def _nothing(self, *_: object) -> None:
-        """Neither a proposal nor a reason."""
+    def prepare(self, _runner: TrialRunner, _deadline_s: float, _ceilings: CeilingBook) -> None:
+        """Nothing to measure."""
 
-    prepare = recall = propose = at_same_batch = skip = pruning_threshold = why_enough = can_win = _nothing
+    def recall(self, _curves: Curves, _ceilings: CeilingBook) -> None:
+        """Nothing to take up."""
+
+    def propose(self, _best: TrialRecord | None) -> None:
+        """The sampler draws."""
+
+    def at_same_batch(self, _best: TrialRecord | None) -> None:
+        """Nothing beyond what the loop itself derives from the best trial."""
+
+    def skip(self, _config: TrainingConfig) -> None:
+        """Every sample is run."""
+
+    def pruning_threshold(self, _trial: Trial) -> None:
+        """Every trial runs to its end."""
+
+    def why_enough(self, _best: TrialRecord | None) -> None:
+        """Patience alone ends the search."""
+
+    def can_win(self, _best: TrialRecord | None) -> None:
+        """Not known."""

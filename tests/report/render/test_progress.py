@@ -6,6 +6,7 @@ import re
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -231,8 +232,11 @@ def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_notebook_gets_plain_lines_on_stdout(monkeypatch: pytest.MonkeyPatch) -> None:
-    shell = type("ZMQInteractiveShell", (), {"__module__": "ipykernel.zmqshell"})()
-    monkeypatch.setattr("builtins.get_ipython", lambda: shell, raising=False)
+    kernel = type("ZMQInteractiveShell", (), {"__module__": "ipykernel.zmqshell"})
+    shell = type("ShellOfItsOwn", (kernel,), {"__module__": "somewhere_else"})()
+    ipython = ModuleType("IPython")
+    monkeypatch.setattr(ipython, "get_ipython", lambda: shell, raising=False)
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
     stdout, stderr = show("auto", make_steps(), Terminal())
     assert stderr == ""
     assert "#1" in stdout

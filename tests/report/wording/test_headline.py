@@ -1,0 +1,69 @@
+"""The headline of a search and the advice on the learning rate: every branch of their templates is read here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autotune.records.run_summary import RunSummary
+from autotune.space.learning_rate import LrAdvice
+from tests.factories import BASELINE, FAST, make_measurement, make_recommendation, make_summary, make_trial
+from tests.report.forms import report_of
+
+ONE_DEVICE: dict[str, Any] = {"confirmations": (), "same_batch": None, "same_batch_number": None}
+
+
+def case(verdict: str, **parts: Any) -> RunSummary:
+    """Single trials of 1,000 and 2,000 samples/s, and what is recommended after them."""
+    trials = (
+        make_trial(0, BASELINE, measurement=make_measurement(1000.0)),
+        make_trial(1, FAST, measurement=make_measurement(2000.0)),
+    )
+    found = make_recommendation(verdict=verdict, **ONE_DEVICE, **parts)
+    return make_summary(trials=trials, baseline=BASELINE, recommendation=found)
+
+
+@pytest.mark.parametrize(
+    ("summary", "headline"),
+    [
+        (case("faster"), "2.41 times as fast as your configuration (95 %: 2.35 to 2.47)."),
+        (case("faster", speedup=None), "Faster than your configuration; by how much was not measured."),
+        (
+            case("unconfirmed", speedup=None),
+            "Not confirmed: about 2.00 times as fast as your configuration, judging by single runs.",
+        ),
+        (
+            case("unconfirmed", speedup=None, config=BASELINE, number=0),
+            "Not confirmed: nothing faster than your configuration was found so far.",
+        ),
+        (
+            case("already_best", speedup=None, config=BASELINE, number=0),
+            "Your configuration is already the best found: no measurable gain.",
+        ),
+        (
+            case("already_best", speedup=None, config=BASELINE, number=0, overloaded=(1,)),
+            "No faster configuration is known to stay within the memory limit on the largest samples: keep yours.",
+        ),
+        (
+            case("baseline_infeasible", speedup=None),
+            (
+                "Your configuration failed when it was measured again, so no speed-up can be given. The recommended "
+                "settings work."
+            ),
+        ),
+        (make_summary(trials=(), recommendation=None), "Nothing was measured."),
+    ],
+    ids=lambda value: "" if isinstance(value, RunSummary) else value[:30],
+)
+def test_each_verdict_has_its_headline(summary: RunSummary, headline: str) -> None:
+    assert report_of(summary).headline == headline
+
+
+def test_the_learning_rate_is_advised_with_what_goes_with_it() -> None:
+    advice = LrAdvice(lr=0.004, rule="linear", batch_ratio=4.0, betas=(0.6, 0.996), eps=5e-9, notes=())
+    assert report_of(case("faster", lr_advice=advice)).lr_advice == (
+        "Change lr from 0.001 to 0.004: the global batch is 4 times the baseline's (linear rule).",
+        "Set the optimizer's betas to (0.6, 0.996).",
+        "Set the optimizer's eps to 5e-09.",
+    )
