@@ -33,7 +33,7 @@ from autotune.settings.training_config import LOADER_SETTINGS, TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.worker.after_window.roofline import trace_roofline
 from autotune.worker.failure.causes import cause_of
-from autotune.worker.jobs.memory_bounds import too_full_a_queue, too_large_a_batch
+from autotune.worker.jobs.memory_bounds import refusal_of_batch, refusal_of_queue
 from autotune.worker.jobs.points import CurvesSoFar, DeviceLostError, PointFigures
 from autotune.worker.measure.batch import Held, resized
 from autotune.worker.measure.feed import Delivery, Feed
@@ -144,7 +144,7 @@ def _trace_loader(scene: _Scene) -> None:
 
 
 def _loader_figures(scene: _Scene, config: TrainingConfig) -> PointFigures:
-    refusal = too_full_a_queue([delivery.batch for delivery in scene.host], config, scene.job, scene.device)
+    refusal = refusal_of_queue([delivery.batch for delivery in scene.host], config, scene.job, scene.device)
     if refusal is not None:
         return PointFigures(reason=refusal)
     with scene.feed(config) as feed:
@@ -203,7 +203,7 @@ def _add_device_point(training: _Training, config: TrainingConfig) -> None:
 
 def _device_figures(training: _Training, config: TrainingConfig) -> PointFigures:
     scene, device = training.scene, training.scene.device
-    refusal = too_large_a_batch(scene.peaks, config.micro_batch_size, scene.job, device)
+    refusal = refusal_of_batch(scene.peaks, config.micro_batch_size, scene.job, device)
     if refusal is not None:
         return PointFigures(reason=refusal)
     if config.compile:
