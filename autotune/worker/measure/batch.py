@@ -54,17 +54,9 @@ class Held(NamedTuple):
     samples: int
 
 
-def leaves_of(value: Any, above: tuple[int, ...] = ()) -> Iterator[Any]:
-    """All that a batch or a sample holds, in order: tensors, arrays, numbers, texts; of an object, its attributes'.
-
-    Objects whose ids are in `above` hold this one: they are not taken apart again.
-    """
-    parts = None if len(above) > _DEEPEST or id(value) in above else _parts(value)
-    if parts is None:
-        yield value
-        return
-    for part in parts:
-        yield from leaves_of(part, (*above, id(value)))
+def leaves_of(value: Any) -> Iterator[Any]:
+    """All that a batch or a sample holds, in order: tensors, arrays, numbers, texts; of an object, its attributes'."""
+    return _leaves(value, ())
 
 
 def tensors_of(batch: Any) -> list[Tensor]:
@@ -145,6 +137,16 @@ def resized(batch: Any, count: int, size: int) -> Any:
         return value[torch.arange(size) % count]
 
     return change(batch)
+
+
+def _leaves(value: Any, above: tuple[int, ...]) -> Iterator[Any]:
+    """The leaves of a value; objects whose ids are in `above` hold it, and are not taken apart again."""
+    parts = None if len(above) > _DEEPEST or id(value) in above else _parts(value)
+    if parts is None:
+        yield value
+        return
+    for part in parts:
+        yield from _leaves(part, (*above, id(value)))
 
 
 def _parts(value: Any) -> list[Any] | None:
