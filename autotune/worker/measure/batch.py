@@ -168,19 +168,21 @@ def _like(value: Mapping[Any, Any], parts: dict[Any, Any]) -> Mapping[Any, Any]:
     """A mapping of the same type with other values; a dict where its type can't be made so."""
     if type(value) is dict:
         return parts
-    with suppress(TypeError):
+    try:
         if not isinstance(value, MutableMapping):
             return type(value)(parts)  # type: ignore[call-arg] # a mapping's type usually takes one
         own = copy(value)  # it may have attributes beside its items
         own.update(parts)
-        return own
-    return parts
+    except TypeError:
+        return parts
+    return own
 
 
 def _move_without_blocking(move: Callable[..., Any], device: torch.device) -> Any:
-    with suppress(TypeError):  # a method without that argument
+    try:
         return move(device, non_blocking=True)
-    return move(device)
+    except TypeError:  # a method without that argument
+        return move(device)
 
 
 class Reused:
