@@ -156,8 +156,12 @@ def _enter_callers_world(process: jobs.ProcessSetup) -> None:
 
 def _bad_fork_devices() -> tuple[str, ...]:
     """Kinds of devices that this process can't open for having been forked."""
-    names = (*_DEVICES, torch._C._get_privateuse1_backend_name())  # noqa: SLF001 - no public name
-    return tuple(name for name in names if getattr(getattr(torch, name, None), "_is_in_bad_fork", bool)())
+    found, registered = [], torch._C._get_privateuse1_backend_name()  # noqa: SLF001 - no public name
+    for name in (*_DEVICES, registered):
+        is_bad = getattr(getattr(torch, name, None), "_is_in_bad_fork", None)
+        if is_bad is not None and is_bad():
+            found.append(name)
+    return tuple(found)
 
 
 def bad_fork_devices_of_children() -> tuple[str, ...]:
