@@ -250,10 +250,9 @@ def take_gpm(gpu: Gpu) -> Any:
         is_taken = _does("nvmlGpmSampleGet", gpu.whole, sample)
     else:
         is_taken = _does("nvmlGpmMigSampleGet", gpu.whole, gpu.instance, sample)
-    if is_taken:
-        return sample
-    free_gpm(sample)
-    return None
+    if not is_taken:
+        free_gpm(sample)
+    return sample if is_taken else None
 
 
 def free_gpm(sample: Any) -> None:
@@ -282,8 +281,7 @@ def gpm_shares(first: Any, second: Any, metrics: Sequence[int]) -> dict[int, flo
 
 def _ask(name: str, *arguments: Any) -> Any:
     """The answer of one of pynvml's functions; None where it refuses. Of a function without an answer: `_does`."""
-    answer = _call(name, *arguments)
-    return None if answer is _REFUSED else answer
+    return None if (answer := _call(name, *arguments)) is _REFUSED else answer
 
 
 def _does(name: str, *arguments: Any) -> bool:
@@ -292,10 +290,7 @@ def _does(name: str, *arguments: Any) -> bool:
 
 
 def _call(name: str, *arguments: Any) -> Any:
-    """The one place where NVML may refuse: by its answer, by lacking the function, or since an argument was refused.
-
-    Where a newer name is refused, the older is tried.
-    """
+    """The answer, if need be by an older name; _REFUSED where NVML refuses, pynvml lacks it or an argument is None."""
     import pynvml
 
     function = getattr(pynvml, name, None)
