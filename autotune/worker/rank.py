@@ -9,7 +9,6 @@ before it can be prevented.
 from __future__ import annotations
 
 import faulthandler
-import multiprocessing
 import os
 import sys
 from collections.abc import Mapping
@@ -157,18 +156,27 @@ def _enter_callers_world(process: jobs.ProcessSetup) -> None:
 
 def _bad_fork_devices() -> tuple[str, ...]:
     """Kinds of devices that this process can't open for having been forked."""
-    names = (*_DEVICES, torch._C._get_privateuse1_backend_name())  # noqa: SLF001 - no public name
-    return tuple(name for name in names if getattr(getattr(torch, name, None), "_is_in_bad_fork", bool)())
+    found, registered = [], torch._C._get_privateuse1_backend_name()  # noqa: SLF001 - no public name
+    for name in (*_DEVICES, registered):
+        is_bad = getattr(getattr(torch, name, None), "_is_in_bad_fork", None)
+        if is_bad is not None and is_bad():
+            found.append(name)
+    return tuple(found)
 
 
 def bad_fork_devices_of_children() -> tuple[str, ...]:
     """Kinds of devices that a process forked from this one could not open. Forks one to find out."""
-    fork = multiprocessing.get_context("fork")
-    reading, writing = fork.Pipe(duplex=False)
-    child = fork.Process(target=lambda: writing.send(_bad_fork_devices()))
-    child.start()
-    child.join()
-    return tuple(reading.recv()) if reading.poll() else ()
+    reading, writing = os.pipe()
+    pid = os.fork()  # by hand: a multiprocessing.Process would count, and so renumber those of the user's code
+    if pid == 0:
+        with suppress(BaseException):  # nothing of this process may run on in its fork
+            os.write(writing, " ".join(_bad_fork_devices()).encode())
+        os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as answer:  # noqa: PTH123 - a descriptor
+        names = answer.read()
+    os.waitpid(pid, 0)
+    return tuple(names.decode().split())
 
 
 def refuse_bad_fork(device: str) -> None:

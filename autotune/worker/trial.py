@@ -192,8 +192,17 @@ def measure(
 def _of_rank(measurement: Measurement, place: Place, device: Device) -> RankReport:
     """The report of a measurement; in a group, with this rank's own figures."""
     if place.group.size > 1:
-        figures = {name: value for name, value in measurement if name in RankFigures.model_fields}
-        own = RankFigures(rank=place.rank, host=place.host, device=str(device.torch_device), **figures)
+        own = RankFigures(
+            rank=place.rank,
+            host=place.host,
+            device=str(device.torch_device),
+            samples_per_s=measurement.samples_per_s,
+            data_wait_fraction=measurement.data_wait_fraction,
+            busy_fraction=measurement.busy_fraction,
+            peak_memory_bytes=measurement.peak_memory_bytes,
+            loader_ceiling=measurement.loader_ceiling,
+            device_ceiling=measurement.device_ceiling,
+        )
         measurement = measurement.model_copy(update={"ranks": (own,)})
     return RankReport(result=TrialResult(outcome="ok", measurement=measurement))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import resource
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, count, cycle, islice, repeat
 from math import inf
@@ -80,8 +81,8 @@ def measure_items(
             return None
 
     with torch_threads(1):  # as torch sets it in loader workers
-        kept, seconds, cpu_s, disk_bytes = _time_items(draws_of(loader), config.micro_batch_size, ends_at)
-        batch_items = list(islice(cycle(kept), config.micro_batch_size))
+        timed = _time_items(draws_of(loader), config.micro_batch_size, ends_at)
+        batch_items = list(islice(cycle(timed.kept), config.micro_batch_size))
         begun, batch = perf_counter(), loader.collate_fn(list(batch_items))
         once_s = perf_counter() - begun
         collate_s = tried("collate_again", lambda: _mean_s(lambda: loader.collate_fn(list(batch_items)))) or once_s
@@ -93,17 +94,17 @@ def measure_items(
     if to_device is not None:
         costs["copy_s"] = tried("copy", lambda: _warm_mean_s(to_device, batch))
         costs["pinned_copy_s"] = tried("pinned_copy", lambda: _warm_mean_s(to_device, _pinned(batch)))
-    item_bytes = batch_bytes([batch])
+    seconds, item_bytes = timed.seconds, batch_bytes([batch])
     float32_bytes = sum(tensor.nbytes for tensor in tensors_of(batch) if tensor.dtype == torch.float32)
     return LoaderCosts(
         items=len(seconds),
         item_s=fmean(seconds),
-        item_cpu_s=cpu_s / len(seconds),
+        item_cpu_s=timed.cpu_s / len(seconds),
         item_median_s=median(seconds),
         item_p99_s=float(np.quantile(seconds, 0.99, method="inverted_cdf")),
         item_slowest_s=max(seconds),
         slow_tail_fraction=_slow_tail(seconds),
-        disk_bytes_per_item=disk_bytes / len(seconds),
+        disk_bytes_per_item=timed.disk_bytes / len(seconds),
         item_bytes=item_bytes / config.micro_batch_size,
         float32_fraction=float32_bytes / item_bytes if item_bytes else None,
         collate_s=collate_s,
@@ -119,13 +120,22 @@ def with_batch_rates(costs: LoaderCosts, ceiling: Ceiling, config: TrainingConfi
     return costs.model_copy(update=rates)
 
 
-def _time_items(
-    draws: Iterator[Callable[[], list[Any]]], most_kept: int, ends_at: float
-) -> tuple[list[Any], list[float], float, int]:
-    """Time draw after draw; the first, which may open files, is left out.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TimedItems:
+    """Items that were timed."""
 
-    Returns some of the items, each item's seconds, and the CPU seconds and bytes from the disk of them all.
-    """
+    kept: list[Any]
+    """Some of the items themselves."""
+    seconds: list[float]
+    """Each item's."""
+    cpu_s: float
+    """Of them all."""
+    disk_bytes: int
+    """Of them all."""
+
+
+def _time_items(draws: Iterator[Callable[[], list[Any]]], most_kept: int, ends_at: float) -> _TimedItems:
+    """Time draw after draw; the first, which may open files, is left out."""
     kept, seconds, cpu_s = next(draws)(), list[float](), 0.0
     began_children_s, began_disk, begun = _children_cpu_s(), bytes_from_disk(), perf_counter()
     for draw in draws:
@@ -138,7 +148,8 @@ def _time_items(
         if _is_enough(len(seconds), now - begun) or now > ends_at:
             break
     cpu_s += _children_cpu_s() - began_children_s
-    return kept, seconds, cpu_s, bytes_from_disk() - began_disk
+    disk_bytes = bytes_from_disk() - began_disk
+    return _TimedItems(kept=kept, seconds=seconds, cpu_s=cpu_s, disk_bytes=disk_bytes)
 
 
 def _is_enough(done: int, spent_s: float) -> bool:
@@ -148,16 +159,18 @@ def _is_enough(done: int, spent_s: float) -> bool:
     return spent_s > _ITEMS_S and (done >= _FEWEST_ITEMS or spent_s > _FEWEST_ITEMS * _ITEMS_S)
 
 
-def _transfer_s(loader: DataLoader[Any], config: TrainingConfig, items: Any, collate_s: float, ends_at: float) -> float:
+def _transfer_s(
+    loader: DataLoader[Any], config: TrainingConfig, items: list[Any], collate_s: float, ends_at: float
+) -> float:
     """Seconds that a batch takes from one worker to this process, less collating, which fills the shared memory.
 
     The worker makes the same batch from ready items over and over: what it does in training, less the items.
     """
-    batches: Any = repeat(range(len(items)))
+    dataset: Any = items  # torch asks it for its items alone
     feed = Feed(
         DataLoader(
-            items,
-            batch_sampler=batches,
+            dataset,
+            batch_sampler=repeat(list(range(len(items)))),
             num_workers=1,
             collate_fn=loader.collate_fn,
             multiprocessing_context=loader.multiprocessing_context,
@@ -208,13 +221,20 @@ def draws_of(loader: DataLoader[Any]) -> Iterator[Callable[[], list[Any]]]:
     """Functions that make the next item, or the next few where the dataset makes whole batches; without end."""
     dataset: Any = loader.dataset
     if is_stream(dataset):
-        items = _items_without_end(dataset)
-        return repeat(lambda: [next(items)])
+        return repeat(partial(_next_item, _items_without_end(dataset)))
     indices = _indices(loader)
     if _makes_batches(dataset):
         size = loader.batch_size or _FEW_ITEMS
         return (partial(dataset.__getitems__, list(islice(indices, size))) for _ in count())
-    return (partial(lambda index: [dataset[index]], index) for index in indices)
+    return (partial(_item, dataset, index) for index in indices)
+
+
+def _item(dataset: Any, index: Any) -> list[Any]:
+    return [dataset[index]]
+
+
+def _next_item(items: Iterator[Any]) -> list[Any]:
+    return [next(items)]
 
 
 def _items_without_end(dataset: Any) -> Iterator[Any]:

@@ -61,14 +61,15 @@ def read_kineto(events: Iterable[Any]) -> list[TraceEvent]:
     return [
         TraceEvent(
             name=event.name(),
-            activity=getattr(event, "activity_type", str)(),
+            activity=event.activity_type() if hasattr(event, "activity_type") else "",
             start_ns=event.start_ns(),
             end_ns=event.start_ns() + event.duration_ns(),
             is_on_device=event.device_type() != on_host,
-            is_annotation=getattr(event, "is_user_annotation", bool)() or event.scope() == _USER_SCOPE,
+            is_annotation=event.scope() == _USER_SCOPE
+            or (hasattr(event, "is_user_annotation") and event.is_user_annotation()),
             device_index=event.device_index(),
-            correlation_id=getattr(event, "correlation_id", int)(),
-            linked_id=getattr(event, "linked_correlation_id", int)(),
+            correlation_id=event.correlation_id() if hasattr(event, "correlation_id") else 0,
+            linked_id=event.linked_correlation_id() if hasattr(event, "linked_correlation_id") else 0,
         )
         for event in events
     ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from operator import itemgetter
@@ -33,8 +33,8 @@ from autotune.settings.training_config import LOADER_SETTINGS, TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.worker.after_window.roofline import trace_roofline
 from autotune.worker.failure.causes import cause_of
-from autotune.worker.jobs.memory_bounds import too_full_a_queue, too_large_a_batch
-from autotune.worker.jobs.points import CurvesSoFar, DeviceLostError, Figures
+from autotune.worker.jobs.memory_bounds import refusal_of_batch, refusal_of_queue
+from autotune.worker.jobs.points import CurvesSoFar, DeviceLostError, PointFigures
 from autotune.worker.measure.batch import Held, resized
 from autotune.worker.measure.feed import Delivery, Feed
 from autotune.worker.measure.side_alone import collect, device_alone, loader_alone, resident
@@ -83,7 +83,7 @@ class _Scene:
         changed = changed_settings(config, self.job.config)
         return {name: after for name, (_, after) in changed.items() if name in settings}
 
-    def figures(self, alone: Callable[..., Ceiling], *arguments: object) -> Figures:
+    def figures(self, alone: Callable[..., Ceiling], *arguments: object) -> PointFigures:
         """A side's ceiling, and the CPU seconds that a sample took: the cores in use over the rate, warm-up included.
 
         Args:
@@ -93,7 +93,7 @@ class _Scene:
         begun, cpu_s = perf_counter(), _spent_cpu_s()
         ceiling = alone(*arguments, seconds=self.job.stretch_s, ends_at=self.ends_at)
         cores = (_spent_cpu_s() - cpu_s) / (perf_counter() - begun)
-        return {"ceiling": ceiling, "cpu_s_per_sample": max(0.0, cores) / ceiling.samples_per_s}
+        return PointFigures(ceiling=ceiling, cpu_s_per_sample=max(0.0, cores) / ceiling.samples_per_s)
 
 
 @dataclass(slots=True)
@@ -143,10 +143,10 @@ def _trace_loader(scene: _Scene) -> None:
             scene.curves.add("loader", changes, measure, scene.ends_at)
 
 
-def _loader_figures(scene: _Scene, config: TrainingConfig) -> Figures:
-    refusal = too_full_a_queue([delivery.batch for delivery in scene.host], config, scene.job, scene.device)
+def _loader_figures(scene: _Scene, config: TrainingConfig) -> PointFigures:
+    refusal = refusal_of_queue([delivery.batch for delivery in scene.host], config, scene.job, scene.device)
     if refusal is not None:
-        return {"reason": refusal}
+        return PointFigures(reason=refusal)
     with scene.feed(config) as feed:
         feed.start()
         return scene.figures(loader_alone, feed, config)
@@ -201,11 +201,11 @@ def _add_device_point(training: _Training, config: TrainingConfig) -> None:
     scene.device.give_back()
 
 
-def _device_figures(training: _Training, config: TrainingConfig) -> Figures:
+def _device_figures(training: _Training, config: TrainingConfig) -> PointFigures:
     scene, device = training.scene, training.scene.device
-    refusal = too_large_a_batch(scene.peaks, config.micro_batch_size, scene.job, device)
+    refusal = refusal_of_batch(scene.peaks, config.micro_batch_size, scene.job, device)
     if refusal is not None:
-        return {"reason": refusal}
+        return PointFigures(reason=refusal)
     if config.compile:
         torch.compiler.reset()  # or a second batch size would be compiled for any, which no trial does
     device.reset_peak()
@@ -214,7 +214,7 @@ def _device_figures(training: _Training, config: TrainingConfig) -> Figures:
         figures = scene.figures(device_alone, trainer, resident(trainer, _batches_of(scene, config)))
     # without the weights kept aside, where these lie in the memory that is judged
     kept = 0 if device.has_own_memory else sum(tensor.nbytes for tensor in training.initial.values())
-    return figures | {"peak_memory_bytes": max(0, device.peak_memory().peak_bytes - kept)}
+    return replace(figures, peak_memory_bytes=max(0, device.peak_memory().peak_bytes - kept))
 
 
 def _trainer(training: _Training, config: TrainingConfig) -> Trainer:

@@ -24,23 +24,22 @@ from autotune.worker.measure.batch import tensors_of
 from autotune.worker.setup.device import Device
 from autotune.worker.setup.machine import usable_ram_bytes
 
-__all__ = ["too_full_a_queue", "too_large_a_batch"]
+__all__ = ["refusal_of_batch", "refusal_of_queue"]
 
 _QUEUE_SHARE = 0.5  # of what is free: our own convention
 _RISE_MARGIN = 1.25  # on the memory's steepest rise with the batch so far: our own convention
 
 
-def too_full_a_queue(batches: Iterable[Any], config: TrainingConfig, job: CurvesJob, device: Device) -> Note | None:
-    """A loader whose workers might fill the memory: they hold batches ready in shared memory, or page-locked.
+def refusal_of_queue(batches: Iterable[Any], config: TrainingConfig, job: CurvesJob, device: Device) -> Note | None:
+    """Why a loader whose workers might fill the memory is not tried; None where it is.
+
+    They hold batches ready in shared memory, or page-locked; these may take no more than a part of what is free.
 
     Args:
         batches: Batches of the job's own configuration.
         config: The loader's settings: its batches are so much larger, and so many lie ready.
         job: The job; its limit counts where memory is the host's.
         device: What is trained on.
-
-    Returns:
-        Why not: the batches would take too much of what is free; None where they do not.
     """
     ready = config.num_workers * config.batches_per_worker
     growth = config.micro_batch_size / job.config.micro_batch_size
@@ -54,8 +53,8 @@ def too_full_a_queue(batches: Iterable[Any], config: TrainingConfig, job: Curves
     return None
 
 
-def too_large_a_batch(peaks: Mapping[int, int], batch: int, job: CurvesJob, device: Device) -> Note | None:
-    """A batch larger than all so far that might pass the limit.
+def refusal_of_batch(peaks: Mapping[int, int], batch: int, job: CurvesJob, device: Device) -> Note | None:
+    """Why a batch larger than all so far that might pass the limit is not tried; None where it is.
 
     Its memory is expected from the steepest rise so far, with a margin; before there are two sizes, in proportion.
 
@@ -64,9 +63,6 @@ def too_large_a_batch(peaks: Mapping[int, int], batch: int, job: CurvesJob, devi
         batch: The micro batch to be tried.
         job: The job, with its own micro batch and its limit.
         device: What is trained on.
-
-    Returns:
-        Why not: the memory so far, grown with the batch, would pass the limit; None where it would not.
     """
     known = sorted(peaks.items())
     largest, peak = known[-1] if known else (job.config.micro_batch_size, 0)

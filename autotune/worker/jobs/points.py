@@ -10,21 +10,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from autotune.note import Note, note
+from autotune.records.ceilings import Ceiling
 from autotune.records.diagnosis import CurvePoint, Curves, Roofline
 from autotune.worker.failure.causes import cause_of
 from autotune.worker.failure.kernel_failures import is_kernel_failure
 from autotune.worker.failure.out_of_memory import shortage_of
 
-__all__ = ["CurvesSoFar", "DeviceLostError", "Figures"]
+__all__ = ["CurvesSoFar", "DeviceLostError", "PointFigures"]
 
-Figures = dict[str, Any]
-"""What a point has shown, by the names of CurvePoint's fields: at least its ceiling, or the reason why it has none."""
 _Side = Literal["loader", "device"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointFigures:
+    """What a point has shown: a ceiling, or the reason why it has none; for the rest see CurvePoint."""
+
+    ceiling: Ceiling | None = None
+    cpu_s_per_sample: float | None = None
+    peak_memory_bytes: int | None = None
+    reason: Note | str = ""
 
 
 class DeviceLostError(Exception):
@@ -41,7 +50,7 @@ class CurvesSoFar:
     points: dict[_Side, tuple[CurvePoint, ...]] = field(default_factory=lambda: {"loader": (), "device": ()})
 
     def add(
-        self, side: _Side, changes: dict[str, object], measure: Callable[[], Figures], ends_at: float
+        self, side: _Side, changes: dict[str, object], measure: Callable[[], PointFigures], ends_at: float
     ) -> CurvePoint:
         """Take over a point of an earlier process, or measure it; a failure becomes the point's reason.
 
@@ -53,7 +62,7 @@ class CurvesSoFar:
         if point is None:
             died = CurvePoint(changes=changes, ceiling=None, reason=note("process_ended_at_point"))
             self._take(side, (*before, died))
-            point, is_lost = _measured(changes, measure, ends_at)
+            point, is_lost = _measure(changes, measure, ends_at)
         self._take(side, (*before, point))
         if is_lost:
             raise DeviceLostError
@@ -73,8 +82,10 @@ class CurvesSoFar:
         self.keep(self.cut())
 
 
-def _measured(changes: dict[str, object], measure: Callable[[], Figures], ends_at: float) -> tuple[CurvePoint, bool]:
-    """A point, measured where there is time, or the reason why not; and whether a kernel has failed."""
+def _measure(
+    changes: dict[str, object], measure: Callable[[], PointFigures], ends_at: float
+) -> tuple[CurvePoint, bool]:
+    """Measure a point where there is time; the point, with the reason where it failed; and whether a kernel has."""
     begun, is_lost = perf_counter(), False
     if begun > ends_at:
         return CurvePoint(changes=changes, ceiling=None, reason=note("no_time_left")), False
@@ -82,5 +93,13 @@ def _measured(changes: dict[str, object], measure: Callable[[], Figures], ends_a
         figures = measure()
     except Exception as error:  # noqa: BLE001 - the user's code runs in it: one point fails, not the curve
         shortage, is_lost = shortage_of(error), is_kernel_failure(error)
-        figures = {"reason": cause_of(error) if shortage is None else shortage.reason}
-    return CurvePoint(changes=changes, took_s=perf_counter() - begun, **{"ceiling": None, **figures}), is_lost
+        figures = PointFigures(reason=cause_of(error) if shortage is None else shortage.reason)
+    point = CurvePoint(
+        changes=changes,
+        ceiling=figures.ceiling,
+        cpu_s_per_sample=figures.cpu_s_per_sample,
+        peak_memory_bytes=figures.peak_memory_bytes,
+        took_s=perf_counter() - begun,
+        reason=figures.reason,
+    )
+    return point, is_lost

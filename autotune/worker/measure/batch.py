@@ -54,17 +54,9 @@ class Held(NamedTuple):
     samples: int
 
 
-def leaves_of(value: Any, above: tuple[int, ...] = ()) -> Iterator[Any]:
-    """All that a batch or a sample holds, in order: tensors, arrays, numbers, texts; of an object, its attributes'.
-
-    Objects whose ids are in `above` hold this one: they are not taken apart again.
-    """
-    parts = None if len(above) > _DEEPEST or id(value) in above else _parts(value)
-    if parts is None:
-        yield value
-        return
-    for part in parts:
-        yield from leaves_of(part, (*above, id(value)))
+def leaves_of(value: Any) -> Iterator[Any]:
+    """All that a batch or a sample holds, in order: tensors, arrays, numbers, texts; of an object, its attributes'."""
+    return _leaves(value, ())
 
 
 def tensors_of(batch: Any) -> list[Tensor]:
@@ -147,6 +139,16 @@ def resized(batch: Any, count: int, size: int) -> Any:
     return change(batch)
 
 
+def _leaves(value: Any, above: tuple[int, ...]) -> Iterator[Any]:
+    """The leaves of a value; objects whose ids are in `above` hold it, and are not taken apart again."""
+    parts = None if len(above) > _DEEPEST or id(value) in above else _parts(value)
+    if parts is None:
+        yield value
+        return
+    for part in parts:
+        yield from _leaves(part, (*above, id(value)))
+
+
 def _parts(value: Any) -> list[Any] | None:
     """What a value holds; None for what is not taken apart."""
     if isinstance(value, Tensor) and value.layout in _SPARSE:
@@ -166,19 +168,21 @@ def _like(value: Mapping[Any, Any], parts: dict[Any, Any]) -> Mapping[Any, Any]:
     """A mapping of the same type with other values; a dict where its type can't be made so."""
     if type(value) is dict:
         return parts
-    with suppress(TypeError):
+    try:
         if not isinstance(value, MutableMapping):
             return type(value)(parts)  # type: ignore[call-arg] # a mapping's type usually takes one
         own = copy(value)  # it may have attributes beside its items
         own.update(parts)
-        return own
-    return parts
+    except TypeError:
+        return parts
+    return own
 
 
 def _move_without_blocking(move: Callable[..., Any], device: torch.device) -> Any:
-    with suppress(TypeError):  # a method without that argument
+    try:
         return move(device, non_blocking=True)
-    return move(device)
+    except TypeError:  # a method without that argument
+        return move(device)
 
 
 class Reused:

@@ -37,7 +37,6 @@ _REASONS: dict[int, ThrottleReason] = {
 """By bit. An idle GPU, clocks that were set, sync boost and a display lower no clock because of the work."""
 _COUNTED: dict[int, ThrottleReason] = {74: "power_cap", 269: "thermal", 270: "thermal", 271: "power_brake"}
 """By the number of the driver's counter; see nvml.py."""
-_AT_BOTH_EDGES = ("sm_clock_mhz", "memory_clock_mhz", "temperature_c")
 _LEAST_THROTTLED = 0.01
 """Share of a window for which a clock must have been held down to be worth a remark: our own convention."""
 
@@ -105,16 +104,23 @@ class ConditionsProbe:
         )
 
     def _conditions(self, gpu: Gpu, first: EdgeReading, last: EdgeReading) -> DeviceConditions:
-        energy_j = _energy_j(first, last)
-        pairs = {name: (getattr(first, name), getattr(last, name)) for name in _AT_BOTH_EDGES}
-        seen = {name: None if None in pair else pair for name, pair in pairs.items()} | {
-            "max_sm_clock_mhz": nvml.max_sm_clock_mhz(gpu),
-            "power_w": _power_w(first, last, energy_j),
-            "energy_j": energy_j,
-            "throttle_reasons": tuple(sorted({*_seen(first), *_seen(last), *_counted(first, last)})),
-            "persistence_mode": nvml.has_persistence(gpu),
-        }
-        return self._before.get(gpu.uuid, DeviceConditions()).model_copy(update=seen)
+        before, energy_j = self._before.get(gpu.uuid, DeviceConditions()), _energy_j(first, last)
+        return DeviceConditions(
+            sm_clock_mhz=_pair(first.sm_clock_mhz, last.sm_clock_mhz),
+            max_sm_clock_mhz=nvml.max_sm_clock_mhz(gpu),
+            memory_clock_mhz=_pair(first.memory_clock_mhz, last.memory_clock_mhz),
+            temperature_c=_pair(first.temperature_c, last.temperature_c),
+            power_w=_power_w(first, last, energy_j),
+            energy_j=energy_j,
+            throttle_reasons=tuple(sorted({*_seen(first), *_seen(last), *_counted(first, last)})),
+            others_memory_bytes=before.others_memory_bytes,
+            others_busy_fraction=before.others_busy_fraction,
+            persistence_mode=nvml.has_persistence(gpu),
+        )
+
+
+def _pair(first: int | None, last: int | None) -> tuple[int, int] | None:
+    return None if first is None or last is None else (first, last)
 
 
 def _energy_j(first: EdgeReading, last: EdgeReading) -> float | None:

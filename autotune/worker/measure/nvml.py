@@ -50,6 +50,7 @@ _THROTTLED_NS = (74, 269, 270, 271)
 """NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP, _SW_THERM_SLOWDOWN, _HW_THERM_SLOWDOWN, _HW_POWER_BRAKE_SLOWDOWN: how
 long each has held the clock down, in ns. By number: an older pynvml lacks the names."""
 
+_REFUSED = object()
 _OLDER_NAMES = {
     "nvmlDeviceGetCurrentClocksEventReasons": "nvmlDeviceGetCurrentClocksThrottleReasons",  # before driver 535
     "nvmlDeviceGetTemperatureV": "nvmlDeviceGetTemperature",  # before CUDA 12.8
@@ -101,21 +102,21 @@ class EdgeReading:
 
 def driver_version() -> str | None:
     """The version of NVIDIA's driver."""
-    _ask("nvmlInit")
+    _does("nvmlInit")
     version: str | None = _ask("nvmlSystemGetDriverVersion")
     return version
 
 
 def driver_cuda() -> int | None:
     """The newest major version of CUDA that the driver is for; None where its library libcuda is not found."""
-    _ask("nvmlInit")
+    _does("nvmlInit")
     version: int | None = _ask("nvmlSystemGetCudaDriverVersion_v2")
     return None if version is None else version // 1000
 
 
 def gpu_count() -> int:
     """NVIDIA's GPUs that this process may use, whether or not CUDA works."""
-    _ask("nvmlInit")
+    _does("nvmlInit")
     return _ask("nvmlDeviceGetCount") or 0
 
 
@@ -140,7 +141,7 @@ def _gpu_of(device: torch.device) -> Gpu | None:
 
 def gpu_with_uuid(uuid: str) -> Gpu | None:
     """NVML's view of the device with a UUID, "GPU-..." or "MIG-..."."""
-    _ask("nvmlInit")
+    _does("nvmlInit")
     handle = _ask("nvmlDeviceGetHandleByUUID", uuid)
     if handle is None:
         return None
@@ -165,7 +166,7 @@ def visible_gpu(index: int) -> Gpu | None:
     named = visible[index]
     if isinstance(named, str):
         return gpu_with_uuid(named) or _gpu_that_begins_with(named)
-    _ask("nvmlInit")
+    _does("nvmlInit")
     return gpu_with_uuid(_uuid_at(named))
 
 
@@ -246,28 +247,30 @@ def take_gpm(gpu: Gpu) -> Any:
     support = _ask("nvmlGpmQueryDeviceSupport", gpu.whole)
     sample = _ask("nvmlGpmSampleAlloc") if support is not None and support.isSupportedDevice else None
     if gpu.instance is None:
-        taken = _ask("nvmlGpmSampleGet", gpu.whole, sample)
+        is_taken = _does("nvmlGpmSampleGet", gpu.whole, sample)
     else:
-        taken = _ask("nvmlGpmMigSampleGet", gpu.whole, gpu.instance, sample)
-    if taken is None:
+        is_taken = _does("nvmlGpmMigSampleGet", gpu.whole, gpu.instance, sample)
+    if not is_taken:
         free_gpm(sample)
-    return taken
+    return sample if is_taken else None
 
 
 def free_gpm(sample: Any) -> None:
     """Free what `take_gpm` gave; None is passed over."""
-    _ask("nvmlGpmSampleFree", sample)
+    _does("nvmlGpmSampleFree", sample)
 
 
 def gpm_shares(first: Any, second: Any, metrics: Sequence[int]) -> dict[int, float]:
     """Metrics in per cent between two of GPM's samples, as shares; those that it does not give are left out."""
     if first is None or second is None:
         return {}
-    asked = _ask("c_nvmlGpmMetricsGet_t")
+    import pynvml
+
+    asked = pynvml.c_nvmlGpmMetricsGet_t()
     asked.version, asked.numMetrics, asked.sample1, asked.sample2 = _METRICS_VERSION, len(metrics), first, second
     for index, metric in enumerate(metrics):
         asked.metrics[index].metricId = metric
-    if _ask("nvmlGpmMetricsGet", asked) is None:
+    if not _does("nvmlGpmMetricsGet", asked):
         return {}
     return {
         answer.metricId: min(1.0, max(0.0, answer.value / 100))
@@ -277,15 +280,21 @@ def gpm_shares(first: Any, second: Any, metrics: Sequence[int]) -> dict[int, flo
 
 
 def _ask(name: str, *arguments: Any) -> Any:
-    """The answer of one of pynvml's functions, or an empty one of its structures; None where it refuses.
+    """The answer of one of pynvml's functions; None where it refuses. Of a function without an answer: `_does`."""
+    return None if (answer := _call(name, *arguments)) is _REFUSED else answer
 
-    By its answer, by lacking the function, or since an argument was refused. Where a newer name is refused, the older
-    is tried.
-    """
+
+def _does(name: str, *arguments: Any) -> bool:
+    """Whether one of pynvml's functions succeeded."""
+    return _call(name, *arguments) is not _REFUSED
+
+
+def _call(name: str, *arguments: Any) -> Any:
+    """The answer, if need be by an older name; _REFUSED where NVML refuses, pynvml lacks it or an argument is None."""
     import pynvml
 
     function = getattr(pynvml, name, None)
     if function is not None and None not in arguments:
         with suppress(pynvml.NVMLError):
             return function(*arguments)
-    return _ask(_OLDER_NAMES[name], *arguments) if name in _OLDER_NAMES else None
+    return _call(_OLDER_NAMES[name], *arguments) if name in _OLDER_NAMES else _REFUSED

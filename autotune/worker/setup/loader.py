@@ -14,6 +14,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import islice
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -61,8 +62,9 @@ class EachNth(Sampler[Any]):
         self.drawn, self.group = drawn, group
 
     def __iter__(self) -> Iterator[Any]:
-        turns = zip(*[iter(self.drawn)] * self.group.size, strict=False)  # what is left over goes to none
-        return (turn[self.group.rank] for turn in turns)
+        drawn, size = iter(self.drawn), self.group.size
+        while len(one_each := list(islice(drawn, size))) == size:  # what is left over goes to none
+            yield one_each[self.group.rank]
 
     def __len__(self) -> int:
         return len(self.drawn) // self.group.size  # type: ignore[arg-type] # raises TypeError as the user's own does

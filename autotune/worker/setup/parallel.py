@@ -7,7 +7,7 @@ installed torch lacks are left out, found by DDP's own signature.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -72,7 +72,15 @@ class _DataParallel(nn.DataParallel[nn.Module]):
         """Run each replica on its share of the batch."""
         kind = self.src_device_obj.type
         dtype, is_on = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
-        cast: Any = [torch.autocast(kind, dtype, is_on)(replica) for replica in replicas]  # torch only calls them
+
+        def in_precision(replica: nn.Module) -> Callable[..., Any]:
+            def run(*args: Any, **named: Any) -> Any:  # autocast's own decorator would copy the replica's attributes
+                with torch.autocast(kind, dtype=dtype, enabled=is_on):
+                    return replica(*args, **named)
+
+            return run
+
+        cast: Any = [in_precision(replica) for replica in replicas]  # torch only calls them
         return super().parallel_apply(cast, inputs, kwargs)
 
 

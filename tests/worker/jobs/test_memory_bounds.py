@@ -11,7 +11,7 @@ import torch
 from autotune.protocol.jobs import CurvesJob
 from autotune.settings.training_config import TrainingConfig
 from autotune.worker.jobs import memory_bounds
-from autotune.worker.jobs.memory_bounds import too_full_a_queue
+from autotune.worker.jobs.memory_bounds import refusal_of_queue
 from autotune.worker.setup.device import Device
 from tests.factories import make_process
 
@@ -51,7 +51,7 @@ def test_batches_that_are_pinned_exist_twice_and_take_a_power_of_two(
     device = Device(torch.device("cpu"), kind)
     monkeypatch.setattr(memory_bounds, "_free_ram_bytes", lambda *_: ram_bytes)
     monkeypatch.setattr(memory_bounds, "_free_shared_bytes", lambda: shared_bytes)
-    refusal = too_full_a_queue([BATCH], config, job, device)
+    refusal = refusal_of_queue([BATCH], config, job, device)
     assert (None if refusal is None else refusal.code) == ("queue_too_large" if is_refused else None)
 
 
