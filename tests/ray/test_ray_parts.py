@@ -6,18 +6,21 @@ import os
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import psutil
 import pytest
 import ray
+from pydantic import ValidationError
 from ray.exceptions import RayActorError
 
-from autotune.launch.launcher import Exit
-from autotune.protocol.jobs import GroupPart
+from autotune.launch.launcher import Exit, Launch
+from autotune.protocol.disk import TrialFolder
+from autotune.protocol.jobs import DescribeJob, GroupPart, ProcessSetup
 from autotune.ray import host as ray_host
-from autotune.ray.host import Host, trial_environment
-from autotune.ray.launcher import BlockCopy, merged_exit
+from autotune.ray.host import Host, HostAnswer, HostTask, trial_environment
+from autotune.ray.launcher import BlockCopy, _collect, merged_exit
 from autotune.ray.nodes import HostLostError, OneHost, most_of_a_kind
 from tests.factories import make_environment
 
@@ -107,6 +110,40 @@ def test_a_report_that_is_far_too_large_does_not_travel_whole(tmp_path: Path, mo
     (tmp_path / "report.json").write_bytes(b"x" * 100)
     assert ray_host._read(tmp_path / "report.json") == b"x" * 10
     assert ray_host._read(tmp_path / "missing") is None
+
+
+def test_a_job_with_a_field_that_is_not_known_here_is_refused_not_run_without_it(tmp_path: Path) -> None:
+    host = Host.__new__(Host)
+    host._turn = Lock()
+    process = ProcessSetup(
+        device="cpu", seed=0, deadline_s=1.0, sys_path=(), working_directory=tmp_path, python_path=None
+    )
+    task = HostTask(ticket="t", job=DescribeJob(process=process), part=PARTS[0], ram_ceiling_bytes=None)
+    assert HostTask.model_validate_json(task.model_dump_json()) == task
+    sent = task.model_dump_json().replace('"seed":0', '"seed":0,"of_a_later_version":1')
+    with pytest.raises(ValidationError, match="of_a_later_version"):
+        host.run(sent)
+
+
+def test_what_a_host_answers_arrives_as_it_was() -> None:
+    exit_ = Exit(code=None, codes=(None, -9), first=1, first_s=0.5, ended_for="straggling", wall_s=1.5)
+    answer = HostAnswer(exit=exit_, files={"report.json": b"{}", "stack-1.txt": b"\xff\0"}, log=b"caf\xe9\n")
+    assert HostAnswer.model_validate_json(answer.model_dump_json()) == answer
+
+
+def test_of_a_hosts_answer_only_its_own_ranks_files_are_written(tmp_path: Path) -> None:
+    names = ["report.json", "report-2.json", "stack-2.txt", "../outside", "job.json"]
+    answer = HostAnswer(
+        exit=Exit(code=0, codes=(0, 0), wall_s=1.0), files=dict.fromkeys(names, b"told"), log=b"printed\n"
+    )
+    folder = tmp_path / "trial"
+    folder.mkdir()
+    launch = Launch(folder=TrialFolder(folder), log=tmp_path / "log", deadline_s=1.0, ranks=2)
+    second = OneHost(node="n", name="second", address="", actor=None, bundle={})
+    _collect(launch, [(second, PARTS[1])], [answer], None)
+    assert sorted(path.name for path in folder.iterdir()) == ["report-2.json", "stack-2.txt"]
+    assert (tmp_path / "log").read_bytes() == b"[second, ranks 2 to 3]\nprinted\n"
+    assert not (tmp_path / "outside").exists()
 
 
 # The blocks of a trial under way
