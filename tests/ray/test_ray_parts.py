@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
@@ -18,6 +19,7 @@ from ray.exceptions import RayActorError
 from autotune.launch.launcher import Exit, Launch
 from autotune.protocol.disk import TrialFolder
 from autotune.protocol.jobs import DescribeJob, GroupPart, ProcessSetup
+from autotune.ray import cluster
 from autotune.ray import host as ray_host
 from autotune.ray.host import Host, HostAnswer, HostTask, trial_environment
 from autotune.ray.launcher import BlockCopy, _collect, merged_exit
@@ -50,6 +52,19 @@ def test_trials_see_the_callers_environment_but_for_what_is_the_hosts_own() -> N
         "CUDA_VISIBLE_DEVICES": "3",
     }
     assert trial_environment(here, {"OMP_NUM_THREADS": "4"})["OMP_NUM_THREADS"] == "4", "what the caller set, not Ray"
+
+
+def test_what_the_disk_refuses_ray_is_not_told_as_a_cluster_that_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def init(**_: object) -> None:
+        raise PermissionError("no session folder")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(cluster, "_connect", lambda _: None)
+    with pytest.raises(PermissionError, match="no session folder"), ExitStack() as undo:
+        cluster.join("127.0.0.1:6379", undo)
 
 
 def test_a_groups_first_end_is_that_of_the_host_that_ended_first() -> None:
