@@ -22,7 +22,6 @@ from autotune.ray.nodes import (
     HostLostError,
     NoRoomError,
     OneHost,
-    Reservations,
     Team,
     living_nodes,
     most_of_a_kind,
@@ -30,6 +29,7 @@ from autotune.ray.nodes import (
     say_unused,
     start_actor,
 )
+from autotune.ray.reservations import Reservations
 from autotune.settings.environment import Environment
 from autotune.settings.executor import Executor, places
 
