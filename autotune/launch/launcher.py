@@ -10,12 +10,23 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Generic, Literal, Protocol, Self, TypeVar
+from typing import Generic, Literal, Protocol, Self, TypeVar, runtime_checkable
 
 from autotune.note import Note
 from autotune.protocol.disk import TrialFolder
 
-__all__ = ["TOKEN_VARIABLE", "EndedFor", "Exit", "Launch", "Launcher", "SideBySide", "notes_of", "slots_of"]
+__all__ = [
+    "TOKEN_VARIABLE",
+    "Cluster",
+    "EndedFor",
+    "Exit",
+    "HasNotes",
+    "Launch",
+    "Launcher",
+    "SideBySide",
+    "notes_of",
+    "slots_of",
+]
 
 _Ended = TypeVar("_Ended")
 TOKEN_VARIABLE = "AUTOTUNE_TOKEN"  # noqa: S105 - marks processes, no secret
@@ -64,12 +75,7 @@ class Exit:
 
 
 class Launcher(Protocol):
-    """Runs one trial at a time; nothing of a trial is left when `launch` returns or raises.
-
-    It may have two attributes more, whose values may change between trials. `notes`, for the report: trials that are
-    not started as asked for, machines that are not used. `slots`: over several machines, the trials that it can run
-    at once, each on a machine of its own; its `launch` may then be called from several threads.
-    """
+    """Runs one trial at a time; nothing of a trial is left when `launch` returns or raises."""
 
     def launch(self, launch: Launch) -> Exit:
         """Start the ranks, wait for their end or the deadline, and end all that they started.
@@ -84,14 +90,34 @@ class Launcher(Protocol):
         ...
 
 
+@runtime_checkable
+class Cluster(Protocol):
+    """A launcher over several machines; its `launch` may be called from several threads."""
+
+    @property
+    def slots(self) -> int:
+        """Trials that it can run at once, each on a machine of its own; hosts come and go."""
+        ...
+
+
+@runtime_checkable
+class HasNotes(Protocol):
+    """A launcher that has notes about the machines or about itself."""
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """For the report: trials that are not started as asked for, hosts that are not used."""
+        ...
+
+
 def notes_of(launcher: Launcher) -> tuple[Note, ...]:
-    """A launcher's notes for the report; () where it has none."""
-    return tuple(getattr(launcher, "notes", ()))
+    """A launcher's notes for the report; they may change between trials."""
+    return launcher.notes if isinstance(launcher, HasNotes) else ()
 
 
 def slots_of(launcher: Launcher) -> int:
     """Trials that a launcher can run at once."""
-    return int(getattr(launcher, "slots", 1))
+    return launcher.slots if isinstance(launcher, Cluster) else 1
 
 
 class SideBySide(Generic[_Ended]):

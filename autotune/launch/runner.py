@@ -1,8 +1,7 @@
 """TrialRunner: runs one job of each kind through a launcher, and hands on its report.
 
 Only trials run as groups; every other job runs in one process. A job is run again to find the place of a failure, or to
-go on where a process has ended: its report is that of all runs together, which share the job's deadline. Of a trial
-under way a BlockStream reads the blocks that rank 0 has written, and asks whether it goes on.
+go on where a process has ended: its report is that of all runs together, which share the job's deadline.
 """
 
 from __future__ import annotations
@@ -12,89 +11,27 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
-
 from autotune.launch.answers import NO_LIMITS, MemoryLimits, read_answer
+from autotune.launch.block_stream import BlockStream, ShouldEnd
 from autotune.launch.launcher import Launch, Launcher
 from autotune.note import Note
 from autotune.protocol import jobs
 from autotune.protocol.disk import TrialFolder, write_model
 from autotune.protocol.reports import RankReport
-from autotune.records.measurement import Block
 from autotune.records.trial import TrialResult
 from autotune.settings.training_config import TrainingConfig
 
-__all__ = ["BlockStream", "ShouldEnd", "TrialRunner", "go_on"]
+__all__ = ["TrialRunner", "go_on"]
 
 _PROCESSES = 3
 """The most processes that curves are measured in. Our convention: two settings may be fatal."""
-ShouldEnd = Callable[[tuple[Block, ...]], Note | str | None]
-"""Given the blocks of a trial so far: why it is to be ended, or None."""
-
-_PART_BYTES = 64 * 1024  # our convention: some 500 blocks; the user's code may write more than that
-_MOST_BLOCKS = 10_000  # our convention: far more than a window of 8 s has
 _AnyJob = TypeVar("_AnyJob", jobs.TrialJob, jobs.ProbeJob, jobs.PrecisionJob, jobs.CurvesJob, jobs.StressJob)
 _Placed = TypeVar("_Placed", jobs.TrialJob, jobs.ProbeJob)
-
-
-@dataclass(slots=True)
-class BlockStream:
-    """Reads the blocks that a trial's rank 0 writes, and asks for each new one whether the trial may go on."""
-
-    path: Path
-    ranks: int
-    should_end: ShouldEnd
-    blocks: list[Block] = field(default_factory=list)
-    reason: Note | str | None = None
-    _read: int = 0
-
-    def is_lost(self) -> bool:
-        """Whether the trial is to be ended; called many times a second."""
-        if self.reason is None and self._read_new():
-            self.reason = self.should_end(tuple(self.blocks))
-        return self.reason is not None
-
-    def stopped(self, say: Callable[[Note | str], str]) -> TrialResult:
-        """The result of a trial that was ended for it."""
-        return TrialResult(outcome="pruned", reason=say(self.reason or ""), blocks=tuple(self.blocks))
-
-    def _read_new(self) -> bool:
-        """Read the blocks that have been written since; whether there are any.
-
-        A line that is not a block is skipped: a full disk may have cut it off, and the next block continues it.
-        """
-        try:
-            lines = self._read_lines()
-        except FileNotFoundError:  # the window has not begun, or has begun again on another host
-            self._read = 0
-            self.blocks.clear()
-            return False
-        except OSError:
-            return False
-        known = len(self.blocks)
-        for line in lines.splitlines():
-            with suppress(ValidationError):
-                block = Block.model_validate_json(line)
-                if block.samples > 0 and 0 < block.seconds < inf and known < _MOST_BLOCKS:
-                    self.blocks.append(block.model_copy(update={"samples": block.samples * self.ranks}))
-        return len(self.blocks) > known
-
-    def _read_lines(self) -> bytes:
-        """The complete lines that were written since, at most one part: the user's code may write anything there."""
-        descriptor = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe must not block the parent
-        with open(descriptor, "rb", buffering=0) as file:  # noqa: PTH123 - a descriptor
-            file.seek(self._read)
-            data = file.read(_PART_BYTES) or b""
-        lines, newline, rest = data.rpartition(b"\n")
-        self._read += len(rest) if len(rest) == _PART_BYTES else len(lines) + len(newline)
-        return lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -184,12 +184,14 @@ def _culprit(value: object, error: Exception) -> tuple[str, str]:
     path: list[str] = []
     reason = f"{type(error).__name__}: {error}"
     for _ in range(_LONGEST_PATH):
-        named = ((name, child, _pickle_failure(child)) for name, child in _children(value))
-        name, value, failure = next((found for found in named if found[2] is not None), ("", value, None))
-        if failure is None:
+        for name, child in _children(value):
+            failure = _pickle_failure(child)
+            if failure is not None:
+                path.append(name)
+                value, reason = child, failure
+                break
+        else:
             break
-        path.append(name)
-        reason = failure
     return ".".join(path) or type(value).__name__, reason
 
 

@@ -40,12 +40,15 @@ def join(address: str | None, undo: ExitStack) -> None:
             )
         return
     where = address or os.environ.get("RAY_ADDRESS") or "auto"
+    try:
+        _connect(get_ray_address_from_environment("auto", None) if where == "auto" else where)
+    except (OSError, ValueError) as error:
+        raise _unreachable(where, error) from error
     signals = (signal.SIGTERM, signal.SIGINT) if current_thread() is main_thread() else ()
     before = {number: signal.getsignal(number) for number in signals}
     try:
-        _connect(get_ray_address_from_environment("auto", None) if where == "auto" else where)
         ray.init(address=where, log_to_driver=False, logging_level=logging.ERROR, namespace="autotune")
-    except (OSError, RuntimeError, ValueError) as error:
+    except (ConnectionError, RuntimeError, ValueError) as error:
         raise _unreachable(where, error) from error
     finally:
         for number, handler in before.items():

@@ -1,7 +1,7 @@
 """What runs on each host of a Ray cluster: an actor that measures trials there through a fork server of its own.
 
-Receives the workload's payload once, in parts, and jobs; answers how the ranks ended, with their reports and their
-log. No process of a host outlives its actor: the fork server ends them when the actor is gone.
+Receives the workload's payload once, in parts, and jobs as JSON; answers as JSON how the ranks ended, with their
+reports and their log. No process of a host outlives its actor: the fork server ends them when the actor is gone.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Lock
 
 import psutil
 import ray
+from pydantic import ConfigDict
 
 from autotune.errors import AutotuneError, LauncherError
 from autotune.frozen import FrozenModel
@@ -31,7 +31,7 @@ from autotune.protocol.jobs import DescribeJob, GroupPart, Job, TrialJob
 from autotune.settings.environment import Environment
 from autotune.version import __version__
 
-__all__ = ["Host", "HostAnswer", "HostFacts", "trial_environment"]
+__all__ = ["Host", "HostAnswer", "HostFacts", "HostTask", "answer_files", "trial_environment"]
 
 _DESCRIBE_WITHIN_S = 120.0  # our convention, as fork_server.py's for its start
 _ENDS_WITHIN_S = 8.0  # our convention: less than the driver waits for it (hosts.py)
@@ -54,9 +54,23 @@ class HostFacts(FrozenModel):
     """Network interface that has the host's address in the cluster; None where none is found."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostAnswer:
+class HostTask(FrozenModel):
+    """What a host is to run of a trial."""
+
+    ticket: str
+    """By which it can be cancelled."""
+    job: Job
+    """The host replaces the paths of its payload and of the trial's folder by its own."""
+    part: GroupPart
+    """The host's ranks."""
+    ram_ceiling_bytes: int | None
+    """As a Launch has it."""
+
+
+class HostAnswer(FrozenModel):
     """How a host's part of a trial ended."""
+
+    model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 
     exit: Exit
     files: dict[str, bytes]
@@ -123,17 +137,10 @@ class Host:
                 return port
         raise OSError(f"no free port was found from {_FIRST_PORT} to {_FIRST_PORT + _PORTS}")
 
-    def run(self, ticket: str, job: Job, part: GroupPart, ram_ceiling_bytes: int | None) -> HostAnswer:
-        """Run some ranks of a trial to their end.
-
-        Args:
-            ticket: By which it can be cancelled.
-            job: The paths of its payload and of the trial's folder are replaced by the host's own.
-            part: Those ranks.
-            ram_ceiling_bytes: As a Launch has it.
-        """
+    def run(self, task: str) -> str:
+        """Run a HostTask's ranks to their end; a HostAnswer. Both as JSON."""
         with self._turn:  # a trial that was cancelled may not have ended yet
-            return self._run(ticket, job, part, ram_ceiling_bytes)
+            return self._run(HostTask.model_validate_json(task)).model_dump_json()
 
     def cancel(self, ticket: str) -> None:
         """End a task where it runs, or as soon as it does."""
@@ -153,24 +160,27 @@ class Host:
             self._turn.release()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def _run(self, ticket: str, job: Job, part: GroupPart, ram_ceiling_bytes: int | None) -> HostAnswer:
-        wanted = job.process.working_directory
+    def _run(self, task: HostTask) -> HostAnswer:
+        wanted = task.job.process.working_directory
         if not wanted.is_dir():
             where = f"trials must find the caller's folder on every host, but {socket.gethostname()} has no"
             raise LauncherError(f"{where} {wanted}; use a file system that the hosts share")
         folder = TrialFolder(Path(tempfile.mkdtemp(prefix="trial-", dir=self._scratch)))
-        log, self._streaming = folder.path / "log", {ticket: folder.blocks}
+        log, self._streaming = folder.path / "log", {task.ticket: folder.blocks}
         try:
-            write_model(folder.job, self._own_job(job, folder))
+            write_model(folder.job, self._own_job(task.job, folder))
             launch = Launch(
                 folder=folder,
                 log=log,
-                deadline_s=job.process.deadline_s,
-                ranks=part.ranks,
-                ram_ceiling_bytes=ram_ceiling_bytes,
-                should_end=lambda: self._is_closing.is_set() or ticket in self._cancelled,
+                deadline_s=task.job.process.deadline_s,
+                ranks=task.part.ranks,
+                ram_ceiling_bytes=task.ram_ceiling_bytes,
+                should_end=lambda: self._is_closing.is_set() or task.ticket in self._cancelled,
             )
-            return HostAnswer(exit=self._launcher.launch(launch), files=_files_of(folder, part), log=_read(log) or b"")
+            exit_ = self._launcher.launch(launch)
+            found = {path.name: _read(path) for path in answer_files(folder, task.part)}
+            files = {name: data for name, data in found.items() if data is not None}
+            return HostAnswer(exit=exit_, files=files, log=_read(log) or b"")
         finally:
             shutil.rmtree(folder.path, ignore_errors=True)
 
@@ -199,10 +209,10 @@ def trial_environment(here: Mapping[str, str], callers: Mapping[str, str]) -> di
     return own | sent
 
 
-def _files_of(folder: TrialFolder, part: GroupPart) -> dict[str, bytes]:
+def answer_files(folder: TrialFolder, part: GroupPart) -> list[Path]:
+    """The files that some ranks of a trial may leave in its folder: their reports and stacks."""
     ranks = range(part.first_rank, part.first_rank + part.ranks)
-    paths = [path for rank in ranks for path in (folder.report_of(rank), folder.stack_of(rank))]
-    return {path.name: data for path in paths if (data := _read(path)) is not None}
+    return [path for rank in ranks for path in (folder.report_of(rank), folder.stack_of(rank))]
 
 
 def _read(path: Path, offset: int = 0) -> bytes | None:

@@ -22,7 +22,6 @@ from autotune.ray.nodes import (
     HostLostError,
     NoRoomError,
     OneHost,
-    Reservations,
     Team,
     living_nodes,
     most_of_a_kind,
@@ -30,6 +29,7 @@ from autotune.ray.nodes import (
     say_unused,
     start_actor,
 )
+from autotune.ray.reservations import Reservations
 from autotune.settings.environment import Environment
 from autotune.settings.executor import Executor, places
 
@@ -167,20 +167,21 @@ class HostPool:
         return team
 
     def _wait_for_turn(self, ticket: object, ranks: int) -> Team:
-        missing_since = monotonic()
+        missing_since: float | None = None
         while True:
             if self.is_closed:
                 raise LauncherError(SEARCH_IS_OVER)
-            team: Team | None = []
             if self._queue[0] is ticket:
                 self._refresh()
                 team = self._team(ranks)
-            if team:
-                return team
-            if team is not None:
-                missing_since = monotonic()
-            elif monotonic() - missing_since > _BACK_WITHIN_S:
-                raise (NoRoomError if self._hosts else LauncherError)(self._say_missing(ranks))
+                if team:
+                    return team
+                if team is not None:
+                    missing_since = None
+                elif missing_since is None:
+                    missing_since = monotonic()
+                elif monotonic() - missing_since > _BACK_WITHIN_S:
+                    raise (NoRoomError if self._hosts else LauncherError)(self._say_missing(ranks))
             self._state.wait(_REFRESH_S)
 
     def _team(self, ranks: int) -> Team | None:

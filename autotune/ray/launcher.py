@@ -25,7 +25,7 @@ from autotune.protocol.disk import write_atomic, write_model
 from autotune.protocol.jobs import DescribeJob, GroupPart, Job, TrialJob, read_job
 from autotune.protocol.reports import RankReport
 from autotune.ray.cluster import join
-from autotune.ray.host import HostAnswer
+from autotune.ray.host import HostAnswer, HostTask, answer_files
 from autotune.ray.hosts import HostPool
 from autotune.ray.nodes import SEARCH_IS_OVER, HostLostError, NoRoomError, OneHost, Team
 from autotune.records.trial import Outcome, TrialResult
@@ -179,7 +179,8 @@ class _RunningTrial:
         """Start the hosts' jobs and wait; every host's answer, in the order of the ranks."""
         try:
             for (host, part), job in zip(team, jobs, strict=True):
-                self.hosts[host.call("run", self.ticket, job, part, self.launch.ram_ceiling_bytes)] = host
+                task = HostTask(ticket=self.ticket, job=job, part=part, ram_ceiling_bytes=self.launch.ram_ceiling_bytes)
+                self.hosts[host.call("run", task.model_dump_json())] = host
             return self._wait()
         except BaseException:
             self._cancel()
@@ -195,7 +196,9 @@ class _RunningTrial:
         straggling_from = inf
         while left := [reference for reference in self.hosts if reference not in answers]:
             ready, _ = ray.wait(left, num_returns=len(left), timeout=_TICK_S, fetch_local=True)
-            answers |= {reference: self.hosts[reference].receive(reference, was_running=True) for reference in ready}
+            for reference in ready:
+                answer = self.hosts[reference].receive(reference, was_running=True)
+                answers[reference] = HostAnswer.model_validate_json(answer)
             if len(answers) == len(self.hosts):
                 break
             now = monotonic()
@@ -220,8 +223,9 @@ def _collect(launch: Launch, team: Team, answers: Sequence[HostAnswer], cancelle
     """Write the hosts' reports and logs where a trial on this machine would have left them."""
     log = b""
     for (host, part), answer in zip(team, answers, strict=True):
-        for name, data in answer.files.items():
-            write_atomic(launch.folder.path / name, data)
+        for path in answer_files(launch.folder, part):  # no other name that a host sends is written to
+            if path.name in answer.files:
+                write_atomic(path, answer.files[path.name])
         last = part.first_rank + part.ranks - 1
         ranks = f"rank {last}" if part.ranks == 1 else f"ranks {part.first_rank} to {last}"
         log += f"[{host.name}, {ranks}]\n".encode() + answer.log.rstrip() + b"\n"

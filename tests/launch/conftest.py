@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from autotune.launch.block_stream import ShouldEnd
 from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
-from autotune.launch.runner import ShouldEnd, TrialRunner
+from autotune.launch.runner import TrialRunner
 from autotune.protocol.jobs import NO_EXTRAS, Extras, WindowRules
 from autotune.protocol.payload import write_payload
 from autotune.records.trial import TrialResult

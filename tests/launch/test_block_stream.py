@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.launch.runner import BlockStream
+from autotune.launch.block_stream import BlockStream
 from autotune.records.measurement import Block
 from autotune.report.wording import say
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from autotune.launch.block_stream import ShouldEnd
 from autotune.launch.launcher import Exit, Launch, Launcher
-from autotune.launch.runner import ShouldEnd
 from autotune.protocol.jobs import WindowRules
 from autotune.records.measurement import Block
 from autotune.records.trial import TrialResult

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import os
 import tempfile
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import psutil
 import pytest
 import ray
+from pydantic import ValidationError
 from ray.exceptions import RayActorError
 
-from autotune.launch.launcher import Exit
-from autotune.protocol.jobs import GroupPart
+from autotune.launch.launcher import Exit, Launch
+from autotune.protocol.disk import TrialFolder
+from autotune.protocol.jobs import DescribeJob, GroupPart, ProcessSetup
+from autotune.ray import cluster
 from autotune.ray import host as ray_host
-from autotune.ray.host import Host, trial_environment
-from autotune.ray.launcher import BlockCopy, merged_exit
+from autotune.ray.host import Host, HostAnswer, HostTask, trial_environment
+from autotune.ray.launcher import BlockCopy, _collect, merged_exit
 from autotune.ray.nodes import HostLostError, OneHost, most_of_a_kind
 from tests.factories import make_environment
 
@@ -47,6 +52,19 @@ def test_trials_see_the_callers_environment_but_for_what_is_the_hosts_own() -> N
         "CUDA_VISIBLE_DEVICES": "3",
     }
     assert trial_environment(here, {"OMP_NUM_THREADS": "4"})["OMP_NUM_THREADS"] == "4", "what the caller set, not Ray"
+
+
+def test_what_the_disk_refuses_ray_is_not_told_as_a_cluster_that_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def init(**_: object) -> None:
+        raise PermissionError("no session folder")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(cluster, "_connect", lambda _: None)
+    with pytest.raises(PermissionError, match="no session folder"), ExitStack() as undo:
+        cluster.join("127.0.0.1:6379", undo)
 
 
 def test_a_groups_first_end_is_that_of_the_host_that_ended_first() -> None:
@@ -107,6 +125,40 @@ def test_a_report_that_is_far_too_large_does_not_travel_whole(tmp_path: Path, mo
     (tmp_path / "report.json").write_bytes(b"x" * 100)
     assert ray_host._read(tmp_path / "report.json") == b"x" * 10
     assert ray_host._read(tmp_path / "missing") is None
+
+
+def test_a_job_with_a_field_that_is_not_known_here_is_refused_not_run_without_it(tmp_path: Path) -> None:
+    host = Host.__new__(Host)
+    host._turn = Lock()
+    process = ProcessSetup(
+        device="cpu", seed=0, deadline_s=1.0, sys_path=(), working_directory=tmp_path, python_path=None
+    )
+    task = HostTask(ticket="t", job=DescribeJob(process=process), part=PARTS[0], ram_ceiling_bytes=None)
+    assert HostTask.model_validate_json(task.model_dump_json()) == task
+    sent = task.model_dump_json().replace('"seed":0', '"seed":0,"of_a_later_version":1')
+    with pytest.raises(ValidationError, match="of_a_later_version"):
+        host.run(sent)
+
+
+def test_what_a_host_answers_arrives_as_it_was() -> None:
+    exit_ = Exit(code=None, codes=(None, -9), first=1, first_s=0.5, ended_for="straggling", wall_s=1.5)
+    answer = HostAnswer(exit=exit_, files={"report.json": b"{}", "stack-1.txt": b"\xff\0"}, log=b"caf\xe9\n")
+    assert HostAnswer.model_validate_json(answer.model_dump_json()) == answer
+
+
+def test_of_a_hosts_answer_only_its_own_ranks_files_are_written(tmp_path: Path) -> None:
+    names = ["report.json", "report-2.json", "stack-2.txt", "../outside", "job.json"]
+    answer = HostAnswer(
+        exit=Exit(code=0, codes=(0, 0), wall_s=1.0), files=dict.fromkeys(names, b"told"), log=b"printed\n"
+    )
+    folder = tmp_path / "trial"
+    folder.mkdir()
+    launch = Launch(folder=TrialFolder(folder), log=tmp_path / "log", deadline_s=1.0, ranks=2)
+    second = OneHost(node="n", name="second", address="", actor=None, bundle={})
+    _collect(launch, [(second, PARTS[1])], [answer], None)
+    assert sorted(path.name for path in folder.iterdir()) == ["report-2.json", "stack-2.txt"]
+    assert (tmp_path / "log").read_bytes() == b"[second, ranks 2 to 3]\nprinted\n"
+    assert not (tmp_path / "outside").exists()
 
 
 # The blocks of a trial under way

@@ -63,10 +63,11 @@ class ForkServerLauncher:
         try:
             return watch(launch, self._token, partial(self._fork, launch))
         except _BadForkError:
-            return self.launch(launch)
+            pass  # the trial begins below: what it raises must not name this as its context
         finally:
             if self._server is None or not self._server.reap():
                 self.close()  # the server's next answer would be to the trial that is gone
+        return self.launch(launch)
 
     def close(self) -> None:
         """End the server and all processes that have its token."""

@@ -153,12 +153,14 @@ class LogFile:
     """
 
     def __init__(self, path: Path) -> None:
+        self._pipe, self.output = os.pipe()
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         except OSError as error:
+            os.close(self._pipe)
+            os.close(self.output)
             raise disk_error(path, error) from error
         self._file: BinaryIO = open(descriptor, "wb", buffering=0)  # noqa: PTH123, SIM115 - a descriptor, closed by close()
-        self._pipe, self.output = os.pipe()
         os.set_blocking(self._pipe, False)
         self._room, self._dropped = _HEAD_BYTES, 0
         self._tail = bytearray()

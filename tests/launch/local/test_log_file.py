@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -49,6 +50,17 @@ def test_a_log_that_cannot_be_written_is_told_and_leaves_no_descriptor(tmp_path:
     before = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(RunFolderError, match="can't be written"):
         LogFile(tmp_path / "absent" / "log")
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_where_no_pipe_can_be_had_nothing_of_a_log_stays_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pipe() -> tuple[int, int]:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "pipe", pipe)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(OSError, match="Too many open files"):
+        LogFile(tmp_path / "log")
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
