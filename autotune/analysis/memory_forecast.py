@@ -49,6 +49,7 @@ def _queue(config: TrainingConfig) -> float:
     return config.num_workers * config.batches_per_worker
 
 
+# Mean and standard deviation in shares of the highest peak seen: our own conventions.
 _TERMS = (
     _Term(0.5, 1.0, lambda _: 1.0),
     _Term(0.5, 0.5, lambda _: 1.0, grows=True),

@@ -137,6 +137,8 @@ class _Process:
         return self.level_sd**2 + effects + self.interaction_sd**2 + self.pair_sd**2
 
 
+# Standard deviations of the logarithm of a rate, and lengths in doublings: our own conventions, which
+# benchmarks/regret.py judges together. The first two effects of a side may interact (pair_sd).
 _LOADER = _Process(
     effects=(
         _Effect(_workers, sd=0.8, length=1.5),

@@ -26,7 +26,7 @@ GPM_SOURCE = "GPM graphics utilization"
 NVML_SOURCE = "NVML utilization"
 WAIT_SOURCE = "1 - data wait"
 _RANKS = {PROFILER_SOURCE: 0, GPM_SOURCE: 1, NVML_SOURCE: 2, WAIT_SOURCE: 4}
-_RANK_OF_OTHERS = 3
+_RANK_OF_OTHERS = 3  # a source of another version is worth more than the loop's waits
 _AGREE_WITHIN = 0.10  # our convention
 
 _Fraction = Annotated[float, Field(ge=0, le=1)]

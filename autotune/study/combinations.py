@@ -33,7 +33,7 @@ _ALL_UP_TO = 4096  # combinations of a space of which every one is a candidate
 _RANDOM = 1500  # of a larger space
 _ALL_VALUES_UP_TO = 40  # values of a setting that are all varied
 _SPREAD_VALUES = 24  # of a longer range, beside the nearest values on each side
-_NEAREST = 2
+_NEAREST = 2  # values on each side
 
 
 @dataclass(slots=True)

@@ -38,7 +38,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PR_SET_CHILD_SUBREAPER = 36  # as above: orphans below the server become its children
 _SWEEP_WITHIN_S = 5.0  # our convention, as the parent's (process_tree.py)
 _OOM_SCORE_ADJ = "800"  # man 5 proc: of -1000 to 1000; the kernel spares the caller
-_MESSAGE_BYTES = 64 * 1024
+_MESSAGE_BYTES = 64 * 1024  # a request names a folder and some numbers
 
 
 def serve(descriptor: int) -> None:

@@ -30,7 +30,7 @@ _FLOODED_TICK_S = 0.001  # a full pipe blocks the process that prints
 _RAM_CHECK_S = 0.5
 _WORTH_A_CHECK = 0.5  # of the ceiling gone from the machine's free RAM: to sum up the process tree costs the trial time
 _CHECKS_ANYWAY = 10  # one check in so many is made in any case: other processes may have freed RAM meanwhile
-_LAST_EXIT_WITHIN_S = 5.0
+_LAST_EXIT_WITHIN_S = 5.0  # for the codes of ranks that were killed
 _STACKS_WITHIN_S = 2.0  # all ranks write theirs at about the same time; those before the deadline come later than this
 _FOLLOW_WITHIN_S = 5.0  # gloo's ranks notice a closed connection at once and report it; NCCL's would wait for minutes
 _HEAD_BYTES = _TAIL_BYTES = 256 * 1024  # some thousand lines of each

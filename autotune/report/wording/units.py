@@ -34,7 +34,7 @@ NO_VALUE = "–"  # noqa: RUF001 - an en dash is the usual sign for "no figure" 
 """Stands where nothing was measured."""
 _BAR_CELLS = 30
 """Length of the bar that stands for the whole: our convention, a third of a terminal."""
-_MOST_DECIMALS = 3
+_MOST_DECIMALS = 3  # our convention
 
 
 def format_bytes(size: float) -> str:
