@@ -12,8 +12,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, log
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -21,24 +19,17 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
 from autotune import TrainingConfig, TrialRecord
-from autotune.api.setup import runner_for
-from autotune.files.run_folder import open_run_folder
 from autotune.records.trial import TrialResult
 from autotune.report.wording import say
-from autotune.settings.budget import Budget
 from autotune.settings.contradictions import NEUTRAL_WITHOUT_WORKERS
 from autotune.settings.objective import Objective
 from autotune.settings.plan import Plan
 from autotune.settings.search_options import Method
 from autotune.settings.search_space import SearchSpace
 from autotune.settings.workload import Workload
-from autotune.study.study import Study
-from autotune.tuning.confirmation import Finals
 from autotune.tuning.loop import Search
-from autotune.tuning.probe import probe_workload
-from autotune.tuning.proposers import make_proposer
-from autotune.tuning.selection import select
-from autotune.tuning.time_budget import Clock, TimeBudget
+from autotune.tuning.outcomes import SearchOutcome
+from benchmarks.replay.product import search_whole
 from benchmarks.replay.replay import ReplayLauncher, Surface
 
 __all__ = ["METHODS", "Course", "Step"]
@@ -137,33 +128,23 @@ def _search(surface: Surface, seed: int, method: Method) -> Course:
         objective=Objective(memory_limit=surface.limit_bytes),
         seed=seed,
     )
-    steps, baseline_s = list[Step](), 0.0
-    with TemporaryDirectory() as path, open_run_folder(Path(path), fresh=False) as folder:
-        runner, space = probe_workload(plan, runner_for(plan, folder, launcher))
-        study = Study.open(None, space, identity={}, seed=seed, method=method)
+    steps, baseline_s, course = list[Step](), 0.0, Course([], 0.0, 0, 0)
 
-        def note(record: TrialRecord) -> None:
-            nonlocal baseline_s
-            if record.number == 0:
-                baseline_s = launcher.now_s
-            best = search.best
-            steps.append(Step(launcher.now_s - baseline_s, surface.baseline if best is None else best.config))
+    def note(search: Search, record: TrialRecord) -> None:
+        nonlocal baseline_s
+        if record.number == 0:
+            baseline_s = launcher.now_s
+        best = search.best
+        steps.append(Step(launcher.now_s - baseline_s, surface.baseline if best is None else best.config))
 
-        clock = Clock(None, started=0.0, now=launcher.now)
-        search = Search(
-            time=TimeBudget(study=study, budget=Budget(), clock=clock),
-            runner=runner,
-            show=lambda _: None,
-            on_record=note,
-            proposer=make_proposer(study, seed=seed),
-        )
-        found = search.run()
+    def keep(found: SearchOutcome) -> None:
+        nonlocal course
         ended = "" if found.ended_because is None else say(found.ended_because)
         course = Course(steps, launcher.now_s - baseline_s, launcher.trials - 1, launcher.out_of_memory, ended)
-        sure = Finals(found=found, runner=runner, clock=clock, show=lambda _: None).run()
-        recommended = select(found, sure)
-        if recommended is not None:
-            course.confirmed = recommended.config.model_copy(update={"lr": surface.baseline.lr})
+
+    recommended = search_whole(plan, launcher, method=method, on_record=note, on_found=keep).recommendation
+    if recommended is not None:
+        course.confirmed = recommended.config.model_copy(update={"lr": surface.baseline.lr})
     return course
 
 

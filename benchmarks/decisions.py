@@ -1,0 +1,177 @@
+"""Are the decisions right? Whole searches on simulated machines whose truth is known (replay/simulated.py).
+
+For each spread between runs and each gain that there is to win: how often a search says "faster", how often that is
+false, whether the ratio's 95 % interval holds the truth, how far the claim lies from it, what a user who follows the
+recommendation loses to the best. Each share stands with Wilson's 95 % interval. "Not decided" is counted by itself.
+
+    decisions.py                    400 searches with nothing to win, 200 for each gain, at each spread
+    decisions.py --searches 40      fewer, and half as many for each gain
+    decisions.py --only 5           one spread between runs, in per cent
+    decisions.py --fresh            all anew; otherwise parts that the file holds already stay
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from math import log
+from statistics import fmean, median
+from typing import Any
+
+import torch
+from scipy.stats import binomtest
+
+from autotune import TrainingConfig
+from autotune.settings.objective import Objective
+from autotune.settings.plan import Plan
+from autotune.settings.search_space import SearchSpace
+from autotune.settings.workload import Workload
+from autotune.worker.setup.machine import usable_cores
+from benchmarks.measures.recording import (
+    describe_machine,
+    git_revision,
+    make_parser,
+    print_table,
+    read_results,
+    say,
+    start_recording,
+)
+from benchmarks.replay.product import search_whole
+from benchmarks.replay.simulated import Noise, SimulatedMachine
+
+SPREADS = (0.015, 0.05, 0.1)
+"""Between two runs of the same settings: an idle machine, a shared one, one under load."""
+GAINS = (0.0, 0.03, 0.1, 0.5)
+_RATE = 1000.0
+_BASELINE = TrainingConfig(micro_batch_size=32, num_workers=0)
+_SPACE = {
+    "micro_batch_size": [32],
+    "grad_accum_steps": [1],
+    "num_workers": [0, 1, 2, 4],
+    "prefetch_factor": [2, 4],
+    "persistent_workers": [False],
+    "amp_dtype": ["float32", "bfloat16"],
+    "intra_op_threads": [None, 1],
+}
+_CARRIERS: tuple[Callable[[TrainingConfig], bool], ...] = (
+    lambda config: config.amp_dtype == "bfloat16",
+    lambda config: config.intra_op_threads == 1,
+    lambda config: config.num_workers >= 2,
+)
+"""What may bring the gain: one of these in each search, by its seed. Everything else changes nothing."""
+
+
+def main() -> int:
+    arguments = _parse()
+    recording = start_recording("decisions", arguments, describe_machine("cpu"))
+    recording.results.update(read_results(recording.path, fresh=arguments.fresh))
+    searches = 4 if arguments.quick else arguments.searches
+    with ProcessPoolExecutor(usable_cores(), initializer=torch.set_num_threads, initargs=(1,)) as processes:
+        for spread in [spread for spread in SPREADS if arguments.only in {None, round(100 * spread, 3)}]:
+            for gain in GAINS:
+                name = f"spread {100 * spread:g} %, gain {100 * gain:g} %"
+                count = searches if gain == 0 else max(1, searches // 2)
+                if len(recording.results.get(name, {}).get("searches", ())) >= count:
+                    continue
+                tasks = [(spread, gain, seed) for seed in range(count)]
+                ended = list(processes.map(decide, tasks))
+                recording.add(name, {"revision": git_revision(), **summarise(ended, gain), "searches": ended})
+                say(name)
+    _print_tables(recording.results)
+    print(f"\n{recording.path}")
+    return 0
+
+
+def decide(task: tuple[float, float, int]) -> dict[str, Any]:
+    """One whole search: what it says, and what is true."""
+    spread, gain, seed = task
+    carries = _CARRIERS[seed % len(_CARRIERS)]
+
+    def truth(config: TrainingConfig) -> float:
+        return _RATE * (1 + gain) if carries(config) else _RATE
+
+    plan = Plan(
+        name="decisions",
+        workload=Workload(model=None, dataset=None),
+        baseline=_BASELINE,
+        space=SearchSpace.model_validate(_SPACE),
+        objective=Objective(global_batch="keep"),
+        seed=seed,
+    )
+    machine = SimulatedMachine(truth, Noise(between_runs=spread), seed)
+    ended = search_whole(plan, machine)
+    found = ended.recommendation
+    assert found is not None, "every configuration runs"
+    claim = found.speedup if found.number != 0 else None  # of the baseline over itself nothing is claimed
+    return {
+        "seed": seed,
+        "verdict": found.verdict,
+        "claim": None if claim is None else [claim.value, claim.low, claim.high],
+        "truth": truth(found.config) / _RATE,
+        "best": 1 + gain,
+        "trials": len(ended.found.records),
+        "search_s": round(ended.search_s, 1),
+        "whole_s": round(machine.now_s, 1),
+    }
+
+
+def summarise(ended: Sequence[dict[str, Any]], gain: float) -> dict[str, Any]:
+    """Shares with their intervals, biases and seconds over searches with one gain."""
+    claims = [(one["claim"], one["truth"]) for one in ended if one["claim"] is not None]
+    faster = [one for one in ended if one["verdict"] == "faster"]
+    said = [(claim, truth) for claim, truth in claims if claim is not None]
+    bias = [one["claim"][0] - one["truth"] for one in faster if one["claim"] is not None]
+    return {
+        "said_faster": _share(len(faster), len(ended)),
+        "false_faster": _share(sum(one["truth"] <= 1 for one in faster), len(ended)),
+        "found": None if gain == 0 else _share(sum(one["truth"] > 1 for one in faster), len(ended)),
+        "recommended_the_gain": None if gain == 0 else _share(sum(one["truth"] > 1 for one in ended), len(ended)),
+        "not_decided": _share(sum(one["verdict"] == "unconfirmed" for one in ended), len(ended)),
+        "covered": _share(sum(low <= truth <= high for (_, low, high), truth in said), len(said)) if said else None,
+        "bias_of_said_faster": fmean(bias) if bias else None,
+        "half_width": median(log(high / low) / 2 for (_, low, high), _ in said if low > 0) if said else None,
+        "regret": fmean(1 - one["truth"] / one["best"] for one in ended),
+        "whole_s": median(one["whole_s"] for one in ended),
+    }
+
+
+def _share(count: int, total: int) -> list[float]:
+    """A share with Wilson's 95 % interval."""
+    interval = binomtest(count, total).proportion_ci(0.95, method="wilson")
+    return [count / total, float(interval.low), float(interval.high)]
+
+
+def _print_tables(results: dict[str, Any]) -> None:
+    head = ("", "faster", "false", "covered", "bias", "undecided", "regret", "seconds")
+    rows = [
+        (
+            name,
+            _shown(part["said_faster"]),
+            _shown(part["false_faster"]),
+            _shown(part["covered"]),
+            "–" if part["bias_of_said_faster"] is None else f"{100 * part['bias_of_said_faster']:+.1f}",  # noqa: RUF001
+            _shown(part["not_decided"]),
+            f"{100 * part['regret']:.1f} %",
+            f"{part['whole_s']:.0f}",
+        )
+        for name, part in results.items()
+    ]
+    print_table("Whole searches: shares in per cent, the claim's bias in points", head, rows)
+
+
+def _shown(share: list[float] | None) -> str:
+    return "–" if share is None else f"{100 * share[0]:.1f}"  # noqa: RUF001 - the usual sign for no figure
+
+
+def _parse() -> argparse.Namespace:
+    parser = make_parser(__doc__ or "", "four searches of each kind")
+    parser.add_argument("--searches", type=int, default=400, metavar="N", help="with nothing to win (%(default)s)")
+    parser.add_argument("--only", type=float, metavar="PERCENT", help="this spread between runs alone")
+    parser.add_argument("--fresh", action="store_true", help="every part anew")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

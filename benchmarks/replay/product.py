@@ -1,0 +1,73 @@
+"""The product's whole search over a launcher with a clock of its own: probe, search, confirmation, selection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Protocol
+
+from autotune import TrialRecord
+from autotune.api.setup import runner_for
+from autotune.files.run_folder import open_run_folder
+from autotune.launch.launcher import Launcher
+from autotune.records.recommendation import Recommendation
+from autotune.settings.budget import Budget
+from autotune.settings.plan import Plan
+from autotune.settings.search_options import Method
+from autotune.study.study import Study
+from autotune.tuning.confirmation import Finals
+from autotune.tuning.loop import Search
+from autotune.tuning.outcomes import SearchOutcome
+from autotune.tuning.probe import probe_workload
+from autotune.tuning.proposers import make_proposer
+from autotune.tuning.selection import select
+from autotune.tuning.time_budget import Clock, TimeBudget
+
+__all__ = ["Timed", "WholeSearch", "search_whole"]
+
+
+class Timed(Launcher, Protocol):
+    """A launcher that knows what time it is."""
+
+    def now(self) -> float:
+        """Seconds of the device so far."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeSearch:
+    """What came of it."""
+
+    found: SearchOutcome
+    recommendation: Recommendation | None
+    search_s: float
+    """When the search had ended and the confirmation began, by the launcher's clock."""
+
+
+def search_whole(
+    plan: Plan,
+    launcher: Timed,
+    *,
+    method: Method = "model",
+    on_record: Callable[[Search, TrialRecord], None] = lambda *_: None,
+    on_found: Callable[[SearchOutcome], None] = lambda _: None,
+) -> WholeSearch:
+    """Search without a time-out, and confirm; `on_record` sees each trial, `on_found` the end of the search."""
+    with TemporaryDirectory() as path, open_run_folder(Path(path), fresh=False) as folder:
+        runner, space = probe_workload(plan, runner_for(plan, folder, launcher))
+        study = Study.open(None, space, identity={}, seed=plan.seed, method=method)
+        clock = Clock(None, started=0.0, now=launcher.now)
+        search = Search(
+            time=TimeBudget(study=study, budget=Budget(), clock=clock),
+            runner=runner,
+            show=lambda _: None,
+            on_record=lambda record: on_record(search, record),
+            proposer=make_proposer(study, seed=plan.seed),
+        )
+        found = search.run()
+        search_s = launcher.now()
+        on_found(found)
+        sure = Finals(found=found, runner=runner, clock=clock, show=lambda _: None).run()
+        return WholeSearch(found=found, recommendation=select(found, sure), search_s=search_s)
