@@ -1,8 +1,9 @@
 """Are the decisions right? Whole searches on simulated machines whose truth is known (replay/simulated.py).
 
 For each spread between runs and each gain that there is to win: how often a search says "faster", how often that is
-false, whether the ratio's 95 % interval holds the truth, how far the claim lies from it, what a user who follows the
-recommendation loses to the best. Each share stands with Wilson's 95 % interval. "Not decided" is counted by itself.
+false, whether the 95 % interval of the ratio holds the truth (of the claim, and of every finalist over the baseline,
+chosen or not), how far the claim lies from it, what a user who follows the recommendation loses to the best. Each share
+stands with Wilson's 95 % interval in the file. "Not decided" is counted by itself.
 
     decisions.py                    400 searches with nothing to win, 200 for each gain, at each spread
     decisions.py --searches 40      fewer, and half as many for each gain
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from math import log
 from statistics import fmean, median
@@ -24,6 +25,8 @@ import torch
 from scipy.stats import binomtest
 
 from autotune import TrainingConfig
+from autotune.analysis.selection_rules import ratio_of
+from autotune.records.recommendation import Confirmation
 from autotune.settings.objective import Objective
 from autotune.settings.plan import Plan
 from autotune.settings.search_space import SearchSpace
@@ -109,6 +112,7 @@ def decide(task: tuple[float, float, int]) -> dict[str, Any]:
         "seed": seed,
         "verdict": found.verdict,
         "claim": None if claim is None else [claim.value, claim.low, claim.high],
+        "finalists": list(_finalists(found.confirmations, truth)),
         "truth": truth(found.config) / _RATE,
         "best": 1 + gain,
         "trials": len(ended.found.records),
@@ -117,11 +121,21 @@ def decide(task: tuple[float, float, int]) -> dict[str, Any]:
     }
 
 
+def _finalists(entrants: Sequence[Confirmation], truth: Callable[[TrainingConfig], float]) -> Iterator[list[float]]:
+    """Of each entrant but the baseline, its ratio over the baseline with both ends, and the true one."""
+    baseline = next((entrant for entrant in entrants if entrant.number == 0), None)
+    for entrant in entrants:
+        ratio = None if baseline is None or entrant.number == 0 else ratio_of(entrant, baseline)
+        if ratio is not None:
+            yield [ratio.value, ratio.low, ratio.high, truth(entrant.config) / _RATE]
+
+
 def summarise(ended: Sequence[dict[str, Any]], gain: float) -> dict[str, Any]:
     """Shares with their intervals, biases and seconds over searches with one gain."""
     claims = [(one["claim"], one["truth"]) for one in ended if one["claim"] is not None]
     faster = [one for one in ended if one["verdict"] == "faster"]
     said = [(claim, truth) for claim, truth in claims if claim is not None]
+    finalists = [finalist for one in ended for finalist in one["finalists"]]
     bias = [one["claim"][0] - one["truth"] for one in faster if one["claim"] is not None]
     return {
         "said_faster": _share(len(faster), len(ended)),
@@ -129,28 +143,32 @@ def summarise(ended: Sequence[dict[str, Any]], gain: float) -> dict[str, Any]:
         "found": None if gain == 0 else _share(sum(one["truth"] > 1 for one in faster), len(ended)),
         "recommended_the_gain": None if gain == 0 else _share(sum(one["truth"] > 1 for one in ended), len(ended)),
         "not_decided": _share(sum(one["verdict"] == "unconfirmed" for one in ended), len(ended)),
-        "covered": _share(sum(low <= truth <= high for (_, low, high), truth in said), len(said)) if said else None,
+        "claims_covered": _share(sum(low <= truth <= high for (_, low, high), truth in said), len(said)),
+        "finalists_covered": _share(sum(low <= truth <= high for _, low, high, truth in finalists), len(finalists)),
         "bias_of_said_faster": fmean(bias) if bias else None,
-        "half_width": median(log(high / low) / 2 for (_, low, high), _ in said if low > 0) if said else None,
+        "half_width": median(log(high / low) / 2 for _, low, high, _ in finalists) if finalists else None,
         "regret": fmean(1 - one["truth"] / one["best"] for one in ended),
         "whole_s": median(one["whole_s"] for one in ended),
     }
 
 
-def _share(count: int, total: int) -> list[float]:
-    """A share with Wilson's 95 % interval."""
+def _share(count: int, total: int) -> list[float] | None:
+    """A share with Wilson's 95 % interval; None of nothing."""
+    if total == 0:
+        return None
     interval = binomtest(count, total).proportion_ci(0.95, method="wilson")
     return [count / total, float(interval.low), float(interval.high)]
 
 
 def _print_tables(results: dict[str, Any]) -> None:
-    head = ("", "faster", "false", "covered", "bias", "undecided", "regret", "seconds")
+    head = ("spread, gain", "faster", "false", "claims", "finalists", "bias", "open", "regret", "s")
     rows = [
         (
-            name,
+            name.replace("spread ", "").replace("gain ", ""),
             _shown(part["said_faster"]),
             _shown(part["false_faster"]),
-            _shown(part["covered"]),
+            _shown(part["claims_covered"]),
+            _shown(part["finalists_covered"]),
             "–" if part["bias_of_said_faster"] is None else f"{100 * part['bias_of_said_faster']:+.1f}",  # noqa: RUF001
             _shown(part["not_decided"]),
             f"{100 * part['regret']:.1f} %",
@@ -158,7 +176,10 @@ def _print_tables(results: dict[str, Any]) -> None:
         )
         for name, part in results.items()
     ]
-    print_table("Whole searches: shares in per cent, the claim's bias in points", head, rows)
+    title = (
+        'Whole searches: said "faster", falsely so; claims and finalists whose interval holds the truth; in per cent'
+    )
+    print_table(title, head, rows)
 
 
 def _shown(share: list[float] | None) -> str:

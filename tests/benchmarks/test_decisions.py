@@ -61,15 +61,17 @@ def test_a_large_gain_on_an_idle_machine_is_found_and_the_same_seed_decides_alik
 
 
 def test_shares_count_what_is_false_found_and_covered() -> None:
-    parts = {"best": 1.1, "whole_s": 10.0}
+    finalists = [[1.2, 1.15, 1.25, 1.1], [1.1, 1.0, 1.2, 1.0], [1.0, 0.9, 1.1, 1.0]]
+    parts: dict[str, Any] = {"best": 1.1, "whole_s": 10.0, "finalists": []}
     ended: list[dict[str, Any]] = [
         {"verdict": "faster", "claim": [1.2, 1.15, 1.25], "truth": 1.1, **parts},
         {"verdict": "faster", "claim": [1.1, 1.0, 1.2], "truth": 1.0, **parts},
         {"verdict": "already_best", "claim": None, "truth": 1.0, **parts},
-        {"verdict": "unconfirmed", "claim": None, "truth": 1.0, **parts},
+        {"verdict": "unconfirmed", "claim": None, "truth": 1.0, **parts, "finalists": finalists},
     ]
     found = summarise(ended, 0.1)
     assert (found["said_faster"][0], found["false_faster"][0], found["found"][0]) == (0.5, 0.25, 0.25)
-    assert (found["covered"][0], found["not_decided"][0]) == (0.5, 0.25)
+    assert (found["claims_covered"][0], found["not_decided"][0]) == (0.5, 0.25)
+    assert found["finalists_covered"][0] == pytest.approx(2 / 3)
     assert found["bias_of_said_faster"] == pytest.approx(0.1)
     assert found["said_faster"][1:] == pytest.approx([0.150, 0.850], abs=1e-3)  # Wilson, two of four
