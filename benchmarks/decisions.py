@@ -26,7 +26,7 @@ from scipy.stats import binomtest
 
 from autotune import TrainingConfig
 from autotune.analysis.selection_rules import ratio_of
-from autotune.records.recommendation import Confirmation
+from autotune.records.recommendation import Confirmation, Ratio
 from autotune.settings.objective import Objective
 from autotune.settings.plan import Plan
 from autotune.settings.search_space import SearchSpace
@@ -58,6 +58,7 @@ _SPACE = {
     "amp_dtype": ["float32", "bfloat16"],
     "intra_op_threads": [None, 1],
 }
+_NESTED, _NO_BRACKETS = {"claim", "finalists"}, str.maketrans("[],", "   ")
 _CARRIERS: tuple[Callable[[TrainingConfig], bool], ...] = (
     lambda config: config.amp_dtype == "bfloat16",
     lambda config: config.intra_op_threads == 1,
@@ -76,11 +77,12 @@ def main() -> int:
             for gain in GAINS:
                 name = f"spread {100 * spread:g} %, gain {100 * gain:g} %"
                 count = searches if gain == 0 else max(1, searches // 2)
-                if len(recording.results.get(name, {}).get("searches", ())) >= count:
+                if recording.results.get(name, {}).get("count", 0) >= count:
                     continue
                 tasks = [(spread, gain, seed) for seed in range(count)]
                 ended = list(processes.map(decide, tasks))
-                recording.add(name, {"revision": git_revision(), **summarise(ended, gain), "searches": ended})
+                figures = {"revision": git_revision(), "count": count, **summarise(ended, gain)}
+                recording.add(name, {**figures, "searches": _columns(ended)})
                 say(name)
     _print_tables(recording.results)
     print(f"\n{recording.path}")
@@ -111,7 +113,7 @@ def decide(task: tuple[float, float, int]) -> dict[str, Any]:
     return {
         "seed": seed,
         "verdict": found.verdict,
-        "claim": None if claim is None else [claim.value, claim.low, claim.high],
+        "claim": None if claim is None else _rounded(claim),
         "finalists": list(_finalists(found.confirmations, truth)),
         "truth": truth(found.config) / _RATE,
         "best": 1 + gain,
@@ -121,13 +123,25 @@ def decide(task: tuple[float, float, int]) -> dict[str, Any]:
     }
 
 
+def _columns(ended: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
+    """The searches by column, a line each in the file: claims and finalists as texts, numbers as they are."""
+    return {
+        key: [" ".join(str(one[key]).translate(_NO_BRACKETS).split()) if key in _NESTED else one[key] for one in ended]
+        for key in ended[0]
+    }
+
+
 def _finalists(entrants: Sequence[Confirmation], truth: Callable[[TrainingConfig], float]) -> Iterator[list[float]]:
     """Of each entrant but the baseline, its ratio over the baseline with both ends, and the true one."""
     baseline = next((entrant for entrant in entrants if entrant.number == 0), None)
     for entrant in entrants:
         ratio = None if baseline is None or entrant.number == 0 else ratio_of(entrant, baseline)
         if ratio is not None:
-            yield [ratio.value, ratio.low, ratio.high, truth(entrant.config) / _RATE]
+            yield [*_rounded(ratio), truth(entrant.config) / _RATE]
+
+
+def _rounded(ratio: Ratio) -> list[float]:
+    return [round(end, 4) for end in (ratio.value, ratio.low, ratio.high)]
 
 
 def summarise(ended: Sequence[dict[str, Any]], gain: float) -> dict[str, Any]:
@@ -176,10 +190,7 @@ def _print_tables(results: dict[str, Any]) -> None:
         )
         for name, part in results.items()
     ]
-    title = (
-        'Whole searches: said "faster", falsely so; claims and finalists whose interval holds the truth; in per cent'
-    )
-    print_table(title, head, rows)
+    print_table('Per cent that say "faster", say it falsely, hold the truth in their interval', head, rows)
 
 
 def _shown(share: list[float] | None) -> str:
