@@ -134,9 +134,9 @@ def _ranks(config: TrainingConfig) -> str:
 
 
 def _left_out(settings: dict[str, Any]) -> Iterator[Problem]:
-    """The settings that are missing: a line that was lost must not turn into a default."""
+    """The settings that are missing, in their order: a line that was lost must not turn into a default."""
     ddp = settings.get("ddp")
-    paths: list[KeyPath] = [(name,) for name in TrainingConfig.model_fields.keys() - _LATER if name not in settings]
+    paths: list[KeyPath] = [(name,) for name in TrainingConfig.model_fields if name not in {*settings, *_LATER}]
     paths += [("ddp", name) for name in DdpConfig.model_fields if name not in ddp] if isinstance(ddp, dict) else []
     for path in paths:
         yield Problem(text="must be given: autotune writes every setting", path=path)

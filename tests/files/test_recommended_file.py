@@ -235,6 +235,22 @@ def test_every_setting_of_ddp_is_written_and_read_back_by_load(tmp_path: Path) -
     assert autotune.load(path) == GROUP
 
 
+def test_a_file_from_before_a_setting_came_is_read_with_its_default(tmp_path: Path) -> None:
+    text = recommended_yaml(summary(GROUP))
+    assert "  in_order: true\n" in text
+    assert autotune.load(write(tmp_path, text.replace("  in_order: true\n", ""))) == GROUP
+
+
+def test_settings_that_are_missing_are_told_in_their_order(tmp_path: Path) -> None:
+    kept = [
+        line for line in recommended_yaml(summary(GROUP)).splitlines() if not line.startswith(("  lr:", "  compile:"))
+    ]
+    with pytest.raises(ConfigError) as caught:
+        autotune.load(write(tmp_path, "\n".join(kept)))
+    told = str(caught.value)
+    assert 0 < told.index("settings.lr: must be given") < told.index("settings.compile: must be given")
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
