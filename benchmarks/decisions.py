@@ -58,7 +58,7 @@ _SPACE = {
     "amp_dtype": ["float32", "bfloat16"],
     "intra_op_threads": [None, 1],
 }
-_NESTED, _NO_BRACKETS = {"claim", "finalists"}, str.maketrans("[],", "   ")
+_NO_BRACKETS = str.maketrans("", "", "[],")
 _CARRIERS: tuple[Callable[[TrainingConfig], bool], ...] = (
     lambda config: config.amp_dtype == "bfloat16",
     lambda config: config.intra_op_threads == 1,
@@ -124,11 +124,12 @@ def decide(task: tuple[float, float, int]) -> dict[str, Any]:
 
 
 def _columns(ended: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
-    """The searches by column, a line each in the file: claims and finalists as texts, numbers as they are."""
-    return {
-        key: [" ".join(str(one[key]).translate(_NO_BRACKETS).split()) if key in _NESTED else one[key] for one in ended]
-        for key in ended[0]
-    }
+    """The searches by column, a line each in the file; the figures of claims and finalists as numbers in a text."""
+    return {key: [_written(one[key]) for one in ended] for key in ended[0]}
+
+
+def _written(value: Any) -> Any:
+    return str(value).translate(_NO_BRACKETS) if isinstance(value, list) else value
 
 
 def _finalists(entrants: Sequence[Confirmation], truth: Callable[[TrainingConfig], float]) -> Iterator[list[float]]:

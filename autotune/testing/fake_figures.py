@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 from autotune.analysis.rates import window_rate
 from autotune.protocol.jobs import TrialJob
@@ -26,6 +27,7 @@ __all__ = [
     "fake_guard",
     "fake_measurement",
     "fake_stress",
+    "fake_window",
 ]
 
 BLOCKS = 10
@@ -181,8 +183,14 @@ def _window(level: float, noise: Callable[[], float], job: TrialJob) -> Window:
     batches = max(1, round(level * job.window.block_s / together))
     samples = batches * together
     durations = [samples / (level * noise()) for _ in range(BLOCKS)]
+    blocks = [Block(samples=samples, batches=batches, seconds=took, data_wait_s=0.0) for took in durations]
+    return fake_window(blocks, "precision")
+
+
+def fake_window(blocks: Sequence[Block], stopped_by: Literal["precision", "time", "deadline"]) -> Window:
+    """A window of these blocks that nothing has disturbed, without a queue of workers and without an epoch's end."""
     return Window(
-        blocks=tuple(Block(samples=samples, batches=batches, seconds=took, data_wait_s=0.0) for took in durations),
+        blocks=tuple(blocks),
         whole_epochs=False,
         epoch_samples=None,
         queue_capacity=0,
@@ -192,5 +200,5 @@ def _window(level: float, noise: Callable[[], float], job: TrialJob) -> Window:
         warm_up_s=0.0,
         is_drained=True,
         is_steady=True,
-        stopped_by="precision",
+        stopped_by=stopped_by,
     )

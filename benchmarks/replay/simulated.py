@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import exp, sqrt
+from typing import Literal
 
 from autotune import TrainingConfig
 from autotune.analysis.rates import window_rate, with_run_spread
@@ -23,7 +24,7 @@ from autotune.records.measurement import Block, Measurement, MemorySample, Windo
 from autotune.records.trial import TrialResult
 from autotune.settings.environment import Environment
 from autotune.testing import FakeLauncher, FakeTrial
-from autotune.testing.fake_figures import fake_environment
+from autotune.testing.fake_figures import fake_environment, fake_window
 
 __all__ = ["Noise", "SimulatedMachine"]
 
@@ -136,7 +137,7 @@ class SimulatedMachine:
                     file.write(f"{blocks[-1].model_dump_json()}\n")
                     if launch.should_end is not None and launch.should_end():
                         return Exit(code=None, ended_for="cancelled", wall_s=self.now_s - begun_s)
-        measurement = self._measurement(_window(blocks).model_copy(update={"stopped_by": ended}), job)
+        measurement = self._measurement(fake_window(blocks, ended), job)
         write_model(launch.folder.report, RankReport(result=TrialResult(outcome="ok", measurement=measurement)))
         return Exit(code=0, wall_s=self.now_s - begun_s)
 
@@ -167,24 +168,11 @@ class SimulatedMachine:
         )
 
 
-def _window(blocks: list[Block]) -> Window:
-    return Window(
-        blocks=tuple(blocks),
-        whole_epochs=False,
-        epoch_samples=None,
-        queue_capacity=0,
-        queue_at_start=0,
-        queue_at_end=0,
-        warm_up_batches=1,
-        warm_up_s=0.0,
-        is_drained=True,
-        is_steady=True,
-        stopped_by="time",
-    )
-
-
-def _end_of_window(blocks: list[Block], rules: WindowRules) -> str | None:
+def _end_of_window(blocks: list[Block], rules: WindowRules) -> Literal["precision", "time"] | None:
     """Why a window ends, by the rule of worker/measure/loop: its interval is narrow, or its time is over."""
-    if len(blocks) >= BATCH_MEANS and window_rate(_window(blocks)).relative_half_width <= rules.precision:
+    if (
+        len(blocks) >= BATCH_MEANS
+        and window_rate(fake_window(blocks, "precision")).relative_half_width <= rules.precision
+    ):
         return "precision"
     return "time" if sum(block.seconds for block in blocks) >= rules.max_s else None
