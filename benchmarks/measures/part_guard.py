@@ -71,6 +71,7 @@ def _work(work: Callable[[Keep], Mapping[str, Any]], folder: Path, kept: Path, l
     """The forked process: figures go to a file, whole each time; where it stands shortly before its end to another."""
     os.environ[_MARK] = token  # of whatever it starts
     stack = (folder / "stack").open("w")
+    faulthandler.disable()  # `enable` alone leaves a handler that a library has put over an earlier one's, as Ray does
     faulthandler.enable(stack)
     faulthandler.dump_traceback_later(0.98 * limit_s, file=stack)
     known: Figures = {}
