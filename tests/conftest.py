@@ -54,7 +54,7 @@ LONGEST = (
     "tuning/test_loop_slots.py",
     "study/test_study.py",
     "api/test_executor.py",
-    "analysis/test_rate_model.py",
+    "analysis/forecast/test_rate_model.py",
     "tuning/test_warm_start.py",
     "api/test_check.py",
     "launch/test_guard_and_stress.py",
@@ -142,6 +142,14 @@ def disk_of(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
             return place
 
         yield mount
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No search of a test learns from the user's cache, nor writes there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from itertools import starmap
 from typing import Any, cast
 
-from autotune.analysis.rates import window_rate, with_run_spread
+from autotune.analysis.decisions.run_spread import assumed_spread, with_run_spread
+from autotune.analysis.rates import window_rate
 from autotune.note import Note, note
 from autotune.records.ceilings import Ceiling
 from autotune.records.conditions import DeviceConditions
+from autotune.records.host_load import HostLoad
 from autotune.records.measurement import Block, Ceilings, Measurement, MemorySample, Window
 from autotune.settings.environment import DeviceKind
 
@@ -42,7 +44,7 @@ def merged_measurement(parts: Sequence[Measurement]) -> Measurement:
     ranks = tuple(rank for part in parts for rank in part.ranks)
     kind = cast("DeviceKind", ranks[0].device.partition(":")[0]) if ranks else "cpu"
     window = _merged_window([part.window for part in parts])
-    rate, ceilings = with_run_spread(window_rate(window), kind), _merged_ceilings(parts)
+    rate, ceilings = with_run_spread(window_rate(window), assumed_spread(kind)), _merged_ceilings(parts)
     memory = _merged_memory(parts, is_ram=kind == "cpu")
     waiting = max(parts, key=lambda part: part.data_wait_fraction)
     idle = min(parts, key=lambda part: 1.0 if part.busy_fraction is None else part.busy_fraction)
@@ -54,6 +56,7 @@ def merged_measurement(parts: Sequence[Measurement]) -> Measurement:
             "samples_per_s": rate.value,
             "samples_per_s_ci": (rate.low, rate.high),
             "conditions": merged_conditions([part.conditions for part in parts]),
+            "host_load": _merged_load(parts),
             "memory": memory,
             "peak_memory_bytes": memory.peak_bytes,
             "ceilings": ceilings,
@@ -141,12 +144,31 @@ def _merged_memory(parts: Sequence[Measurement], *, is_ram: bool) -> MemorySampl
         retries = [sample.alloc_retries for sample in samples if sample.alloc_retries is not None]
         worst = max(samples, key=lambda sample: sample.peak_bytes)  # ranks in step all wait for whichever has no room
         return worst.model_copy(update={"alloc_retries": max(retries, default=None)})
-    by_host: dict[int, list[int]] = {}
-    for part in parts:
-        by_host.setdefault(part.ranks[0].host if part.ranks else 0, []).append(part.memory.peak_bytes)
-    host = max(by_host.values(), key=sum)
+    by_host = [[part.memory.peak_bytes for part in ranks] for ranks in _by_host(parts)]
+    host = max(by_host, key=sum)
     which = f"all {len(samples)} ranks" if len(by_host) == 1 else f"{len(host)} ranks of one host"
     return MemorySample(peak_bytes=sum(host), source=f"{samples[0].source}, {which}")
+
+
+def _merged_load(parts: Sequence[Measurement]) -> HostLoad | None:
+    """That of the host which others loaded most, where all ranks count as the trial's own; None where unknown."""
+    hosts = []
+    for ranks in _by_host(parts):
+        loads = [part.host_load for part in ranks if part.host_load is not None]
+        if len(loads) < len(ranks):
+            return None
+        longest = max(loads, key=lambda load: load.seconds)
+        shares = [load.own_s / load.seconds for load in loads]  # the ranks' readings lie a moment apart
+        hosts.append(longest.model_copy(update={"own_s": sum(shares) * longest.seconds}))
+    return max(hosts, key=lambda load: load.others_cores)
+
+
+def _by_host(parts: Sequence[Measurement]) -> list[list[Measurement]]:
+    """The ranks on each host."""
+    found: dict[int, list[Measurement]] = {}
+    for part in parts:
+        found.setdefault(part.ranks[0].host if part.ranks else 0, []).append(part)
+    return list(found.values())
 
 
 def _merged_remarks(parts: Sequence[Measurement]) -> tuple[Note, ...]:

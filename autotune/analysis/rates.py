@@ -1,25 +1,18 @@
-"""The rate that a window shows, and the interval in which another run of the same settings would lie.
+"""The rate that a window shows, with the interval that its own blocks tell.
 
-The stop rule of a window and the Measurement use the same `window_rate`. Its interval comes from batch means;
-`with_run_spread` joins it with the usual spread between runs, which no window can show by itself. Pure.
+The stop rule of a window and the Measurement use the same `window_rate`. What runs differ by beyond that, no window can
+show by itself: `run_spread` widens the interval. Pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import hypot, inf
+from math import inf
 
-from autotune.analysis.statistics import NORMAL_95, batch_means_half_width
+from autotune.analysis.statistics import batch_means_half_width
 from autotune.records.measurement import Block, Rate, Window
-from autotune.settings.environment import DeviceKind
 
-__all__ = ["RUN_SPREAD", "mean_rate", "window_rate", "with_run_spread"]
-
-RUN_SPREAD: dict[DeviceKind, float] = {"cpu": 0.015}
-"""Relative standard deviation between runs of the same settings. Source: benchmarks/fidelity.py, whose plain runs lay
-3.6 and 1.9 % apart in two settings of four and three (a range of that many values is about twice their deviation)."""
-_OTHER_RUN_SPREAD = 0.005
-"""On an accelerator: our convention until benchmarks/gpu.py has measured it."""
+__all__ = ["mean_rate", "window_rate"]
 
 
 def mean_rate(blocks: Sequence[Block]) -> tuple[float, float]:
@@ -45,21 +38,6 @@ def window_rate(window: Window) -> Rate:
         value=_with_restarts(steady, window),
         low=_with_restarts(max(steady - half, 0.0), window),
         high=_with_restarts(mean + half, window),
-    )
-
-
-def with_run_spread(rate: Rate, device_kind: DeviceKind) -> Rate:
-    """The same rate with the interval that another run of the same settings keeps to, not this window alone.
-
-    Blocks of one window share what a process happens to get: its memory's layout, the clock, the neighbours of the
-    minute. Runs of the same settings therefore spread more than batch means can tell; that spread is joined to the
-    window's own half-widths in quadrature.
-    """
-    run = NORMAL_95 * RUN_SPREAD.get(device_kind, _OTHER_RUN_SPREAD) * rate.value
-    return Rate(
-        value=rate.value,
-        low=max(0.0, rate.value - hypot(rate.value - rate.low, run)),
-        high=rate.value + hypot(rate.high - rate.value, run),
     )
 
 

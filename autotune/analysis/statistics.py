@@ -1,4 +1,4 @@
-"""Intervals for rates and ratios. Pure functions over numbers; no measuring here.
+"""Quantiles, and the interval of a rate by batch means. Pure functions over numbers; no measuring here.
 
 Sources: batch means with t quantiles, Law, "Simulation Modeling and Analysis", 5th ed., section 9.5.3; the fixed
 number of about ten batches, Schmeiser 1982, "Batch size effects in the analysis of simulation output".
@@ -8,13 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from math import exp, inf, log, sqrt
-from statistics import NormalDist, fmean, stdev
+from math import inf, sqrt
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BATCH_MEANS", "NORMAL_95", "Floats", "batch_means_half_width", "mean_interval", "ratio_interval", "t_95"]
+__all__ = [
+    "BATCH_MEANS",
+    "NORMAL_95",
+    "Floats",
+    "batch_means_half_width",
+    "t_95",
+    "t_quantile",
+]
 
 Floats = NDArray[np.float64]
 """The arrays that models calculate with; each use states the shape."""
@@ -24,20 +31,16 @@ NORMAL_95 = NormalDist().inv_cdf(0.975)
 """Two-sided 95 % quantile of the normal distribution."""
 
 
-def t_95(degrees_of_freedom: int) -> float:
+def t_95(degrees_of_freedom: float) -> float:
     """Two-sided 95 % quantile of Student's t; infinite without a degree of freedom."""
+    return t_quantile(0.975, degrees_of_freedom) if degrees_of_freedom > 0 else inf
+
+
+def t_quantile(probability: float, degrees_of_freedom: float) -> float:
+    """The value of Student's t, of more than no degrees of freedom, that this share stays below."""
     from scipy.special import stdtrit  # a trial has it at its start, by worker/rank: its window can't wait for imports
 
-    return float(stdtrit(degrees_of_freedom, 0.975)) if degrees_of_freedom > 0 else inf
-
-
-def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean with its 95 % t interval: (mean, low, high). One value has an infinite interval."""
-    mean = fmean(values)
-    if len(values) < 2:
-        return mean, -inf, inf
-    half = t_95(len(values) - 1) * stdev(values) / sqrt(len(values))
-    return mean, mean - half, mean + half
+    return float(stdtrit(degrees_of_freedom, probability))
 
 
 def batch_means_half_width(amounts: Sequence[float], seconds: Sequence[float]) -> float:
@@ -57,15 +60,6 @@ def batch_means_half_width(amounts: Sequence[float], seconds: Sequence[float]) -
     rate = sum(amount for amount, _ in batches) / elapsed
     spread = sqrt(sum((amount - rate * time) ** 2 for amount, time in batches) / (len(batches) - 1))
     return t_95(len(batches) - 1) * spread * sqrt(len(batches)) / elapsed
-
-
-def ratio_interval(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
-    """Geometric mean of a / b over pairs, with its 95 % t interval on the log scale: (ratio, low, high).
-
-    Pairs measured next to each other share the machine's drift, which cancels in the ratio.
-    """
-    mean, low, high = mean_interval([log(a / b) for a, b in pairs])
-    return exp(mean), exp(low) if low > -inf else 0.0, exp(high) if high < inf else inf
 
 
 def _joined(amounts: Sequence[float], seconds: Sequence[float]) -> list[tuple[float, float]]:

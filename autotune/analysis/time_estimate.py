@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from math import ceil, inf
 from statistics import median
 
-from autotune.analysis.confirmation_plan import ROUNDS, UNHURRIED_CONFIRMATION_S
+from autotune.analysis.decisions.confirmation_plan import FEWEST_ROUNDS, UNHURRIED_CONFIRMATION_S
 from autotune.records.stress_check import STRESS_S, sample_scan_s
 from autotune.records.trial import TrialRecord
 from autotune.settings.training_config import TrainingConfig
 
 __all__ = [
+    "QUEUES_OF_A_WINDOW",
     "SHORTEST_WINDOW_S",
     "Pace",
     "expected_s",
@@ -33,9 +34,11 @@ SHORTEST_WINDOW_S = 2.0
 """A trial's window is not made shorter than this, however little time is left: our own convention."""
 _FIRST_OVERHEAD_S = 1.5
 """Overhead of a trial before one has ended: our own convention."""
-_QUEUES_OF_A_TRIAL = 3
+QUEUES_OF_A_WINDOW = 2
+"""Source: CONTRIBUTING, Rules of measuring."""
+_QUEUES_OF_A_TRIAL = 1 + QUEUES_OF_A_WINDOW
 """The warm-up drains one queue, and the window is at least two long (CONTRIBUTING, Rules of measuring)."""
-_MOST_RUNS, _FEWEST_RUNS = 4 * ROUNDS, 2 * ROUNDS
+_MOST_RUNS, _FEWEST_RUNS = 4 * FEWEST_ROUNDS, 2 * FEWEST_ROUNDS
 """Runs of a confirmation: the baseline with three finalists, or with one."""
 _EXPECTED_TRIALS = 12
 """Of a search that may stop by itself. Source: benchmarks/regret.py."""
@@ -87,13 +90,15 @@ def shortest_trial_s(records: Sequence[TrialRecord]) -> float:
     return typical_overhead_s(records) + SHORTEST_WINDOW_S
 
 
-def queue_s(config: TrainingConfig, samples_per_s: float, epoch_samples: int | None) -> float:
+def queue_s(
+    config: TrainingConfig, samples_per_s: float, epoch_samples: int | None, *, queues: int = _QUEUES_OF_A_TRIAL
+) -> float:
     """Seconds in which the loop uses up, at a rate, the queues that a trial has to cover; none exceeds an epoch.
 
     A shorter trial has only measured how a queue is used up.
     """
     queue = config.micro_batch_size * config.process_count * config.num_workers * config.batches_per_worker
-    return _QUEUES_OF_A_TRIAL * min(queue, inf if epoch_samples is None else epoch_samples) / samples_per_s
+    return queues * min(queue, inf if epoch_samples is None else epoch_samples) / samples_per_s
 
 
 def rounds_of(trials: int, *, slots: int, is_first_alone: bool = False) -> int:
@@ -113,7 +118,7 @@ def expected_s(pace: Pace) -> float:
     total = first_s + trial_s * rounds_of(further, slots=pace.slots)
     trials = max(1, done) + further
     if trials > 1:  # a baseline alone is not confirmed
-        most_runs, run_s = ROUNDS * trials, overhead + _RUN_S
+        most_runs, run_s = FEWEST_ROUNDS * trials, overhead + _RUN_S
         unhurried_s = min(UNHURRIED_CONFIRMATION_S, min(_MOST_RUNS, most_runs) * run_s)
         total += max(unhurried_s, min(_FEWEST_RUNS, most_runs) * run_s) + overhead + STRESS_S + sample_scan_s(inf)
     return total if pace.left_s is None else min(total, pace.left_s)

@@ -12,11 +12,13 @@ from time import monotonic
 
 import psutil
 
+from autotune.analysis.decisions.run_spread import with_interval
 from autotune.api.caller import kept_interrupts, kept_random_state
 from autotune.api.setup import opened_launcher, runner_for, temporary_folder, warnings_in
 from autotune.diagnosis.variations import list_variations
 from autotune.diagnosis.verdict import judge
 from autotune.errors import NothingFeasibleError, WorkloadError
+from autotune.files.spread_cache import known_spread
 from autotune.launch.launcher import Launcher
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note, note
@@ -25,7 +27,9 @@ from autotune.protocol.payload import write_payload
 from autotune.records.ceilings import Headroom
 from autotune.records.diagnosis import Advice, Bottleneck, Curves, Diagnosis, Evidence, Finding
 from autotune.records.measurement import Measurement
+from autotune.records.run_spread import RunSpread
 from autotune.records.run_summary import Phase, Progress
+from autotune.records.study_identity import workload_key
 from autotune.records.trial import OUT_OF_MEMORY
 from autotune.report.render.notebook import render_diagnosis_notebook
 from autotune.report.render.progress import ProgressMode, ShowProgress, make_progress
@@ -137,12 +141,14 @@ def examine(plan: Plan, runner: TrialRunner, show: ShowProgress, measuring: Meas
     free_ram_bytes = None if plan.executor.kind == "ray" else int(psutil.virtual_memory().available)
     runner, space = probe_workload(replace(plan, space=SearchSpace(), budget=Budget()), runner)
     start("measure", warnings_in(space.notes))
-    measurement = _measure_baseline(plan, runner, measuring)
+    spread = _known_spread(plan, space)
+    measurement = with_interval(_measure_baseline(plan, runner, measuring), spread)
     start("curves")
     evidence = Evidence(
         config=plan.baseline,
         drop_last=space.drop_last,
         environment=space.environment,
+        run_spread=spread,
         facts=space.facts,
         limit_bytes=space.limit_bytes,
         free_ram_bytes=None if free_ram_bytes is None else min(free_ram_bytes, space.environment.ram_bytes),
@@ -150,6 +156,12 @@ def examine(plan: Plan, runner: TrialRunner, show: ShowProgress, measuring: Meas
         curves=_measure_curves(space, runner, measuring, measurement, _MOST_S - (monotonic() - begun)),
     )
     return judge(plan.name, evidence, (*_ignored(plan), *space.notes), wall_s=monotonic() - begun)
+
+
+def _known_spread(plan: Plan, space: ResolvedSpace) -> RunSpread:
+    """What searches have learned on the machine that was probed."""
+    environment = space.environment
+    return known_spread(environment.fingerprint, workload_key(plan.workload), environment.device_kind)
 
 
 def _measure_baseline(plan: Plan, runner: TrialRunner, measuring: MeasuringTime) -> Measurement:

@@ -13,18 +13,20 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from autotune.analysis.decisions.run_spread import evidence_of_rounds, learn_spread, run_of
 from autotune.api.caller import kept_interrupts, kept_random_state, without_interrupts
 from autotune.api.setup import opened_launcher, runner_for, warnings_in
 from autotune.errors import NothingFeasibleError, RunFolderError, WorkloadError
 from autotune.files.recommended_file import recommended_yaml
 from autotune.files.run_folder import RunFolder, new_run_dir, open_run_folder, read_summary
+from autotune.files.spread_cache import known_spread, remember_spread
 from autotune.launch.launcher import Launcher, notes_of, slots_of
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note, note
 from autotune.protocol.disk import write_atomic, write_model
 from autotune.protocol.payload import write_payload
 from autotune.records.run_summary import Progress, RunSummary
-from autotune.records.study_identity import identify
+from autotune.records.study_identity import identify, workload_key
 from autotune.records.trial import TrialRecord
 from autotune.report.model import build_report
 from autotune.report.render.html import render_page
@@ -107,10 +109,15 @@ def run_plan(
         time = TimeBudget(
             study=study, budget=plan.budget, clock=clock, slots=partial(slots_of, starts), probe_s=probe_s
         )
+        machine, workload = space.environment.fingerprint, workload_key(plan.workload)
+        if launcher is None:
+            study.prior_spread = known_spread(machine, workload, space.environment.device_kind)
         search = _search_of(plan, time, runner, folder, hints)
         search.show = show
         try:
             summary = _finished(time, folder) or _tune(search, plan, folder)
+            if launcher is None and summary.run_spread.source == "workload":
+                remember_spread(machine, workload, summary.run_spread)
         except BaseException:
             study.close()
             raise
@@ -208,6 +215,8 @@ def _write_reports(summary: RunSummary, folder: RunFolder) -> str:
 def _summarise(search: Search, plan: Plan, sure: ConfirmationOutcome, interrupted: Note | None = None) -> RunSummary:
     """Select, and gather all that reports are made from; `interrupted` says what has ended the search, if anything."""
     found = search.outcome()
+    rounds = evidence_of_rounds(list(map(run_of, entrant.runs)) for entrant in sure.confirmations)
+    spread = learn_spread(found.spread, [rounds])
     space, ended = found.space, interrupted or found.ended_because
     assert ended is not None, "a search ends for a reason"  # noqa: S101 - our own bug
     measured = next((record.measurement for record in found.records if record.measurement is not None), None)
@@ -223,6 +232,7 @@ def _summarise(search: Search, plan: Plan, sure: ConfirmationOutcome, interrupte
         limit_bytes=space.limit_bytes,
         memory_source="not measured" if measured is None else measured.memory.source,
         trials=found.records,
+        run_spread=spread,
         recommendation=select(found, sure),
         importances=search.study.importances(),
         notes=tuple(dict.fromkeys(notes)),

@@ -8,20 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
-from autotune.analysis import expectation
-from autotune.analysis.expectation import PINNING_KINDS
+from autotune.analysis.forecast import expectation
+from autotune.analysis.forecast.expectation import PINNING_KINDS
+from autotune.analysis.forecast.job_forecast import Pair, expected_rates
 from autotune.diagnosis.gains import LEAST_GAIN, advise, worth_giving
 from autotune.diagnosis.remedies import list_remedies
-from autotune.records.diagnosis import Advice, CurvePoint, Evidence, Finding
+from autotune.records.diagnosis import Advice, Evidence, Finding
 from autotune.records.run_summary import changed_settings
 
 __all__ = ["rank_advice"]
 
 _SAME_WITHIN = 0.02
 """Expected rates that differ by less count as equal: our own convention, a window's 95 % interval."""
-
-_Pair: TypeAlias = tuple[CurvePoint | None, CurvePoint | None]
-"""A point of the loader's curve and one of the device's; None: as today."""
+_Rated: TypeAlias = tuple[Pair, float]
+"""A pair with the rate that is expected of it."""
 
 
 def rank_advice(evidence: Evidence, findings: Sequence[Finding]) -> tuple[Advice, ...]:
@@ -33,41 +33,47 @@ def rank_advice(evidence: Evidence, findings: Sequence[Finding]) -> tuple[Advice
 
 def _advise_settings(evidence: Evidence, findings: Sequence[Finding]) -> list[Advice]:
     """The loader's settings, each setting of the device, and both sides together where that gains 3 % on top."""
-    loaders: list[_Pair] = [(point, None) for point in expectation.advisable_points(evidence, "loader")]
-    devices: list[_Pair] = [(None, point) for point in expectation.advisable_points(evidence, "device")]
+    loaders: list[Pair] = [(point, None) for point in expectation.advisable_points(evidence, "loader")]
+    devices: list[Pair] = [(None, point) for point in expectation.advisable_points(evidence, "device")]
     both = [(loader, device) for loader, _ in loaders for _, device in devices]
-    singles = [_best(evidence, loaders, cost=lambda workers, changes: (workers, changes))]
-    singles += _best_of_each_setting(evidence)
+    pairs = [*devices, *loaders, *both]
+    rated = list(zip(pairs, expected_rates(evidence, pairs), strict=True))
+    of_loaders = rated[len(devices) : len(devices) + len(loaders)]
+    singles = [_best(evidence, of_loaders, cost=lambda workers, changes: (workers, changes))]
+    singles += _best_of_each_setting(evidence, rated[: len(devices)])
     worth = worth_giving([*filter(None, singles), *_pin_memory(evidence, findings)])
     most = max(map(_rate, worth), default=0.0)
-    together = _best(evidence, [*devices, *loaders, *both], cost=lambda workers, changes: (changes, workers))
+    together = _best(evidence, rated, cost=lambda workers, changes: (changes, workers))
     if together is not None and _rate(together) >= (1 + LEAST_GAIN) * most:
         worth.append(together)
     return worth_giving(worth)
 
 
-def _best(evidence: Evidence, pairs: Sequence[_Pair], *, cost: Callable[[int, int], tuple[int, int]]) -> Advice | None:
+def _best(evidence: Evidence, rated: Sequence[_Rated], *, cost: Callable[[int, int], tuple[int, int]]) -> Advice | None:
     """The pair of the best expected rate; of equal pairs the one of the lowest cost in workers and changed settings."""
-    rates = [(pair, expectation.expected_rate(evidence, *pair)) for pair in pairs]
-    if not rates:
+    if not rated:
         return None
 
-    def cost_of(pair: _Pair) -> tuple[int, int]:
-        changes = sum(len(point.changes) for point in pair if point is not None)
-        return cost(expectation.apply_changes(evidence, *pair).num_workers, changes)
+    def cost_of(one: _Rated) -> tuple[int, int]:
+        changes = sum(len(point.changes) for point in one[0] if point is not None)
+        return cost(expectation.apply_changes(evidence, *one[0]).num_workers, changes)
 
-    best = max(rate for _, rate in rates)
-    return _advice(evidence, min((pair for pair, rate in rates if rate >= (1 - _SAME_WITHIN) * best), key=cost_of))
+    best = max(rate for _, rate in rated)
+    return _advice(evidence, *min((one for one in rated if one[1] >= (1 - _SAME_WITHIN) * best), key=cost_of))
 
 
-def _best_of_each_setting(evidence: Evidence) -> Iterator[Advice]:
+def _best_of_each_setting(evidence: Evidence, rated: Sequence[_Rated]) -> Iterator[Advice]:
     """For each device setting alone, the value of the best expected rate."""
-    points = [point for point in expectation.advisable_points(evidence, "device") if len(point.changes) == 1]
-    for name in dict.fromkeys(name for point in points for name in point.changes):
-        yield max((_advice(evidence, (None, point)) for point in points if name in point.changes), key=_rate)
+    best = dict[str, _Rated]()
+    for (loader, device), rate in rated:
+        if device is not None and len(device.changes) == 1:
+            (name,) = device.changes
+            if name not in best or rate > best[name][1]:
+                best[name] = (loader, device), rate
+    yield from (_advice(evidence, *one) for one in best.values())
 
 
-def _advice(evidence: Evidence, pair: _Pair) -> Advice:
+def _advice(evidence: Evidence, pair: Pair, expected: float) -> Advice:
     ceilings = {
         f"{side}_samples_per_s": point.ceiling.samples_per_s
         for side, point in zip(("loader", "device"), pair, strict=True)
@@ -75,8 +81,7 @@ def _advice(evidence: Evidence, pair: _Pair) -> Advice:
     }
     changed = changed_settings(expectation.apply_changes(evidence, *pair), evidence.config)
     settings = {name: after for name, (_, after) in changed.items()}
-    present, expected = evidence.measurement.samples_per_s, expectation.expected_rate(evidence, *pair)
-    return advise("set", present, expected, settings, **ceilings)
+    return advise("set", evidence.measurement.samples_per_s, expected, settings, **ceilings)
 
 
 def _pin_memory(evidence: Evidence, findings: Sequence[Finding]) -> Iterator[Advice]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from pydantic import JsonValue
 
-from autotune.analysis import expectation
+from autotune.analysis.forecast import expectation
 from autotune.diagnosis.gains import figures_of
 from autotune.records.breakdown import LoaderCosts, Share, TimeBreakdown
 from autotune.records.diagnosis import Bottleneck, Evidence, Finding

@@ -15,8 +15,7 @@ from autotune.records.diagnosis import Advice
 __all__ = ["LEAST_GAIN", "NEAR_CEILING", "advise", "figures_of", "worth_giving"]
 
 LEAST_GAIN = 0.03
-"""Expected gain below which nothing is advised: our own convention, the spread of repeated runs of one configuration on
-a CPU (1.96 * RUN_SPREAD)."""
+"""Expected gain below which nothing is advised: our own convention; ceilings are not measured better than that."""
 NEAR_CEILING = 0.97
 """Of a side's ceiling, from which on the other side's settings can't make a job faster: rule 6 of measuring."""
 

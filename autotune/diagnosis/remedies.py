@@ -11,10 +11,10 @@ from math import ceil
 
 from pydantic import JsonValue
 
-from autotune.analysis import expectation
+from autotune.analysis.forecast import expectation
+from autotune.analysis.forecast.rate_law import joint_rate
 from autotune.diagnosis.gains import NEAR_CEILING, advise, figures_of
 from autotune.records.breakdown import LoaderCosts
-from autotune.records.ceilings import joint_rate
 from autotune.records.diagnosis import Advice, Bottleneck, Evidence, Finding
 
 __all__ = ["list_remedies"]

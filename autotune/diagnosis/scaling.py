@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from autotune.analysis.decisions.run_spread import assumed_spread
 from autotune.diagnosis.scaling_advice import list_scaling_advice
 from autotune.diagnosis.scaling_bottlenecks import GroupCase, ScalingBottleneck, find_scaling_bottlenecks
 from autotune.diagnosis.strategies import StrategyBest, StrategyEntry, list_strategies
 from autotune.frozen import FrozenModel
 from autotune.records.diagnosis import Advice
 from autotune.records.recommendation import Confirmation, Ratio
+from autotune.records.run_spread import RunSpread
 from autotune.records.run_summary import changed_settings
 from autotune.records.trial import TrialRecord
 from autotune.settings.environment import Environment
@@ -47,12 +49,18 @@ class StrategyComparison(FrozenModel):
 
 
 def compare_strategies(
-    records: Sequence[TrialRecord], environment: Environment, confirmations: Sequence[Confirmation] = ()
+    records: Sequence[TrialRecord],
+    environment: Environment,
+    confirmations: Sequence[Confirmation] = (),
+    spread: RunSpread | None = None,
 ) -> StrategyComparison | None:
-    """Compare the strategies of a study; None where no trial had more than one device."""
+    """Compare the strategies of a study; None where no trial had more than one device.
+
+    Without a learned spread between runs the usual one of such devices is assumed.
+    """
     if all(record.config.world_size == 1 for record in records):
         return None
-    entries = list_strategies(records, confirmations)
+    entries = list_strategies(records, confirmations, spread or assumed_spread(environment.device_kind))
     single = next((entry.best for entry in entries if entry.strategy == "single"), None)
     groups = [entry.best for entry in entries if entry.best is not None and entry.world_size > 1]
     by_own_rate = {

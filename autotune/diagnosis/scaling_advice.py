@@ -12,7 +12,9 @@ from math import ceil
 
 from pydantic import JsonValue
 
-from autotune.analysis.expectation import loader_processes
+from autotune.analysis.forecast.expectation import loader_processes
+from autotune.analysis.memory.lines import memory_of_trials
+from autotune.analysis.memory.model import SURE_TO_FIT
 from autotune.diagnosis.bottlenecks import WAITING_CPU_FRACTION
 from autotune.diagnosis.gains import advise, figures_of, worth_giving
 from autotune.diagnosis.scaling_bottlenecks import LEAST_SHARE, Cause, GroupCase, ScalingBottleneck, StepTime
@@ -54,17 +56,27 @@ def _communication(case: GroupCase) -> Iterator[Advice]:
 def _fewer_exchanges(case: GroupCase, exchange: Communication) -> Advice:
     """More samples for each exchange: by a larger batch where memory has room, else by accumulation.
 
-    A batch of k times the samples takes at most k times the time and the memory, and the exchange takes what it took.
+    A batch of k times the samples takes at most k times the time, and the exchange takes what it took.
     """
     exposed_s, step_s, used = exchange.exposed_s, exchange.step_alone_s, case.group.limit_share
     enough = [factor for factor in _FACTORS if exposed_s / (factor * step_s + exposed_s) < LEAST_SHARE]
     wanted = min(enough, default=_FACTORS[-1])
-    fitting = [factor for factor in _FACTORS if factor <= wanted and factor * used <= 1]
+    fitting = [factor for factor in _FACTORS if factor <= wanted and _fits(case, factor)]
     factor, setting = max(fitting, default=wanted), "micro_batch_size" if fitting else "grad_accum_steps"
     change = case.actual, replace(case.actual, exchange_s=case.actual.exchange_s / factor)
     settings = {setting: factor * getattr(case.group.config, setting)}
     figures = {"factor": factor, "exposed_s": exposed_s, "step_s": step_s, "limit_fraction": used}
     return _advise(case, "more_samples_per_exchange", change, settings, **figures)
+
+
+def _fits(case: GroupCase, factor: int) -> bool:
+    """Whether the group's memory is sure to stay within the limit with so many times its micro batch."""
+    config = case.group.config
+    run = next(record.measurement for record in case.records if record.number == case.group.number)
+    limit_bytes = 0 if run is None else round(run.peak_memory_bytes / case.group.limit_share)
+    memory = memory_of_trials((), case.records, limit_bytes, limit_is_ram=case.environment.has_only_ram)
+    larger = config.model_copy(update={"micro_batch_size": factor * config.micro_batch_size})
+    return bool(memory.chance_to_fit([larger], limit_bytes)[0] >= SURE_TO_FIT)
 
 
 def _smaller_exchanges(case: GroupCase, exchange: Communication) -> Advice:

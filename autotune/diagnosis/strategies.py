@@ -7,15 +7,16 @@ number of devices, a single device first.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import hypot
 from typing import Literal
 
-from autotune.analysis.selection_rules import rate_of_runs, ratio_by_rounds, ratio_of
+from autotune.analysis.decisions.run_spread import rate_of_runs, ratio_of_runs
+from autotune.analysis.decisions.selection_rules import ratio_of
 from autotune.frozen import FrozenModel
 from autotune.records.ceilings import device_key
 from autotune.records.measurement import Measurement, Rate
 from autotune.records.ranks import Communication, RankFigures
 from autotune.records.recommendation import Confirmation, Ratio
+from autotune.records.run_spread import RunSpread
 from autotune.records.trial import TrialRecord
 from autotune.settings.training_config import TrainingConfig
 
@@ -23,6 +24,10 @@ __all__ = ["Strategy", "StrategyBest", "StrategyEntry", "best_known_ranks", "lis
 
 Strategy = Literal["single", "dp", "ddp"]
 _ORDER: tuple[Strategy, ...] = ("single", "dp", "ddp")
+
+
+_Known = tuple[Mapping[int, Confirmation], RunSpread]
+"""What a confirmation measured, by the trial's number, and the spread between runs."""
 
 
 class StrategyBest(FrozenModel):
@@ -69,14 +74,14 @@ class StrategyEntry(FrozenModel):
 
 
 def list_strategies(
-    records: Sequence[TrialRecord], confirmations: Sequence[Confirmation] = ()
+    records: Sequence[TrialRecord], confirmations: Sequence[Confirmation], spread: RunSpread
 ) -> tuple[StrategyEntry, ...]:
     """An entry for each strategy and number of devices that was tried: single first, then dp and ddp, fewest first.
 
     Trials are ranked by their own rates, all measured alike; the rate given for the fastest is its confirmation's,
     where it has one.
     """
-    confirmed = {found.number: found for found in confirmations if found.is_feasible and found.runs}
+    known = {found.number: found for found in confirmations if found.is_feasible and found.runs}, spread
     of_strategy = {name: [record for record in records if record.config.strategy == name] for name in _ORDER}
     reference = _fastest(of_strategy["single"])
     return tuple(
@@ -85,7 +90,7 @@ def list_strategies(
             world_size=world_size,
             tried=len(tried),
             feasible=sum(record.is_feasible for record in tried),
-            best=None if (fastest := _fastest(tried)) is None else _best(fastest, reference, records, confirmed),
+            best=None if (fastest := _fastest(tried)) is None else _best(fastest, reference, records, known),
         )
         for strategy in _ORDER
         for world_size in sorted({record.config.world_size for record in records})
@@ -118,22 +123,23 @@ def _best(
     record: TrialRecord,
     reference: TrialRecord | None,
     records: Sequence[TrialRecord],
-    confirmed: Mapping[int, Confirmation],
+    known: _Known,
 ) -> StrategyBest:
+    confirmed, spread = known
     alike = [other.measurement for other in (record, *_like(record, records)) if other.measurement is not None]
     runs = confirmed[record.number].runs if record.number in confirmed else ()
-    known = (*runs, alike[0])
+    own = (*runs, alike[0])
     return StrategyBest(
         number=record.number,
         config=record.config,
         runs=len(runs),
-        samples_per_s=rate_of_runs(runs or known),
-        speedup=None if reference is None else _speedup(record, reference, confirmed),
+        samples_per_s=rate_of_runs(runs or own, spread),
+        speedup=None if reference is None else _speedup(record, reference, known),
         limit_share=1.0 + (0.0 if record.score is None else record.score.violation),
-        loader_ceiling=next((run.loader_ceiling for run in known if run.loader_ceiling is not None), None),
-        device_ceiling=next((run.device_ceiling for run in known if run.device_ceiling is not None), None),
-        ranks=best_known_ranks(known),
-        communication=next((run.communication for run in (*known, *alike) if run.communication is not None), None),
+        loader_ceiling=next((run.loader_ceiling for run in own if run.loader_ceiling is not None), None),
+        device_ceiling=next((run.device_ceiling for run in own if run.device_ceiling is not None), None),
+        ranks=best_known_ranks(own),
+        communication=next((run.communication for run in (*own, *alike) if run.communication is not None), None),
     )
 
 
@@ -150,13 +156,12 @@ def _exchange_key(config: TrainingConfig) -> tuple[object, ...]:
     return device_key(config.model_copy(update={"ddp": plain}))
 
 
-def _speedup(record: TrialRecord, reference: TrialRecord, confirmed: Mapping[int, Confirmation]) -> Ratio | None:
-    """Round by round where both were measured in turns; else the ratio of rates, with half-widths in quadrature."""
+def _speedup(record: TrialRecord, reference: TrialRecord, known: _Known) -> Ratio | None:
+    """By the rounds where both were measured in turns; else the ratio of the rates, as far as runs differ."""
+    confirmed, spread = known
     if record.number == reference.number:
         return None
     entrant, other = _entrant(record, confirmed), _entrant(reference, confirmed)
-    if confirmed.keys() >= {record.number, reference.number} and (ratio := ratio_of(entrant, other)) is not None:
-        return ratio
-    ours, theirs = rate_of_runs(entrant.runs), rate_of_runs(other.runs)
-    half_width = hypot(ours.relative_half_width, theirs.relative_half_width)
-    return ratio_by_rounds([(ours.value, theirs.value)], [half_width])
+    is_in_turns = confirmed.keys() >= {record.number, reference.number}
+    ratio = ratio_of(entrant, other, spread) if is_in_turns else None
+    return ratio or ratio_of_runs(entrant.runs, other.runs, spread)

@@ -10,7 +10,7 @@ from typing import cast
 
 from pydantic import JsonValue
 
-from autotune.analysis.expectation import device_ceiling, loader_ceiling
+from autotune.analysis.forecast.expectation import device_ceiling, loader_ceiling
 from autotune.analysis.scoring import memory_fault
 from autotune.diagnosis.advice import rank_advice
 from autotune.diagnosis.bottlenecks import find_bottlenecks
@@ -18,13 +18,14 @@ from autotune.diagnosis.gains import LEAST_GAIN
 from autotune.note import Note, note
 from autotune.records.ceilings import Headroom, headroom_of
 from autotune.records.diagnosis import Advice, Diagnosis, Evidence, Finding
+from autotune.records.host_load import note_on_load
 from autotune.version import __version__
 
 __all__ = ["HEALTHY_GAIN", "headroom_today", "is_healthy", "judge", "make_headline"]
 
 HEALTHY_GAIN = 0.05
-"""Expected gain from which on a setting is worth changing: our own convention, just above the 4 % that two runs of the
-same settings may differ by on a CPU (1.96 * sqrt(2) * RUN_SPREAD)."""
+"""Expected gain from which on a setting is worth changing: our own convention, the usual spread between runs
+on a CPU that others use too."""
 
 
 def judge(name: str, evidence: Evidence, notes: Iterable[Note] = (), *, wall_s: float = 0.0) -> Diagnosis:
@@ -84,6 +85,9 @@ def _remarks(evidence: Evidence) -> Iterator[Note]:
     fault = memory_fault(evidence.measurement, evidence.limit_bytes)
     if fault is not None:
         yield note("search_would_refuse", fault=fault)
+    load = note_on_load(evidence.measurement.host_load)
+    if load is not None:
+        yield load
     yield from evidence.measurement.remarks
     yield from evidence.curves.remarks
     for side, points in (("loader", evidence.curves.loader), ("device", evidence.curves.device)):

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from autotune.analysis.selection_rules import rate_of_runs
+from autotune.analysis.decisions.run_spread import rate_of_runs
 from autotune.errors import ConfigError
 from autotune.files.validation import validated
 from autotune.files.yaml_document import KeyPath, Problem, read_document
@@ -50,7 +50,7 @@ _HEADER = """\
 #     loader = DataLoader(dataset, shuffle=True, drop_last=True, **config.dataloader_kwargs())
 #     with config.autocast(device): ...  # and config.grad_scaler(device), config.lr, config.grad_accum_steps
 #
-{ranks}# `settings` is what is read back; everything below it is the evidence, rounded.
+{ranks}{malloc}# `settings` is what is read back; everything below it is the evidence, rounded.
 
 """
 _DDP = """\
@@ -61,6 +61,13 @@ _DDP = """\
 """
 _DP = """\
 # It was measured with the model in torch.nn.DataParallel over {count} devices; micro_batch_size is that of one of them.
+#
+"""
+_MALLOC = """\
+# It was measured in processes that keep the memory that they free. To have the same in training, put this before the
+# command that starts it:
+#
+#     env {switches}
 #
 """
 _DP_BFLOAT16 = """\
@@ -79,6 +86,7 @@ def recommended_yaml(summary: RunSummary, *, say: Callable[[Note], str]) -> str:
         name=_printable(summary.name),
         device=_printable(summary.environment.device_name),
         ranks=_ranks(recommendation.config),
+        malloc=_malloc(summary.environment),
     )
     content = {
         "format": _FORMAT,
@@ -133,6 +141,11 @@ def _ranks(config: TrainingConfig) -> str:
     return text + (_DP_BFLOAT16 if (config.strategy, config.amp_dtype) == ("dp", "bfloat16") else "")
 
 
+def _malloc(environment: Environment) -> str:
+    """How to start training as trials were; "" where that goes without saying."""
+    return _MALLOC.format(switches=" ".join(environment.malloc)) if environment.keeps_memory else ""
+
+
 def _left_out(settings: dict[str, Any]) -> Iterator[Problem]:
     """The settings that are missing, in their order: a line that was lost must not turn into a default."""
     ddp = settings.get("ddp")
@@ -156,7 +169,10 @@ def _evidence(summary: RunSummary, recommendation: Recommendation, say: Callable
     return {
         "verdict": recommendation.verdict,
         "speedup": _interval(recommendation.speedup),
-        "samples_per_s": {name: _interval(rate_of_runs(own) if own else None) for name, own in runs.items()},
+        "gain_probability": _rounded(recommendation.gain_probability),
+        "samples_per_s": {
+            name: _interval(rate_of_runs(own, summary.run_spread) if own else None) for name, own in runs.items()
+        },
         "busy_fraction": {**{name: _busy(own) for name, own in runs.items()}, "source": next(sources, None)},
         "peak_memory_gib": None if peak is None else _rounded(peak / 2**30),
         "memory_limit_gib": _rounded(summary.limit_bytes / 2**30),
@@ -171,9 +187,7 @@ def _runs(summary: RunSummary, number: int) -> Sequence[Measurement]:
     """The confirmation's runs of a trial; where there are none, what the search measured."""
     confirmations = () if summary.recommendation is None else summary.recommendation.confirmations
     confirmed = [run for entrant in confirmations if entrant.number == number for run in entrant.runs]
-    return confirmed or [
-        trial.measurement for trial in summary.trials if trial.number == number and trial.measurement is not None
-    ]
+    return confirmed or [run for trial in summary.trials if trial.number == number for run in trial.runs]
 
 
 def _busy(runs: Sequence[Measurement]) -> float | None:
@@ -192,9 +206,9 @@ def describe_machine(environment: Environment) -> dict[str, object]:
     return {"device": environment.device, **plain, "python": environment.python, "fingerprint": environment.fingerprint}
 
 
-def _rounded(value: float) -> float | None:
-    """Four significant digits; None for an interval's end that is not known."""
-    return float(f"{value:.{_DIGITS}g}") if isfinite(value) else None
+def _rounded(value: float | None) -> float | None:
+    """Four significant digits; None for what is not known, such as an interval's open end."""
+    return float(f"{value:.{_DIGITS}g}") if value is not None and isfinite(value) else None
 
 
 def _printable(text: str) -> str:

@@ -19,7 +19,6 @@ __all__ = [
     "Headroom",
     "device_key",
     "headroom_of",
-    "joint_rate",
     "loader_key",
     "overlaps",
 ]
@@ -71,11 +70,14 @@ class CeilingBook:
         return device_key(config) not in self.device
 
     def keep(self, config: TrainingConfig, *, loader: Ceiling | None, device: Ceiling | None) -> None:
-        """Enter what a trial of this configuration has measured; the first measurement of a key stays."""
-        if loader is not None:
-            self.loader[loader_key(config)] = self.loader.get(loader_key(config)) or loader
-        if device is not None:
-            self.device[device_key(config)] = self.device.get(device_key(config)) or device
+        """Enter what a trial of this configuration has measured; of several measurements of a key the longest stays."""
+        for side, key, ceiling in (
+            (self.loader, loader_key(config), loader),
+            (self.device, device_key(config), device),
+        ):
+            known = side.get(key)
+            if ceiling is not None and (known is None or ceiling.seconds > known.seconds):
+                side[key] = ceiling
 
     def give_up(self, config: TrainingConfig, *, loader: bool, device: bool) -> None:
         """Enter which sides a trial of this configuration could not measure."""
@@ -119,8 +121,3 @@ def headroom_of(samples_per_s: float, *, loader_ceiling: float, device_ceiling: 
 def overlaps(config: TrainingConfig, device_kind: str) -> bool:
     """Whether loading goes on beside training: in workers, or beside an accelerator's own work."""
     return config.num_workers > 0 or device_kind != "cpu"
-
-
-def joint_rate(loader: float, device: float, *, is_overlapped: bool) -> float:
-    """The rate that a loader and a device reach together: side by side, or one after the other."""
-    return min(loader, device) if is_overlapped else 1.0 / (1.0 / loader + 1.0 / device)

@@ -14,6 +14,7 @@ from autotune.frozen import FrozenModel
 from autotune.note import Note
 from autotune.records.ceilings import Ceiling, Headroom
 from autotune.records.measurement import Measurement
+from autotune.records.run_spread import RunSpread
 from autotune.settings.environment import Environment
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import WorkloadFacts
@@ -96,6 +97,8 @@ class Evidence(FrozenModel):
     """What the user runs today."""
     drop_last: bool = True
     environment: Environment
+    run_spread: RunSpread
+    """Between runs of the same settings on this machine, as far as it is known."""
     facts: WorkloadFacts
     limit_bytes: int
     free_ram_bytes: int | None = None

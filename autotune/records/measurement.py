@@ -16,6 +16,7 @@ from autotune.note import Note
 from autotune.records.breakdown import LoaderCosts, TimeBreakdown
 from autotune.records.ceilings import Ceiling
 from autotune.records.conditions import DeviceConditions
+from autotune.records.host_load import HostLoad
 from autotune.records.ranks import Communication, RankFigures
 from autotune.records.utilization import BusyReading, Fullness
 
@@ -130,8 +131,9 @@ class Measurement(FrozenModel):
 
     samples_per_s: float
     samples_per_s_ci: tuple[float, float]
-    """95 % interval for another run of the same settings: batch means of the window, joined with the usual spread
-    between runs; the upper end is infinite where the window has a single block."""
+    """Interval for another run of the same settings: batch means of the window, joined with the spread between runs
+    that is usual on such a device; reports use the one that was learned. The upper end is infinite where the window
+    has a single block."""
     busy_fraction: float | None
     """By GPM, else by NVML's samples, else by the loop's waits: a trial falls back where a source has no value, and
     `busy_source` names the one that was used."""
@@ -142,6 +144,8 @@ class Measurement(FrozenModel):
     """How full the busy time was; None where the device does not report it."""
     conditions: DeviceConditions | None = None
     """What the device did meanwhile; None where it does not report it."""
+    host_load: HostLoad | None = None
+    """What the host's cores did meanwhile; None where the kernel does not tell."""
     data_wait_fraction: float
     peak_memory_bytes: int
     loader_ceiling: float | None = None

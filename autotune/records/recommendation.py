@@ -14,11 +14,13 @@ from autotune.records.stress_check import StressFigures
 from autotune.settings.training_config import TrainingConfig
 from autotune.space.learning_rate import LrAdvice
 
-__all__ = ["Confirmation", "Ratio", "Recommendation"]
+__all__ = ["Confirmation", "Ratio", "Recommendation", "Verdict"]
+
+Verdict = Literal["faster", "already_best", "unconfirmed", "baseline_infeasible"]
 
 
 class Confirmation(FrozenModel):
-    """A configuration measured again, once in each round; None where a round's run failed."""
+    """A configuration measured again, once in each round that it took part in; None where a run failed."""
 
     number: int
     """The trial's number in the study; 0 is the baseline."""
@@ -39,7 +41,7 @@ class Confirmation(FrozenModel):
 
 
 class Ratio(FrozenModel):
-    """A rate over another, measured side by side, with its 95 % interval."""
+    """A rate over another, measured in turns, with its 95 % interval, or a wider one where it was looked at often."""
 
     value: float
     low: float
@@ -53,9 +55,16 @@ class Recommendation(FrozenModel):
     """Ready to use: its learning rate is scaled to its global batch."""
     number: int
     """Trial that measured it."""
-    verdict: Literal["faster", "already_best", "unconfirmed", "baseline_infeasible"]
+    verdict: Verdict
+    """faster: it is proven to beat the baseline, at an error that is kept. unconfirmed: it is believed to, or was not
+    measured in turns."""
     speedup: Ratio | None
-    """Against the baseline, measured in turns with it; None where the baseline is no reference."""
+    """What is claimed over the baseline, measured in turns with it: shrunk, since the best of several looks best by
+    luck too, with the interval as measured. None where the baseline is no reference."""
+    measured_speedup: Ratio | None = None
+    """The ratio as measured; None for the baseline itself."""
+    gain_probability: float | None = None
+    """How likely it is to be faster than the baseline at all; None where that was not measured in turns."""
     lr_advice: LrAdvice
     same_batch: TrainingConfig | None = None
     """The best configuration that keeps the baseline's global batch."""

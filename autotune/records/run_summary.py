@@ -9,6 +9,7 @@ from pydantic import Field
 from autotune.frozen import FrozenModel
 from autotune.note import Note
 from autotune.records.recommendation import Recommendation
+from autotune.records.run_spread import RunSpread
 from autotune.records.trial import TrialRecord
 from autotune.settings.budget import Budget
 from autotune.settings.environment import Environment
@@ -37,6 +38,8 @@ class RunSummary(FrozenModel):
     """What the memory limit is judged on."""
     seed: int
     trials: tuple[TrialRecord, ...]
+    run_spread: RunSpread
+    """Between runs of the same settings on this machine: all intervals rest on it."""
     recommendation: Recommendation | None
     """None where nothing feasible was found."""
     importances: dict[str, float] = Field(default_factory=dict)

@@ -18,11 +18,11 @@ from typing import Any
 
 from autotune.settings.environment import COMPARED
 from autotune.settings.plan import Plan
-from autotune.settings.workload import PARTS, Ref
+from autotune.settings.workload import PARTS, Ref, Workload
 from autotune.space.domains import whole_numbers
 from autotune.space.resolved_space import ResolvedSpace
 
-__all__ = ["describe_part", "identify"]
+__all__ = ["describe_part", "identify", "workload_key"]
 
 _DEPTH = 4  # of objects, closures and called functions within each other: our convention
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
@@ -35,9 +35,8 @@ _MOST_ITEMS = 100  # of a container among arguments; a longer one is taken for d
 def identify(plan: Plan, space: ResolvedSpace) -> dict[str, str]:
     """What must be equal for a study to go on, by name. Budget and run folder may change."""
     workload = plan.workload
-    parts = {name: getattr(workload, name) for name in PARTS if getattr(workload, name) is not None}
     return {
-        **{name: describe_part(part) for name, part in parts.items()},
+        **_parts_of(workload),
         "sampling": f"shuffle={workload.shuffle}, drop_last={workload.drop_last}",
         "space": _digest(repr([(name, repr(domain)) for name, domain in space.given.items()])),
         "baseline": plan.baseline.model_dump_json(exclude_defaults=True),
@@ -46,6 +45,16 @@ def identify(plan: Plan, space: ResolvedSpace) -> dict[str, str]:
         **{COMPARED[name]: _in_words(value) for name, value in space.environment.comparable().items()},
         **_layout(plan, space),
     }
+
+
+def workload_key(workload: Workload) -> str:
+    """Twelve hex digits that are equal for the same workload in another run of the same program."""
+    return _digest(repr(_parts_of(workload)))
+
+
+def _parts_of(workload: Workload) -> dict[str, str]:
+    parts = {name: getattr(workload, name) for name in PARTS}
+    return {name: describe_part(part) for name, part in parts.items() if part is not None}
 
 
 def _layout(plan: Plan, space: ResolvedSpace) -> dict[str, str]:

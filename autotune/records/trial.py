@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from math import exp
 from typing import Literal
 
 from autotune.frozen import FrozenModel
@@ -17,6 +18,7 @@ __all__ = [
     "Score",
     "TrialRecord",
     "TrialResult",
+    "believed_score",
     "best_of",
     "reference_of",
     "score_value",
@@ -85,6 +87,13 @@ class TrialRecord(FrozenModel):
     config: TrainingConfig
     result: TrialResult
     score: Score | None = None
+    repeats: tuple[TrialResult, ...] = ()
+    """Further runs of the same settings, made to be sure of them: of the best ones, and of the baseline."""
+
+    @property
+    def runs(self) -> list[Measurement]:
+        """What its runs have measured, the repeats included."""
+        return [run.measurement for run in (self.result, *self.repeats) if run.measurement is not None]
 
     @property
     def outcome(self) -> Outcome:
@@ -121,9 +130,20 @@ def score_value(record: TrialRecord) -> float:
     return record.score.value if record.score is not None else 0.0
 
 
-def best_of(records: Sequence[TrialRecord]) -> TrialRecord | None:
+def believed_score(record: TrialRecord, believed: Mapping[int, float]) -> float:
+    """The score of a feasible record at the rate that is believed of it, by the logarithms of such rates by number.
+
+    Where nothing is known but its own measurement, that is believed.
+    """
+    log_rate, measured = believed.get(record.number), record.measurement
+    if log_rate is None or measured is None:
+        return score_value(record)
+    return score_value(record) * exp(log_rate) / measured.samples_per_s
+
+
+def best_of(records: Sequence[TrialRecord], score: Callable[[TrialRecord], float] = score_value) -> TrialRecord | None:
     """The feasible trial with the best score."""
-    return max((record for record in records if record.is_feasible), key=score_value, default=None)
+    return max((record for record in records if record.is_feasible), key=score, default=None)
 
 
 def reference_of(records: Sequence[TrialRecord]) -> TrialRecord | None:

@@ -11,15 +11,17 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal, TypeVar
 
-from autotune.analysis.selection_rules import rate_of_runs
+from autotune.analysis.decisions.run_spread import rate_of_runs
 from autotune.diagnosis.strategies import best_known_ranks
 from autotune.frozen import FrozenModel
 from autotune.records.breakdown import PARTS, LoaderCosts, Share, TimeBreakdown
 from autotune.records.ceilings import Headroom, device_key, headroom_of, loader_key
 from autotune.records.conditions import DeviceConditions
+from autotune.records.host_load import HostLoad, join_loads
 from autotune.records.measurement import Measurement, Rate
 from autotune.records.ranks import Communication, RankFigures
 from autotune.records.recommendation import Ratio
+from autotune.records.run_spread import RunSpread
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import TrialRecord
 from autotune.records.utilization import BusyReading, Fullness, best_common_source, source_rank
@@ -75,6 +77,8 @@ class Figures(FrozenModel):
     """What the whole device drew for a sample, the mean over the runs; null where it does not report it."""
     conditions: tuple[DeviceConditions, ...] = ()
     """What the device did during each run's window; empty where it does not report it."""
+    host_load: HostLoad | None = None
+    """What the host's cores did during the runs' windows, as one; null where the kernel does not tell."""
     loader_ceiling: float | None = None
     """Samples/s of the loader alone, in these settings; null where not measured."""
     device_ceiling: float | None = None
@@ -147,10 +151,10 @@ def _summarise(summary: RunSummary, number: int, config: TrainingConfig) -> Figu
     """
     entrants = () if summary.recommendation is None else summary.recommendation.confirmations
     again = next((entrant.runs for entrant in entrants if entrant.number == number), ())
-    own = list_known(trial.measurement for trial in summary.trials if trial.number == number)
+    own = [run for trial in summary.trials if trial.number == number for run in trial.runs]
     if not again and not own:
         return None
-    figures = join_runs(again or own, others=own, is_confirmed=bool(again))
+    figures = join_runs(again or own, summary.run_spread, others=own, is_confirmed=bool(again))
     runs = [(entrant.config, run) for entrant in entrants for run in entrant.runs]
     runs += [(trial.config, trial.measurement) for trial in summary.trials if trial.measurement is not None]
     missing = {}
@@ -162,12 +166,13 @@ def _summarise(summary: RunSummary, number: int, config: TrainingConfig) -> Figu
 
 
 def join_runs(
-    runs: Sequence[Measurement], *, others: Sequence[Measurement] = (), is_confirmed: bool = False
+    runs: Sequence[Measurement], spread: RunSpread, *, others: Sequence[Measurement] = (), is_confirmed: bool = False
 ) -> Figures:
     """What one configuration measured.
 
     Args:
         runs: those that the rate, the waits and the memory come from, of which there is at least one.
+        spread: between runs of the same settings.
         others: further runs of the same settings, where what is measured beside the rate is looked for as well.
         is_confirmed: the runs were made in turns with the baseline.
     """
@@ -179,7 +184,7 @@ def join_runs(
     return Figures(
         is_confirmed=is_confirmed,
         runs=len(runs),
-        samples_per_s=rate_of_runs(runs),
+        samples_per_s=rate_of_runs(runs, spread),
         busy_fraction=_mean(run.busy_fraction for run in runs if run.busy_source == source),
         busy_source=source,
         data_wait_fraction=waiting,
@@ -189,6 +194,7 @@ def join_runs(
         is_thrashing=any(run.memory.is_thrashing for run in runs),
         joules_per_sample=_mean(run.joules_per_sample for run in runs),
         conditions=tuple(list_known(run.conditions for run in runs)),
+        host_load=join_loads(run.host_load for run in runs),
         **{name: _first(getattr(run, name) for run in known) for name in _BESIDE_THE_RATE},
         breakdown=_first(_with_mean_waits(run, waiting) for run in known),
         busy_readings=min(readings, key=lambda read: min(source_rank(each.source) for each in read), default=()),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from autotune.analysis.memory_line import MemoryLine
+from autotune.analysis.memory.lines import MemoryLine
 from autotune.records.run_summary import RunSummary
 from autotune.report.blocks import Block, Bullets, Facts, Paragraph, Section, Shares, Table, filled
 from autotune.report.figures import Column, Figures, make_columns
@@ -105,13 +105,13 @@ def build_report(summary: RunSummary, run_dir: Path, *, written: Container[str] 
         headroom=sentences.say_headroom(summary, columns),
         doubts=_plain(list_doubts(measured)),
         conditions=conditions,
-        table=result_table(columns, summary.limit_bytes),
+        table=result_table(columns, summary.limit_bytes, summary.run_spread),
         remarks=_plain(
             (
                 *say_busy(columns),
                 *([_PARTS] if any(figures.breakdown is not None for figures in measured.values()) else []),
                 *((f"Memory: {summary.memory_source}.", *memory.say_memory_line(summary, lines)) if measured else ()),
-                *say_rates(measured),
+                *say_rates(measured, summary.run_spread),
                 *conditions,
             )
         ),

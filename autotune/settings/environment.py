@@ -31,12 +31,13 @@ COMPARED = {
     "cuda": "CUDA",
     "device_names": "unlike devices",
     "tf32_overrides": "TF32 switches",
+    "malloc": "malloc",
 }
 """The fields by which two machines are compared, and what messages call them."""
 
 
 class Environment(FrozenModel):
-    """Hardware and versions. No names of users, no paths, and of the environment's variables only two switches."""
+    """Hardware and versions. No names of users, no paths, and of the environment's variables only switches."""
 
     device: str
     """torch's name for the device, such as "cuda:0"."""
@@ -68,6 +69,11 @@ class Environment(FrozenModel):
     """Versions of the packages that results depend on."""
     tf32_overrides: tuple[TF32Override, ...] = ()
     """Switches that are set in the environment and change what float32 means on an NVIDIA GPU, as NAME=value."""
+    malloc: tuple[str, ...] = ()
+    """What is set for glibc's malloc in trials, as NAME=value: whether it keeps the memory that is freed. () where
+    nothing is, and where another malloc or C library is used."""
+    keeps_memory: bool = False
+    """autotune has set that for trials; training has the same only where it is set there too."""
     remarks: tuple[Note, ...] = ()
     """What the user should know of how the device was chosen, and of what slows it down."""
 

@@ -21,12 +21,20 @@ def space_notes(basis: Basis, domains: Mapping[str, Domain]) -> tuple[Note, ...]
     """The notes, in the order of the settings in a report."""
     return (
         *basis.environment.remarks,
+        *_malloc(basis),
         *_without_effect(basis),
         *_emulated(basis),
         *_unsharded(basis),
         *_ranks(basis, domains),
         *_hosts(basis, domains),
     )
+
+
+def _malloc(basis: Basis) -> Iterator[Note]:
+    """How trials allocate host memory, where training does not by itself or the user has chosen it."""
+    environment = basis.environment
+    if environment.malloc:
+        yield note("malloc", switches=environment.malloc, is_ours=environment.keeps_memory)
 
 
 def _without_effect(basis: Basis) -> Iterator[Note]:

@@ -9,10 +9,10 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.trial import TrialState
 
-from autotune.analysis.observations import UNKNOWN_EXCESS_FRACTION
+from autotune.analysis.memory.lines import UNKNOWN_EXCESS_FRACTION
 from autotune.analysis.rates import mean_rate
 from autotune.note import Note
-from autotune.records.trial import OUT_OF_MEMORY, TrialRecord
+from autotune.records.trial import OUT_OF_MEMORY, TrialRecord, TrialResult
 from autotune.settings.search_space import Domain, IntRange
 from autotune.space.resolved_space import ResolvedSpace
 from autotune.study.proposals import params_of
@@ -28,6 +28,7 @@ __all__ = [
     "read_records",
     "tell_record",
     "write_record",
+    "write_repeats",
 ]
 
 CONFIG = "autotune_config"
@@ -37,6 +38,7 @@ PROMISING = {"role": "promising"}
 _RECORD = "autotune_record"
 _PLACE = "autotune_place"  # of a record in the order in which trials ended
 _MEMORY = "memory"
+_REPEATS = "autotune_repeats_"  # and the trial's number
 
 
 def distributions_of(space: ResolvedSpace) -> dict[str, BaseDistribution]:
@@ -63,7 +65,8 @@ def read_records(study: optuna.Study) -> list[TrialRecord]:
         trial for trial in study.get_trials(deepcopy=False) if _RECORD in trial.user_attrs and trial.state.is_finished()
     ]
     trials.sort(key=lambda trial: trial.user_attrs.get(_PLACE, -1))
-    return [TrialRecord.model_validate_json(trial.user_attrs[_RECORD]) for trial in trials]
+    records = [TrialRecord.model_validate_json(trial.user_attrs[_RECORD]) for trial in trials]
+    return [record.model_copy(update={"repeats": _read_repeats(study, record.number)}) for record in records]
 
 
 def lacks_baseline(study: optuna.Study) -> bool:
@@ -87,6 +90,16 @@ def write_record(trial: optuna.Trial, record: TrialRecord, place: int) -> None:
     trial.set_user_attr(_RECORD, record.model_dump_json())
     trial.set_user_attr(_PLACE, place)
     trial.set_user_attr("outcome", record.outcome)
+
+
+def write_repeats(study: optuna.Study, record: TrialRecord) -> None:
+    """Keep the further runs of a trial with the study: Optuna takes no attribute of a trial that has ended."""
+    study.set_user_attr(f"{_REPEATS}{record.number}", [run.model_dump_json() for run in record.repeats])
+
+
+def _read_repeats(study: optuna.Study, number: int) -> tuple[TrialResult, ...]:
+    written = study.user_attrs.get(f"{_REPEATS}{number}", [])
+    return tuple(map(TrialResult.model_validate_json, written))
 
 
 def tell_record(study: optuna.Study, trial: optuna.Trial, record: TrialRecord, reference_rate: float | None) -> None:

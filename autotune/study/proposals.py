@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from math import inf
 
-from autotune.analysis.memory_line import is_too_big, memory_kind, memory_lines
+from autotune.analysis.memory.lines import is_too_big, memory_kind, memory_of_trials
+from autotune.analysis.memory.model import SURE_TO_FIT
 from autotune.records.trial import TrialRecord
 from autotune.settings.search_space import DDP_PREFIX, Domain, IntRange, SettingValue
 from autotune.settings.training_config import TORCH_PREFETCH_FACTOR, DdpConfig, TrainingConfig
@@ -156,22 +157,23 @@ def same_batch_variant(best: TrialRecord, space: ResolvedSpace) -> Params | None
 
 
 def largest_batch_variant(best: TrialRecord, space: ResolvedSpace, records: Sequence[TrialRecord]) -> Params | None:
-    """The best trial's settings at the largest micro batch that the memory line predicts to fit.
+    """The best trial's settings at the largest micro batch that is sure to fit.
 
-    None where that batch was run already in this precision and on as many ranks, or no line can tell. A batch at or
+    None where that batch was run already in this precision and on as many ranks, or fewer than two were. A batch at or
     above one that was too big is not tried again. Where the global batch would grow beyond its cap, gradients are
     accumulated less.
     """
     own = [record for record in records if memory_kind(record.config) == memory_kind(best.config)]
-    workers = best.config.num_workers if space.environment.has_only_ram else None
-    line = next(iter(memory_lines(own, num_workers=workers)), None)
-    if line is None or "micro_batch_size" not in space.parameters:
-        return None
     was_run = {record.config.micro_batch_size for record in own if record.measurement is not None}
+    if len(was_run) < 2 or "micro_batch_size" not in space.parameters:
+        return None
+    memory = memory_of_trials((), records, space.limit_bytes, limit_is_ram=space.environment.has_only_ram)
     too_big = min((record.config.micro_batch_size for record in own if is_too_big(record)), default=inf)
-    batches = sorted(whole_numbers(space.domains["micro_batch_size"]), reverse=True)
+    batches = sorted(size for size in whole_numbers(space.domains["micro_batch_size"]) if size < too_big)
+    resized = [best.config.model_copy(update={"micro_batch_size": batch}) for batch in batches]
+    fits = memory.chance_to_fit(resized, space.limit_bytes) >= SURE_TO_FIT if batches else ()
     fewest = min(whole_numbers(space.domains["grad_accum_steps"]))
-    for batch in (size for size in batches if size < too_big and line.fits(size, space.limit_bytes)):
+    for batch in (batch for batch, may in zip(reversed(batches), reversed(fits), strict=True) if may):
         if batch in was_run:
             return None
         params = params_of(best.config, space) | {"micro_batch_size": batch}

@@ -15,8 +15,10 @@ from typing import Any
 import optuna
 from optuna.trial import TrialState
 
+from autotune.analysis.decisions.run_spread import assumed_spread, spread_of_repeats
 from autotune.errors import ConfigError
 from autotune.note import Note
+from autotune.records.run_spread import RunSpread
 from autotune.records.trial import Score, TrialRecord, TrialResult
 from autotune.settings.search_options import Method
 from autotune.settings.search_space import SettingValue
@@ -55,6 +57,8 @@ class Study:
         seed: int,
         method: SearchMethod,
     ) -> None:
+        self.prior_spread = assumed_spread(space.environment.device_kind)
+        """Between runs, before this study's own repeats; whoever knows more of the machine sets it."""
         self.optuna_study = study
         self.method = method
         self.space = space
@@ -131,6 +135,11 @@ class Study:
         return list(self._records.values())
 
     @property
+    def spread(self) -> RunSpread:
+        """Between runs of the same settings, as far as this study's repeats have taught it."""
+        return spread_of_repeats(self.prior_spread, (record.runs for record in self.ended))
+
+    @property
     def promising(self) -> list[TrialRecord]:
         """Of the measured trials those that a model expected most of, in the order in which they ended."""
         return [record for record in self.ended if record.number in self._promising]
@@ -142,7 +151,7 @@ class Study:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether nothing runs and no open configuration is left, as far as the space can be looked through."""
+        """Whether nothing runs and no open configuration is left, as far as that can be seen."""
         return not self._running and not self._combinations.has_open
 
     @property
@@ -228,6 +237,15 @@ class Study:
             self._tell(asked, record)
         self._records[key] = record
         del self._running[key]
+        return record
+
+    def add_run(self, number: int, result: TrialResult) -> TrialRecord:
+        """Record a further run of a finished trial's settings."""
+        key, record = next((key, record) for key, record in self._records.items() if record.number == number)
+        record = record.model_copy(update={"repeats": (*record.repeats, result)})
+        with guarded():
+            written.write_repeats(self.optuna_study, record)
+        self._records[key] = record
         return record
 
     def _tell(self, asked: optuna.Trial, record: TrialRecord) -> None:

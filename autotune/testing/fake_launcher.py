@@ -13,7 +13,7 @@ from functools import partial
 from threading import Lock
 from typing import Literal
 
-from autotune.analysis.expectation import DEVICE_SETTINGS
+from autotune.analysis.forecast.expectation import DEVICE_SETTINGS
 from autotune.launch.launcher import Exit, Launch
 from autotune.note import Note
 from autotune.protocol.disk import write_model

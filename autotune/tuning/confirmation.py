@@ -8,12 +8,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from statistics import fmean, median
 
-from autotune.analysis.confirmation_plan import ROUNDS, ConfirmationPlan, plan_confirmation
-from autotune.analysis.memory_line import largest_batch_note
+from autotune.analysis.decisions.confirmation_plan import (
+    MOST_ROUNDS,
+    ConfirmationPlan,
+    is_look,
+    plan_confirmation,
+    spent_error,
+    window_length_s,
+)
+from autotune.analysis.decisions.elimination import worth_going_on
+from autotune.analysis.decisions.run_spread import variance_of_a_second
+from autotune.analysis.decisions.selection_rules import ONE_SIDED_ERROR
+from autotune.analysis.memory.lines import largest_batch_note
 from autotune.analysis.scoring import evaluate
-from autotune.analysis.selection_rules import ratio_of
-from autotune.analysis.time_estimate import overhead_s
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note, note
 from autotune.protocol.jobs import NO_EXTRAS, WindowRules
@@ -21,11 +30,12 @@ from autotune.records.ceilings import CeilingBook
 from autotune.records.recommendation import Confirmation
 from autotune.records.run_summary import Progress
 from autotune.records.stress_check import StressFigures
-from autotune.records.trial import TrialRecord, score_value
+from autotune.records.trial import TrialRecord
 from autotune.space.domains import whole_numbers
+from autotune.tuning.entrant import Entrant, overheads_s_of, taken_s_of
 from autotune.tuning.extra_measurements import everything, with_ceilings
-from autotune.tuning.outcomes import LEAST_GAIN, ConfirmationOutcome, SearchOutcome
-from autotune.tuning.selection import Contenders, baseline_of, challengers, feasible_baseline
+from autotune.tuning.outcomes import ConfirmationOutcome, SearchOutcome
+from autotune.tuning.selection import Contenders, challengers, feasible_baseline
 from autotune.tuning.stress_check import MOST_STRESSED, check_under_stress, reserve_s
 from autotune.tuning.time_budget import Clock, repeat_deadline_s
 
@@ -35,37 +45,11 @@ _FINALISTS = 3
 """Configurations measured again beside the baseline: our own convention; more rounds of fewer tell more."""
 _FINALIST_SHARE = 0.93
 """Share of the best trial's score from which another may be as good: our own convention."""
-_MOST_ROUNDS = 6
-"""Rounds where three leave a gain open: our own convention; they halve the interval's square."""
-_PRECISION = 0.015
-"""Relative half-width of a run's interval at which its window ends: our own convention, above that between runs."""
+_PRECISION = 0.005
+"""Relative half-width of a window's interval at which it ends before its time: our own convention. The plan has chosen
+its length; only what varies as little as this may be shorter."""
 _GRACE_S = 5.0
 """Past what is left of a time-out, so that the last run is not lost for a moment: our own convention."""
-
-
-@dataclass(slots=True)
-class _Entrant:
-    """A configuration in the rounds, with its runs so far."""
-
-    record: TrialRecord
-    runs: list[TrialRecord] = field(default_factory=list)
-
-    @property
-    def overhead_s(self) -> float:
-        """Seconds that a run of it takes outside its window: the most that one took here, else as its trial did."""
-        beyond = (overhead_s(run) for run in self.runs if run.measurement is not None)
-        return max(beyond, default=overhead_s(self.record))
-
-    @property
-    def is_feasible(self) -> bool:
-        """Whether it still may win; one that ran into a deadline may."""
-        return all(run.is_feasible or run.outcome == "timeout" for run in self.runs)
-
-    def confirmation(self) -> Confirmation:
-        """Its runs as a value."""
-        rounds = tuple(run.measurement for run in self.runs)
-        number, config = self.record.number, self.record.config
-        return Confirmation(number=number, config=config, rounds=rounds, is_feasible=self.is_feasible)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,12 +62,13 @@ class Finals:
     show: Callable[[Progress], None]
     notes: list[Note] = field(default_factory=list)
     _confirmations: list[Confirmation] = field(default_factory=list)
-    _rounds: int = 0
-    """Rounds that all entrants have ended."""
+    """As of the last look: what later rounds have brought counts from the next one on."""
     _reserved_s: float = 0.0
     """Of the time left, what belongs to the stress run."""
-    _planned: int = 0
-    """Rounds without which nothing is confirmed."""
+    _used: float = 0.0
+    """Share of the time, and with it of the error, that was used at the last look."""
+    _error: float = ONE_SIDED_ERROR
+    """The last look's one-sided error, of each entrant."""
     _is_complete: bool = False
     _stresses: dict[int, StressFigures] = field(default_factory=dict)
     _overloaded: list[int] = field(default_factory=list)
@@ -96,11 +81,10 @@ class Finals:
     def run(self) -> ConfirmationOutcome:
         """Measure finalists and baseline in turns, in alternating order, and run the winner on the largest samples.
 
-        Nothing is measured where nobody challenges the baseline. Without a time-out three rounds are planned to take
-        80 s, starts included; where starts are slow fewer finalists run, and where two configurations need more they
-        get it. With one, rounds and windows shrink to the time that is left, down to one round of the best and the
-        baseline. Where three rounds leave open whether 1 % or more is won, up to three further ones follow as long as
-        there is time.
+        Nothing is measured where nobody challenges the baseline. Rounds go on until a look at the figures shows that
+        all is decided, or until the time is used: 80 s without a time-out, starts included, though three rounds follow
+        in any case; where starts are slow fewer finalists run. With a time-out, rounds and windows shrink to the time
+        that is left, down to one round of the best and the baseline.
         """
         if finalists := self._finalists():
             self._measure_in_turns(finalists)
@@ -111,7 +95,6 @@ class Finals:
 
     def outcome(self) -> ConfirmationOutcome:
         """What was measured so far."""
-        is_measured = self._rounds > 0 and self._rounds >= self._planned
         is_unchallenged = self._is_complete and not challengers(self.found)
         refuted = {"is_feasible": False}
         return ConfirmationOutcome(
@@ -122,7 +105,8 @@ class Finals:
             stresses=dict(self._stresses),
             overloaded=tuple(self._overloaded),
             notes=tuple(self.notes),
-            is_confirmed=is_measured or is_unchallenged,
+            is_confirmed=self._used > 0 or is_unchallenged,
+            one_sided_error=self._error,
             is_complete=self._is_complete,
         )
 
@@ -131,62 +115,64 @@ class Finals:
         better = challengers(self.found)
         wanted = self.found.space.baseline.global_batch_size
         same_batch = [record for record in better if record.config.global_batch_size == wanted]
-        near = [record for record in better if _is_near(record, better[0])]
+        near = [record for record in better if _is_near(record, better[0], self.found)]
         wished = [*better[:1], *same_batch[:1], *near[1:]]
         return list({record.number: record for record in wished}.values())[:_FINALISTS]
 
     def _measure_in_turns(self, finalists: Sequence[TrialRecord]) -> None:
-        """Run the rounds. What was planned and can't follow any more is not missing: nothing is left to be compared.
-
-        What has failed is not run again. Where runs take longer than planned, later windows are shorter: the stress
-        run keeps its time. A further round counts once it is whole.
-        """
-        wanted = [_Entrant(record) for record in (*feasible_baseline(self.found), *finalists)]
+        """Run rounds until all is decided or the time is used. What has failed, or is behind, is not run again."""
+        wanted = [Entrant(record) for record in (*feasible_baseline(self.found), *finalists)]
         has_baseline = wanted[0].record.number == 0
         self._reserved_s = reserve_s(finalists[0], self.clock.left_s or 0.0)
-        overheads_s = [entrant.overhead_s for entrant in wanted]
-        plan = plan_confirmation(overheads_s, self._left_s, has_baseline=has_baseline)
+        overheads_s, window_s = [entrant.overhead_s for entrant in wanted], self._window_s(wanted)
+        plan = plan_confirmation(overheads_s, self._left_s, window_s, has_baseline=has_baseline)
         entrants, left_out = wanted[: plan.entrants], wanted[plan.entrants :]
-        self._planned = rounds = plan.rounds
         self.notes.extend(note("finalist_left_out", trial=entrant.record.number) for entrant in left_out)
-        for number in range(_MOST_ROUNDS):
-            alive = [entrant for entrant in entrants if entrant.is_feasible]
-            is_further = number >= rounds
-            is_decided = is_further and not (rounds == ROUNDS and _is_open(self._confirmations))
-            if is_decided or len(alive) < min(2, len(entrants)):
+        running = entrants
+        for number in range(MOST_ROUNDS if plan.rounds else 0):
+            alive = [entrant for entrant in running if entrant.is_feasible]
+            if len(alive) < min(2, len(entrants)):
                 break
-            if number > 0:
-                overheads_s = [entrant.overhead_s for entrant in alive]
-                rounds_left = 1 if is_further else rounds - number
-                in_time = plan.for_round(overheads_s, self._left_s, rounds_left)
-                if in_time is None or (is_further and in_time != plan):
-                    break
-                plan = in_time
-            if not self._measure_round(entrants, alive, number, plan):
+            overheads_s = overheads_s_of(alive, entrants)
+            in_time = plan if number == 0 else plan.for_round(overheads_s, taken_s_of(entrants), self._left_s, number)
+            if in_time is None or not self._measure_round(entrants, alive, number, in_time):
                 break
-        self._planned = min(self._planned, self._rounds)
+            if is_look(number + 1):
+                used = max(taken_s_of(entrants) / plan.budget_s, (number + 1) / MOST_ROUNDS)
+                go_on = self._look(entrants, alive, used)
+                running = [entrant for entrant in alive if entrant.record.number in {0, *go_on}]
+                if not go_on:
+                    return
+        if entrants[0].runs and self._used < 1:
+            self._look(entrants, [], 1.0)
+
+    def _window_s(self, entrants: Sequence[Entrant]) -> float:
+        measured = [entrant.record.measurement for entrant in entrants if entrant.record.measurement is not None]
+        variance = median(map(variance_of_a_second, measured))
+        return window_length_s(fmean(entrant.overhead_s for entrant in entrants), variance, self.found.spread)
+
+    def _look(self, entrants: Sequence[Entrant], alive: Sequence[Entrant], used_fraction: float) -> tuple[int, ...]:
+        """Keep what was measured so far as what decides; the challengers for which a further round may change it."""
+        challengers = max(1, sum(entrant.record.number != 0 for entrant in entrants))
+        before, self._used = self._used, min(used_fraction, 1.0)
+        self._error = spent_error(self._used, challengers) - spent_error(before, challengers)
+        self._confirmations = [entrant.confirmation() for entrant in entrants if entrant.runs]
+        sound = [entrant for entrant in self._confirmations if entrant.is_feasible and entrant.runs]
+        numbers = [entrant.record.number for entrant in alive if entrant.is_feasible]
+        return worth_going_on(sound, numbers, self.found.spread, self._error) if sound and numbers else ()
 
     def _measure_round(
-        self, entrants: Sequence[_Entrant], alive: Sequence[_Entrant], number: int, plan: ConfirmationPlan
+        self, entrants: Sequence[Entrant], alive: Sequence[Entrant], number: int, plan: ConfirmationPlan
     ) -> bool:
         """Run each entrant that is alive once; whether there was time for all."""
-        rounds = self._planned
         for entrant in alive if number % 2 == 0 else alive[::-1]:
-            left_s = self._left_s
-            if number > 0 and left_s is not None and left_s < entrant.overhead_s:
+            left_s, is_due = self._left_s, number > 0 or any(other.runs for other in entrants[1:])
+            if is_due and left_s is not None and left_s < overheads_s_of([entrant], entrants)[0]:
                 return False
             entrant.runs.append(self._run_again(entrant.record, number, plan))
-            if number < rounds:
-                self._keep(entrants)
             done = sum(len(other.runs) for other in entrants)
-            left = sum(max(rounds, number + 1) - len(other.runs) for other in entrants if other.is_feasible)
-            self._show(entrant, done, done + left)
-        self._keep(entrants)
-        self._rounds = number + 1
+            self._show(entrant, done, done + sum(len(other.runs) == number for other in alive))
         return True
-
-    def _keep(self, entrants: Sequence[_Entrant]) -> None:
-        self._confirmations = [entrant.confirmation() for entrant in entrants if entrant.runs]
 
     @property
     def _left_s(self) -> float | None:
@@ -235,7 +221,7 @@ class Finals:
     def _note_unproven(self) -> None:
         """Note of the one that would win that it was not run on the largest samples, where others failed there."""
         sure = self.outcome()
-        would, does = Contenders.of(self.found, sure).chosen, Contenders.proven(self.found, sure).chosen
+        would, does = Contenders.of(self.found, sure).chosen, Contenders.sound(self.found, sure).chosen
         if would is None or does is None or would.number == 0 or would.number in sure.stresses:
             return
         is_recommended = does.number == would.number
@@ -243,7 +229,7 @@ class Finals:
 
     def _note_memory(self) -> None:
         """Note the biggest micro batch that stays within the limit."""
-        chosen = Contenders.proven(self.found, self.outcome()).chosen
+        chosen = Contenders.sound(self.found, self.outcome()).chosen
         if chosen is None:
             return
         largest = largest_batch_note(
@@ -251,13 +237,13 @@ class Finals:
             chosen.config,
             self.found.space.limit_bytes,
             batches=whole_numbers(self.found.space.domains["micro_batch_size"]),
-            counts_workers=self.found.space.environment.has_only_ram,
+            limit_is_ram=self.found.space.environment.has_only_ram,
             overloaded=self._overloaded,
         )
         if largest is not None:
             self.notes.append(largest)
 
-    def _show(self, entrant: _Entrant, done: int, total: int) -> None:
+    def _show(self, entrant: Entrant, done: int, total: int) -> None:
         self.show(
             Progress(
                 phase="confirm",
@@ -272,20 +258,6 @@ class Finals:
         )
 
 
-def _is_near(record: TrialRecord, best: TrialRecord) -> bool:
-    """Whether a trial is close to the best one, or may be as far as its interval tells."""
-    if record.measurement is None or best.measurement is None:
-        return False
-    high, low = record.measurement.samples_per_s_ci[1], best.measurement.samples_per_s_ci[0]
-    return high >= low or score_value(record) >= _FINALIST_SHARE * score_value(best)
-
-
-def _is_open(confirmations: Sequence[Confirmation]) -> bool:
-    """Whether the fastest seems to win 1 % or more over the baseline, but noise may be all there is."""
-    alive = [entrant for entrant in confirmations if entrant.is_feasible and entrant.runs]
-    reference = baseline_of(alive)
-    if reference is None or len(alive) < 2:
-        return False
-    fastest = max((entrant for entrant in alive if entrant.number != 0), key=lambda entrant: entrant.samples_per_s)
-    ratio = ratio_of(fastest, reference)
-    return ratio is not None and ratio.value >= 1 + LEAST_GAIN and ratio.low <= 1
+def _is_near(record: TrialRecord, best: TrialRecord, found: SearchOutcome) -> bool:
+    """Whether a trial is close to the best one by what is believed of both."""
+    return found.believed_score(record) >= _FINALIST_SHARE * found.believed_score(best)

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from autotune.analysis.early_stopping import behind_threshold
+from autotune.analysis.decisions.early_stopping import behind_threshold
+from autotune.analysis.decisions.repeats import unsure_at_the_end, unsure_before_a_switch
 from autotune.analysis.scoring import evaluate, memory_fault
+from autotune.analysis.time_estimate import shortest_trial_s
 from autotune.launch.launcher import SideBySide
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note, note
@@ -18,7 +21,7 @@ from autotune.protocol.jobs import NO_EXTRAS, Extras, WindowRules
 from autotune.records.ceilings import CeilingBook
 from autotune.records.precision_check import guard_key
 from autotune.records.run_summary import Progress
-from autotune.records.trial import Score, TrialRecord, TrialResult, best_of, reference_of, score_value
+from autotune.records.trial import Score, TrialRecord, TrialResult, believed_score, best_of, reference_of
 from autotune.space.constraints import hosts_of
 from autotune.space.resolved_space import ResolvedSpace
 from autotune.study.proposals import Params, first_guesses, largest_batch_variant, same_batch_variant
@@ -41,6 +44,11 @@ _PATIENT_AFTER = 4
 _CLOSING_TRIALS = 3
 """Trials kept for the end: the best at the baseline's batch, at the largest, and one that the sampler has begun."""
 
+_REPEAT_WINDOW = WindowRules(max_s=2.0)
+"""Another process tells more than a longer window does: our own convention, as short as a trial's may be."""
+_THOROUGH_EXTRAS = Extras(loader_ceiling=True, device_ceiling=True, stretch_s=1.0)
+"""What decides whether a search may end is not left to stretches of 0.2 s: our own convention, five times as long."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ended:
@@ -49,6 +57,8 @@ class _Ended:
     trial: Trial
     extras: Extras
     result: TrialResult
+    is_repeat: bool = False
+    """A further run of a trial that had ended before."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,6 +81,10 @@ class Search:
     expected_s: float | None = None
     _why_none: Note | None = None
     """Why no trial was asked for last; trials that run may still change it."""
+    _leading: int | None = None
+    """Number of the trial that leads: it was the best when it was last made sure of."""
+    _repeating: set[int] = field(default_factory=set)
+    """Trials that are being run again."""
 
     def __post_init__(self) -> None:
         """Take up the records of a search that goes on."""
@@ -93,8 +107,8 @@ class Search:
 
     @property
     def best(self) -> TrialRecord | None:
-        """The feasible trial with the best score so far."""
-        return best_of(self.study.records)
+        """The feasible trial with the best score so far, at the rate that is believed of it."""
+        return best_of(self.study.records, partial(believed_score, believed=self.proposer.believed()))
 
     def run(self) -> SearchOutcome:
         """Run trials until the budget, the space or the hope of a gain is used up.
@@ -110,9 +124,9 @@ class Search:
         """
         self._begin()
         with SideBySide[_Ended](self.time.most_trials) as under_way:
-            while (trial := self._ask()) is not None or len(under_way) > 0:
-                if trial is not None:
-                    under_way.begin(self._run_of(trial), is_alone=len(under_way) == 0 and self._most_at_once == 1)
+            while (run := self._next_run()) is not None or len(under_way) > 0:
+                if run is not None:
+                    under_way.begin(run, is_alone=len(under_way) == 0 and self._most_at_once == 1)
                     continue
                 ended = under_way.next_ended()
                 score = self._evaluate(ended)
@@ -129,6 +143,8 @@ class Search:
             notes=tuple(self.notes),
             ended_because=self.ended_because,
             expected_s=self.expected_s,
+            spread=self.study.spread,
+            believed=dict(self.proposer.believed()),
         )
 
     def _begin(self) -> None:
@@ -141,14 +157,57 @@ class Search:
             self.expected_s = self.time.remaining_s(has_model=self.proposer.has_model)
         self._show(None)
 
-    def _ask(self) -> Trial | None:
-        """The next trial where a slot is free: what waits, what is proposed, else a sample. None: no more for now.
+    def _next_run(self) -> Callable[[], _Ended] | None:
+        """What is run next where a slot is free: what must be made sure of, else a trial. None: no more for now.
 
-        What a running trial brings may be a reason to go on after all.
+        What a running trial brings may be a reason to go on after all, and so may a repeat before the end.
         """
-        taken = sum(hosts_of(trial.config, self.space.environment) for trial in self.study.running)
+        repeating = [record.config for record in self.study.records if record.number in self._repeating]
+        running = [*repeating, *(trial.config for trial in self.study.running)]
+        taken = sum(hosts_of(config, self.space.environment) for config in running)
         if taken >= self._most_at_once:  # a group that lies on several hosts takes as many slots
             return None
+        if (record := self._unsure(at_end=False)) is not None:
+            return self._repeat_of(record, NO_EXTRAS)
+        if (trial := self._ask()) is not None:
+            return self._run_of(trial)
+        if (record := self._unsure(at_end=True)) is not None:
+            is_alone = self.proposer.has_model and record.config.world_size == 1
+            return self._repeat_of(record, _THOROUGH_EXTRAS if is_alone else NO_EXTRAS)
+        return None
+
+    def _unsure(self, *, at_end: bool) -> TrialRecord | None:
+        """A trial that must run again before another one leads, or before the search ends; None without the time.
+
+        Under a time-out no trial runs again for the lead alone: the confirmation does that with the best ones.
+        """
+        records, believed, spread = self.study.records, self.proposer.believed(), self.study.spread
+        left_s, is_hurried = self.time.left_for_trials_s, self.time.budget.timeout_s is not None
+        if not records or self._repeating or left_s < shortest_trial_s(records) or (is_hurried and not at_end):
+            return None
+        if at_end:
+            return unsure_at_the_end(records, believed, spread)
+        record = unsure_before_a_switch(records, believed, spread, self._leading)
+        if record is None and self.best is not None:
+            self._leading = self.best.number
+        return record
+
+    def _repeat_of(self, record: TrialRecord, extras: Extras) -> Callable[[], _Ended]:
+        """A further run of a trial's settings, as a call for any thread."""
+        trial = Trial(record.number, record.config)
+        name, deadline_s = f"trial-{record.number:03d}-again", self.time.deadline_s(trial)
+        self._repeating.add(record.number)
+
+        def run() -> _Ended:
+            result = self.runner.run(
+                trial.config, name=name, deadline_s=deadline_s, window=_REPEAT_WINDOW, extras=extras
+            )
+            return _Ended(trial=trial, extras=extras, result=result, is_repeat=True)
+
+        return run
+
+    def _ask(self) -> Trial | None:
+        """The next trial: what waits, what is proposed, else a sample. None: no more for now."""
         over, enough = self.time.why_over, None
         if over is None:
             enough = self._why_enough()
@@ -196,6 +255,10 @@ class Search:
 
     def _tell(self, ended: _Ended, score: Score | None) -> None:
         result = with_ceilings(ended.result, ended.trial.config, self.ceilings, asked=ended.extras)
+        if ended.is_repeat:
+            self._repeating.discard(ended.trial.number)
+            self._show(self.study.add_run(ended.trial.number, result))
+            return
         record = self.study.tell(ended.trial, result, score)
         if record.is_refused:
             self._leave_out(record)
@@ -261,8 +324,9 @@ class Search:
         tries, patience = self.study.promising if is_led else records, self._patience
         if len(tries) < patience or len(records) < patience + _PATIENT_AFTER:
             return None
-        before, now = best_of(records[: records.index(tries[-patience])]), self.best
-        is_won = now is not None and (before is None or score_value(now) >= (1 + LEAST_GAIN) * score_value(before))
+        score = partial(believed_score, believed=self.proposer.believed())
+        before, now = best_of(records[: records.index(tries[-patience])], score), self.best
+        is_won = now is not None and (before is None or score(now) >= (1 + LEAST_GAIN) * score(before))
         return None if is_won else note("no_recent_gain", trials=patience, is_promising=is_led)
 
     @property

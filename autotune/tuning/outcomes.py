@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from autotune.analysis.decisions.selection_rules import ONE_SIDED_ERROR
 from autotune.note import Note
 from autotune.records.ceilings import CeilingBook
 from autotune.records.recommendation import Confirmation
+from autotune.records.run_spread import RunSpread
 from autotune.records.stress_check import StressFigures
-from autotune.records.trial import TrialRecord, best_of
+from autotune.records.trial import TrialRecord, believed_score, best_of
 from autotune.space.resolved_space import ResolvedSpace
 
 __all__ = ["LEAST_GAIN", "ConfirmationOutcome", "SearchOutcome"]
@@ -33,6 +35,10 @@ class SearchOutcome:
     """Why no further trial ran; None where it was interrupted."""
     expected_s: float | None
     """What the search was expected to take before its first trial; None where it went on from an interruption."""
+    spread: RunSpread
+    """Between runs of the same settings, as far as it was learned."""
+    believed: Mapping[int, float]
+    """Of feasible trials, by number: the logarithm of the rate that is believed from all that was measured."""
 
     @property
     def baseline(self) -> TrialRecord | None:
@@ -41,8 +47,12 @@ class SearchOutcome:
 
     @property
     def best(self) -> TrialRecord | None:
-        """The feasible trial with the best score."""
-        return best_of(self.records)
+        """The feasible trial with the best score, as far as it is believed."""
+        return best_of(self.records, self.believed_score)
+
+    def believed_score(self, record: TrialRecord) -> float:
+        """A feasible trial's score at the rate that is believed of it."""
+        return believed_score(record, self.believed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +67,8 @@ class ConfirmationOutcome:
     """Trials that a stress run refutes, in the order in which they were run."""
     notes: tuple[Note, ...] = ()
     is_confirmed: bool = False
-    """At least one round was measured and none of the planned ones is missing, or nobody challenged the baseline."""
+    """The figures of some rounds were looked at, or nobody challenged the baseline."""
+    one_sided_error: float = ONE_SIDED_ERROR
+    """By which an entrant's interval, at its last look, may lie above or below the truth."""
     is_complete: bool = False
     """The confirmation, its stress runs included, came to its end: nothing interrupted it."""

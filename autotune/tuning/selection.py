@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import exp, log
 from statistics import fmean
 
-from autotune.analysis.selection_rules import choose, gains_of, ratio_of
+from autotune.analysis.decisions.rounds import fit_rounds
+from autotune.analysis.decisions.selection_rules import Claim, believed_gains, choose, claim_of
 from autotune.note import Note, note
-from autotune.records.recommendation import Confirmation, Ratio, Recommendation
+from autotune.records.recommendation import Confirmation, Ratio, Recommendation, Verdict
 from autotune.records.run_summary import changed_settings
-from autotune.records.trial import TrialRecord, score_value
+from autotune.records.trial import TrialRecord
 from autotune.settings.training_config import TrainingConfig
 from autotune.space.learning_rate import LrAdvice, scale_lr
 from autotune.tuning.outcomes import ConfirmationOutcome, SearchOutcome
@@ -48,7 +50,7 @@ class Contenders:
         return cls(found=found, sure=sure, confirmed=_comparable(confirmed, trials), trials=trials)
 
     @classmethod
-    def proven(cls, found: SearchOutcome, sure: ConfirmationOutcome) -> Contenders:
+    def sound(cls, found: SearchOutcome, sure: ConfirmationOutcome) -> Contenders:
         """Once one failed on the largest samples: the baseline, and those that passed there; else all.
 
         Where none of them is feasible, it is all as well.
@@ -73,8 +75,33 @@ class Contenders:
 
     def choice_of(self, candidates: Sequence[Confirmation]) -> Confirmation:
         """The one to recommend among some, at least one."""
-        scores = _scores_of(candidates, self.found.space.objective.busy_weight)
-        return choose(candidates, scores, baseline_of(candidates))
+        return choose(candidates, self.gains_of(candidates), self._idle_costs(candidates))
+
+    def gains_of(self, candidates: Sequence[Confirmation]) -> dict[int, float]:
+        """By number, the logarithm of what each is believed to win; of trials alone, by all that the search knows."""
+        if {candidate.number for candidate in self.confirmed} >= {candidate.number for candidate in candidates}:
+            return believed_gains(candidates, self.found.spread)
+        rates = {candidate.number: log(candidate.samples_per_s) for candidate in candidates}
+        known = {number: self.found.believed.get(number, rate) for number, rate in rates.items()}
+        reference = known.get(0, known[candidates[0].number])
+        return {number: log_rate - reference for number, log_rate in known.items()}
+
+    def claim_of(self, number: int) -> Claim | None:
+        """What may be said of one over the baseline, as far as both were measured in turns."""
+        if number == 0 or not self.confirmed or self.baseline is None:
+            return None
+        return claim_of(number, fit_rounds(self.confirmed, self.found.spread), self.sure.one_sided_error)
+
+    def _idle_costs(self, candidates: Sequence[Confirmation]) -> dict[int, float]:
+        """What an idle device costs of each one's score; busy fractions count where all have one source."""
+        if len({run.busy_source for candidate in candidates for run in candidate.runs}) != 1:
+            return {}
+        weight = self.found.space.objective.busy_weight
+        return {
+            candidate.number: weight * (1 - fmean(busy))
+            for candidate in candidates
+            if (busy := [run.busy_fraction for run in candidate.runs if run.busy_fraction is not None])
+        }
 
 
 def feasible_baseline(found: SearchOutcome) -> list[TrialRecord]:
@@ -83,27 +110,20 @@ def feasible_baseline(found: SearchOutcome) -> list[TrialRecord]:
 
 
 def challengers(found: SearchOutcome) -> list[TrialRecord]:
-    """The trials that beat the baseline's own trial, the best first."""
-    own = max((score_value(record) for record in feasible_baseline(found)), default=0.0)
+    """The trials that may beat the baseline by what is believed of both, the best first.
+
+    That a trial's score is believed to be a little lower than the baseline's refutes nothing: rates differ from run to
+    run by the spread.
+    """
+    own = max((found.believed_score(record) for record in feasible_baseline(found)), default=0.0)
     feasible = [record for record in found.records if record.is_feasible and record.number != 0]
-    return sorted((record for record in feasible if score_value(record) > own), key=score_value, reverse=True)
+    may_win = [record for record in feasible if found.believed_score(record) > exp(-found.spread.sd) * own]
+    return sorted(may_win, key=found.believed_score, reverse=True)
 
 
 def baseline_of(candidates: Sequence[Confirmation]) -> Confirmation | None:
     """The baseline among candidates."""
     return next((candidate for candidate in candidates if candidate.number == 0), None)
-
-
-def _scores_of(candidates: Sequence[Confirmation], busy_weight: float) -> dict[int, float]:
-    """The score of each candidate from its own runs; busy fractions count where all have one source."""
-    reference = baseline_of(candidates) or candidates[0]
-    sources = {run.busy_source for candidate in candidates for run in candidate.runs}
-    scores = {}
-    for candidate in candidates:
-        busy = [run.busy_fraction for run in candidate.runs if run.busy_fraction is not None]
-        idle = 1 - fmean(busy) if busy and len(sources) == 1 else 0.0
-        scores[candidate.number] = candidate.samples_per_s / reference.samples_per_s * (1 - busy_weight * idle)
-    return scores
 
 
 def _comparable(confirmed: list[Confirmation], trials: Sequence[Confirmation]) -> list[Confirmation]:
@@ -119,18 +139,21 @@ def select(found: SearchOutcome, sure: ConfirmationOutcome) -> Recommendation | 
     Without confirmations that can decide, or after an interruption, the trials' own measurements do, less what the
     confirmation has refuted; the verdict says so. Once a stress run has refuted one, no other wins without such a run.
     """
-    contenders = Contenders.proven(found, sure)
+    contenders = Contenders.sound(found, sure)
     chosen, reference = contenders.chosen, contenders.baseline
     if chosen is None:
         return None
-    is_confirmed, is_outrun = bool(contenders.confirmed), _is_outrun(chosen, contenders)
+    claim, is_outrun = contenders.claim_of(chosen.number), _is_outrun(chosen, contenders)
     same, same_speedup = _same_batch(contenders)
     advice = _lr_advice(chosen.config, found)
+    is_confirmed = sure.is_confirmed if chosen.number == 0 else bool(contenders.confirmed)
     return Recommendation(
         config=chosen.config.model_copy(update={"lr": advice.lr}),
         number=chosen.number,
-        verdict=_verdict(chosen, reference, is_confirmed=sure.is_confirmed if chosen.number == 0 else is_confirmed),
-        speedup=_speedup(chosen, reference, is_confirmed=is_confirmed),
+        verdict=_verdict(chosen, reference, claim, is_confirmed=is_confirmed),
+        speedup=_speedup(chosen, reference, claim),
+        measured_speedup=None if claim is None else claim.measured,
+        gain_probability=None if claim is None else claim.gain_probability,
         lr_advice=advice,
         same_batch=None if same is None else same.config,
         same_batch_number=None if same is None else same.number,
@@ -159,27 +182,33 @@ def _same_batch(contenders: Contenders) -> tuple[Confirmation | None, Ratio | No
     Where none was confirmed but the baseline, the trials decide, and no speed-up is claimed.
     """
     wanted = contenders.found.space.baseline.global_batch_size
-    for candidates, is_confirmed in ((contenders.confirmed, True), (contenders.trials, False)):
+    for candidates in (contenders.confirmed, contenders.trials):
         same = [candidate for candidate in candidates if candidate.config.global_batch_size == wanted]
         if any(candidate.number != 0 for candidate in same):
             best = contenders.choice_of(same)
-            return best, _speedup(best, baseline_of(same), is_confirmed=is_confirmed)
+            claim = contenders.claim_of(best.number) if candidates is contenders.confirmed else None
+            return best, _speedup(best, baseline_of(same), claim)
     reference = baseline_of(contenders.trials)
-    return reference, _speedup(reference, reference, is_confirmed=True)
+    return reference, _speedup(reference, reference, None)
 
 
-def _verdict(chosen: Confirmation, reference: Confirmation | None, *, is_confirmed: bool) -> str:
+def _verdict(
+    chosen: Confirmation, reference: Confirmation | None, claim: Claim | None, *, is_confirmed: bool
+) -> Verdict:
     if reference is None:
         return "baseline_infeasible"
-    proven = "already_best" if chosen.number == 0 else "faster"
-    return proven if is_confirmed else "unconfirmed"
+    if chosen.number == 0:
+        return "already_best" if is_confirmed else "unconfirmed"
+    return "faster" if claim is not None and claim.is_proven else "unconfirmed"
 
 
-def _speedup(candidate: Confirmation | None, reference: Confirmation | None, *, is_confirmed: bool) -> Ratio | None:
-    """The confirmed ratio; exactly 1 for the baseline itself."""
-    if candidate is None or reference is None or not (is_confirmed or candidate.number == 0):
+def _speedup(candidate: Confirmation | None, reference: Confirmation | None, claim: Claim | None) -> Ratio | None:
+    """The claim; exactly 1 for the baseline itself."""
+    if candidate is None or reference is None:
         return None
-    return ratio_of(candidate, reference)
+    if candidate.number == 0:
+        return Ratio(value=1.0, low=1.0, high=1.0)
+    return None if claim is None else claim.speedup
 
 
 def _lr_advice(config: TrainingConfig, found: SearchOutcome) -> LrAdvice:
@@ -197,6 +226,9 @@ def _reasons(chosen: Confirmation, contenders: Contenders, *, is_outrun: bool) -
     if contenders.confirmed:
         rounds = max(len(candidate.rounds) for candidate in candidates)
         yield note("confirmed", rounds=rounds, configurations=len(candidates))
+        claim = contenders.claim_of(chosen.number)
+        if claim is not None and not claim.is_proven:
+            yield note("not_proven", gain_fraction=claim.gain_probability)
     elif chosen.number != 0:
         yield note("not_confirmed")
     if reference is not None and chosen.number != 0:
@@ -209,16 +241,11 @@ def _why_this(chosen: Confirmation, contenders: Contenders, *, is_outrun: bool) 
         would = Contenders.of(contenders.found, contenders.sure).chosen
         return note("faster_ones_overloaded", has_untried=would is not None and would.number != 0)
     if chosen.number == 0:
-        return note("nothing_beats_baseline", configurations=measured, is_outrun=is_outrun)
-    fastest = _fastest(gains_of(candidates, contenders.baseline)) or chosen
-    if chosen.number != fastest.number:
-        share = chosen.samples_per_s / fastest.samples_per_s
-        return note("simplest_of_the_fastest", fastest_trial=fastest.number, rate_fraction=share)
-    fastest_of_all = _fastest(candidates) or chosen
-    if fastest_of_all.number != chosen.number:
-        return note("fastest_beyond_noise", other_trial=fastest_of_all.number)
-    return note("fastest", configurations=measured, is_outrun=is_outrun)
-
-
-def _fastest(candidates: Sequence[Confirmation]) -> Confirmation | None:
-    return max(candidates, key=lambda candidate: candidate.samples_per_s, default=None)
+        claims = (contenders.claim_of(entrant.number) for entrant in contenders.confirmed)
+        most = max((claim.measured.high - 1 for claim in claims if claim is not None), default=None)
+        return note("nothing_beats_baseline", configurations=measured, is_outrun=is_outrun, most_fraction=most)
+    gains = contenders.gains_of(candidates)
+    best = max(gains, key=gains.__getitem__)
+    if best != chosen.number:
+        return note("simplest_of_the_best", best_trial=best, rate_fraction=exp(gains[chosen.number] - gains[best]))
+    return note("best_believed", configurations=measured, is_outrun=is_outrun)

@@ -166,14 +166,16 @@ class TimeBudget:
     def window(self, *, has_model: bool) -> WindowRules:
         """The window of the trial that begins: shorter than usual where the time-out would not leave each its 8 s.
 
-        An open number of trials counts as what a search usually comes to.
+        An open number of trials counts as what a search usually comes to. Nor is a window's own error measured to much
+        less than what runs differ by: half of that makes the error of a run an eighth larger.
         """
         rules, records = WindowRules(), self.study.ended
         expected = max(1, len(records)) + further_trials(self._pace(records, has_model=has_model))
         to_begin = max(1, (self.budget.n_trials or expected) - self.begun + 1)
         rounds = rounds_of(to_begin, slots=self.slots_now, is_first_alone=not records)
         longest_s = self.left_for_trials_s / rounds - typical_overhead_s(records)
-        return rules.model_copy(update={"max_s": min(rules.max_s, max(SHORTEST_WINDOW_S, longest_s))})
+        max_s = min(rules.max_s, max(SHORTEST_WINDOW_S, longest_s))
+        return rules.model_copy(update={"max_s": max_s, "precision": max(rules.precision, self.study.spread.sd)})
 
     def remaining_s(self, *, has_model: bool) -> float:
         """An estimate from the trials so far and the confirmation to come, within the time-out."""

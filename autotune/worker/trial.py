@@ -15,7 +15,8 @@ from threading import Timer
 from time import perf_counter
 from typing import Any
 
-from autotune.analysis.rates import window_rate, with_run_spread
+from autotune.analysis.decisions.run_spread import assumed_spread, with_run_spread
+from autotune.analysis.rates import window_rate
 from autotune.errors import RunFolderError
 from autotune.protocol.disk import TrialFolder, read_model, write_model
 from autotune.protocol.jobs import NO_EXTRAS, TrialJob, WindowRules
@@ -31,6 +32,7 @@ from autotune.worker.failure.hang_dump import HangDump
 from autotune.worker.measure.batch import batch_fingerprint
 from autotune.worker.measure.conditions import ConditionsProbe, Others
 from autotune.worker.measure.feed import Delivery, Feed
+from autotune.worker.measure.host_load import HostLoadProbe
 from autotune.worker.measure.loop import Run, measure_window, warm_up
 from autotune.worker.measure.nvml import Gpu, gpus_of
 from autotune.worker.measure.step import Trainer, open_trainer
@@ -156,10 +158,12 @@ def measure(
     run.scale = run.trainer.scaler.get_scale()
     gpus = gpus_used(device)  # NVML first: its start lets the queue fill
     busy, conditions = BusyProbe(gpus), ConditionsProbe(gpus, start.before, has_cuda=device.kind == "cuda")
+    host = HostLoadProbe()
     warmed = warm_up(run, rules, first)
     retries = device.alloc_retries()  # of the window alone: retries while the allocator settles are no fault
 
     def at_edge() -> None:
+        host.start()
         conditions.start()
         busy.start()  # last, as it ends first: the other calls to NVML lie outside its span
 
@@ -168,7 +172,7 @@ def measure(
     wait_fraction = min(1.0, sum(block.data_wait_s for block in blocks) / sum(block.seconds for block in blocks))
     busyness, found = busy.stop(wait_fraction), conditions.stop()
     ineffective = () if ddp is None else without_effect_here(ddp)
-    memory, rate = device.peak_memory(retries), with_run_spread(window_rate(window), device.kind)
+    memory, rate = device.peak_memory(retries), with_run_spread(window_rate(window), assumed_spread(device.kind))
     return Measurement(
         samples_per_s=rate.value,
         samples_per_s_ci=(rate.low, rate.high),
@@ -177,6 +181,7 @@ def measure(
         busy_readings=busyness.readings,
         fullness=busyness.fullness,
         conditions=found,
+        host_load=host.stop(),
         data_wait_fraction=wait_fraction,
         peak_memory_bytes=memory.peak_bytes,
         startup_s=arrived - start.started,

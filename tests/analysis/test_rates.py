@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.analysis.rates import window_rate, with_run_spread
+from autotune.analysis.rates import window_rate
 from autotune.records.measurement import Block, Measurement, MemorySample, Rate, Restart, Window
 from tests.factories import make_measurement, make_window
 
@@ -215,21 +215,3 @@ def test_json_holds_no_bare_infinity() -> None:
 def test_the_blocks_are_the_windows() -> None:
     measurement = make_measurement()
     assert measurement.blocks is measurement.window.blocks
-
-
-@given(_RATES, st.floats(0, 1), st.floats(0, 1))
-def test_another_run_may_lie_outside_of_what_one_window_tells(value: float, below: float, above: float) -> None:
-    window = Rate(value=value, low=value * (1 - below), high=value * (1 + above))
-    run = with_run_spread(window, "cpu")
-    assert run.value == value
-    assert run.low < window.low or run.low == 0
-    assert run.high > window.high
-
-
-def test_an_interval_without_width_gets_that_of_the_usual_spread_between_runs() -> None:
-    run = with_run_spread(Rate(value=100.0, low=100.0, high=100.0), "cpu")
-    assert (run.low, run.high) == pytest.approx((100 - 1.96 * 1.5, 100 + 1.96 * 1.5))
-
-
-def test_one_block_leaves_the_upper_end_open() -> None:
-    assert isinf(with_run_spread(Rate(value=100.0, low=0.0, high=inf), "cuda").high)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.analysis.confirmation_plan import UNHURRIED_CONFIRMATION_S
+from autotune.analysis.decisions.confirmation_plan import UNHURRIED_CONFIRMATION_S
 from autotune.analysis.time_estimate import (
     SHORTEST_WINDOW_S,
     Pace,

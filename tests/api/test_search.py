@@ -418,7 +418,7 @@ def test_precisions_that_are_listed_are_tried_and_emulated_ones_named(tmp_path: 
 def test_finalists_are_measured_in_turns_with_the_baseline(tmp_path: Path) -> None:
     launcher = FakeLauncher()
     result = search(tmp_path, launcher=launcher)
-    again = launcher.launched[len(result.trials) :]
+    again = launcher.launched[sum(1 + len(trial.repeats) for trial in result.trials) :]
     entrants = len(set(again))
     assert again[:entrants] == again[entrants : 2 * entrants][::-1]
     assert result.baseline in again[:entrants]
@@ -447,7 +447,11 @@ def test_the_same_call_again_runs_nothing_more(tmp_path: Path) -> None:
 def test_more_trials_go_on_from_those_that_are_there(tmp_path: Path) -> None:
     first, launcher = search(tmp_path, n_trials=5), FakeLauncher(seed=1)
     second = search(tmp_path, n_trials=8, launcher=launcher)
-    assert second.trials[:5] == first.trials
+    assert [trial.result for trial in second.trials[:5]] == [trial.result for trial in first.trials]
+    assert all(
+        later.repeats[: len(earlier.repeats)] == earlier.repeats
+        for earlier, later in zip(first.trials, second.trials, strict=False)
+    )
     assert len(second.trials) == 8
 
 

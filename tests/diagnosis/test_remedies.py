@@ -143,7 +143,8 @@ def test_one_thread_a_worker_reaches_the_rate_that_the_items_cpu_time_allows() -
 
 
 def test_one_thread_a_worker_gives_no_more_than_the_device_and_the_cores_do() -> None:
-    assert remedies(oversubscribed(device_ceiling=1500.0))[0].expected_samples_per_s == pytest.approx(1500.0)
+    # 2000 of the loader hold a device of 1500 up a little
+    assert remedies(oversubscribed(device_ceiling=1500.0))[0].expected_samples_per_s == pytest.approx(1482.2, rel=1e-3)
     # on the CPU, computing takes 1 ms of a core besides
     curves = Curves(device=(make_point(10_000.0, cpu_s=1e-3),))
     shared = oversubscribed(environment=CPU, curves=curves)

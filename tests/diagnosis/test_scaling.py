@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import exp, inf, isfinite, sqrt
+from math import exp, isfinite, sqrt
 from typing import Any
 
 import pytest
@@ -121,23 +121,19 @@ def test_efficiency_is_the_rate_over_as_many_times_the_best_of_one_device() -> N
     assert best.efficiency is not None
     assert best.speedup.value == pytest.approx(200 / 120)
     assert best.efficiency.value == pytest.approx(200 / 240)
-    spread = exp(0.01 * sqrt(2))  # both intervals are of 1 %
-    assert (best.efficiency.low, best.efficiency.high) == pytest.approx((200 / 240 / spread, 200 / 240 * spread))
+    spread = exp(3.182 * 0.01 * sqrt(2))  # 1 % a run is assumed of such devices, by three degrees of freedom
+    expected = pytest.approx((200 / 240 / spread, 200 / 240 * spread), rel=1e-3)
+    assert (best.efficiency.low, best.efficiency.high) == expected
     assert comparison.single is not None
     assert (comparison.single.number, comparison.single.speedup, comparison.single.efficiency) == (1, None, None)
 
 
 @pytest.mark.parametrize(
     ("rate", "helps"),
-    [(180.0, "yes"), (103.0, "yes"), (101.0, "not_measurably"), (99.0, "not_measurably"), (90.0, "no")],
+    [(180.0, "yes"), (106.0, "yes"), (103.0, "not_measurably"), (97.0, "not_measurably"), (90.0, "no")],
 )
 def test_only_what_lies_beyond_noise_helps_or_harms(rate: float, helps: Helps) -> None:
     assert compared(trial(0, 100.0), ddp(1, rate)).helps == helps
-
-
-def test_an_interval_without_an_end_tells_nothing() -> None:
-    vague = ddp(1, 200.0, {"samples_per_s_ci": (0.0, inf)})
-    assert compared(trial(0, 100.0), vague).helps == "not_measurably"
 
 
 def test_the_fastest_group_is_judged_whatever_its_size() -> None:
@@ -171,7 +167,8 @@ def test_what_was_measured_in_turns_is_compared_round_by_round() -> None:
     assert best.runs == 3
     assert best.samples_per_s.value == pytest.approx(180.0)
     assert best.speedup is not None
-    assert (best.speedup.low, best.speedup.high) == pytest.approx((1.8, 1.8))
+    assert best.speedup.value == pytest.approx(1.8)
+    assert best.speedup.high < 1.85, "the rounds' drift cancels"
 
 
 def test_a_confirmation_of_the_group_alone_gives_its_rate() -> None:

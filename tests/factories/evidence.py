@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from autotune.analysis.decisions.run_spread import assumed_spread
 from autotune.records.ceilings import Ceiling
 from autotune.records.diagnosis import CurvePoint, Curves, Evidence, Roofline
 from autotune.settings.environment import Environment
@@ -46,6 +47,7 @@ def make_evidence(
     return Evidence(
         config=config or TrainingConfig(),
         environment=environment,
+        run_spread=assumed_spread(environment.device_kind),
         facts=facts or make_facts(),
         limit_bytes=2**36,
         free_ram_bytes=2**34,

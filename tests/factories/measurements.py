@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import nan
+from math import isfinite, nan
 from typing import Any
 
 from autotune.records.breakdown import LoaderCosts, Share, TimeBreakdown
@@ -46,7 +46,10 @@ def make_window(rate: float = 100.0, **changes: Any) -> Window:
 def make_measurement(
     rate: float = 100.0, noise: float = 0.01, *, gib: float = 1.0, busy: float | None = 0.9, **changes: Any
 ) -> Measurement:
-    """A rate in samples/s, give or take `noise` of it, with `gib` of peak memory; keywords change fields."""
+    """A rate in samples/s, give or take `noise` of it, with `gib` of peak memory; keywords change fields.
+
+    The window's blocks are all alike; where `noise` is infinite there is a single one.
+    """
     values = {
         "samples_per_s": rate,
         "samples_per_s_ci": (rate * (1 - noise), rate * (1 + noise)),
@@ -57,7 +60,7 @@ def make_measurement(
         "startup_s": 1.0,
         "build_s": 0.2,
         "memory": MemorySample(peak_bytes=int(gib * 2**30), source="max reserved + outside torch"),
-        "window": make_window(rate),
+        "window": make_window(rate) if isfinite(noise) else make_window(rate, blocks=make_window(rate).blocks[:1]),
         "loss": 0.7,
     }
     return Measurement.model_validate(values | changes)

@@ -9,6 +9,7 @@ from autotune.records.conditions import DeviceConditions
 from autotune.records.measurement import MemorySample
 from autotune.records.ranks import RankFigures
 from autotune.records.recommendation import Confirmation, Ratio
+from autotune.records.run_spread import RunSpread
 from autotune.records.run_summary import RunSummary
 from autotune.records.stress_check import StressFigures
 from autotune.records.trial import TrialRecord
@@ -56,6 +57,8 @@ RESNET_LOADER = make_loader_costs(
     collate_s=3e-3,
 )
 """What an image costs that is decoded and augmented."""
+LEARNED = RunSpread(sd=0.012, degrees_of_freedom=9.0, source="workload")
+"""Between runs of the same settings."""
 NO_ADVICE = LrAdvice(lr=BASELINE.lr, rule="none", batch_ratio=1.0)
 
 
@@ -72,6 +75,7 @@ def make_summary(**changes: Any) -> RunSummary:
         "memory_source": "max reserved + outside torch",
         "seed": 0,
         "trials": make_trials(),
+        "run_spread": LEARNED,
         "recommendation": make_recommendation(),
         "notes": (note("curves_cut"), said("[long] targets")),
         "stopped_because": note("most_trials", trials=6),

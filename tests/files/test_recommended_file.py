@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from functools import partial
+from math import exp
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from autotune.files import recommended_file
 from autotune.files.recommended_file import load
 from autotune.records.measurement import Block, Measurement, MemorySample, Window
 from autotune.records.recommendation import Confirmation, Ratio, Recommendation
+from autotune.records.run_spread import RunSpread
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import TrialRecord, TrialResult
 from autotune.report.wording.say import say
@@ -164,6 +166,7 @@ def summary(config: TrainingConfig, *, rounds: int = 3, name: str = "resnet") ->
         memory_source="max reserved",
         seed=0,
         trials=trials,
+        run_spread=RunSpread(sd=0.02, degrees_of_freedom=3.0),
         recommendation=recommendation,
         stopped_because=said("done"),
         wall_s=10.0,
@@ -182,21 +185,26 @@ def test_the_evidence_is_rounded_and_what_is_not_known_is_null() -> None:
     assert list(content) == ["format", "settings", "learning_rate", "evidence", "same_batch", "baseline", "machine"]
     evidence = content["evidence"]
     assert evidence["speedup"] == {"value": 2.346, "low": 2.3, "high": None}
-    assert evidence["samples_per_s"]["recommended"] == {"value": 234.6, "low": 234.6, "high": 234.6}
+    rate = evidence["samples_per_s"]["recommended"]
+    assert rate["value"] == 234.6
+    assert rate["low"] < 234.6 * exp(-0.02 * 1.96) < 234.6 * exp(0.02 * 1.96) < rate["high"], "another run's spread"
     assert evidence["busy_fraction"] == {"baseline": 0.9123, "recommended": 0.9123, "source": "NVML"}
     assert (evidence["peak_memory_gib"], evidence["memory_limit_gib"]) == (3.0, 64.0)
     assert (evidence["trials"], evidence["confirmed_rounds"]) == ({"ok": 2, "oom": 1}, 3)
     assert content["machine"]["fingerprint"] == summary(TrainingConfig()).environment.fingerprint
 
 
-def test_few_rounds_are_written_with_the_interval_of_their_windows() -> None:
-    evidence = yaml.safe_load(recommended_yaml(summary(TrainingConfig(), rounds=2)))["evidence"]
-    assert evidence["samples_per_s"]["baseline"] == {"value": 100.0, "low": 0.0, "high": None}
+def test_fewer_rounds_are_written_with_a_wider_interval() -> None:
+    few, more = (
+        yaml.safe_load(recommended_yaml(summary(TrainingConfig(), rounds=rounds)))["evidence"]["samples_per_s"]
+        for rounds in (2, 3)
+    )
+    assert few["baseline"]["low"] < more["baseline"]["low"] < 100.0
 
 
 def test_without_a_confirmation_the_searchs_own_measurement_is_written() -> None:
     evidence = yaml.safe_load(recommended_yaml(summary(TrainingConfig(), rounds=0)))["evidence"]
-    assert evidence["samples_per_s"]["recommended"] == {"value": 234.6, "low": 232.2, "high": 236.9}
+    assert evidence["samples_per_s"]["recommended"]["value"] == 234.6
     assert evidence["confirmed_rounds"] == 0
 
 
@@ -225,6 +233,17 @@ def test_the_header_says_where_dataparallel_needs_autocast(tmp_path: Path) -> No
     assert all(line.startswith("#") for line in header.splitlines() if line)
     assert said not in recommended_yaml(summary(dp.model_copy(update={"amp_dtype": "float16"})))
     assert said not in recommended_yaml(summary(TrainingConfig(amp_dtype="bfloat16")))
+
+
+def test_the_header_says_how_training_keeps_memory_as_trials_did() -> None:
+    found, switches = summary(TrainingConfig()), ("A=1", "B=2")
+    ours = found.environment.model_copy(update={"malloc": switches, "keeps_memory": True})
+    header = recommended_yaml(found.model_copy(update={"environment": ours})).partition("format: 1")[0]
+    assert "#     env A=1 B=2\n" in header
+    assert all(line.startswith("#") for line in header.splitlines() if line)
+    users = ours.model_copy(update={"keeps_memory": False})
+    assert "env A=1" not in recommended_yaml(found.model_copy(update={"environment": users})), "training has it anyway"
+    assert "env" not in recommended_yaml(found).partition("format: 1")[0]
 
 
 def test_every_setting_of_ddp_is_written_and_read_back_by_load(tmp_path: Path) -> None:

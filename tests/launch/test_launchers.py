@@ -16,6 +16,7 @@ import pytest
 
 from autotune.launch.launcher import Launch
 from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
+from autotune.launch.local.kept_memory import KEEPING
 from autotune.protocol.disk import TrialFolder
 from autotune.records.trial import TrialResult
 from tests.launch.conftest import AnyLauncher, Rig, rig_over
@@ -78,6 +79,13 @@ def test_a_trial_sees_the_callers_world(good_trial: GoodTrial) -> None:
     assert world["is_session_leader"]
     assert world["interrupt"]
     assert world["input"] == ""
+
+
+def test_a_trials_process_or_its_server_began_with_a_malloc_that_keeps_memory(good_trial: GoodTrial) -> None:
+    """glibc reads the variables when a process begins, and a fork goes on with what its server has read."""
+    world = json.loads((good_trial.cwd / "world").read_text())
+    switches = {f"{name}={value}" for name, value in KEEPING.items()}
+    assert switches <= set(world["begun_with"])
 
 
 def test_an_ending_by_os_exit_is_told_with_its_code(any_rig: Rig) -> None:

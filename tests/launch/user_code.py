@@ -360,6 +360,7 @@ def seen_world() -> dict[str, Any]:
         "variable": os.environ.get("AUTOTUNE_TRIAL"),
         "python_path": os.environ.get("PYTHONPATH"),
         "mine": os.environ.get("SOMETHING_OF_MINE"),
+        "begun_with": Path("/proc/self/environ").read_text().split("\0"),
         "sys_path": sys.path,
         "folder": str(Path.cwd()),
         "oom_score_adj": int(Path("/proc/self/oom_score_adj").read_text()),

@@ -7,6 +7,7 @@ from math import inf
 import pytest
 
 from autotune.records.recommendation import Ratio, Recommendation
+from autotune.records.run_spread import RunSpread
 from autotune.records.run_summary import RunSummary, changed_settings
 from autotune.settings.budget import Budget
 from autotune.settings.objective import Objective
@@ -40,6 +41,7 @@ def test_a_summary_comes_back_from_json_exactly(
         memory_source="PSS of the process tree",
         seed=0,
         trials=(make_record(0), make_record(1)),
+        run_spread=RunSpread(sd=0.02, degrees_of_freedom=3.0),
         recommendation=recommendation if has_recommendation else None,
         stopped_because=said("the budget is spent"),
         wall_s=12.5,

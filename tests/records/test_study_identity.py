@@ -138,6 +138,7 @@ PLAN = Plan(name="x", workload=Workload(model=object, dataset=list))
         ("cuda", "13.0", "CUDA", "13.0"),
         ("device_names", ("Fake GPU", "Other GPU"), "unlike devices", "Fake GPU, Other GPU"),
         ("tf32_overrides", ("NVIDIA_TF32_OVERRIDE=0",), "TF32 switches", "NVIDIA_TF32_OVERRIDE=0"),
+        ("malloc", ("MALLOC_TRIM_THRESHOLD_=0",), "malloc", "MALLOC_TRIM_THRESHOLD_=0"),
     ],
 )
 def test_each_part_of_the_fingerprint_tells_searches_apart_by_its_own_name(

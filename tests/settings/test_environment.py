@@ -22,6 +22,7 @@ from tests.factories import make_environment
         {"cuda": None},
         {"device_names": ("NVIDIA H200", "NVIDIA T4")},
         {"tf32_overrides": ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1",)},
+        {"malloc": ("MALLOC_TRIM_THRESHOLD_=0",)},
     ],
 )
 def test_other_hardware_or_another_torch_has_another_fingerprint(change: dict[str, object]) -> None:
@@ -30,7 +31,14 @@ def test_other_hardware_or_another_torch_has_another_fingerprint(change: dict[st
 
 @pytest.mark.parametrize(
     "change",
-    [{"versions": {}}, {"ram_bytes": 1}, {"python": "3.13.0"}, {"device": "cuda:1"}, {"remarks": (note("x"),)}],
+    [
+        {"versions": {}},
+        {"ram_bytes": 1},
+        {"python": "3.13.0"},
+        {"device": "cuda:1"},
+        {"remarks": (note("x"),)},
+        {"keeps_memory": True},
+    ],
 )
 def test_what_speed_does_not_depend_on_leaves_the_fingerprint(change: dict[str, object]) -> None:
     assert make_environment(**change).fingerprint == make_environment().fingerprint

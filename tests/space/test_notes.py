@@ -30,6 +30,12 @@ def test_what_was_found_with_the_device_is_among_the_notes() -> None:
     assert make_space(environment=make_environment(remarks=(make_note("gpu"),))).notes == (make_note("gpu"),)
 
 
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_a_malloc_that_is_set_is_among_the_notes(is_ours: bool) -> None:
+    environment = make_environment(malloc=("A=1",), keeps_memory=is_ours)
+    assert make_space(environment=environment).notes == (make_note("malloc", switches=("A=1",), is_ours=is_ours),)
+
+
 @pytest.mark.parametrize("given_space", [{}, {"strategy": "single"}])
 def test_settings_of_ddp_without_ddp_are_said_to_have_no_effect(given_space: dict[str, Any]) -> None:
     ddp = {"bucket_cap_mb": [25, 50], "static_graph": True}

@@ -237,10 +237,10 @@ def test_only_trials_on_as_many_ranks_tell_of_a_batchs_memory() -> None:
     space = make_fake_space(FOUR_DEVICES, **batches)
     alone = memory_trials(LINEAR)
     group = memory_trials({16: 500, 32: 532}, strategy="ddp", world_size=4)
-    found = largest_batch_variant(group[1], limited(space, 900), [*alone, *group])
+    found = largest_batch_variant(group[1], limited(space, 700), [*alone, *group])
     assert found is not None
     assert (found["micro_batch_size"], found["world_size"]) == (64, 4)
-    assert largest_batch_variant(group[1], limited(space, 900), alone) is None
+    assert largest_batch_variant(group[1], limited(space, 700), alone) is None
 
 
 def record_of(config: TrainingConfig) -> TrialRecord:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from autotune.analysis.confirmation_plan import UNHURRIED_CONFIRMATION_S
+from autotune.analysis.decisions.confirmation_plan import UNHURRIED_CONFIRMATION_S
 from autotune.analysis.time_estimate import overhead_s
 from autotune.launch.launcher import Exit, Launch
 from autotune.records.recommendation import Recommendation
@@ -81,20 +81,25 @@ def test_a_clear_gain_takes_three_rounds(tmp_path: Path) -> None:
     assert figures_of(chosen.reasons, "confirmed") == [{"rounds": 3, "configurations": 3}]
 
 
-def test_a_gain_that_noise_hides_has_all_run_again(tmp_path: Path) -> None:
-    launcher, sure, _ = confirmed(
-        tmp_path, {32: repeat(100.0), 64: cycle([95.0, 120.0, 110.0]), 128: cycle([90.0, 110.0])}
+def test_a_gain_that_noise_hides_takes_more_rounds_and_what_is_behind_takes_no_part(tmp_path: Path) -> None:
+    launcher, sure, chosen = confirmed(
+        tmp_path, {32: repeat(100.0), 64: cycle([95.0, 120.0, 110.0]), 128: cycle([60.0, 61.0])}
     )
-    assert rounds_of(launcher) == {32: 6, 64: 6, 128: 6}
-    assert {len(one.rounds) for one in sure.confirmations} == {6}
-
-
-def test_what_a_fourth_round_decides_takes_no_fifth(tmp_path: Path) -> None:
-    rising = chain([101.0, 108.0, 108.0], repeat(108.0))
-    launcher, _, chosen = confirmed(tmp_path, {32: repeat(100.0), 64: rising, 128: repeat(90.0)})
-    assert rounds_of(launcher) == {32: 4, 64: 4, 128: 4}
+    rounds = rounds_of(launcher)
+    assert rounds[32] == rounds[64] > 6
+    assert rounds[128] == 3
+    assert {one.number: len(one.rounds) for one in sure.confirmations} == {
+        one.number: rounds[one.config.micro_batch_size] for one in sure.confirmations
+    }
     assert chosen.config.micro_batch_size == 64
-    assert figures_of(chosen.reasons, "confirmed") == [{"rounds": 4, "configurations": 3}]
+
+
+def test_rounds_end_once_nobody_is_likely_to_be_worth_a_change(tmp_path: Path) -> None:
+    launcher, _, chosen = confirmed(tmp_path, {32: repeat(100.0), 64: cycle([100.2, 100.9, 99.6]), 128: repeat(90.0)})
+    assert rounds_of(launcher)[64] < 28
+    assert (chosen.number, chosen.verdict) == (0, "already_best")
+    (reason,) = figures_of(chosen.reasons, "nothing_beats_baseline")
+    assert 0 < reason["most_fraction"] < 0.1
 
 
 def test_what_has_failed_is_not_run_again(tmp_path: Path) -> None:
@@ -110,23 +115,19 @@ def test_a_baseline_that_nothing_challenges_any_more_is_not_run_again(tmp_path: 
     assert (chosen.number, chosen.verdict) == (0, "already_best")
 
 
-def test_a_gain_under_one_percent_is_not_looked_into(tmp_path: Path) -> None:
-    launcher, _, _ = confirmed(tmp_path, {32: repeat(100.0), 64: cycle([100.2, 101.9, 99.6]), 128: repeat(90.0)})
-    assert rounds_of(launcher) == {32: 3, 64: 3, 128: 3}
+def test_the_believed_best_is_recommended_though_another_seemed_faster_once(tmp_path: Path) -> None:
+    launcher, _, chosen = confirmed(tmp_path, {32: repeat(100.0), 64: cycle([130.0, 90.0]), 128: repeat(105.0)})
+    assert rounds_of(launcher)[128] > 3
+    assert chosen.measured_speedup is not None
+    assert chosen.speedup is not None
+    assert 1 < chosen.speedup.value <= chosen.measured_speedup.value
+    assert chosen.gain_probability is not None
+    assert 0.5 < chosen.gain_probability <= 1
 
 
-def test_what_seems_faster_than_the_chosen_one_but_is_not_proven_is_named(tmp_path: Path) -> None:
-    script = {32: repeat(100.0), 64: cycle([130.0, 90.0]), 128: repeat(105.0)}
-    launcher, _, chosen = confirmed(tmp_path, script)
-    assert rounds_of(launcher) == {32: 6, 64: 6, 128: 6}
-    assert chosen.config.micro_batch_size == 128
-    (unproven,) = (one.number for one in chosen.confirmations if one.config.micro_batch_size == 64)
-    assert figures_of(chosen.reasons, "fastest_beyond_noise") == [{"other_trial": unproven}]
-
-
-def test_an_interruption_of_a_further_round_keeps_those_that_were_planned(tmp_path: Path) -> None:
+def test_an_interruption_of_a_further_round_keeps_what_the_last_look_saw(tmp_path: Path) -> None:
     def until_interrupted() -> Iterator[float]:
-        yield from [101.0, 108.0, 108.0]
+        yield from [101.0, 118.0, 108.0]
         raise KeyboardInterrupt
 
     script = {32: repeat(100.0), 64: until_interrupted(), 128: repeat(90.0)}
@@ -139,7 +140,7 @@ def test_an_interruption_of_a_further_round_keeps_those_that_were_planned(tmp_pa
     assert {len(one.rounds) for one in sure.confirmations} == {3}
     chosen = select(search.outcome(), sure)
     assert chosen is not None
-    assert (chosen.verdict, chosen.number) == ("already_best", 0), "three rounds do not prove a gain"
+    assert chosen.verdict == "unconfirmed", "three rounds do not prove this gain"
 
 
 def test_slow_starts_leave_finalists_out_and_that_is_said(tmp_path: Path) -> None:
@@ -165,11 +166,12 @@ def test_three_rounds_take_what_is_planned_or_are_two_configurations_in_short_wi
     jobs = [job for job in launcher.jobs if job.kind == "trial"]
     starts_s = {one.config.micro_batch_size: overhead_s(one) for one in search.study.records if one.is_feasible}
     (window_s,) = {job.window.max_s for job in jobs}
-    assert 4.0 <= window_s <= 8.0
+    assert 1.0 <= window_s <= 8.0
     assert fits == (32 in rounds_of(launcher))
     assert 64 in rounds_of(launcher)
     taken_s = sum(starts_s[job.config.micro_batch_size] + window_s for job in jobs)
-    assert taken_s <= UNHURRIED_CONFIRMATION_S or (len(rounds_of(launcher)), window_s) == (2, 4.0)
+    fewest = (len(rounds_of(launcher)), max(rounds_of(launcher).values())) == (2, 3)
+    assert taken_s <= UNHURRIED_CONFIRMATION_S or fewest
 
 
 def _fastest(search: Search) -> int:

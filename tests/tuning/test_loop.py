@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from autotune.analysis.observations import ConfiguredPoint
+from autotune.analysis.forecast.observations import ConfiguredPoint
 from autotune.analysis.time_estimate import overhead_s
 from autotune.note import Note, note
 from autotune.protocol.jobs import WindowRules
@@ -76,8 +76,10 @@ def test_after_a_look_trials_measure_their_windows_alone(tmp_path: Path) -> None
         True
     ], "the baseline"
     trials = [job for job in later if job.kind == "trial"]
-    assert len(trials) == 19
-    assert not any(job.extras.loader_ceiling or job.extras.device_ceiling for job in trials)
+    thorough = [job for job in trials if job.extras.loader_ceiling or job.extras.device_ceiling]
+    assert len(trials) - sum(len(record.repeats) for record in search.study.records) == 19
+    assert 0 < len(thorough) <= 3, "only what is run again before the end looks at its sides, and for longer"
+    assert {job.extras.stretch_s for job in thorough} == {1.0}
 
 
 def test_the_baseline_alone_shows_where_its_time_goes(tmp_path: Path) -> None:
@@ -141,7 +143,7 @@ def linear_memory(config: TrainingConfig) -> FakeTrial:
     return FakeTrial(samples_per_s=rate, peak_memory_bytes=GIB + batch * 16 * 2**20)
 
 
-def test_the_biggest_batch_that_fits_by_the_memory_line_is_run(tmp_path: Path) -> None:
+def test_about_the_biggest_batch_that_fits_by_the_memory_model_is_run(tmp_path: Path) -> None:
     space: dict[str, Any] = {
         "micro_batch_size": {"low": 32, "high": 2048},
         "amp_dtype": "float32",
@@ -154,15 +156,16 @@ def test_the_biggest_batch_that_fits_by_the_memory_line_is_run(tmp_path: Path) -
     search.run()
     sure, chosen = confirmed(search)
     run = {record.config.micro_batch_size for record in search.study.records if record.measurement is not None}
-    assert 832 in run, "13 GiB for samples of 16 MiB"
+    biggest = max(batch for batch in run if batch <= 832)
+    assert biggest >= 0.95 * 832, "13 GiB for samples of 16 MiB"
     (largest,) = figures_of(sure.notes, "largest_batch_that_ran")
-    assert largest["micro_batch_size"] == 832, "833 was not run"
-    assert largest["peak_bytes"] == 14 * GIB
+    assert largest["micro_batch_size"] == biggest, "the next was not run"
+    assert largest["peak_bytes"] == GIB + biggest * 16 * 2**20
     assert chosen.config.micro_batch_size in run
 
 
 @pytest.mark.parametrize(("limit_gib", "largest"), [(14, 512), (40, 2048)])
-def test_a_batch_beyond_the_memory_line_is_not_proposed(tmp_path: Path, limit_gib: int, largest: int) -> None:
+def test_a_batch_beyond_the_memory_model_is_not_proposed(tmp_path: Path, limit_gib: int, largest: int) -> None:
     space: dict[str, Any] = {"micro_batch_size": [32, 64, 512, 2048], "amp_dtype": "float32", "grad_accum_steps": 1}
     search = make_search(tmp_path, FakeLauncher(linear_memory), n_trials=24, method="tpe", **space)
     search.run()

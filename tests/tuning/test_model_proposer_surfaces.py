@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import regret
-from benchmarks.replay.replay import SURFACES
+from benchmarks.replay.methods import METHODS
+from benchmarks.replay.replay import SURFACES, read_surface
 
 
 def regret_at_the_end(name: str, seed: int) -> float:
     """How far what a search would recommend, before its confirmation, lies under the best of the surface."""
     path = min(SURFACES.glob(f"{name}-*.jsonl"))
-    course, rates = regret._run(path, ("autotune", seed)), regret._surface(path).rates()
-    *_, (_, last) = regret._regrets(course, rates)
-    return float(last)
+    surface = read_surface(path)
+    return surface.truth.regret(METHODS["autotune"](surface, seed).steps[-1].recommended)
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_a_lucky_window_of_a_bursty_reader_is_not_taken_for_the_best_there_is(seed: int) -> None:
     """Its windows tell little, for all that the model knows: held against the luckiest, nothing would seem worth it."""
-    assert regret_at_the_end("bursty", seed) < 0.03
+    assert regret_at_the_end("bursty", seed) < 0.05, "its best is known to 4 %"
 
 
 @pytest.mark.parametrize("seed", [0, 5])

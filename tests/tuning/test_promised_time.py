@@ -94,11 +94,11 @@ def test_the_line_before_the_search_tells_trials_and_time(tmp_path: Path, n_tria
 
 def test_once_the_last_trial_has_run_only_the_confirmation_is_left(tmp_path: Path) -> None:
     search = make_search(tmp_path, FakeLauncher(), n_trials=4)
-    search.proposer = SamplerProposer()  # every trial runs to its end
+    search.proposer = SamplerProposer(search.study)  # every trial runs to its end
     shown: list[Progress] = []
     search.show = shown.append
     search.run()
-    *_, before, last = (one.remaining_s for one in shown)
+    *_, before, last = (one.remaining_s for one in shown if one.last is not None and not one.last.repeats)
     assert before is not None
     assert last is not None
     trial_s = search.study.records[-1].result.wall_s

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from autotune.note import note
+from autotune.protocol.jobs import WindowRules
+from autotune.records.run_spread import RunSpread
 from autotune.records.trial import Score, TrialRecord, TrialResult
 from autotune.settings.training_config import TrainingConfig
 from autotune.study.samplers import METHODS, SearchMethod
@@ -30,6 +32,7 @@ class Held:
     records: list[TrialRecord]
     running: list[Trial] = field(default_factory=list)
     method: SearchMethod = METHODS["model"]
+    spread: RunSpread = field(default_factory=lambda: RunSpread(sd=0.03, degrees_of_freedom=9.0))
 
     @property
     def ended(self) -> list[TrialRecord]:
@@ -70,7 +73,7 @@ def test_without_a_time_out_nothing_is_short(make_budget: Any) -> None:
     budget = make_budget([ran(0)])
     assert budget.left_for_trials_s == inf
     assert budget.why_over is None
-    assert budget.window(has_model=True).max_s == 8.0
+    assert budget.window(has_model=True) == WindowRules(max_s=8.0, precision=0.03), "no surer than runs differ"
     assert budget.longest_s() == inf
     assert budget.sides_s == 60.0
     assert budget.deadline_s(Trial(1, TrainingConfig())) == 10 * (WINDOW_S + OVERHEAD_S)

@@ -80,6 +80,8 @@ def test_a_window_is_told_with_what_the_device_did(measure: Callable[..., Measur
     assert (found.busy_source, found.busy_fraction) == (GPM_SOURCE, 0.45)
     assert found.joules_per_sample == pytest.approx(300 / found.samples_per_s)
     assert found.remarks == ()
+    assert found.host_load is not None
+    assert found.host_load.seconds >= sum(block.seconds for block in found.blocks), "the readings lie around the window"
     assert nvml.calls("nvmlDeviceGetClockInfo") == 4, "two clocks at two edges, and none in the window"
 
 

@@ -28,6 +28,7 @@ import psutil
 
 from autotune.errors import LauncherError
 from autotune.launch.launcher import TOKEN_VARIABLE
+from autotune.launch.local.kept_memory import with_kept_memory
 
 __all__ = [
     "bytes_above",
@@ -59,7 +60,8 @@ def start_worker(
 
     Args:
         arguments: Of its command line.
-        environment: The caller's; its module search path, which the working directory does not change, is added.
+        environment: The caller's; its module search path, which the working directory does not change, is added, and
+            what has malloc keep memory.
         token: Marks all that the worker starts.
         stdin: What it reads, as for Popen.
         output: The descriptor that it prints to.
@@ -72,7 +74,7 @@ def start_worker(
     try:
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "autotune.worker", *arguments],
-            env={**environment, "PYTHONPATH": path, TOKEN_VARIABLE: token},
+            env={**with_kept_memory(environment), "PYTHONPATH": path, TOKEN_VARIABLE: token},
             stdin=stdin,
             stdout=output,
             stderr=output,

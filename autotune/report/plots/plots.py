@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
 
-from autotune.analysis.memory_line import MemoryLine, memory_kind
+from autotune.analysis.memory.lines import MemoryLine, memory_kind
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import TrialRecord
 from autotune.report.figures import Column, Role, role_of
@@ -200,15 +200,13 @@ def _trend(line: MemoryLine, summary: RunSummary) -> Trend:
     Every batch that was tried in between has a point, whatever its precision.
     """
     tried = [trial.config for trial in summary.trials]
-    first = line.points[0][0]
-    last = max(config.micro_batch_size for config in tried if memory_kind(config) == line.kind)
+    first = line.batches[0]
+    last = max(config.micro_batch_size for config in tried if memory_kind(config) == memory_kind(line.config))
     batches = {round(first + (last - first) * step / _TREND_STEPS) for step in range(_TREND_STEPS + 1)}
     batches |= {config.micro_batch_size for config in tried if first <= config.micro_batch_size <= last}
-    points = (
-        (batch, line.predict_bytes(batch) / BYTES_PER_GIB, line.error_at(batch) / BYTES_PER_GIB)
-        for batch in sorted(batches)
-    )
-    return Trend(amp_dtype=line.kind.amp_dtype, points=tuple(points))
+    told = ((batch, *line.predict(batch)) for batch in sorted(batches))
+    points = tuple((batch, peak / BYTES_PER_GIB, error / BYTES_PER_GIB) for batch, peak, error in told)
+    return Trend(amp_dtype=line.config.amp_dtype, points=points)
 
 
 def thin_out(values: Sequence[float], most: int) -> list[float]:

@@ -12,6 +12,7 @@ from typing import Literal
 
 from autotune.frozen import FrozenModel
 from autotune.records.recommendation import Ratio
+from autotune.records.run_spread import RunSpread
 from autotune.records.trial import Outcome
 from autotune.report.figures import Figures
 from autotune.report.model import ReportModel, Verdict
@@ -48,8 +49,14 @@ class SummaryDocument(FrozenModel):
     same_batch: MeasuredConfig | None = None
     """The best that keeps the baseline's global batch; may equal `best`."""
     speedup: Ratio | None = None
-    """Of `best` over the baseline, measured in turns, with its 95 % interval."""
+    """Claimed of `best` over the baseline: shrunk, with the interval of what was measured in turns."""
+    measured_speedup: Ratio | None = None
+    """The ratio as measured, with the same interval."""
+    gain_probability: float | None = None
+    """How likely `best` is to be faster than the baseline at all; null where they were not measured in turns."""
     same_batch_speedup: Ratio | None = None
+    run_spread: RunSpread
+    """By how much runs of the same settings differ on this machine."""
     memory_limit_bytes: int
     memory_source: str
     """What the limit is judged on."""
@@ -87,6 +94,9 @@ def summary_json(report: ReportModel) -> str:
         verdict=report.verdict,
         headline=report.headline,
         speedup=None if found is None else found.speedup,
+        measured_speedup=None if found is None else found.measured_speedup,
+        gain_probability=None if found is None else found.gain_probability,
+        run_spread=summary.run_spread,
         best=best,
         same_batch=same_batch,
         same_batch_speedup=None if found is None else found.same_batch_speedup,

@@ -16,7 +16,7 @@ from autotune.records.breakdown import PARTS
 from autotune.records.ceilings import HOLDS_FROM, overlaps
 from autotune.records.diagnosis import Curves, Diagnosis
 from autotune.report.blocks import MEASURED_BY, Bullets, Paragraph, Section, Table, filled, known_facts, tabulate
-from autotune.report.figures import join_runs
+from autotune.report.figures import Figures, join_runs
 from autotune.report.render.console_blocks import print_section
 from autotune.report.render.markdown import render_sections
 from autotune.report.sections.advice import advice_table, bottleneck_table
@@ -25,7 +25,7 @@ from autotune.report.sections.facts import describe_environment
 from autotune.report.sections.ranks import rank_section
 from autotune.report.sections.times import fullness_facts, loader_facts
 from autotune.report.text import one_line
-from autotune.report.wording.names import BOTTLENECKS, PART_NAMES, describe_settings
+from autotune.report.wording.names import BOTTLENECKS, PART_NAMES, describe_settings, name_interval
 from autotune.report.wording.remarks import describe_exchange, say_setup
 from autotune.report.wording.units import show, show_interval, text_bar
 
@@ -89,7 +89,7 @@ def diagnosis_sections(diagnosis: Diagnosis) -> tuple[Section, ...]:
     findings = ((found.share, BOTTLENECKS[found.bottleneck], found.evidence) for found in diagnosis.findings)
     advice = advice_table(diagnosis.advice) if diagnosis.advice else Bullets(sentences=(_NO_ADVICE,))
     loader = {} if run.loader_costs is None else loader_facts(run.loader_costs)
-    setup = say_setup({"today's settings": join_runs([run])})  # the notes have what disturbed the window
+    setup = say_setup({"today's settings": _join(diagnosis)})  # the notes have what disturbed the window
     notes = Bullets(sentences=(*map(one_line, diagnosis.notes), *setup))
     return filled(
         Section(title="Where the time goes", blocks=(_time(diagnosis),)),
@@ -101,6 +101,12 @@ def diagnosis_sections(diagnosis: Diagnosis) -> tuple[Section, ...]:
         Section(title="Other settings, each side alone", blocks=(_curves(curves),)),
         Section(title="Notes", blocks=(notes,)),
     )
+
+
+def _join(diagnosis: Diagnosis) -> Figures:
+    """Of the one run; its rate's interval is shown from the run itself."""
+    evidence = diagnosis.evidence
+    return join_runs([evidence.measurement], evidence.run_spread)
 
 
 def _time(diagnosis: Diagnosis) -> Table:
@@ -122,14 +128,14 @@ def _today(diagnosis: Diagnosis) -> dict[str, str]:
     rate, interval = show(run.samples_per_s, "rate"), show_interval(*run.samples_per_s_ci, "plain_rate")
     return {
         "settings": describe_settings(evidence.config),
-        "rate": f"{rate} ({interval}, 95 %)",
+        "rate": f"{rate} ({name_interval(evidence.run_spread)}: {interval})",
         "loader alone": _ceiling(headroom.loader_ceiling, run.loader_ceiling, "its items' costs"),
         "device alone": _ceiling(headroom.device_ceiling, run.device_ceiling, "the waits for data"),
         "peak memory": f"{show(run.peak_memory_bytes, 'bytes')} of {show(evidence.limit_bytes, 'bytes')}",
         "busy": ", ".join(f"{show(busy.fraction, 'share')} ({one_line(busy.source)})" for busy in run.busy_readings),
         **fullness_facts(run.fullness),
         "energy a sample": show(run.joules_per_sample, "energy"),
-        **device_facts(join_runs([run])),
+        **device_facts(_join(diagnosis)),
         "exchange": "" if run.communication is None else describe_exchange(run.communication),
         **_roofline(diagnosis),
         "diagnosed in": show(diagnosis.wall_s, "duration"),

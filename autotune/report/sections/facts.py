@@ -52,6 +52,7 @@ def describe_environment(environment: Environment) -> dict[str, str]:
         "precisions": ", ".join(environment.native_amp_dtypes),
         "TF32 switches": ", ".join(environment.tf32_overrides),
         "processor": f"{format_count(environment.cores, 'core')}, {ram} of RAM{on_each}",
+        "malloc": _describe_malloc(environment),
         "platform": environment.platform,
         "python": environment.python,
         "torch": environment.torch + (f", CUDA {environment.cuda}" if environment.cuda is not None else ""),
@@ -60,6 +61,11 @@ def describe_environment(environment: Environment) -> dict[str, str]:
         "note": " ".join(map(say, environment.remarks)),
     }
     return known_facts(facts).facts
+
+
+def _describe_malloc(environment: Environment) -> str:
+    by = " (set for trials)" if environment.keeps_memory else ""
+    return " ".join(environment.malloc) + by
 
 
 def describe_workload(facts: WorkloadFacts) -> dict[str, str]:

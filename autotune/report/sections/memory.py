@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from autotune.analysis.memory_line import MemoryKind, MemoryLine, memory_kind, memory_lines
+from autotune.analysis.memory.lines import MemoryLine, memory_kind, memory_lines
 from autotune.records.run_summary import RunSummary
 from autotune.records.stress_check import Load, load_of
 from autotune.report.blocks import Bullets, Section, Table, tabulate
@@ -22,20 +22,20 @@ _FARTHEST = 4
 """Times the largest batch measured up to which a line is followed: our convention."""
 _REMARK = (
     "Lines fitted to the trials' peak memory; the error is half of the 95 % prediction interval. The last column is "
-    "the batch that the line predicts to fit the limit; only batches that were run are recommended."
+    "the largest batch that is sure to fit the limit; only batches that were run are recommended."
 )
 
 
 def list_memory_lines(summary: RunSummary) -> tuple[MemoryLine, ...]:
-    """Every kind's line; where the limit is on RAM, as it holds with the recommended settings' loader workers."""
-    workers = _settings(summary).num_workers if summary.environment.has_only_ram else None
-    return memory_lines(summary.trials, num_workers=workers)
+    """Every kind's line, as it holds with the recommended settings otherwise, their loader workers among them."""
+    only_ram = summary.environment.has_only_ram
+    return memory_lines(summary.trials, _settings(summary), summary.limit_bytes, limit_is_ram=only_ram)
 
 
 def lines_of_group(summary: RunSummary, lines: Sequence[MemoryLine]) -> tuple[MemoryLine, ...]:
     """The lines of all precisions on the devices that the recommended settings run on."""
-    own = _group(memory_kind(_settings(summary)))
-    return tuple(line for line in lines if _group(line.kind) == own)
+    own = _group(_settings(summary))
+    return tuple(line for line in lines if _group(line.config) == own)
 
 
 def say_memory_line(summary: RunSummary, lines: Sequence[MemoryLine]) -> tuple[str, ...]:
@@ -45,14 +45,14 @@ def say_memory_line(summary: RunSummary, lines: Sequence[MemoryLine]) -> tuple[s
         f"Memory of {_name(line, lines)}: {_base(line)} + {show(line.bytes_per_sample, 'bytes')} a sample, "
         f"± {show(line.error_bytes, 'bytes')}."
         for line in lines
-        if line.kind == kind
+        if memory_kind(line.config) == kind
     )
 
 
 def describe_group(own: Sequence[MemoryLine], lines: Sequence[MemoryLine]) -> str:
     """Whose lines `own` are, where there are others, and for how many workers; "" or with a space before."""
     has_others = 0 < len(own) < len(lines)
-    whose = f" They are for {name_group(*_group(own[0].kind))} only." if has_others else ""
+    whose = f" They are for {name_group(*_group(own[0].config))} only." if has_others else ""
     return whose + "".join(f" {remark}" for remark in _workers(own))
 
 
@@ -95,33 +95,35 @@ def _bearer(load: Load) -> str:
 
 
 def _row(line: MemoryLine, lines: Sequence[MemoryLine], limit_bytes: int) -> dict[str, str]:
-    largest, farthest = line.largest_batch(limit_bytes), _FARTHEST * line.points[-1][0]
-    batch = NO_VALUE if largest is None else f"{'over ' * (largest > farthest)}{min(largest, farthest):,}"
+    farthest = _FARTHEST * line.batches[-1]
+    largest = line.largest_batch(limit_bytes, farthest + 1)
     return {
         "precision": _name(line, lines),
-        "trials": str(len(line.points)),
+        "trials": str(len(line.batches)),
         "at batch 0": _base(line),
         "a sample": show(line.bytes_per_sample, "bytes"),
         "± error": show(line.error_bytes, "bytes"),
-        "batch at the limit": batch,
+        "batch at the limit": f"over {farthest:,}" if largest > farthest else f"{largest:,}" if largest else NO_VALUE,
     }
 
 
 def _name(line: MemoryLine, lines: Sequence[MemoryLine]) -> str:
     """Its precision, and its devices where the lines are of several groups: "float32, ddp × 2"."""  # noqa: RUF002 - a times sign
-    has_others = len({_group(other.kind) for other in lines}) > 1
-    return f"{line.kind.amp_dtype}, {name_group(*_group(line.kind))}" if has_others else line.kind.amp_dtype
+    has_others = len({_group(other.config) for other in lines}) > 1
+    return f"{line.config.amp_dtype}, {name_group(*_group(line.config))}" if has_others else line.config.amp_dtype
 
 
 def _base(line: MemoryLine) -> str:
-    """What a batch comes on top of: "199 MiB", or "141 MiB + 29.0 MiB a worker"."""
-    alone = show(line.intercept_bytes - line.num_workers * line.bytes_per_worker, "bytes")
-    return f"{alone} + {show(line.bytes_per_worker, 'bytes')} a worker" if line.bytes_per_worker else alone
+    """What a batch comes on top of: "199 MiB", or "141 MiB + 58.0 MiB for 2 loader workers"."""
+    workers = line.workers_bytes
+    alone = show(line.intercept_bytes - workers, "bytes")
+    whose = format_count(line.config.num_workers, "loader worker")
+    return f"{alone} + {show(workers, 'bytes')} for {whose}" if workers else alone
 
 
 def _workers(lines: Sequence[MemoryLine]) -> tuple[str, ...]:
     """For how many loader workers lines hold, where that makes a difference."""
-    counts = [line.num_workers for line in lines if line.bytes_per_worker]
+    counts = [line.config.num_workers for line in lines if line.workers_bytes]
     return (f"The lines hold for {format_count(counts[0], 'loader worker')}.",) if counts else ()
 
 
@@ -129,5 +131,5 @@ def _settings(summary: RunSummary) -> TrainingConfig:
     return summary.baseline if summary.recommendation is None else summary.recommendation.config
 
 
-def _group(kind: MemoryKind) -> tuple[str, int]:
-    return kind.strategy, kind.world_size
+def _group(config: TrainingConfig) -> tuple[str, int]:
+    return config.strategy, config.world_size

@@ -21,7 +21,7 @@ from autotune.report.wording.units import NO_VALUE, format_count, format_interva
 
 __all__ = ["rank_section", "scaling_sections"]
 
-_STRATEGY_HEADS = ("", "samples/s", "95 % interval", "efficiency", "exposed", "hidden")
+_STRATEGY_HEADS = ("", "samples/s", "interval", "efficiency", "exposed", "hidden")
 _NEAR_IDEAL = 0.95
 """Efficiency from which on nothing is left to explain: the share below which nothing is a bottleneck either."""
 
@@ -69,12 +69,12 @@ def _compare(summary: RunSummary) -> StrategyComparison | None:
     """
     found = summary.recommendation
     if found is None:
-        return compare_strategies(summary.trials, summary.environment)
+        return compare_strategies(summary.trials, summary.environment, (), summary.run_spread)
     refuted = {entrant.number for entrant in found.confirmations if not entrant.is_feasible}.union(found.overloaded)
     trials = [
         trial.model_copy(update={"score": None}) if trial.number in refuted else trial for trial in summary.trials
     ]
-    return compare_strategies(trials, summary.environment, found.confirmations)
+    return compare_strategies(trials, summary.environment, found.confirmations, summary.run_spread)
 
 
 def _name(best: StrategyBest) -> str:
@@ -100,7 +100,7 @@ def _say_answer(comparison: StrategyComparison) -> str:
 
 def _say_verdict(comparison: StrategyComparison, fastest: StrategyBest, ratio: Ratio) -> str:
     count, interval = fastest.config.world_size, show_interval(ratio.low, ratio.high, "times")
-    rate = f"{_name(fastest)} trains {show(ratio.value, 'times')} times as fast as one device (95 %: {interval}"
+    rate = f"{_name(fastest)} trains {show(ratio.value, 'times')} times as fast as one device (interval: {interval}"
     if comparison.helps == "yes":
         who = "the second device helps" if count == 2 else f"{count} devices help"
         return f"Yes, {who}: {rate}), {show(ratio.value / count, 'share')} of {count} times."
@@ -118,7 +118,7 @@ def _strategy_row(entry: StrategyEntry) -> dict[str, str]:
     rate, talk = best.samples_per_s, best.communication
     return name | {
         "samples/s": show(rate.value, "plain_rate"),
-        "95 % interval": show_interval(rate.low, rate.high, "plain_rate"),
+        "interval": show_interval(rate.low, rate.high, "plain_rate"),
         "efficiency": NO_VALUE if best.efficiency is None else _format_efficiency(best.efficiency),
         "exposed": show(talk and talk.exposed_fraction, "share"),
         "hidden": show(talk and talk.hidden_fraction, "share"),
@@ -140,7 +140,7 @@ def _remarks(comparison: StrategyComparison) -> Iterator[str]:
             f"The fastest group also differs from the best single device in {names}: part of the difference may come "
             "from these."
         )
-    yield "Efficiency: the rate over as many times the best rate of one device, with its 95 % interval."
+    yield "Efficiency: the rate over as many times the best rate of one device, with its interval."
     if any(entry.best is not None and entry.best.communication is not None for entry in comparison.entries):
         yield (
             "Exposed: the share of a step that exchanging gradients adds, on batches already on the devices. "

@@ -10,29 +10,31 @@ from collections.abc import Iterator, Sequence
 from autotune.records.breakdown import PARTS
 from autotune.records.measurement import Rate
 from autotune.records.recommendation import Ratio
+from autotune.records.run_spread import RunSpread
 from autotune.records.run_summary import changed_settings
 from autotune.report.blocks import Table
 from autotune.report.figures import Column, has_parts, list_busy, list_known, list_waits
-from autotune.report.wording.names import PART_NAMES, format_setting
+from autotune.report.wording.names import PART_NAMES, format_setting, name_interval
 from autotune.report.wording.units import NO_VALUE, Unit, format_bytes_beside, show, show_interval
 from autotune.settings.training_config import TrainingConfig
 
 __all__ = ["result_table"]
 
 
-def result_table(columns: Sequence[Column], limit_bytes: int) -> Table:
+def result_table(columns: Sequence[Column], limit_bytes: int, spread: RunSpread) -> Table:
     """What was measured, then each setting in which a column differs from the first, the baseline."""
+    interval = f"  {name_interval(spread)}"
     figures, ratios = [column.figures for column in columns], [column.speedup for column in columns[1:]]
     rates = [None if known is None else known.samples_per_s for known in figures]
     peaks = [None if known is None else known.peak_memory_bytes for known in figures]
     energy = [known and known.joules_per_sample for known in figures]
     speedups = (
         ("times baseline", "1", *(show(ratio and ratio.value, "times") for ratio in ratios)),
-        ("  95 % interval", "", *(_show_interval(ratio, "times") for ratio in ratios)),
+        (interval, "", *(_show_interval(ratio, "times") for ratio in ratios)),
     )
     rows = (
         ("samples/s", *(show(rate and rate.value, "plain_rate") for rate in rates)),
-        ("  95 % interval", *(_show_interval(rate, "plain_rate") for rate in rates)),
+        (interval, *(_show_interval(rate, "plain_rate") for rate in rates)),
         *(speedups if any(ratios) else ()),
         ("busy", *(show(reading and reading.fraction, "share") for reading in list_busy(columns))),
         *_time_rows(columns),

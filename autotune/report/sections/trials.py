@@ -6,17 +6,22 @@ Comes in: a RunSummary. Goes out: Sections whose blocks are empty where there is
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
 from itertools import starmap
 
+from autotune.analysis.decisions.run_spread import rate_of_runs
 from autotune.records.measurement import Measurement
 from autotune.records.precision_check import PrecisionFigures, objection, shortfall
 from autotune.records.recommendation import Confirmation
+from autotune.records.run_spread import RunSpread
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import Outcome, TrialRecord
 from autotune.report.blocks import Bullets, Section, Table, Trace, tabulate
 from autotune.report.figures import role_of
 from autotune.report.text import cut_middle, one_line, shorten, without_controls
-from autotune.report.wording.names import OUTCOMES, describe_settings
+from autotune.report.wording.catalogue import fill
+from autotune.report.wording.names import OUTCOMES, describe_settings, name_interval
 from autotune.report.wording.say import say
 from autotune.report.wording.units import NO_VALUE, format_bytes_beside, show, show_interval
 
@@ -30,7 +35,8 @@ _OWN_REASON_EACH: frozenset[Outcome] = frozenset({"crashed", "invalid"})
 """Outcomes whose reasons name different faults; elsewhere reasons differ in their figures alone."""
 _ENERGY = "energy a sample"
 """A column that is left out where no device reports it."""
-_HEADS = ("#", "settings", "outcome", "samples/s", "95 % interval", "score", "busy", "peak memory", _ENERGY, "reason")
+_INTERVAL = "interval"
+_HEADS = ("#", "settings", "outcome", "samples/s", _INTERVAL, "score", "busy", "peak memory", _ENERGY, "reason")
 _PRECISION_REMARK = (
     "The same weights and batches, trained in float32 and with the trial's settings; the result is for that precision."
 )
@@ -45,8 +51,8 @@ def trial_section(summary: RunSummary, table: Table) -> Section:
 def trial_table(summary: RunSummary) -> Table:
     """Every trial in a row."""
     kinds = [role_of(trial.number, summary) or ("" if trial.is_feasible else "failed") for trial in summary.trials]
-    rows = (_trial(trial, summary.limit_bytes) for trial in summary.trials)
-    return tabulate(rows, _HEADS, kinds=kinds, optional=_ENERGY)
+    rows = (_trial(trial, summary) for trial in summary.trials)
+    return _with_interval_named(tabulate(rows, _HEADS, kinds=kinds, optional=_ENERGY), summary)
 
 
 def confirmation_section(summary: RunSummary) -> Section:
@@ -54,9 +60,24 @@ def confirmation_section(summary: RunSummary) -> Section:
     entrants = summary.recommendation.confirmations if summary.recommendation is not None else ()
     runs = [(index, entrant, run) for entrant in entrants for index, run in enumerate(entrant.rounds, 1)]
     in_turns = sorted(runs, key=lambda run: run[0])
-    table = tabulate(starmap(_round, in_turns), optional=_ENERGY)
+    table = _with_interval_named(
+        tabulate(starmap(partial(_round, summary.run_spread), in_turns), optional=_ENERGY), summary
+    )
     sources = _busy_sources((entrant.number, run) for _, entrant, run in runs)
-    return Section(title="Confirmation", blocks=(table, sources))
+    return Section(title="Confirmation", blocks=(table, sources, Bullets(sentences=_claims(summary), is_remark=True)))
+
+
+def _with_interval_named(table: Table, summary: RunSummary) -> Table:
+    name = name_interval(summary.run_spread)
+    return replace(table, heads=tuple(name if head == _INTERVAL else head for head in table.heads))
+
+
+def _claims(summary: RunSummary) -> tuple[str, ...]:
+    """What was measured beside what is claimed."""
+    found = summary.recommendation
+    if found is None or found.speedup is None or found.measured_speedup is None:
+        return ()
+    return (fill("claimed_and_measured", {"measured": found.measured_speedup, "claimed": found.speedup}),)
 
 
 def failure_section(summary: RunSummary) -> Section:
@@ -126,30 +147,35 @@ def _precision(trial: TrialRecord, figures: PrecisionFigures) -> dict[str, str]:
     }
 
 
-def _trial(trial: TrialRecord, limit_bytes: int) -> dict[str, str]:
-    return _measured(trial.measurement) | {
+def _trial(trial: TrialRecord, summary: RunSummary) -> dict[str, str]:
+    return _measured(trial.measurement, summary.run_spread) | {
         "#": str(trial.number),
         "settings": describe_settings(trial.config),
         "outcome": OUTCOMES[trial.outcome],
         "score": NO_VALUE if trial.score is None else f"{trial.score.value:.3f}",
-        "reason": shorten(_reason(trial, limit_bytes), _LONGEST_REASON),
+        "reason": shorten(_reason(trial, summary.limit_bytes), _LONGEST_REASON),
     }
 
 
-def _round(index: int, entrant: Confirmation, run: Measurement | None) -> dict[str, str]:
+def _round(spread: RunSpread, index: int, entrant: Confirmation, run: Measurement | None) -> dict[str, str]:
     own = {"round": str(index), "#": str(entrant.number), "settings": describe_settings(entrant.config)}
-    return own | _measured(run) | ({"samples/s": "failed"} if run is None else {})
+    return own | _measured(run, spread) | ({"samples/s": "failed"} if run is None else {})
 
 
-def _measured(run: Measurement | None) -> dict[str, str]:
+def _measured(run: Measurement | None, spread: RunSpread) -> dict[str, str]:
     return {
         "samples/s": show(run and run.samples_per_s, "plain_rate"),
-        "95 % interval": NO_VALUE if run is None else show_interval(*run.samples_per_s_ci, "plain_rate"),
+        _INTERVAL: NO_VALUE if run is None else _show_interval(run, spread),
         "busy": show(run and run.busy_fraction, "share"),
         "data wait": show(run and run.data_wait_fraction, "share"),
         "peak memory": show(run and run.peak_memory_bytes, "bytes"),
         _ENERGY: show(run and run.joules_per_sample, "energy"),
     }
+
+
+def _show_interval(run: Measurement, spread: RunSpread) -> str:
+    rate = rate_of_runs([run], spread)
+    return show_interval(rate.low, rate.high, "plain_rate")
 
 
 def _busy_sources(runs: Iterable[tuple[int, Measurement | None]]) -> Bullets:

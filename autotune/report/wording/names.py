@@ -9,6 +9,7 @@ from autotune.diagnosis.scaling_bottlenecks import Cause
 from autotune.records.breakdown import Part
 from autotune.records.conditions import ThrottleReason
 from autotune.records.diagnosis import Bottleneck
+from autotune.records.run_spread import RunSpread
 from autotune.records.run_summary import changed_settings
 from autotune.records.trial import Outcome
 from autotune.report.wording.catalogue import load_english
@@ -26,6 +27,7 @@ __all__ = [
     "format_setting",
     "format_value",
     "name_group",
+    "name_interval",
 ]
 
 _WORDS = load_english("words")
@@ -46,6 +48,11 @@ _ALWAYS = {"micro_batch_size", "num_workers", "amp_dtype"}
 def name_group(strategy: str, world_size: int) -> str:
     """A strategy with its devices: "one device", "ddp × 2"."""  # noqa: RUF002 - a times sign
     return "one device" if strategy == "single" else f"{strategy} × {world_size}"  # noqa: RUF001 - a times sign
+
+
+def name_interval(spread: RunSpread) -> str:
+    """What an interval is called: 95 % of which, nobody knows before runs of the same settings were compared."""
+    return "usual interval" if spread.source == "assumed" else "95 % interval"
 
 
 def format_setting(name: str, config: TrainingConfig) -> str:

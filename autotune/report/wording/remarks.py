@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from autotune.records.conditions import OTHERS_LEAST_BUSY, OTHERS_LEAST_BYTES, DeviceConditions
 from autotune.records.ranks import Communication
+from autotune.records.run_spread import RunSpread
 from autotune.records.utilization import disagreement
 from autotune.report.figures import Column, Figures, list_busy
 from autotune.report.text import one_line
@@ -40,13 +41,14 @@ def say_busy(columns: Sequence[Column]) -> Iterator[str]:
             yield fill("busy_sources_disagree", {"title": column.title, "low": pair[0], "high": pair[1]})
 
 
-def say_rates(measured: Mapping[str, Figures]) -> Iterator[str]:
-    """What energy counts, and how many runs the rates come from."""
+def say_rates(measured: Mapping[str, Figures], spread: RunSpread) -> Iterator[str]:
+    """What energy counts, how many runs the rates come from, and what their intervals rest on."""
     if any(figures.joules_per_sample is not None for figures in measured.values()):
         yield fill("energy", {})
     if measured:
         runs = {title: figures.runs if figures.is_confirmed else 0 for title, figures in measured.items()}
         yield fill("rates", {"runs": runs})
+        yield fill("run_spread", {"spread": spread})
 
 
 def describe_exchange(exchange: Communication) -> str:
@@ -56,7 +58,10 @@ def describe_exchange(exchange: Communication) -> str:
 
 
 def list_doubts(measured: Mapping[str, Figures]) -> Iterator[str]:
-    """What makes the comparison itself doubtful: throttled windows, clocks that changed."""
+    """What makes the comparison itself doubtful: cores that others took, throttled windows, clocks that changed."""
+    loads = {title: load for title, figures in measured.items() if (load := figures.host_load) is not None}
+    if any(load.is_loaded for load in loads.values()):
+        yield fill("cores_shared", {"loads": loads})
     throttled = {title: say_windows_throttled(figures.conditions) for title, figures in measured.items()}
     if any(throttled.values()):
         yield fill("throttled", {"throttled": {title: windows for title, windows in throttled.items() if windows}})

@@ -29,8 +29,7 @@ __all__ = [
 ]
 
 _PLAUSIBLE = 1.10
-"""A rate further above a ceiling is no noise, the ceiling was measured too low: our convention, over twice the 4 % that
-two runs of the same settings may differ by on a CPU (records.measurement.RUN_SPREAD)."""
+"""A rate further above a ceiling is no noise, the ceiling was measured too low: our convention."""
 _NOTHING_LEFT = 0.005
 """Headroom that rounds to none: our convention, half of a per cent."""
 _SMALL_HEADROOM = 0.5
@@ -43,7 +42,7 @@ def say_headline(summary: RunSummary, columns: Sequence[Column]) -> str:
     if found is None:
         return say_nothing_feasible(summary)
     rates = [column.figures.samples_per_s.value for column in columns[:2] if column.figures is not None]
-    return fill(
+    headline = fill(
         "headline",
         {
             "found": found,
@@ -51,8 +50,19 @@ def say_headline(summary: RunSummary, columns: Sequence[Column]) -> str:
             "limit_bytes": summary.limit_bytes,
             "is_change": len(columns) > 1 and columns[1].title == "recommended",
             "ratio": rates[1] / rates[0] if len(rates) == 2 else None,
+            "spread": summary.run_spread,
         },
     )
+    return " ".join([headline, *_say_load(columns)])
+
+
+def _say_load(columns: Sequence[Column]) -> Iterator[str]:
+    """How much others used the cores, where they did while one side of the ratio was measured."""
+    sides = [column.figures for column in columns if column.title in {"baseline", "recommended"}]
+    loads = [known.host_load for known in sides if known is not None and known.host_load is not None]
+    loaded = [load for load in loads if load.is_loaded]
+    if loaded:
+        yield fill("headline_load", {"load": max(loaded, key=lambda load: load.others_cores / load.cores)})
 
 
 def say_nothing_feasible(summary: RunSummary) -> str:

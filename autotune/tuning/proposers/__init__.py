@@ -25,4 +25,4 @@ def make_proposer(
     longest_s: Callable[[], float] = lambda: inf,
 ) -> Proposer:
     """The proposer of the study's search method; `keep` and `longest_s` are ModelProposer's."""
-    return ModelProposer(study, seed, keep, longest_s) if study.method.has_model else SamplerProposer()
+    return ModelProposer(study, seed, keep, longest_s) if study.method.has_model else SamplerProposer(study)

@@ -9,23 +9,24 @@ leaves the next one to the sampler, which explores what the model does not expla
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from math import exp, inf, log
+from math import exp, inf, log, sqrt
 
-from autotune.analysis.acquisition import redundant_among
-from autotune.analysis.early_stopping import PruningThreshold
-from autotune.analysis.memory_forecast import MemoryForecast
-from autotune.analysis.observations import (
+from autotune.analysis.decisions.early_stopping import PruningThreshold
+from autotune.analysis.forecast.acquisition import redundant_among
+from autotune.analysis.forecast.observations import (
     ConfiguredPoint,
     configured_points,
     device_variations,
     loader_variations,
+    mean_log_rates,
     observed_rate,
-    peak_observations,
     rate_observations,
 )
-from autotune.analysis.rate_model import RateModel
+from autotune.analysis.forecast.rate_model import RateModel
+from autotune.analysis.memory.lines import memory_of_trials
+from autotune.analysis.memory.model import LIKELY_TO_FIT, MemoryModel
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note, note
 from autotune.records.ceilings import CeilingBook
@@ -36,7 +37,7 @@ from autotune.study.combinations import Candidates
 from autotune.study.proposals import Params, params_of
 from autotune.study.study import Study, Trial
 from autotune.tuning.outcomes import LEAST_GAIN
-from autotune.tuning.proposers.outlook import LIKELY_TO_FIT, Outlook, foresee, tried_in
+from autotune.tuning.proposers.outlook import Outlook, foresee, tried_in
 from autotune.tuning.proposers.proposer import Proposal
 
 __all__ = ["ModelProposer"]
@@ -45,6 +46,8 @@ _STRETCH_S = 0.2
 """Seconds for which a side alone is measured: our own convention; some thirty points are to be had in six seconds."""
 _SURPRISE_SDS = 3.0
 """Standard deviations from which a rate counts as not explained: the usual three-sigma rule."""
+_LUCKY_SDS = 1.64
+"""Standard deviations of a difference that one in twenty exceeds: a trial as fast as the best is rarely stopped."""
 _LEAST_SD = 0.01
 """A forecast is not trusted beyond 1 %, which is what runs of the same settings differ by."""
 _FASTEST = 3
@@ -71,7 +74,9 @@ class ModelProposer:
     """False once loader and device could not be measured alone."""
     sides: list[ConfiguredPoint] | None = None
     """What loader and device reach alone; None until that was measured."""
-    _model: RateModel | None = None
+    _model: tuple[int, RateModel] | None = None
+    """The latest, and the number of runs that it was made from."""
+    _believed: tuple[int, Mapping[int, float]] | None = None
     _candidates: Candidates | None = None
     _outlook: tuple[tuple[int, int], Outlook] | None = None
     """The latest, and the numbers of ended and running trials that it was made at."""
@@ -141,34 +146,33 @@ class ModelProposer:
         """Why a sample is not run: it is not likely to fit, or to tell anything new."""
         if not self.has_model:
             return None
-        if self._peaks:
-            chance = float(self._memory().chance_to_fit([config], self.study.space.limit_bytes)[0])
+        memory = self._memory()
+        if memory.observed:
+            chance = float(memory.chance_to_fit([config], self.study.space.limit_bytes)[0])
             if chance < LIKELY_TO_FIT:
                 return note("would_not_fit", chance_fraction=round(chance, 3))
         if self._model is None:
             return None
         tried = tried_in(self.study)
         configs = list(dict.fromkeys([config, *tried]))
-        is_redundant = redundant_among(configs, self._model.forecast(configs), tried)[0]
+        is_redundant = redundant_among(configs, self._model[1].forecast(configs), tried)[0]
         return note("would_tell_nothing") if is_redundant else None
 
     def pruning_threshold(self, trial: Trial) -> PruningThreshold | None:
         """The rate of the fastest so far, at the baseline's batch of the fastest of those at that.
 
-        The more the machine scatters, the lower: the fastest so far may have been lucky. None for the first group of
+        The more runs of the same settings differ, the lower: either may have been lucky. None for the first group of
         its kind, which runs to its end to show what limits it, and without a model.
         """
         if not self.has_model or self._is_first_group(trial.config):
             return None
-        luck = 1.0 if self._outlook is None else exp(-self._outlook[1].scatter_sd)
+        believed, luck = self.believed(), _LUCKY_SDS * sqrt(2) * self.study.spread.sd
         wanted = self.study.space.baseline.global_batch_size
         keeps_batch = trial.config.global_batch_size == wanted
         thresholds = [
-            PruningThreshold(number=record.number, low_samples_per_s=luck * record.measurement.samples_per_s_ci[0])
+            PruningThreshold(number=record.number, low_samples_per_s=exp(believed[record.number] - luck))
             for record in self.study.records
-            if record.is_feasible
-            and record.measurement
-            and (not keeps_batch or record.config.global_batch_size == wanted)
+            if record.number in believed and (not keeps_batch or record.config.global_batch_size == wanted)
         ]
         return max(thresholds, key=lambda threshold: threshold.low_samples_per_s, default=None)
 
@@ -195,20 +199,40 @@ class ModelProposer:
         """What a further trial can win; None before the sides were measured, and where nothing is feasible."""
         if not self.is_informed or best is None or best.measurement is None:
             return None
-        step = len(self.study.ended), len(self.study.running)
+        step = self._runs_so_far, len(self.study.running)
         if self._outlook is None or self._outlook[0] != step:
-            outlook = self._foresee(best.config, best.measurement.samples_per_s)
+            outlook = self._foresee(best.config)
             if outlook.config is not None:
                 self._expected[outlook.config] = outlook.log_rate, outlook.sd
             self._outlook = step, outlook
         return self._outlook[1]
 
-    def _foresee(self, best: TrainingConfig, measured_rate: float) -> Outlook:
-        environment, study = self.study.space.environment, self.study
-        observed = list(rate_observations(self.sides or [], study.ended, environment.device_kind))
-        self._model = RateModel(observed, environment)
+    def believed(self) -> Mapping[int, float]:
+        """Of feasible trials, the logarithms of their rates as the model has them from all runs together."""
+        if not self.is_informed:
+            return mean_log_rates(self.study.ended)
+        feasible = [record for record in self.study.ended if record.is_feasible]
+        if self._believed is None or self._believed[0] != self._runs_so_far:
+            log_rates = self._rates().forecast([record.config for record in feasible]).log_rate if feasible else ()
+            known = {record.number: float(rate) for record, rate in zip(feasible, log_rates, strict=True)}
+            self._believed = self._runs_so_far, known
+        return self._believed[1]
+
+    @property
+    def _runs_so_far(self) -> int:
+        return sum(1 + len(record.repeats) for record in self.study.ended)
+
+    def _rates(self) -> RateModel:
+        """The model of all that was measured so far."""
+        if self._model is None or self._model[0] != self._runs_so_far:
+            environment = self.study.space.environment
+            observed = list(rate_observations(self.sides or [], self.study.ended, environment.device_kind))
+            self._model = self._runs_so_far, RateModel(observed, environment, self.study.spread)
+        return self._model[1]
+
+    def _foresee(self, best: TrainingConfig) -> Outlook:
         longest_s, memory = self.longest_s(), self._memory()
-        return foresee(self._near(best), study, self._model, memory, measured_rate=measured_rate, longest_s=longest_s)
+        return foresee(self._near(best), self.study, self._rates(), memory, longest_s=longest_s)
 
     def _measured_to_fit(self) -> Proposal | None:
         rates = {
@@ -227,24 +251,16 @@ class ModelProposer:
         kinds = {(other.strategy, other.world_size) for other in measured}
         return config.world_size > 1 and (config.strategy, config.world_size) not in kinds
 
-    def _memory(self) -> MemoryForecast:
-        return MemoryForecast(observed=self._peaks, has_workers_in_ram=self.study.space.environment.has_only_ram)
-
-    @property
-    def _peaks(self) -> list[tuple[TrainingConfig, int]]:
-        only_ram = self.study.space.environment.has_only_ram
-        return peak_observations(
-            self.sides or [], self.study.ended, self.study.space.limit_bytes, limit_is_ram=only_ram
-        )
+    def _memory(self) -> MemoryModel:
+        space = self.study.space
+        only_ram = space.environment.has_only_ram
+        return memory_of_trials(self.sides or [], self.study.ended, space.limit_bytes, limit_is_ram=only_ram)
 
     def _near(self, best: TrainingConfig) -> list[tuple[Params, TrainingConfig]]:
         if self._candidates is None:
             self._candidates = Candidates(self.study.space, self.seed)
-        rates = {
-            record.config: record.measurement.samples_per_s
-            for record in self.study.ended
-            if record.is_feasible and record.measurement
-        }
+        believed = self.believed()
+        rates = {record.config: believed[record.number] for record in self.study.ended if record.number in believed}
         fastest = sorted(rates, key=rates.__getitem__, reverse=True)[:_FASTEST]
         return self._candidates.near(list(dict.fromkeys([best, *fastest])))
 

@@ -11,20 +11,19 @@ from math import hypot, inf
 
 import numpy as np
 
-from autotune.analysis.acquisition import chance_to_run, expected_gain, has_failed, most_gain, redundant_among
-from autotune.analysis.memory_forecast import MemoryForecast
-from autotune.analysis.rate_model import RateModel
+from autotune.analysis.forecast.acquisition import chance_to_run, expected_gain, has_failed, most_gain, redundant_among
+from autotune.analysis.forecast.rate_model import RateModel
+from autotune.analysis.memory.model import LIKELY_TO_FIT, SURE_TO_FIT, MemoryModel
 from autotune.analysis.time_estimate import queue_s
 from autotune.settings.training_config import TrainingConfig
 from autotune.study.proposals import Params
 from autotune.study.study import Study
 
-__all__ = ["LIKELY_TO_FIT", "Outlook", "foresee", "tried_in"]
+__all__ = ["Outlook", "foresee", "tried_in"]
 
-_SURE_TO_FIT = 0.9
-"""Chance from which a candidate may be proposed: our own convention; an out-of-memory costs a whole trial."""
-LIKELY_TO_FIT = 0.5
-"""Chance below which a candidate counts as too large: more likely than not."""
+_CEILING_SDS = 1.0
+"""Standard deviations above a ceiling up to which it may lie: our own convention. Before the end both sides are
+measured for longer (the loop's repeats), so that no stretch of 0.2 s decides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +43,10 @@ class Outlook:
     same_batch: Params | None
     """The settings that should be the fastest at the baseline's global batch."""
     best_rate: float
-    """What the best trial so far is believed to reach: its measured rate, less what was probably luck."""
+    """What the best trial so far is believed to reach."""
     lower_ceiling: float
     """The rate that nothing that fits should pass: the lower of what the fastest loader and the fastest device reach,
-    each with its standard deviation on top."""
+    each with a standard deviation on top."""
     scatter_sd: float
     """What measuring the same settings anew may differ by on this machine, relatively."""
 
@@ -61,14 +60,13 @@ def foresee(
     candidates: Sequence[tuple[Params, TrainingConfig]],
     study: Study,
     rates: RateModel,
-    memory: MemoryForecast,
+    memory: MemoryModel,
     *,
-    measured_rate: float,
     longest_s: float,
 ) -> Outlook:
     """Weigh candidates: the largest expected gain among those that fit, are open and could tell something.
 
-    The measured rate is the best trial's, in samples per second. What takes longer than `longest_s` to measure is
+    What takes longer than `longest_s` to measure is
     chosen only where nothing else is left.
     """
     configs, space, tried = [config for _, config in candidates], study.space, tried_in(study)
@@ -77,14 +75,14 @@ def foresee(
     feasible = [record.config for record in study.ended if record.is_feasible]
     # Source of the plug-in of the highest believed rate, since a lucky window is no yardstick: Picheny, Wagner,
     # Ginsbourger 2013, "A benchmark of kriging-based infill criteria for noisy optimization".
-    best_rate = min(measured_rate, float(np.exp(rates.forecast(feasible).log_rate.max())))
+    best_rate = float(np.exp(rates.forecast(feasible).log_rate.max()))
     gains = np.minimum(expected_gain(forecast, best_rate), most_gain(forecast, best_rate))
     gains = gains * fits * chance_to_run(configs, failed, feasible)
-    may_try = np.array([study.is_open(config) for config in configs]) & (fits >= _SURE_TO_FIT)
+    may_try = np.array([study.is_open(config) for config in configs]) & (fits >= SURE_TO_FIT)
     tells = may_try & ~redundant_among(configs, forecast, tried)
     inside = (fits >= LIKELY_TO_FIT) & ~np.array([study.is_left_out(config) for config in configs])
     sides = (forecast.loader, forecast.loader_sd), (forecast.device, forecast.device_sd)
-    ceilings = (float((side * np.exp(sd))[inside].max(initial=0.0)) for side, sd in sides)
+    ceilings = (float((side * np.exp(_CEILING_SDS * sd))[inside].max(initial=0.0)) for side, sd in sides)
     wanted, has_run = space.baseline.global_batch_size, set(tried)
     keeps = np.array([config.global_batch_size == wanted for config in configs])
     keeps &= tells | np.array([config in has_run for config in configs])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from autotune.analysis.early_stopping import PruningThreshold
+from autotune.analysis.decisions.early_stopping import PruningThreshold
+from autotune.analysis.forecast.observations import mean_log_rates
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note
 from autotune.records.ceilings import CeilingBook
@@ -13,7 +15,7 @@ from autotune.records.diagnosis import Curves
 from autotune.records.trial import TrialRecord
 from autotune.settings.training_config import TrainingConfig
 from autotune.study.proposals import Params
-from autotune.study.study import Trial
+from autotune.study.study import Study, Trial
 
 __all__ = ["Proposal", "Proposer", "SamplerProposer"]
 
@@ -68,16 +70,22 @@ class Proposer(Protocol):
         """Why no further trial is worth its time, or None."""
         ...
 
+    def believed(self) -> Mapping[int, float]:
+        """Of feasible trials, by number, the logarithm of the rate that is believed from all runs so far."""
+        ...
+
     def can_win(self, best: TrialRecord | None, /) -> float | None:
         """What other settings can win at most over the best, as a share of its rate; None where nothing tells."""
         ...
 
 
+@dataclass(frozen=True, slots=True)
 class SamplerProposer:
     """Leaves every proposal to the study's sampler; it measures, skips, prunes and ends nothing."""
 
-    has_model = False
-    is_informed = False
+    study: Study
+    has_model: bool = field(default=False, init=False)
+    is_informed: bool = field(default=False, init=False)
 
     def prepare(self, _runner: TrialRunner, _deadline_s: float, _ceilings: CeilingBook) -> None:
         """Nothing to measure."""
@@ -99,6 +107,10 @@ class SamplerProposer:
 
     def why_enough(self, _best: TrialRecord | None) -> None:
         """Patience alone ends the search."""
+
+    def believed(self) -> Mapping[int, float]:
+        """The mean of a trial's runs."""
+        return mean_log_rates(self.study.ended)
 
     def can_win(self, _best: TrialRecord | None) -> None:
         """Not known."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from autotune.analysis.expectation import PINNING_KINDS
+from autotune.analysis.forecast.expectation import PINNING_KINDS
 from autotune.note import Note, note
 from autotune.protocol.jobs import Extras
 from autotune.records.measurement import Ceilings, Measurement

@@ -22,7 +22,8 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from autotune.analysis.expectation import DEVICE_SETTINGS
+from autotune.analysis.forecast.expectation import DEVICE_SETTINGS
+from autotune.analysis.memory.model import Peak
 from autotune.note import Note, note
 from autotune.protocol.jobs import CurvesJob
 from autotune.records.ceilings import Ceiling
@@ -48,8 +49,7 @@ __all__ = ["combined_config", "trace_curves"]
 _LOADER_SHARE = 0.5  # of the time, at the most; the device gets the rest: our own convention
 _COLLECTING_S = 1.0  # a loader that needs longer for a few batches delivers too few to train on in turns anyway
 _WORTH = 1.03
-"""A setting that makes the device so much faster goes into the combined point: our own convention, above what two runs
-of the same settings differ by (records.measurement.RUN_SPREAD)."""
+"""A setting that makes the device so much faster goes into the combined point: our own convention."""
 _LOADER_CHANGES = {*LOADER_SETTINGS, "micro_batch_size"}
 
 
@@ -66,8 +66,8 @@ class _Scene:
     ends_at: float
     host: Sequence[Delivery] = ()
     """Batches of the job's own configuration, on the host."""
-    peaks: dict[int, int] = field(default_factory=dict)
-    """The highest peak memory in bytes that was measured with each micro batch."""
+    peaks: list[Peak] = field(default_factory=list)
+    """What the device's points took."""
 
     @contextmanager
     def feed(self, config: TrainingConfig) -> Iterator[Feed]:
@@ -190,11 +190,11 @@ def _device_variations(scene: _Scene) -> list[TrainingConfig]:
 
 
 def _add_device_point(training: _Training, config: TrainingConfig) -> None:
-    scene, size = training.scene, config.micro_batch_size
+    scene = training.scene
     changes, measure = scene.changes(config, DEVICE_SETTINGS), partial(_device_figures, training, config)
     point = scene.curves.add("device", changes, measure, scene.ends_at)
     if point.peak_memory_bytes is not None:
-        scene.peaks[size] = max(point.peak_memory_bytes, scene.peaks.get(size, 0))
+        scene.peaks.append(Peak(config, point.peak_memory_bytes))
     training.model.zero_grad(set_to_none=True)
     if point.ceiling is None:
         put_back(training.model, training.initial)  # weights that diverged: products of zeros would cost less power
@@ -203,7 +203,8 @@ def _add_device_point(training: _Training, config: TrainingConfig) -> None:
 
 def _device_figures(training: _Training, config: TrainingConfig) -> PointFigures:
     scene, device = training.scene, training.scene.device
-    refusal = refusal_of_batch(scene.peaks, config.micro_batch_size, scene.job, device)
+    peaks = scene.peaks or [Peak(scene.job.config, device.peak_memory().peak_bytes)]
+    refusal = refusal_of_batch(peaks, config, scene.job.process.limit_bytes, device)
     if refusal is not None:
         return PointFigures(reason=refusal)
     if config.compile:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from itertools import pairwise
 from math import ceil
+from statistics import NormalDist
 from typing import Any
 
 import psutil
 
-from autotune.analysis.expectation import PINNING_KINDS
+from autotune.analysis.forecast.expectation import PINNING_KINDS
+from autotune.analysis.memory.model import SURE_TO_FIT, MemoryModel, Peak
 from autotune.note import Note, note
 from autotune.protocol.jobs import CurvesJob
 from autotune.settings.training_config import TrainingConfig
@@ -27,7 +28,7 @@ from autotune.worker.setup.machine import usable_ram_bytes
 __all__ = ["refusal_of_batch", "refusal_of_queue"]
 
 _QUEUE_SHARE = 0.5  # of what is free: our own convention
-_RISE_MARGIN = 1.25  # on the memory's steepest rise with the batch so far: our own convention
+_SURE_SDS = NormalDist().inv_cdf(SURE_TO_FIT)
 
 
 def refusal_of_queue(batches: Iterable[Any], config: TrainingConfig, job: CurvesJob, device: Device) -> Note | None:
@@ -53,29 +54,21 @@ def refusal_of_queue(batches: Iterable[Any], config: TrainingConfig, job: Curves
     return None
 
 
-def refusal_of_batch(peaks: Mapping[int, int], batch: int, job: CurvesJob, device: Device) -> Note | None:
-    """Why a batch larger than all so far that might pass the limit is not tried; None where it is.
+def refusal_of_batch(
+    peaks: Sequence[Peak], config: TrainingConfig, limit_bytes: int | None, device: Device
+) -> Note | None:
+    """Why a configuration that might pass the limit is not tried; None where it is.
 
-    Its memory is expected from the steepest rise so far, with a margin; before there are two sizes, in proportion.
-
-    Args:
-        peaks: The highest peak memory in bytes so far by micro batch.
-        batch: The micro batch to be tried.
-        job: The job, with its own micro batch and its limit.
-        device: What is trained on.
+    `peaks` were measured in this process, which has no loader workers now; there is at least one.
     """
-    known = sorted(peaks.items())
-    largest, peak = known[-1] if known else (job.config.micro_batch_size, 0)
-    if device.has_own_memory or job.process.limit_bytes is None or batch <= largest:
+    if device.has_own_memory or limit_bytes is None:
         return None
-    if len(known) < 2:
-        expected = device.peak_memory().peak_bytes * batch / job.config.micro_batch_size
-    else:
-        rise = max((after - before) / (larger - smaller) for (smaller, before), (larger, after) in pairwise(known))
-        expected = peak + _RISE_MARGIN * max(0.0, rise) * (batch - largest)
-    if expected <= job.process.limit_bytes:
+    memory = MemoryModel(observed=peaks, has_workers_in_ram=False)
+    if memory.chance_to_fit([config], limit_bytes)[0] >= SURE_TO_FIT:
         return None
-    return note("batch_too_large", expected_bytes=expected, limit_bytes=job.process.limit_bytes)
+    expected, sd = memory.expect([config])
+    might_be = float(expected[0] + _SURE_SDS * sd[0])
+    return note("batch_too_large", expected_bytes=might_be, limit_bytes=limit_bytes)
 
 
 def _batch_sizes(batch: Any, growth: float) -> tuple[int, int]:

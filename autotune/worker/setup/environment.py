@@ -5,12 +5,14 @@ Takes an open Device; hands on the record that reports show and studies compare.
 
 from __future__ import annotations
 
+import os
 import platform
 from contextlib import suppress
 from importlib import metadata
 
 import torch
 
+from autotune.launch.local.kept_memory import has_kept_memory, malloc_switches
 from autotune.note import Note, note
 from autotune.settings.environment import Environment
 from autotune.settings.training_config import AMP_DTYPES, AmpDtype
@@ -54,6 +56,8 @@ def describe(device: Device, *, job_blocks: bool = False) -> Environment:
         cuda=torch.version.cuda,
         versions=_versions(),
         tf32_overrides=machine.tf32_overrides() if device.kind == "cuda" else (),
+        malloc=malloc_switches(os.environ),
+        keeps_memory=has_kept_memory(os.environ),
         remarks=tuple(_remarks(device, job_blocks=job_blocks)),
     )
 

@@ -16,6 +16,8 @@ import psutil
 
 __all__ = [
     "bytes_from_disk",
+    "cgroup_folders",
+    "cpu_quota",
     "processor_flags",
     "processor_name",
     "reset_tree_peak",
@@ -39,12 +41,12 @@ def usable_cores() -> int:
     Source: Linux kernel, admin-guide/cgroup-v2 (cpu.max) and scheduler/sched-bwc (cfs_quota_us).
     """
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, ceil(min([affinity, *map(_cpu_quota, _cgroup_folders("cpu"))])))
+    return max(1, ceil(min([affinity, *map(cpu_quota, cgroup_folders("cpu"))])))
 
 
 def usable_ram_bytes() -> int:
     """RAM that this process may use: the lesser of the machine's and the cgroup's."""
-    return int(min([psutil.virtual_memory().total, *map(_memory_limit, _cgroup_folders("memory"))]))
+    return int(min([psutil.virtual_memory().total, *map(_memory_limit, cgroup_folders("memory"))]))
 
 
 def processor_name() -> str:
@@ -120,7 +122,7 @@ def _cpuinfo(*names: str) -> str:
     return ""
 
 
-def _cgroup_folders(controller: str) -> list[Path]:
+def cgroup_folders(controller: str) -> list[Path]:
     """This process's group and all above it: the tightest limit counts."""
     folders: list[Path] = []
     with suppress(OSError):
@@ -133,7 +135,7 @@ def _cgroup_folders(controller: str) -> list[Path]:
     return folders
 
 
-def _cpu_quota(folder: Path) -> float:
+def cpu_quota(folder: Path) -> float:
     """Cores that a group may use; infinite where it is not limited, which stands there as "max", or as -1."""
     with suppress(OSError, ValueError):
         quota, period = (folder / "cpu.max").read_text().split()

@@ -6,12 +6,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-from autotune.analysis.memory_line import memory_lines
 from autotune.note import note
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import Failure
 from autotune.report.blocks import Shares
 from autotune.report.plots.plots import Plot
+from autotune.report.sections.memory import list_memory_lines
 from tests.factories import (
     FAST,
     LIMIT,
@@ -152,8 +152,8 @@ def test_machine_versions_and_seed_are_told(tmp_path: Path) -> None:
 
 def test_a_memory_line_is_not_followed_far_beyond_what_was_measured(tmp_path: Path) -> None:
     (row,) = table_after(as_markdown(make_summary(), tmp_path), "Memory", head="precision")[2:]
-    (line,) = memory_lines(make_summary().trials, num_workers=None)
-    assert row.split(" | ")[-1] == f"{line.largest_batch(LIMIT)} |"
+    (line,) = list_memory_lines(make_summary())
+    assert row.split(" | ")[-1] == f"{line.largest_batch(LIMIT, 1024)} |"
     (row,) = table_after(as_markdown(make_summary(limit_bytes=10**15), tmp_path), "Memory", head="precision")[2:]
     assert row.split(" | ")[-1] == "over 1,024 |"
 

@@ -71,7 +71,7 @@ def test_wide_values_and_wide_characters_fit_80_columns(tmp_path: Path) -> None:
 
 def test_the_headline_gives_the_speedup_with_its_interval(tmp_path: Path) -> None:
     text = on_console(make_summary(), tmp_path)
-    assert "2.41 times as fast as your configuration (95 %: 2.35 to 2.47)." in text
+    assert "Proven: 2.41 times as fast as your configuration (95 %: 2.35 to 2.47)." in text
 
 
 def test_the_headroom_follows_the_headline(tmp_path: Path) -> None:

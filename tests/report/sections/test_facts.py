@@ -22,8 +22,14 @@ def test_several_hosts_are_told_with_what_each_has() -> None:
 
 def test_unlike_devices_switches_and_remarks_are_told_where_there_are_any() -> None:
     plain = SERVER
-    assert describe_environment(plain).keys().isdisjoint({"devices", "TF32 switches", "note"})
+    assert describe_environment(plain).keys().isdisjoint({"devices", "TF32 switches", "malloc", "note"})
     remarks = (note("odd", what="more"),)
     odd = {"device_count": 2, "device_names": ("A", "B"), "tf32_overrides": ("X=1",), "remarks": remarks}
     told = describe_environment(plain.model_copy(update=odd))
     assert (told["devices"], told["TF32 switches"], told["note"]) == ("2: A, B", "X=1", "odd: what=more")
+
+
+def test_what_is_set_for_malloc_is_told_and_whether_for_trials_alone() -> None:
+    users = SERVER.model_copy(update={"malloc": ("A=1", "B=2")})
+    assert describe_environment(users)["malloc"] == "A=1 B=2"
+    assert describe_environment(users.model_copy(update={"keeps_memory": True}))["malloc"] == "A=1 B=2 (set for trials)"

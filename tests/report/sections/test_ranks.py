@@ -32,7 +32,7 @@ from tests.report.render.test_terminal import assert_fits, row_of
 
 ANSWER = (
     "Yes, the second device helps: ddp × 2 trains 1.66 times as fast as one device "  # noqa: RUF001 - a times sign
-    "(95 %: 1.66 to 1.66), 83 % of 2 times. Main bottleneck: communication, 20 % of its time."
+    "(interval: 1.63 to 1.69), 83 % of 2 times. Main bottleneck: communication, 20 % of its time."
 )
 
 
@@ -81,9 +81,9 @@ def test_strategies_stand_side_by_side_with_efficiency_and_exchange() -> None:
     first = scaling_sections(make_group_summary())[0]
     nothing = (NO_VALUE,) * 5
     assert table_of(first).rows == (
-        ("one device", "12,300", "11,998 to 12,609", NO_VALUE, NO_VALUE, NO_VALUE),
-        ("dp × 2", "11,000", "10,890 to 11,110", "45 % (44 to 46)", NO_VALUE, NO_VALUE),  # noqa: RUF001 - a times sign
-        ("ddp × 2", "20,399", "19,899 to 20,912", "83 % (83 to 83)", "20 %", "69 %"),  # noqa: RUF001 - a times sign
+        ("one device", "12,300", "11,920 to 12,691", NO_VALUE, NO_VALUE, NO_VALUE),
+        ("dp × 2", "11,000", "10,586 to 11,431", "45 % (43 to 46)", NO_VALUE, NO_VALUE),  # noqa: RUF001 - a times sign
+        ("ddp × 2", "20,399", "19,770 to 21,049", "83 % (81 to 85)", "20 %", "69 %"),  # noqa: RUF001 - a times sign
         ("ddp × 4", *nothing),  # noqa: RUF001 - a times sign
     )
     assert table_of(first).row_kinds == ("", "", "recommended", "failed")
@@ -149,10 +149,9 @@ def test_more_than_two_devices_are_counted() -> None:
 
 
 def test_an_interval_without_an_end_is_unknown() -> None:
-    vague = unconfirmed(2000.0, noise=float("inf"))
+    vague = unconfirmed(1050.0, noise=float("inf"))
     assert say_answer(vague).startswith("Not measurably: ")
-    assert "(95 %: unknown)" in say_answer(vague)
-    assert table_of(scaling_sections(vague)[0]).rows[1][2:4] == ("unknown", "100 % (unknown)")
+    assert table_of(scaling_sections(vague)[0]).rows[1][2] == "unknown"
 
 
 def test_what_was_refuted_is_no_answer() -> None:

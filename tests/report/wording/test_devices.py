@@ -10,6 +10,13 @@ from autotune.report.wording.say import say
 
 _SENTENCES: list[tuple[Note, str]] = [
     (
+        note("cores_taken", others_cores=1.04, cores=2),
+        (
+            "Other programs used 1.0 of the 2 cores during the window: rates are lower than on a quiet machine, most "
+            "of all where threads wait for each other."
+        ),
+    ),
+    (
         note("clock_lowered", reasons=["power_brake", "thermal"]),
         "The device's clock was lowered during the window: power brake and heat.",
     ),

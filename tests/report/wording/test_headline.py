@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from autotune.records.host_load import HostLoad
 from autotune.records.run_summary import RunSummary
 from autotune.space.learning_rate import LrAdvice
 from tests.factories import BASELINE, FAST, make_measurement, make_recommendation, make_summary, make_trial
@@ -27,7 +28,7 @@ def case(verdict: str, **parts: Any) -> RunSummary:
 @pytest.mark.parametrize(
     ("summary", "headline"),
     [
-        (case("faster"), "2.41 times as fast as your configuration (95 %: 2.35 to 2.47)."),
+        (case("faster"), "Proven: 2.41 times as fast as your configuration (95 %: 2.35 to 2.47)."),
         (case("faster", speedup=None), "Faster than your configuration; by how much was not measured."),
         (
             case("unconfirmed", speedup=None),
@@ -58,6 +59,37 @@ def case(verdict: str, **parts: Any) -> RunSummary:
 )
 def test_each_verdict_has_its_headline(summary: RunSummary, headline: str) -> None:
     assert report_of(summary).headline == headline
+
+
+def loaded(baseline: float, fast: float) -> RunSummary:
+    """As `case`, on two cores, of which others used so many beside a trial that used one."""
+    summary = case("faster")
+    loads = [
+        HostLoad(seconds=1.0, cores=2, reachable_cores=2, busy_s=1.0 + others, own_s=1.0, stolen_s=0.0)
+        for others in (baseline, fast)
+    ]
+    trials = [
+        make_trial(trial.number, trial.config, measurement=make_measurement(1000.0, host_load=load))
+        for trial, load in zip(summary.trials, loads, strict=True)
+    ]
+    return summary.model_copy(update={"trials": tuple(trials)})
+
+
+@pytest.mark.parametrize(("others", "told"), [((0.9, 0.1), "0.9"), ((0.0, 0.5), "0.5"), ((0.3, 0.8), "0.8")])
+def test_a_ratio_of_windows_that_others_loaded_says_so_beside_it(others: tuple[float, float], told: str) -> None:
+    report = report_of(loaded(*others))
+    assert report.headline.endswith(f"2.35 to 2.47). Other programs used {told} of the 2 cores meanwhile.")
+    (doubt,) = report.doubts
+    assert doubt.startswith(
+        "Other programs used the cores during these measurements: "
+        f"baseline {others[0]:.1f} of 2, recommended {others[1]:.1f} of 2. They slow some settings more than others"
+    )
+
+
+def test_a_quiet_machine_is_no_words_worth() -> None:
+    report = report_of(loaded(0.1, 0.1))
+    assert report.headline.endswith("2.35 to 2.47).")
+    assert report.doubts == ()
 
 
 def test_the_learning_rate_is_advised_with_what_goes_with_it() -> None:

@@ -10,6 +10,11 @@ from autotune.report.wording.say import say
 
 _SENTENCES: list[tuple[Note, str]] = [
     (
+        note("malloc", switches=["A=1", "B=2"], is_ours=True),
+        "most of all on a CPU, start it so: env A=1 B=2 python train.py",
+    ),
+    (note("malloc", switches=["A=1", "B=2"], is_ours=False), "Trials run with what you have set for malloc: A=1, B=2."),
+    (
         note("baseline_without_effect", setting="pin_memory", reason="no_copy_to_accelerator", device="cpu"),
         "The baseline's pin_memory has no effect here: pinned memory serves copies to an accelerator, and the device",
     ),

@@ -98,16 +98,27 @@ DIFFERING = [{"name": "cuda", "there": "12", "here": "13"}, {"name": "cores", "t
             "Confirmed in 1 round of 1 configuration measured in turns.",
         ),
         (
-            note("simplest_of_the_fastest", fastest_trial=4, rate_fraction=0.993),
-            "Simplest of those as fast as the fastest (trial 4; 99.3% of its rate).",
+            note("simplest_of_the_best", best_trial=4, rate_fraction=0.993),
+            "Simplest of those that are as good as the best (trial 4): it is believed to reach 99.3% of its rate.",
         ),
         (
-            note("nothing_beats_baseline", configurations=5, is_outrun=True),
-            "None of those that may be used beats yours beyond the noise.",
+            note("nothing_beats_baseline", configurations=5, is_outrun=True, most_fraction=None),
+            "None of those that may be used is believed to beat yours by 2 % or more.",
         ),
         (
-            note("fastest", configurations=5, is_outrun=True),
-            "Fastest of those that may be used, of the 5 configurations measured.",
+            note("nothing_beats_baseline", configurations=5, is_outrun=False, most_fraction=0.08),
+            (
+                "None of the 5 configurations measured is believed to beat yours by 2 % or more; what was measured "
+                "allows up to 8.0 %."
+            ),
+        ),
+        (
+            note("best_believed", configurations=5, is_outrun=True),
+            "Best, by all their runs together, of those that may be used, of the 5 configurations measured.",
+        ),
+        (
+            note("not_proven", gain_fraction=0.999),
+            "Recommended, not proven: with a probability of 99 % it is faster than yours at all.",
         ),
         (
             note("precision_refused", reason=note("loss_not_finite", loss="inf", step=3, steps=20)),

@@ -1,4 +1,4 @@
-"""Loaders that might fill the memory with batches held ready are refused."""
+"""Loaders that might fill the memory with batches held ready are refused, and batches that are not sure to fit."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from autotune.analysis.memory.model import Peak
 from autotune.protocol.jobs import CurvesJob
 from autotune.settings.training_config import TrainingConfig
 from autotune.worker.jobs import memory_bounds
-from autotune.worker.jobs.memory_bounds import refusal_of_queue
+from autotune.worker.jobs.memory_bounds import refusal_of_batch, refusal_of_queue
 from autotune.worker.setup.device import Device
 from tests.factories import make_process
 
@@ -61,3 +62,24 @@ def test_batches_grow_with_their_number_of_samples(monkeypatch: pytest.MonkeyPat
         (81 * 1024, 144 * 1024),
         (324 * 1024, 576 * 1024),
     ]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "batch", "limit_mib", "is_refused"),
+    [
+        ((8,), 16, 400, False),  # it takes twice as much at the most
+        ((8,), 32, 400, True),
+        ((8, 16, 32), 256, 600, False),
+        ((8, 16, 32), 256, 420, True),
+        ((8, 16, 32), 256, None, False),
+    ],
+)
+def test_a_batch_is_tried_only_where_the_peaks_so_far_make_it_sure_to_fit(
+    sizes: tuple[int, ...], batch: int, limit_mib: int | None, is_refused: bool
+) -> None:
+    """150 MiB, and one more a sample."""
+    peaks = [Peak(TrainingConfig(micro_batch_size=size), (150 + size) * MIB) for size in sizes]
+    limit_bytes = None if limit_mib is None else limit_mib * MIB
+    config, device = TrainingConfig(micro_batch_size=batch), Device(torch.device("cpu"), "cpu")
+    refusal = refusal_of_batch(peaks, config, limit_bytes, device)
+    assert (None if refusal is None else refusal.code) == ("batch_too_large" if is_refused else None)

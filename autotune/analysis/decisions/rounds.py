@@ -1,0 +1,104 @@
+"""Rates of configurations that were measured in turns, compared with one another over all rounds at once.
+
+Comes in: each entrant's runs, round by round, and what is known of the spread between runs. Goes out: a RoundsFit,
+which tells the ratio of any two with its standard error. Pure.
+
+The logarithm of a rate is taken to be the round's plus the entrant's plus noise: what a round shares, such as a slow
+minute, cancels, and the noise is pooled over all entrants and rounds. What was known of it before counts as so many
+degrees of freedom more.
+
+Sources: two-way layout without interaction, Scheffe, "The Analysis of Variance", section 4.2; the pooled residual with
+a prior, Gelman et al., "Bayesian Data Analysis", 3rd ed., section 14.2; runs as the unit of repetition, Kalibera and
+Jones 2013, "Rigorous benchmarking in reasonable time".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+from statistics import fmean
+
+import numpy as np
+
+from autotune.analysis.decisions.run_spread import run_of
+from autotune.analysis.statistics import Floats
+from autotune.records.recommendation import Confirmation
+from autotune.records.run_spread import RunSpread
+
+__all__ = ["Difference", "RoundsFit", "fit_rounds"]
+
+_FEWEST_FREE = 2
+"""Degrees of freedom of rounds that carry an interval by themselves: three rounds of two, our own convention."""
+_ESTIMABLE = 1e-6  # of a contrast that rounds tell, what a projection may leave: rounding
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Of the logarithms of two entrants' rates."""
+
+    value: float
+    standard_error: float
+    degrees_of_freedom: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundsFit:
+    """What rounds tell of their entrants."""
+
+    numbers: tuple[int, ...]
+    """The entrants, in order."""
+    log_rates: Floats
+    """(rounds + entrants,); of the entrants only differences have a meaning."""
+    unscaled: Floats
+    """Covariance of these for a noise of 1, (rounds + entrants, rounds + entrants)."""
+    estimable: Floats
+    """Projection onto what the runs can tell, of the same shape."""
+    variance: float
+    """Of the logarithm of one run in its round."""
+    degrees_of_freedom: float
+    is_carried: bool
+    """Runs tell that variance, here or before: it is not what is assumed of such a device alone."""
+
+    def difference(self, number: int, other: int) -> Difference | None:
+        """Of an entrant over another; None where no round, and no chain of rounds, holds both."""
+        contrast = np.zeros(len(self.log_rates))
+        rounds = len(self.log_rates) - len(self.numbers)
+        contrast[rounds + self.numbers.index(number)] += 1.0
+        contrast[rounds + self.numbers.index(other)] -= 1.0
+        if np.abs(self.estimable @ contrast - contrast).max() > _ESTIMABLE:
+            return None
+        variance = float(contrast @ self.unscaled @ contrast) * self.variance
+        return Difference(float(contrast @ self.log_rates), sqrt(max(variance, 0.0)), self.degrees_of_freedom)
+
+
+def fit_rounds(entrants: Sequence[Confirmation], spread: RunSpread) -> RoundsFit:
+    """Fit rounds and entrants, of which at least one has run."""
+    cells = [
+        (place, number, run)
+        for number, entrant in enumerate(entrants)
+        for place, run in enumerate(entrant.rounds)
+        if run is not None
+    ]
+    rounds = max(place for place, _, _ in cells) + 1
+    design = np.zeros((len(cells), rounds + len(entrants)))
+    for row, (place, number, _) in enumerate(cells):
+        design[row, place] = design[row, rounds + number] = 1.0
+    runs = [run_of(run) for _, _, run in cells]
+    observed = np.array([run.log_rate for run in runs])
+    gram = design.T @ design
+    unscaled: Floats = np.asarray(np.linalg.pinv(gram, hermitian=True), dtype=np.float64)
+    log_rates = unscaled @ (design.T @ observed)
+    left = float(((observed - design @ log_rates) ** 2).sum())
+    free = len(cells) - int(np.linalg.matrix_rank(design))
+    prior = spread.sd**2 + fmean(run.variance for run in runs)
+    degrees = spread.degrees_of_freedom + free
+    return RoundsFit(
+        numbers=tuple(entrant.number for entrant in entrants),
+        log_rates=log_rates,
+        unscaled=unscaled,
+        estimable=unscaled @ gram,
+        variance=(spread.degrees_of_freedom * prior + left) / degrees,
+        degrees_of_freedom=degrees,
+        is_carried=spread.source != "assumed" or free >= _FEWEST_FREE,
+    )

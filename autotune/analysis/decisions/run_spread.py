@@ -1,0 +1,185 @@
+"""The spread between runs of the same settings: what is assumed, how runs teach it, and how it widens an interval.
+
+Comes in: runs that share their settings, each with what its own window tells of its error. Goes out: a RunSpread, and
+intervals. All on the logarithm of the rate, since neighbours slow a machine down by a factor. Pure.
+
+Sources: the scaled inverse chi-squared prior of a variance, Gelman et al., "Bayesian Data Analysis", 3rd ed., section
+2.6; degrees of freedom of a sum of variances, Satterthwaite 1946, "An approximate distribution of estimates of variance
+components".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import exp, inf, log, sqrt
+from statistics import fmean
+
+from autotune.analysis.rates import window_rate
+from autotune.analysis.statistics import BATCH_MEANS, t_95
+from autotune.records.measurement import Measurement, Rate
+from autotune.records.recommendation import Ratio
+from autotune.records.run_spread import RunSpread
+from autotune.settings.environment import DeviceKind
+
+__all__ = [
+    "Run",
+    "SpreadEvidence",
+    "assumed_spread",
+    "evidence_of",
+    "evidence_of_rounds",
+    "learn_spread",
+    "rate_of_runs",
+    "ratio_of_runs",
+    "run_of",
+    "spread_of_repeats",
+    "variance_of_a_second",
+    "with_interval",
+    "with_run_spread",
+]
+
+_ASSUMED_SD: dict[DeviceKind, float] = {"cpu": 0.05}
+"""Source: benchmarks/fidelity.py, whose trials and plain runs differ by 7 % a pair beyond what windows tell."""
+_OTHER_ASSUMED_SD = 0.01
+"""On an accelerator: our own convention until benchmarks/gpu.py has measured it."""
+_ASSUMED_DEGREES_OF_FREEDOM = 3.0
+"""Machines differ by a factor of 1.6 either way, as a standard deviation from four runs does: our own convention; those
+of benchmarks/results lie between 1.5 and 10 %."""
+_LEAST_SD = 0.002
+"""No machine is known to be steadier: our own convention, which keeps intervals from closing."""
+_MOST_WINDOW_SD = 0.1
+"""Of the logarithm of a run's rate by its own window: where a loader pauses at regular times, batches differ far more
+than windows do. Source: benchmarks/surfaces, `bursty`: batch means say 26 %, repeats differ by 7 %."""
+_WINDOW_DEGREES_OF_FREEDOM = BATCH_MEANS - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a run tells of its settings' rate."""
+
+    log_rate: float
+    variance: float
+    """Of the logarithm, by the run's own window."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpreadEvidence:
+    """A variance between runs, as some runs have shown it."""
+
+    variance: float
+    degrees_of_freedom: float
+
+
+def assumed_spread(device_kind: DeviceKind) -> RunSpread:
+    """What is assumed before anything was learned."""
+    sd = _ASSUMED_SD.get(device_kind, _OTHER_ASSUMED_SD)
+    return RunSpread(sd=sd, degrees_of_freedom=_ASSUMED_DEGREES_OF_FREEDOM)
+
+
+def run_of(measurement: Measurement) -> Run:
+    """A measurement as a run. A window of a single block tells nothing of its own error: the most is assumed."""
+    rate = window_rate(measurement.window)
+    half = (rate.value - rate.low) / rate.value if rate.low > 0 else inf
+    return Run(log(measurement.samples_per_s), min(_variance(half), _MOST_WINDOW_SD**2))
+
+
+def evidence_of(runs: Sequence[Run]) -> SpreadEvidence | None:
+    """What runs of the same settings tell of the spread, less what their windows explain; None of a single run."""
+    if len(runs) < 2:
+        return None
+    mean = fmean(run.log_rate for run in runs)
+    variance = sum((run.log_rate - mean) ** 2 for run in runs) / (len(runs) - 1)
+    return SpreadEvidence(max(variance - fmean(run.variance for run in runs), 0.0), len(runs) - 1)
+
+
+def evidence_of_rounds(entrants: Iterable[Sequence[Run]]) -> SpreadEvidence | None:
+    """The same of entrants that ran in turns: rounds move all of them, so that they count as one group."""
+    groups = [piece for piece in map(evidence_of, entrants) if piece is not None]
+    if not groups:
+        return None
+    degrees = max(piece.degrees_of_freedom for piece in groups)
+    return SpreadEvidence(fmean(piece.variance for piece in groups), degrees)
+
+
+def variance_of_a_second(measurement: Measurement) -> float:
+    """Of the logarithm of a rate that was measured for one second, beside the spread between runs."""
+    return run_of(measurement).variance * sum(block.seconds for block in measurement.blocks)
+
+
+def learn_spread(prior: RunSpread, evidence: Iterable[SpreadEvidence | None]) -> RunSpread:
+    """What is known once runs were repeated: variances pooled by their degrees of freedom."""
+    known = [piece for piece in evidence if piece is not None]
+    if not known:
+        return prior
+    degrees = prior.degrees_of_freedom + sum(piece.degrees_of_freedom for piece in known)
+    squares = prior.degrees_of_freedom * prior.sd**2 + sum(one.degrees_of_freedom * one.variance for one in known)
+    return RunSpread(sd=max(sqrt(squares / degrees), _LEAST_SD), degrees_of_freedom=degrees, source="workload")
+
+
+def spread_of_repeats(prior: RunSpread, groups: Iterable[Sequence[Measurement]]) -> RunSpread:
+    """What is known once groups of runs, each of the same settings, were measured."""
+    return learn_spread(prior, (evidence_of(list(map(run_of, group))) for group in groups))
+
+
+def rate_of_runs(runs: Sequence[Measurement], spread: RunSpread) -> Rate:
+    """The geometric mean of runs' rates, with the 95 % interval in which another long run of the settings lies now."""
+    if len(runs) == 1:
+        return _rate_of_one(runs[0], spread)
+    mean, variance = _mean_of(runs)
+    half = _half_width(spread, 1 + 1 / len(runs), variance)
+    return Rate(value=exp(mean), low=exp(mean - half), high=exp(mean + half))
+
+
+def ratio_of_runs(ours: Sequence[Measurement], theirs: Sequence[Measurement], spread: RunSpread) -> Ratio:
+    """The ratio of two mean rates that were not measured in turns, with its 95 % interval."""
+    (our_mean, our_variance), (their_mean, their_variance) = map(_mean_of, (ours, theirs))
+    half = _half_width(spread, 1 / len(ours) + 1 / len(theirs), our_variance + their_variance)
+    value = our_mean - their_mean
+    return Ratio(value=exp(value), low=exp(value - half), high=exp(value + half))
+
+
+def with_run_spread(rate: Rate, spread: RunSpread) -> Rate:
+    """A window's rate with the 95 % interval in which another long run of the same settings lies by now.
+
+    Blocks of one window share what a process happens to get: its memory's layout, the clock, the neighbours of the
+    minute. Runs of the same settings therefore spread more than batch means can tell. Two runs do so twice.
+    """
+    down, up = (
+        distance if distance == inf else _half_width(spread, 2, _variance(distance))
+        for distance in (_log_distance(rate.value, rate.low), _log_distance(rate.high, rate.value))
+    )
+    return Rate(value=rate.value, low=rate.value * exp(-down), high=rate.value * exp(up))
+
+
+def _mean_of(runs: Sequence[Measurement]) -> tuple[float, float]:
+    """The mean logarithm of runs' rates, and its variance by the windows."""
+    known = [run_of(run) for run in runs]
+    return fmean(run.log_rate for run in known), sum(run.variance for run in known) / len(known) ** 2
+
+
+def with_interval(measurement: Measurement, spread: RunSpread) -> Measurement:
+    """The measurement with the interval of its rate by what is known of the spread by now."""
+    rate = _rate_of_one(measurement, spread)
+    return measurement.model_copy(update={"samples_per_s_ci": (rate.low, rate.high)})
+
+
+def _rate_of_one(measurement: Measurement, spread: RunSpread) -> Rate:
+    rate = with_run_spread(window_rate(measurement.window), spread)
+    scale = measurement.samples_per_s / rate.value if rate.value > 0 else 0.0
+    return Rate(value=measurement.samples_per_s, low=scale * rate.low, high=scale * rate.high if scale > 0 else inf)
+
+
+def _log_distance(high: float, low: float) -> float:
+    return log(high / low) if low > 0 and high < inf else inf
+
+
+def _variance(distance: float) -> float:
+    """The variance of a logarithm whose 95 % interval, by batch means, ends at a distance."""
+    return (distance / t_95(_WINDOW_DEGREES_OF_FREEDOM)) ** 2
+
+
+def _half_width(spread: RunSpread, runs: float, own: float) -> float:
+    """Half of the 95 % interval of a logarithm: so many variances between runs, and a variance that windows tell."""
+    between = runs * spread.sd**2
+    degrees = (between + own) ** 2 / (between**2 / spread.degrees_of_freedom + own**2 / _WINDOW_DEGREES_OF_FREEDOM)
+    return t_95(degrees) * sqrt(between + own)

@@ -1,0 +1,134 @@
+"""Which of the confirmed configurations to recommend, and what is proven of it, by fixed rules.
+
+Comes in: a Confirmation for each finalist and the baseline, all measured in turns, and the spread between runs. Goes
+out: ratios of rates with intervals, claims over the baseline, and the one to recommend. Pure.
+
+*Recommended* is what is believed to be the best; *proven* is what beats the baseline at a kept error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, log1p
+
+from autotune.analysis.decisions.claims import WORTHWHILE, believe
+from autotune.analysis.decisions.rounds import Difference, RoundsFit, fit_rounds
+from autotune.analysis.statistics import t_quantile
+from autotune.records.recommendation import Confirmation, Ratio
+from autotune.records.run_spread import RunSpread
+from autotune.settings.training_config import AMP_DTYPES, TrainingConfig
+
+__all__ = [
+    "ONE_SIDED_ERROR",
+    "Claim",
+    "believed_gains",
+    "choose",
+    "claim_of",
+    "ratio_of",
+    "simplicity",
+]
+
+ONE_SIDED_ERROR = 0.025
+"""Of either end of an interval that is looked at once: of a 95 % interval."""
+_SWITCHES = [
+    (name, field.default)
+    for name, field in reversed(TrainingConfig.model_fields.items())
+    if isinstance(field.default, bool)
+]
+"""With the value that each has where nothing is set; the last of a TrainingConfig's switches counts most."""
+
+
+def simplicity(config: TrainingConfig) -> tuple[int, ...]:
+    """Sort key: fewest devices, fewest workers, smallest batch, plainest precision, then the fewest switches."""
+    return (
+        config.world_size,
+        config.num_workers * config.process_count,
+        config.global_batch_size,
+        AMP_DTYPES.index(config.amp_dtype),
+        config.grad_accum_steps,
+        *(int(getattr(config, name) != default) for name, default in _SWITCHES),
+        config.prefetch_factor or 0,
+        config.intra_op_threads or 0,
+        0 if config.ddp is None else len(config.ddp.model_dump(exclude_defaults=True)),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """What is said of an entrant over the baseline."""
+
+    speedup: Ratio
+    """What is believed, with the interval that keeps its error."""
+    measured: Ratio
+    """As measured, with the same interval."""
+    gain_probability: float
+    """That it is faster at all."""
+    is_proven: bool
+    """It beats the baseline at the kept error, and runs, not what is assumed of them, tell that."""
+
+
+def ratio_of(entrant: Confirmation, other: Confirmation, spread: RunSpread) -> Ratio | None:
+    """The rate of an entrant over another's by the rounds of both; None where they share none."""
+    fit = fit_rounds((entrant, other), spread)
+    difference = fit.difference(entrant.number, other.number)
+    return None if difference is None else _interval(difference, ONE_SIDED_ERROR)
+
+
+def claim_of(number: int, fit: RoundsFit, one_sided_error: float) -> Claim | None:
+    """What may be said of an entrant over the baseline; None where they share no round."""
+    difference = fit.difference(number, 0)
+    if difference is None:
+        return None
+    belief, measured = believe(difference), _interval(difference, one_sided_error)
+    value = exp(belief.mean)
+    speedup = Ratio(value=value, low=min(measured.low, value), high=max(measured.high, value))
+    return Claim(
+        speedup=speedup,
+        measured=measured,
+        gain_probability=belief.gain_probability,
+        is_proven=fit.is_carried and measured.low > 1,
+    )
+
+
+def believed_gains(candidates: Sequence[Confirmation], spread: RunSpread) -> dict[int, float]:
+    """By number, the logarithm of what each is believed to reach over the baseline; that of the baseline is 0.
+
+    Without a baseline among them nothing is shrunk, since there is no gain to doubt: it is that over the first one.
+    What shares no round with the reference, not even by others, is left out.
+    """
+    fit = fit_rounds(candidates, spread)
+    has_baseline = 0 in fit.numbers
+    reference = 0 if has_baseline else fit.numbers[0]
+    differences = {number: fit.difference(number, reference) for number in fit.numbers if number != reference}
+    gains = {
+        number: believe(difference).mean if has_baseline else difference.value
+        for number, difference in differences.items()
+        if difference is not None
+    }
+    return {reference: 0.0, **gains}
+
+
+def choose(
+    candidates: Sequence[Confirmation], gains: Mapping[int, float], idle_costs: Mapping[int, float]
+) -> Confirmation:
+    """The candidate to recommend, from feasible ones (the baseline among them where it is feasible), at least one.
+
+    Scores are believed gains less what an idle device costs. Of those within 2 % of the best the simplest is taken;
+    where the baseline is one of them, it stays.
+
+    Args:
+        candidates: all that may be recommended.
+        gains: of those that can be compared, see `believed_gains`.
+        idle_costs: by number, the share by which an idle device lowers the score.
+    """
+    scores = {number: gain + log1p(-idle_costs.get(number, 0.0)) for number, gain in gains.items()}
+    best = max(scores.values())
+    near = [entrant for entrant in candidates if scores.get(entrant.number, -1e9) >= best + log1p(-WORTHWHILE)]
+    return min(near, key=lambda entrant: (entrant.number != 0, simplicity(entrant.config), entrant.number))
+
+
+def _interval(difference: Difference, one_sided_error: float) -> Ratio:
+    half = t_quantile(1 - one_sided_error, difference.degrees_of_freedom) * difference.standard_error
+    low, high = difference.value - half, difference.value + half
+    return Ratio(value=exp(difference.value), low=exp(low), high=exp(high))

@@ -1,0 +1,108 @@
+"""Which trial to run next: how much each is expected to gain, whether it is redundant, and whether it is likely to run.
+
+Comes in: a Forecast of the rate model, and the trials so far. Goes out: one value per configuration. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.analysis.forecast.rate_model import Forecast
+from autotune.analysis.statistics import Floats
+from autotune.records.ceilings import device_key, loader_key
+from autotune.records.trial import OUT_OF_MEMORY, TrialRecord
+from autotune.settings.training_config import TrainingConfig
+
+__all__ = ["AMPLE", "chance_to_run", "expected_gain", "has_failed", "most_gain", "redundant_among"]
+
+AMPLE = 1.25
+"""A side that is this many times as fast as the other, uncertainty included, does not limit the rate: our own
+convention."""
+_CERTAINTY = 0.99
+"""That a failure was not the machine's: our own convention."""
+_INTERVAL_SDS = (-2, 2)
+"""Standard deviations of a log-normal rate: about its 95 % interval."""
+_LEAST_SD = 1e-9  # keeps a division finite
+_MOST_LOG = 50.0  # keeps an exponential finite
+_SETTINGS = tuple(name for name in TrainingConfig.model_fields if name != "lr")
+
+
+def expected_gain(forecast: Forecast, best_samples_per_s: float) -> Floats:
+    """Expected improvement over the best rate so far, as a share of it: 0.04 = 4 %.
+
+    Rates are log-normal: E[max(rate / best - 1, 0)], as the value of a call option.
+    Source: Jones, Schonlau, Welch 1998, "Efficient global optimization of expensive black-box functions"; for the
+    log-normal, Black and Scholes 1973.
+    """
+    from scipy.special import ndtr
+
+    sd = np.maximum(forecast.sd, _LEAST_SD)
+    above = forecast.log_rate - np.log(best_samples_per_s)
+    mean = np.exp(np.minimum(above + sd**2 / 2, _MOST_LOG))
+    gain: Floats = mean * ndtr(above / sd + sd) - ndtr(above / sd)
+    return np.maximum(gain, 0.0)
+
+
+def most_gain(forecast: Forecast, best_samples_per_s: float) -> Floats:
+    """The most that each can gain: the rate of its slower side, at the upper end of its interval."""
+    most = _INTERVAL_SDS[1]
+    slower = np.minimum(
+        forecast.loader * np.exp(most * forecast.loader_sd), forecast.device * np.exp(most * forecast.device_sd)
+    )
+    return np.maximum(slower / best_samples_per_s - 1, 0.0)
+
+
+def redundant_among(
+    configs: Sequence[TrainingConfig], forecast: Forecast, tried: Sequence[TrainingConfig]
+) -> NDArray[np.bool_]:
+    """Which configurations are redundant: they differ from one that was tried only on a side that limits neither.
+
+    More workers than a slow device needs change nothing, nor does a faster device with as many threads behind a slow
+    loader; with fewer threads workers have more of the cores. Without workers both sides may limit the rate, one after
+    the other. A tried configuration counts only if it is among `configs`.
+    """
+    slow_loader, fast_loader = (forecast.loader * np.exp(sds * forecast.loader_sd) for sds in _INTERVAL_SDS)
+    slow_device, fast_device = (forecast.device * np.exp(sds * forecast.device_sd) for sds in _INTERVAL_SDS)
+    has_ample_loader, has_ample_device = slow_loader > AMPLE * fast_device, slow_device > AMPLE * fast_loader
+    places = {config: place for place, config in enumerate(configs)}
+    tried_places = [places[config] for config in tried if config in places and config.num_workers > 0]
+    devices = {device_key(configs[place]) for place in tried_places if has_ample_loader[place]}
+    loaders = {_loader_with_threads(configs[place]) for place in tried_places if has_ample_device[place]}
+    redundant = [
+        config.num_workers > 0
+        and ((loads and device_key(config) in devices) or (trains and _loader_with_threads(config) in loaders))
+        for config, loads, trains in zip(configs, has_ample_loader, has_ample_device, strict=True)
+    ]
+    return np.array(redundant, dtype=np.bool_)
+
+
+def has_failed(record: TrialRecord) -> bool:
+    """Whether a trial ended without a rate, for another reason than memory."""
+    has_rate = record.measurement is not None or bool(record.result.blocks)
+    return not has_rate and record.outcome not in OUT_OF_MEMORY | {"pruned"}
+
+
+def chance_to_run(
+    configs: Sequence[TrainingConfig], failed: Collection[TrainingConfig], ran: Collection[TrainingConfig]
+) -> Floats:
+    """The probability that each does not fail for the same reason as another.
+
+    A failure is blamed on one of the settings in which it differs from everything that ran, each with equal
+    probability: a configuration that shares half of these values has half a chance.
+    """
+    chances: Floats = np.ones(len(configs))
+    values = {name: {getattr(config, name) for config in ran} for name in _SETTINGS}
+    for failure in failed:
+        suspects = {name: getattr(failure, name) for name in _SETTINGS if getattr(failure, name) not in values[name]}
+        if suspects:
+            shared = [sum(getattr(config, name) == suspects[name] for name in suspects) for config in configs]
+            chances *= 1 - _CERTAINTY * np.array(shared) / len(suspects)
+    return chances
+
+
+def _loader_with_threads(config: TrainingConfig) -> tuple[object, ...]:
+    """What the loader's rate depends on during training, whose threads may use the workers' cores."""
+    return (*loader_key(config), config.intra_op_threads)

@@ -1,0 +1,179 @@
+"""What the curves of loader and device should measure, and what they and the trials tell the models.
+
+Comes in: the space, the measured curves, the trials. Goes out: the variations of the baseline to measure, and
+observations of rates, each with its uncertainty. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import log, sqrt
+from statistics import fmean
+from typing import Literal
+
+from autotune.analysis.decisions.run_spread import run_of
+from autotune.analysis.forecast.acquisition import AMPLE
+from autotune.analysis.forecast.rate_model import Observation
+from autotune.analysis.rates import mean_rate
+from autotune.analysis.statistics import NORMAL_95
+from autotune.records.ceilings import Ceiling, CeilingBook, device_key, loader_key
+from autotune.records.diagnosis import CurvePoint, Curves
+from autotune.records.trial import TrialRecord
+from autotune.settings.training_config import LOADER_SETTINGS, TrainingConfig
+from autotune.space.constraints import normalised
+from autotune.space.domains import spread, whole_numbers
+from autotune.space.resolved_space import ResolvedSpace
+
+__all__ = [
+    "ConfiguredPoint",
+    "Side",
+    "changed",
+    "configured_points",
+    "device_variations",
+    "loader_variations",
+    "mean_log_rates",
+    "observed_rate",
+    "rate_observations",
+    "side_observation",
+]
+
+_SIDE_SD = {"cpu": 0.08}
+"""Relative standard deviation between a side alone and the same side in a run, by chance and, on a CPU, by shared
+cores: our own convention."""
+_OTHER_SIDE_SD = 0.02
+"""The same on a device of its own: our own convention."""
+_LEAST_RUN_SD = 0.002
+"""Of a run by its own window, however narrow that is: our own convention; the spread between runs comes on top."""
+_STOPPED_SD = 0.05
+"""In addition, of a trial that was stopped early, before its restarts and its whole queue were measured: our own
+convention."""
+_MOST_VALUES = 6
+"""Values of a number that a curve measures: our own convention."""
+_FASTEST_PRECISION = 8.0
+"""Times float32's rate, where there are tensor cores: our own convention."""
+Side = Literal["loader", "device"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfiguredPoint:
+    """A point of a curve, with the configuration that it was measured in."""
+
+    side: Side
+    config: TrainingConfig
+    point: CurvePoint
+
+
+def changed(space: ResolvedSpace, changes: dict[str, object]) -> TrainingConfig:
+    """The baseline on one device with other values of some settings, as a curve measures it."""
+    single = {"strategy": "single", "world_size": 1, "ddp": None}
+    settings = {**space.baseline.model_dump(), **single, **changes}
+    return TrainingConfig.model_validate(normalised(settings, space.facts, space.environment))
+
+
+def loader_variations(space: ResolvedSpace, book: CeilingBook) -> Iterator[TrainingConfig]:
+    """The baseline with another value of one of the loader's settings; none where no device could keep up with it.
+
+    With many workers the ends of the batch are measured too: there the cost of collating a batch shows.
+    """
+    domains, own = space.domains, space.baseline
+    if _is_loader_out_of_reach(space, book):
+        return
+    counts = whole_numbers(domains["num_workers"])
+    may_persist = True in domains["persistent_workers"]
+
+    def with_workers(count: int, **changes: object) -> TrainingConfig:
+        return changed(space, {"num_workers": count, "persistent_workers": count > 0 and may_persist, **changes})
+
+    for count in spread(counts, _MOST_VALUES):
+        yield with_workers(count)
+    workers, most = own.num_workers or min(max(counts), space.environment.cores), max(counts)
+    for name in [name for name in LOADER_SETTINGS if name != "num_workers"] if workers else ():
+        for value in domains[name]:
+            yield with_workers(workers, **{name: value})
+    batches = whole_numbers(domains["micro_batch_size"])
+    for batch in {min(batches), max(batches)} - {own.micro_batch_size} if most else ():
+        yield with_workers(most, micro_batch_size=batch)
+
+
+def device_variations(space: ResolvedSpace) -> Iterator[TrainingConfig]:
+    """The baseline with another value of one of the step's settings.
+
+    Time may run out before the last one. So what costs no more than the baseline's own batch comes first, then larger
+    batches and last smaller ones. torch.compile is left out: only a trial has the time for it.
+    """
+    domains, own = space.domains, space.baseline.micro_batch_size
+    for name in ("amp_dtype", "channels_last", "intra_op_threads"):
+        for value in domains[name]:
+            yield changed(space, {name: value})
+    batches = spread(whole_numbers(domains["micro_batch_size"]), _MOST_VALUES)
+    for batch in sorted(batches, key=lambda size: (size < own, abs(size - own))):
+        yield changed(space, {"micro_batch_size": batch})
+
+
+def configured_points(curves: Curves, space: ResolvedSpace) -> list[ConfiguredPoint]:
+    """The points of both curves, those without a rate among them."""
+    points: list[tuple[Side, CurvePoint]] = [("loader", point) for point in curves.loader]
+    points += [("device", point) for point in curves.device]
+    return [ConfiguredPoint(side=side, config=changed(space, point.changes), point=point) for side, point in points]
+
+
+def rate_observations(
+    looks: Sequence[ConfiguredPoint], records: Sequence[TrialRecord], device_kind: str
+) -> Iterator[Observation]:
+    """Every trial that measured something, and every side that was measured alone.
+
+    A trial may have measured its own sides too, as the baseline does. That was another process than the curves', so
+    that the two show how far processes differ.
+    """
+    for record in records:
+        yield from _runs_of(record)
+    sides: list[tuple[Side, TrainingConfig, Ceiling | None, float | None]]
+    sides = [(look.side, look.config, look.point.ceiling, look.point.cpu_s_per_sample) for look in looks]
+    for record in records:
+        for own in [run.ceilings for run in record.runs if run.ceilings is not None]:
+            sides += [("loader", record.config, own.loader, None), ("device", record.config, own.device, None)]
+    for side, config, ceiling, cpu_s in sides:
+        if ceiling is not None:
+            yield side_observation(side, config, ceiling.samples_per_s, device_kind, cpu_s)
+
+
+def side_observation(
+    side: Side, config: TrainingConfig, samples_per_s: float, device_kind: str, cpu_s: float | None = None
+) -> Observation:
+    """What a side reaches by itself."""
+    sd = _SIDE_SD.get(device_kind, _OTHER_SIDE_SD)
+    return Observation(kind=side, config=config, samples_per_s=samples_per_s, relative_sd=sd, cpu_s_per_sample=cpu_s)
+
+
+def observed_rate(record: TrialRecord) -> float | None:
+    """The rate that a trial measured, stopped early or not, in samples per second; None without one."""
+    first = next(_runs_of(record), None)
+    return None if first is None else first.samples_per_s
+
+
+def mean_log_rates(records: Sequence[TrialRecord]) -> dict[int, float]:
+    """Of feasible trials, by number, the mean logarithm of the rates of all their runs."""
+    return {
+        record.number: fmean(log(run.samples_per_s) for run in record.runs) for record in records if record.is_feasible
+    }
+
+
+def _runs_of(record: TrialRecord) -> Iterator[Observation]:
+    """What a trial and its repeats measured; less certain where it was stopped early."""
+    rates = [(run.samples_per_s, max(_LEAST_RUN_SD, sqrt(run_of(run).variance))) for run in record.runs]
+    if record.measurement is None and record.result.blocks:
+        rate, half_width = mean_rate(record.result.blocks)
+        rates.insert(0, (rate, _STOPPED_SD + half_width / rate / NORMAL_95))
+    for rate, sd in rates:
+        yield Observation(kind="run", config=record.config, samples_per_s=rate, relative_sd=sd)
+
+
+def _is_loader_out_of_reach(space: ResolvedSpace, book: CeilingBook) -> bool:
+    """Whether the device stays the slower side even with the largest batch and the fastest precision."""
+    own, batches = space.baseline, whole_numbers(space.domains["micro_batch_size"])
+    loader, device = book.loader.get(loader_key(own)), book.device.get(device_key(own))
+    if loader is None or device is None:
+        return False
+    growth = max(1.0, max(batches) / own.micro_batch_size) * _FASTEST_PRECISION
+    return loader.samples_per_s > AMPLE * growth * device.samples_per_s

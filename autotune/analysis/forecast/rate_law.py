@@ -1,0 +1,176 @@
+"""The law of a training rate: what loader, device and both together reach, from a few costs. Pure.
+
+Comes in: what of configurations the law depends on (Circumstances), and a state of costs, each a row of logarithms.
+Goes out: the logarithms of the rates, and their derivatives by the state.
+
+An optimizer step takes k (a + b B) + c seconds (k micro batches of B samples), and in a group what is seen of
+exchanging gradients on top. Workers share the items, up to where more no longer help, and handing a batch over costs
+each of them something. Side by side the slowest of loader, device and cores sets the rate, softened; in turns the times
+add up. Runs fall short of that by a share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.analysis.statistics import Floats
+
+__all__ = ["COSTS", "USUAL_SOFTNESS", "Circumstances", "Rates", "joint_rate", "rates_of", "slopes_of"]
+
+COSTS = (
+    "items",
+    "per_batch",
+    "most_workers",
+    "samples",
+    "per_micro_batch",
+    "per_step",
+    "exchange",
+    "softness",
+    "crowding",
+    "shortfall",
+)
+"""The rows of a state. `items`: samples per second of one loader process; `most_workers`: processes beyond which more
+don't help; `samples`: samples per second of one device if the batch were endless; the costs `per_batch` (that a worker
+hands over), `per_micro_batch`, `per_step` and `exchange` (seen in a run, of a group) over the time of a usual batch's
+samples; `softness` of the minimum, the larger the harder: two equal sides reach 2 ** (-1 / softness) of either
+together, as random items and a short queue between them have it; `crowding`: by how much the logarithm of a run's rate
+is less with more threads than cores, as a rule little, but many times the rate where threads spin; `shortfall`: a run's
+rate over the joint one. Logarithms all."""
+(
+    _ITEMS,
+    _PER_BATCH,
+    _MOST_WORKERS,
+    _SAMPLES,
+    _PER_MICRO_BATCH,
+    _PER_STEP,
+    _EXCHANGE,
+    _SOFTNESS,
+    _CROWDING,
+    _SHORTFALL,
+) = range(len(COSTS))
+USUAL_SOFTNESS = 8.0
+"""Where no run tells it, two equal sides reach 92 % of either together: our own convention."""
+_WORKERS_SOFTNESS = 4.0
+"""Of the minimum of the workers that there are and those that help: our own convention."""
+_LEAST_CPU_S = 1e-12
+"""CPU seconds of a sample where none were observed: only keeps the logarithm finite."""
+
+
+class Rates(NamedTuple):
+    """Of loader and device alone, and of runs. Rates as logarithms, (configs,), or derivatives, (costs, configs)."""
+
+    loader: Floats
+    device: Floats
+    run: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Circumstances:
+    """What the law depends on beside the costs, element by element of some configurations."""
+
+    workers: Floats
+    """Of each rank; 0: the training process loads."""
+    ranks: Floats
+    relative_batch: Floats
+    """The micro batch over the usual one."""
+    micro_batches: Floats
+    """Of an optimizer step."""
+    is_overlapped: NDArray[np.bool_]
+    """Loader and device run side by side; else one after the other."""
+    is_crowded: NDArray[np.bool_]
+    """There are more threads and workers than cores, on a CPU."""
+    busy: Floats
+    """Cores that training keeps busy."""
+    cores: Floats
+    """Cores that there are."""
+    loader_cpu_s: float
+
+
+def rates_of(state: Floats, here: Circumstances) -> Rates:
+    """The logarithms of all rates in a state, (costs, configs)."""
+    loader, device, training = _loader(state, here), _device(state, here)[0], _training(state, here)[0]
+    run, _ = _joint(_bounds(loader, device, training, here), state[_SOFTNESS], here.is_overlapped)
+    return Rates(loader, device, run + state[_SHORTFALL] - here.is_crowded * np.exp(state[_CROWDING]))
+
+
+def slopes_of(state: Floats, here: Circumstances) -> Rates:
+    """The derivatives of the logarithms of all rates by the state."""
+    of_loader = np.zeros_like(state)
+    of_loader[_ITEMS] = 1.0
+    of_loader[_PER_BATCH] = np.where(here.workers > 0, -_share(state[_PER_BATCH] - np.log(here.relative_batch)), 0.0)
+    of_loader[_MOST_WORKERS] = _share(_WORKERS_SOFTNESS * (_log_processes(here) - state[_MOST_WORKERS]))
+    (device, of_device), (training, of_training) = _device(state, here), _training(state, here)
+    bounds = _bounds(_loader(state, here), device, training, here)
+    run, weights = _joint(bounds, state[_SOFTNESS], here.is_overlapped)
+    of_cores = here.busy * np.exp(-device) / _cpu_s(device, here) * of_device
+    of_run = sum(weight * slope for weight, slope in zip(weights, (of_loader, of_training, of_cores), strict=True))
+    of_run[_SOFTNESS] = np.where(here.is_overlapped, (weights * bounds).sum(axis=0) - run, 0.0)
+    of_run[_SHORTFALL], of_run[_CROWDING] = 1.0, -(here.is_crowded * np.exp(state[_CROWDING]))
+    return Rates(of_loader, of_device, of_run)
+
+
+def joint_rate(loader: float, device: float, *, is_overlapped: bool) -> float:
+    """The rate of a loader and a device together, where no run tells how much they hold each other up."""
+    low, high = sorted((loader, device))
+    softness = USUAL_SOFTNESS if is_overlapped else 1.0  # with 1 both times add up
+    return float(low * (1.0 + (low / high) ** softness) ** (-1.0 / softness))
+
+
+def _loader(state: Floats, here: Circumstances) -> Floats:
+    """Items side by side, and what handing a batch over costs."""
+    useful = np.stack([_log_processes(here), state[_MOST_WORKERS]])
+    processes = -np.logaddexp.reduce(-_WORKERS_SOFTNESS * useful, axis=0) / _WORKERS_SOFTNESS
+    cost = np.where(here.workers > 0, np.logaddexp(0.0, state[_PER_BATCH] - np.log(here.relative_batch)), 0.0)
+    return np.asarray(state[_ITEMS] + np.log(here.ranks) + processes - cost, dtype=np.float64)
+
+
+def _log_processes(here: Circumstances) -> Floats:
+    """Of the processes of each rank that load."""
+    return np.asarray(np.log(np.maximum(here.workers, 1.0)), dtype=np.float64)
+
+
+def _device(state: Floats, here: Circumstances, *more: int) -> tuple[Floats, Floats]:
+    """Of the device on batches that it holds, and its derivatives; `more`: other costs of a step that count."""
+    of_step = (_PER_STEP, *more)
+    shares = [state[_PER_MICRO_BATCH], *(state[row] - np.log(here.micro_batches) for row in of_step)]
+    terms = np.stack([np.zeros_like(here.ranks), *(share - np.log(here.relative_batch) for share in shares)])
+    cost = np.logaddexp.reduce(terms, axis=0)
+    slopes = np.zeros_like(state)
+    slopes[_SAMPLES] = 1.0
+    slopes[[_PER_MICRO_BATCH, *of_step]] = -np.exp(terms[1:] - cost)
+    return state[_SAMPLES] + np.log(here.ranks) - cost, slopes
+
+
+def _training(state: Floats, here: Circumstances) -> tuple[Floats, Floats]:
+    """The same in a run, where a group exchanges gradients."""
+    pairs = zip(_device(state, here), _device(state, here, _EXCHANGE), strict=True)
+    rate, slopes = (np.where(here.ranks > 1, exchanging, alone) for alone, exchanging in pairs)
+    return rate, slopes
+
+
+def _bounds(loader: Floats, device: Floats, training: Floats, here: Circumstances) -> Floats:
+    """What limits a run, (3, configs): loader, training and cores."""
+    return np.stack([loader, training, np.log(here.cores / _cpu_s(device, here))])
+
+
+def _joint(bounds: Floats, softness: Floats, is_overlapped: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+    """Side by side the softened minimum of the bounds, else loader and training one after the other; and its slopes."""
+    hardness = np.where(is_overlapped, np.exp(softness), 1.0)
+    joined = np.where(is_overlapped, bounds, np.stack([bounds[0], bounds[1], np.full_like(bounds[2], inf)]))
+    rate = -np.logaddexp.reduce(-hardness * joined, axis=0) / hardness
+    return rate, np.exp(hardness * (rate - joined))
+
+
+def _cpu_s(device: Floats, here: Circumstances) -> Floats:
+    """CPU seconds of a sample in all."""
+    return np.maximum(here.loader_cpu_s + here.busy * np.exp(-device), _LEAST_CPU_S)
+
+
+def _share(logit: Floats) -> Floats:
+    """The logistic function."""
+    return np.asarray(np.exp(-np.logaddexp(0.0, -logit)), dtype=np.float64)

@@ -1,0 +1,369 @@
+"""A model of the machine, learned during a search: the rate to expect of settings that were not tried yet. Pure.
+
+Comes in: observations of the loader alone, of the device alone, and of whole runs. Goes out: a RateModel, which
+forecasts the rate of any configuration with its uncertainty, and the rate of either side alone.
+
+rate_law.py says what loader, device and both together reach from a few costs, of which each has a prior that may differ
+between settings: a Gaussian process, the sum of effects of single settings (smooth along numbers, free between
+categories) and of interactions. So what was seen in one precision tells of another, and one point of the device is
+enough to begin with. What the law does not explain is left to the same sums, with little room where the law explains.
+Looks and runs observe the costs through the law, which is taken to be linear around the most likely state. How far the
+machine scatters from one measurement to the next is learned too. The standard deviations and lengths below say how far
+settings are expected to change a cost before anything was measured: our own conventions.
+
+Source: Rasmussen and Williams 2006, "Gaussian Processes for Machine Learning", chapter 2; additive kernels: Duvenaud et
+al. 2011, "Additive Gaussian Processes".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from math import exp, log, log2, prod
+from statistics import fmean, median
+from typing import Literal, NamedTuple
+from zlib import crc32
+
+import numpy as np
+
+from autotune.analysis.decisions.run_spread import assumed_spread
+from autotune.analysis.forecast.laplace import Posterior, Problem, factor_of, most_likely
+from autotune.analysis.forecast.rate_law import COSTS, USUAL_SOFTNESS, Circumstances, rates_of, slopes_of
+from autotune.analysis.statistics import Floats
+from autotune.records.ceilings import overlaps
+from autotune.records.run_spread import RunSpread
+from autotune.settings.environment import Environment
+from autotune.settings.training_config import TrainingConfig
+from autotune.space.constraints import hosts_of
+
+__all__ = ["Forecast", "Observation", "RateModel"]
+
+_KINDS = ("loader", "device", "run")
+_LEVEL_SD = 1.5
+"""Prior standard deviation of a side's level: a factor of 4.5 either way, our own convention."""
+_SCATTERS = (6.0, 3.5, 2.0, 1.4, 1.0, 0.7, 0.4)
+"""Standard deviations of the scatter that are considered, over the learned spread between runs. The larger, the easier
+to fit: each is a start for the next. Our own convention."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """A rate that was measured."""
+
+    kind: Literal["loader", "device", "run"]
+    """Either side alone, or both in a trial."""
+    config: TrainingConfig
+    samples_per_s: float
+    relative_sd: float
+    cpu_s_per_sample: float | None = None
+    """CPU seconds for a sample, of all threads and workers; None where they were not measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What some configurations should reach, element by element."""
+
+    log_rate: Floats
+    sd: Floats
+    """Standard deviation of the logarithm of the rate."""
+    loader: Floats
+    """Rate of the loader alone, in samples per second."""
+    device: Floats
+    """Rate of the device alone."""
+    loader_sd: Floats
+    """Standard deviation of its logarithm."""
+    device_sd: Floats
+    scatter_sd: float
+    """By how much repeated measurements of the same settings differ, beyond `sd` and a measurement's own interval."""
+
+
+class _Effect(NamedTuple):
+    """How much one setting changes the logarithm of a rate by itself."""
+
+    value: Callable[[TrainingConfig], object]
+    sd: float
+    length: float | None = None
+    """Distance over which a number's effect changes; None: a category, each value free of the others."""
+
+    def kernel(self, left: Floats, right: Floats) -> Floats:
+        """Correlation of the effect between two lists of values, (left, right)."""
+        apart = left[:, None] - right
+        return (apart == 0).astype(np.float64) if self.length is None else np.exp(-0.5 * (apart / self.length) ** 2)
+
+
+def _workers(config: TrainingConfig) -> float:
+    return log2(1 + config.num_workers)
+
+
+def _batch(config: TrainingConfig) -> float:
+    return log2(config.micro_batch_size)
+
+
+def _ranks(config: TrainingConfig) -> float:
+    return log2(config.world_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Process:
+    """A Gaussian process over configurations: effects of single settings, and their interactions."""
+
+    effects: tuple[_Effect, ...] = ()
+    mean: float = 0.0
+    level_sd: float
+    interaction_sd: float = 0.0
+    """Of the interaction of all settings."""
+    pair_sd: float = 0.0
+    """Of the interaction of the first two effects by themselves: the more workers share the items, the more the cost of
+    a batch counts for a loader."""
+
+    def covariance(self, left: Floats, right: Floats) -> Floats:
+        """The prior covariance of two lists of places, (effects, places) each: (left places, right places)."""
+        kernels = [effect.kernel(*values) for effect, *values in zip(self.effects, left, right, strict=True)]
+        total: Floats = np.full((left.shape[1], right.shape[1]), self.level_sd**2)
+        for effect, kernel in zip(self.effects, kernels, strict=True):
+            total += effect.sd**2 * kernel
+        if self.interaction_sd:
+            total += self.interaction_sd**2 * prod(kernels)
+        if self.pair_sd:
+            total += self.pair_sd**2 * kernels[0] * kernels[1]
+        return total
+
+    def variance(self) -> float:
+        """The prior variance at any place."""
+        effects = sum(effect.sd**2 for effect in self.effects)
+        return self.level_sd**2 + effects + self.interaction_sd**2 + self.pair_sd**2
+
+
+# Standard deviations of logarithms, and lengths in doublings: our own conventions, chosen by the density that forecasts
+# give to what was left out of benchmarks/surfaces, and judged together by benchmarks/regret.py. The effects of workers
+# and batch on `items` and `samples` are what the law does not explain of them.
+_PRIORS: dict[str, _Process] = {
+    "items": _Process(
+        effects=(
+            _Effect(_workers, sd=0.4, length=1.5),
+            _Effect(_batch, sd=0.2, length=3.0),
+            _Effect(lambda config: config.num_workers > 0, sd=0.6),
+            _Effect(lambda config: log2(config.batches_per_worker) if config.num_workers else 0.0, sd=0.15, length=2.0),
+            _Effect(_ranks, sd=0.4, length=2.0),
+            _Effect(lambda config: (config.persistent_workers, config.in_order), sd=0.15),  # both switches of workers
+            _Effect(lambda config: config.pin_memory, sd=0.1),
+            _Effect(lambda config: config.strategy, sd=0.3),
+        ),
+        level_sd=_LEVEL_SD,
+        interaction_sd=0.15,
+        pair_sd=0.4,
+    ),
+    "per_batch": _Process(mean=-2.5, level_sd=1.5),
+    "most_workers": _Process(level_sd=1.0),
+    "samples": _Process(
+        effects=(
+            _Effect(_batch, sd=0.2, length=3.0),
+            _Effect(lambda config: log2(config.grad_accum_steps), sd=0.05, length=2.0),
+            _Effect(lambda config: config.amp_dtype, sd=0.5),
+            _Effect(lambda config: config.channels_last, sd=0.2),
+            _Effect(lambda config: config.compile, sd=0.4),
+            _Effect(lambda config: config.intra_op_threads, sd=0.5),
+            _Effect(_ranks, sd=0.4, length=2.0),
+            _Effect(lambda config: config.strategy, sd=0.3),
+            _Effect(lambda config: config.ddp, sd=0.1),
+        ),
+        level_sd=_LEVEL_SD,
+        interaction_sd=0.08,
+    ),
+    "per_micro_batch": _Process(
+        effects=(
+            _Effect(lambda config: config.amp_dtype, sd=0.3),
+            _Effect(lambda config: config.intra_op_threads, sd=0.3),
+            _Effect(lambda config: config.compile, sd=0.5),
+        ),
+        mean=-1.0,
+        level_sd=1.5,
+    ),
+    "per_step": _Process(mean=-3.0, level_sd=1.5),
+    "exchange": _Process(
+        effects=(_Effect(_ranks, sd=0.3, length=2.0), _Effect(lambda config: (config.strategy, config.ddp), sd=0.3)),
+        mean=-2.0,
+        level_sd=1.0,
+    ),
+    "softness": _Process(mean=log(USUAL_SOFTNESS), level_sd=1.0),
+    "crowding": _Process(mean=log(0.01), level_sd=2.0),  # a per cent as a rule
+    "shortfall": _Process(
+        effects=(
+            _Effect(lambda config: (config.num_workers > 0, config.intra_op_threads), sd=0.15),
+            _Effect(_workers, sd=0.1, length=1.5),
+            _Effect(_batch, sd=0.07, length=2.0),
+            _Effect(lambda config: config.amp_dtype, sd=0.05),
+            _Effect(lambda config: (config.strategy, config.world_size), sd=0.1),
+        ),
+        level_sd=0.1,
+        interaction_sd=0.08,
+    ),
+}
+_PROCESSES = tuple(_PRIORS[cost] for cost in COSTS)
+
+
+def _places(configs: Sequence[TrainingConfig]) -> list[Floats]:
+    """For each process, the values of its effects, (effects, configs)."""
+    table = np.array([_values(config) for config in configs], dtype=np.float64).T
+    starts = np.cumsum([len(process.effects) for process in _PROCESSES])
+    return np.split(table, starts[:-1])
+
+
+@lru_cache(maxsize=16_384)
+def _values(config: TrainingConfig) -> tuple[float, ...]:
+    """The values of all processes' effects; cached, since a proposal asks for thousands of the same configurations."""
+    values = (effect.value(config) for process in _PROCESSES for effect in process.effects)
+    # a number as it is, a category as a number of its own
+    return tuple(value if isinstance(value, float) else float(crc32(repr(value).encode())) for value in values)
+
+
+@dataclass(frozen=True)
+class RateModel:
+    """What is known of the machine from observations, of which at least one must be a run."""
+
+    observations: Sequence[Observation]
+    environment: Environment
+    learned_spread: RunSpread | None = None
+    """Between runs of the same settings, which the scatter is expected to be; None: as is usual on such a device."""
+
+    def forecast(self, configs: Sequence[TrainingConfig]) -> Forecast:
+        """What configurations should reach. Takes milliseconds for thousands of them."""
+        scatter_sd, posterior = self._most_likely
+        cross_covariance = self._cross_covariance(configs)
+        here, moved = self._circumstances(configs), np.einsum("pij,pj->pi", cross_covariance, posterior.weights)
+        state = self._prior_mean[:, None] + moved
+        rates, slopes = rates_of(state, here), slopes_of(state, here)
+        informed = cross_covariance * posterior.jacobian[:, None, :]
+        loader_sd, device_sd, sd = (_sd(slope, informed, posterior.cholesky) for slope in slopes)
+        return Forecast(
+            log_rate=rates.run,
+            sd=sd,
+            loader=np.exp(rates.loader),
+            device=np.exp(rates.device),
+            loader_sd=loader_sd,
+            device_sd=device_sd,
+            scatter_sd=scatter_sd,
+        )
+
+    @cached_property
+    def _spread(self) -> RunSpread:
+        return self.learned_spread or assumed_spread(self.environment.device_kind)
+
+    @cached_property
+    def _seen(self) -> list[Observation]:
+        """In an order of their own: where the fit has several optima, that which it finds depends on the order."""
+        return sorted(self.observations, key=repr)
+
+    @cached_property
+    def _most_likely(self) -> tuple[float, Posterior]:
+        """The scatter that explains the observations best, and the state with it.
+
+        An observation knows its own uncertainty. That neighbours take turns on the machine, and what no sum of effects
+        can express, shows only when observations are compared with each other. What was learned from runs of the same
+        settings is its prior (a scaled inverse chi-squared one of the variance).
+        """
+        configs = [observation.config for observation in self._seen]
+        here = self._circumstances(configs)
+        is_of_kind = np.array([[seen.kind == kind for seen in self._seen] for kind in _KINDS], dtype=np.float64)
+
+        def expect(state: Floats) -> Floats:
+            return np.asarray((is_of_kind * np.stack(rates_of(state, here))).sum(axis=0), dtype=np.float64)
+
+        def jacobian(state: Floats) -> Floats:
+            return np.asarray((is_of_kind[:, None] * np.stack(slopes_of(state, here))).sum(axis=0), dtype=np.float64)
+
+        problem = Problem(
+            observed=np.array([log(observation.samples_per_s) for observation in self._seen]),
+            variances=np.array([observation.relative_sd**2 for observation in self._seen]),
+            prior_mean=np.repeat(self._prior_mean[:, None], len(configs), axis=1),
+            factor=factor_of(self._cross_covariance(configs)),
+            expect=expect,
+            jacobian=jacobian,
+        )
+        fits = list[tuple[float, Posterior]]()
+        for scatter_sd in [factor * self._spread.sd for factor in _SCATTERS]:
+            scattered = replace(problem, variances=problem.variances + scatter_sd**2)
+            starts = [most_likely(scattered, start=fits[-1][1] if fits else None)]
+            if not fits and (is_of_kind[2] * here.is_crowded).any():
+                starts.append(most_likely(scattered, begin=_with_crowding(problem.prior_mean)))
+            fits.append((scatter_sd, max(starts, key=lambda fit: fit.log_evidence)))
+        return max(fits, key=lambda fit: fit[1].log_evidence + self._log_prior(fit[0] / self._spread.sd))
+
+    def _log_prior(self, factor: float) -> float:
+        """Of a scatter, over the learned spread, on the log scale."""
+        return -self._spread.degrees_of_freedom * (log(factor) + 0.5 / factor**2)
+
+    def _cross_covariance(self, configs: Sequence[TrainingConfig]) -> Floats:
+        """Prior covariances between configurations and observations, (processes, configs, observations)."""
+        both = zip(_PROCESSES, _places(configs), _places([seen.config for seen in self._seen]), strict=True)
+        return np.stack([process.covariance(places, observed) for process, places, observed in both])
+
+    @cached_property
+    def _prior_mean(self) -> Floats:
+        """Of every cost, (costs,): the levels of both sides are those of what was measured of them.
+
+        Where a side was not measured alone, it is expected at twice the rate of the runs: our own convention.
+        """
+        mean = np.array([process.mean for process in _PROCESSES])
+        mean[COSTS.index("most_workers")] = log(self.environment.cores)
+        here = self._circumstances([seen.config for seen in self._seen])
+        usual = rates_of(np.repeat(mean[:, None], len(self._seen), axis=1), here)
+        observed = np.array([log(seen.samples_per_s) for seen in self._seen])
+        is_run = np.array([seen.kind == "run" for seen in self._seen])
+        for side, cost, expected in (("loader", "items", usual.loader), ("device", "samples", usual.device)):
+            is_own = np.array([seen.kind == side for seen in self._seen])
+            apart = observed - expected
+            mean[COSTS.index(cost)] = apart[is_own].mean() if is_own.any() else apart[is_run].mean() + log(2)
+        return mean
+
+    def _circumstances(self, configs: Sequence[TrainingConfig]) -> Circumstances:
+        environment, cores = self.environment, self.environment.cores
+        loader_cpu_s, busy_cores = list[float](), dict[int | None, list[float]]()
+        for seen in self._seen:
+            if seen.kind == "loader" and seen.config.num_workers > 0 and seen.cpu_s_per_sample:
+                loader_cpu_s.append(seen.cpu_s_per_sample)
+            elif seen.kind == "device" and seen.cpu_s_per_sample is not None:
+                cores_of = busy_cores.setdefault(seen.config.intra_op_threads, [])
+                cores_of.append(seen.cpu_s_per_sample * seen.samples_per_s)
+        busy_of = {threads: median(values) for threads, values in busy_cores.items()}
+        threads = [config.intra_op_threads for config in configs]
+        # unmeasured, a CPU's threads keep their cores busy, and an accelerator the one that launches
+        unmeasured = cores if environment.device_kind == "cpu" else 1
+        busy = np.array(
+            [busy_of.get(count, min(count or unmeasured, unmeasured)) for count in threads], dtype=np.float64
+        )
+        usual_batch = exp(fmean(log(seen.config.micro_batch_size) for seen in self._seen))
+        return Circumstances(
+            workers=np.array([config.num_workers for config in configs], dtype=np.float64),
+            ranks=np.array([config.world_size for config in configs], dtype=np.float64),
+            relative_batch=np.array([config.micro_batch_size / usual_batch for config in configs], dtype=np.float64),
+            micro_batches=np.array([config.grad_accum_steps for config in configs], dtype=np.float64),
+            is_overlapped=np.array([overlaps(config, environment.device_kind) for config in configs], dtype=np.bool_),
+            is_crowded=np.array([_is_crowded(config, environment) for config in configs], dtype=np.bool_),
+            busy=busy * [config.process_count for config in configs],
+            cores=np.array([cores * hosts_of(config, environment) for config in configs], dtype=np.float64),
+            loader_cpu_s=median(loader_cpu_s or [0.0]),
+        )
+
+
+def _is_crowded(config: TrainingConfig, environment: Environment) -> bool:
+    threads = config.intra_op_threads or environment.cores
+    return (
+        environment.device_kind == "cpu" and (threads + config.num_workers) * config.process_count > environment.cores
+    )
+
+
+def _with_crowding(state: Floats) -> Floats:
+    """A state in which more threads than cores cost most of the rate: from a small cost no step of a fit gets there."""
+    crowded = state.copy()
+    crowded[COSTS.index("crowding")] = 0.0
+    return crowded
+
+
+def _sd(slopes: Floats, informed: Floats, cholesky: Floats) -> Floats:
+    """Posterior standard deviations of what has these slopes, (costs, configs)."""
+    prior_variance = sum(slope**2 * process.variance() for slope, process in zip(slopes, _PROCESSES, strict=True))
+    cross_covariance = np.einsum("pi,pij->ij", slopes, informed)
+    explained = np.linalg.solve(cholesky, cross_covariance.T)
+    return np.asarray(np.sqrt(np.maximum(prior_variance - (explained**2).sum(axis=0), 0.0)), dtype=np.float64)

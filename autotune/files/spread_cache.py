@@ -1,0 +1,73 @@
+"""What searches have learned of the spread between runs, kept for the user's next searches on the same machine.
+
+Comes in: a machine's fingerprint, a workload's key, a RunSpread. Goes out: the spread to begin the next search with.
+The file lies in the user's own cache folder, holds figures alone, and may be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import logging
+from math import exp, log
+from pathlib import Path
+from statistics import fmean
+from typing import Literal
+
+from platformdirs import user_cache_path
+from pydantic import Field, ValidationError
+
+from autotune.analysis.decisions.run_spread import assumed_spread
+from autotune.errors import RunFolderError
+from autotune.frozen import FrozenModel
+from autotune.protocol.disk import write_model
+from autotune.records.run_spread import RunSpread
+from autotune.settings.environment import DeviceKind
+
+__all__ = ["known_spread", "remember_spread"]
+
+_LOG = logging.getLogger(__name__)
+_MOST_CARRIED = 20.0
+"""Degrees of freedom that a workload's own spread brings along: our own convention, so that a new day still counts."""
+_OF_THE_MACHINE = 4.0
+"""The same of other workloads' on the machine, together: our own convention, a little more than what is assumed."""
+_MOST_WORKLOADS = 100
+"""Kept for a machine, the latest ones."""
+
+
+class _Known(FrozenModel):
+    version: Literal[1] = 1
+    workloads: dict[str, RunSpread] = Field(default_factory=dict)
+    """By the workload's key, the latest last."""
+
+
+def known_spread(fingerprint: str, workload: str, device_kind: DeviceKind) -> RunSpread:
+    """The spread to begin with: this workload's on this machine, else that of others here, else what is assumed."""
+    known = _read(_file_of(fingerprint)).workloads
+    if (own := known.get(workload)) is not None:
+        return own.model_copy(update={"degrees_of_freedom": min(own.degrees_of_freedom, _MOST_CARRIED)})
+    if not known:
+        return assumed_spread(device_kind)
+    sd = exp(fmean(log(spread.sd) for spread in known.values()))
+    return RunSpread(sd=sd, degrees_of_freedom=_OF_THE_MACHINE, source="machine")
+
+
+def remember_spread(fingerprint: str, workload: str, spread: RunSpread) -> None:
+    """Keep what a search has learned; where the folder can't be written, the next one begins as this one did."""
+    file = _file_of(fingerprint)
+    others = {key: known for key, known in _read(file).workloads.items() if key != workload}
+    kept = dict([*others.items(), (workload, spread)][-_MOST_WORKLOADS:])
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_model(file, _Known(workloads=kept))
+    except (OSError, RunFolderError) as error:
+        _LOG.info("the spread between runs could not be kept in %s: %s", file, error)
+
+
+def _file_of(fingerprint: str) -> Path:
+    return user_cache_path("autotune") / "spread" / f"{fingerprint}.json"
+
+
+def _read(file: Path) -> _Known:
+    try:
+        return _Known.model_validate_json(file.read_bytes())
+    except (OSError, ValidationError):  # not there, cut, or of another version: as if nothing was known
+        return _Known()

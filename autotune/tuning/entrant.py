@@ -1,0 +1,69 @@
+"""A configuration that takes part in a confirmation, with its runs so far, and what runs take.
+
+Comes in: its trial's record, and the records of its runs as they end. Goes out: a Confirmation, seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from autotune.analysis.decisions.confirmation_plan import SHORTEST_WINDOW_S
+from autotune.analysis.time_estimate import QUEUES_OF_A_WINDOW, overhead_s, queue_s
+from autotune.records.recommendation import Confirmation
+from autotune.records.trial import TrialRecord
+
+__all__ = ["Entrant", "overheads_s_of", "taken_s_of"]
+
+
+@dataclass(slots=True)
+class Entrant:
+    """A configuration in the rounds, with its runs so far."""
+
+    record: TrialRecord
+    runs: list[TrialRecord] = field(default_factory=list)
+    """Round by round, up to the last one that it took part in."""
+
+    @property
+    def overhead_s(self) -> float:
+        """Seconds that its trial took outside its window, and by which its queue makes a window longer than planned."""
+        return overhead_s(self.record) + self._queue_s
+
+    @property
+    def _queue_s(self) -> float:
+        """A window covers two queues: seconds of these, less the shortest window, which is planned in any case."""
+        measured = self.record.measurement
+        if measured is None:
+            return 0.0
+        config, epoch_samples = self.record.config, measured.window.epoch_samples
+        covered_s = queue_s(config, measured.samples_per_s, epoch_samples, queues=QUEUES_OF_A_WINDOW)
+        return max(0.0, covered_s - SHORTEST_WINDOW_S)
+
+    @property
+    def excess_s(self) -> float:
+        """By how many seconds more a run of it took here at the most."""
+        usual_s = overhead_s(self.record)
+        beyond = (overhead_s(run) - usual_s for run in self.runs if run.measurement is not None)
+        return max(beyond, default=0.0)
+
+    @property
+    def is_feasible(self) -> bool:
+        """Whether it still may win; one that ran into a deadline may."""
+        return all(run.is_feasible or run.outcome == "timeout" for run in self.runs)
+
+    def confirmation(self) -> Confirmation:
+        """Its runs as a value."""
+        rounds = tuple(run.measurement for run in self.runs)
+        number, config = self.record.number, self.record.config
+        return Confirmation(number=number, config=config, rounds=rounds, is_feasible=self.is_feasible)
+
+
+def overheads_s_of(asked: Sequence[Entrant], entrants: Sequence[Entrant]) -> list[float]:
+    """What runs take outside their windows: as their trials did, and as much more as any run here has."""
+    excess_s = max(0.0, *(entrant.excess_s for entrant in entrants))
+    return [entrant.overhead_s + excess_s for entrant in asked]
+
+
+def taken_s_of(entrants: Sequence[Entrant]) -> float:
+    """Seconds of all runs so far."""
+    return sum(run.result.wall_s for entrant in entrants for run in entrant.runs)

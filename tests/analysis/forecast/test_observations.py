@@ -1,0 +1,125 @@
+"""What counts as an observation of the machine, and how sure each is."""
+
+from __future__ import annotations
+
+from math import sqrt
+
+import pytest
+
+from autotune.analysis.forecast.observations import (
+    changed,
+    configured_points,
+    observed_rate,
+    rate_observations,
+)
+from autotune.analysis.forecast.rate_model import Observation
+from autotune.records.ceilings import Ceiling
+from autotune.records.diagnosis import Curves
+from autotune.records.measurement import Block, Ceilings
+from autotune.records.trial import TrialRecord, TrialResult
+from autotune.settings.training_config import TrainingConfig
+from tests.factories import FOUR_DEVICES, make_measurement, make_point, make_record, make_space, make_window
+
+FOUR = TrainingConfig(num_workers=4, prefetch_factor=2)
+
+
+def blocks(*rates: float) -> tuple[Block, ...]:
+    return tuple(Block(samples=round(rate), batches=4, seconds=1.0, data_wait_s=0.0) for rate in rates)
+
+
+def runs_of(*records: TrialRecord) -> list[Observation]:
+    return list(rate_observations([], records, "cuda"))
+
+
+def test_a_trial_is_as_sure_as_its_window_and_each_repeat_is_a_run_of_its_own() -> None:
+    uneven = make_window(blocks=[*blocks(180, 220, 180, 220, 180, 220, 180, 220, 180, 220)])
+    result = TrialResult(outcome="ok", measurement=make_measurement(200.0, window=uneven))
+    again = TrialResult(outcome="ok", measurement=make_measurement(210.0))
+    first, second = runs_of(make_record(config=FOUR, result=result, repeats=(again, TrialResult(outcome="timeout"))))
+    assert (first.kind, first.config, first.samples_per_s, second.samples_per_s) == ("run", FOUR, 200.0, 210.0)
+    assert first.relative_sd == pytest.approx(0.1 * sqrt(10 / 9) / sqrt(10), rel=0.1)
+
+
+def test_a_trial_shows_a_rate_whether_it_was_stopped_early_or_not() -> None:
+    assert (
+        observed_rate(make_record(result=TrialResult(outcome="ok", measurement=make_measurement(200.0, 0.1)))) == 200.0
+    )
+    assert observed_rate(make_record(result=TrialResult(outcome="pruned", blocks=blocks(90, 110)))) == 100.0
+    assert observed_rate(make_record(result=TrialResult(outcome="timeout"))) is None
+
+
+def test_no_trial_is_surer_than_a_fifth_of_a_percent() -> None:
+    result = TrialResult(outcome="ok", measurement=make_measurement(200.0, 0.0001))
+    assert runs_of(make_record(result=result))[0].relative_sd == 0.002
+
+
+def test_a_trial_that_looked_at_its_own_sides_is_an_observation_of_each() -> None:
+    loader, device = (Ceiling(samples_per_s=rate, samples=100, seconds=1.0, batches=4) for rate in (300.0, 500.0))
+    measured = make_measurement(200.0, 0.1).model_copy(update={"ceilings": Ceilings(loader=loader, device=device)})
+    seen = runs_of(make_record(config=FOUR, result=TrialResult(outcome="ok", measurement=measured)))
+    assert [(one.kind, one.samples_per_s) for one in seen] == [("run", 200.0), ("loader", 300.0), ("device", 500.0)]
+    assert {one.config for one in seen} == {FOUR}
+    only = measured.model_copy(update={"ceilings": Ceilings(loader=loader)})
+    assert len(runs_of(make_record(config=FOUR, result=TrialResult(outcome="ok", measurement=only)))) == 2
+
+
+def test_a_trial_that_was_stopped_early_counts_by_its_blocks_and_less_surely() -> None:
+    result = TrialResult(outcome="pruned", reason="stopped early", blocks=blocks(90, 100, 110))
+    (run,) = runs_of(make_record(config=FOUR, result=result, score=None))
+    assert (run.config, run.samples_per_s) == (FOUR, 100.0)
+    assert run.relative_sd == pytest.approx(0.05 + 4.303 * 10 / 3**0.5 / 100 / 1.96, rel=1e-3)
+
+
+def test_one_that_was_stopped_early_is_less_sure_than_one_that_ended() -> None:
+    steady = blocks(*[100] * 10)
+    ended = make_record(result=TrialResult(outcome="ok", measurement=make_measurement(100.0, 0.0)))
+    stopped = make_record(result=TrialResult(outcome="pruned", blocks=steady))
+    assert runs_of(stopped)[0].relative_sd >= 2 * runs_of(ended)[0].relative_sd
+
+
+@pytest.mark.parametrize("outcome", ["crashed", "oom", "host_oom", "timeout", "invalid", "diverged", "pruned"])
+def test_a_trial_that_failed_tells_no_rate(outcome: str) -> None:
+    assert runs_of(make_record(result=TrialResult.model_validate({"outcome": outcome}), score=None)) == []
+
+
+def test_a_refused_precision_tells_its_rate_all_the_same() -> None:
+    result = TrialResult(outcome="diverged", reason="loss", measurement=make_measurement(200.0))
+    assert [run.samples_per_s for run in runs_of(make_record(result=result, score=None))] == [200.0]
+
+
+def test_each_point_of_a_curve_is_a_look_at_its_side() -> None:
+    space = make_space()
+    loader = make_point(500.0, 0.002, num_workers=2)
+    device = make_point(900.0, None, micro_batch_size=64)
+    looks = configured_points(Curves(loader=(loader,), device=(device,)), space)
+    seen = list(rate_observations(looks, [], "cuda"))
+    assert [(one.kind, one.samples_per_s, one.cpu_s_per_sample) for one in seen] == [
+        ("loader", 500.0, 0.002),
+        ("device", 900.0, None),
+    ]
+    assert [one.config.num_workers for one in seen] == [2, 0]
+    assert [one.config.micro_batch_size for one in seen] == [32, 64]
+
+
+def test_looks_are_less_sure_where_both_sides_share_the_cores() -> None:
+    looks = configured_points(Curves(loader=(make_point(500.0),)), make_space())
+    on_cpu, on_cuda = (next(rate_observations(looks, [], kind)).relative_sd for kind in ("cpu", "cuda"))
+    assert on_cpu > on_cuda
+
+
+def test_a_point_that_was_not_reached_tells_no_rate() -> None:
+    looks = configured_points(Curves(device=(make_point(None, micro_batch_size=64),)), make_space())
+    assert list(rate_observations(looks, [], "cuda")) == []
+
+
+def test_a_change_is_made_to_the_baseline_on_one_device() -> None:
+    group = TrainingConfig(strategy="ddp", world_size=4, num_workers=2, prefetch_factor=4)
+    space = make_space(baseline=group, environment=FOUR_DEVICES)
+    assert changed(space, {"micro_batch_size": 64}) == TrainingConfig(
+        micro_batch_size=64, num_workers=2, prefetch_factor=4
+    )
+
+
+def test_a_change_leaves_out_what_has_no_effect() -> None:
+    space = make_space(baseline=TrainingConfig(num_workers=2, prefetch_factor=4, persistent_workers=True))
+    assert changed(space, {"num_workers": 0}) == TrainingConfig()

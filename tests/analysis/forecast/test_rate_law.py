@@ -1,0 +1,124 @@
+"""The law of a training rate: times that add up, sides that limit each other, and derivatives that are its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.analysis.forecast.rate_law import COSTS, Circumstances, Rates, rates_of, slopes_of
+
+AMPLE = {"items": 9.0, "most_workers": 9.0, "per_batch": -9.0}
+"""A loader that limits nothing."""
+
+
+def here(**changes: Any) -> Circumstances:
+    values: dict[str, Any] = {
+        "workers": 1.0,
+        "ranks": 1.0,
+        "relative_batch": 1.0,
+        "micro_batches": 1.0,
+        "is_overlapped": True,
+        "is_crowded": False,
+        "busy": 0.0,
+        "cores": 64.0,
+    } | changes
+    arrays = {name: np.array([value]) for name, value in values.items() if name != "loader_cpu_s"}
+    return Circumstances(**arrays, loader_cpu_s=values.get("loader_cpu_s", 0.0))
+
+
+def state(**logs: float) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    usual = {"items": 0.0, "samples": 0.0, "shortfall": 0.0, "softness": np.log(8)}
+    return np.array([[logs.get(cost, usual.get(cost, -30.0))] for cost in COSTS])
+
+
+def rates(known: Rates) -> tuple[float, float, float]:
+    return tuple(float(np.exp(values[0])) for values in known)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("batch", [0.5, 1.0, 8.0])
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_step_takes_each_micro_batch_and_once_what_belongs_to_the_step(batch: float, count: int) -> None:
+    # 1 second for the samples of a usual batch, 0.5 for any micro batch, 2 for a step, 3 for an exchange
+    costs = state(**AMPLE, per_micro_batch=np.log(0.5), per_step=np.log(2), exchange=np.log(3))
+    for ranks, exchange_s in ((1, 0.0), (4, 3.0)):
+        step_s, samples = count * (0.5 + batch) + 2, ranks * count * batch
+        _, device, run = rates(rates_of(costs, here(relative_batch=batch, micro_batches=count, ranks=ranks)))
+        assert device == pytest.approx(samples / step_s)
+        assert run == pytest.approx(samples / (step_s + exchange_s))
+
+
+@pytest.mark.parametrize(("workers", "rate"), [(1, 10.0), (2, 20.0), (64, 80.0)])
+def test_workers_share_the_items_until_more_no_longer_help(workers: int, rate: float) -> None:
+    costs = state(items=np.log(10), most_workers=np.log(8))
+    assert rates(rates_of(costs, here(workers=workers)))[0] == pytest.approx(rate, rel=1e-3)
+
+
+def test_handing_a_batch_over_costs_a_worker_alone_and_counts_less_in_a_larger_batch() -> None:
+    costs = state(per_batch=0.0, most_workers=9.0)
+    for batch in (1.0, 4.0):
+        worker, itself = (
+            rates(rates_of(costs, here(relative_batch=batch, workers=workers)))[0] for workers in (1.0, 0.0)
+        )
+        assert [worker, itself] == pytest.approx([batch / (1 + batch), 1.0], rel=1e-3)
+
+
+def test_in_turns_times_add_up_and_side_by_side_the_slower_holds_the_rate() -> None:
+    costs = state(items=np.log(1), samples=np.log(3), most_workers=9.0)
+    in_turns, side_by_side = (rates(rates_of(costs, here(is_overlapped=value)))[2] for value in (False, True))
+    assert in_turns == pytest.approx(0.75)
+    assert side_by_side == pytest.approx(1.0, rel=0.01)
+
+
+@pytest.mark.parametrize(("softness", "rate"), [(1, 1 / 2), (2, 2**-0.5), (1_000, 1.0)])
+def test_of_two_equal_sides_the_softness_says_what_is_left(softness: float, rate: float) -> None:
+    costs = state(most_workers=9.0, softness=np.log(softness))
+    assert rates(rates_of(costs, here()))[2] == pytest.approx(rate, rel=1e-2)
+
+
+def test_a_run_falls_short_by_its_share_and_neither_side_does() -> None:
+    costs = state(**AMPLE, shortfall=np.log(0.8))
+    _, device, run = rates(rates_of(costs, here()))
+    assert [device, run] == pytest.approx([1.0, 0.8], rel=1e-3)
+
+
+@pytest.mark.parametrize(("is_crowded", "rate"), [(False, 1.0), (True, 0.25)])
+def test_too_many_threads_cost_a_run_alone(is_crowded: bool, rate: float) -> None:
+    costs = state(**AMPLE, crowding=np.log(np.log(4)))
+    _, device, run = rates(rates_of(costs, here(is_crowded=is_crowded)))
+    assert [device, run] == pytest.approx([1.0, rate], rel=1e-3)
+
+
+@given(
+    st.lists(st.floats(-5, 5), min_size=len(COSTS), max_size=len(COSTS)),
+    st.booleans(),
+    st.sampled_from([1.0, 4.0]),
+    st.floats(0.1, 10.0),
+    st.sampled_from([0.0, 1e-3]),
+    st.sampled_from([0.0, 0.5, 2.0]),
+    st.sampled_from([0.0, 4.0]),
+)
+def test_slopes_are_the_derivatives_of_the_rates(
+    logs: list[float], is_overlapped: bool, ranks: float, batch: float, loader_cpu_s: float, busy: float, workers: float
+) -> None:
+    where = here(
+        is_overlapped=is_overlapped,
+        is_crowded=is_overlapped,
+        ranks=ranks,
+        relative_batch=batch,
+        workers=workers,
+        micro_batches=2.0,
+    )
+    where = replace(where, busy=np.array([busy]), loader_cpu_s=loader_cpu_s)
+    costs, step = np.array(logs)[:, None], 1e-5
+    assert np.isfinite(rates_of(costs, where)).all()
+    for row in range(len(COSTS)):
+        moved = np.zeros_like(costs)
+        moved[row] = step
+        after, before = (np.array(rates_of(costs + sign * moved, where)) for sign in (1, -1))
+        found = np.array([slope[row] for slope in slopes_of(costs, where)])
+        assert found == pytest.approx((after - before) / (2 * step), abs=1e-4)
