@@ -15,18 +15,22 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from math import log
 from statistics import fmean, median
 from typing import Any
 
 import torch
+from scipy.special import ndtr
 from scipy.stats import binomtest
 
 from autotune import TrainingConfig
-from autotune.analysis.selection_rules import ratio_of
+from autotune.analysis.decisions.rounds import fit_rounds
+from autotune.analysis.decisions.selection_rules import ONE_SIDED_ERROR, claim_of
+from autotune.analysis.statistics import t_quantile
 from autotune.records.recommendation import Confirmation, Ratio
+from autotune.records.run_spread import RunSpread
 from autotune.settings.objective import Objective
 from autotune.settings.plan import Plan
 from autotune.settings.search_space import SearchSpace
@@ -41,13 +45,15 @@ from benchmarks.measures.recording import (
     say,
     start_recording,
 )
-from benchmarks.replay.product import search_whole
+from benchmarks.replay.product import WholeSearch, search_whole
 from benchmarks.replay.simulated import Noise, SimulatedMachine
 
 SPREADS = (0.015, 0.05, 0.1)
 """Between two runs of the same settings: an idle machine, a shared one, one under load."""
 GAINS = (0.0, 0.03, 0.1, 0.5)
 _RATE = 1000.0
+_GAIN_TO_FIND, _POWER = 1.1, 0.8
+"""The gain that is to be found wherever the chance to prove it is so high."""
 _BASELINE = TrainingConfig(micro_batch_size=32, num_workers=0)
 _SPACE = {
     "micro_batch_size": [32],
@@ -84,7 +90,7 @@ def main() -> int:
                 figures = {"revision": git_revision(), "count": count, **summarise(ended, gain)}
                 recording.add(name, {**figures, "searches": _columns(ended)})
                 say(name)
-    _print_tables(recording.results)
+    print_decisions(recording.results)
     print(f"\n{recording.path}")
     return 0
 
@@ -113,8 +119,16 @@ def decide(task: tuple[float, float, int]) -> dict[str, Any]:
     return {
         "seed": seed,
         "verdict": found.verdict,
-        "claim": None if claim is None else _rounded(claim),
-        "finalists": list(_finalists(found.confirmations, truth)),
+        "claim": None if claim is None else rounded(claim),
+        "finalists": list(
+            finalists_of(
+                ended.sure.confirmations,
+                lambda config: truth(config) / _RATE,
+                ended.found.spread,
+                ended.sure.one_sided_error,
+            )
+        ),
+        "power": _power(ended),
         "truth": truth(found.config) / _RATE,
         "best": 1 + gain,
         "trials": len(ended.found.records),
@@ -132,16 +146,34 @@ def _written(value: Any) -> Any:
     return str(value).translate(_NO_BRACKETS) if isinstance(value, list) else value
 
 
-def _finalists(entrants: Sequence[Confirmation], truth: Callable[[TrainingConfig], float]) -> Iterator[list[float]]:
-    """Of each entrant but the baseline, its ratio over the baseline with both ends, and the true one."""
-    baseline = next((entrant for entrant in entrants if entrant.number == 0), None)
-    for entrant in entrants:
-        ratio = None if baseline is None or entrant.number == 0 else ratio_of(entrant, baseline)
-        if ratio is not None:
-            yield [*_rounded(ratio), truth(entrant.config) / _RATE]
+def finalists_of(
+    entrants: Sequence[Confirmation],
+    truth: Callable[[TrainingConfig], float],
+    spread: RunSpread,
+    one_sided_error: float = ONE_SIDED_ERROR,
+) -> Iterator[list[float]]:
+    """Of each feasible entrant but the baseline, its ratio over the baseline with both ends, and the true one."""
+    sound = [entrant for entrant in entrants if entrant.is_feasible]
+    fit = fit_rounds(sound, spread) if any(entrant.number == 0 for entrant in sound) else None
+    for entrant in sound:
+        claim = None if fit is None or entrant.number == 0 else claim_of(entrant.number, fit, one_sided_error)
+        if claim is not None:
+            yield [*rounded(claim.measured), truth(entrant.config)]
 
 
-def _rounded(ratio: Ratio) -> list[float]:
+def _power(ended: WholeSearch) -> float | None:
+    """The chance to prove a gain of 10 % that the best known of a search's finalists had, by the spread as learned."""
+    entrants = [entrant for entrant in ended.sure.confirmations if entrant.is_feasible]
+    if len(entrants) < 2 or entrants[0].number != 0:
+        return None
+    fit = fit_rounds(entrants, ended.found.spread)
+    known = filter(None, (fit.difference(entrant.number, 0) for entrant in entrants[1:]))
+    bars = ((one, t_quantile(1 - ended.sure.one_sided_error, one.degrees_of_freedom)) for one in known)
+    return round(max(float(ndtr(log(_GAIN_TO_FIND) / one.standard_error - bar)) for one, bar in bars), 3)
+
+
+def rounded(ratio: Ratio) -> list[float]:
+    """Its value and both ends."""
     return [round(end, 4) for end in (ratio.value, ratio.low, ratio.high)]
 
 
@@ -151,15 +183,21 @@ def summarise(ended: Sequence[dict[str, Any]], gain: float) -> dict[str, Any]:
     faster = [one for one in ended if one["verdict"] == "faster"]
     said = [(claim, truth) for claim, truth in claims if claim is not None]
     finalists = [finalist for one in ended for finalist in one["finalists"]]
+    powerful = [one for one in ended if gain > 0 and (one.get("power") or 0.0) >= _POWER]
     bias = [one["claim"][0] - one["truth"] for one in faster if one["claim"] is not None]
+    bias_of_all = [claim[0] - truth for claim, truth in said]
     return {
         "said_faster": _share(len(faster), len(ended)),
         "false_faster": _share(sum(one["truth"] <= 1 for one in faster), len(ended)),
         "found": None if gain == 0 else _share(sum(one["truth"] > 1 for one in faster), len(ended)),
         "recommended_the_gain": None if gain == 0 else _share(sum(one["truth"] > 1 for one in ended), len(ended)),
+        "found_where_power": _share(
+            sum(one["verdict"] == "faster" and one["truth"] > 1 for one in powerful), len(powerful)
+        ),
         "not_decided": _share(sum(one["verdict"] == "unconfirmed" for one in ended), len(ended)),
         "claims_covered": _share(sum(low <= truth <= high for (_, low, high), truth in said), len(said)),
         "finalists_covered": _share(sum(low <= truth <= high for _, low, high, truth in finalists), len(finalists)),
+        "bias_of_claims": fmean(bias_of_all) if bias_of_all else None,
         "bias_of_said_faster": fmean(bias) if bias else None,
         "half_width": median(log(high / low) / 2 for _, low, high, _ in finalists) if finalists else None,
         "regret": fmean(1 - one["truth"] / one["best"] for one in ended),
@@ -175,23 +213,25 @@ def _share(count: int, total: int) -> list[float] | None:
     return [count / total, float(interval.low), float(interval.high)]
 
 
-def _print_tables(results: dict[str, Any]) -> None:
-    head = ("spread, gain", "faster", "false", "claims", "finalists", "bias", "open", "regret", "s")
+def print_decisions(results: Mapping[str, Any]) -> None:
+    """Print a line for each part."""
+    head = ("spread, gain", "proven", "false", "where power", "claims", "finalists", "bias", "open", "regret", "s")
     rows = [
         (
             name.replace("spread ", "").replace("gain ", ""),
             _shown(part["said_faster"]),
             _shown(part["false_faster"]),
+            _shown(part["found_where_power"]),
             _shown(part["claims_covered"]),
             _shown(part["finalists_covered"]),
-            "–" if part["bias_of_said_faster"] is None else f"{100 * part['bias_of_said_faster']:+.1f}",  # noqa: RUF001
+            "–" if part["bias_of_claims"] is None else f"{100 * part['bias_of_claims']:+.1f}",  # noqa: RUF001
             _shown(part["not_decided"]),
             f"{100 * part['regret']:.1f} %",
             f"{part['whole_s']:.0f}",
         )
         for name, part in results.items()
     ]
-    print_table('Per cent that say "faster", say it falsely, hold the truth in their interval', head, rows)
+    print_table("Per cent that are said to be proven, falsely so, that hold the truth in their interval", head, rows)
 
 
 def _shown(share: list[float] | None) -> str:

@@ -14,35 +14,37 @@ from time import perf_counter
 
 import torch
 
+from autotune.launch.local.kept_memory import KEEPING
+
 __all__ = ["drift", "keep_freed_memory", "look_at_speeds"]
 
 _SECONDS = 0.3
 _FLOATS = 16 * 2**20
 _SIZE = 384
 _ROUNDS = 20_000
-_KEEPING = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(16 * 2**30)}
-"""The largest that glibc takes (larger tensors are given back all the same), and more than a trial holds otherwise."""
 
 
 def keep_freed_memory() -> None:
-    """Start this program anew with a malloc that keeps what is freed; whatever it starts has the same.
+    """Start this program anew with a malloc that keeps what is freed, as trials have it by default.
+
+    Whatever it starts has the same: plain loops, which a trial is compared with.
 
     By default glibc gives the memory of large tensors back to the system and takes the page faults anew in the next
     step; how many depends on how the heap of a process happens to lie. One small CNN trained at 1,060 to 1,430 samples
     a second from process to process, with 4,200 to 6,700 faults a step, and with this at 2,530 to 2,660.
     Source: mallopt(3).
     """
-    wanted = {**os.environ, **_KEEPING}
+    wanted = {**os.environ, **KEEPING}
     if wanted != dict(os.environ):
         os.execve(sys.executable, sys.orig_argv, wanted)
 
 
-def look_at_speeds(seconds: float = _SECONDS) -> dict[str, float]:
-    """Rounds a second of interpreting, of copying memory, and of multiplying matrices with all threads.
+def look_at_speeds(seconds: float = _SECONDS, floats: int = _FLOATS) -> dict[str, float]:
+    """Rounds a second of interpreting, of copying so many floats, and of multiplying matrices with all threads.
 
     Each kind is looked at for so many seconds.
     """
-    source, target = torch.zeros(_FLOATS), torch.empty(_FLOATS)
+    source, target = torch.zeros(floats), torch.empty(floats)
     left, right = torch.rand(_SIZE, _SIZE), torch.rand(_SIZE, _SIZE)
 
     def interpret() -> None:

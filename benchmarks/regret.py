@@ -1,29 +1,40 @@
-"""Regret against device seconds on recorded surfaces, by replay: our search, Optuna's samplers and others' ways.
+"""Regret against seconds, told as users get it: what a search recommends in the end, and what all of it took.
 
-The regret of a recommendation is what its rate lies under the best of the whole grid, both as the median of all visits
-of a point; what does not fit into memory, or failed in a visit, has a regret of 1. Told are, for each surface and
-method over all seeds: the regret in the end (median, worst), of the product also after its confirmation, the seconds of
-the device until it stays within 3 %, and trials that ran out of memory. Then how TPE's seconds to a regret compare with
-ours. Where visits of a point differ by 10 % regrets of some per cent can't be told apart, though what is close to the
-best was visited four times. The confirmation draws from the same visits: a point that was visited once it can't refute.
+The grounds are recorded surfaces (replay/replay.py) and simulated machines whose truth is known (replay/landscapes.py).
+The truth of a surface is a two-way model of its visits, with a standard error (replay/truth.py); the regret of a
+recommendation is what its rate lies under the best of the grid, and 1 where it failed, or passed the memory limit.
+The product recommends after its confirmation, others the best that they have measured. Told for each ground:
 
-    regret.py                      every surface in surfaces/, 20 seeds
-    regret.py --surfaces FOLDER    others
+    regret      in the end, over all seeds: median, worst; in brackets before the confirmation
+    +-          the median's own standard error, by the truth's
+    floor       what one who always took the best point would seem to have, for the truth's own error: median, 95 %
+    s           of the trials, from the end of the baseline's to the search's; whole: with probe, baseline,
+                confirmation and stress run
+
+Then how the product's seconds compare with those that TPE needs to one regret: ours, the floor or 1 %, the largest.
+Each search's recommendations are kept by the number of the point, and every point with its rate, error and visits.
+
+    regret.py                      every surface in surfaces/, every landscape, 20 seeds
+    regret.py --minutes 10         as many as begin within ten minutes; the next call goes on where this one ended
+    regret.py --ground photos      those whose name begins so
+    regret.py --surfaces FOLDER    other surfaces
     regret.py --seeds 3            fewer
-    regret.py --only autotune      one method anew; the file keeps the figures of the others, each with its revision
+    regret.py --only autotune      a method anew, where the file has it of another revision
+    regret.py --fresh              all anew; otherwise what was measured on the same surface stays
+    regret.py --summary            the tables of what there is
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache
 from itertools import repeat
-from math import inf
 from pathlib import Path
-from statistics import fmean, median
+from time import monotonic
 from typing import Any
 
 import optuna
@@ -35,41 +46,48 @@ from benchmarks.measures.recording import (
     describe_machine,
     git_revision,
     make_parser,
-    print_table,
     read_results,
     say,
     start_recording,
 )
+from benchmarks.replay.ground import Ground
+from benchmarks.replay.landscapes import LANDSCAPES
 from benchmarks.replay.methods import METHODS, Course
-from benchmarks.replay.replay import SURFACES, Surface, read_surface
+from benchmarks.replay.replay import SURFACES, read_surface
+from benchmarks.replay.truth import floor_of
+from benchmarks.tables.regret import plot_regret, print_regret_tables
 
 _SEEDS = 20
-_WITHIN = 0.03
-_TARGETS = (0.02, 0.03, 0.05, 0.1)
+Place = Path | str
+"""Where a ground is: a surface's file, or a landscape's name."""
 
 
 def main() -> int:
-    arguments = _parse()
-    recording = start_recording("regret", arguments, describe_machine())
-    seeds = range(2 if arguments.quick else arguments.seeds)
-    methods = arguments.only or list(METHODS)
-    tasks = [(name, seed) for name in methods for seed in seeds]
-    earlier = read_results(recording.path, fresh=not arguments.only)
-    recording.results.update(earlier)
+    begun, arguments = monotonic(), _parse()
+    recording = start_recording("regret", arguments, describe_machine("cpu"))
+    known = read_results(recording.path, fresh=arguments.fresh)
+    recording.results.update({name: ground for name, ground in known.items() if "recording" in ground})
+    if arguments.summary:
+        print_regret_tables(recording.results)
+        return 0
+    seeds = 2 if arguments.quick else arguments.seeds
     with ProcessPoolExecutor(usable_cores(), initializer=torch.set_num_threads, initargs=(1,)) as processes:
-        for path in sorted(arguments.surfaces.glob("*.jsonl")):
-            surface = _surface(path)
-            say(f"{path.stem}: {len(surface.configs)} points")
-            runs: dict[str, list[Course]] = {name: [] for name in methods}
-            for (name, _), course in zip(tasks, processes.map(_run, repeat(path), tasks), strict=True):
-                runs[name].append(course)
-            figures = _figures(surface, runs)
-            known = {**earlier.get(path.stem, {}).get("methods", {}), **figures["methods"]}
-            figures["methods"] = {name: known[name] for name in METHODS if name in known}
-            recording.add(path.stem, figures)
-    _print_tables(recording.results)
+        for place in _places(arguments):
+            recording.add(_name_of(place), _known(place, recording.results.get(_name_of(place))))
+        for place in _places(arguments):
+            ground = recording.results[_name_of(place)]
+            for name in _missing(ground["methods"], seeds, arguments.only):
+                if arguments.minutes is not None and monotonic() >= begun + 60 * arguments.minutes:
+                    print(f"\n{recording.path}: more is to be measured")
+                    return 0
+                say(f"{_name_of(place)}: {name}")
+                courses = list(processes.map(_run, repeat(place), repeat(name), range(seeds)))
+                methods = {**ground["methods"], name: _figures(_ground(place), courses)}
+                ground["methods"] = {method: methods[method] for method in METHODS if method in methods}
+                recording.add(_name_of(place), ground)
+    print_regret_tables(recording.results)
     plot = recording.path.with_suffix(".svg")
-    _plot(recording.results, plot)
+    plot_regret(recording.results, plot)
     print(f"\n{recording.path}\n{plot}")
     return 0
 
@@ -80,154 +98,102 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--surfaces", type=Path, default=SURFACES, metavar="FOLDER", help="where they are (%(default)s)"
     )
+    parser.add_argument("--ground", default="", metavar="NAME", help="those alone whose name begins so")
     parser.add_argument("--only", nargs="+", choices=METHODS, metavar="METHOD", help="measure these alone anew")
+    parser.add_argument("--minutes", type=float, metavar="M", help="begin nothing after so many minutes")
+    parser.add_argument("--fresh", action="store_true", help="start anew, and forget what the file has")
+    parser.add_argument("--summary", action="store_true", help="only print the tables")
     return parser.parse_args()
 
 
-_surface = lru_cache(maxsize=1)(read_surface)
+def _places(arguments: argparse.Namespace) -> list[Place]:
+    places: list[Place] = [*sorted(arguments.surfaces.glob("*.jsonl")), *LANDSCAPES]
+    return [place for place in places if _name_of(place).startswith(arguments.ground)]
 
 
-def _run(path: Path, task: tuple[str, int]) -> Course:
-    """A method's course on a surface, by its name and seed; its clock is the recording's, whoever else computes."""
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    name, seed = task
-    return METHODS[name](_surface(path), seed)
+def _name_of(place: Place) -> str:
+    return place.stem if isinstance(place, Path) else place
 
 
-def _figures(surface: Surface, runs: Mapping[str, Sequence[Course]]) -> dict[str, Any]:
-    rates = surface.rates()
+@lru_cache(maxsize=1)
+def _ground(place: Place) -> Ground:
+    return read_surface(place) if isinstance(place, Path) else LANDSCAPES[place]
+
+
+def _known(place: Place, earlier: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What is told of a ground now, with what was measured on it before; nothing where it was recorded anew."""
+    content = place.read_bytes() if isinstance(place, Path) else repr(_ground(place).truth.rates).encode()
+    digest = hashlib.sha256(content).hexdigest()[:12]
+    told = {"recording": digest, "is_simulated": not isinstance(place, Path), **describe(_ground(place))}
+    is_same = earlier is not None and earlier.get("recording") == digest
+    return {**told, "methods": earlier["methods"]} if earlier is not None and is_same else told
+
+
+def _missing(known: Mapping[str, Any], seeds: int, only: Sequence[str] | None) -> list[str]:
+    """Methods to be measured: those without enough seeds; of those asked for, what is of another revision."""
     revision = git_revision()
-    differences = [abs(one / other - 1) for one, other in surface.pairs()]
+    return [
+        name
+        for name in only or METHODS
+        if name not in known or known[name]["seeds"] < seeds or (only and known[name]["revision"] != revision)
+    ]
+
+
+def _run(place: Place, name: str, seed: int) -> Course:
+    """A method's course on a ground; its clock is the ground's, whoever else computes."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return METHODS[name](_ground(place), seed)
+
+
+def describe(ground: Ground) -> dict[str, Any]:
+    """A ground, its points by column in the order of their numbers; a rate of None: it may not be used."""
+    truth, configs = ground.truth, ground.configs
     return {
-        "machine": surface.environment.device_name,
-        "points": len(surface.configs),
-        "best_samples_per_s": max(rates.values()),
-        "baseline_samples_per_s": rates.get(surface.baseline),
-        "repeats_differ_by": median(differences) if differences else None,
-        "methods": {
-            name: {
-                "revision": revision,
-                "courses": [_regrets(course, rates) for course in courses],
-                "seconds": [course.seconds for course in courses],
-                "trials": [course.trials for course in courses],
-                "out_of_memory": [course.out_of_memory for course in courses],
-                "ended": [course.ended for course in courses],
-                "confirmed": [_regret(course.confirmed, rates) for course in courses if course.confirmed is not None],
-            }
-            for name, courses in runs.items()
+        "is_held_out": ground.is_held_out,
+        "spread": truth.spread,
+        "floor": floor_of(truth)._asdict(),
+        "best": configs.index(truth.best),
+        "baseline": configs.index(ground.baseline),
+        "points": {
+            "settings": {name: [getattr(config, name) for config in configs] for name in ground.domains},
+            "samples_per_s": [_rounded(truth.rates.get(config), 2) for config in configs],
+            "standard_error": [_rounded(truth.errors.get(config), 5) for config in configs],
+            "visits": [ground.visits_of(config) for config in configs],
         },
+        "methods": {},
     }
 
 
-def _regrets(course: Course, rates: Mapping[TrainingConfig, float]) -> list[list[float]]:
-    """[seconds, regret] of each change of what would be recommended."""
-    found = list[list[float]]()
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)
+
+
+def _figures(ground: Ground, courses: Sequence[Course]) -> dict[str, Any]:
+    """A method's searches by column, points by their numbers."""
+    places = {config: place for place, config in enumerate(ground.configs)}
+    return {
+        "revision": git_revision(),
+        "seeds": len(courses),
+        "recommended": [places[course.recommended] for course in courses],
+        "before_confirmation": [places[course.steps[-1].recommended] for course in courses],
+        "trial_s": [round(course.seconds, 2) for course in courses],
+        "whole_s": [round(course.whole_s, 2) for course in courses],
+        "trials": [course.trials for course in courses],
+        "out_of_memory": [course.out_of_memory for course in courses],
+        "ended": [course.ended for course in courses],
+        "spent_s": {kind: [round(course.spent_s[kind], 2) for course in courses] for kind in courses[0].spent_s},
+        "steps": [_steps(course, places) for course in courses],
+    }
+
+
+def _steps(course: Course, places: Mapping[TrainingConfig, int]) -> str:
+    """Each change of what would be recommended before the confirmation, as "SECONDS POINT"."""
+    found, before = list[str](), None
     for step in course.steps:
-        regret = _regret(step.recommended, rates)
-        if not found or regret != found[-1][1]:
-            found.append([round(step.seconds, 2), regret])
-    return found
-
-
-def _regret(recommended: TrainingConfig, rates: Mapping[TrainingConfig, float]) -> float:
-    return round(1 - rates.get(recommended, 0.0) / max(rates.values()), 5)
-
-
-def _seconds_to(course: Sequence[Sequence[float]], regret: float) -> float:
-    """Seconds after which the regret stays within a bound."""
-    since = inf
-    for seconds, now in course:
-        since = (seconds if since == inf else since) if now <= regret else inf
-    return since
-
-
-def _print_tables(results: Mapping[str, Any]) -> None:
-    for name, one in results.items():
-        noise = one["repeats_differ_by"]
-        told = "" if noise is None else f", repeats differ by {noise:.1%}"
-        rows = [_row(method, figures) for method, figures in one["methods"].items()]
-        head = (
-            "method",
-            "regret",
-            "worst",
-            "confirmed",
-            "worst",
-            f"s to {_WITHIN:.0%}",
-            "reached",
-            "s in all",
-            "trials",
-            "oom",
-        )
-        print_table(f"{name}: {one['points']} points{told}", head, rows)
-    comparisons = [_comparison(results, target) for target in _TARGETS]
-    columns = ("regret", "TPE", "autotune", "ratio", "surfaces")
-    print_table("Median seconds to a regret, over the surfaces on which both reach it", columns, comparisons)
-
-
-def _row(method: str, figures: Mapping[str, Any]) -> tuple[str, ...]:
-    ends = [course[-1][1] for course in figures["courses"]]
-    reached = [_seconds_to(course, _WITHIN) for course in figures["courses"]]
-    typical = median(reached)
-    return (
-        method,
-        f"{median(ends):.1%}",
-        f"{max(ends):.1%}",
-        f"{median(figures['confirmed']):.1%}" if figures["confirmed"] else "",
-        f"{max(figures['confirmed']):.1%}" if figures["confirmed"] else "",
-        "-" if typical == inf else f"{typical:.0f}",
-        f"{fmean(one < inf for one in reached):.0%}",
-        f"{median(figures['seconds']):.0f}",
-        f"{median(figures['trials']):.0f}",
-        f"{fmean(figures['out_of_memory']):.1f}",
-    )
-
-
-def _comparison(results: Mapping[str, Any], target: float) -> tuple[str, ...]:
-    pairs = []
-    for one in results.values():
-        theirs, ours = (
-            median(_seconds_to(course, target) for course in one["methods"][name]["courses"])
-            for name in ("TPE", "autotune")
-        )
-        if theirs < inf and ours < inf:
-            pairs.append((theirs, ours))
-    if not pairs:
-        return f"{target:.0%}", "-", "-", "-", "0"
-    ratio = median(theirs / max(ours, 1e-9) for theirs, ours in pairs)
-    theirs, ours = (median(column) for column in zip(*pairs, strict=True))
-    return f"{target:.0%}", f"{theirs:.0f}", f"{ours:.0f}", f"{ratio:.1f}", str(len(pairs))
-
-
-def _plot(results: Mapping[str, Any], path: Path) -> None:
-    """A panel for each surface: the median regret of each method against seconds."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    from matplotlib import pyplot as plt
-
-    columns = min(3, len(results))
-    rows = -(-len(results) // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(4.2 * columns, 3.2 * rows), squeeze=False)
-    for axis, (name, one) in zip(axes.flat, results.items(), strict=False):
-        for number, (method, figures) in enumerate(one["methods"].items()):
-            times, regrets = _median_curve(figures["courses"])
-            is_ours = method == "autotune"
-            axis.plot(times, regrets, color=f"C{number}", lw=2.5 if is_ours else 1, label=method, zorder=3 - number)
-        axis.set(title=name.partition("-")[0], xscale="log", yscale="symlog", xlabel="seconds", ylabel="regret")
-        axis.set_yscale("symlog", linthresh=0.01)
-    axes.flat[0].legend(fontsize=6)
-    figure.tight_layout()
-    figure.savefig(path)
-
-
-def _median_curve(courses: Sequence[Sequence[Sequence[float]]]) -> tuple[list[float], list[float]]:
-    times = sorted({max(1.0, seconds) for course in courses for seconds, _ in course})
-    regrets = [median(_regret_at(course, seconds) for course in courses) for seconds in times]
-    return times, regrets
-
-
-def _regret_at(course: Sequence[Sequence[float]], seconds: float) -> float:
-    return next((regret for since, regret in reversed(course) if since <= seconds), course[0][1])
+        if step.recommended != before:
+            found.append(f"{step.seconds:.2f} {places[step.recommended]}")
+        before = step.recommended
+    return ", ".join(found)
 
 
 if __name__ == "__main__":

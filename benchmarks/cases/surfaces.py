@@ -1,8 +1,8 @@
 """The workloads whose whole grids are recorded, each with its grid, the settings of today and a memory limit.
 
-On the CPU four are those of configs/, one is bursty, one has a memory limit that its larger batches pass; on a GPU they
-are those of gpu.py. A grid is small enough to be measured point by point, and holds what a search of that workload
-would vary.
+On the CPU four are those of configs/, one is bursty, one has a memory limit that its larger batches pass, and two are
+held out: no constant of the product is chosen on them. On a GPU they are those of gpu.py. A grid is small enough to be
+measured point by point, and holds what a search of that workload would vary.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from torch.utils.data import Dataset
 from autotune import TrainingConfig
 from autotune.settings.contradictions import NEUTRAL_WITHOUT_WORKERS
 from benchmarks.cases.cpu import Case
-from benchmarks.cases.fidelity import bursty, digits, photos, sleeping_vectors, tiny_gpt
+from benchmarks.cases.fidelity import bursty, digits, photos, ragged, sleeping_vectors, text, tiny_gpt
 from benchmarks.cases.gpu import gpt2, jpeg_cnn, resnet50
 
-__all__ = ["GRIDS", "Grid", "cliff", "grids_for", "small_gpu_grids"]
+__all__ = ["GRIDS", "Grid", "cliff", "every_point", "grids_for", "small_gpu_grids"]
 
 _CLIFF_SIDE = 32
 _CLIFF_CHANNELS = 48
@@ -42,6 +42,8 @@ class Grid:
     """What is run today; a point of the grid."""
     domains: Domains
     memory_limit: float | str = 0.9
+    is_held_out: bool = False
+    """No constant of the product is chosen on it: it shows what a search leaves on jobs that it was not made with."""
 
     @property
     def space(self) -> dict[str, Any]:
@@ -52,14 +54,20 @@ class Grid:
 
     def configs(self) -> list[TrainingConfig]:
         """Every point once: without workers, prefetching and persistence mean nothing."""
-        return list(dict.fromkeys(self._all()))
+        return every_point(self.baseline, self.domains)
 
-    def _all(self) -> Iterator[TrainingConfig]:
-        for values in product(*self.domains.values()):
-            settings = {**self.baseline, **dict(zip(self.domains, values, strict=True))}
+
+def every_point(baseline: Mapping[str, Any], domains: Domains) -> list[TrainingConfig]:
+    """Every point of a grid once: without workers, prefetching and persistence mean nothing."""
+
+    def points() -> Iterator[TrainingConfig]:
+        for values in product(*domains.values()):
+            settings = {**baseline, **dict(zip(domains, values, strict=True))}
             if settings.get("num_workers", 0) == 0:
                 settings |= NEUTRAL_WITHOUT_WORKERS
             yield TrainingConfig.model_validate(settings)
+
+    return list(dict.fromkeys(points()))
 
 
 def cliff() -> Case:
@@ -139,6 +147,33 @@ GRIDS: Mapping[str, Grid] = {
             "intra_op_threads": (None, 1),
         },
         memory_limit="420MiB",
+    ),
+    "text": Grid(
+        case=text,
+        baseline={"micro_batch_size": 16},
+        domains={
+            "micro_batch_size": (16, 32, 64, 128),
+            "num_workers": (0, 1, 2, 4),
+            "prefetch_factor": (2, 4),
+            "persistent_workers": (True,),
+            "amp_dtype": ("float32", "bfloat16"),
+            "intra_op_threads": (None, 1),
+        },
+        is_held_out=True,
+    ),
+    "ragged": Grid(
+        case=ragged,
+        baseline={"micro_batch_size": 2},
+        domains={
+            "micro_batch_size": (1, 2, 4, 8, 16),
+            "grad_accum_steps": (1, 2),
+            "num_workers": (0, 1),
+            "prefetch_factor": (2,),
+            "persistent_workers": (True,),
+            "amp_dtype": ("float32", "bfloat16"),
+            "intra_op_threads": (None, 1),
+        },
+        is_held_out=True,
     ),
 }
 

@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from autotune import SearchResult, TrainingConfig
-from autotune.analysis.memory_line import MemoryKind, MemoryLine, MemoryPoint, fit_memory
+from autotune.analysis.memory.lines import MemoryLine
+from autotune.analysis.memory.model import MemoryModel, Peak
 from autotune.analysis.scoring import memory_fault
 from autotune.launch.runner import TrialRunner
 from autotune.protocol.jobs import WindowRules
@@ -129,11 +130,12 @@ def fit_line(task: Task) -> Figures:
         limit = runner.limits.limit_bytes
         assert limit is not None
         fitted = [(batch, peak) for batch in scale.fitted_batches if (peak := _peak(_run(runner, case, batch)))]
-        line = _line_through(fitted, limit)
+        line = _line_through(case, fitted, limit)
         figures: Figures = {"limit_bytes": limit, "fitted": fitted}
         if line is None or line.bytes_per_sample <= 0:
             return {**figures, "skipped": f"no line through {fitted}"}
-        figures |= {"line": line.model_dump(mode="json"), "predictions": [], "at_cap": None}
+        told = {name: getattr(line, name) for name in ("intercept_bytes", "bytes_per_sample", "error_bytes", "batches")}
+        figures |= {"line": told, "predictions": [], "at_cap": None}
         for share in _PREDICTED_SHARES:
             batch = _batch_at(line, share * limit)
             if batch > max(one for one, _ in fitted) and (task.left_s > TRIAL_S or not figures["predictions"]):
@@ -200,10 +202,16 @@ def _left_in_use(watch: GpuWatch, launches: Sequence[LaunchTimes]) -> int | None
     return min(after) - watch.idle_bytes if after and watch.idle_bytes is not None else None
 
 
-def _line_through(fitted: Sequence[tuple[int, int]], limit: int) -> MemoryLine | None:
-    """Through those that take up to half of the limit."""
-    below = [(batch, peak) for batch, peak in fitted if peak <= limit / 2]
-    return fit_memory(MemoryKind(amp_dtype="float32"), [MemoryPoint(*one) for one in below])
+def _line_through(case: Case, fitted: Sequence[tuple[int, int]], limit: int) -> MemoryLine | None:
+    """Through those that take up to half of the limit; None for fewer than two."""
+    config = TrainingConfig.model_validate(case.settings)
+    below = [
+        Peak(config.model_copy(update={"micro_batch_size": batch}), peak) for batch, peak in fitted if peak <= limit / 2
+    ]
+    if len(below) < 2:
+        return None
+    model = MemoryModel(observed=below, has_workers_in_ram=False)
+    return MemoryLine(model=model, config=config, batches=tuple(peak.config.micro_batch_size for peak in below))
 
 
 def _batch_at(line: MemoryLine, peak_bytes: float) -> int:
@@ -215,7 +223,7 @@ def _prediction(line: MemoryLine, batch: int, result: TrialResult, limit: int) -
 
     One that was out of memory took more than the limit; of one that ended otherwise nothing is known.
     """
-    predicted, error, seen = line.predict_bytes(batch), line.error_at(batch), _peak(result)
+    (predicted, error), seen = line.predict(batch), _peak(result)
     holds = None if seen is None else abs(predicted - seen) <= error
     if result.outcome == "oom":
         holds = predicted + error >= limit

@@ -1,8 +1,8 @@
-"""Ways to search a recorded surface: the product's, Optuna's samplers with trials of fixed length, and others' ways.
+"""Ways to search a ground: the product's, Optuna's samplers with trials of fixed length, and others' ways.
 
-Each is a function of a surface and a seed that hands on a Course: what it would recommend after so many seconds of the
-device. Of the product these are those of the search alone; what its confirmation makes of it is told apart. The
-baseline's trial is counted for nobody.
+Each is a function of a ground and a seed that hands on a Course: what it would recommend after so many seconds of the
+device, from the end of the baseline's trial on; what it recommends in the end; and what the whole took, the baseline
+included. The product confirms what it has found, the others recommend the best that they have measured.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from autotune import TrainingConfig, TrialRecord
 from autotune.records.trial import TrialResult
 from autotune.report.wording import say
+from autotune.settings.budget import Budget
 from autotune.settings.contradictions import NEUTRAL_WITHOUT_WORKERS
 from autotune.settings.objective import Objective
 from autotune.settings.plan import Plan
@@ -29,8 +30,9 @@ from autotune.settings.search_space import SearchSpace
 from autotune.settings.workload import Workload
 from autotune.tuning.loop import Search
 from autotune.tuning.outcomes import SearchOutcome
+from benchmarks.measures.verdicts import recommended_of
+from benchmarks.replay.ground import Ground, Server
 from benchmarks.replay.product import search_whole
-from benchmarks.replay.replay import ReplayLauncher, Surface
 
 __all__ = ["METHODS", "Course", "Step"]
 
@@ -48,25 +50,32 @@ class Step:
     recommended: TrainingConfig
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """A search, from its first trial after the baseline to its end."""
+    """A search."""
 
-    steps: list[Step]
+    steps: Sequence[Step]
+    """From the end of the baseline's trial to the end of the search; no confirmation."""
+    recommended: TrainingConfig
+    """In the end; of the product, what its confirmation has left."""
     seconds: float
-    """Of the device, until the search ended by itself."""
+    """Of the device from the end of the baseline's trial until the search ended by itself, looks at the sides and
+    checks of precision included."""
+    whole_s: float
+    """Of the device in all: the probe, the baseline, the confirmation and the stress run as well."""
     trials: int
+    """Of the search, less the baseline."""
     out_of_memory: int
+    spent_s: Mapping[str, float] = field(default_factory=dict)
+    """What the product's seconds went to."""
     ended: str = ""
-    confirmed: TrainingConfig | None = None
-    """What the product recommends after its confirmation, whose seconds are not among these."""
 
 
 @dataclass(slots=True)
 class _Bench:
     """Trials of fixed length, each to the end of its window, and the best one so far."""
 
-    surface: Surface
+    ground: Ground
     seed: int
     seconds: float = 0.0
     trials: int = 0
@@ -74,17 +83,18 @@ class _Bench:
     best: TrainingConfig | None = None
     best_rate: float = -inf
     steps: list[Step] = field(default_factory=list)
-    _chance: random.Random = field(init=False)
+    _run: Callable[[TrainingConfig], TrialResult] = field(init=False)
+    _baseline_s: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self._chance = random.Random(self.seed)
-        self.recommend(self.surface.baseline)
-        base = self._chance.choice(self.surface.visits[self.surface.baseline])
-        self.best, self.best_rate = self.surface.baseline, _rate(base)
+        self._run = self.ground.trials_of(self.seed)
+        self.recommend(self.ground.baseline)
+        base = self._run(self.ground.baseline)
+        self.best, self.best_rate, self._baseline_s = self.ground.baseline, _rate(base), base.wall_s
 
     def run(self, config: TrainingConfig) -> TrialResult:
         """Measure a configuration; the best so far is what would be recommended."""
-        result = self._chance.choice(self.surface.visits[config])
+        result = self._run(config)
         self.seconds, self.trials = self.seconds + result.wall_s, self.trials + 1
         is_over = self.violation(result) > 0
         self.out_of_memory += is_over
@@ -101,64 +111,99 @@ class _Bench:
         """Share by which the memory limit was passed; negative: room left."""
         if result.measurement is None:
             return result.violation if result.violation is not None else 0.25
-        return result.measurement.peak_memory_bytes / self.surface.limit_bytes - 1
+        return result.measurement.peak_memory_bytes / self.ground.limit_bytes - 1
 
     def course(self) -> Course:
         """What came of it."""
-        return Course(self.steps, self.seconds, self.trials, self.out_of_memory)
+        return Course(
+            steps=self.steps,
+            recommended=self.steps[-1].recommended,
+            seconds=self.seconds,
+            whole_s=self._baseline_s + self.seconds,
+            trials=self.trials,
+            out_of_memory=self.out_of_memory,
+        )
 
 
-def _product(method: Method) -> Callable[[Surface, int], Course]:
-    def search(surface: Surface, seed: int) -> Course:
-        return _search(surface, seed, method)
+def _product(method: Method, budget: Budget | None = None) -> Callable[[Ground, int], Course]:
+    def search(ground: Ground, seed: int) -> Course:
+        return _search(ground, seed, method, budget or Budget())
 
     return search
 
 
-def _search(surface: Surface, seed: int, method: Method) -> Course:
-    """The product's own search, on the surface's clock."""
-    launcher = ReplayLauncher(surface, seed)
-    domains = surface.header["domains"]
-    fixed = surface.baseline.model_dump(exclude={"lr", "world_size", "strategy", "ddp", *domains})
-    plan = Plan(
-        name="replay",
-        workload=Workload(model=None, dataset=None),
-        baseline=surface.baseline,
-        space=SearchSpace.model_validate({**fixed, **domains}),
-        objective=Objective(memory_limit=surface.limit_bytes),
-        seed=seed,
-    )
-    steps, baseline_s, course = list[Step](), 0.0, Course([], 0.0, 0, 0)
+def _search(ground: Ground, seed: int, method: Method, budget: Budget) -> Course:
+    """The product's own search, on the ground's clock."""
+    launcher = ground.launcher(seed)
+    steps, baseline_s = list[Step](), 0.0
+    at_the_end: dict[str, Any] = {}
 
     def note(search: Search, record: TrialRecord) -> None:
         nonlocal baseline_s
         if record.number == 0:
-            baseline_s = launcher.now_s
+            baseline_s = launcher.now()
         best = search.best
-        steps.append(Step(launcher.now_s - baseline_s, surface.baseline if best is None else best.config))
+        steps.append(Step(launcher.now() - baseline_s, ground.baseline if best is None else best.config))
 
     def keep(found: SearchOutcome) -> None:
-        nonlocal course
-        ended = "" if found.ended_because is None else say(found.ended_because)
-        course = Course(steps, launcher.now_s - baseline_s, launcher.trials - 1, launcher.out_of_memory, ended)
+        at_the_end.update(
+            seconds=launcher.now() - baseline_s,
+            trials=launcher.trials - 1,
+            out_of_memory=launcher.out_of_memory,
+            ended="" if found.ended_because is None else say(found.ended_because),
+            spent_s=_spent_s(launcher, baseline_s),
+        )
 
-    recommended = search_whole(plan, launcher, method=method, on_record=note, on_found=keep).recommendation
-    if recommended is not None:
-        course.confirmed = recommended.config.model_copy(update={"lr": surface.baseline.lr})
-    return course
+    ended = search_whole(
+        _plan(ground, seed), launcher, method=method, budget=budget, on_record=note, on_found=keep
+    ).recommendation
+    spent_s = at_the_end.pop("spent_s")
+    confirmation_s = launcher.spent_s["trial"] - spent_s["baseline"] - spent_s["trial"]
+    return Course(
+        steps=steps,
+        recommended=recommended_of(ended, ground.baseline),
+        whole_s=launcher.now(),
+        spent_s={**spent_s, "confirmation": confirmation_s, "stress": launcher.spent_s["stress"]},
+        **at_the_end,
+    )
 
 
-def _sampled(make_sampler: Callable[[int], optuna.samplers.BaseSampler]) -> Callable[[Surface, int], Course]:
+def _spent_s(launcher: Server, baseline_s: float) -> dict[str, float]:
+    """Seconds until the end of the search; "trial": without the baseline's."""
+    by_kind = launcher.spent_s
+    first_s = baseline_s - by_kind["probe"] - by_kind["describe"]
+    return {
+        "probe": by_kind["probe"] + by_kind["describe"],
+        "baseline": first_s,
+        "curves": by_kind["curves"],
+        "guard": by_kind["guard"],
+        "trial": by_kind["trial"] - first_s,
+    }
+
+
+def _plan(ground: Ground, seed: int) -> Plan:
+    fixed = ground.baseline.model_dump(exclude={"lr", "world_size", "strategy", "ddp", *ground.domains})
+    return Plan(
+        name="replay",
+        workload=Workload(model=None, dataset=None),
+        baseline=ground.baseline,
+        space=SearchSpace.model_validate({**fixed, **ground.domains}),
+        objective=Objective(memory_limit=ground.limit_bytes),
+        seed=seed,
+    )
+
+
+def _sampled(make_sampler: Callable[[int], optuna.samplers.BaseSampler]) -> Callable[[Ground, int], Course]:
     """Plain Optuna: a trial of fixed length for each proposal, repeats measured anew, memory as a constraint."""
 
-    def search(surface: Surface, seed: int) -> Course:
-        bench, domains = _Bench(surface, seed), _distributions(surface)
+    def search(ground: Ground, seed: int) -> Course:
+        bench, domains = _Bench(ground, seed), _distributions(ground)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             study = optuna.create_study(direction="maximize", sampler=make_sampler(seed))
             for _ in range(_MOST_TRIALS):
                 trial = study.ask(domains)
-                result = bench.run(_config_of(surface, trial.params))
+                result = bench.run(_config_of(ground, trial.params))
                 trial.set_constraint("memory", bench.violation(result))
                 study.tell(trial, _rate(result) if result.measurement is not None else 0.0)
         return bench.course()
@@ -166,81 +211,81 @@ def _sampled(make_sampler: Callable[[int], optuna.samplers.BaseSampler]) -> Call
     return search
 
 
-def _grid(surface: Surface, seed: int) -> Course:
+def _grid(ground: Ground, seed: int) -> Course:
     """Every point once, in random order."""
-    bench, configs = _Bench(surface, seed), list(surface.configs)
+    bench, configs = _Bench(ground, seed), list(ground.configs)
     random.Random(seed).shuffle(configs)
     for config in configs:
         bench.run(config)
     return bench.course()
 
 
-def _doubling(surface: Surface, seed: int) -> Course:
+def _doubling(ground: Ground, seed: int) -> Course:
     """Lightning's batch-size finder: the baseline's batch doubled until memory runs out; the last that fitted."""
-    bench = _Bench(surface, seed)
-    for batch in _values(surface, "micro_batch_size"):
-        if batch >= surface.baseline.micro_batch_size:
-            config = _changed(surface, surface.baseline, micro_batch_size=batch)
+    bench = _Bench(ground, seed)
+    for batch in _values(ground, "micro_batch_size"):
+        if batch >= ground.baseline.micro_batch_size:
+            config = _changed(ground, ground.baseline, micro_batch_size=batch)
             if bench.violation(bench.run(config)) > 0:
                 break
             bench.recommend(config)
     return bench.course()
 
 
-def _log_log(surface: Surface, seed: int) -> Course:
+def _log_log(ground: Ground, seed: int) -> Course:
     """Ultralytics' autobatch: memory at the smallest batches, a line through the logarithms, and what fills 60 %."""
-    bench, batches, peaks = _Bench(surface, seed), list[int](), list[int]()
-    for batch in _values(surface, "micro_batch_size")[:3]:
-        result = bench.run(_changed(surface, surface.baseline, micro_batch_size=batch))
+    bench, batches, peaks = _Bench(ground, seed), list[int](), list[int]()
+    for batch in _values(ground, "micro_batch_size")[:3]:
+        result = bench.run(_changed(ground, ground.baseline, micro_batch_size=batch))
         if result.measurement is not None:
             batches.append(batch)
             peaks.append(result.measurement.peak_memory_bytes)
     slope, intercept = np.polyfit(np.log(batches), np.log(peaks), 1)
-    wanted = np.exp(min(50.0, (log(_FITTED_SHARE * surface.limit_bytes) - intercept) / max(slope, 1e-3)))
-    fitting = [batch for batch in _values(surface, "micro_batch_size") if batch <= wanted]
-    bench.recommend(_changed(surface, surface.baseline, micro_batch_size=max(fitting, default=min(batches))))
+    wanted = np.exp(min(50.0, (log(_FITTED_SHARE * ground.limit_bytes) - intercept) / max(slope, 1e-3)))
+    fitting = [batch for batch in _values(ground, "micro_batch_size") if batch <= wanted]
+    bench.recommend(_changed(ground, ground.baseline, micro_batch_size=max(fitting, default=min(batches))))
     return bench.course()
 
 
-def _plateau(surface: Surface, seed: int) -> Course:
+def _plateau(ground: Ground, seed: int) -> Course:
     """DeepSpeed's micro-batch tuning: batches from the smallest on until one brings less than 5 %; the fastest."""
-    bench, before = _Bench(surface, seed), 0.0
-    for batch in _values(surface, "micro_batch_size"):
-        result = bench.run(_changed(surface, surface.baseline, micro_batch_size=batch))
+    bench, before = _Bench(ground, seed), 0.0
+    for batch in _values(ground, "micro_batch_size"):
+        result = bench.run(_changed(ground, ground.baseline, micro_batch_size=batch))
         if bench.violation(result) > 0 or _rate(result) < (1 + _PLATEAU) * before:
             break
         before = _rate(result)
     return bench.course()
 
 
-def _sweeps(surface: Surface, seed: int) -> Course:
+def _sweeps(ground: Ground, seed: int) -> Course:
     """The way of loadtune: workers swept at a fixed batch, prefetching, precision; the batch doubled while it helps."""
-    bench = _Bench(surface, seed)
+    bench = _Bench(ground, seed)
     for name in ("num_workers", "prefetch_factor", "amp_dtype"):
-        start = bench.best or surface.baseline
-        for value in _values(surface, name):
-            config = _changed(surface, start, **{name: value})
+        start = bench.best or ground.baseline
+        for value in _values(ground, name):
+            config = _changed(ground, start, **{name: value})
             if config != start:
                 bench.run(config)
-    start, before = bench.best or surface.baseline, bench.best_rate
-    for batch in _values(surface, "micro_batch_size"):
+    start, before = bench.best or ground.baseline, bench.best_rate
+    for batch in _values(ground, "micro_batch_size"):
         if batch > start.micro_batch_size:
-            result = bench.run(_changed(surface, start, micro_batch_size=batch))
+            result = bench.run(_changed(ground, start, micro_batch_size=batch))
             if bench.violation(result) > 0 or _rate(result) <= before:
                 break
             before = _rate(result)
     return bench.course()
 
 
-def _values(surface: Surface, name: str) -> list[Any]:
-    values = list(surface.header["domains"].get(name, [getattr(surface.baseline, name)]))
+def _values(ground: Ground, name: str) -> list[Any]:
+    values = list(ground.domains.get(name, [getattr(ground.baseline, name)]))
     return sorted(values) if name in _ORDERED else values
 
 
-def _changed(surface: Surface, config: TrainingConfig, **changes: Any) -> TrainingConfig:
+def _changed(ground: Ground, config: TrainingConfig, **changes: Any) -> TrainingConfig:
     """The grid's point with other values: with workers, what the grid has of their settings, none without."""
     settings = config.model_dump() | changes
-    domains: Mapping[str, Sequence[Any]] = surface.header["domains"]
+    domains: Mapping[str, Sequence[Any]] = ground.domains
     if settings["num_workers"] == 0:
         settings |= NEUTRAL_WITHOUT_WORKERS
     else:
@@ -252,10 +297,10 @@ def _changed(surface: Surface, config: TrainingConfig, **changes: Any) -> Traini
     return TrainingConfig.model_validate(settings)
 
 
-def _distributions(surface: Surface) -> dict[str, BaseDistribution]:
+def _distributions(ground: Ground) -> dict[str, BaseDistribution]:
     """Numbers in order by their places, everything else as categories; what has one value is left out."""
     found: dict[str, BaseDistribution] = {}
-    for name, values in surface.header["domains"].items():
+    for name, values in ground.domains.items():
         if len(values) > 1:
             is_ordered = name in _ORDERED
             found[name] = (
@@ -264,18 +309,19 @@ def _distributions(surface: Surface) -> dict[str, BaseDistribution]:
     return found
 
 
-def _config_of(surface: Surface, places: Mapping[str, int]) -> TrainingConfig:
-    chosen = {name: _values(surface, name)[place] for name, place in places.items()}
-    return _changed(surface, surface.baseline, **chosen)
+def _config_of(ground: Ground, places: Mapping[str, int]) -> TrainingConfig:
+    chosen = {name: _values(ground, name)[place] for name, place in places.items()}
+    return _changed(ground, ground.baseline, **chosen)
 
 
 def _rate(result: TrialResult) -> float:
     return -inf if result.measurement is None else result.measurement.samples_per_s
 
 
-def _all() -> Iterator[tuple[str, Callable[[Surface, int], Course]]]:
+def _all() -> Iterator[tuple[str, Callable[[Ground, int], Course]]]:
     yield "autotune", _product("model")
     yield "autotune tpe", _product("tpe")
+    yield "autotune tpe 60", _product("tpe", Budget(n_trials=_MOST_TRIALS))
     yield "TPE", _sampled(lambda seed: optuna.samplers.TPESampler(seed=seed))
     yield "GP", _sampled(lambda seed: optuna.samplers.GPSampler(seed=seed))
     yield "random", _sampled(lambda seed: optuna.samplers.RandomSampler(seed=seed))
@@ -286,5 +332,6 @@ def _all() -> Iterator[tuple[str, Callable[[Surface, int], Course]]]:
     yield "sweeps", _sweeps
 
 
-METHODS: Mapping[str, Callable[[Surface, int], Course]] = dict(_all())
-"""By name: ours, our search with TPE alone, plain Optuna, and others' ways."""
+METHODS: Mapping[str, Callable[[Ground, int], Course]] = dict(_all())
+"""By name: ours; ours with TPE alone, as long as it has patience and for 60 trials, both confirmed as ours is; plain
+Optuna; and others' ways."""

@@ -19,13 +19,15 @@ from autotune.settings.search_options import Method
 from autotune.study.study import Study
 from autotune.tuning.confirmation import Finals
 from autotune.tuning.loop import Search
-from autotune.tuning.outcomes import SearchOutcome
+from autotune.tuning.outcomes import ConfirmationOutcome, SearchOutcome
 from autotune.tuning.probe import probe_workload
 from autotune.tuning.proposers import make_proposer
 from autotune.tuning.selection import select
 from autotune.tuning.time_budget import Clock, TimeBudget
 
 __all__ = ["Timed", "WholeSearch", "search_whole"]
+
+_OPEN = Budget()
 
 
 class Timed(Launcher, Protocol):
@@ -41,6 +43,7 @@ class WholeSearch:
     """What came of it."""
 
     found: SearchOutcome
+    sure: ConfirmationOutcome
     recommendation: Recommendation | None
     search_s: float
     """When the search had ended and the confirmation began, by the launcher's clock."""
@@ -51,6 +54,7 @@ def search_whole(
     launcher: Timed,
     *,
     method: Method = "model",
+    budget: Budget = _OPEN,
     on_record: Callable[[Search, TrialRecord], None] = lambda *_: None,
     on_found: Callable[[SearchOutcome], None] = lambda _: None,
 ) -> WholeSearch:
@@ -60,7 +64,7 @@ def search_whole(
         study = Study.open(None, space, identity={}, seed=plan.seed, method=method)
         clock = Clock(None, started=0.0, now=launcher.now)
         search = Search(
-            time=TimeBudget(study=study, budget=Budget(), clock=clock),
+            time=TimeBudget(study=study, budget=budget, clock=clock),
             runner=runner,
             show=lambda _: None,
             on_record=lambda record: on_record(search, record),
@@ -70,4 +74,4 @@ def search_whole(
         search_s = launcher.now()
         on_found(found)
         sure = Finals(found=found, runner=runner, clock=clock, show=lambda _: None).run()
-        return WholeSearch(found=found, recommendation=select(found, sure), search_s=search_s)
+        return WholeSearch(found=found, sure=sure, recommendation=select(found, sure), search_s=search_s)

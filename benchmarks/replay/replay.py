@@ -1,7 +1,7 @@
 """Recorded surfaces, and a launcher that serves them through the product's ordinary launcher seam.
 
 A surface is the whole grid of a workload as surfaces.py has recorded it on a real machine. ReplayLauncher answers a
-trial with what was recorded of its configuration and charges the seconds that it took; no figure is made up, and what
+trial with what was recorded of its configuration and charges the seconds that it took; no rate is made up, and what
 was not recorded is refused.
 """
 
@@ -9,29 +9,35 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property
-from itertools import groupby, pairwise
+from itertools import pairwise
+from math import inf
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any, Literal
 
 from autotune import TrainingConfig
-from autotune.analysis.expectation import DEVICE_SETTINGS
+from autotune.analysis.forecast.expectation import DEVICE_SETTINGS
 from autotune.launch.launcher import Exit, Launch
 from autotune.note import note
 from autotune.protocol.disk import write_model
 from autotune.protocol.jobs import CurvesJob, DescribeJob, Job, PrecisionJob, ProbeJob, StressJob, TrialJob, read_job
 from autotune.protocol.reports import RankReport
 from autotune.records.diagnosis import CurvePoint, Curves
+from autotune.records.measurement import MemorySample
 from autotune.records.precision_check import PrecisionFigures
 from autotune.records.run_summary import changed_settings
+from autotune.records.stress_check import StressFigures, sample_scan_s
 from autotune.records.trial import TrialResult
 from autotune.settings.environment import Environment
 from autotune.settings.training_config import LOADER_SETTINGS
 from autotune.settings.workload import WorkloadFacts
 from benchmarks import ROOT
+from benchmarks.replay.truth import Seen, Truth, fit_truth
 
 __all__ = ["FORMAT_VERSION", "SURFACES", "RecordedTrial", "ReplayLauncher", "Surface", "Visit", "read_surface"]
 
@@ -39,6 +45,9 @@ FORMAT_VERSION = 1
 SURFACES = ROOT / "benchmarks" / "surfaces"
 Visit = int | Literal["reference"]
 """Which visit of a point a trial was; "reference": the baseline, between other points."""
+_PAUSE_S = 600.0
+"""Between two trials, from which on the second belongs to another sitting, where none was noted: our own convention;
+the files hold pauses of two minutes, and of ten minutes to two hours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +57,8 @@ class RecordedTrial:
     config: TrainingConfig
     visit: Visit
     result: TrialResult
+    sitting: int = 0
+    """Which sitting of the recording it belongs to."""
 
 
 @dataclass(frozen=True)
@@ -80,13 +91,29 @@ class Surface:
         """The workload as a probe has seen it."""
         return WorkloadFacts.model_validate(self.header["facts"])
 
+    @property
+    def name(self) -> str:
+        """The workload's."""
+        return str(self.header["workload"])
+
+    @property
+    def is_held_out(self) -> bool:
+        """Whether no constant may be chosen on it."""
+        return bool(self.header.get("is_held_out", False))
+
+    @property
+    def domains(self) -> Mapping[str, Sequence[Any]]:
+        """Values of each setting of the grid."""
+        found: Mapping[str, Sequence[Any]] = self.header["domains"]
+        return found
+
     @cached_property
     def visits(self) -> dict[TrainingConfig, list[TrialResult]]:
-        """Every visit of each point, in order; the references are none."""
+        """Every visit of each point, in order; the references are visits of the baseline that measured no more."""
         found: dict[TrainingConfig, list[TrialResult]] = {}
         for trial in self.trials:
-            if trial.visit != "reference":
-                found.setdefault(trial.config, []).append(trial.result)
+            result = _window_alone(trial.result) if trial.visit == "reference" else trial.result
+            found.setdefault(trial.config, []).append(result)
         return found
 
     @property
@@ -98,22 +125,47 @@ class Surface:
         """Whether a visit of a point ran out of memory, or passed the limit."""
         return any(_is_over(result, self.limit_bytes) for result in self.visits[config])
 
-    def rates(self) -> dict[TrainingConfig, float]:
-        """The median rate of each point whose every visit ended well and within the limit.
-
-        What a shared machine does to a visit is to slow it down: one of four must not move the point.
-        """
-        return {
-            config: median(result.measurement.samples_per_s for result in results if result.measurement)
+    @cached_property
+    def truth(self) -> Truth:
+        """The rate of each point whose every visit ended well and within the limit."""
+        usable = {
+            config
             for config, results in self.visits.items()
             if all(result.outcome == "ok" for result in results) and not self.is_over(config)
         }
+        return fit_truth(
+            [
+                Seen(trial.config, trial.sitting, trial.result.measurement.samples_per_s)
+                for trial in self.trials
+                if trial.config in usable and trial.result.measurement is not None
+            ]
+        )
+
+    def rates(self) -> Mapping[TrainingConfig, float]:
+        """The truth's rates."""
+        return self.truth.rates
+
+    def visits_of(self, config: TrainingConfig) -> int:
+        """How often a point was measured."""
+        return len(self.visits[config])
+
+    def launcher(self, seed: int) -> ReplayLauncher:
+        """What serves it to a search."""
+        return ReplayLauncher(self, seed)
+
+    def trials_of(self, seed: int) -> Callable[[TrainingConfig], TrialResult]:
+        """Whole trials, one after the other: a visit of the point by chance."""
+        chance = random.Random(seed)
+        return lambda config: chance.choice(self.visits[config])
 
     def pairs(self) -> Iterator[tuple[float, float]]:
-        """The rates of two visits of a point, wherever there are two."""
-        for results in self.visits.values():
-            rates = [result.measurement.samples_per_s for result in results if result.measurement]
-            yield from pairwise(rates)
+        """The rates of two visits of a point, wherever there are two; the references would be most of them."""
+        rates: dict[TrainingConfig, list[float]] = {}
+        for trial in self.trials:
+            if trial.visit != "reference" and trial.result.measurement is not None:
+                rates.setdefault(trial.config, []).append(trial.result.measurement.samples_per_s)
+        for visits in rates.values():
+            yield from pairwise(visits)
 
 
 def read_surface(path: Path) -> Surface:
@@ -123,28 +175,42 @@ def read_surface(path: Path) -> Surface:
         ValueError: it is of another version.
     """
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    by_kind = {
-        kind: list(group)
-        for kind, group in groupby(sorted(lines, key=lambda line: line["kind"]), key=lambda line: line["kind"])
-    }
+    by_kind = {kind: [line for line in lines if line["kind"] == kind] for kind in ("header", "curves")}
     (header,) = by_kind["header"]
     if header["version"] != FORMAT_VERSION:
         raise ValueError(f"{path} must be of version {FORMAT_VERSION}, but is of {header['version']}; record it anew")
-    curves = by_kind.get("curves", [None])[0]
+    curves = next(iter(by_kind["curves"]), None)
     return Surface(
         header=header,
-        trials=tuple(_trial_of(line) for line in by_kind.get("trial", ())),
+        trials=tuple(_trials_of(lines)),
         curves=None if curves is None else Curves.model_validate(curves["curves"]),
         curves_s=0.0 if curves is None else float(curves["wall_s"]),
     )
 
 
-def _trial_of(line: Mapping[str, Any]) -> RecordedTrial:
-    return RecordedTrial(
-        config=TrainingConfig.model_validate(line["config"]),
-        visit=line["visit"],
-        result=TrialResult.model_validate(line["result"]),
-    )
+def _trials_of(lines: Sequence[Mapping[str, Any]]) -> Iterator[RecordedTrial]:
+    """The trials with their sittings: one begins where it was noted, or after a pause."""
+    sitting, before_s = 0, inf
+    for line in lines:
+        at_s = datetime.fromisoformat(line["at"]).timestamp()
+        sitting += line["kind"] == "sitting" or at_s - before_s > _PAUSE_S
+        before_s = at_s
+        if line["kind"] == "trial":
+            yield RecordedTrial(
+                config=TrainingConfig.model_validate(line["config"]),
+                visit=line["visit"],
+                result=TrialResult.model_validate(line["result"]),
+                sitting=sitting,
+            )
+
+
+def _window_alone(result: TrialResult) -> TrialResult:
+    """A trial as if it had measured nothing after its window."""
+    if result.measurement is None:
+        return result
+    nothing = dict.fromkeys(("loader_ceiling", "device_ceiling", "ceilings", "breakdown", "loader_costs"))
+    measurement = result.measurement.model_copy(update={**nothing, "after_s": 0.0})
+    return result.model_copy(update={"measurement": measurement, "wall_s": result.own_s})
 
 
 def _is_over(result: TrialResult, limit_bytes: int) -> bool:
@@ -162,7 +228,8 @@ class ReplayLauncher:
 
     A point that was visited several times answers with one of its visits, chosen by the seed. The precision guard
     passes, since no surface holds figures of one; it is charged as two trainings of 20 steps at the recorded rates. A
-    run on the largest samples answers that nothing was seen.
+    run on the largest samples answers with the memory of a visit, and is charged its start, the longest look at sizes,
+    and the training that was asked for.
     """
 
     surface: Surface
@@ -173,6 +240,8 @@ class ReplayLauncher:
     """Trials so far."""
     out_of_memory: int = 0
     """Of those, how many ran out of memory or passed the limit."""
+    spent_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Seconds of the device by the kind of the job."""
     _chance: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
@@ -189,6 +258,7 @@ class ReplayLauncher:
         launch.log.touch(mode=0o600)
         exit_, report = self._answer(job, launch)
         self.now_s += exit_.wall_s
+        self.spent_s[job.kind] += exit_.wall_s
         if report is not None:
             write_model(launch.folder.report, report)
         return exit_
@@ -212,7 +282,8 @@ class ReplayLauncher:
             case TrialJob():
                 return self._trial(job, launch)
             case StressJob():
-                return Exit(code=0, wall_s=0.0), RankReport(result=done)
+                wall_s = self._start_s(job.config) + sample_scan_s(inf) + job.train_s
+                return Exit(code=0, wall_s=wall_s), RankReport(result=done, stress=self._stress(job))
 
     def _trial(self, job: TrialJob, launch: Launch) -> tuple[Exit, RankReport | None]:
         """A visit of the point; where the parent has it ended early, its blocks until then."""
@@ -237,8 +308,24 @@ class ReplayLauncher:
 
     def _guard_s(self, config: TrainingConfig) -> float:
         rates = [self._device_rate(one) for one in (config, config.model_copy(update={"amp_dtype": "float32"}))]
-        start_s = min(result.measurement.startup_s for result in self.surface.visits[config] if result.measurement)
-        return start_s + sum(_GUARD_STEPS * config.global_batch_size / rate for rate in rates)
+        return self._start_s(config) + sum(_GUARD_STEPS * config.global_batch_size / rate for rate in rates)
+
+    def _start_s(self, config: TrainingConfig) -> float:
+        return min(result.measurement.startup_s for result in self.surface.visits[config] if result.measurement)
+
+    def _stress(self, job: StressJob) -> StressFigures:
+        """Samples of one size, whose peak is that of a visit: nothing else was recorded."""
+        measurement = self._chance.choice(self.surface.visits[job.config]).measurement
+        assert measurement is not None, "what is run on the largest samples has been measured"
+        memory = MemorySample(peak_bytes=measurement.peak_memory_bytes, source=measurement.memory.source)
+        return StressFigures(
+            steps=max(1, round(job.train_s * measurement.samples_per_s / job.config.global_batch_size)),
+            seconds=job.train_s,
+            items_seen=1,
+            median_item_bytes=1.0,
+            largest_item_bytes=1,
+            memory=memory,
+        )
 
     def _device_rate(self, config: TrainingConfig) -> float:
         """Of the device alone where that was recorded, else of a run."""

@@ -2,35 +2,38 @@
 
 On the log scale a run's rate strays by what lasts for minutes whatever runs, by what belongs to its process, by a slow
 drift inside it, and by noise of each block. Comes in: jobs, as any launcher gets them. Goes out: their reports, and a
-clock that each job moves on by what it would have taken.
+clock that each job moves on by what it would have taken, with what its seconds went to.
 """
 
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import exp, sqrt
+from math import exp, inf, sqrt
 from typing import Literal
 
 from autotune import TrainingConfig
-from autotune.analysis.rates import window_rate, with_run_spread
+from autotune.analysis.decisions.run_spread import assumed_spread, with_run_spread
+from autotune.analysis.rates import window_rate
 from autotune.analysis.statistics import BATCH_MEANS
 from autotune.launch.launcher import Exit, Launch
 from autotune.protocol.disk import write_model
-from autotune.protocol.jobs import CurvesJob, StressJob, TrialJob, WindowRules, read_job
+from autotune.protocol.jobs import NO_EXTRAS, CurvesJob, Extras, StressJob, TrialJob, WindowRules, read_job
 from autotune.protocol.reports import RankReport
 from autotune.records.measurement import Block, Measurement, MemorySample, Window
+from autotune.records.stress_check import sample_scan_s
 from autotune.records.trial import TrialResult
 from autotune.settings.environment import Environment
 from autotune.testing import FakeLauncher, FakeTrial
 from autotune.testing.fake_figures import fake_environment, fake_window
 
-__all__ = ["Noise", "SimulatedMachine"]
+__all__ = ["Noise", "Sides", "SimulatedMachine"]
 
 _START_S = 1.0  # of a trial, its warm-up included: our convention, what a small job takes by the fork server
 _POINT_S = 0.4  # of a point of the curves: a stretch of 0.2 s and its warm-up
-_STRESS_S = 5.0  # as long as a stress run trains
+_NO_LIMIT_BYTES = 2**62
 _MINUTES, _PROCESS, _DRIFT = 0.3, 0.3, 0.4
 """Shares of the variance between two runs. Source: benchmarks/results/fidelity-*.json, where halves of one plain run
 differ by 0.4 of the variance of pairs of runs; how the rest divides is not known there: our convention."""
@@ -47,6 +50,15 @@ class Noise:
     """Standard deviation of the logarithm of the rate between two runs of the same settings, minutes apart."""
     block: float = 0.04
     """Of a block of 0.2 s by itself: our convention; a window of 8 s then has an error of 0.6 % beside its drift."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sides:
+    """What a configuration's loader and device reach alone, samples/s, and what its processes have in memory."""
+
+    loader: float
+    device: float
+    peak_bytes: int = _PEAK_BYTES
 
 
 @dataclass(slots=True)
@@ -74,8 +86,18 @@ class SimulatedMachine:
     truth: Callable[[TrainingConfig], float]
     noise: Noise
     seed: int
+    sides: Callable[[TrainingConfig], Sides] | None = None
+    """None: the loader is never the limit."""
+    limit_bytes: int = _NO_LIMIT_BYTES
+    """A trial that takes more is ended."""
     now_s: float = 0.0
     """Seconds of the device so far."""
+    trials: int = 0
+    """Trials so far."""
+    out_of_memory: int = 0
+    """Of those, how many were ended for their memory."""
+    spent_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Seconds of the device by the kind of the job."""
     environment: Environment = field(init=False)
     _chance: random.Random = field(init=False)
     _minutes: _Wander = field(init=False)
@@ -99,18 +121,28 @@ class SimulatedMachine:
 
     def launch(self, launch: Launch) -> Exit:
         """Do a job."""
-        job = read_job(launch.folder.job)
-        self._process = self._chance.gauss(0.0, self._sd(_PROCESS)) + self._minutes.at(self.now_s)
+        job, begun_s = read_job(launch.folder.job), self.now_s
+        self._begin_process()
         if isinstance(job, TrialJob):
-            return self._trial(job, launch)
-        done = self._plain.launch(launch)
-        wall_s = _START_S
-        if isinstance(job, CurvesJob):
-            wall_s += _POINT_S * (1 + len(job.variations))
-        elif isinstance(job, StressJob):
-            wall_s += _STRESS_S
-        self.now_s += wall_s
-        return Exit(code=done.code, wall_s=wall_s)
+            exit_ = self._trial(job, launch)
+        else:
+            code = self._plain.launch(launch).code
+            self.now_s += _START_S
+            if isinstance(job, CurvesJob):
+                self.now_s += _POINT_S * (1 + len(job.variations))
+            elif isinstance(job, StressJob):
+                self.now_s += sample_scan_s(inf) + job.train_s
+            exit_ = Exit(code=code, wall_s=self.now_s - begun_s)
+        self.spent_s[job.kind] += exit_.wall_s
+        return exit_
+
+    def run_whole(self, config: TrainingConfig, window: WindowRules) -> TrialResult:
+        """A trial to the end of its window, for whoever has no jobs."""
+        begun_s = self.now_s
+        self._begin_process()
+        result = self._result(config, window, NO_EXTRAS, lambda _: False)
+        assert result is not None, "nobody ends it early"
+        return result.model_copy(update={"wall_s": self.now_s - begun_s})
 
     def close(self) -> None:
         """Nothing is held."""
@@ -118,51 +150,85 @@ class SimulatedMachine:
     def _sd(self, share: float) -> float:
         return sqrt(share) * self.noise.between_runs
 
+    def _begin_process(self) -> None:
+        self._process = self._chance.gauss(0.0, self._sd(_PROCESS)) + self._minutes.at(self.now_s)
+
+    def _sides_of(self, config: TrainingConfig) -> Sides:
+        if self.sides is not None:
+            return self.sides(config)
+        rate = self.truth(config)
+        return Sides(loader=1e3 * rate, device=rate)
+
     def _side_alone(self, config: TrainingConfig) -> FakeTrial:
-        """A short stretch in the process under way: the loader is never the limit, the device alone is the rate."""
-        rate = self.truth(config) * exp(self._process + self._chance.gauss(0.0, self.noise.block))
+        """Short stretches of loader and device alone, in the process under way."""
+        sides, strays = self._sides_of(config), exp(self._process + self._chance.gauss(0.0, self.noise.block))
         return FakeTrial(
-            samples_per_s=rate, peak_memory_bytes=_PEAK_BYTES, loader_ceiling=1e3 * rate, device_ceiling=rate
+            samples_per_s=self.truth(config) * strays,
+            peak_memory_bytes=sides.peak_bytes,
+            loader_ceiling=sides.loader * strays,
+            device_ceiling=sides.device * strays,
         )
 
     def _trial(self, job: TrialJob, launch: Launch) -> Exit:
         launch.log.touch(mode=0o600)
-        drift, blocks, begun_s = _Wander(self._sd(_DRIFT), _DRIFT_S, self._chance), list[Block](), self.now_s
-        self.now_s += _START_S
+        begun_s = self.now_s
         with launch.folder.blocks.open("a", buffering=1) as file:
-            while (ended := _end_of_window(blocks, job.window)) is None:
-                blocks.append(self._block(job, drift))
-                self.now_s += blocks[-1].seconds
-                if job.streams_blocks:
-                    file.write(f"{blocks[-1].model_dump_json()}\n")
-                    if launch.should_end is not None and launch.should_end():
-                        return Exit(code=None, ended_for="cancelled", wall_s=self.now_s - begun_s)
-        measurement = self._measurement(fake_window(blocks, ended), job)
-        write_model(launch.folder.report, RankReport(result=TrialResult(outcome="ok", measurement=measurement)))
+
+            def is_lost(block: Block) -> bool:
+                if not job.streams_blocks:
+                    return False
+                file.write(f"{block.model_dump_json()}\n")
+                return launch.should_end is not None and launch.should_end()
+
+            result = self._result(job.config, job.window, job.extras, is_lost)
+        if result is None:
+            return Exit(code=None, ended_for="cancelled", wall_s=self.now_s - begun_s)
+        write_model(launch.folder.report, RankReport(result=result))
         return Exit(code=0, wall_s=self.now_s - begun_s)
 
-    def _block(self, job: TrialJob, drift: _Wander) -> Block:
+    def _result(
+        self, config: TrainingConfig, rules: WindowRules, extras: Extras, is_lost: Callable[[Block], bool]
+    ) -> TrialResult | None:
+        """What a trial comes to; None where it was ended early."""
+        self.trials += 1
+        self.now_s += _START_S
+        beyond = self._sides_of(config).peak_bytes / self.limit_bytes - 1
+        if beyond > 0:
+            self.out_of_memory += 1
+            reason = "the trial's processes had taken more than the limit, and were ended"
+            return TrialResult(outcome="host_oom", reason=reason, violation=beyond)
+        drift, blocks = _Wander(self._sd(_DRIFT), _DRIFT_S, self._chance), list[Block]()
+        while (ended := _end_of_window(blocks, rules)) is None:
+            blocks.append(self._block(config, rules, drift))
+            self.now_s += blocks[-1].seconds
+            if is_lost(blocks[-1]):
+                return None
+        measurement = self._measurement(fake_window(blocks, ended), config, extras)
+        return TrialResult(outcome="ok", measurement=measurement)
+
+    def _block(self, config: TrainingConfig, rules: WindowRules, drift: _Wander) -> Block:
         strays = self._process + drift.at(self.now_s) + self._chance.gauss(0.0, self.noise.block)
-        rate = self.truth(job.config) * exp(strays)
-        batches = max(1, round(rate * job.window.block_s / job.config.micro_batch_size))
-        samples = batches * job.config.micro_batch_size
+        rate = self.truth(config) * exp(strays)
+        batches = max(1, round(rate * rules.block_s / config.micro_batch_size))
+        samples = batches * config.micro_batch_size
         return Block(samples=samples, batches=batches, seconds=samples / rate, data_wait_s=0.0)
 
-    def _measurement(self, window: Window, job: TrialJob) -> Measurement:
-        rate = with_run_spread(window_rate(window), self.environment.device_kind)
-        side = self._side_alone(job.config)
+    def _measurement(self, window: Window, config: TrainingConfig, extras: Extras) -> Measurement:
+        rate = with_run_spread(window_rate(window), assumed_spread(self.environment.device_kind))
+        side = self._side_alone(config)
+        peak_bytes = side.peak_memory_bytes
         return Measurement(
             samples_per_s=rate.value,
             samples_per_s_ci=(rate.low, rate.high),
             busy_fraction=1.0,
             busy_source="simulated",
             data_wait_fraction=0.0,
-            peak_memory_bytes=_PEAK_BYTES,
-            loader_ceiling=side.loader_ceiling if job.extras.loader_ceiling else None,
-            device_ceiling=side.device_ceiling if job.extras.device_ceiling else None,
+            peak_memory_bytes=peak_bytes,
+            loader_ceiling=side.loader_ceiling if extras.loader_ceiling else None,
+            device_ceiling=side.device_ceiling if extras.device_ceiling else None,
             startup_s=_START_S,
             build_s=0.0,
-            memory=MemorySample(peak_bytes=_PEAK_BYTES, source="simulated"),
+            memory=MemorySample(peak_bytes=peak_bytes, source="simulated"),
             window=window,
             loss=1.0,
         )

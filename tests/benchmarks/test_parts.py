@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import signal
 import subprocess
@@ -12,8 +13,10 @@ from time import sleep
 import psutil
 import pytest
 
-from autotune.analysis.memory_line import MemoryKind, MemoryPoint, fit_memory
+from autotune.analysis.memory.lines import MemoryLine
+from autotune.analysis.memory.model import MemoryModel, Peak
 from autotune.records.trial import Outcome, TrialResult
+from autotune.settings.training_config import TrainingConfig
 from benchmarks import gpu
 from benchmarks.gpu import PARTS, Part, run_parts, seconds_for, wanted_parts
 from benchmarks.measures import gpu_checks, gpu_memory, gpu_ranks, gpu_rates, gpu_searches, gpu_windows, part_guard
@@ -53,6 +56,19 @@ def test_a_part_that_dies_is_written_down_with_what_it_kept() -> None:
     assert figures["first"] == 1
     assert "ended with -11" in figures["error"]
     assert Path(__file__).name in figures["error"], "where it stood"
+
+
+def test_a_part_that_dies_tells_where_it_stood_whatever_handler_a_library_has_left() -> None:
+    def die(keep: Keep) -> Figures:
+        signal.raise_signal(signal.SIGSEGV)
+        return {}
+
+    def work(keep: Keep) -> Figures:
+        faulthandler.enable()
+        signal.signal(signal.SIGSEGV, signal.SIG_DFL)  # over that of faulthandler
+        return run_guarded(die, limit_s=LONG_S)
+
+    assert Path(__file__).name in run_guarded(work, limit_s=LONG_S)["error"]
 
 
 def test_figures_that_json_does_not_know_are_a_failure_of_the_part() -> None:
@@ -257,7 +273,8 @@ def test_a_precision_that_never_came_to_its_end_is_no_verdict(
     assert gpu_checks._all_ended(outcomes, "ok") is verdict
 
 
-LINE = fit_memory(MemoryKind(amp_dtype="float32"), [MemoryPoint(4, 5 * GIB), MemoryPoint(8, 6 * GIB)])
+PEAKS = [Peak(TrainingConfig(micro_batch_size=batch), peak * GIB) for batch, peak in ((4, 5), (8, 6))]
+LINE = MemoryLine(model=MemoryModel(observed=PEAKS, has_workers_in_ram=False), config=TrainingConfig(), batches=(4, 8))
 
 
 @pytest.mark.parametrize(
@@ -268,7 +285,6 @@ LINE = fit_memory(MemoryKind(amp_dtype="float32"), [MemoryPoint(4, 5 * GIB), Mem
 def test_a_batch_that_the_line_put_far_below_the_limit_must_not_be_out_of_memory(
     outcome: Outcome, limit: int, holds: bool | None
 ) -> None:
-    assert LINE is not None
     assert gpu_memory._prediction(LINE, 16, TrialResult(outcome=outcome), limit)["holds"] is holds
 
 

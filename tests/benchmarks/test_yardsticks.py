@@ -20,12 +20,15 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from autotune import TrainingConfig
+from autotune.protocol.jobs import WindowRules
 from autotune.records.trial import TrialResult
 from benchmarks import surfaces
 from benchmarks.cases.cpu import Case
 from benchmarks.cases.surfaces import GRIDS, Grid, grids_for
 from benchmarks.measures import gpu_watch
 from benchmarks.replay.replay import RecordedTrial, Surface
+from benchmarks.replay.simulated import Noise, SimulatedMachine
 from benchmarks.replay.surface_order import FIRST_POINTS, missing_visits, spread_order
 from benchmarks.surfaces import curve_points
 from benchmarks.yardsticks.plain_loop import Stepper
@@ -33,6 +36,12 @@ from tests.nvml_stub import NvmlStub
 
 CASE = Case(model=lambda: nn.Linear(4, 2), dataset=None)
 CPU = torch.device("cpu")
+
+
+def measured(rate: float) -> TrialResult:
+    """A trial of a rate, by a machine that never strays."""
+    machine = SimulatedMachine(lambda _: rate, Noise(between_runs=0.0, block=0.0), seed=0)
+    return machine.run_whole(TrainingConfig(), WindowRules(max_s=0.2))
 
 
 class Copies(TorchFunctionMode):
@@ -199,6 +208,29 @@ def test_a_workload_whose_libraries_are_missing_is_left_out_of_a_sitting(
         raise ImportError("no Pillow here")
 
     grid = replace(grids_for("cuda")["jpeg"], case=case)
-    arguments = Namespace(points=1, visits=1, contender_visits=1)
+    arguments = Namespace(points=1, visits=1, contender_visits=1, best=None)
     surfaces._record("jpeg", grid, surfaces._File(tmp_path / "jpeg"), {}, arguments, surfaces._Sitting(ends_at=inf))
     assert "jpeg: left out: no Pillow here" in capsys.readouterr().err
+
+
+def test_only_points_among_the_best_whose_error_is_too_large_are_visited_again() -> None:
+    own, *others = grids_for("cpu")["text"].configs()[:6]
+    seen = {config: [1000.0 + 100 * place, 1010.0 + 100 * place] * 3 for place, config in enumerate([own, *others])}
+    seen[others[3]] = [1400.0]
+    trials = tuple(
+        RecordedTrial(config, number, measured(rate))
+        for config, rates in seen.items()
+        for number, rate in enumerate(rates)
+    )
+    header = {"limit_bytes": 2**62, "baseline": own.model_dump(mode="json", exclude_defaults=True)}
+    surface = Surface(header, trials, curves=None, curves_s=0.0)
+    left = surfaces._not_sharp(surface, Namespace(best=3, until=0.0045))
+    assert left == [others[3]], "the best of three that was seen once"
+    assert surfaces._int_visits(surface)[others[3]] == 1
+    assert surfaces._not_sharp(surface, Namespace(best=3, until=0.1)) == []
+
+
+def test_the_held_out_workloads_are_no_more_than_what_can_be_recorded() -> None:
+    held_out = {name: len(grid.configs()) for name, grid in GRIDS.items() if grid.is_held_out}
+    assert list(held_out) == ["text", "ragged"]
+    assert all(60 <= points <= 120 for points in held_out.values())

@@ -1,0 +1,84 @@
+"""Every figure of README's status, and of the tables of benchmarks/README.md, is what its results file says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks import ROOT, claims
+from benchmarks.claims import Claim, ClaimsFile, read_claims, told_of, uncovered, updated
+from benchmarks.tables.claims import CALCULATIONS
+
+CLAIMS = read_claims()
+TEXT = "Before.\nA trial lies 4.2 %\n  beside it in 3 pairs; 15 s.\nAfter 7 s.\n"
+ONE = Claim(
+    document="PAGE.md", file="one", calculation="one", says="A trial lies {error:.1%} beside it in {pairs} pairs"
+)
+
+
+@pytest.fixture
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A document and a results file of its own: an error of 12.3 % in 4 pairs."""
+    (tmp_path / "PAGE.md").write_text(TEXT)
+    (tmp_path / "one-here.json").write_text(json.dumps({"git_revision": "abc", "results": {"error": 0.1234}}))
+    monkeypatch.setattr(claims, "ROOT", tmp_path)
+    monkeypatch.setattr(claims, "RESULTS", tmp_path)
+    monkeypatch.setitem(CALCULATIONS, "one", lambda results: {**results, "pairs": 4})
+    claims._document_of.cache_clear()
+    yield tmp_path / "PAGE.md"
+    claims._document_of.cache_clear()
+
+
+@pytest.mark.parametrize("claim", CLAIMS.claims, ids=[one.says[:40] for one in CLAIMS.claims])
+def test_what_is_written_is_what_the_file_says(claim: Claim) -> None:
+    for told in told_of(claim):
+        assert told.written == told.recomputed, "python -m benchmarks.claims --update"
+
+
+def test_every_figure_of_the_status_is_in_the_list() -> None:
+    text = (ROOT / "README.md").read_text()
+    status = text[text.index("\n## Status") :]
+    assert uncovered(status, "README.md", CLAIMS) == []
+
+
+def test_every_row_of_a_table_with_figures_is_in_the_list() -> None:
+    rows = [line for line in (ROOT / "benchmarks" / "README.md").read_text().splitlines() if line.startswith("|")]
+    assert uncovered("\n".join(rows), "benchmarks/README.md", CLAIMS) == []
+
+
+def test_a_figure_that_differs_from_its_file_is_told_as_written_and_as_recomputed(page: Path) -> None:
+    (told,) = told_of(ONE)
+    assert (told.written, told.recomputed) == (
+        "A trial lies 4.2 % beside it in 3 pairs",
+        "A trial lies 12.3 % beside it in 4 pairs",
+    )
+    assert not told.is_held
+    page.write_text("Nothing.")
+    assert [one.written for one in told_of(ONE)] == [None]
+
+
+def test_an_update_changes_the_figures_and_nothing_else(page: Path) -> None:
+    changed = updated(page.read_text(), [ONE])
+    assert changed == TEXT.replace("4.2 %", "12.3 %").replace("3 pairs", "4 pairs")
+    page.write_text(changed)
+    assert [one.is_held for one in told_of(ONE)] == [True]
+
+
+def test_a_row_that_another_one_begins_with_is_not_taken_for_it(page: Path) -> None:
+    row = Claim(document="PAGE.md", file="one", calculation="one", says="| one | {error:.1%} |")
+    page.write_text("| one | 4.2 % | 7 |\n| one | 12.3 % |\n")
+    assert [one.is_held for one in told_of(row)] == [True]
+    assert updated(page.read_text(), [row]) == page.read_text()
+
+
+@pytest.mark.usefixtures("page")
+def test_what_is_in_no_claim_is_found_by_its_digits() -> None:
+    known = ClaimsFile(claims=(ONE,), not_measured={"PAGE.md": ("After 7 s",)})
+    assert uncovered(TEXT, "PAGE.md", known) == [" ; 15 s."]
+
+
+def test_each_calculation_is_used_and_each_claim_has_one() -> None:
+    assert {claim.calculation for claim in CLAIMS.claims} == set(CALCULATIONS)
