@@ -69,9 +69,10 @@ class BlockStream:
     def _read_lines(self) -> bytes:
         """The complete lines that were written since, at most one part: the user's code may write anything there."""
         descriptor = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe must not block the parent
-        with open(descriptor, "rb", buffering=0) as file:  # noqa: PTH123 - a descriptor
-            file.seek(self._read)
-            data = file.read(_PART_BYTES) or b""
+        try:
+            data = os.pread(descriptor, _PART_BYTES, self._read)
+        finally:
+            os.close(descriptor)
         lines, newline, rest = data.rpartition(b"\n")
         self._read += len(rest) if len(rest) == _PART_BYTES else len(lines) + len(newline)
         return lines

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from autotune.launch.block_stream import BlockStream
@@ -78,3 +81,13 @@ def test_what_rank_0_has_seen_is_taken_for_all_ranks(stream: BlockStream) -> Non
     stream.path.write_text(f"{block(2).model_dump_json()}\n")
     assert not stream.is_lost()
     assert stream.blocks == [block(2).model_copy(update={"samples": 4 * 4 * 2})]
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_what_is_no_file_is_no_block_and_leaves_no_descriptor(
+    stream: BlockStream, make: Callable[[Path], None]
+) -> None:
+    make(stream.path)
+    before = psutil.Process().num_fds()
+    assert not any(stream.is_lost() for _ in range(5))
+    assert psutil.Process().num_fds() == before
