@@ -14,6 +14,7 @@ from typing import Literal
 
 from pydantic import Field, JsonValue
 
+from autotune.analysis.forecast.rate_law import joint_s
 from autotune.diagnosis.gains import figures_of
 from autotune.diagnosis.strategies import StrategyBest
 from autotune.frozen import FrozenModel
@@ -49,8 +50,8 @@ class StepTime:
 
     @property
     def total_s(self) -> float:
-        """Both sides joined: at the same time, or one after the other."""
-        return max(self.loader_s, self.computing_s) if self.is_overlapped else self.loader_s + self.computing_s
+        """Both sides together, by the law that a search forecasts by."""
+        return joint_s(self.loader_s, self.computing_s, is_overlapped=self.is_overlapped)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autotune.analysis.forecast.rate_law import joint_s
 from autotune.diagnosis.scaling import Helps, StrategyComparison, compare_strategies
 from autotune.diagnosis.scaling_bottlenecks import LEAST_SHARE, Cause
 from autotune.diagnosis.strategies import StrategyBest
@@ -82,7 +83,7 @@ def fastest_of(comparison: StrategyComparison) -> StrategyBest:
 
 
 def shares(comparison: StrategyComparison) -> dict[Cause, Any]:
-    return {found.cause: pytest.approx(found.share) for found in comparison.bottlenecks}
+    return {found.cause: pytest.approx(found.share, rel=1e-3) for found in comparison.bottlenecks}
 
 
 def advised(comparison: StrategyComparison) -> dict[tuple[tuple[str, object], ...], Any]:
@@ -247,7 +248,7 @@ def test_an_uneven_rank_costs_the_others_the_time_that_they_wait_for_it(
     slow = {"rank": 1, "device": "cuda:1", "side": side, "fraction": fraction}
     assert comparison.bottlenecks[0].figures == {"ranks": [slow]}
     assert (comparison.advice[0].kind, comparison.advice[0].figures) == ("find_slow_rank", {"ranks": [1]})
-    assert comparison.advice[0].expected_gain == pytest.approx(1.0)
+    assert comparison.advice[0].expected_gain == pytest.approx(1.0, rel=1e-2)
 
 
 def test_an_uneven_loader_that_is_fast_enough_holds_nobody() -> None:
@@ -341,7 +342,8 @@ def held_by_loaders(num_workers: int, **more: Any) -> TrialRecord:
 
 def test_more_workers_are_advised_while_cores_are_left() -> None:
     comparison = compared(trial(0, 700.0, ALONE), held_by_loaders(1))
-    assert advised(comparison) == {(("num_workers", 3),): 1 / (1 - (1 / 800 - 1 / 2000) * 790) - 1}
+    after_s = joint_s(1 / 2400, 1 / 2000, is_overlapped=True)  # three times the workers beside the same devices
+    assert advised(comparison) == {(("num_workers", 3),): 1 / (1 - (1 / 800 - after_s) * 790) - 1}
     assert (comparison.advice[0].kind, comparison.advice[0].figures["ranks"]) == ("more_workers", 2)
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from autotune.analysis.statistics import Floats
 
-__all__ = ["COSTS", "USUAL_SOFTNESS", "Circumstances", "Rates", "joint_rate", "rates_of", "slopes_of"]
+__all__ = ["COSTS", "USUAL_SOFTNESS", "Circumstances", "Rates", "joint_rate", "joint_s", "rates_of", "slopes_of"]
 
 COSTS = (
     "items",
@@ -116,9 +116,14 @@ def slopes_of(state: Floats, here: Circumstances) -> Rates:
 
 def joint_rate(loader: float, device: float, *, is_overlapped: bool) -> float:
     """The rate of a loader and a device together, where no run tells how much they hold each other up."""
-    low, high = sorted((loader, device))
+    return 1.0 / joint_s(1.0 / loader, 1.0 / device, is_overlapped=is_overlapped)
+
+
+def joint_s(loader_s: float, training_s: float, *, is_overlapped: bool) -> float:
+    """The same as seconds of a sample; 0 for a side that takes no time."""
+    short_s, long_s = sorted((loader_s, training_s))
     softness = USUAL_SOFTNESS if is_overlapped else 1.0  # with 1 both times add up
-    return float(low * (1.0 + (low / high) ** softness) ** (-1.0 / softness))
+    return float(long_s * (1.0 + (short_s / long_s) ** softness) ** (1.0 / softness)) if long_s > 0 else 0.0
 
 
 def _loader(state: Floats, here: Circumstances) -> Floats:
