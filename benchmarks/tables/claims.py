@@ -217,6 +217,23 @@ def _decisions(results: Results) -> Figures:
     }
 
 
+def _decisions_here(results: Results) -> list[Figures]:
+    """A row for each known gain."""
+    return [
+        {
+            "name": name.removeprefix("gain "),
+            "count": part["count"],
+            "proven": sum(one["verdict"] == "faster" for one in part["searches"]),
+            "false": sum(one["verdict"] == "faster" and one["truth"] <= 1 for one in part["searches"]),
+            "covered": part["finalists_covered"][0],
+            "bias": None if part["bias_of_claims"] is None else 100 * part["bias_of_claims"],
+            "half_width": part["half_width"],
+            "whole_s": part["whole_s"],
+        }
+        for name, part in results.items()
+    ]
+
+
 def _ranks(results: Results) -> list[Figures]:
     """A row for each case and setting of groups of two ranks."""
     return [
@@ -247,6 +264,7 @@ CALCULATIONS: Mapping[str, Callable[[Results], Figures | list[Figures]]] = {
     "regret_simulated": lambda results: _regret_counts(_simulated(results)),
     "advice": lambda results: dict(results["summary"]),
     "decisions": _decisions,
+    "decisions_here_rows": _decisions_here,
     "ranks_rows": _ranks,
 }
 """By name."""
