@@ -143,10 +143,10 @@ def _rows(claim: Claim) -> Sequence[Figures]:
 
 @lru_cache
 def _document_of(file: str) -> Mapping[str, Any]:
-    """The results file of the first machine by name, quick runs left out."""
-    paths = [path for path in sorted(RESULTS.glob(f"{file}-*.json")) if not path.stem.endswith("-quick")]
-    document: Mapping[str, Any] = json.loads(paths[0].read_text())
-    return document
+    """The newest results file, of whichever machine, quick runs left out."""
+    paths = [path for path in RESULTS.glob(f"{file}-*.json") if not path.stem.endswith("-quick")]
+    documents: list[Mapping[str, Any]] = [json.loads(path.read_text()) for path in paths]
+    return max(documents, key=lambda document: str(document["written"]))
 
 
 def _results_of(file: str) -> Mapping[str, Any]:

@@ -21,9 +21,11 @@ ONE = Claim(
 
 @pytest.fixture
 def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A document and a results file of its own: an error of 12.3 % in 4 pairs."""
+    """A document and two results files of its own; the newer one: an error of 12.3 % in 4 pairs."""
     (tmp_path / "PAGE.md").write_text(TEXT)
-    (tmp_path / "one-here.json").write_text(json.dumps({"git_revision": "abc", "results": {"error": 0.1234}}))
+    for name, written, error in (("before", "2026-01-01", 0.9), ("here", "2026-01-02", 0.1234)):
+        document = {"git_revision": "abc", "written": written, "results": {"error": error}}
+        (tmp_path / f"one-{name}.json").write_text(json.dumps(document))
     monkeypatch.setattr(claims, "ROOT", tmp_path)
     monkeypatch.setattr(claims, "RESULTS", tmp_path)
     monkeypatch.setitem(CALCULATIONS, "one", lambda results: {**results, "pairs": 4})
