@@ -48,6 +48,8 @@ def test_a_file_that_is_cut_or_lies_counts_as_none(cache: Path) -> None:
         file.read_text()[:20],
         '{"version": 9}',
         '{"workloads": {"workload": {"sd": -1, "degrees_of_freedom": 1}}}',
+        '{"workloads": {"workload": {"sd": 1e300, "degrees_of_freedom": 1}}}',
+        '{"workloads": {"workload": {"sd": 0.1, "degrees_of_freedom": Infinity}}}',
     ):
         file.write_text(text)
         assert known_spread("machine", "workload", "cpu") == assumed_spread("cpu")

@@ -19,7 +19,7 @@ from autotune.analysis.rates import window_rate
 from autotune.analysis.statistics import BATCH_MEANS, t_95
 from autotune.records.measurement import Measurement, Rate
 from autotune.records.recommendation import Ratio
-from autotune.records.run_spread import RunSpread
+from autotune.records.run_spread import MOST_SD, RunSpread
 from autotune.settings.environment import DeviceKind
 
 __all__ = [
@@ -113,7 +113,8 @@ def learn_spread(prior: RunSpread, evidence: Iterable[SpreadEvidence | None]) ->
         return prior
     degrees = prior.degrees_of_freedom + sum(piece.degrees_of_freedom for piece in known)
     squares = prior.degrees_of_freedom * prior.sd**2 + sum(one.degrees_of_freedom * one.variance for one in known)
-    return RunSpread(sd=max(sqrt(squares / degrees), _LEAST_SD), degrees_of_freedom=degrees, source="workload")
+    sd = min(max(sqrt(squares / degrees), _LEAST_SD), MOST_SD)
+    return RunSpread(sd=sd, degrees_of_freedom=degrees, source="workload")
 
 
 def spread_of_repeats(prior: RunSpread, groups: Iterable[Sequence[Measurement]]) -> RunSpread:
