@@ -42,7 +42,7 @@ from benchmarks.measures.recording import (
     start_recording,
 )
 from benchmarks.quietness import keep_freed_memory
-from benchmarks.yardsticks.loadtune import CASE_VARIABLE, SETTINGS_VARIABLE
+from benchmarks.yardsticks.loadtune_run import CASE_VARIABLE, SETTINGS_VARIABLE
 from benchmarks.yardsticks.plain_loop import run_plain
 from benchmarks.yardsticks.product_run import search
 
@@ -126,7 +126,7 @@ def _theirs(function: str, today: Mapping[str, Any]) -> dict[str, Any]:
         CASE_VARIABLE: f"benchmarks.cases.fidelity:{function}",
         SETTINGS_VARIABLE: json.dumps(dict(today)),
     }
-    command = [sys.executable, "-m", "benchmarks.yardsticks.loadtune"]
+    command = [sys.executable, "-m", "benchmarks.yardsticks.loadtune_run"]
     begun = perf_counter()
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=_LOADTUNE_DEADLINE_S, check=False

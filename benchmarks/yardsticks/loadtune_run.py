@@ -1,8 +1,8 @@
 """Runs loadtune on a case as its command line does, and prints what it recommends: a process of its own.
 
 The case comes as "module:function", with its settings, in the environment, since loadtune imports this very file as its
-workload in each of its trials. The last line of the output is JSON: the settings under TrainingConfig's names, and what
-it claims of them.
+workload in each of its trials, its folder first on the path: under the name loadtune.py it would hide the package. The
+last line of the output is JSON: the settings under TrainingConfig's names, and what it claims of them.
 """
 
 from __future__ import annotations
