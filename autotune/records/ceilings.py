@@ -36,6 +36,9 @@ class Ceiling(FrozenModel):
     seconds: float
     """Wall time of the stretch."""
     batches: int
+    relative_sd: float | None = None
+    """Standard error of the rate by the stretch's own blocks, as a share of it: large where a loader pauses. None where
+    they do not tell."""
 
 
 def loader_key(config: TrainingConfig) -> tuple[object, ...]:

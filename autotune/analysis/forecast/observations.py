@@ -7,8 +7,8 @@ observations of rates, each with its uncertainty. Pure.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from math import log, sqrt
+from dataclasses import dataclass, replace
+from math import hypot, log, sqrt
 from statistics import fmean
 from typing import Literal
 
@@ -135,15 +135,16 @@ def rate_observations(
             sides += [("loader", record.config, own.loader, None), ("device", record.config, own.device, None)]
     for side, config, ceiling, cpu_s in sides:
         if ceiling is not None:
-            yield side_observation(side, config, ceiling.samples_per_s, device_kind, cpu_s)
+            seen = side_observation(side, config, ceiling.samples_per_s, device_kind, ceiling.relative_sd or 0.0)
+            yield replace(seen, cpu_s_per_sample=cpu_s)
 
 
 def side_observation(
-    side: Side, config: TrainingConfig, samples_per_s: float, device_kind: str, cpu_s: float | None = None
+    side: Side, config: TrainingConfig, samples_per_s: float, device_kind: str, own_sd: float = 0.0
 ) -> Observation:
-    """What a side reaches by itself."""
-    sd = _SIDE_SD.get(device_kind, _OTHER_SIDE_SD)
-    return Observation(kind=side, config=config, samples_per_s=samples_per_s, relative_sd=sd, cpu_s_per_sample=cpu_s)
+    """What a side reaches by itself; `own_sd` is what its own stretch leaves open, as a share of the rate."""
+    sd = hypot(_SIDE_SD.get(device_kind, _OTHER_SIDE_SD), own_sd)
+    return Observation(kind=side, config=config, samples_per_s=samples_per_s, relative_sd=sd)
 
 
 def observed_rate(record: TrialRecord) -> float | None:

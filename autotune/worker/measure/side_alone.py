@@ -12,7 +12,8 @@ from math import ceil, inf, isfinite
 from time import perf_counter
 from typing import Any
 
-from autotune.analysis.rates import window_rate
+from autotune.analysis.rates import mean_rate, window_rate
+from autotune.analysis.statistics import NORMAL_95
 from autotune.records.ceilings import Ceiling
 from autotune.records.measurement import Block, Restart, Window
 from autotune.settings.training_config import TrainingConfig
@@ -146,11 +147,13 @@ def _ceiling_of(window: Window) -> Ceiling:
     in_blocks, batches = sum(block.samples for block in window.blocks), sum(block.batches for block in window.blocks)
     parts: tuple[Block | Restart, ...] = (*window.blocks, *window.restarts)
     samples = sum(part.samples for part in parts)
+    rate, half_width = mean_rate(window.blocks)
     return Ceiling(
         samples_per_s=window_rate(window).value,
         samples=samples,
         seconds=sum(part.seconds for part in parts),
         batches=round(samples * batches / in_blocks) if in_blocks else batches,
+        relative_sd=half_width / NORMAL_95 / rate if isfinite(half_width) and rate else None,
     )
 
 

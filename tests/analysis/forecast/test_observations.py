@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import sqrt
+from math import hypot, sqrt
 
 import pytest
 
@@ -105,6 +105,15 @@ def test_looks_are_less_sure_where_both_sides_share_the_cores() -> None:
     looks = configured_points(Curves(loader=(make_point(500.0),)), make_space())
     on_cpu, on_cuda = (next(rate_observations(looks, [], kind)).relative_sd for kind in ("cpu", "cuda"))
     assert on_cpu > on_cuda
+
+
+def test_a_look_is_no_surer_than_its_own_stretch() -> None:
+    space, sure = make_space(), make_point(500.0)
+    assert sure.ceiling is not None
+    open_ = sure.model_copy(update={"ceiling": sure.ceiling.model_copy(update={"relative_sd": 0.6})})
+    looks = configured_points(Curves(loader=(sure, open_)), space)
+    one, other = (seen.relative_sd for seen in rate_observations(looks, [], "cuda"))
+    assert other == pytest.approx(hypot(one, 0.6))
 
 
 def test_a_point_that_was_not_reached_tells_no_rate() -> None:

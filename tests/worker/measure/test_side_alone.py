@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset, TensorDataset
 
+from autotune.records.measurement import Block
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.worker.measure import batch as reuse
@@ -25,6 +26,7 @@ from autotune.worker.measure.side_alone import collect, device_alone, loader_alo
 from autotune.worker.measure.step import Step, Trainer, make_trainer
 from autotune.worker.setup.device import Device, open_device
 from autotune.worker.setup.loader import build_loader
+from tests.factories import make_window
 
 SHORT_S = 0.02
 
@@ -87,6 +89,17 @@ def test_a_stretch_sees_the_queue_through_twice_and_the_feed_goes_on() -> None:
     assert len(feed.take().batch[0]) == 8
     assert feed.watches_queue, "as it was before"
     feed.stop()
+
+
+def test_a_loader_that_pauses_leaves_its_rate_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    steady = Block(samples=100, batches=10, seconds=0.1, data_wait_s=0.1)
+    pause = steady.model_copy(update={"seconds": 0.6})
+    config, open_shares = config_of(), []
+    for blocks in ((steady,) * 8, (*(steady,) * 7, pause), (pause,)):
+        monkeypatch.setattr(alone, "window_of", lambda *_, seen=blocks, **__: make_window(blocks=seen))
+        ceiling = loader_alone(started(rows(10**4), config), config, seconds=SHORT_S)
+        open_shares.append(ceiling.relative_sd)
+    assert open_shares == [pytest.approx(0.0, abs=1e-9), pytest.approx(0.46, abs=0.01), None], "one block does not tell"
 
 
 def test_near_the_deadline_a_stretch_is_cut() -> None:
