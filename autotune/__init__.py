@@ -14,7 +14,8 @@ from autotune.version import __version__ as __version__
 if TYPE_CHECKING:
     from autotune.api.calls import diagnose, search
     from autotune.api.diagnose import DiagnosisResult
-    from autotune.api.search import SearchResult
+    from autotune.api.load import load
+    from autotune.api.result import SearchResult, open_run
     from autotune.errors import (
         AutotuneError,
         ConfigError,
@@ -26,16 +27,18 @@ if TYPE_CHECKING:
         StudyMismatchError,
         WorkloadError,
     )
-    from autotune.files.recommended_file import load
     from autotune.records.measurement import Measurement
     from autotune.records.trial import TrialRecord
+    from autotune.settings.applied.accumulator import Accumulator
     from autotune.settings.budget import Budget
+    from autotune.settings.ddp_config import DdpConfig
     from autotune.settings.objective import Objective
     from autotune.settings.search_space import SearchSpace
-    from autotune.settings.training_config import DdpConfig, TrainingConfig
+    from autotune.settings.training_config import TrainingConfig
     from autotune.settings.workload import Workload
 
 __all__ = [
+    "Accumulator",
     "AutotuneError",
     "Budget",
     "ConfigError",
@@ -57,22 +60,25 @@ __all__ = [
     "WorkloadError",
     "diagnose",
     "load",
+    "open_run",
     "search",
 ]
 
 _HOMES = {
+    "Accumulator": "settings.applied.accumulator",
     "Budget": "settings.budget",
-    "DdpConfig": "settings.training_config",
+    "DdpConfig": "settings.ddp_config",
     "DiagnosisResult": "api.diagnose",
     "Measurement": "records.measurement",
     "Objective": "settings.objective",
-    "SearchResult": "api.search",
+    "SearchResult": "api.result",
     "SearchSpace": "settings.search_space",
     "TrainingConfig": "settings.training_config",
     "TrialRecord": "records.trial",
     "Workload": "settings.workload",
     "diagnose": "api.calls",
-    "load": "files.recommended_file",
+    "load": "api.load",
+    "open_run": "api.result",
     "search": "api.calls",
 }
 """The module of each public name; the exceptions, left out here, are those of errors.py."""

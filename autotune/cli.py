@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["cli", "main"]
 
 _FAILED = 1
+_NOT_WELL = 4
 _INTERRUPTED = 130  # 128 + SIGINT, as a shell counts it
 _SET_HELP = "Override a value of CONFIG; may be repeated."
 _EXECUTOR_HELP = "Run trials on this machine, or on those of a Ray cluster."
@@ -75,6 +76,7 @@ def _of_plan(command: Callable[..., None]) -> Callable[..., None]:
 
 
 _as_json = click.option("--json", "as_json", is_flag=True, help="Write a single JSON document to stdout.")
+_exit_code = click.option("--exit-code", "by_exit_code", is_flag=True, help="Tell the answer by the exit code too.")
 _quiet = click.option("--quiet", is_flag=True, help="Show no progress.")
 
 
@@ -83,7 +85,8 @@ _quiet = click.option("--quiet", is_flag=True, help="Show no progress.")
 def cli() -> None:
     """Find the training settings that train your PyTorch model fastest on this machine, by measuring.
 
-    Exit codes: 0 done; 1 failed; 2 wrong usage or configuration; 3 nothing feasible; 130 interrupted.
+    Exit codes: 0 done; 1 failed; 2 wrong usage or configuration; 3 nothing feasible; 4 what --exit-code
+    asks for; 130 interrupted.
     """
 
 
@@ -106,35 +109,44 @@ def run(plan: Plan, fresh: bool, as_json: bool, quiet: bool) -> None:
 
 @cli.command()
 @_of_plan
-def check(plan: Plan) -> None:
-    """Train one step of CONFIG's workload, and show the machine and what would be searched."""
+@_exit_code
+def check(plan: Plan, by_exit_code: bool) -> None:
+    """Train one step of CONFIG's workload, and show the machine and what would be searched.
+
+    With --exit-code it ends with 4 where the recommendation in run_dir is stale: found on another machine, or on this
+    one before its driver, torch or cores changed.
+    """
     from autotune.api.check import check_plan
     from autotune.report.render.terminal import print_check
 
     found = check_plan(plan)
     space, stale = found.space, found.stale
     _show(lambda console: print_check(space.environment, space.facts, space, console, stale=stale))
+    _end(by_exit_code and stale is not None)
 
 
 @cli.command()
 @_of_plan
 @_as_json
 @_quiet
-def diagnose(plan: Plan, as_json: bool, quiet: bool) -> None:
+@_exit_code
+def diagnose(plan: Plan, as_json: bool, quiet: bool, by_exit_code: bool) -> None:
     """Say why the baseline of CONFIG is slow and what to do about it. Keeps no run folder.
 
     Takes under a minute, unless your own code takes long to build or to make a step: then it takes as long as measuring
-    the baseline does, and other settings are not measured.
+    the baseline does, and other settings are not measured. With --exit-code it ends with 4 where anything but computing
+    holds training up.
     """
     from autotune.api.diagnose import diagnose_plan
 
     found = diagnose_plan(plan, progress=False if quiet else "auto").diagnosis
     if as_json:
         _write(found.model_dump_json(indent=2))
-        return
-    from autotune.report.sections.diagnosis import print_diagnosis
+    else:
+        from autotune.report.sections.diagnosis import print_diagnosis
 
-    _show(lambda console: print_diagnosis(found, console))
+        _show(lambda console: print_diagnosis(found, console))
+    _end(by_exit_code and found.verdict != "compute")
 
 
 @cli.command()
@@ -210,6 +222,12 @@ def _show_summary(summary: Any, run_dir: Path, as_json: bool) -> None:
     from autotune.report.render.terminal import print_summary
 
     _show(lambda console: print_summary(report, console))
+
+
+def _end(is_told: bool) -> None:
+    """End with the code that --exit-code asks for, where there is something to tell."""
+    if is_told:
+        raise click.exceptions.Exit(_NOT_WELL)
 
 
 def _write(text: str) -> None:

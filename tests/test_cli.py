@@ -328,6 +328,27 @@ def test_check_shows_what_the_api_found(api: Any, shown: None) -> None:
     assert (result.exit_code, result.stdout) == (0, "x 5 space old\n")
 
 
+@pytest.mark.parametrize(("stale", "code"), [("old", 4), (None, 0)])
+def test_check_tells_by_its_exit_code_that_a_recommendation_is_stale(
+    stale: str | None, code: int, api: Any, shown: None
+) -> None:
+    api.check_plan = lambda plan: SimpleNamespace(space=SimpleNamespace(environment="", facts=""), stale=stale)
+    assert call("check", "x.yaml", "--exit-code").exit_code == code
+    assert call("check", "x.yaml").exit_code == 0
+
+
+@pytest.mark.parametrize(("verdict", "code"), [("data_cpu", 4), ("launch", 4), ("compute", 0)])
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_diagnose_tells_by_its_exit_code_that_something_holds_training_up(
+    form: list[str], verdict: str, code: int, api: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = SimpleNamespace(verdict=verdict, model_dump_json=lambda indent: "{}")
+    api.diagnose_plan = lambda plan, **_: SimpleNamespace(diagnosis=found)
+    monkeypatch.setattr(diagnosis, "print_diagnosis", lambda found, console: console.print(found.verdict))
+    assert call("diagnose", "x.yaml", "--exit-code", *form).exit_code == code
+    assert call("diagnose", "x.yaml", *form).exit_code == 0
+
+
 def test_report_shows_the_summary_of_a_run_folder(api: Any, shown: None) -> None:
     api.rebuild_report = lambda run_dir: (f"summary of {run_dir}", "no plots")
     assert call("report", "out").stdout == "summary of out in out\n"

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from autotune.api.diagnose import DiagnosisResult, diagnose_plan
-from autotune.api.search import SearchResult, run_plan
+from autotune.api.result import SearchResult
+from autotune.api.search import run_plan
 from autotune.errors import ConfigError
 from autotune.files.plan_file import parse_plan
 from autotune.launch.launcher import Launcher

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from autotune.analysis.decisions.run_spread import evidence_of_rounds, learn_spread, run_of
 from autotune.api.caller import kept_interrupts, kept_random_state, without_interrupts
+from autotune.api.result import SearchResult, result_of
 from autotune.api.setup import opened_launcher, runner_for, warnings_in
 from autotune.errors import NothingFeasibleError, RunFolderError, WorkloadError
 from autotune.files.recommended_file import recommended_yaml
@@ -27,17 +26,14 @@ from autotune.protocol.disk import write_atomic, write_model
 from autotune.protocol.payload import write_payload
 from autotune.records.run_summary import Progress, RunSummary
 from autotune.records.study_identity import identify, workload_key
-from autotune.records.trial import TrialRecord
 from autotune.report.model import build_report
 from autotune.report.render.html import render_page
 from autotune.report.render.markdown import render_markdown
-from autotune.report.render.notebook import render_notebook
 from autotune.report.render.progress import ProgressMode, make_progress
 from autotune.report.text import one_line
 from autotune.report.wording import say
 from autotune.report.wording.summary import say_nothing_feasible
 from autotune.settings.plan import Plan
-from autotune.settings.training_config import TrainingConfig
 from autotune.study.study import Study
 from autotune.tuning.confirmation import Finals
 from autotune.tuning.loop import Search
@@ -49,41 +45,10 @@ from autotune.tuning.time_budget import Clock, TimeBudget
 from autotune.tuning.warm_start import Hints, hints_of, note_of_hints, seed_params
 from autotune.version import __version__
 
-if TYPE_CHECKING:
-    import optuna
-
-__all__ = ["SearchResult", "rebuild_report", "run_plan"]
+__all__ = ["rebuild_report", "run_plan"]
 
 _LOG = logging.getLogger(__name__)
 _WRITING_S, _WRITING_SHARE = 2.0, 0.06  # own conventions: the reports' plots take a second or two on a slow machine
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchResult:
-    """What a search has found."""
-
-    best: TrainingConfig
-    """The configuration to use; its learning rate is scaled to its global batch."""
-    baseline: TrainingConfig
-    best_same_batch: TrainingConfig | None
-    """The best that keeps the baseline's global batch."""
-    trials: list[TrialRecord]
-    """Every measured trial, in order; the first is the baseline."""
-    speedup: float | None
-    """Confirmed, against the baseline measured in turns; None where that could not be done."""
-    speedup_ci: tuple[float, float] | None
-    study: optuna.Study
-    run_dir: Path
-    summary: RunSummary
-    """Everything that reports are made from."""
-
-    def report(self) -> str:
-        """The report in Markdown."""
-        return render_markdown(build_report(self.summary, self.run_dir))
-
-    def _repr_html_(self) -> str:
-        """The result as a table, for notebooks."""
-        return render_notebook(build_report(self.summary, self.run_dir))
 
 
 def run_plan(
@@ -121,7 +86,7 @@ def run_plan(
         except BaseException:
             study.close()
             raise
-    return _result(summary, study, folder)
+    return result_of(summary, study.optuna_study, folder.path)
 
 
 def _search_of(plan: Plan, time: TimeBudget, runner: TrialRunner, folder: RunFolder, hints: Hints | None) -> Search:
@@ -241,21 +206,4 @@ def _summarise(search: Search, plan: Plan, sure: ConfirmationOutcome, interrupte
         wall_s=search.time.clock.elapsed_s,
         promised_s=found.expected_s,
         autotune_version=__version__,
-    )
-
-
-def _result(summary: RunSummary, study: Study, folder: RunFolder) -> SearchResult:
-    chosen = summary.recommendation
-    assert chosen is not None  # noqa: S101 - without one NothingFeasibleError was raised
-    ratio = chosen.speedup
-    return SearchResult(
-        best=chosen.config,
-        baseline=summary.baseline,
-        best_same_batch=chosen.same_batch,
-        trials=list(summary.trials),
-        speedup=None if ratio is None else ratio.value,
-        speedup_ci=None if ratio is None else (ratio.low, ratio.high),
-        study=study.optuna_study,
-        run_dir=folder.path,
-        summary=summary,
     )

@@ -18,29 +18,23 @@ import yaml
 
 from autotune.analysis.decisions.run_spread import rate_of_runs
 from autotune.errors import ConfigError
+from autotune.files.recommended_machine import describe_machine
 from autotune.files.validation import validated
 from autotune.files.yaml_document import KeyPath, Problem, read_document
 from autotune.note import Note
 from autotune.records.measurement import Measurement, Rate
 from autotune.records.recommendation import Ratio, Recommendation
 from autotune.records.run_summary import RunSummary
+from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.environment import Environment
-from autotune.settings.training_config import DdpConfig, TrainingConfig
+from autotune.settings.training_config import TrainingConfig
 
-__all__ = [
-    "MACHINE_KEYS",
-    "describe_machine",
-    "load",
-    "read_recommended_machine",
-    "recommended_yaml",
-]
+__all__ = ["read_recommended", "recommended_yaml"]
 
 _FORMAT = 1
 _LATER = {"in_order"}
 """Settings that came after this format: where a file lacks one, it was found with the default."""
 _DIGITS = 4  # our convention: finer than any measured figure here
-MACHINE_KEYS = {"device_name": "name", "device_count": "devices"}
-"""What the file calls the fields by which machines are compared, where that is another name."""
 
 _HEADER = """\
 # The fastest training settings that autotune {version} found for {name} on {device}.
@@ -48,15 +42,20 @@ _HEADER = """\
 #
 #     config = autotune.load("recommended.yaml")
 #     loader = DataLoader(dataset, shuffle=True, drop_last=True, **config.dataloader_kwargs())
-#     with config.autocast(device): ...  # and config.grad_scaler(device), config.lr, config.grad_accum_steps
+#     model = config.prepare(model)
+#     optimizer = ...  # over model.parameters(), with lr=config.lr
+#     accumulator = config.accumulator(model, optimizer)
+#     for batch in loader:
+#         with accumulator:
+#             accumulator.backward(...)  # the loss of config.to_device(batch)
 #
 {ranks}{malloc}# `settings` is what is read back; everything below it is the evidence, rounded.
 
 """
 _DDP = """\
-# It was measured in {count} processes (torchrun --nproc-per-node {count}), each with a DistributedSampler, and with the
-# model in DistributedDataParallel, whose arguments are config.ddp (a comm_hook goes to its register_comm_hook).
-# micro_batch_size and num_workers are those of one process.
+# It was measured in {count} processes (torchrun --nproc-per-node {count}), each with a DistributedSampler.
+# Call torch.distributed.init_process_group before config.prepare. micro_batch_size and num_workers are those of one
+# process.
 #
 """
 _DP = """\
@@ -68,11 +67,6 @@ _MALLOC = """\
 # command that starts it:
 #
 #     env {switches}
-#
-"""
-_DP_BFLOAT16 = """\
-# In its threads DataParallel takes float16, whatever autocast it is called under: enter config.autocast(device) inside
-# the model's forward instead.
 #
 """
 
@@ -100,8 +94,8 @@ def recommended_yaml(summary: RunSummary, *, say: Callable[[Note], str]) -> str:
     return header + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)
 
 
-def load(path: str | Path) -> TrainingConfig:
-    """Read the settings of a recommended.yaml.
+def read_recommended(path: str | Path) -> TrainingConfig:
+    """The settings of a recommended.yaml.
 
     Raises:
         ConfigError: the file can't be read, is no recommended.yaml, or was changed to what breaks a rule.
@@ -127,18 +121,11 @@ def load(path: str | Path) -> TrainingConfig:
     return config
 
 
-def read_recommended_machine(path: Path) -> dict[str, object]:
-    """What a recommended.yaml says of the machine that it was found on; empty where it says nothing."""
-    machine = read_document(path).data.get("machine")
-    return dict(machine) if isinstance(machine, dict) else {}
-
-
 def _ranks(config: TrainingConfig) -> str:
     """How several devices were used; "" for one."""
     if config.strategy == "single":
         return ""
-    text = (_DDP if config.strategy == "ddp" else _DP).format(count=config.world_size)
-    return text + (_DP_BFLOAT16 if (config.strategy, config.amp_dtype) == ("dp", "bfloat16") else "")
+    return (_DDP if config.strategy == "ddp" else _DP).format(count=config.world_size)
 
 
 def _malloc(environment: Environment) -> str:
@@ -197,13 +184,6 @@ def _busy(runs: Sequence[Measurement]) -> float | None:
 
 def _interval(figure: Rate | Ratio | None) -> dict[str, float | None] | None:
     return None if figure is None else {name: _rounded(value) for name, value in figure}
-
-
-def describe_machine(environment: Environment) -> dict[str, object]:
-    """What the file says of a machine: the fields by which two machines are compared, device, Python, fingerprint."""
-    compared = {MACHINE_KEYS.get(name, name): value for name, value in environment.comparable().items()}
-    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in compared.items()}
-    return {"device": environment.device, **plain, "python": environment.python, "fingerprint": environment.fingerprint}
 
 
 def _rounded(value: float | None) -> float | None:

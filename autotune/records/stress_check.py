@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from autotune.frozen import FrozenModel
 from autotune.note import Note
 from autotune.records.measurement import MemorySample
+from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.environment import Environment
-from autotune.settings.training_config import DdpConfig, TrainingConfig
+from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import WorkloadFacts
 from autotune.space.constraints import ranks_on_host
 

@@ -13,7 +13,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError, ValidationInfo
 
 from autotune.frozen import FrozenModel
-from autotune.settings.training_config import DdpConfig, TrainingConfig
+from autotune.settings.ddp_config import DdpConfig
+from autotune.settings.training_config import TrainingConfig
 
 __all__ = ["DDP_PREFIX", "Choices", "DdpSpace", "Domain", "IntRange", "SearchSpace", "SettingValue"]
 

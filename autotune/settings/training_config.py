@@ -1,31 +1,33 @@
 """TrainingConfig: the settings of one training run, proposed, run, stored, recommended and exported as one type.
 
 Comes in: a user's mapping, a study's proposal or a recommended.yaml. Goes out: to a trial, and to the user's own loop
-through `dataloader_kwargs`, `autocast` and `grad_scaler`, the only places here that import torch (when called).
+through `dataloader_kwargs`, `prepare`, `to_device` and `accumulator`, which do what trials do (applied/) and import
+torch when they are called.
 """
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
 from autotune.frozen import FrozenModel
 from autotune.settings.contradictions import loader_contradiction
-from autotune.settings.float32_precision import tf32_products
+from autotune.settings.ddp_config import DdpConfig
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
+
+    from autotune.settings.applied.accumulator import Accumulator
 
 __all__ = [
     "AMP_DTYPES",
     "LOADER_SETTINGS",
-    "TORCH_BUCKET_CAP_MB",
-    "TORCH_FIRST_BUCKET_MB",
     "TORCH_PREFETCH_FACTOR",
     "AmpDtype",
-    "DdpConfig",
     "TrainingConfig",
 ]
 
@@ -37,34 +39,11 @@ LOADER_SETTINGS = ("num_workers", "prefetch_factor", "persistent_workers", "pin_
 """Arguments of torch.utils.data.DataLoader that are settings here, under their own names."""
 TORCH_PREFETCH_FACTOR = 2
 """torch.utils.data.DataLoader's own, where workers load and None is given."""
-TORCH_BUCKET_CAP_MB = 25.0
-"""DistributedDataParallel's own, where no bucket_cap_mb is given."""
-TORCH_FIRST_BUCKET_MB = 1.0
-"""Its first bucket, where no bucket_cap_mb is given: torch.distributed._DEFAULT_FIRST_BUCKET_BYTES."""
 
 _Count = Annotated[int, Field(strict=True, ge=1)]
 _CountOrZero = Annotated[int, Field(strict=True, ge=0)]
 _Flag = Annotated[bool, Field(strict=True)]
-_Megabytes = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-
-class DdpConfig(FrozenModel):
-    """Arguments of torch.nn.parallel.DistributedDataParallel, under its own names."""
-
-    bucket_cap_mb: _Megabytes | None = None
-    """Size of a gradient bucket in MiB; None: torch's own (25)."""
-    first_bucket_mb: _Megabytes | None = None
-    """Size of the bucket that is exchanged first; None: torch's own (1, or bucket_cap_mb where that is given)."""
-    gradient_as_bucket_view: _Flag = False
-    """Let gradients be views into the buckets; saves about the gradients' size."""
-    static_graph: _Flag = False
-    """Promise that every iteration uses the same graph."""
-    find_unused_parameters: _Flag = False
-    """Look for parameters that got no gradient, each iteration."""
-    broadcast_buffers: _Flag = True
-    """Send rank 0's buffers to the others before each forward pass."""
-    comm_hook: Literal["fp16", "bf16", "powersgd"] | None = None
-    """Compression of the gradients on their way."""
+_AUTOCAST = frozenset({"bfloat16", "float16"})
 
 
 class TrainingConfig(FrozenModel):
@@ -143,16 +122,107 @@ class TrainingConfig(FrozenModel):
         """Arguments for torch.utils.data.DataLoader in each process: under dp, `batch_size` is that of all devices."""
         return {"batch_size": self.loader_batch_size, **self.loader_settings}
 
+    def prepare(self, model: nn.Module, device: str | torch.device | None = None) -> nn.Module:
+        """The model as trials train it, and this process set up as theirs.
+
+        The model is moved to the device and into its layout, in place. Handed on is what to call: under strategy ddp
+        the model in DistributedDataParallel, under dp in DataParallel, compiled if asked. The threads of an operation
+        and, with tf32, the precision of float32 products are set for the whole process. Make the optimizer afterwards.
+        What remains with you is each rank's DistributedSampler, and starting training with the malloc that trials had
+        (the head of recommended.yaml says how).
+
+        Args:
+            model: The model, uncompiled and in no wrapper.
+            device: Such as "cuda:0"; None: the accelerator's current device, for a rank of torchrun that of its
+                LOCAL_RANK, and the CPU where there is no accelerator.
+
+        Raises:
+            RuntimeError, ValueError: torch has no such device, or under ddp no process group is open (see
+                torch.distributed.init_process_group).
+        """
+        import torch
+
+        from autotune.settings.applied.float32_precision import tf32_products
+        from autotune.settings.applied.process import local_ranks, own_device, set_threads
+
+        set_threads(self.intra_op_threads, local_ranks(self.process_count) if self.process_count > 1 else None)
+        if self.amp_dtype == "tf32":
+            tf32_products().__enter__()
+        place = own_device(is_rank=self.process_count > 1) if device is None else torch.device(device)
+        return self.arrange(model, place)
+
+    def arrange(self, model: nn.Module, device: torch.device) -> nn.Module:
+        """The part of `prepare` that is the model's: device, layout, strategy, compilation."""
+        import torch
+
+        from autotune.settings.applied.parallel import distributed, replicated
+
+        model = model.to(device)
+        if self.channels_last:
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's stubs lack the keyword alone
+        if self.strategy == "dp":
+            model = replicated(model, device, self.world_size)
+        elif self.strategy == "ddp":
+            model = distributed(model, device, self.ddp or DdpConfig())
+        return torch.compile(model) if self.compile else model  # type: ignore[return-value] # an OptimizedModule is a Module
+
+    def to_device(self, batch: Any, device: str | torch.device | None = None) -> Any:
+        """A batch on the device, in this layout; copies from pinned memory don't block.
+
+        Args:
+            batch: What the loader hands on: a tensor, a container of them (mapping, tuple, list, dataclass), or an
+                object with a method `to`, which is asked to move itself.
+            device: As in `prepare`.
+        """
+        import torch
+
+        from autotune.settings.applied.batch import moved
+        from autotune.settings.applied.process import own_device
+
+        place = own_device(is_rank=self.process_count > 1) if device is None else torch.device(device)
+        return moved(batch, place, channels_last=self.channels_last, non_blocking=self.pin_memory)
+
+    def accumulator(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        device: str | torch.device | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> Accumulator:
+        """What runs backward passes and the optimizer's steps as trials do: see Accumulator for the loop.
+
+        Args:
+            model: What `prepare` has handed on.
+            optimizer: Over its parameters, with this configuration's `lr`.
+            device: Where it trains; None: where the model's first parameter lies.
+            scaler: A GradScaler of your own for float16; None: `grad_scaler`.
+        """
+        from autotune.settings.applied.accumulator import Accumulator
+
+        place = device or next((parameter.device for parameter in model.parameters()), "cpu")
+        is_synced = self.strategy == "ddp" and not (self.ddp is not None and self.ddp.static_graph)
+        return Accumulator(
+            optimizer=optimizer,
+            scaler=scaler or self.grad_scaler(place),
+            steps=self.grad_accum_steps,
+            autocast=partial(self.autocast, place) if self.amp_dtype in _AUTOCAST else None,
+            no_sync=getattr(model, "no_sync", None) if is_synced else None,  # a compiled model hands it on
+            gathers=self.strategy == "dp",
+        )
+
     def autocast(self, device: str | torch.device) -> AbstractContextManager[Any]:
         """A context for forward pass and loss in this precision, on a device such as "cuda:0"; may be entered again.
 
         float32 changes nothing. tf32 sets torch's precision of float32 products for the whole process while it is
-        entered, and puts it back after it; enter it once, around the whole loop: the backward pass belongs to it, and
-        while it is entered or left other threads may compute in another precision for some microseconds. Under strategy
-        dp, enter bfloat16 inside the model's forward: DataParallel takes float16 in its threads, whatever it is called
-        under.
+        entered, and puts it back after it; enter it once, around the whole loop, or call `prepare`, which sets it for
+        good: the backward pass belongs to it, and while it is entered or left other threads may compute in another
+        precision for some microseconds. Under strategy dp the model must come from `prepare`: torch's own DataParallel
+        takes float16 in its threads, whatever it is called under.
         """
         import torch
+
+        from autotune.settings.applied.float32_precision import tf32_products
 
         device_type = torch.device(device).type
         if self.amp_dtype == "tf32":

@@ -9,8 +9,9 @@ from __future__ import annotations
 from math import ceil, inf
 
 from autotune.settings.contradictions import NEUTRAL_WITHOUT_WORKERS
+from autotune.settings.ddp_config import TORCH_BUCKET_CAP_MB, TORCH_FIRST_BUCKET_MB, DdpConfig
 from autotune.settings.environment import DeviceKind, Environment
-from autotune.settings.training_config import TORCH_BUCKET_CAP_MB, TORCH_FIRST_BUCKET_MB, DdpConfig, TrainingConfig
+from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import WorkloadFacts
 
 __all__ = [

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import inf, prod
 
+from autotune.settings.ddp_config import TORCH_FIRST_BUCKET_MB, DdpConfig
 from autotune.settings.environment import Environment
 from autotune.settings.objective import Objective
 from autotune.settings.search_space import DDP_PREFIX, Choices, Domain, IntRange, SettingValue
-from autotune.settings.training_config import TORCH_FIRST_BUCKET_MB, DdpConfig, TrainingConfig
+from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import WorkloadFacts
 from autotune.space import constraints as rules
 from autotune.space.domains import group_sizes, whole_numbers

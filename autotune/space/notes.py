@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from autotune.note import Note, note
+from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.search_space import DDP_PREFIX, Choices, Domain
-from autotune.settings.training_config import DdpConfig, TrainingConfig
+from autotune.settings.training_config import TrainingConfig
 from autotune.space.constraints import most_ranks, without_effect
 from autotune.space.default_ranges import Basis
 from autotune.space.domains import group_sizes

@@ -15,10 +15,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from autotune.note import Note
+from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.environment import Environment
 from autotune.settings.objective import Objective
 from autotune.settings.search_space import DDP_PREFIX, Domain, SettingValue
-from autotune.settings.training_config import DdpConfig, TrainingConfig
+from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import WorkloadFacts
 from autotune.space import constraints as rules
 from autotune.space.default_ranges import Basis, batch_cap, default_ranges, workers_cap

@@ -9,8 +9,9 @@ from math import inf
 from autotune.analysis.memory.lines import is_too_big, memory_kind, memory_of_trials
 from autotune.analysis.memory.model import SURE_TO_FIT
 from autotune.records.trial import TrialRecord
+from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.search_space import DDP_PREFIX, Domain, IntRange, SettingValue
-from autotune.settings.training_config import TORCH_PREFETCH_FACTOR, DdpConfig, TrainingConfig
+from autotune.settings.training_config import TORCH_PREFETCH_FACTOR, TrainingConfig
 from autotune.space import constraints as rules
 from autotune.space.domains import whole_numbers
 from autotune.space.resolved_space import ResolvedSpace, compose, setting_of

@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from autotune.errors import RunFolderError, StudyMismatchError
 
-__all__ = ["guarded", "open_optuna", "open_storage"]
+__all__ = ["guarded", "open_finished", "open_optuna", "open_storage"]
 
 _IDENTITY = "autotune_identity"
 
@@ -47,6 +47,22 @@ def open_optuna(
     )
     study.set_user_attr(_IDENTITY, dict(identity))
     return study
+
+
+def open_finished(path: Path) -> optuna.Study:
+    """The study of a search that has ended, as Optuna has it.
+
+    Raises:
+        RunFolderError: there is no such file, it can't be read, or it holds no study.
+    """
+    if not path.is_file():
+        raise RunFolderError(f"a run folder must hold {path.name}, but {path.parent} does not; name that of a search")
+    with guarded(path):
+        storage = open_storage(path)
+        known = [study.study_name for study in storage.get_all_studies()]
+        if len(known) == 1:
+            return optuna.load_study(study_name=known[0], storage=storage)
+    raise RunFolderError(f"{path} must hold one study, but holds {len(known)}; name the folder of a search")
 
 
 def _sqlite(path: Path) -> optuna.storages.RDBStorage:

@@ -8,7 +8,8 @@ from math import ceil, inf
 
 from autotune.records.ranks import Communication
 from autotune.records.trial import Failure, Outcome
-from autotune.settings.training_config import TORCH_BUCKET_CAP_MB, DdpConfig, TrainingConfig
+from autotune.settings.ddp_config import TORCH_BUCKET_CAP_MB, DdpConfig
+from autotune.settings.training_config import TrainingConfig
 
 __all__ = ["CostModel", "FakeTrial", "analytic_cost"]
 

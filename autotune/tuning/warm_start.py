@@ -14,7 +14,8 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from autotune.errors import ConfigError
-from autotune.files.recommended_file import MACHINE_KEYS, describe_machine, load, read_recommended_machine
+from autotune.files.recommended_file import read_recommended
+from autotune.files.recommended_machine import describe_machine, differing_fields, read_machine
 from autotune.files.run_folder import read_summary
 from autotune.note import Note, note
 from autotune.records.run_summary import RunSummary
@@ -31,8 +32,6 @@ __all__ = ["Hints", "differences", "hints_of", "note_of_hints", "note_of_stale",
 
 _MOST_TRIALS = 3
 """The best trials that are tried again beside what was recommended: our own convention."""
-_LONGEST_VALUE = 60
-"""Characters that are shown of what a file says of its machine: our own convention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +59,7 @@ def read_hints(path: Path) -> Hints:
     path = _expanded(path)
     try:
         if not isdir(path):  # noqa: PTH112 - unlike Path's, no error for a name that no file system takes
-            return Hints(source=path, configs=(load(path),), machine=read_recommended_machine(path))
+            return Hints(source=path, configs=(read_recommended(path),), machine=read_machine(path))
         summary = read_summary(path)
     except ConfigError as error:
         problems = [f"warm_start: {problem}" for problem in error.problems]
@@ -78,13 +77,7 @@ def differences(there: Mapping[str, object], here: Environment) -> list[JsonValu
     """
     if there.get("fingerprint") in (None, here.fingerprint):  # a file may hold anything, a list too
         return None
-    own = describe_machine(here)  # as the file says it, which has lists for tuples
-    keys = ((name, MACHINE_KEYS.get(name, name)) for name in here.comparable())
-    return [
-        {"name": name, "there": _shown(there[key]), "here": _shown(own[key])}
-        for name, key in keys
-        if key in there and there[key] != own[key]
-    ]
+    return differing_fields(there, describe_machine(here))
 
 
 def note_of_stale(path: Path, here: Environment) -> Note | None:
@@ -93,7 +86,7 @@ def note_of_stale(path: Path, here: Environment) -> Note | None:
     None where it was found on this one, where it does not say, and where there is none that can be read.
     """
     try:
-        differing = differences(read_recommended_machine(path), here)
+        differing = differences(read_machine(path), here)
     except ConfigError:
         return None
     return None if differing is None else note("stale", path=str(path), differences=differing)
@@ -170,9 +163,3 @@ def _halved(own: SettingValue, name: str, space: ResolvedSpace) -> list[int]:
 
 def _behaviour(config: TrainingConfig, space: ResolvedSpace) -> str:
     return same_behaviour_key(config, space.facts, space.environment)
-
-
-def _shown(value: object) -> str:
-    """A value of a file, which may hold anything, in a few printable characters."""
-    text = "none" if value is None else str(value)
-    return "".join(character if character.isprintable() else "?" for character in text[:_LONGEST_VALUE])

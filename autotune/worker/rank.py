@@ -25,6 +25,7 @@ from autotune.protocol.disk import TrialFolder
 from autotune.protocol.payload import read_payload
 from autotune.protocol.reports import RankReport
 from autotune.records.trial import TrialResult
+from autotune.settings.applied.process import set_threads
 from autotune.worker.failure.hang_dump import HangDump
 from autotune.worker.failure.kernel_failures import block_launches
 from autotune.worker.failure.outcome import outcome_of
@@ -36,7 +37,6 @@ from autotune.worker.measure.conditions import BEFORE_S, Others, conditions_befo
 from autotune.worker.setup.build import resolved, seed_all
 from autotune.worker.setup.device import Device, DeviceError, open_device
 from autotune.worker.setup.environment import describe
-from autotune.worker.setup.machine import usable_cores
 from autotune.worker.setup.process_group import open_group
 from autotune.worker.trial import Place, Start, gpus_used, run_trial
 
@@ -124,11 +124,9 @@ def _ranks_of(job: jobs.Job) -> int:
 
 def _set_threads(job: jobs.WorkloadJob) -> None:
     """Threads as configured; without a setting, ranks share the cores of their host."""
-    part = job.part if isinstance(job, jobs.TrialJob) else None
-    here = _ranks_of(job) if part is None else part.ranks
-    threads = job.config.intra_op_threads
-    if threads is not None or _ranks_of(job) > 1:
-        torch.set_num_threads(threads or max(1, usable_cores() // here))
+    ranks, part = _ranks_of(job), job.part if isinstance(job, jobs.TrialJob) else None
+    here = ranks if part is None else part.ranks
+    set_threads(job.config.intra_op_threads, here if ranks > 1 else None)
 
 
 def _others_before(job: jobs.Job, first: int, count: int, started: float) -> Mapping[str, Others]:

@@ -25,6 +25,7 @@ from autotune.records.conditions import remarks_on
 from autotune.records.measurement import Block, Measurement
 from autotune.records.ranks import RankFigures
 from autotune.records.trial import TrialResult
+from autotune.settings.applied.parallel import without_effect_here
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.worker.after_window.extra_steps import measure_after_window
@@ -40,7 +41,6 @@ from autotune.worker.measure.utilization import BusyProbe
 from autotune.worker.setup.build import WorkloadFault, build_dataset, build_model, is_stream
 from autotune.worker.setup.device import Device
 from autotune.worker.setup.loader import build_loader
-from autotune.worker.setup.parallel import without_effect_here
 from autotune.worker.setup.process_group import ALONE, Group
 
 __all__ = ["Place", "Start", "ended_when_stuck", "gpus_used", "longest_after_s", "measure", "run_trial"]

@@ -12,7 +12,8 @@ from torch.utils.data import TensorDataset
 
 import autotune
 from autotune.api import search as searching
-from autotune.api.search import SearchResult, rebuild_report
+from autotune.api.result import SearchResult
+from autotune.api.search import rebuild_report
 from autotune.errors import RunFolderError
 from autotune.files.run_folder import RunFolder
 from autotune.report.render import html as page

@@ -17,8 +17,9 @@ from autotune.records.diagnosis import Advice
 from autotune.records.ranks import Communication, RankFigures
 from autotune.records.recommendation import Confirmation
 from autotune.records.trial import Score, TrialRecord, TrialResult
+from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.environment import Environment
-from autotune.settings.training_config import DdpConfig, TrainingConfig
+from autotune.settings.training_config import TrainingConfig
 from tests.factories import CPU, GPU, make_loader_costs, make_measurement
 
 Measured = dict[str, Any]

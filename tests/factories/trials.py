@@ -8,7 +8,8 @@ from autotune.note import Note, note
 from autotune.records.measurement import Measurement
 from autotune.records.recommendation import Confirmation, Ratio, Recommendation
 from autotune.records.trial import Failure, Outcome, Score, TrialRecord, TrialResult
-from autotune.settings.training_config import DdpConfig, TrainingConfig
+from autotune.settings.ddp_config import DdpConfig
+from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import OptimizerFacts
 from autotune.space.learning_rate import scale_lr
 from tests.factories.measurements import make_measurement

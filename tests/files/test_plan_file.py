@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from autotune.errors import ConfigError
 from autotune.files.plan_file import parse_plan, read_plan
 from autotune.settings.budget import Budget
+from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.executor import Executor, ExecutorKind
 from autotune.settings.objective import Objective
 from autotune.settings.plan import Plan
 from autotune.settings.search_options import Method, SearchOptions
 from autotune.settings.search_space import Choices, IntRange, SearchSpace
-from autotune.settings.training_config import DdpConfig, TrainingConfig
+from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Ref
 
 STARTER_YAML = resources.files("autotune.files").joinpath("starter.yaml").read_text("utf-8")

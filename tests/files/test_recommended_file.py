@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import autotune
 from autotune.errors import ConfigError
 from autotune.files import recommended_file
-from autotune.files.recommended_file import load
+from autotune.files.recommended_file import read_recommended
 from autotune.records.measurement import Block, Measurement, MemorySample, Window
 from autotune.records.recommendation import Confirmation, Ratio, Recommendation
 from autotune.records.run_spread import RunSpread
@@ -21,9 +21,10 @@ from autotune.records.run_summary import RunSummary
 from autotune.records.trial import TrialRecord, TrialResult
 from autotune.report.wording.say import say
 from autotune.settings.budget import Budget
+from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.environment import Environment
 from autotune.settings.objective import Objective
-from autotune.settings.training_config import AMP_DTYPES, DdpConfig, TrainingConfig
+from autotune.settings.training_config import AMP_DTYPES, TrainingConfig
 from autotune.settings.workload import OptimizerFacts, WorkloadFacts
 from autotune.space.learning_rate import LrAdvice
 from tests.factories import said
@@ -177,7 +178,7 @@ def summary(config: TrainingConfig, *, rounds: int = 3, name: str = "resnet") ->
 @settings(deadline=None, max_examples=200)
 @given(config=training_configs(), name=st.text(max_size=20))
 def test_a_recommendation_is_read_back_exactly(folder: Path, config: TrainingConfig, name: str) -> None:
-    assert load(write(folder, recommended_yaml(summary(config, name=name)))) == config
+    assert read_recommended(write(folder, recommended_yaml(summary(config, name=name)))) == config
 
 
 def test_the_evidence_is_rounded_and_what_is_not_known_is_null() -> None:
@@ -223,16 +224,6 @@ def test_the_header_says_how_several_devices_were_used() -> None:
     assert "torch.nn.DataParallel over 4 devices" in dp
     assert "torchrun" not in dp
     assert "torchrun" not in recommended_yaml(summary(TrainingConfig()))
-
-
-def test_the_header_says_where_dataparallel_needs_autocast(tmp_path: Path) -> None:
-    said = "config.autocast(device) inside"
-    dp = TrainingConfig(strategy="dp", world_size=4, amp_dtype="bfloat16")
-    header = recommended_yaml(summary(dp)).partition("format: 1")[0]
-    assert said in header
-    assert all(line.startswith("#") for line in header.splitlines() if line)
-    assert said not in recommended_yaml(summary(dp.model_copy(update={"amp_dtype": "float16"})))
-    assert said not in recommended_yaml(summary(TrainingConfig(amp_dtype="bfloat16")))
 
 
 def test_the_header_says_how_training_keeps_memory_as_trials_did() -> None:
@@ -282,7 +273,7 @@ def test_settings_that_are_missing_are_told_in_their_order(tmp_path: Path) -> No
 )
 def test_a_changed_setting_of_ddp_is_told(tmp_path: Path, old: str, new: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        load(tampered(tmp_path, old, new, GROUP))
+        read_recommended(tampered(tmp_path, old, new, GROUP))
 
 
 def tampered(folder: Path, old: str, new: str, config: TrainingConfig | None = None) -> Path:
@@ -308,17 +299,17 @@ def tampered(folder: Path, old: str, new: str, config: TrainingConfig | None = N
 )
 def test_a_changed_recommendation_is_told(tmp_path: Path, old: str, new: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        load(tampered(tmp_path, old, new))
+        read_recommended(tampered(tmp_path, old, new))
 
 
 def test_a_missing_recommendation_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no such file"):
-        load(tmp_path / "recommended.yaml")
+        read_recommended(tmp_path / "recommended.yaml")
 
 
 def test_a_run_folder_in_place_of_its_recommendation_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"is a folder; give the file, such as .*recommended\.yaml"):
-        load(tmp_path)
+        read_recommended(tmp_path)
 
 
 _VALUES = st.recursive(
@@ -335,12 +326,12 @@ def test_any_change_gives_settings_or_a_config_error(folder: Path, value: Any, k
     (content if key in content else content["settings"])[key] = value
     path = write(folder, yaml.safe_dump(content))
     try:
-        config = load(path)
+        config = read_recommended(path)
     except ConfigError:
         return
-    assert load(write(folder, recommended_yaml(summary(config)))) == config
+    assert read_recommended(write(folder, recommended_yaml(summary(config)))) == config
 
 
 def test_a_name_that_no_file_system_takes_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="can't be read"):
-        load(tmp_path / ("x" * 5000))
+        read_recommended(tmp_path / ("x" * 5000))

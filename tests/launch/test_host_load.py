@@ -11,8 +11,8 @@ import pytest
 
 from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.protocol.jobs import WindowRules
+from autotune.settings.applied.processor import usable_cores
 from autotune.settings.training_config import TrainingConfig
-from autotune.worker.setup.machine import usable_cores
 from tests.launch.conftest import GENEROUS_S, rig_over
 
 BURN = "while True: pass"

@@ -15,7 +15,8 @@ from autotune.launch.runner import TrialRunner
 from autotune.protocol.jobs import NO_EXTRAS, CurvesJob, Extras, TrialJob, WindowRules
 from autotune.records.measurement import Block
 from autotune.records.trial import Failure
-from autotune.settings.training_config import DdpConfig, TrainingConfig
+from autotune.settings.ddp_config import DdpConfig
+from autotune.settings.training_config import TrainingConfig
 from autotune.testing import FakeLauncher, FakeTrial
 
 GROUP = TrainingConfig(strategy="ddp", world_size=2, ddp=DdpConfig(bucket_cap_mb=50))

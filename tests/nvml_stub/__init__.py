@@ -13,7 +13,7 @@ The scenario is read anew at each call, by whatever process asks: `play` changes
 Unmentioned figures are refused as not supported. "d" below is a device's number, such as "1.sm_clock", or "mig";
 without it a figure is that of all GPUs (not of the MIG device, which has its own alone).
 
-    devices, d.uuid                  GPUs that there are: 1 as the fixture begins, "GPU-0"
+    devices, d.uuid, d.name          GPUs that there are: 1 as the fixture begins, "GPU-0"
     mig.uuid, mig.instance, mig.parent   a MIG device; samples of utilization are then refused
     driver, cuda                     its version, and the CUDA's that it is for, such as 12020
     memory_used, memory_reserved     bytes

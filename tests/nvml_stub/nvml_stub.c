@@ -155,6 +155,12 @@ int nvmlDeviceGetUUID(Device *device, char *uuid, unsigned int size) {
     return word_of(prefixed(device, "uuid", name, sizeof name), 0, uuid, size) ? SUCCESS : NOT_SUPPORTED;
 }
 
+int nvmlDeviceGetName(Device *device, char *product, unsigned int size) {
+    ENTER(device);
+    char key[96];
+    return word_of(prefixed(device, "name", key, sizeof key), 0, product, size) ? SUCCESS : NOT_SUPPORTED;
+}
+
 int nvmlDeviceGetHandleByUUID(const char *uuid, Device **device) {
     ENTER(uuid);
     char name[96], own[96];

@@ -10,8 +10,9 @@ from autotune.records.recommendation import Ratio, Recommendation
 from autotune.records.run_spread import RunSpread
 from autotune.records.run_summary import RunSummary, changed_settings
 from autotune.settings.budget import Budget
+from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.objective import Objective
-from autotune.settings.training_config import DdpConfig, TrainingConfig
+from autotune.settings.training_config import TrainingConfig
 from autotune.space.learning_rate import LrAdvice
 from tests.factories import make_confirmation, make_environment, make_facts, make_record, said
 

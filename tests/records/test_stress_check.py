@@ -8,7 +8,8 @@ import pytest
 
 from autotune.records.measurement import MemorySample
 from autotune.records.stress_check import Load, StressFigures, load_of, sample_scan_s
-from autotune.settings.training_config import DdpConfig, TrainingConfig
+from autotune.settings.ddp_config import DdpConfig
+from autotune.settings.training_config import TrainingConfig
 from autotune.testing import fake_environment, fake_facts
 
 MIB = 2**20

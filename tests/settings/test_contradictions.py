@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from autotune.settings.training_config import DdpConfig, TrainingConfig
+from autotune.settings.ddp_config import DdpConfig
+from autotune.settings.training_config import TrainingConfig
 
 
 @pytest.mark.parametrize(

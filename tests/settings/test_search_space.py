@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.search_space import Choices, DdpSpace, IntRange, SearchSpace
-from autotune.settings.training_config import LOADER_SETTINGS, DdpConfig, TrainingConfig
+from autotune.settings.training_config import LOADER_SETTINGS, TrainingConfig
 
 
 def test_a_setting_takes_a_list_a_range_or_one_value() -> None:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch.utils.data import DataLoader, TensorDataset
 
-from autotune.settings.training_config import AMP_DTYPES, AmpDtype, DdpConfig, TrainingConfig
+from autotune.settings.ddp_config import DdpConfig
+from autotune.settings.training_config import AMP_DTYPES, AmpDtype, TrainingConfig
 
 _COUNTS = st.integers(1, 4096)
 _ANY_SETTINGS = st.fixed_dictionaries(

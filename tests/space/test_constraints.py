@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.environment import Environment
-from autotune.settings.training_config import DdpConfig, TrainingConfig
+from autotune.settings.training_config import TrainingConfig
 from autotune.space import constraints as rules
 from tests.factories import CPU, FOUR_DEVICES, make_environment, make_facts
 

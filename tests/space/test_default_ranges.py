@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.search_space import IntRange
-from autotune.settings.training_config import DdpConfig, TrainingConfig
+from autotune.settings.training_config import TrainingConfig
 from autotune.space.default_ranges import most_workers
 from autotune.space.resolved_space import ResolvedSpace, compose
 from tests.factories import CPU, FOUR_DEVICES, make_environment, make_facts, make_space

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from autotune.note import note as make_note
-from autotune.settings.training_config import DdpConfig, TrainingConfig
+from autotune.settings.ddp_config import DdpConfig
+from autotune.settings.training_config import TrainingConfig
 from autotune.space.resolved_space import compose
 from tests.factories import FOUR_DEVICES, make_environment, make_space
 

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.note import note
+from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.search_space import IntRange, SearchSpace
-from autotune.settings.training_config import DdpConfig, TrainingConfig
+from autotune.settings.training_config import TrainingConfig
 from autotune.space import constraints as rules
 from autotune.space.resolved_space import ResolvedSpace, compose, setting_of
 from tests.factories import CPU, FOUR_DEVICES, make_environment, make_space

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.records.trial import TrialRecord, TrialResult
+from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.search_space import Choices, IntRange
-from autotune.settings.training_config import DdpConfig, TrainingConfig
+from autotune.settings.training_config import TrainingConfig
 from autotune.space.resolved_space import ResolvedSpace, compose
 from autotune.study.proposals import (
     explaining_setting,

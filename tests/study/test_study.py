@@ -12,7 +12,8 @@ import pytest
 from autotune.errors import RunFolderError, StudyMismatchError
 from autotune.note import note
 from autotune.records.trial import Score, TrialResult
-from autotune.settings.training_config import DdpConfig, TrainingConfig
+from autotune.settings.ddp_config import DdpConfig
+from autotune.settings.training_config import TrainingConfig
 from autotune.space.resolved_space import ResolvedSpace
 from autotune.study import combinations, optuna_trials
 from autotune.study.optuna_trials import read_records

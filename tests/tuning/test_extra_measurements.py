@@ -12,7 +12,8 @@ from autotune.diagnosis.scaling import compare_strategies
 from autotune.records.ceilings import device_key
 from autotune.records.ranks import Communication
 from autotune.records.trial import Score, TrialRecord, TrialResult
-from autotune.settings.training_config import DdpConfig, TrainingConfig
+from autotune.settings.ddp_config import DdpConfig
+from autotune.settings.training_config import TrainingConfig
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost, fake_environment
 from autotune.tuning.loop import Search
 from tests.factories import GPU, make_measurement

@@ -10,7 +10,8 @@ import pytest
 from autotune.protocol.jobs import StressJob, WindowRules
 from autotune.records.stress_check import load_of
 from autotune.records.trial import TrialRecord, TrialResult
-from autotune.settings.training_config import DdpConfig, TrainingConfig
+from autotune.settings.ddp_config import DdpConfig
+from autotune.settings.training_config import TrainingConfig
 from autotune.testing import FakeLauncher, FakeTrial, fake_environment, fake_facts
 from autotune.tuning.loop import Search
 from autotune.tuning.stress_check import StressCheck, check_under_stress, reserve_s

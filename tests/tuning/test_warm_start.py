@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 import autotune
 from autotune.api.check import check_plan
 from autotune.errors import ConfigError, StudyMismatchError
-from autotune.files.recommended_file import describe_machine
+from autotune.files.recommended_machine import describe_machine
 from autotune.files.run_folder import read_summary
 from autotune.note import note
+from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.environment import COMPARED, Environment
 from autotune.settings.plan import Plan
-from autotune.settings.training_config import AMP_DTYPES, DdpConfig, TrainingConfig
+from autotune.settings.training_config import AMP_DTYPES, TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.space.resolved_space import ResolvedSpace, compose
 from autotune.testing import FakeLauncher, fake_environment

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from autotune.settings.training_config import DdpConfig
+from autotune.settings.ddp_config import DdpConfig
 
 SCRIPT = Path(__file__).with_name("eight_ranks.py")
 SETTINGS: dict[str, dict[str, Any]] = {

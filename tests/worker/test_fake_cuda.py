@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from autotune.settings.applied.parallel import _DataParallel
 from autotune.settings.training_config import AMP_DTYPES, AmpDtype, TrainingConfig
 from autotune.worker.measure.step import Step, Trainer
-from autotune.worker.setup.parallel import _DataParallel
 from tests.worker.fake_cuda import CUDA, Seen, fake_cuda, forward_alone, on_device
 
 COMPUTED: dict[AmpDtype, torch.dtype] = {
@@ -33,9 +33,9 @@ def train_forward(batch: Any, **settings: Any) -> Any:
     model = convolution().to(memory_format=torch.channels_last if config.channels_last else torch.contiguous_format)  # type: ignore[call-overload] # torch's stubs lack the keyword alone
     with fake_cuda():
         optimizer = torch.optim.SGD([torch.zeros(1)])
-        scaler = config.grad_scaler("cpu")
+        accumulator = config.accumulator(model, optimizer, device="cuda:0", scaler=config.grad_scaler("cpu"))
         step = Step(forward_alone, "the step that was given")
-        trainer = Trainer(on_device(model), optimizer, step, config, CUDA, scaler)
+        trainer = Trainer(on_device(model), optimizer, step, config, CUDA, accumulator)
         with pytest.raises(Seen) as seen:
             trainer.train(batch() if callable(batch) else batch)
         return seen.value.found

@@ -1,4 +1,4 @@
-"""Keeps NVIDIA's driver from releasing the GPUs between trials.
+"""What the parent asks of NVIDIA's driver: to keep the GPUs initialised between trials, and what they are called.
 
 Without persistence mode the driver initialises a GPU for the first process that opens it and releases it after the
 last: this costs each trial one to three seconds, and state such as clocks that were set is lost. The parent therefore
@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
-__all__ = ["kept_initialised"]
+__all__ = ["driver_and_gpus", "kept_initialised"]
 
 
 @contextmanager
@@ -35,6 +35,22 @@ def kept_initialised(device: str) -> Iterator[None]:
                 held.callback(_let_go)
                 _take_handles()
         yield
+
+
+def driver_and_gpus() -> tuple[str | None, tuple[str, ...]]:
+    """The driver's version and the GPUs' products, without a CUDA context; (None, ()) without NVIDIA's driver."""
+    import pynvml
+
+    with ExitStack() as held:
+        try:
+            pynvml.nvmlInit()
+            held.callback(_let_go)
+            handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+            return str(pynvml.nvmlSystemGetDriverVersion()), tuple(
+                str(pynvml.nvmlDeviceGetName(one)) for one in handles
+            )
+        except pynvml.NVMLError:
+            return None, ()
 
 
 def _let_go() -> None:

@@ -15,7 +15,8 @@ from autotune.records.trial import Outcome
 from autotune.report.wording.catalogue import load_english
 from autotune.report.wording.units import NO_VALUE, format_count
 from autotune.settings.contradictions import NEUTRAL_WITHOUT_WORKERS
-from autotune.settings.training_config import DdpConfig, TrainingConfig
+from autotune.settings.ddp_config import DdpConfig
+from autotune.settings.training_config import TrainingConfig
 
 __all__ = [
     "BOTTLENECKS",

@@ -16,7 +16,7 @@ import torch
 from torch import distributed
 
 from autotune.records.ranks import Communication
-from autotune.settings.training_config import TORCH_BUCKET_CAP_MB, TORCH_FIRST_BUCKET_MB, DdpConfig
+from autotune.settings.ddp_config import TORCH_BUCKET_CAP_MB, TORCH_FIRST_BUCKET_MB, DdpConfig
 from autotune.worker.measure.step import Trainer
 from autotune.worker.setup.process_group import Group
 
@@ -41,7 +41,7 @@ def measure_communication(trainer: Trainer, held: Sequence[Any], group: Group, *
     Raises:
         RuntimeError: there are no batches on some rank, or its model has no no_sync.
     """
-    if not group.all(bool(held) and trainer.no_sync is not None):
+    if not group.all(bool(held) and trainer.accumulator.no_sync is not None):
         raise RuntimeError("each rank must hold batches, and its model must have no_sync")
     batches = cycle(held)
 

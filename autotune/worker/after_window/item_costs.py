@@ -26,6 +26,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from autotune.note import Note, note
 from autotune.records.breakdown import LoaderCosts
 from autotune.records.ceilings import Ceiling
+from autotune.settings.applied.processor import usable_cores
 from autotune.settings.training_config import TrainingConfig
 from autotune.worker.failure.causes import cause_of
 from autotune.worker.measure.batch import batch_bytes, tensors_of
@@ -33,7 +34,7 @@ from autotune.worker.measure.feed import Feed
 from autotune.worker.measure.side_alone import loader_alone
 from autotune.worker.measure.step import torch_threads
 from autotune.worker.setup.build import is_stream
-from autotune.worker.setup.machine import bytes_from_disk, usable_cores
+from autotune.worker.setup.machine import bytes_from_disk
 
 __all__ = ["draws_of", "measure_items", "with_batch_rates"]
 

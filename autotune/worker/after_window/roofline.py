@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from autotune.records.diagnosis import Roofline
-from autotune.settings.float32_precision import tf32_products
+from autotune.settings.applied.float32_precision import tf32_products
 from autotune.settings.training_config import TrainingConfig
 from autotune.worker.measure.step import Trainer
 from autotune.worker.setup.device import Device

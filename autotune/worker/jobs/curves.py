@@ -29,7 +29,7 @@ from autotune.protocol.jobs import CurvesJob
 from autotune.records.ceilings import Ceiling
 from autotune.records.diagnosis import CurvePoint, Curves, Roofline
 from autotune.records.run_summary import changed_settings
-from autotune.settings.float32_precision import tf32_products
+from autotune.settings.applied.float32_precision import tf32_products
 from autotune.settings.training_config import LOADER_SETTINGS, TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.worker.after_window.roofline import trace_roofline

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from autotune.note import Note, note
 from autotune.protocol.jobs import PrecisionJob
 from autotune.records.precision_check import GUARD_STEPS, PrecisionFigures, deviation_of
-from autotune.settings.float32_precision import exact_matmuls, tf32_products
+from autotune.settings.applied.float32_precision import exact_matmuls, tf32_products
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.worker.failure.out_of_memory import device_was_full, shortage_of
@@ -176,7 +176,8 @@ def _train(
     optimizer.register_step_pre_hook(lambda *_: trained.before_step(scene.model))
     model: Any = torch.compile(scene.model) if config.compile else scene.model
     scaler = config.grad_scaler(device.torch_device)
-    trainer = Trainer(model, optimizer, scene.step, config, device, scaler)
+    accumulator = config.accumulator(model, optimizer, device=device.torch_device, scaler=scaler)
+    trainer = Trainer(model, optimizer, scene.step, config, device, accumulator)
     for _ in range(steps + MOST_SKIPS):
         at = len(trained.losses)
         if at == steps or ((at or trained.skipped) and perf_counter() > stop_at):

@@ -10,7 +10,7 @@ in place: containers and other objects are copied for each use, their tensors on
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy, deepcopy
 from dataclasses import fields, is_dataclass
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from autotune.settings.training_config import TrainingConfig
+from autotune.settings.applied.batch import rebuilt
 
 __all__ = [
     "Held",
@@ -31,15 +31,12 @@ __all__ = [
     "batch_fingerprint",
     "copied",
     "leaves_of",
-    "moved",
-    "rebuilt",
     "resized",
     "tensors_of",
     "unpacked",
 ]
 
 _DEEPEST = 8  # containers within containers; our own convention: a guard against objects that reach half of a program
-_CHANNELS_LAST_DIMS = 4
 _PLAIN = (Tensor, np.ndarray, np.generic, str, bytes, bytearray, int, float, complex, type, nn.Module)
 """Types that are not taken apart."""
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
@@ -76,43 +73,6 @@ def batch_fingerprint(batch: Any) -> int:
     """
     parts = [tensor.detach().flatten()[:256].tolist() for tensor in islice(tensors_of(batch), 4)]
     return crc32(repr(parts).encode()) if parts else os.getpid()
-
-
-def moved(value: Any, device: torch.device, config: TrainingConfig) -> Any:
-    """A batch on the device, in the configuration's layout; copies from pinned memory do not block.
-
-    An object with a method `to` is asked to move itself, before any other rule: its class knows best. One that returns
-    nothing has moved in place. Source: accelerate.utils.send_to_device and lightning's move_data_to_device, which both
-    do so.
-    """
-    if isinstance(value, Tensor):
-        if config.channels_last and value.ndim == _CHANNELS_LAST_DIMS:
-            return value.to(device, non_blocking=config.pin_memory, memory_format=torch.channels_last)
-        return value.to(device, non_blocking=config.pin_memory)
-    move = getattr(value, "to", None)
-    if not callable(move):
-        return rebuilt(value, lambda part: moved(part, device, config))
-    own = _move_without_blocking(move, device) if config.pin_memory else move(device)
-    return value if own is None else own
-
-
-def rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A container of the same type whose parts are changed; anything else as it is.
-
-    Source: torch/utils/data/_utils/pin_memory.py, whose rules for mappings these are.
-    """
-    if isinstance(value, Mapping):
-        return _like(value, {key: change(part) for key, part in value.items()})
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(change, value))
-    if isinstance(value, tuple | list):
-        return type(value)(map(change, value))
-    if is_dataclass(value) and not isinstance(value, type):
-        own = copy(value)
-        for field in fields(value):
-            object.__setattr__(own, field.name, change(getattr(value, field.name)))  # a frozen one's too
-        return own
-    return value
 
 
 def resized(batch: Any, count: int, size: int) -> Any:
@@ -162,27 +122,6 @@ def _parts(value: Any) -> list[Any] | None:
     if is_dataclass(value):
         return [getattr(value, field.name) for field in fields(value)]
     return list(vars(value).values()) or None if hasattr(value, "__dict__") else None
-
-
-def _like(value: Mapping[Any, Any], parts: dict[Any, Any]) -> Mapping[Any, Any]:
-    """A mapping of the same type with other values; a dict where its type can't be made so."""
-    if type(value) is dict:
-        return parts
-    try:
-        if not isinstance(value, MutableMapping):
-            return type(value)(parts)  # type: ignore[call-arg] # a mapping's type usually takes one
-        own = copy(value)  # it may have attributes beside its items
-        own.update(parts)
-    except TypeError:
-        return parts
-    return own
-
-
-def _move_without_blocking(move: Callable[..., Any], device: torch.device) -> Any:
-    try:
-        return move(device, non_blocking=True)
-    except TypeError:  # a method without that argument
-        return move(device)
 
 
 class Reused:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,16 +15,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from autotune.settings.applied.accumulator import Accumulator
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
-from autotune.worker.measure.batch import moved, tensors_of
+from autotune.worker.measure.batch import tensors_of
 from autotune.worker.setup.build import WorkloadFault, build_optimizer
 from autotune.worker.setup.device import Device
 
 __all__ = ["NoTrainer", "Step", "Trainer", "infer_step", "make_trainer", "open_trainer", "torch_threads"]
 
 _ADVICE = "pass step=lambda model, batch: ... that returns the loss"
-_AUTOCAST = frozenset({"bfloat16", "float16"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +77,17 @@ class Trainer:
     step: Step
     config: TrainingConfig
     device: Device
-    scaler: torch.amp.GradScaler
-    accumulated: int = 0
-    no_sync: Callable[[], AbstractContextManager[None]] | None = None
-    """DDP's no_sync: gradients stay with their rank while it is entered. None where nothing is exchanged, and for a
-    static graph, in which DDP can't do without an exchange here and there."""
-    exchanges_nothing: bool = False
-    """Exchange nothing, not even in an optimizer step's last batch."""
+    accumulator: Accumulator
+
+    @property
+    def scaler(self) -> torch.amp.GradScaler:
+        """The GradScaler, a pass-through but for float16."""
+        return self.accumulator.scaler
+
+    @property
+    def accumulated(self) -> int:
+        """Batches since the optimizer's last step."""
+        return self.accumulator.accumulated
 
     @contextmanager
     def without_exchange(self) -> Iterator[None]:
@@ -93,46 +97,32 @@ class Trainer:
             RuntimeError: DDP can't do without the exchange.
         """
         has_ranks = self.config.process_count > 1
-        if has_ranks and self.no_sync is None:
+        if has_ranks and self.accumulator.no_sync is None:
             raise RuntimeError("with ddp.static_graph no rank can train by itself")
-        self.exchanges_nothing = has_ranks
+        self.accumulator.exchanges_nothing = has_ranks
         try:
             yield
         finally:
-            self.exchanges_nothing = False
+            self.accumulator.exchanges_nothing = False
 
     def train(self, batch: Any) -> Tensor:
         """Forward, backward, and the optimizer's step where one is due; hands on the loss without waiting for it."""
-        if self.no_sync is not None and (self.exchanges_nothing or self.accumulated + 1 < self.config.grad_accum_steps):
-            with self.no_sync():  # around both passes: DDP prepares the exchange in the forward one
-                return self._learn(batch)
-        return self._learn(batch)
-
-    def _learn(self, batch: Any) -> Tensor:
         batch = self.to_device(batch)
-        if self.config.amp_dtype in _AUTOCAST:
-            with self.config.autocast(self.device.torch_device):
-                loss = self.step.function(self.model, batch)
-        else:  # tf32 holds for the whole process, the backward pass included
+        with self.accumulator:
             loss = self.step.function(self.model, batch)
-        if self.config.strategy == "dp" and isinstance(loss, Tensor) and loss.ndim == 1:
-            loss = loss.mean()  # DataParallel gathers one of each device where the model computes its own
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            raise WorkloadFault(f"the step must return a scalar loss tensor, but returned {_shape(loss)}; {_ADVICE}")
-        steps = self.config.grad_accum_steps
-        share = loss if steps == 1 else loss / steps  # to divide by one costs 14 us, the way back included
-        self.scaler.scale(share).backward()  # type: ignore[no-untyped-call] # torch
-        self.accumulated += 1
-        if self.accumulated == steps:
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-            self.optimizer.zero_grad(set_to_none=True)
-            self.accumulated = 0
-        return loss.detach()
+            if not self._is_loss(loss):
+                wrong = f"the step must return a scalar loss tensor, but returned {_shape(loss)}"
+                raise WorkloadFault(f"{wrong}; {_ADVICE}")
+            self.accumulator.backward(loss)
+        return loss.detach().mean() if loss.ndim else loss.detach()
 
     def to_device(self, batch: Any) -> Any:
         """The batch on the device, in the configuration's layout; copies from pinned memory don't block."""
-        return moved(batch, self.device.torch_device, self.config)
+        return self.config.to_device(batch, self.device.torch_device)
+
+    def _is_loss(self, loss: Any) -> bool:
+        """One value, or under dp one for each device where the model computes its own."""
+        return isinstance(loss, Tensor) and (loss.numel() == 1 or (self.accumulator.gathers and loss.ndim == 1))
 
 
 @dataclass(slots=True)
@@ -172,10 +162,8 @@ def make_trainer(
     """A trainer in the configuration's precision; sets TF32 and the threads for this process."""
     if config.amp_dtype == "tf32":
         config.autocast(device.torch_device).__enter__()  # for the whole life of this process
-    trainer = Trainer(model, optimizer, step, config, device, config.grad_scaler(device.torch_device))
-    if config.strategy == "ddp" and not (config.ddp is not None and config.ddp.static_graph):
-        trainer.no_sync = getattr(model, "no_sync", None)  # a compiled model hands it on
-    return trainer
+    accumulator = config.accumulator(model, optimizer, device=device.torch_device)
+    return Trainer(model, optimizer, step, config, device, accumulator)
 
 
 def _keyword_step(model: nn.Module, batch: Any) -> Tensor:

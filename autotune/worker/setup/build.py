@@ -28,7 +28,6 @@ from torch.utils.data import IterableDataset
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import PARTS, OptimizerFacts, Ref, Workload
 from autotune.worker.setup.device import Device
-from autotune.worker.setup.parallel import parallel_model
 
 __all__ = [
     "WorkloadFault",
@@ -65,12 +64,7 @@ def build_model(workload: Workload, config: TrainingConfig, device: Device) -> n
     For strategy ddp, the process group must be open.
     """
     model: nn.Module = _made("model", workload.model, "be an nn.Module or", lambda found: isinstance(found, nn.Module))
-    model = model.to(device.torch_device)
-    if config.channels_last:
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's stubs lack the keyword alone
-    model.train()
-    model = parallel_model(model, config, device)
-    return torch.compile(model) if config.compile else model  # type: ignore[return-value] # an OptimizedModule is a Module
+    return config.arrange(model.train(), device.torch_device)
 
 
 def build_dataset(workload: Workload) -> Any:

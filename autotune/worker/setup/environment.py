@@ -14,6 +14,7 @@ import torch
 
 from autotune.launch.local.kept_memory import has_kept_memory, malloc_switches
 from autotune.note import Note, note
+from autotune.settings.applied.processor import processor_name, usable_cores
 from autotune.settings.environment import Environment
 from autotune.settings.training_config import AMP_DTYPES, AmpDtype
 from autotune.worker.failure.kernel_failures import blocking_variable
@@ -48,7 +49,7 @@ def describe(device: Device, *, job_blocks: bool = False) -> Environment:
         device_names=names if len(set(names)) > 1 else (),
         native_amp_dtypes=_native_dtypes(device),
         driver=nvml.driver_version() if device.kind == "cuda" else None,
-        cores=machine.usable_cores(),
+        cores=usable_cores(),
         ram_bytes=machine.usable_ram_bytes(),
         platform=platform.platform(terse=True),
         python=platform.python_version(),
@@ -71,7 +72,7 @@ def _remarks(device: Device, *, job_blocks: bool) -> list[Note]:
 def _device_names(device: Device) -> tuple[str, ...]:
     """The product of each device of this kind; the processor's for the CPU and on MPS."""
     if device.kind in {"cpu", "mps"}:
-        return (machine.processor_name(),)
+        return (processor_name(),)
     return tuple(str(device.module.get_device_name(index)) for index in range(device.module.device_count()))
 
 

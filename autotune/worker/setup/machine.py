@@ -1,29 +1,26 @@
 """What this machine grants a process, and what a process tree takes of it, read from the kernel.
 
-Hands on cores, RAM, the processor's name and flags, bytes read from disks, and the peak memory of a process tree.
+Hands on RAM, the processor's flags, bytes read from disks, and the peak memory of a process tree.
 """
 
 from __future__ import annotations
 
 import os
-import platform
 import sys
 from contextlib import suppress
-from math import ceil, inf
+from math import inf
 from pathlib import Path
 
 import psutil
 
+from autotune.settings.applied.processor import cgroup_folders, cpuinfo
+
 __all__ = [
     "bytes_from_disk",
-    "cgroup_folders",
-    "cpu_quota",
     "processor_flags",
-    "processor_name",
     "reset_tree_peak",
     "tf32_overrides",
     "tree_peak",
-    "usable_cores",
     "usable_ram_bytes",
 ]
 
@@ -31,32 +28,15 @@ _TF32_VARIABLES = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
 """Variables of the environment that change what float32 means: NVIDIA's libraries' own switch, and torch's.
 Source: cuBLAS's documentation; aten/src/ATen/Context.h."""
 
-_CGROUP_ROOT = Path("/sys/fs/cgroup")
-_CGROUP_MEMBERSHIP = Path("/proc/self/cgroup")
-
-
-def usable_cores() -> int:
-    """Cores that this process may use: the lesser of affinity and cgroup quota, at least 1.
-
-    Source: Linux kernel, admin-guide/cgroup-v2 (cpu.max) and scheduler/sched-bwc (cfs_quota_us).
-    """
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, ceil(min([affinity, *map(cpu_quota, cgroup_folders("cpu"))])))
-
 
 def usable_ram_bytes() -> int:
     """RAM that this process may use: the lesser of the machine's and the cgroup's."""
     return int(min([psutil.virtual_memory().total, *map(_memory_limit, cgroup_folders("memory"))]))
 
 
-def processor_name() -> str:
-    """The processor's model, such as "AMD EPYC 9354"."""
-    return _cpuinfo("model name", "Model") or platform.processor() or platform.machine()
-
-
 def processor_flags() -> frozenset[str]:
     """Instruction-set flags as Linux lists them; empty elsewhere."""
-    return frozenset(_cpuinfo("flags", "Features").split())
+    return frozenset(cpuinfo("flags", "Features").split())
 
 
 def tf32_overrides() -> tuple[str, ...]:
@@ -112,38 +92,6 @@ def _above_present_bytes(pid: int) -> int:
         values = {line.partition(":")[0]: line.split() for line in lines}
         return max(0, int(values["VmHWM"][1]) - int(values["VmRSS"][1])) * 1024
     return 0
-
-
-def _cpuinfo(*names: str) -> str:
-    """The value of the first line of /proc/cpuinfo that begins with one of these names; "" where there is none."""
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next((line.partition(":")[2].strip() for line in lines if line.startswith(names)), "")
-    return ""
-
-
-def cgroup_folders(controller: str) -> list[Path]:
-    """This process's group and all above it: the tightest limit counts."""
-    folders: list[Path] = []
-    with suppress(OSError):
-        for line in _CGROUP_MEMBERSHIP.read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            root = _CGROUP_ROOT if controllers == "" else _CGROUP_ROOT / controller
-            if controllers in {"", controller} or controller in controllers.split(","):
-                own = root / path.lstrip("/")
-                folders += [own, *(parent for parent in own.parents if parent.is_relative_to(root))]
-    return folders
-
-
-def cpu_quota(folder: Path) -> float:
-    """Cores that a group may use; infinite where it is not limited, which stands there as "max", or as -1."""
-    with suppress(OSError, ValueError):
-        quota, period = (folder / "cpu.max").read_text().split()
-        return int(quota) / int(period)
-    with suppress(OSError, ValueError):
-        quota_us = int((folder / "cpu.cfs_quota_us").read_text())
-        return quota_us / int((folder / "cpu.cfs_period_us").read_text()) if quota_us > 0 else inf
-    return inf
 
 
 def _memory_limit(folder: Path) -> float:

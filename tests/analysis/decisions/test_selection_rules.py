@@ -13,7 +13,8 @@ from autotune.analysis.decisions.rounds import fit_rounds
 from autotune.analysis.decisions.selection_rules import believed_gains, choose, claim_of, ratio_of, simplicity
 from autotune.records.recommendation import Confirmation
 from autotune.records.run_spread import RunSpread
-from autotune.settings.training_config import DdpConfig, TrainingConfig
+from autotune.settings.ddp_config import DdpConfig
+from autotune.settings.training_config import TrainingConfig
 from tests.factories import make_confirmation
 
 STEADY = RunSpread(sd=0.005, degrees_of_freedom=30.0, source="workload")

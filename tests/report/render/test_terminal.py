@@ -14,9 +14,10 @@ from autotune.records.run_summary import RunSummary
 from autotune.records.trial import Outcome
 from autotune.report.render.terminal import print_check, print_environment
 from autotune.report.wording.units import NO_VALUE
+from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.objective import Objective
 from autotune.settings.search_space import Choices, IntRange, SearchSpace
-from autotune.settings.training_config import DdpConfig, TrainingConfig
+from autotune.settings.training_config import TrainingConfig
 from autotune.space.default_ranges import Basis
 from autotune.space.resolved_space import resolve
 from tests.factories import (

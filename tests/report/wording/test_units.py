@@ -21,7 +21,8 @@ from autotune.report.wording.units import (
     format_times,
     show,
 )
-from autotune.settings.training_config import DdpConfig, TrainingConfig
+from autotune.settings.ddp_config import DdpConfig
+from autotune.settings.training_config import TrainingConfig
 from tests.factories import BASELINE, FAST, GROUP
 
 

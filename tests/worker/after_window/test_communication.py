@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from autotune.settings.training_config import DdpConfig, TrainingConfig
+from autotune.settings.ddp_config import DdpConfig
+from autotune.settings.training_config import TrainingConfig
 from autotune.worker.after_window.communication import _bucket_bytes
 from autotune.worker.measure.step import Step, make_trainer
 from autotune.worker.setup.device import open_device

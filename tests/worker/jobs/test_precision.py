@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from autotune.protocol.jobs import PrecisionJob
 from autotune.records.precision_check import GUARD_STEPS, PrecisionFigures, objection
-from autotune.settings.float32_precision import tf32_products
+from autotune.settings.applied.float32_precision import tf32_products
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.worker.jobs import precision as guard

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from autotune.settings.training_config import TrainingConfig
-from autotune.worker.measure.batch import Reused, batch_bytes, batch_fingerprint, leaves_of, moved, resized, tensors_of
+from autotune.worker.measure.batch import Reused, batch_bytes, batch_fingerprint, leaves_of, resized, tensors_of
 from tests.launch.user_batches import Encoding, Graph, Opaque, Sample
 
 Pair = namedtuple("Pair", "x y")
@@ -59,27 +59,27 @@ def test_a_batch_of_any_type_is_moved_and_keeps_its_type(make: Callable[[], Any]
     assert [tuple(tensor.shape) for tensor in tensors_of(batch)] == [(3, 4), (2,)]
     assert batch_bytes([batch, batch]) == 2 * (12 + 2) * 4
     for config in (TrainingConfig(), TrainingConfig(pin_memory=True)):
-        there = moved(make(), META, config)
+        there = config.to_device(make(), META)
         assert type(there) is type(batch)
         assert [tensor.device.type for tensor in tensors_of(there)] == ["meta", "meta"]
 
 
 def test_an_object_without_a_way_to_move_stays_as_it_is() -> None:
     plain, opaque = SimpleNamespace(x=ONES), Opaque(ONES)
-    assert moved([plain, opaque], META, TrainingConfig()) == [plain, opaque]
+    assert TrainingConfig().to_device([plain, opaque], META) == [plain, opaque]
     assert (tensors_of(plain), tensors_of(opaque)) == ([ONES], [])
 
 
 def test_attributes_beside_a_mappings_items_are_kept() -> None:
     batch = UserDict(x=ONES)
     batch.n_sequences = 3  # type: ignore[attr-defined]
-    there = moved(batch, META, TrainingConfig())
+    there = TrainingConfig().to_device(batch, META)
     assert (there.n_sequences, there["x"].device, batch["x"].device.type) == (3, META, "cpu")
 
 
 def test_images_get_the_layout_asked_for_at_any_depth() -> None:
     images = torch.zeros(2, 3, 4, 4)
-    there = moved({"images": Sample(images, ONES)}, torch.device("cpu"), TrainingConfig(channels_last=True))
+    there = TrainingConfig(channels_last=True).to_device({"images": Sample(images, ONES)}, "cpu")
     assert there["images"].x.is_contiguous(memory_format=torch.channels_last)
 
 
@@ -87,7 +87,7 @@ def test_a_graph_that_moves_itself_in_place_comes_back_as_it_was() -> None:
     batch = Graph(x=ONES)
     supply = Reused([batch])
     for _ in range(3):
-        moved(next(supply), META, TrainingConfig())
+        TrainingConfig().to_device(next(supply), META)
     assert batch.x.device.type == "cpu"
     assert supply.handed_out == 3
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from autotune.records.host_load import HostLoad
+from autotune.settings.applied import processor
 from autotune.worker.measure import host_load
 from autotune.worker.measure.host_load import HostLoadProbe
-from autotune.worker.setup import machine
 
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 HZ = os.sysconf("SC_CLK_TCK")
@@ -54,8 +54,8 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kernel:
     made = Kernel(tmp_path)
     monkeypatch.setattr(host_load, "_PROC", tmp_path / "proc")
     monkeypatch.setattr(host_load, "perf_counter", lambda: made.now)
-    monkeypatch.setattr(machine, "_CGROUP_ROOT", tmp_path)
-    monkeypatch.setattr(machine, "_CGROUP_MEMBERSHIP", tmp_path / "membership")
+    monkeypatch.setattr(processor, "_CGROUP_ROOT", tmp_path)
+    monkeypatch.setattr(processor, "_CGROUP_MEMBERSHIP", tmp_path / "membership")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 2})
     return made
 

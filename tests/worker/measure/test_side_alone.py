@@ -182,14 +182,14 @@ class Scaler:
 def test_steps_that_the_scaler_skips_are_warm_up() -> None:
     seen: list[Any] = []
     trainer: Any = trainer_of(config_of(amp_dtype="float16"), seen)
-    trainer.scaler = Scaler(skips=9)
+    trainer.accumulator.scaler = Scaler(skips=9)
     ceiling = device_alone(trainer, [Held((torch.zeros(8, 4),), 8)], seconds=0.0)
     assert (len(seen) - ceiling.batches, trainer.scaler.skips) == (10, -2)
 
 
 def test_skipped_steps_are_no_ceiling() -> None:
     trainer: Any = trainer_of(config_of(amp_dtype="float16"))
-    trainer.scaler = Scaler(skips=10**6)
+    trainer.accumulator.scaler = Scaler(skips=10**6)
     with pytest.raises(RuntimeError, match="steps were skipped: their gradients in float16 are not finite"):
         device_alone(trainer, [Held((torch.zeros(8, 4),), 8)], seconds=SHORT_S)
 

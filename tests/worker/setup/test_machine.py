@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+from autotune.settings.applied import processor
 from autotune.worker.setup import machine
 
 GIB = 2**30
@@ -20,8 +21,8 @@ GIB = 2**30
 @pytest.fixture
 def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty tree of control groups, on a machine with 16 cores and 64 GiB; /membership beside it."""
-    monkeypatch.setattr(machine, "_CGROUP_ROOT", tmp_path / "cgroup")
-    monkeypatch.setattr(machine, "_CGROUP_MEMBERSHIP", tmp_path / "membership")
+    monkeypatch.setattr(processor, "_CGROUP_ROOT", tmp_path / "cgroup")
+    monkeypatch.setattr(processor, "_CGROUP_MEMBERSHIP", tmp_path / "membership")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"total": 64 * GIB}))
     return tmp_path / "cgroup"
@@ -87,17 +88,17 @@ def write(groups: Path, membership: str, files: dict[str, str]) -> None:
 )
 def test_the_tightest_limit_counts(membership: str, files: dict[str, str], cores: int, ram: int, groups: Path) -> None:
     write(groups, membership, files)
-    assert machine.usable_cores() == cores
+    assert processor.usable_cores() == cores
     assert machine.usable_ram_bytes() == ram * GIB
 
 
 def test_without_control_groups_the_machine_counts(groups: Path) -> None:
-    assert machine.usable_cores() == 16
+    assert processor.usable_cores() == 16
     assert machine.usable_ram_bytes() == 64 * GIB
 
 
 def test_the_processor_is_named() -> None:
-    assert machine.processor_name()
+    assert processor.processor_name()
     assert isinstance(machine.processor_flags(), frozenset)
 
 

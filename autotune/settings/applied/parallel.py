@@ -1,6 +1,6 @@
 """A model on several devices: DataParallel in one process, or DistributedDataParallel among the ranks of a group.
 
-Takes a built model and a TrainingConfig; hands on what the training loop calls in its place. Arguments that the
+Takes a built model; hands on what the training loop calls in its place. Arguments that the
 installed torch lacks are left out, found by DDP's own signature.
 """
 
@@ -15,25 +15,24 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from autotune.note import Note, note
-from autotune.settings.training_config import TORCH_BUCKET_CAP_MB, DdpConfig, TrainingConfig
-from autotune.worker.setup.device import Device
+from autotune.settings.ddp_config import TORCH_BUCKET_CAP_MB, DdpConfig
 
-__all__ = ["ddp_arguments", "parallel_model", "without_effect_here"]
+__all__ = ["ddp_arguments", "distributed", "replicated", "without_effect_here"]
 
 _AS_TORCH_HAS_THEM = {"gradient_as_bucket_view", "static_graph", "find_unused_parameters", "bucket_cap_mb"}
 _POWERSGD_START = 2  # the first iteration that PowerSGD may compress; torch's own is 1000, far beyond a trial
 
 
-def parallel_model(model: nn.Module, config: TrainingConfig, device: Device) -> nn.Module:
-    """The model as the configuration's strategy has it. For ddp, the process group must be open."""
-    if config.strategy == "dp":
-        first = device.torch_device.index or 0
-        return _DataParallel(model, device_ids=list(range(first, first + config.world_size)))
-    if config.strategy != "ddp":
-        return model
-    wanted = config.ddp or DdpConfig()
-    arguments, index = ddp_arguments(wanted), device.torch_device.index
-    parallel = DistributedDataParallel(model, device_ids=None if index is None else [index], **arguments)
+def replicated(model: nn.Module, device: torch.device, count: int) -> nn.Module:
+    """The model in DataParallel, over so many devices from this one on."""
+    first = device.index or 0
+    return _DataParallel(model, device_ids=list(range(first, first + count)))
+
+
+def distributed(model: nn.Module, device: torch.device, wanted: DdpConfig) -> nn.Module:
+    """The model in DistributedDataParallel, with its hook for the exchange. The process group must be open."""
+    ids = None if device.index is None else [device.index]
+    parallel = DistributedDataParallel(model, device_ids=ids, **ddp_arguments(wanted))
     if wanted.comm_hook is not None:
         parallel.register_comm_hook(*_comm_hook(wanted.comm_hook))
     return parallel

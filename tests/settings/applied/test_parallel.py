@@ -17,13 +17,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from autotune.note import note
 from autotune.protocol.jobs import TrialJob
-from autotune.settings.training_config import DdpConfig, TrainingConfig
+from autotune.settings.applied.parallel import ddp_arguments, without_effect_here
+from autotune.settings.ddp_config import DdpConfig
+from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.worker.measure import loop
 from autotune.worker.measure.step import infer_step, make_trainer
 from autotune.worker.setup.build import build_model
 from autotune.worker.setup.device import open_device
-from autotune.worker.setup.parallel import ddp_arguments, without_effect_here
 from autotune.worker.setup.process_group import ALONE, is_collateral, open_group
 from tests.factories import make_process
 
@@ -118,7 +119,7 @@ def test_a_static_graph_can_not_hold_the_exchange_back(job: TrialJob) -> None:
     model = build_model(Workload(model=nn.Linear(8, 2), dataset=None), config, device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     trainer = make_trainer(model, optimizer, infer_step(Workload(model=None, dataset=None), BATCH), config, device)
-    assert trainer.no_sync is None
+    assert trainer.accumulator.no_sync is None
     trainer.train(BATCH)
 
 

@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.settings.float32_precision import exact_matmuls, tf32_products
+from autotune.settings.applied.float32_precision import exact_matmuls, tf32_products
 
 STATES = Path(__file__).with_name("float32_states.py")
 OVERRIDE = "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"

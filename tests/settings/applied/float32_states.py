@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from autotune.settings.float32_precision import exact_matmuls, tf32_products
+from autotune.settings.applied.float32_precision import exact_matmuls, tf32_products
 
 NODES = tuple((backend, op) for backend in ("cuda", "mkldnn") for op in ("all", "matmul", "conv", "rnn"))
 CONTEXTS = {"tf32": tf32_products, "exact": exact_matmuls}

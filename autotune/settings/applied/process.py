@@ -1,0 +1,35 @@
+"""The process that trains: its device, and the threads of its operations."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from autotune.settings.applied.processor import usable_cores
+
+__all__ = ["local_ranks", "own_device", "set_threads"]
+
+
+def own_device(*, is_rank: bool) -> torch.device:
+    """The accelerator's current device, for a rank of torchrun the one of its number on this host; else the CPU."""
+    kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if kind is None:
+        return torch.device("cpu")
+    index = os.environ.get("LOCAL_RANK", "") if is_rank else ""
+    return torch.device(kind.type, int(index) if index.isdecimal() else torch.accelerator.current_device_index())
+
+
+def set_threads(count: int | None, ranks_here: int | None) -> None:
+    """So many threads for each of torch's operations on the CPU; without a number the ranks of a host share its cores.
+
+    Both None: as they are.
+    """
+    if count is not None or ranks_here is not None:
+        torch.set_num_threads(count or max(1, usable_cores() // (ranks_here or 1)))
+
+
+def local_ranks(world_size: int) -> int:
+    """Ranks on this host, as torchrun says it; all of them where nothing does."""
+    own = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return int(own) if own.isdecimal() and int(own) else world_size

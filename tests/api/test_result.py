@@ -1,0 +1,65 @@
+"""A result that is opened again is the one that the search has returned."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+import autotune
+from autotune.errors import ConfigError, NothingFeasibleError, RunFolderError
+from autotune.testing import FakeLauncher, FakeTrial
+from tests.factories.searches import NARROW
+
+
+def search(run_dir: Path, **arguments: object) -> autotune.SearchResult:
+    given = {"launcher": FakeLauncher(), "space": NARROW, "n_trials": 4, "progress": False, **arguments}
+    return autotune.search(object, list, run_dir=run_dir, **given)  # type: ignore[arg-type] # each is what it takes
+
+
+def test_a_run_is_opened_again_as_it_ended(tmp_path: Path) -> None:
+    found = search(tmp_path / "run")
+    again = autotune.open_run(str(tmp_path / "run"))
+    for field in fields(found):
+        if field.name != "study":
+            assert getattr(again, field.name) == getattr(found, field.name), field.name
+    assert again.report() == found.report()
+    assert again.study.best_trial.number == found.study.best_trial.number
+    assert len(again.study.trials) == len(found.study.trials)
+
+
+def test_a_run_that_was_moved_elsewhere_is_opened_there(tmp_path: Path) -> None:
+    search(tmp_path / "run")
+    shutil.move(tmp_path / "run", tmp_path / "moved")
+    assert autotune.open_run(tmp_path / "moved").run_dir == tmp_path / "moved"
+
+
+def test_a_folder_without_a_result_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"must hold summary\.json, but .* name that of a finished search"):
+        autotune.open_run(tmp_path)
+    assert list(tmp_path.iterdir()) == [], "nothing is made there"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"), [(None, "must hold study.db"), (b"no database", "SQLite"), (b"", "one study")]
+)
+def test_a_study_that_is_lost_is_told(content: bytes | None, says: str, tmp_path: Path) -> None:
+    search(tmp_path / "run")
+    for path in (tmp_path / "run").glob("study.db*"):
+        path.unlink()
+    if content is not None:
+        (tmp_path / "run" / "study.db").write_bytes(content)
+    with pytest.raises(RunFolderError, match=says):
+        autotune.open_run(tmp_path / "run")
+
+
+def test_a_search_that_found_nothing_feasible_says_so_again(tmp_path: Path) -> None:
+    with pytest.raises(NothingFeasibleError) as first:
+        search(
+            tmp_path / "run", launcher=FakeLauncher(lambda _: FakeTrial(samples_per_s=100.0, peak_memory_bytes=2**60))
+        )
+    with pytest.raises(NothingFeasibleError) as again:
+        autotune.open_run(tmp_path / "run")
+    assert str(again.value) == str(first.value)

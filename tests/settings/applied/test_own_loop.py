@@ -1,0 +1,213 @@
+"""A loop of the user's own that has a configuration's helpers trains as a trial does, setting by setting."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, distributed, nn
+
+from autotune.protocol.jobs import TrialJob
+from autotune.settings.applied.float32_precision import Float32Precision
+from autotune.settings.ddp_config import DdpConfig
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import Workload
+from autotune.worker import rank
+from autotune.worker.measure.step import Step, make_trainer
+from autotune.worker.setup.build import build_model
+from autotune.worker.setup.device import open_device
+from autotune.worker.setup.process_group import open_group
+from tests.factories import make_process
+
+Seen = list[tuple[Any, ...]]
+BATCHES = [(torch.randn(4, 3, 6, 6), torch.randint(0, 2, (4,))) for _ in range(6)]
+
+
+@pytest.fixture(autouse=True)
+def process_as_before() -> Iterator[None]:
+    """What a loop sets for the whole process ends with its test."""
+    threads = torch.get_num_threads()
+    with Float32Precision(lambda _: None):
+        yield
+    torch.set_num_threads(threads)
+    if distributed.is_initialized():
+        gc.collect()  # a model in a cycle would let go of the group on one of gloo's own threads, which then aborts
+        distributed.destroy_process_group()
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 4 * 4, 2))
+
+
+class Watched:
+    """A step that notes what the process, the model and the batch are like when it is called."""
+
+    def __init__(self) -> None:
+        self.seen: Seen = []
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        images, labels = batch
+        outputs = model(images)
+        backends: Any = torch.backends
+        self.seen.append(
+            (
+                type(model).__name__,
+                outputs.dtype,
+                images.is_contiguous(memory_format=torch.channels_last),
+                next(model.parameters()).is_contiguous(memory_format=torch.channels_last),
+                torch.is_autocast_enabled("cpu"),
+                torch.get_num_threads(),
+                backends.cuda.matmul.fp32_precision,
+                getattr(model, "require_backward_grad_sync", None),
+            )
+        )
+        return nn.functional.cross_entropy(outputs, labels)
+
+
+def as_a_trial_does(config: TrainingConfig, folder: Path) -> tuple[Seen, list[Tensor]]:
+    device, step = open_device("cpu"), Watched()
+    rank._set_threads(TrialJob(process=make_process(folder), payload=folder, config=config))
+    model = build_model(Workload(model=network, dataset=None), config, device)
+    trainer = make_trainer(
+        model, torch.optim.SGD(model.parameters(), lr=config.lr), Step(step, "given"), config, device
+    )
+    for batch in BATCHES:
+        trainer.train(batch)
+    return step.seen, [parameter.detach() for parameter in model.parameters()]
+
+
+def as_a_user_does(config: TrainingConfig) -> tuple[Seen, list[Tensor]]:
+    loss_of = Watched()
+    model = config.prepare(network(), "cpu")
+    accumulator = config.accumulator(model, torch.optim.SGD(model.parameters(), lr=config.lr))
+    for batch in BATCHES:
+        with accumulator:
+            accumulator.backward(loss_of(model, config.to_device(batch, "cpu")))
+    return loss_of.seen, [parameter.detach() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"amp_dtype": "bfloat16"},
+        {"amp_dtype": "float16"},
+        {"amp_dtype": "tf32"},
+        {"channels_last": True},
+        {"intra_op_threads": 1},
+        {"grad_accum_steps": 3},
+        {"strategy": "ddp"},
+        {"strategy": "ddp", "grad_accum_steps": 2, "ddp": DdpConfig(gradient_as_bucket_view=True, comm_hook="fp16")},
+        {"strategy": "ddp", "ddp": DdpConfig(static_graph=True)},
+        {"strategy": "ddp", "amp_dtype": "bfloat16", "grad_accum_steps": 2, "channels_last": True},
+        {"strategy": "dp"},
+    ],
+    ids=str,
+)
+def test_each_setting_is_applied_as_in_a_trial(settings: dict[str, Any], tmp_path: Path) -> None:
+    config = TrainingConfig(micro_batch_size=4, lr=0.1, **settings)
+    if config.strategy == "ddp":
+        rendezvous = f"file://{tmp_path}/rendezvous"
+        job = TrialJob(process=make_process(tmp_path), payload=tmp_path, config=config, rendezvous=rendezvous)
+        open_group(job, 0, open_device("cpu"))
+    torch.set_num_threads(2)
+    with Float32Precision(lambda _: None):
+        theirs, their_weights = as_a_trial_does(config, tmp_path)
+    torch.set_num_threads(2)
+    ours, our_weights = as_a_user_does(config)
+    assert ours == theirs
+    assert all(torch.equal(one, other) for one, other in zip(our_weights, their_weights, strict=True))
+
+
+def test_a_compiled_model_is_compiled_once_it_is_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[tuple[str, bool]] = []
+
+    def note_down(model: nn.Module) -> nn.Module:
+        weight = next(model.parameters())
+        compiled.append((type(model).__name__, weight.is_contiguous(memory_format=torch.channels_last)))
+        return model
+
+    monkeypatch.setattr(torch, "compile", note_down)
+    TrainingConfig(compile=True, channels_last=True).prepare(network())
+    assert compiled == [("Sequential", True)]
+
+
+def test_gradients_can_be_changed_right_before_a_step_as_they_are() -> None:
+    config = TrainingConfig(amp_dtype="float16", grad_accum_steps=2)
+    model = nn.Linear(2, 1, bias=False)
+    scaler = torch.amp.GradScaler("cpu", init_scale=128.0)  # nothing overflows
+    accumulator = config.accumulator(model, torch.optim.SGD(model.parameters(), lr=1.0), scaler=scaler)
+    before, seen = model.weight.detach().clone(), list[Any]()
+
+    def clip() -> None:
+        assert model.weight.grad is not None
+        seen.append(model.weight.grad.tolist())
+        model.weight.grad.fill_(0.5)
+
+    due = []
+    for _ in range(4):
+        with accumulator:
+            loss = model(torch.ones(1, 2)).sum()
+            due.append(accumulator.backward(loss, before_step=clip))
+    assert due == [False, True, False, True]
+    assert seen == [[[1.0, 1.0]], [[1.0, 1.0]]]
+    assert torch.allclose(before - model.weight, torch.ones(1, 2))
+
+
+def test_a_block_that_raises_leaves_nothing_entered() -> None:
+    config = TrainingConfig(amp_dtype="bfloat16", grad_accum_steps=2)
+    model = nn.Linear(2, 1)
+    accumulator = config.accumulator(model, torch.optim.SGD(model.parameters()))
+    with suppress(ArithmeticError), accumulator:
+        assert torch.is_autocast_enabled("cpu")
+        raise ArithmeticError
+    assert not torch.is_autocast_enabled("cpu")
+    assert accumulator.accumulated == 0
+    with accumulator:
+        loss = model(torch.ones(1, 2)).sum()
+        accumulator.backward(loss)
+        assert not torch.is_autocast_enabled("cpu"), "the backward pass has its forward pass's types by itself"
+    assert accumulator.accumulated == 1
+
+
+@pytest.mark.parametrize(
+    ("strategy", "local_rank", "expected"),
+    [("ddp", "1", "cuda:1"), ("single", "1", "cuda:0"), ("ddp", None, "cuda:0"), ("dp", "1", "cuda:0")],
+)
+def test_a_rank_of_torchrun_trains_on_the_device_of_its_number(
+    strategy: str, local_rank: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    if local_rank is not None:
+        monkeypatch.setenv("LOCAL_RANK", local_rank)
+    config = TrainingConfig.model_validate({"strategy": strategy, "world_size": 1 if strategy == "single" else 2})
+    found: list[Any] = []
+
+    class Moving:
+        def to(self, device: Any) -> None:
+            found.append(str(device))
+
+    config.to_device(Moving())
+    assert found == [expected]
+
+
+@pytest.mark.parametrize(("given", "expected"), [("2", 3), ("", 1), ("none", 1)])
+def test_ranks_share_the_cores_of_their_host(given: str, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from autotune.settings.applied import process
+
+    set_to: list[int] = []
+    monkeypatch.setattr(process, "usable_cores", lambda: 6)
+    monkeypatch.setattr(torch, "set_num_threads", set_to.append)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", given)
+    with pytest.raises((ValueError, RuntimeError)):
+        TrainingConfig(strategy="ddp", world_size=8).prepare(network(), "cpu")  # there is no process group
+    assert set_to == [expected]
