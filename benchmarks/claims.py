@@ -1,4 +1,4 @@
-"""Which claim of README and docs rests on which results file: each figure calculated anew from the file's raw values.
+"""Which claim of the pages rests on which results file: each figure calculated anew from the file's raw values.
 
 claims.yaml lists the sentences, with a name and a format in place of each figure, and which calculation
 (tables/claims.py) gives these from which file of results/. A sentence with its figures must stand in its document, word

@@ -45,8 +45,8 @@ from autotune.tuning.time_budget import BASELINE_DEADLINE_S
 __all__ = ["DiagnosisResult", "MeasuringTime", "diagnose_plan", "examine"]
 
 _MOST_S = 60.0
-"""Of the whole diagnosis; only the probe and the baseline's trial may exceed it: README promises an answer within a
-minute."""
+"""Of the whole diagnosis; only the probe and the baseline's trial may exceed it: docs/diagnose.md promises an
+answer within a minute."""
 _LEAST_CURVES_S = 10.0
 """For the curves, beside the trial's start: our own convention, less is not worth building the workload once more."""
 

@@ -197,8 +197,8 @@ def test_the_arguments_that_a_search_alone_takes_are_named() -> None:
     of_search, own = (inspect.signature(call).parameters.keys() for call in (autotune.search, autotune.diagnose))
     only = list(of_search - own)
     assert own <= of_search
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    paragraph = next(part for part in readme.split("\n\n") if part.startswith("`autotune.diagnose("))
+    page = (Path(__file__).parents[2] / "docs" / "diagnose.md").read_text(encoding="utf-8")
+    paragraph = next(part for part in page.split("\n\n") if part.startswith("`autotune.diagnose("))
     docstring = autotune.diagnose.__doc__ or ""
     assert [name for name in only if name not in docstring or f"`{name}`" not in paragraph] == []
 

@@ -1,4 +1,4 @@
-"""Every figure of README's status, and of the tables of benchmarks/README.md, is what its results file says."""
+"""Every figure of docs/certainty.md, and of the tables of benchmarks/README.md, is what its results file says."""
 
 from __future__ import annotations
 
@@ -40,10 +40,8 @@ def test_what_is_written_is_what_the_file_says(claim: Claim) -> None:
         assert told.written == told.recomputed, "python -m benchmarks.claims --update"
 
 
-def test_every_figure_of_the_status_is_in_the_list() -> None:
-    text = (ROOT / "README.md").read_text()
-    status = text[text.index("\n## Status") :]
-    assert uncovered(status, "README.md", CLAIMS) == []
+def test_every_figure_of_how_sure_it_is_stands_in_the_list() -> None:
+    assert uncovered((ROOT / "docs" / "certainty.md").read_text(), "docs/certainty.md", CLAIMS) == []
 
 
 def test_every_row_of_a_table_with_figures_is_in_the_list() -> None:

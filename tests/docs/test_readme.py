@@ -58,6 +58,21 @@ def test_the_users_own_loop_runs_with_what_was_recommended(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
 
 
+def test_the_pages_show_code_that_was_run_here() -> None:
+    shown = [
+        block
+        for page in sorted(README.parent.glob("docs/*.md"))
+        if page.name != "cluster.md"  # test_cluster has its own
+        for block in re.findall(r"^```(?:python|yaml)\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    ]
+    assert shown, "or what is looked for is written in another way"
+    assert all(block in README.read_text() for block in shown)
+
+
+def test_a_newcomer_can_read_it_in_five_minutes() -> None:
+    assert len(README.read_text().split()) <= 900
+
+
 def test_the_yaml_example_is_a_valid_configuration(tmp_path: Path) -> None:
     (block,) = re.findall(r"^```yaml\n(.*?)^```", README.read_text(), flags=re.MULTILINE | re.DOTALL)
     shutil.copytree(README.parent / "configs", tmp_path / "configs", ignore=shutil.ignore_patterns("data", "runs"))
