@@ -5,9 +5,11 @@ Over the fork server alone: none of this depends on how the process was started.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from autotune.records.trial import TrialResult
@@ -189,9 +191,16 @@ def assert_gone(rig: Rig) -> set[int]:
     """That no process which wrote its number down runs any more, nor any other of the trial; their numbers."""
     pids = {int(line) for line in rig.note("pids").split()}
     assert len(pids) >= 2
-    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    assert not [pid for pid in pids if runs(pid)]
     assert not rig.left_over()
     return pids
+
+
+def runs(pid: int) -> bool:
+    """Whether there is such a process; one that is dead and that its new parent has yet to read runs no more."""
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def marked_lines() -> dict[str, int]:
