@@ -402,8 +402,8 @@ def test_ranks_agree_over_gloo_where_gloo_knows_nothing_of_their_device(binds: b
         os._exit(0)
     own = as_rank(0, tmp_path / "store", binds=binds)
     os.waitpid(child, 0)
-    if binds:
-        assert "No backend type associated with device type sim" in own
+    if binds:  # whichever comes first learns it; the other may find only that the first is gone
+        assert any("No backend type associated with device type sim" in said for said in (own, answer.read_text()))
     else:
         assert (own, answer.read_text()) == ("1.0", "1.0")
 
