@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -79,6 +80,7 @@ def _sqlite(path: Path) -> optuna.storages.RDBStorage:
 
     event.listen(storage.engine, "connect", configure)
     storage.engine.dispose()  # connections from before the listener
+    weakref.finalize(storage, storage.engine.dispose)  # else Python 3.13 warns of connections that nobody has closed
     return storage
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import sqlite3
 import stat
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -412,9 +413,11 @@ def test_the_study_is_an_ordinary_optuna_study(open_study: Callable[..., Study],
     trial = study.ask()
     assert trial is not None
     study.tell(trial, CRASH, None)
-    (name,) = optuna.get_all_study_names(f"sqlite:///{tmp_path / 'study.db'}")
-    assert len(optuna.load_study(study_name=name, storage=f"sqlite:///{tmp_path / 'study.db'}").trials) >= 1
-    with sqlite3.connect(tmp_path / "study.db") as connection:
+    storage = optuna.storages.RDBStorage(f"sqlite:///{tmp_path / 'study.db'}")
+    (name,) = optuna.get_all_study_names(storage)
+    assert len(optuna.load_study(study_name=name, storage=storage).trials) >= 1
+    storage.engine.dispose()
+    with closing(sqlite3.connect(tmp_path / "study.db")) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 

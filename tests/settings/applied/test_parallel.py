@@ -151,6 +151,7 @@ def test_each_rank_of_ddp_is_a_process() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torch says that it does not look into threads
+@pytest.mark.filterwarnings("ignore:Pickle, copy, and deepcopy support:DeprecationWarning")  # Python 3.12's, by Dynamo
 def test_a_replicas_thread_runs_uncompiled_what_is_compiled_around_it() -> None:
     """Why DataParallel with a compiled model is refused; once this fails, that rule may go."""
 
