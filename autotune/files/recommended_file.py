@@ -28,6 +28,7 @@ from autotune.records.run_summary import RunSummary
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.environment import Environment
 from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import WorkloadFacts
 
 __all__ = ["read_recommended", "recommended_yaml"]
 
@@ -41,8 +42,7 @@ _HEADER = """\
 # Use them in your own training script:
 #
 #     config = autotune.load("recommended.yaml")
-#     loader = DataLoader(dataset, shuffle=True, drop_last=True, **config.dataloader_kwargs())
-#     model = config.prepare(model)
+{loader}#     model = config.prepare(model)
 #     optimizer = ...  # over model.parameters(), with lr=config.lr
 #     accumulator = config.accumulator(model, optimizer)
 #     for batch in loader:
@@ -52,8 +52,24 @@ _HEADER = """\
 {ranks}{malloc}# `settings` is what is read back; everything below it is the evidence, rounded.
 
 """
+_LOADERS = {
+    "map": """\
+#     loader = DataLoader(dataset, shuffle=True, drop_last=True, **config.dataloader_kwargs())
+""",
+    "ranks": """\
+#     sampler = DistributedSampler(dataset, drop_last=True)  # before each epoch: sampler.set_epoch(epoch)
+#     loader = DataLoader(dataset, sampler=sampler, drop_last=True, **config.dataloader_kwargs())
+""",
+    "stream": """\
+#     loader = DataLoader(dataset, drop_last=True, **config.dataloader_kwargs())
+""",
+    "batches": """\
+#     loader = DataLoader(dataset, batch_sampler=..., **config.loader_settings)  # your own batch sampler
+""",
+}
+"""A DataLoader refuses `shuffle` beside a sampler or for a stream, and `batch_size` beside a batch sampler."""
 _DDP = """\
-# It was measured in {count} processes (torchrun --nproc-per-node {count}), each with a DistributedSampler.
+# It was measured in {count} processes: torchrun --nproc-per-node {count}.
 # Call torch.distributed.init_process_group before config.prepare. micro_batch_size and num_workers are those of one
 # process.
 #
@@ -79,6 +95,7 @@ def recommended_yaml(summary: RunSummary, *, say: Callable[[Note], str]) -> str:
         version=summary.autotune_version,
         name=_printable(summary.name),
         device=_printable(summary.environment.device_name),
+        loader=_LOADERS[_loader_of(summary.facts, recommendation.config)],
         ranks=_ranks(recommendation.config),
         malloc=_malloc(summary.environment),
     )
@@ -119,6 +136,14 @@ def read_recommended(path: str | Path) -> TrainingConfig:
     if config is None or broken:
         raise ConfigError(*map(str, broken))
     return config
+
+
+def _loader_of(facts: WorkloadFacts, config: TrainingConfig) -> str:
+    if facts.fixed_batch_size is not None:
+        return "batches"
+    if facts.is_iterable:
+        return "stream"
+    return "ranks" if config.process_count > 1 else "map"
 
 
 def _ranks(config: TrainingConfig) -> str:

@@ -126,10 +126,11 @@ class TrainingConfig(FrozenModel):
         """The model as trials train it, and this process set up as theirs.
 
         The model is moved to the device and into its layout, in place. Handed on is what to call: under strategy ddp
-        the model in DistributedDataParallel, under dp in DataParallel, compiled if asked. The threads of an operation
-        and, with tf32, the precision of float32 products are set for the whole process. Make the optimizer afterwards.
-        What remains with you is each rank's DistributedSampler, and starting training with the malloc that trials had
-        (the head of recommended.yaml says how).
+        the model in DistributedDataParallel, under dp in DataParallel, compiled if asked. Make the optimizer
+        afterwards. The current device, the threads of an operation and, with tf32, the precision of float32 products
+        are set for the whole process, and stay: prepare one configuration a process. Trials call `model.train()`; here
+        the model keeps its mode. What remains with you is each rank's DistributedSampler, and starting training with
+        the malloc that trials had (the head of recommended.yaml says how).
 
         Args:
             model: The model, uncompiled and in no wrapper.
@@ -137,22 +138,32 @@ class TrainingConfig(FrozenModel):
                 LOCAL_RANK, and the CPU where there is no accelerator.
 
         Raises:
+            ConfigError: a process group is open, and is of another size than this configuration has processes.
             RuntimeError, ValueError: torch has no such device, or under ddp no process group is open (see
                 torch.distributed.init_process_group).
         """
         import torch
 
         from autotune.settings.applied.float32_precision import tf32_products
-        from autotune.settings.applied.process import local_ranks, own_device, set_threads
+        from autotune.settings.applied.parallel import check_group
+        from autotune.settings.applied.process import local_ranks, own_device, set_current, set_threads
 
+        check_group(self.process_count)
         set_threads(self.intra_op_threads, local_ranks(self.process_count) if self.process_count > 1 else None)
         if self.amp_dtype == "tf32":
             tf32_products().__enter__()
         place = own_device(is_rank=self.process_count > 1) if device is None else torch.device(device)
+        set_current(place)
         return self.arrange(model, place)
 
-    def arrange(self, model: nn.Module, device: torch.device) -> nn.Module:
-        """The part of `prepare` that is the model's: device, layout, strategy, compilation."""
+    def arrange(self, model: nn.Module, device: torch.device, *, is_trial: bool = False) -> nn.Module:
+        """The part of `prepare` that is the model's: device, layout, strategy, compilation.
+
+        Args:
+            model: As in `prepare`.
+            device: Where it shall lie.
+            is_trial: The hook powersgd compresses from the third step on, since a trial ends before torch would begin.
+        """
         import torch
 
         from autotune.settings.applied.parallel import distributed, replicated
@@ -163,7 +174,7 @@ class TrainingConfig(FrozenModel):
         if self.strategy == "dp":
             model = replicated(model, device, self.world_size)
         elif self.strategy == "ddp":
-            model = distributed(model, device, self.ddp or DdpConfig())
+            model = distributed(model, device, self.ddp or DdpConfig(), is_trial=is_trial)
         return torch.compile(model) if self.compile else model  # type: ignore[return-value] # an OptimizedModule is a Module
 
     def to_device(self, batch: Any, device: str | torch.device | None = None) -> Any:
@@ -172,7 +183,8 @@ class TrainingConfig(FrozenModel):
         Args:
             batch: What the loader hands on: a tensor, a container of them (mapping, tuple, list, dataclass), or an
                 object with a method `to`, which is asked to move itself.
-            device: As in `prepare`.
+            device: What `prepare` was given, where that was the CPU beside an accelerator; None: the current device,
+                which `prepare` has set.
         """
         import torch
 
@@ -198,6 +210,8 @@ class TrainingConfig(FrozenModel):
             device: Where it trains; None: where the model's first parameter lies.
             scaler: A GradScaler of your own for float16; None: `grad_scaler`.
         """
+        import torch
+
         from autotune.settings.applied.accumulator import Accumulator
 
         place = device or next((parameter.device for parameter in model.parameters()), "cpu")
@@ -206,6 +220,7 @@ class TrainingConfig(FrozenModel):
             optimizer=optimizer,
             scaler=scaler or self.grad_scaler(place),
             steps=self.grad_accum_steps,
+            device_type=torch.device(place).type,
             autocast=partial(self.autocast, place) if self.amp_dtype in _AUTOCAST else None,
             no_sync=getattr(model, "no_sync", None) if is_synced else None,  # a compiled model hands it on
             gathers=self.strategy == "dp",

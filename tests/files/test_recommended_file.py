@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from functools import partial
 from math import exp
 from pathlib import Path
@@ -9,6 +11,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 import autotune
 from autotune.errors import ConfigError
@@ -224,6 +227,40 @@ def test_the_header_says_how_several_devices_were_used() -> None:
     assert "torch.nn.DataParallel over 4 devices" in dp
     assert "torchrun" not in dp
     assert "torchrun" not in recommended_yaml(summary(TrainingConfig()))
+
+
+class Stream(IterableDataset[int]):
+    """Four numbers, one after the other."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(4))
+
+
+@pytest.mark.parametrize(
+    ("config", "facts", "dataset"),
+    [
+        (TrainingConfig(micro_batch_size=2), {}, range(4)),
+        (GROUP.model_copy(update={"micro_batch_size": 2}), {}, range(8)),
+        (TrainingConfig(micro_batch_size=2), {"is_iterable": True}, Stream()),
+        (TrainingConfig(micro_batch_size=2), {"fixed_batch_size": 2}, range(4)),
+    ],
+    ids=["map", "ranks", "stream", "batch sampler"],
+)
+def test_the_headers_loader_is_one_that_torch_makes(
+    config: TrainingConfig, facts: dict[str, Any], dataset: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = summary(config)
+    text = recommended_yaml(found.model_copy(update={"facts": found.facts.model_copy(update=facts)}))
+    lines = [line.removeprefix("#     ") for line in text.splitlines() if re.match(r"#     (sampler|loader) = ", line)]
+    code = "\n".join(lines).replace("batch_sampler=...", "batch_sampler=[[0, 1], [2, 3]]")
+    names: dict[str, Any] = {
+        "DataLoader": DataLoader,
+        "DistributedSampler": partial(DistributedSampler, num_replicas=2, rank=0),
+        "config": config.model_copy(update={"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}),
+        "dataset": dataset,
+    }
+    exec(code, names)
+    assert [len(batch) for batch in names["loader"]] == [2, 2]
 
 
 def test_the_header_says_how_training_keeps_memory_as_trials_did() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, Self
 
 import torch
@@ -13,9 +14,17 @@ from torch import Tensor
 __all__ = ["Accumulator"]
 
 
+class _Stage(Enum):
+    """Where a batch stands, in words for a message."""
+
+    OUTSIDE = "outside of one"
+    FORWARD = "in the forward pass"
+    DONE = "a second time"
+
+
 @dataclass(slots=True, kw_only=True)
 class Accumulator:
-    """Trains batch after batch, one `with` block each: forward pass and loss inside it, then `backward`.
+    """Trains batch after batch, one `with` block each: forward pass and loss inside it, then one `backward`.
 
         accumulator = config.accumulator(model, optimizer)
         for batch in loader:
@@ -23,13 +32,17 @@ class Accumulator:
                 loss = loss_of(model, config.to_device(batch))
                 accumulator.backward(loss)
 
-    Inside the block autocast is on where the configuration has it; `backward` leaves it first.
+    Inside the block autocast is on where the configuration has it. Gradients are zeroed here after each step: do not
+    zero them yourself. Batches that an epoch's end leaves over count for the next epoch's first step, as in trials;
+    `reset` drops them.
     """
 
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     steps: int
     """Batches of one optimizer step, on one rank."""
+    device_type: str = "cpu"
+    """torch's name for the kind of device that the model lies on."""
     autocast: Callable[[], AbstractContextManager[Any]] | None = None
     """None: the precision holds for the whole process, or is torch's own."""
     no_sync: Callable[[], AbstractContextManager[None]] | None = None
@@ -43,52 +56,97 @@ class Accumulator:
     """Batches since the optimizer's last step."""
     _cast: AbstractContextManager[Any] | None = field(default=None, init=False)
     _unsynced: AbstractContextManager[None] | None = field(default=None, init=False)
+    _stage: _Stage = field(default=_Stage.OUTSIDE, init=False)
 
     def __enter__(self) -> Self:
-        """Begin a batch. DDP prepares the exchange in the forward pass: no_sync stands around both passes."""
+        """Begin a batch. DDP prepares the exchange in the forward pass: no_sync stands around both passes.
+
+        Raises:
+            RuntimeError: the block before has not ended yet.
+        """
+        if self._stage is not _Stage.OUTSIDE:
+            raise RuntimeError("a block of an accumulator must end before the next begins: one `with` for each batch")
         if self.no_sync is not None and (self.exchanges_nothing or self.accumulated + 1 < self.steps):
             self._unsynced = self.no_sync()
             self._unsynced.__enter__()
         if self.autocast is not None:
             self._cast = self.autocast()
             self._cast.__enter__()
+        self._stage = _Stage.FORWARD
         return self
 
     def __exit__(self, *raised: Any) -> None:
-        self._leave_autocast()
-        if self._unsynced is not None:
-            unsynced, self._unsynced = self._unsynced, None
+        self._stage = _Stage.OUTSIDE
+        cast, self._cast = self._cast, None
+        if cast is not None:
+            cast.__exit__(*raised)
+        unsynced, self._unsynced = self._unsynced, None
+        if unsynced is not None:
             unsynced.__exit__(*raised)
 
     def backward(self, loss: Tensor, *, before_step: Callable[[], object] | None = None) -> bool:
         """The backward pass of this batch's share of the loss, and the optimizer's step where one is due.
 
+        It runs without autocast, as torch wants it. An exception on the way drops the batches since the last step.
+
         Args:
             loss: The mean loss of the batch, a scalar.
             before_step: Called right before a step, with gradients as they are (unscaled): to clip them, for example.
+                With float16 they may be infinite there; the GradScaler then skips the step.
                 Trials don't clip: what it costs is not in their rate.
 
         Returns:
             Whether a step was due. float16's GradScaler may skip it where gradients are not finite.
+
+        Raises:
+            RuntimeError: it is called outside a block, or a second time within one.
         """
-        self._leave_autocast()
+        if self._stage is not _Stage.FORWARD:
+            raise RuntimeError(
+                "backward must be called once in each `with` block of an accumulator, but was called "
+                f"{self._stage.value}; of several losses give the sum"
+            )
+        self._stage = _Stage.DONE
         if self.gathers and loss.ndim == 1:
             loss = loss.mean()
         share = loss if self.steps == 1 else loss / self.steps  # to divide by one costs 14 us, the way back included
-        self.scaler.scale(share).backward()  # type: ignore[no-untyped-call] # torch
-        self.accumulated += 1
-        if self.accumulated < self.steps:
-            return False
+        try:
+            self._without_autocast(self.scaler.scale(share))
+            self.accumulated += 1
+            if self.accumulated < self.steps:
+                return False
+            self._step(before_step)
+        except BaseException:
+            self.reset()
+            raise
+        return True
+
+    def reset(self) -> None:
+        """Drop the gradients of the batches since the last step: where a loop was broken off."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self.accumulated = 0
+
+    def _without_autocast(self, loss: Tensor) -> None:
+        if self._cast is None:
+            loss.backward()  # type: ignore[no-untyped-call] # torch
+            return
+        torch.clear_autocast_cache()  # what the weights were cast to is not needed beside their gradients
+        was_on = torch.is_autocast_enabled(self.device_type)
+        torch.set_autocast_enabled(self.device_type, False)
+        try:
+            loss.backward()  # type: ignore[no-untyped-call] # torch
+        finally:
+            torch.set_autocast_enabled(self.device_type, was_on)
+
+    def _step(self, before_step: Callable[[], object] | None) -> None:
         if before_step is not None:
             self.scaler.unscale_(self.optimizer)
-            before_step()
+            try:
+                before_step()
+            except BaseException:
+                self.scaler.update()  # else it takes these gradients for unscaled for good
+                raise
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         self.accumulated = 0
-        return True
-
-    def _leave_autocast(self) -> None:
-        if self._cast is not None:
-            cast, self._cast = self._cast, None
-            cast.__exit__(None, None, None)

@@ -7,6 +7,7 @@ installed torch lacks are left out, found by DDP's own signature.
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,13 +15,14 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from autotune.errors import ConfigError
 from autotune.note import Note, note
 from autotune.settings.ddp_config import TORCH_BUCKET_CAP_MB, DdpConfig
 
-__all__ = ["ddp_arguments", "distributed", "replicated", "without_effect_here"]
+__all__ = ["check_group", "ddp_arguments", "distributed", "replicated", "without_effect_here"]
 
 _AS_TORCH_HAS_THEM = {"gradient_as_bucket_view", "static_graph", "find_unused_parameters", "bucket_cap_mb"}
-_POWERSGD_START = 2  # the first iteration that PowerSGD may compress; torch's own is 1000, far beyond a trial
+_POWERSGD_START = 2  # in a trial: the first iteration that PowerSGD may compress; torch's own is 1000, far beyond one
 
 
 def replicated(model: nn.Module, device: torch.device, count: int) -> nn.Module:
@@ -29,12 +31,29 @@ def replicated(model: nn.Module, device: torch.device, count: int) -> nn.Module:
     return _DataParallel(model, device_ids=list(range(first, first + count)))
 
 
-def distributed(model: nn.Module, device: torch.device, wanted: DdpConfig) -> nn.Module:
+def check_group(process_count: int) -> None:
+    """See that a process group, where one is open, is of the size that a configuration was measured with.
+
+    Raises:
+        ConfigError: it is of another.
+    """
+    group: Any = torch.distributed
+    if group.is_available() and group.is_initialized() and group.get_world_size() != process_count:
+        raise ConfigError(
+            f"a process group must be as large as the configuration's, {process_count}, since its global batch and "
+            f"learning rate rest on that, but it has {group.get_world_size()}; start training with as many processes "
+            f"(torchrun --nproc-per-node {process_count}), or search with `world_size` as you train"
+        )
+
+
+def distributed(model: nn.Module, device: torch.device, wanted: DdpConfig, *, is_trial: bool = False) -> nn.Module:
     """The model in DistributedDataParallel, with its hook for the exchange. The process group must be open."""
+    if not is_trial and without_effect_here(wanted):  # a trial notes it
+        warnings.warn(f"ddp.first_bucket_mb has no effect with torch {torch.__version__}", stacklevel=4)
     ids = None if device.index is None else [device.index]
     parallel = DistributedDataParallel(model, device_ids=ids, **ddp_arguments(wanted))
     if wanted.comm_hook is not None:
-        parallel.register_comm_hook(*_comm_hook(wanted.comm_hook))
+        parallel.register_comm_hook(*_comm_hook(wanted.comm_hook, is_trial=is_trial))
     return parallel
 
 
@@ -83,11 +102,13 @@ class _DataParallel(nn.DataParallel[nn.Module]):
         return super().parallel_apply(cast, inputs, kwargs)
 
 
-def _comm_hook(name: str) -> tuple[Any, Any]:
+def _comm_hook(name: str, *, is_trial: bool) -> tuple[Any, Any]:
     """State and hook. Source: torch.distributed.algorithms.ddp_comm_hooks."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
     if name == "powersgd":
-        state = powerSGD_hook.PowerSGDState(process_group=None, start_powerSGD_iter=_POWERSGD_START)
+        state = powerSGD_hook.PowerSGDState(process_group=None)
+        if is_trial:
+            state.start_powerSGD_iter = _POWERSGD_START
         return state, powerSGD_hook.powerSGD_hook
     return None, {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}[name]

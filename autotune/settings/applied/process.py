@@ -8,7 +8,7 @@ import torch
 
 from autotune.settings.applied.processor import usable_cores
 
-__all__ = ["local_ranks", "own_device", "set_threads"]
+__all__ = ["local_ranks", "own_device", "set_current", "set_threads"]
 
 
 def own_device(*, is_rank: bool) -> torch.device:
@@ -18,6 +18,14 @@ def own_device(*, is_rank: bool) -> torch.device:
         return torch.device("cpu")
     index = os.environ.get("LOCAL_RANK", "") if is_rank else ""
     return torch.device(kind.type, int(index) if index.isdecimal() else torch.accelerator.current_device_index())
+
+
+def set_current(device: torch.device) -> None:
+    """Make an accelerator's device the current one, as trials do: what names no device lies there then."""
+    if device.index is not None and torch.accelerator.is_available():
+        own = torch.accelerator.current_accelerator()
+        if own is not None and own.type == device.type:
+            torch.accelerator.set_device_index(device.index)
 
 
 def set_threads(count: int | None, ranks_here: int | None) -> None:

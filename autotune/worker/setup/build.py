@@ -64,7 +64,7 @@ def build_model(workload: Workload, config: TrainingConfig, device: Device) -> n
     For strategy ddp, the process group must be open.
     """
     model: nn.Module = _made("model", workload.model, "be an nn.Module or", lambda found: isinstance(found, nn.Module))
-    return config.arrange(model.train(), device.torch_device)
+    return config.arrange(model.train(), device.torch_device, is_trial=True)
 
 
 def build_dataset(workload: Workload) -> Any:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, distributed, nn
 
+from autotune.errors import ConfigError
 from autotune.protocol.jobs import TrialJob
 from autotune.settings.applied.float32_precision import Float32Precision
 from autotune.settings.ddp_config import DdpConfig
@@ -172,8 +173,115 @@ def test_a_block_that_raises_leaves_nothing_entered() -> None:
     with accumulator:
         loss = model(torch.ones(1, 2)).sum()
         accumulator.backward(loss)
-        assert not torch.is_autocast_enabled("cpu"), "the backward pass has its forward pass's types by itself"
+    assert not torch.is_autocast_enabled("cpu")
     assert accumulator.accumulated == 1
+
+
+class _Precision(torch.autograd.Function):
+    """Notes whether its backward pass is run under autocast."""
+
+    seen: list[bool] = []  # noqa: RUF012 - of the class, since torch makes no object of it
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor) -> Tensor:
+        return inputs.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        _Precision.seen.append(torch.is_autocast_enabled("cpu"))
+        return gradient
+
+
+def test_the_backward_pass_has_no_autocast_and_puts_back_what_it_found() -> None:
+    config = TrainingConfig(amp_dtype="bfloat16")
+    one, other = nn.Linear(2, 1), nn.Linear(2, 1)
+    first, second = (config.accumulator(model, torch.optim.SGD(model.parameters())) for model in (one, other))
+    _Precision.seen.clear()
+    with first, second:
+        noted: Any = _Precision
+        losses = [noted.apply(model(torch.ones(1, 2)).sum()) for model in (one, other)]
+        first.backward(losses[0])
+        assert torch.is_autocast_enabled("cpu")
+        with torch.autocast("cpu", enabled=False):
+            second.backward(losses[1])
+            assert not torch.is_autocast_enabled("cpu")
+        assert torch.is_autocast_enabled("cpu")
+    assert not torch.is_autocast_enabled("cpu")
+    assert _Precision.seen == [False, False]
+
+
+def test_a_batch_has_one_block_and_one_backward() -> None:
+    model = nn.Linear(2, 1)
+    accumulator = TrainingConfig(amp_dtype="bfloat16").accumulator(model, torch.optim.SGD(model.parameters()))
+
+    def loss() -> Tensor:
+        total: Tensor = model(torch.ones(1, 2)).sum()
+        return total
+
+    with pytest.raises(RuntimeError, match="outside of one"):
+        accumulator.backward(loss())
+    with accumulator:
+        with pytest.raises(RuntimeError, match="must end before"), accumulator:
+            raise AssertionError("entered twice")
+        accumulator.backward(loss())
+        with pytest.raises(RuntimeError, match="a second time; of several losses give the sum"):
+            accumulator.backward(loss())
+    assert not torch.is_autocast_enabled("cpu")
+    with accumulator:
+        assert accumulator.backward(loss())
+
+
+def test_an_exception_before_a_step_drops_its_batches_and_the_next_step_is_whole() -> None:
+    config = TrainingConfig(amp_dtype="float16", grad_accum_steps=2)
+    model = nn.Linear(2, 1, bias=False)
+    scaler = torch.amp.GradScaler("cpu", init_scale=128.0)  # nothing overflows
+    accumulator = config.accumulator(model, torch.optim.SGD(model.parameters(), lr=1.0), scaler=scaler)
+    before, seen = model.weight.detach().clone(), list[Any]()
+
+    def refuse() -> None:
+        raise ArithmeticError
+
+    def look() -> None:
+        assert model.weight.grad is not None
+        seen.append(model.weight.grad.tolist())
+
+    for hooks in ((None, refuse), (None, look)):
+        for hook in hooks:
+            with suppress(ArithmeticError), accumulator:
+                accumulator.backward(model(torch.ones(1, 2)).sum(), before_step=hook)
+    assert seen == [[[1.0, 1.0]]]
+    assert torch.allclose(before - model.weight, torch.ones(1, 2))
+
+
+def test_what_a_loop_broken_off_has_left_can_be_dropped() -> None:
+    model = nn.Linear(2, 1, bias=False)
+    accumulator = TrainingConfig(grad_accum_steps=4).accumulator(model, torch.optim.SGD(model.parameters()))
+    with accumulator:
+        accumulator.backward(model(torch.ones(1, 2)).sum())
+    accumulator.reset()
+    assert (accumulator.accumulated, model.weight.grad) == (0, None)
+
+
+@pytest.mark.parametrize("settings", [{"strategy": "ddp", "world_size": 4}, {}], ids=str)
+def test_a_group_of_another_size_is_refused(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    group: Any = distributed
+    monkeypatch.setattr(group, "is_initialized", lambda: True)
+    monkeypatch.setattr(group, "get_world_size", lambda: 2)
+    monkeypatch.setattr(group, "destroy_process_group", lambda: None)
+    with pytest.raises(ConfigError, match=r"but it has 2; start training with as many processes \(torchrun"):
+        TrainingConfig.model_validate(settings).prepare(network(), "cpu")
+
+
+def test_what_names_no_device_lies_on_the_one_that_was_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    from autotune.settings.applied.process import set_current
+
+    current: list[int] = []
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "set_device_index", current.append)
+    for name in ("cpu", "cuda:1", "cuda", "xpu:2"):
+        set_current(torch.device(name))
+    assert current == [1]
 
 
 @pytest.mark.parametrize(

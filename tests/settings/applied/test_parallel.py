@@ -112,6 +112,13 @@ def test_powersgd_compresses_before_the_window_begins(job: TrialJob) -> None:
     assert state.p_memory_dict, "what is left of a gradient of low rank"
 
 
+def test_a_users_own_training_is_compressed_from_where_torch_does(job: TrialJob) -> None:
+    open_group(job, 0, open_device("cpu"))
+    config = job.config.model_copy(update={"ddp": DdpConfig(comm_hook="powersgd")})
+    ((_, state),) = config.prepare(nn.Linear(4, 4), "cpu")._comm_hooks  # type: ignore[misc] # a DDP's
+    assert state.start_powerSGD_iter == 1000
+
+
 def test_a_static_graph_can_not_hold_the_exchange_back(job: TrialJob) -> None:
     device = open_device("cpu")
     config = job.config.model_copy(update={"ddp": DdpConfig(static_graph=True)})
