@@ -52,10 +52,13 @@ class SearchResult:
 
 
 def open_run(path: str | Path) -> SearchResult:
-    """The result of an earlier search, from its run folder alone; nothing is measured or written anew.
+    """The result of an earlier search, from its run folder alone; nothing is measured anew.
+
+    Where the folder can be written, SQLite keeps a log beside study.db as long as the study is in use.
 
     Args:
-        path: The run folder of a search that has ended or was interrupted.
+        path: The run folder of a search that has ended or was interrupted. One that went on and was killed shows the
+            recommendation of its last end, beside all trials since.
 
     Raises:
         ConfigError: the folder holds no result, or one of another version of autotune.

@@ -132,7 +132,7 @@ def read_summary(path: Path) -> RunSummary:
     folder = RunFolder(path)
     try:
         head = folder.summary.read_bytes()
-        lines = folder.trials.read_bytes().splitlines()
+        *lines, _ = folder.trials.read_bytes().split(b"\n")  # behind the last line's end: nothing, or a torn line
     except OSError as error:
         missing = Path(error.filename or path).name
         raise ConfigError(

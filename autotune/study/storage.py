@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import optuna
 from optuna.samplers import BaseSampler
@@ -59,7 +61,8 @@ def open_finished(path: Path) -> optuna.Study:
     if not path.is_file():
         raise RunFolderError(f"a run folder must hold {path.name}, but {path.parent} does not; name that of a search")
     with guarded(path):
-        storage = open_storage(path)
+        is_writable = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
+        storage = open_storage(path) if is_writable else _read_only(path)
         known = [study.study_name for study in storage.get_all_studies()]
         if len(known) == 1:
             return optuna.load_study(study_name=known[0], storage=storage)
@@ -81,6 +84,13 @@ def _sqlite(path: Path) -> optuna.storages.RDBStorage:
     event.listen(storage.engine, "connect", configure)
     storage.engine.dispose()  # connections from before the listener
     weakref.finalize(storage, storage.engine.dispose)  # else Python 3.13 warns of connections that nobody has closed
+    return storage
+
+
+def _read_only(path: Path) -> optuna.storages.RDBStorage:
+    """Optuna's storage where nothing can be written, no log beside the file either. Source: sqlite.org/uri.html."""
+    storage = optuna.storages.RDBStorage(f"sqlite:///file:{quote(str(path))}?mode=ro&immutable=1&uri=true")
+    weakref.finalize(storage, storage.engine.dispose)
     return storage
 
 

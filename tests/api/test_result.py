@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import shutil
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from optuna.exceptions import StorageInternalError
 
 import autotune
 from autotune.errors import ConfigError, NothingFeasibleError, RunFolderError
@@ -34,6 +37,30 @@ def test_a_run_that_was_moved_elsewhere_is_opened_there(tmp_path: Path) -> None:
     search(tmp_path / "run")
     shutil.move(tmp_path / "run", tmp_path / "moved")
     assert autotune.open_run(tmp_path / "moved").run_dir == tmp_path / "moved"
+
+
+def test_a_run_that_can_not_be_written_is_opened_and_left_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = tmp_path / "a run"
+    found = search(run_dir)
+    trials = len(found.study.trials)
+    del found
+    gc.collect()
+    files = {path.name for path in run_dir.iterdir()}
+    monkeypatch.setattr(os, "access", lambda *_: False)  # the file system's own answer: root may write anywhere
+    again = autotune.open_run(run_dir)
+    assert len(again.study.trials) == trials
+    assert {path.name for path in run_dir.iterdir()} == files
+    with pytest.raises(StorageInternalError):
+        again.study.set_user_attr("changed", True)
+
+
+def test_a_line_that_was_torn_by_a_kill_is_passed_over(tmp_path: Path) -> None:
+    found = search(tmp_path / "run")
+    path = tmp_path / "run" / "trials.jsonl"
+    path.write_bytes(path.read_bytes() + path.read_bytes()[:40])
+    assert autotune.open_run(tmp_path / "run").trials == found.trials
 
 
 def test_a_folder_without_a_result_is_refused(tmp_path: Path) -> None:
