@@ -26,6 +26,7 @@ class Share(FrozenModel):
     """A part of the wall time, and how it was measured."""
 
     fraction: _Fraction
+    """Of the wall time, in 0..1."""
     source: str
     """In a few words, such as "clock around the loader" or "profiler, 5 extra steps"."""
 
@@ -71,8 +72,11 @@ class LoaderCosts(FrozenModel):
     item_cpu_s: float
     """Mean CPU time of one item, all threads of the process; far below `item_s`, the item waits."""
     item_median_s: float
+    """Median wall time of one item."""
     item_p99_s: float
+    """What 99 of 100 items stay below."""
     item_slowest_s: float
+    """The slowest item that was timed."""
     slow_tail_fraction: _Fraction
     """Share of all items' time that is spent in items of over 8 times the median."""
     disk_bytes_per_item: float

@@ -31,11 +31,13 @@ class Ceiling(FrozenModel):
     """A rate that one side reaches by itself."""
 
     samples_per_s: float
+    """The rate, in samples per second."""
     samples: int
     """Samples that came, counted."""
     seconds: float
     """Wall time of the stretch."""
     batches: int
+    """Batches that came."""
     relative_sd: float | None = None
     """Standard error of the rate by the stretch's own blocks, as a share of it: large where a loader pauses. None where
     they do not tell."""
@@ -94,9 +96,11 @@ class Headroom(FrozenModel):
     """Where a rate stands between the ceilings."""
 
     samples_per_s: float
+    """The rate as it is."""
     loader_ceiling: float
     """Infinite where nothing is known of the loader."""
     device_ceiling: float
+    """Samples per second of the device alone."""
     lower: Literal["loader", "device"]
     """The side whose ceiling is lower."""
     share_of_device: float

@@ -80,8 +80,11 @@ class Curves(FrozenModel):
     """Ceilings around the baseline, and a step's roofline."""
 
     loader: tuple[CurvePoint, ...] = ()
+    """The loader alone, a point for each setting tried."""
     device: tuple[CurvePoint, ...] = ()
+    """The device alone, a point for each setting tried."""
     roofline: Roofline | None = None
+    """None where it was not measured."""
     threads: int | None = None
     """Threads of one operation on the CPU, where the configuration leaves them to torch or sets them."""
     remarks: tuple[Note, ...] = ()
@@ -96,11 +99,13 @@ class Evidence(FrozenModel):
     config: TrainingConfig
     """What the user runs today."""
     drop_last: bool = True
+    """The loader leaves out an epoch's last, smaller batch."""
     environment: Environment
     run_spread: RunSpread
     """Between runs of the same settings on this machine, as far as it is known."""
     facts: WorkloadFacts
     limit_bytes: int
+    """The memory limit."""
     free_ram_bytes: int | None = None
     """RAM that was free before the measurements; None where unknown."""
     measurement: Measurement
@@ -112,6 +117,7 @@ class Finding(FrozenModel):
     """A bottleneck, with the figures that show it."""
 
     bottleneck: Bottleneck
+    """What holds training up."""
     share: float
     """Of the wall time: what the bottleneck takes, or lengthens the run by; findings are ordered by it."""
     figures: dict[str, JsonValue] = Field(default_factory=dict)
@@ -140,8 +146,10 @@ class Advice(FrozenModel):
 
 
 class Diagnosis(FrozenModel):
-    """Why training is slow, and what to do about it."""
+    """Why training is slow, and what to do about it: what `autotune diagnose --json` writes."""
 
+    format: Literal[1] = 1
+    """Of the document: raised when a key goes or changes its meaning."""
     name: str
     """What was diagnosed, in a few words."""
     verdict: Bottleneck
@@ -166,3 +174,4 @@ class Diagnosis(FrozenModel):
     wall_s: float = 0.0
     """Seconds that the diagnosis took."""
     autotune_version: str = ""
+    """Of autotune, which wrote it."""

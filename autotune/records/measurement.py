@@ -34,6 +34,7 @@ class Block(FrozenModel):
     samples: int
     """Samples that came, counted."""
     batches: int
+    """Batches that came."""
     seconds: float
     """Wall time."""
     data_wait_s: float
@@ -70,21 +71,28 @@ class Window(FrozenModel):
     queue_at_start: int | None
     """Batches that were ready at the window's first edge; None where the platform has no such count."""
     queue_at_end: int | None
+    """The same at the last edge."""
     warm_up_batches: int
+    """Batches before the window."""
     warm_up_s: float
+    """Seconds before the window, from the first batch on."""
     is_drained: bool
     """The queue that a slow first step had filled was used up before the window."""
     is_steady: bool
     """No slow step came between the warm-up and the window."""
     stopped_by: Literal["precision", "time", "deadline"]
+    """What ended it: the rate was known well enough, the window's longest time, or the trial's deadline."""
 
 
 class Rate(FrozenModel):
     """Samples per second with a 95 % interval."""
 
     value: float
+    """Samples per second."""
     low: float
+    """The interval's lower end."""
     high: float
+    """The interval's upper end; may be infinite."""
 
     @property
     def relative_half_width(self) -> float:
@@ -96,6 +104,7 @@ class MemorySample(FrozenModel):
     """Peak memory of a trial, and where the figure comes from."""
 
     peak_bytes: int
+    """What the limit is judged on."""
     source: str
     """Such as "max reserved + outside torch" or "PSS of the process tree"."""
     reserved_bytes: int | None = None
@@ -123,13 +132,16 @@ class Ceilings(FrozenModel):
     """What was measured of either side alone, after the window."""
 
     loader: Ceiling | None = None
+    """Batches loaded, and not trained on; None where not measured."""
     device: Ceiling | None = None
+    """Batches trained on that lay in the device's memory; None where not measured."""
 
 
 class Measurement(FrozenModel):
     """What a trial has measured. Rates are in samples per second, fractions in 0..1, memory in bytes."""
 
     samples_per_s: float
+    """Samples over seconds of the window, epoch restarts counted, corrected for what the queue held."""
     samples_per_s_ci: tuple[float, float]
     """Interval for another run of the same settings: batch means of the window, joined with the spread between runs
     that is usual on such a device; reports use the one that was learned. The upper end is infinite where the window
@@ -138,6 +150,7 @@ class Measurement(FrozenModel):
     """By GPM, else by NVML's samples, else by the loop's waits: a trial falls back where a source has no value, and
     `busy_source` names the one that was used."""
     busy_source: str | None
+    """What told the busy fraction; None where nothing did."""
     busy_readings: tuple[BusyReading, ...] = ()
     """Every source that has measured it."""
     fullness: Fullness | None = None
@@ -147,7 +160,9 @@ class Measurement(FrozenModel):
     host_load: HostLoad | None = None
     """What the host's cores did meanwhile; None where the kernel does not tell."""
     data_wait_fraction: float
+    """Of the loop's time, waiting for the loader."""
     peak_memory_bytes: int
+    """What the memory limit is judged on."""
     loader_ceiling: float | None = None
     """Rate of the loader alone; None where not measured."""
     device_ceiling: float | None = None

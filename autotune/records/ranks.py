@@ -21,14 +21,19 @@ class RankFigures(FrozenModel):
     """One rank's own part of a trial. Rates in samples per second, fractions in 0..1."""
 
     rank: int
+    """Its number in the group."""
     host: int = 0
     """Number of its machine among those that the group is spread over."""
     device: str
     """torch's name for its device, such as "cuda:1"."""
     samples_per_s: float
+    """Its own samples alone."""
     data_wait_fraction: float
+    """Of its loop's time, waiting for its loader."""
     busy_fraction: float | None
+    """Of its device; None where not known."""
     peak_memory_bytes: int
+    """Of its device, or of its process tree on the CPU."""
     loader_ceiling: float | None = None
     """Its loader alone, while the other ranks' loaders ran too; None where not measured."""
     device_ceiling: float | None = None
@@ -45,6 +50,7 @@ class Communication(FrozenModel):
     exchange_s: float
     """The exchange alone: an all-reduce of as many bytes as the gradients have, bucket by bucket."""
     bytes_exchanged: int
+    """Bytes of the gradients, bucket by bucket."""
 
     @property
     def exposed_s(self) -> float:

@@ -26,6 +26,7 @@ class Confirmation(FrozenModel):
     """The trial's number in the study; 0 is the baseline."""
     config: TrainingConfig
     rounds: tuple[Measurement | None, ...] = Field(min_length=1)
+    """What each round measured."""
     is_feasible: bool = True
     """Every run ended well and within the memory limit."""
 
@@ -44,8 +45,11 @@ class Ratio(FrozenModel):
     """A rate over another, measured in turns, with its 95 % interval, or a wider one where it was looked at often."""
 
     value: float
+    """The ratio."""
     low: float
+    """The interval's lower end."""
     high: float
+    """The interval's upper end; may be infinite."""
 
 
 class Recommendation(FrozenModel):
@@ -69,7 +73,9 @@ class Recommendation(FrozenModel):
     same_batch: TrainingConfig | None = None
     """The best configuration that keeps the baseline's global batch."""
     same_batch_number: int | None = None
+    """Trial that measured it; None where there is none."""
     same_batch_speedup: Ratio | None = None
+    """Its ratio to the baseline, measured in turns; None where it was not."""
     reasons: tuple[Note, ...] = ()
     """Why this one."""
     confirmations: tuple[Confirmation, ...] = ()

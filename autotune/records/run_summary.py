@@ -26,6 +26,8 @@ Phase = Literal["probe", "search", "confirm", "measure", "curves"]
 class RunSummary(FrozenModel):
     """Everything that a report shows; read back from a run folder as it was written."""
 
+    format: Literal[1] = 1
+    """Of summary.json and environment.json: raised when a key goes or changes its meaning."""
     name: str
     """What was tuned, in a few words."""
     environment: Environment
@@ -34,10 +36,13 @@ class RunSummary(FrozenModel):
     budget: Budget
     baseline: TrainingConfig
     limit_bytes: int
+    """The memory limit in bytes."""
     memory_source: str
     """What the memory limit is judged on."""
     seed: int
+    """Of the search's proposals, and of every trial."""
     trials: tuple[TrialRecord, ...]
+    """In the order of the study; in a run folder they lie in trials.jsonl."""
     run_spread: RunSpread
     """Between runs of the same settings on this machine: all intervals rest on it."""
     recommendation: Recommendation | None
@@ -56,6 +61,7 @@ class RunSummary(FrozenModel):
     promised_s: float | None = None
     """What it was expected to take before its first trial; None where it continued an interrupted search."""
     autotune_version: str
+    """Of autotune, which wrote it."""
 
 
 class Progress(FrozenModel):

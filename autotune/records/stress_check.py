@@ -31,9 +31,11 @@ class StressFigures(FrozenModel):
     steps: int
     """Optimizer steps, ordinary batches and batches of the largest samples in turns."""
     seconds: float
+    """Wall time of the steps."""
     items_seen: int
     """Items of the dataset whose size was measured."""
     median_item_bytes: float
+    """Bytes of an item's tensors, in the median of those seen."""
     largest_item_bytes: int
     """Equal to the median where all items have one size."""
     largest_batch_bytes: int = 0

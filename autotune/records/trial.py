@@ -45,10 +45,13 @@ class TrialResult(FrozenModel):
     """What a runner hands back for a configuration."""
 
     outcome: Outcome
+    """ok, or what ended it."""
     reason: str = ""
     """Why it is not "ok", in a sentence; "" where it is."""
     measurement: Measurement | None = None
+    """None where the trial did not get that far."""
     failure: Failure | None = None
+    """The exception that ended it; None where none did."""
     guard: PrecisionFigures | None = None
     """What the precision guard has measured, where this trial was the first of its precision, or was refused for it. A
     refused trial keeps its measurement; its outcome and reason are the guard's."""
@@ -71,7 +74,9 @@ class Score(FrozenModel):
     """What a trial is worth. Higher is better; the baseline's own is close to 1."""
 
     value: float
+    """Rate over the reference's, less what idle time costs."""
     feasible: bool
+    """It ran within the memory limit."""
     violation: float = 0.0
     """Share by which the memory limit is passed; negative: room left. Of a run that was short of memory below the
     limit, a small constant."""
@@ -80,13 +85,16 @@ class Score(FrozenModel):
 
 
 class TrialRecord(FrozenModel):
-    """A finished trial of the study."""
+    """A finished trial of the study: a line of trials.jsonl."""
 
+    format: Literal[1] = 1
+    """Of the line: raised when a key goes or changes its meaning."""
     number: int
     """Number of the trial in the Optuna study; 0 is the baseline."""
     config: TrainingConfig
     result: TrialResult
     score: Score | None = None
+    """None where the trial measured nothing."""
     repeats: tuple[TrialResult, ...] = ()
     """Further runs of the same settings, made to be sure of them: of the best ones, and of the baseline."""
 

@@ -36,7 +36,9 @@ class BusyReading(FrozenModel):
     """A busy fraction, and where it comes from."""
 
     fraction: _Fraction
+    """Of the time, in 0..1."""
     source: str
+    """What told it, in a few words."""
 
 
 class Fullness(FrozenModel):

@@ -63,6 +63,7 @@ class Figures(FrozenModel):
     busy_fraction: float | None
     """By the source that scores are made from, the mean over the runs that have it."""
     busy_source: str | None
+    """What told the busy fraction; null where nothing did."""
     data_wait_fraction: float
     """Of the loop's time, the mean over the runs; on a GPU the device may still be working meanwhile."""
     peak_memory_bytes: int
@@ -88,7 +89,9 @@ class Figures(FrozenModel):
     busy_readings: tuple[BusyReading, ...] = ()
     """Every source's reading, of the first run that has the best of them."""
     fullness: Fullness | None = None
+    """How full the busy time was, in one run; null where the device does not report it."""
     loader_costs: LoaderCosts | None = None
+    """What data costs inside the loader; null where not measured."""
     ranks: tuple[RankFigures, ...] = ()
     """Each rank's own figures; empty where there is one process."""
     communication: Communication | None = None

@@ -42,6 +42,7 @@ class Environment(FrozenModel):
     device: str
     """torch's name for the device, such as "cuda:0"."""
     device_kind: DeviceKind
+    """torch's name for the kind of device."""
     device_name: str
     """The product, such as "NVIDIA H200" or the processor's model."""
     device_memory_bytes: int
@@ -57,14 +58,19 @@ class Environment(FrozenModel):
     native_amp_dtypes: tuple[AmpDtype, ...]
     """Precisions that the device computes natively."""
     driver: str | None
+    """Version of the device's driver; None where it has none or is not known."""
     cores: int
     """Cores that a process may use: affinity and cgroup quota."""
     ram_bytes: int
     """RAM that a process may use: the machine's or the cgroup's."""
     platform: str
+    """Operating system and architecture."""
     python: str
+    """Version of Python."""
     torch: str
+    """Version of torch."""
     cuda: str | None
+    """Version of CUDA that torch was built with; None where it was built without."""
     versions: dict[str, str]
     """Versions of the packages that results depend on."""
     tf32_overrides: tuple[TF32Override, ...] = ()

@@ -64,3 +64,4 @@ class Plan:
     run_dir: Annotated[Path | None, BeforeValidator(_check_run_dir)] = None
     """None: a new folder below ./runs."""
     seed: Annotated[int, Field(strict=True, ge=0, lt=_SEEDS)] = 0
+    """Of the search's proposals, and of every trial."""

@@ -27,6 +27,7 @@ class Choices(FrozenModel):
     """A list of values to choose from; one value fixes the setting."""
 
     values: tuple[SettingValue, ...] = Field(min_length=1)
+    """Each at most once."""
 
     def __contains__(self, value: object) -> bool:
         return any(value == own and type(value) is type(own) for own in self.values)
@@ -42,8 +43,11 @@ class IntRange(FrozenModel):
     """Whole numbers from low to high, both included; log: tried evenly on a logarithmic scale."""
 
     low: Annotated[int, Field(strict=True)]
+    """The smallest value."""
     high: Annotated[int, Field(strict=True)]
+    """The largest value."""
     log: Annotated[bool, Field(strict=True)] = False
+    """Small values are tried as densely as large ones, by their logarithms."""
 
     def __contains__(self, value: object) -> bool:
         return isinstance(value, int) and not isinstance(value, bool) and self.low <= value <= self.high

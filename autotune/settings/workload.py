@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo
+from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema
 from pydantic.dataclasses import dataclass as validated_dataclass
 
 from autotune.frozen import FrozenModel
@@ -38,7 +38,7 @@ def _read_part(value: object, info: ValidationInfo) -> object:
     return value if read is None or is_left_out else read(value)
 
 
-_Part = Annotated[Any, AfterValidator(_read_part)]
+_Part = Annotated[Any, AfterValidator(_read_part), WithJsonSchema({"type": "string"})]  # as in YAML
 _Flag = Annotated[bool, Field(strict=True)]
 
 
@@ -59,13 +59,17 @@ class Workload:
     optimizer: _Part = None
     """optimizer(params, lr) -> torch.optim.Optimizer; None: SGD."""
     collate_fn: _Part = None
+    """collate_fn(items) -> batch, as of torch's DataLoader; None: torch's own."""
     sampler: _Part = None
     """A Sampler, or a callable: sampler(dataset) -> Sampler. Takes the place of shuffling."""
     batch_sampler: _Part = None
     """A batch sampler, or a callable: batch_sampler(dataset, batch_size) -> iterable of index lists."""
     worker_init_fn: _Part = None
+    """worker_init_fn(worker_id), called in each loader worker as it starts."""
     shuffle: _Flag = True
+    """Load the items in random order, anew each epoch."""
     drop_last: _Flag = True
+    """Leave out an epoch's last batch where it is smaller than the others."""
     multiprocessing_context: StartMethod | None = None
     """How loader workers start; None: Python's default."""
 
@@ -80,7 +84,9 @@ class OptimizerFacts(FrozenModel):
     name: str
     """The class's name, such as "AdamW"."""
     betas: tuple[float, float] | None = None
+    """Of the Adam family; None elsewhere."""
     eps: float | None = None
+    """Of the Adam family; None elsewhere."""
 
 
 class WorkloadFacts(FrozenModel):
@@ -89,12 +95,15 @@ class WorkloadFacts(FrozenModel):
     dataset_length: int | None
     """Items of one epoch; None where the dataset has no length."""
     is_iterable: bool
+    """The dataset is an IterableDataset."""
     is_sharded: bool = True
     """Whether several loader workers share the data out among them (an unsharded iterable repeats it)."""
     fixed_batch_size: int | None = None
     """Batch size that the user's own batch sampler imposes."""
     has_4d_input: bool
+    """A batch has a tensor of four dimensions, such as images."""
     parameter_count: int
+    """Numbers in all parameters."""
     trainable_parameter_count: int = 0
     """Numbers in the parameters that require a gradient: what an optimizer keeps state for. 0: not known."""
     gradient_bytes: int = 0

@@ -27,6 +27,7 @@ class LrAdvice(FrozenModel):
     """The learning rate for a new global batch, and what should change with it."""
 
     lr: float
+    """Learning rate for the new batch."""
     rule: Literal["linear", "sqrt", "none"]
     """The rule that was applied."""
     batch_ratio: float

@@ -30,6 +30,7 @@ class MeasuredConfig(FrozenModel):
     settings: TrainingConfig
     """Every setting; the learning rate is scaled to the global batch where this is a recommendation."""
     global_batch_size: int
+    """Samples of one optimizer step, over all ranks."""
     figures: Figures | None
     """null where nothing was measured."""
 
@@ -38,9 +39,11 @@ class SummaryDocument(FrozenModel):
     """The keys of the JSON document."""
 
     format: Literal[1] = 1
+    """Raised when a key goes or changes its meaning."""
     name: str
     """What was tuned."""
     verdict: Verdict
+    """In a word: see the headline."""
     headline: str
     """The verdict in a sentence or two, for people."""
     best: MeasuredConfig | None = None
@@ -55,9 +58,11 @@ class SummaryDocument(FrozenModel):
     gain_probability: float | None = None
     """How likely `best` is to be faster than the baseline at all; null where they were not measured in turns."""
     same_batch_speedup: Ratio | None = None
+    """Of `same_batch` over the baseline, measured in turns; null where it was not."""
     run_spread: RunSpread
     """By how much runs of the same settings differ on this machine."""
     memory_limit_bytes: int
+    """The memory limit in bytes."""
     memory_source: str
     """What the limit is judged on."""
     outcomes: dict[Outcome, int]
@@ -69,16 +74,21 @@ class SummaryDocument(FrozenModel):
     device_remarks: tuple[str, ...]
     """What the device did during the windows that makes rates doubtful: throttling, a changed clock, other users."""
     notes: tuple[str, ...]
+    """What the user should know of this run."""
     note_codes: tuple[str, ...]
     """The notes' codes, for scripts."""
     stopped_because: str
+    """Why no further trial ran."""
     wall_s: float
+    """Seconds from the call to the recommendation."""
     files: dict[str, str]
     """The run folder's files that are there: {name: absolute path}."""
     seed: int
+    """Of the search's proposals, and of every trial."""
     fingerprint: str
     """Of the environment: changes when the hardware, the driver or torch does."""
     autotune_version: str
+    """Of autotune, which wrote it."""
 
 
 def summary_json(report: ReportModel) -> str:
