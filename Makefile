@@ -2,9 +2,13 @@
 #     make demo     tunes configs/quickstart.yaml on this machine
 #     make test     runs the tests
 #     make test-gpu runs those that need a CUDA device, and says of each how it went; without one it fails
+#     make docs     builds the site
+#     make dist     builds wheel and sdist, and tries both
 
 PYTHON ?= python3
 VENV := .venv
+OLDEST := .venv-oldest
+NEWER := python3.12 python3.13 python3.14
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
@@ -13,16 +17,20 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu lint notebooks clean
+.PHONY: help setup demo test test-gpu lint docs notebooks dist oldest pythons clean
 
 help:
 	@echo "make demo        tune configs/quickstart.yaml on this machine, from the start"
 	@echo "make test        run the tests"
 	@echo "make test-gpu    run the tests that need a CUDA device, one after the other"
 	@echo "make lint        ruff check, ruff format --check, lint-imports, mypy --strict"
+	@echo "make docs        build the site into build/docs; a broken link fails"
 	@echo "make notebooks   execute every notebook; an error in a cell fails"
+	@echo "make dist        build wheel and sdist into dist/, and try both in environments of their own"
+	@echo "make oldest      run the tests with the oldest versions that pyproject.toml allows (gigabytes to fetch)"
+	@echo "make pythons     run the tests with each newer Python that is installed (gigabytes each)"
 	@echo "make setup       only set up $(VENV)"
-	@echo "make clean       remove $(VENV), caches and builds; runs/ and configs/data/ stay"
+	@echo "make clean       remove all virtual environments, caches and builds; runs/ and configs/data/ stay"
 	@echo "PYTHON=python3.12 make ...   choose the interpreter; make clean first"
 
 setup: $(READY)
@@ -31,8 +39,12 @@ demo: $(READY)
 	$(BIN)/autotune run configs/quickstart.yaml --fresh
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m 'not quiet and not gpu' --durations 15
-	$(BIN)/python -m pytest -m 'quiet or gpu' --durations 15
+	$(call run-tests,$(BIN))
+
+define run-tests
+	$(1)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m 'not quiet and not gpu' --durations 15
+	$(1)/python -m pytest -m 'quiet or gpu' --durations 15
+endef
 
 test-gpu: $(READY)
 	AUTOTUNE_TEST_GPU=1 $(BIN)/python -m pytest -m gpu --verbose --durations 0 --durations-min 1 tests/worker
@@ -43,14 +55,39 @@ lint: $(READY)
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 notebooks: $(READY)
 	@set -e; for notebook in notebooks/*.ipynb; do \
 		echo "executing $$notebook"; \
 		$(BIN)/jupyter-execute --timeout=300 --kernel_name=python3 "$$notebook"; \
 	done
 
+dist: $(READY)
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/python .ci/try_package.py dist
+
+oldest: $(READY)
+	mkdir -p build
+	$(BIN)/uv pip compile --quiet --resolution lowest-direct --python-version 3.11 --no-header --no-annotate \
+		--extra examples --extra ray --extra report --output-file build/oldest.txt pyproject.toml
+	rm -rf $(OLDEST)
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --requirement build/oldest.txt
+	$(OLDEST)/bin/python -m pip install --quiet --constraint build/oldest.txt --editable '.[examples,ray,test]'
+	$(call run-tests,$(OLDEST)/bin)
+
+pythons:
+	@set -e; for python in $(NEWER); do \
+		if $$python -c '' 2>/dev/null; then $(MAKE) PYTHON=$$python VENV=.venv-$$python test; \
+		else echo "$$python is not installed, and not tried"; fi; \
+	done
+
 clean:
-	rm -rf $(VENV) build dist .import_linter_cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) $(NEWER:%=.venv-%) build dist .import_linter_cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find autotune benchmarks configs tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml constraints.txt
@@ -58,5 +95,5 @@ $(READY): pyproject.toml constraints.txt
 		echo "autotune needs Python 3.11 or newer, but $(PYTHON) is $$($(PYTHON) --version 2>&1);" \
 			"name another one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[examples,report,ray,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[examples,ray,dev]'
 	@touch $@

@@ -25,10 +25,5 @@ def test_each_link_leads_somewhere(page: Path) -> None:
         if re.match(r"[a-z]+:", target):
             continue
         there = (page.parent / place).resolve() if place else page
-        assert there.exists(), target
+        assert there.is_file(), target
         assert not anchor or anchor in anchors(there), target
-
-
-def test_every_page_is_reached_from_the_readme() -> None:
-    linked = re.findall(r"\]\(docs/([a-z-]+\.md)", (ROOT / "README.md").read_text(encoding="utf-8"))
-    assert {page.name for page in ROOT.glob("docs/*.md")} == set(linked)

@@ -1,0 +1,135 @@
+"""The site: every page is in it, its reference names all that is public, and nothing public lacks a word."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from mkdocs.commands.build import build
+from mkdocs.config import load_config
+from pydantic import TypeAdapter
+
+import autotune
+from autotune.cli import cli
+from autotune.files.plan_file import read_plan
+from autotune.records.diagnosis import Diagnosis
+from autotune.records.run_summary import RunSummary
+from autotune.report.render.json_document import SummaryDocument
+from autotune.settings.plan import Plan
+from autotune.settings.search_space import SearchSpace
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+ELSEWHERE = {"index.md", "benchmarks.md", "changes.md", "contributing.md"}
+NAMED_BY_THEIR_SETTING = {"SearchSpace", "DdpSpace"}
+"""Schemas whose keys mean what they mean in TrainingConfig and DdpConfig."""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The whole site, as `make docs` builds it."""
+    folder = tmp_path_factory.mktemp("site")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder)))
+    return folder
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = yaml.load((ROOT / "mkdocs.yml").read_text(), Loader=yaml.BaseLoader)["nav"]
+    pages = {*leaves(navigation)}
+    assert pages == {page.name for page in DOCS.glob("*.md")} | ELSEWHERE
+
+
+def test_a_page_loads_nothing_from_elsewhere(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        loaded = re.findall(r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=[\"']?(\S+)", page.read_text())
+        assert loaded
+        assert not [place for place in loaded if re.match(r"(https?:)?//", place)]
+
+
+def test_a_file_that_a_page_links_to_is_in_the_site(site: Path) -> None:
+    assert 'href="repository/configs/quickstart.yaml"' in (site / "index.html").read_text()
+    copied = site / "repository" / "configs" / "quickstart.yaml"
+    assert copied.read_bytes() == (ROOT / "configs" / "quickstart.yaml").read_bytes()
+
+
+def test_each_picture_says_what_it_shows(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        for picture in re.findall(r"<img\b[^>]*>", page.read_text()):
+            assert re.search(r"alt=\"[^\"]{10,}\"", picture), picture
+
+
+def test_the_reference_names_all_that_is_public_and_nothing_private(site: Path) -> None:
+    page = (DOCS / "python.md").read_text()
+    assert set(re.findall(r"^::: autotune\.(\w+)$", page, flags=re.MULTILINE)) == set(autotune.__all__)
+    shown = re.findall(r'<h\d id="autotune\.([\w.]+)"', (site / "python.html").read_text())
+    assert {"search", "TrainingConfig.prepare", "Accumulator.backward"} <= set(shown)
+    assert not [name for name in shown if any(part.startswith("_") for part in name.split("."))]
+
+
+@pytest.mark.parametrize("name", autotune.__all__)
+def test_what_is_public_has_a_docstring(name: str) -> None:
+    named = getattr(autotune, name)
+    assert inspect.getdoc(named)
+    members = vars(named).items() if inspect.isclass(named) else ()
+    public = {key: own for key, own in members if not key.startswith("_")}
+    bare = [key for key, own in public.items() if (callable(own) or isinstance(own, property)) and not own.__doc__]
+    assert not bare
+
+
+@pytest.mark.parametrize("kind", [Plan, RunSummary, SummaryDocument, Diagnosis], ids=lambda kind: kind.__name__)
+def test_every_key_of_a_file_is_described(kind: Any) -> None:
+    schema = TypeAdapter(kind).json_schema(mode="serialization")
+    bare = [
+        f"{name}.{key}"
+        for name, part in {kind.__name__: schema, **schema.get("$defs", {})}.items()
+        for key, own in part.get("properties", {}).items()
+        if name not in NAMED_BY_THEIR_SETTING and not own.keys() & {"description", "$ref"} and "blocks" not in key
+    ]
+    assert not bare
+
+
+def test_the_tables_of_keys_come_from_the_schemas(site: Path) -> None:
+    for page, keys in {"configuration": {"max_batch_scale", "bucket_cap_mb"}, "files": {"samples_per_s_ci"}}.items():
+        text = (site / f"{page}.html").read_text()
+        assert all(f"<code>{key}</code>" in text for key in keys)
+        assert "schema:" not in text
+
+
+def test_the_configuration_page_has_each_section() -> None:
+    page = (DOCS / "configuration.md").read_text()
+    sections = set(TypeAdapter(Plan).json_schema(mode="serialization")["properties"]) - {"name"}
+    assert sections == set(re.findall(r"^\| \[?`(\w+)`", page, flags=re.MULTILINE))
+    assert set(SearchSpace.model_fields) <= set(re.findall(r"`(\w+)`", (DOCS / "searching.md").read_text()))
+
+
+def test_the_command_line_page_has_each_command(site: Path) -> None:
+    shown = re.findall(r'<h\d id="(\w+)"', (site / "command-line.html").read_text())
+    assert set(cli.commands) <= set(shown)
+
+
+def test_the_glossary_is_short() -> None:
+    assert 15 <= len(re.findall(r"^\| \*\*", (DOCS / "glossary.md").read_text(), flags=re.MULTILINE)) <= 25
+
+
+@pytest.mark.parametrize("page", ["out-of-memory", "slow-loader"])
+def test_what_a_page_has_users_write_is_a_configuration(page: str, tmp_path: Path) -> None:
+    blocks = re.findall(r"^```yaml\n(.*?)^```", (DOCS / f"{page}.md").read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert blocks
+    for block in blocks:
+        path = tmp_path / "autotune.yaml"
+        path.write_text(f"workload: {{model: 'torch:nn.Identity', dataset: 'torch:nn.Identity'}}\n{block}")
+        assert read_plan(path) is not None
+
+
+def leaves(navigation: Any) -> list[str]:
+    """The pages of a navigation, in order."""
+    if isinstance(navigation, str):
+        return [navigation]
+    parts = navigation.values() if isinstance(navigation, dict) else navigation
+    return [page for part in parts for page in leaves(part)]
