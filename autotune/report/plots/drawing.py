@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from html import escape
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -157,4 +158,5 @@ def _inline(svg: str, plot: Plot) -> str:
     text = re.sub(r'(href="#|url\(#)', rf"\g<1>{plot.name}-", text)
     for side in ("width", "height"):
         text = re.sub(rf'(<svg[^>]*?) {side}="[^"]*"', r"\1", text, count=1)
-    return text.replace("<svg", f'<svg role="img" aria-label="{plot.title}"', 1).strip()
+    label = escape(f"{plot.title}. {plot.caption}")
+    return text.replace("<svg", f'<svg role="img" aria-label="{label}"', 1).strip()

@@ -97,7 +97,7 @@ def diagnosis_sections(diagnosis: Diagnosis) -> tuple[Section, ...]:
         Section(title="What to do", blocks=(advice,)),
         Section(title="Today's settings", blocks=(known_facts(_today(diagnosis)),)),
         *rank_section(run.ranks),
-        Section(title="Inside the loader", blocks=(known_facts(loader),)),
+        Section(title="Inside the loader: what an item costs", blocks=(known_facts(loader),)),
         Section(title="Other settings, each side alone", blocks=(_curves(curves),)),
         Section(title="Notes", blocks=(notes,)),
     )

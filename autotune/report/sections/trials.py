@@ -45,7 +45,7 @@ _PRECISION_REMARK = (
 def trial_section(summary: RunSummary, table: Table) -> Section:
     """Every trial, and where the column "busy" comes from."""
     sources = _busy_sources((trial.number, trial.measurement) for trial in summary.trials)
-    return Section(title="Trials", blocks=(table, sources))
+    return Section(title="Trials, each as the search measured it", blocks=(table, sources))
 
 
 def trial_table(summary: RunSummary) -> Table:
@@ -64,7 +64,7 @@ def confirmation_section(summary: RunSummary) -> Section:
         tabulate(starmap(partial(_round, summary.run_spread), in_turns), optional=_ENERGY), summary
     )
     sources = _busy_sources((entrant.number, run) for _, entrant, run in runs)
-    return Section(title="Confirmation", blocks=(table, sources, Bullets(sentences=_claims(summary), is_remark=True)))
+    return Section(title="Confirmation: measured again, in turns", blocks=(table, sources, Bullets(sentences=_claims(summary), is_remark=True)))
 
 
 def _with_interval_named(table: Table, summary: RunSummary) -> Table:
@@ -91,7 +91,7 @@ def failure_section(summary: RunSummary) -> Section:
             groups.setdefault((trial.outcome, _fault(trial)), []).append(trial)
     ordered = sorted(groups.values(), key=len, reverse=True)
     traces = tuple(_failure(trials, summary.limit_bytes) for trials in ordered)
-    return Section(title="Failures", blocks=traces, is_brief=True)
+    return Section(title="Failures, and where they came from", blocks=traces, is_brief=True)
 
 
 def _fault(trial: TrialRecord) -> str:
@@ -129,7 +129,7 @@ def precision_section(summary: RunSummary) -> Section:
     checked = [(trial, trial.result.guard) for trial in summary.trials if trial.result.guard is not None]
     more = dict.fromkeys(say(remark) for _, figures in checked for remark in figures.remarks)
     remarks = Bullets(sentences=(_PRECISION_REMARK, *more) if checked else (), is_remark=True)
-    return Section(title="Precision check", blocks=(tabulate(starmap(_precision, checked)), remarks))
+    return Section(title="Precision check: does it train as float32 does?", blocks=(tabulate(starmap(_precision, checked)), remarks))
 
 
 def _precision(trial: TrialRecord, figures: PrecisionFigures) -> dict[str, str]:

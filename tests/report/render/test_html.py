@@ -191,8 +191,8 @@ def test_without_matplotlib_all_else_is_there_and_the_extra_is_named(
     assert "svg" not in reader.tags
     assert "Where the time goes" in reader.text
     assert "Settings by importance" in reader.text
-    assert "<h2>Memory</h2>" in made.html
-    assert "<h2>Throughput</h2>" not in made.html, "no heading without anything below it"
+    assert "<h2>Memory by batch size</h2>" in made.html
+    assert "<h2>Throughput" not in made.html, "no heading without anything below it"
 
 
 def test_a_fault_in_one_plot_costs_that_plot_alone_and_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,8 +35,8 @@ ATTACK = (
 
 
 def table_after(text: str, heading: str, *, level: int = 2, head: str = "") -> list[str]:
-    """The first table below a heading, or the first with such a head."""
-    lines = text.partition(f"\n{'#' * level} {heading}\n")[2].splitlines()
+    """The first table below a heading that begins so, or the first with such a head."""
+    lines = text.partition(f"\n{'#' * level} {heading}")[2].splitlines()
     start = next(index for index, line in enumerate(lines) if line.startswith(f"| {head}".rstrip()))
     stop = next(index for index, line in enumerate(lines[start:], start) if not line.startswith("|"))
     return lines[start:stop]
