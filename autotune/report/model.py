@@ -144,7 +144,11 @@ def _list_sections(
         times.loader_section(measured),
         Section(title="Throughput by batch size and workers", blocks=plots["rate"]),
         Section(title="Memory by batch size", blocks=(*plots["memory"], *memory.memory_table(summary, lines))),
-        Section(title="The search, and why it ended", blocks=(Paragraph(text=report.course), *plots["score"], shares), is_brief=True),
+        Section(
+            title="The search, and why it ended",
+            blocks=(Paragraph(text=report.course), *plots["score"], shares),
+            is_brief=True,
+        ),
         trials.precision_section(summary),
         memory.stress_section(summary),
         trials.trial_section(summary, report.trials),

@@ -65,7 +65,8 @@ def memory_table(summary: RunSummary, lines: Sequence[MemoryLine]) -> tuple[Tabl
 
 def stress_section(summary: RunSummary) -> Section:
     """The recommended configuration on the largest samples."""
-    return Section(title="Stress run: do the largest samples fit?", blocks=(Bullets(sentences=tuple(_say_stress(summary))),), is_brief=True)
+    steps = Bullets(sentences=tuple(_say_stress(summary)))
+    return Section(title="Stress run: do the largest samples fit?", blocks=(steps,), is_brief=True)
 
 
 def _say_stress(summary: RunSummary) -> Iterator[str]:

@@ -79,7 +79,8 @@ def ceiling_section(measured: Mapping[str, Figures]) -> Section:
         if known.loader_ceiling is not None or known.device_ceiling is not None
     ]
     remarks = (_CEILINGS,) if rows else ()
-    return Section(title="Ceilings: what loader and device reach alone", blocks=(tabulate(rows), Bullets(sentences=remarks, is_remark=True)))
+    blocks = (tabulate(rows), Bullets(sentences=remarks, is_remark=True))
+    return Section(title="Ceilings: what loader and device reach alone", blocks=blocks)
 
 
 def loader_section(measured: Mapping[str, Figures]) -> Section:
@@ -88,7 +89,8 @@ def loader_section(measured: Mapping[str, Figures]) -> Section:
     table = side_by_side({title: loader_facts(costs) for title, costs in known.items()})
     timed = "; ".join(f"{title}: {costs.items:,} items" for title, costs in known.items())
     remarks = (f"Timed outside the window, item by item, in one process ({timed}).",) if known else ()
-    return Section(title="Inside the loader: what an item costs", blocks=(table, Bullets(sentences=remarks, is_remark=True)))
+    blocks = (table, Bullets(sentences=remarks, is_remark=True))
+    return Section(title="Inside the loader: what an item costs", blocks=blocks)
 
 
 def loader_facts(costs: LoaderCosts) -> dict[str, str]:

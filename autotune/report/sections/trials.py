@@ -64,7 +64,8 @@ def confirmation_section(summary: RunSummary) -> Section:
         tabulate(starmap(partial(_round, summary.run_spread), in_turns), optional=_ENERGY), summary
     )
     sources = _busy_sources((entrant.number, run) for _, entrant, run in runs)
-    return Section(title="Confirmation: measured again, in turns", blocks=(table, sources, Bullets(sentences=_claims(summary), is_remark=True)))
+    claims = Bullets(sentences=_claims(summary), is_remark=True)
+    return Section(title="Confirmation: measured again, in turns", blocks=(table, sources, claims))
 
 
 def _with_interval_named(table: Table, summary: RunSummary) -> Table:
@@ -129,7 +130,8 @@ def precision_section(summary: RunSummary) -> Section:
     checked = [(trial, trial.result.guard) for trial in summary.trials if trial.result.guard is not None]
     more = dict.fromkeys(say(remark) for _, figures in checked for remark in figures.remarks)
     remarks = Bullets(sentences=(_PRECISION_REMARK, *more) if checked else (), is_remark=True)
-    return Section(title="Precision check: does it train as float32 does?", blocks=(tabulate(starmap(_precision, checked)), remarks))
+    table = tabulate(starmap(_precision, checked))
+    return Section(title="Precision check: does it train as float32 does?", blocks=(table, remarks))
 
 
 def _precision(trial: TrialRecord, figures: PrecisionFigures) -> dict[str, str]:
