@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -75,6 +76,8 @@ def _sqlite(path: Path) -> optuna.storages.RDBStorage:
     Source: sqlite.org/wal.html and pragma.html#pragma_synchronous: NORMAL with a WAL can't corrupt the file; a power
     cut may cost the last commits.
     """
+    with closing(sqlite3.connect(path)) as connection:  # what is no database fails here, and its connection is closed
+        connection.execute("PRAGMA schema_version")
     storage = optuna.storages.RDBStorage(f"sqlite:///{path}")
 
     def configure(connection: Any, _: object) -> None:
@@ -113,7 +116,7 @@ def guarded(path: Path | None = None) -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             yield
-    except (SQLAlchemyError, optuna.exceptions.StorageInternalError, OSError) as error:
+    except (SQLAlchemyError, sqlite3.Error, optuna.exceptions.StorageInternalError, OSError) as error:
         cause = getattr(error, "orig", None) or error.__cause__ or error
         where = f" {path}" if path is not None else ""
         raise RunFolderError(
