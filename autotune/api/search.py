@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 from contextlib import ExitStack
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from threading import Thread
 
 from autotune.analysis.decisions.run_spread import evidence_of_rounds, learn_spread, run_of
 from autotune.api.caller import kept_interrupts, kept_random_state, without_interrupts
@@ -62,6 +64,8 @@ def run_plan(
         show = held.enter_context(make_progress(progress))
         starts = held.enter_context(opened_launcher(launcher, folder, plan))
         write_payload(plan.workload, folder.payload)
+        # while the probe's process starts; and a Ctrl-C, which would be taken for a failed import, spares a thread
+        Thread(target=import_module, args=("scipy.optimize",)).start()
         show(Progress(phase="probe", elapsed_s=clock.elapsed_s, remaining_s=clock.left_s))
         begun = clock.elapsed_s
         runner, space = probe_workload(plan, runner_for(plan, folder, starts))

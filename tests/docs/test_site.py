@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import yaml
-from mkdocs.commands.build import build
-from mkdocs.config import load_config
 from pydantic import TypeAdapter
 
 import autotune
@@ -32,10 +30,11 @@ NAMED_BY_THEIR_SETTING = {"SearchSpace", "DdpSpace"}
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The whole site, as `make docs` builds it."""
+    commands, config = (pytest.importorskip(f"mkdocs.{name}") for name in ("commands.build", "config"))
     folder = tmp_path_factory.mktemp("site")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
-        build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder)))
+        commands.build(config.load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder)))
     return folder
 
 

@@ -85,6 +85,7 @@ def test_tied_weights_stay_tied_and_a_module_keeps_its_mode_and_buffers(tmp_path
     assert [name for name, _ in got.named_parameters()] == [name for name, _ in model.named_parameters()]
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")  # torch 2.11's, of what it writes itself
 @pytest.mark.parametrize(
     "tensor",
     [
