@@ -122,6 +122,8 @@ def check(plan: Plan, by_exit_code: bool) -> None:
     found = check_plan(plan)
     space, stale = found.space, found.stale
     _show(lambda console: print_check(space.environment, space.facts, space, console, stale=stale))
+    if by_exit_code and not found.has_recommendation:
+        _say("run_dir holds no recommendation that could be stale")
     _end(by_exit_code and stale is not None)
 
 

@@ -38,6 +38,7 @@ TAKEN_IN = {
 """Pages outside docs/, each with its name in the site."""
 _CODE_OR_LINK = re.compile(r"^```.*?^```|\]\((?P<place>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)", re.MULTILINE | re.DOTALL)
 _MARKER = re.compile(r"^<!-- schema: (?P<home>[\w.]+)\.(?P<name>\w+)(?P<parts> and parts)? -->$", re.MULTILINE)
+_WORDS = {"None": "null", "True": "true", "False": "false"}
 _TYPES = {"string": "text", "boolean": "true or false", "null": "null", "object": "mapping", "array": "list"}
 
 Schema = Mapping[str, Any]
@@ -76,25 +77,29 @@ def _tables(found: re.Match[str], shown: set[str]) -> str:
     """The tables of a class; `shown` are those that the page has already."""
     kind = getattr(import_module(found["home"]), found["name"])
     schema = TypeAdapter(kind).json_schema(mode="serialization")
-    parts = schema.get("$defs", {}) if found["parts"] else {}
+    known = schema.get("$defs", {})
+    parts = known if found["parts"] else {}
     shown.add(found["name"])
-    text = f'<a id="{found["name"].lower()}"></a>\n\n{_table(schema, linked={*parts, *shown})}'
+    text = f'<a id="{found["name"].lower()}"></a>\n\n{_table(schema, known, linked={*parts, *shown})}'
     for name in sorted(set(parts) - shown):
         shown.add(name)
         if "properties" in parts[name]:
-            table = _table(parts[name], linked={*parts, *shown})
+            table = _table(parts[name], known, linked={*parts, *shown})
             text += f"\n\n### {name}\n\n{_plain(parts[name].get('description', ''))}\n\n{table}"
     return text
 
 
-def _table(schema: Schema, linked: set[str]) -> str:
+def _table(schema: Schema, known: Schema, linked: set[str]) -> str:
     head = "| key | value | default | meaning |\n| --- | --- | --- | --- |"
-    return "\n".join([head, *(_row(name, own, linked) for name, own in schema["properties"].items())])
+    return "\n".join([head, *(_row(name, own, known, linked) for name, own in schema["properties"].items())])
 
 
-def _row(name: str, schema: Schema, linked: set[str]) -> str:
+def _row(name: str, schema: Schema, known: Schema, linked: set[str]) -> str:
+    """A key; what has no words of its own means what its class does."""
     default = "" if "default" not in schema else _literal(schema["default"])
-    return f"| `{name}` | {_value(schema, linked)} | {default} | {_plain(schema.get('description', ''))} |"
+    own = known.get(schema.get("$ref", "").rpartition("/")[2], {})
+    meaning = schema.get("description") or own.get("description", "")
+    return f"| `{name}` | {_value(schema, linked)} | {default} | {_plain(meaning)} |"
 
 
 def _value(schema: Schema, linked: set[str]) -> str:
@@ -129,9 +134,10 @@ def _bounds(schema: Schema) -> Iterator[str]:
 
 
 def _literal(value: object) -> str:
-    return f"`{value if isinstance(value, str) else json.dumps(value)}`"
+    return f"`{value if isinstance(value, str) and value else json.dumps(value)}`"
 
 
 def _plain(text: str) -> str:
-    """A docstring on one line of a table; Python's None is null in YAML and JSON."""
-    return re.sub(r"\bNone\b", "null", " ".join(text.split())).replace("|", "\\|")
+    """A docstring on one line of a table, with the words of YAML and JSON for Python's."""
+    plain = re.sub(r"\b(None|True|False)\b", lambda found: _WORDS[found[0]], " ".join(text.split()))
+    return plain.replace("|", "\\|")

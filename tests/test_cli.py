@@ -332,8 +332,12 @@ def test_check_shows_what_the_api_found(api: Any, shown: None) -> None:
 def test_check_tells_by_its_exit_code_that_a_recommendation_is_stale(
     stale: str | None, code: int, api: Any, shown: None
 ) -> None:
-    api.check_plan = lambda plan: SimpleNamespace(space=SimpleNamespace(environment="", facts=""), stale=stale)
+    space = SimpleNamespace(environment="", facts="")
+    api.check_plan = lambda plan: SimpleNamespace(space=space, stale=stale, has_recommendation=True)
     assert call("check", "x.yaml", "--exit-code").exit_code == code
+    api.check_plan = lambda plan: SimpleNamespace(space=space, stale=None, has_recommendation=False)
+    missing = call("check", "x.yaml", "--exit-code")
+    assert (missing.exit_code, missing.stderr) == (0, "run_dir holds no recommendation that could be stale\n")
     assert call("check", "x.yaml").exit_code == 0
 
 

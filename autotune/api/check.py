@@ -30,6 +30,8 @@ class CheckResult:
     """What would be searched; it knows workload and machine."""
     stale: str | None = None
     """That the recommendation in run_dir was found on another machine, or before this one changed, in a sentence."""
+    has_recommendation: bool = False
+    """Whether there is a run_dir with a recommended.yaml."""
 
 
 def check_plan(plan: Plan, *, launcher: Launcher | None = None) -> CheckResult:
@@ -38,8 +40,11 @@ def check_plan(plan: Plan, *, launcher: Launcher | None = None) -> CheckResult:
     with temporary_folder() as folder, opened_launcher(launcher, folder, plan) as starts:
         write_payload(plan.workload, folder.payload)
         _, space = probe_workload(plan, runner_for(plan, folder, starts))
-    stale = None if plan.run_dir is None else note_of_stale(RunFolder(plan.run_dir).recommended, space.environment)
-    return CheckResult(space=space, stale=None if stale is None else say(stale))
+    recommended = None if plan.run_dir is None else RunFolder(plan.run_dir).recommended
+    if recommended is None or not recommended.is_file():
+        return CheckResult(space=space)
+    stale = note_of_stale(recommended, space.environment)
+    return CheckResult(space=space, stale=None if stale is None else say(stale), has_recommendation=True)
 
 
 def environment(device: str = "auto", *, launcher: Launcher | None = None) -> Environment:

@@ -54,7 +54,8 @@ class SearchResult:
 def open_run(path: str | Path) -> SearchResult:
     """The result of an earlier search, from its run folder alone; nothing is measured anew.
 
-    Where the folder can be written, SQLite keeps a log beside study.db as long as the study is in use.
+    Where the folder can be written, SQLite keeps a log beside study.db as long as the study is in use; else the study
+    is a copy of it.
 
     Args:
         path: The run folder of a search that has ended or was interrupted. One that went on and was killed shows the

@@ -69,7 +69,7 @@ _LOADERS = {
 }
 """A DataLoader refuses `shuffle` beside a sampler or for a stream, and `batch_size` beside a batch sampler."""
 _DDP = """\
-# It was measured in {count} processes: torchrun --nproc-per-node {count}.
+# It was measured in {count} processes; where one machine has all: torchrun --nproc-per-node {count}.
 # Call torch.distributed.init_process_group before config.prepare. micro_batch_size and num_workers are those of one
 # process.
 #

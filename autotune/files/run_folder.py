@@ -6,10 +6,11 @@ and the summary of a finished one. Only the user may read what lies there (0700,
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -132,7 +133,7 @@ def read_summary(path: Path) -> RunSummary:
     folder = RunFolder(path)
     try:
         head = folder.summary.read_bytes()
-        *lines, _ = folder.trials.read_bytes().split(b"\n")  # behind the last line's end: nothing, or a torn line
+        lines = _whole_lines(folder.trials.read_bytes())
     except OSError as error:
         missing = Path(error.filename or path).name
         raise ConfigError(
@@ -149,10 +150,23 @@ def read_summary(path: Path) -> RunSummary:
         ) from error
 
 
+def _whole_lines(written: bytes) -> list[bytes]:
+    """The lines of a file of JSON but for a last one that a kill has torn."""
+    *lines, last = written.split(b"\n")
+    with suppress(ValueError):
+        json.loads(last)
+        lines.append(last)
+    return lines
+
+
 def _prepare(folder: RunFolder, *, fresh: bool) -> None:
     try:
         if fresh:
             folder.clear()
+        elif folder.trials.exists():
+            lines = _whole_lines(written := folder.trials.read_bytes())
+            if (whole := b"".join(line + b"\n" for line in lines)) != written:
+                write_atomic(folder.trials, whole)
         folder.remove_temporary()
         for kept in (folder.logs, folder.scratch):
             kept.mkdir(mode=0o700, exist_ok=True)

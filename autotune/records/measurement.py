@@ -58,6 +58,7 @@ class Window(FrozenModel):
     """The raw record of a timed window."""
 
     blocks: tuple[Block, ...] = Field(min_length=1)
+    """In the order in which they came."""
     restarts: tuple[Restart, ...] = ()
     """Epoch restarts that were taken out of the blocks; none where the blocks cover whole epochs."""
     whole_epochs: bool

@@ -20,7 +20,7 @@ class Budget(FrozenModel):
     n_trials: Annotated[int, Field(strict=True, ge=1)] | None = None
     """Measured trials; None: at most 40, and the search may stop by itself."""
     timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Seconds for the whole search, the confirmation included; None: no limit."""
+    """Seconds for one call, the confirmation included; a search that goes on has them anew. None: no limit."""
 
     @property
     def max_trials(self) -> int:

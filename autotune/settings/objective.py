@@ -6,7 +6,7 @@ from contextlib import suppress
 from math import inf, nan
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, ByteSize, Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ByteSize, Field, TypeAdapter, ValidationError, WithJsonSchema
 
 from autotune.frozen import FrozenModel
 
@@ -40,7 +40,11 @@ def _number_of(value: object) -> float:
     return nan
 
 
-MemoryLimit = Annotated[int | float, BeforeValidator(_parse_memory_limit)]
+MemoryLimit = Annotated[
+    int | float,
+    BeforeValidator(_parse_memory_limit),
+    WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string"}]}),
+]
 """A fraction of the device's memory where at most 1, bytes otherwise."""
 
 

@@ -191,7 +191,7 @@ class TrainingConfig(FrozenModel):
         from autotune.settings.applied.batch import moved
         from autotune.settings.applied.process import own_device
 
-        place = own_device(is_rank=self.process_count > 1) if device is None else torch.device(device)
+        place = own_device(is_rank=False) if device is None else torch.device(device)
         return moved(batch, place, channels_last=self.channels_last, non_blocking=self.pin_memory)
 
     def accumulator(

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
-from urllib.parse import quote
 
 import optuna
 from optuna.samplers import BaseSampler
@@ -63,7 +64,7 @@ def open_finished(path: Path) -> optuna.Study:
         raise RunFolderError(f"a run folder must hold {path.name}, but {path.parent} does not; name that of a search")
     with guarded(path):
         is_writable = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
-        storage = open_storage(path) if is_writable else _read_only(path)
+        storage = open_storage(path) if is_writable else _copied(path)
         known = [study.study_name for study in storage.get_all_studies()]
         if len(known) == 1:
             return optuna.load_study(study_name=known[0], storage=storage)
@@ -90,10 +91,13 @@ def _sqlite(path: Path) -> optuna.storages.RDBStorage:
     return storage
 
 
-def _read_only(path: Path) -> optuna.storages.RDBStorage:
-    """Optuna's storage where nothing can be written, no log beside the file either. Source: sqlite.org/uri.html."""
-    storage = optuna.storages.RDBStorage(f"sqlite:///file:{quote(str(path))}?mode=ro&immutable=1&uri=true")
-    weakref.finalize(storage, storage.engine.dispose)
+def _copied(path: Path) -> optuna.storages.RDBStorage:
+    """Optuna's storage of a file that can't be written, as a copy with its log, which goes with the storage."""
+    folder = TemporaryDirectory(prefix="autotune-", ignore_cleanup_errors=True)
+    for file in path.parent.glob(f"{path.name}*"):  # a killed search's last trials are in the log alone
+        shutil.copyfile(file, Path(folder.name, file.name))
+    storage = _sqlite(Path(folder.name, path.name))
+    weakref.finalize(storage, folder.cleanup)
     return storage
 
 

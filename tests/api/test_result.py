@@ -9,10 +9,10 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from optuna.exceptions import StorageInternalError
 
 import autotune
 from autotune.errors import ConfigError, NothingFeasibleError, RunFolderError
+from autotune.files.run_folder import open_run_folder
 from autotune.testing import FakeLauncher, FakeTrial
 from tests.factories.searches import NARROW
 
@@ -39,27 +39,34 @@ def test_a_run_that_was_moved_elsewhere_is_opened_there(tmp_path: Path) -> None:
     assert autotune.open_run(tmp_path / "moved").run_dir == tmp_path / "moved"
 
 
-def test_a_run_that_can_not_be_written_is_opened_and_left_as_it_is(
+def test_a_run_that_can_not_be_written_is_opened_with_what_its_log_holds_and_left_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_dir = tmp_path / "a run"
-    found = search(run_dir)
-    trials = len(found.study.trials)
-    del found
-    gc.collect()
-    files = {path.name for path in run_dir.iterdir()}
+    found = search(run_dir)  # its study is in use: all of it lies in the log, as a kill leaves it
+    files = {path.name: path.read_bytes() for path in run_dir.iterdir() if path.is_file()}
+    assert files["study.db-wal"]
     monkeypatch.setattr(os, "access", lambda *_: False)  # the file system's own answer: root may write anywhere
     again = autotune.open_run(run_dir)
-    assert len(again.study.trials) == trials
-    assert {path.name for path in run_dir.iterdir()} == files
-    with pytest.raises(StorageInternalError):
-        again.study.set_user_attr("changed", True)
+    assert [trial.values for trial in again.study.trials] == [trial.values for trial in found.study.trials]
+    again.study.set_user_attr("changed", True)
+    assert {path.name: path.read_bytes() for path in run_dir.iterdir() if path.is_file()} == files
+    folder = Path(str(again.study._storage._backend.engine.url.database)).parent  # type: ignore[attr-defined]
+    assert folder.is_dir()
+    del again
+    gc.collect()
+    assert not folder.exists()
 
 
 def test_a_line_that_was_torn_by_a_kill_is_passed_over(tmp_path: Path) -> None:
     found = search(tmp_path / "run")
     path = tmp_path / "run" / "trials.jsonl"
-    path.write_bytes(path.read_bytes() + path.read_bytes()[:40])
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[:40])
+    assert autotune.open_run(tmp_path / "run").trials == found.trials
+    with open_run_folder(tmp_path / "run", fresh=False):
+        assert path.read_bytes() == whole, "the next line would stand behind the torn one"
+    path.write_bytes(whole.rstrip())
     assert autotune.open_run(tmp_path / "run").trials == found.trials
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Self
@@ -24,7 +24,7 @@ class _Stage(Enum):
 
 @dataclass(slots=True, kw_only=True)
 class Accumulator:
-    """Trains batch after batch, one `with` block each: forward pass and loss inside it, then one `backward`.
+    """Trains batch after batch, one `with` each: forward pass and loss inside it, then one `backward`.
 
         accumulator = config.accumulator(model, optimizer)
         for batch in loader:
@@ -32,7 +32,7 @@ class Accumulator:
                 loss = loss_of(model, config.to_device(batch))
                 accumulator.backward(loss)
 
-    Inside the block autocast is on where the configuration has it. Gradients are zeroed here after each step: do not
+    Inside it autocast is on where the configuration has it. Gradients are zeroed here after each step: do not
     zero them yourself. Batches that an epoch's end leaves over count for the next epoch's first step, as in trials;
     `reset` drops them.
     """
@@ -62,10 +62,12 @@ class Accumulator:
         """Begin a batch. DDP prepares the exchange in the forward pass: no_sync stands around both passes.
 
         Raises:
-            RuntimeError: the block before has not ended yet.
+            RuntimeError: the batch before has not ended yet.
         """
         if self._stage is not _Stage.OUTSIDE:
-            raise RuntimeError("a block of an accumulator must end before the next begins: one `with` for each batch")
+            raise RuntimeError(
+                "a batch must end before the next begins: one `with accumulator` for each, but it is entered twice"
+            )
         if self.no_sync is not None and (self.exchanges_nothing or self.accumulated + 1 < self.steps):
             self._unsynced = self.no_sync()
             self._unsynced.__enter__()
@@ -99,11 +101,11 @@ class Accumulator:
             Whether a step was due. float16's GradScaler may skip it where gradients are not finite.
 
         Raises:
-            RuntimeError: it is called outside a block, or a second time within one.
+            RuntimeError: it is called outside `with`, or a second time within one.
         """
         if self._stage is not _Stage.FORWARD:
             raise RuntimeError(
-                "backward must be called once in each `with` block of an accumulator, but was called "
+                "backward must be called once in each `with accumulator`, but was called "
                 f"{self._stage.value}; of several losses give the sum"
             )
         self._stage = _Stage.DONE
@@ -139,14 +141,15 @@ class Accumulator:
             torch.set_autocast_enabled(self.device_type, was_on)
 
     def _step(self, before_step: Callable[[], object] | None) -> None:
-        if before_step is not None:
-            self.scaler.unscale_(self.optimizer)
-            try:
+        try:
+            if before_step is not None:
+                self.scaler.unscale_(self.optimizer)
                 before_step()
-            except BaseException:
-                self.scaler.update()  # else it takes these gradients for unscaled for good
-                raise
-        self.scaler.step(self.optimizer)
+            self.scaler.step(self.optimizer)
+        except BaseException:
+            with suppress(AssertionError):  # it had not looked at them yet
+                self.scaler.update()  # else it takes the next gradients for unscaled
+            raise
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         self.accumulated = 0

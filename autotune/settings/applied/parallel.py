@@ -41,8 +41,9 @@ def check_group(process_count: int) -> None:
     if group.is_available() and group.is_initialized() and group.get_world_size() != process_count:
         raise ConfigError(
             f"a process group must be as large as the configuration's, {process_count}, since its global batch and "
-            f"learning rate rest on that, but it has {group.get_world_size()}; start training with as many processes "
-            f"(torchrun --nproc-per-node {process_count}), or search with `world_size` as you train"
+            f"learning rate rest on that, but it has {group.get_world_size()}; start training with {process_count} "
+            f"processes (on one machine: torchrun --nproc-per-node {process_count}), or search with `world_size` as "
+            "you train"
         )
 
 

@@ -32,5 +32,5 @@ def test_what_is_not_confirmed_to_be_faster_pays_for_nothing() -> None:
 
 def test_the_outcomes_are_counted_and_the_reason_to_end_is_told_once() -> None:
     told = say_course(make_summary(stopped_because=note("little_expected", gain_fraction=0.003)))
-    assert told.count("Stopped: another trial is expected to bring 0.3%.") == 1
+    assert told.count("Stopped: another trial is expected to bring 0.3 %.") == 1
     assert "ok" in told

@@ -31,9 +31,9 @@ DIFFERING = [{"name": "cuda", "there": "12", "here": "13"}, {"name": "cores", "t
         ),
         (
             note("near_ceiling", ceiling_fraction=0.98),
-            "the best found reaches 98% of the lower ceiling of loader and device",
+            "the best found reaches 98 % of the lower ceiling of loader and device",
         ),
-        (note("little_expected", gain_fraction=0.003), "another trial is expected to bring 0.3%"),
+        (note("little_expected", gain_fraction=0.003), "another trial is expected to bring 0.3 %"),
         (
             note("precision_left_out", amp_dtype="bfloat16", is_compiled=True, reason="the loss became nan"),
             "bfloat16 with compile was left out: the loss became nan",
@@ -99,7 +99,7 @@ DIFFERING = [{"name": "cuda", "there": "12", "here": "13"}, {"name": "cores", "t
         ),
         (
             note("simplest_of_the_best", best_trial=4, rate_fraction=0.993),
-            "Simplest of those that are as good as the best (trial 4): it is believed to reach 99.3% of its rate.",
+            "Simplest of those that are as good as the best (trial 4): it is believed to reach 99.3 % of its rate.",
         ),
         (
             note("nothing_beats_baseline", configurations=5, is_outrun=True, most_fraction=None),
@@ -142,8 +142,8 @@ DIFFERING = [{"name": "cuda", "there": "12", "here": "13"}, {"name": "cores", "t
         (
             note("losses_deviate", steps=20, deviation_fraction=0.08, allowed_fraction=0.05),
             (
-                "over 20 steps from the same weights and batches the losses deviate from float32's by 8.0% of their "
-                "mean, where 5.0% is tolerated"
+                "over 20 steps from the same weights and batches the losses deviate from float32's by 8.0 % of their "
+                "mean, where 5.0 % is tolerated"
             ),
         ),
         (

@@ -221,7 +221,7 @@ def test_a_batch_has_one_block_and_one_backward() -> None:
     with pytest.raises(RuntimeError, match="outside of one"):
         accumulator.backward(loss())
     with accumulator:
-        with pytest.raises(RuntimeError, match="must end before"), accumulator:
+        with pytest.raises(RuntimeError, match="must end before the next"), accumulator:
             raise AssertionError("entered twice")
         accumulator.backward(loss())
         with pytest.raises(RuntimeError, match="a second time; of several losses give the sum"):
@@ -253,6 +253,31 @@ def test_an_exception_before_a_step_drops_its_batches_and_the_next_step_is_whole
     assert torch.allclose(before - model.weight, torch.ones(1, 2))
 
 
+@pytest.mark.parametrize("before_step", [None, lambda: None])
+def test_a_step_that_raises_leaves_the_scaler_as_for_the_first_one(before_step: Any) -> None:
+    class Full(torch.optim.SGD):
+        """Runs out of memory for its state in its first step."""
+
+        is_full = True
+
+        def step(self, closure: Any = None) -> Any:
+            if Full.is_full:
+                Full.is_full = False
+                raise MemoryError
+            return super().step(closure)
+
+    model = nn.Linear(2, 1, bias=False)
+    scaler = torch.amp.GradScaler("cpu", init_scale=128.0)
+    accumulator = TrainingConfig(amp_dtype="float16").accumulator(
+        model, Full(model.parameters(), lr=1.0), scaler=scaler
+    )
+    before = model.weight.detach().clone()
+    for _ in range(2):
+        with suppress(MemoryError), accumulator:
+            accumulator.backward(model(torch.ones(1, 2)).sum(), before_step=before_step)
+    assert torch.allclose(before - model.weight, torch.ones(1, 2))
+
+
 def test_what_a_loop_broken_off_has_left_can_be_dropped() -> None:
     model = nn.Linear(2, 1, bias=False)
     accumulator = TrainingConfig(grad_accum_steps=4).accumulator(model, torch.optim.SGD(model.parameters()))
@@ -268,7 +293,7 @@ def test_a_group_of_another_size_is_refused(settings: dict[str, Any], monkeypatc
     monkeypatch.setattr(group, "is_initialized", lambda: True)
     monkeypatch.setattr(group, "get_world_size", lambda: 2)
     monkeypatch.setattr(group, "destroy_process_group", lambda: None)
-    with pytest.raises(ConfigError, match=r"but it has 2; start training with as many processes \(torchrun"):
+    with pytest.raises(ConfigError, match=r"but it has 2; start training with \d processes \(on one machine: torchrun"):
         TrainingConfig.model_validate(settings).prepare(network(), "cpu")
 
 
@@ -285,27 +310,41 @@ def test_what_names_no_device_lies_on_the_one_that_was_prepared(monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("strategy", "local_rank", "expected"),
-    [("ddp", "1", "cuda:1"), ("single", "1", "cuda:0"), ("ddp", None, "cuda:0"), ("dp", "1", "cuda:0")],
+    ("is_rank", "local_rank", "expected"),
+    [(True, "1", "cuda:1"), (False, "1", "cuda:0"), (True, None, "cuda:0"), (True, "none", "cuda:0")],
 )
 def test_a_rank_of_torchrun_trains_on_the_device_of_its_number(
-    strategy: str, local_rank: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+    is_rank: bool, local_rank: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from autotune.settings.applied.process import own_device
+
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     if local_rank is not None:
         monkeypatch.setenv("LOCAL_RANK", local_rank)
-    config = TrainingConfig.model_validate({"strategy": strategy, "world_size": 1 if strategy == "single" else 2})
-    found: list[Any] = []
+    assert str(own_device(is_rank=is_rank)) == expected
+
+
+def test_a_batch_goes_where_prepare_was_told_to_put_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    current: list[int] = [0]
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: current[-1])
+    monkeypatch.setattr(torch.accelerator, "set_device_index", current.append)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    found: list[str] = []
 
     class Moving:
         def to(self, device: Any) -> None:
             found.append(str(device))
 
+    config = TrainingConfig()
+    monkeypatch.setattr(TrainingConfig, "arrange", lambda _, model, device: model)
+    config.prepare(network(), "cuda:1")
     config.to_device(Moving())
-    assert found == [expected]
+    assert found == ["cuda:1"]
 
 
 @pytest.mark.parametrize(("given", "expected"), [("2", 3), ("", 1), ("none", 1)])
