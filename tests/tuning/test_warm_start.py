@@ -448,8 +448,9 @@ def test_a_check_says_that_a_recommendation_was_found_on_another_machine(
 
 
 def test_a_check_says_nothing_of_a_recommendation_that_holds_or_is_not_there(there: Path, tmp_path: Path) -> None:
-    for run_dir in (there, tmp_path / "none", None):
-        assert check_plan(make_plan(run_dir), launcher=FakeLauncher()).stale is None
+    for run_dir, has_one in ((there, True), (tmp_path / "none", False), (None, False)):
+        found = check_plan(make_plan(run_dir), launcher=FakeLauncher())
+        assert (found.stale, found.has_recommendation) == (None, has_one)
 
 
 @pytest.mark.parametrize("text", ["", "[", "machine: 3", "machine: {fingerprint: null, driver: 3}", "\0"])
