@@ -36,7 +36,7 @@ help:
 setup: $(READY)
 
 demo: $(READY)
-	$(BIN)/autotune run configs/quickstart.yaml --fresh
+	$(BIN)/autotune run configs/quickstart.yaml --fresh --set budget.timeout_s=150
 
 test: $(READY)
 	$(call run-tests,$(BIN))
