@@ -16,6 +16,8 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+LONGEST_S = 900
+"""Of one command; the longest installs torch."""
 LISTED = """
 from importlib.metadata import files
 print(*sorted(str(file) for file in files("autotune-torch") if file.parts[0] == "autotune" and file.suffix != ".pyc"))
@@ -29,7 +31,10 @@ def main(dist: Path) -> int:
         installed = [tried(archive.resolve()) for archive in (wheel, sdist)]
     except subprocess.CalledProcessError as error:
         print(f"failed: {error}", file=sys.stderr)
-        return error.returncode or 1
+        return error.returncode
+    except subprocess.TimeoutExpired as error:
+        print(f"hung: {error}", file=sys.stderr)
+        return 1
     if installed[0] != installed[1]:
         print(f"wheel and sdist install other files: {set(installed[0]) ^ set(installed[1])}", file=sys.stderr)
         return 1
@@ -57,11 +62,15 @@ def run(*command: str | Path, cwd: Path) -> str:
     """Run a command, say which, and return what it printed; an error shows that as well."""
     words = [str(word) for word in command]
     print("+", *words, flush=True)
-    done = subprocess.run(words, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    if done.returncode:
-        print(done.stdout, file=sys.stderr)
-    done.check_returncode()
-    return done.stdout
+    with tempfile.TemporaryFile("w+") as said:  # a pipe would keep a hung command's children waited for
+        try:
+            subprocess.run(words, cwd=cwd, stdout=said, stderr=said, check=True, timeout=LONGEST_S)
+        finally:
+            said.seek(0)
+            told = said.read()
+            if sys.exc_info()[0] is not None:
+                print(told, file=sys.stderr)
+    return told
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from os.path import isfile
 
 from autotune.api.setup import opened_launcher, runner_for, temporary_folder
 from autotune.errors import LauncherError
@@ -41,7 +42,7 @@ def check_plan(plan: Plan, *, launcher: Launcher | None = None) -> CheckResult:
         write_payload(plan.workload, folder.payload)
         _, space = probe_workload(plan, runner_for(plan, folder, starts))
     recommended = None if plan.run_dir is None else RunFolder(plan.run_dir).recommended
-    if recommended is None or not recommended.is_file():
+    if recommended is None or not isfile(recommended):  # noqa: PTH113 - unlike Path.is_file, no error for any name
         return CheckResult(space=space)
     stale = note_of_stale(recommended, space.environment)
     return CheckResult(space=space, stale=None if stale is None else say(stale), has_recommendation=True)

@@ -94,9 +94,13 @@ def _sqlite(path: Path) -> optuna.storages.RDBStorage:
 def _copied(path: Path) -> optuna.storages.RDBStorage:
     """Optuna's storage of a file that can't be written, as a copy with its log, which goes with the storage."""
     folder = TemporaryDirectory(prefix="autotune-", ignore_cleanup_errors=True)
-    for file in path.parent.glob(f"{path.name}*"):  # a killed search's last trials are in the log alone
-        shutil.copyfile(file, Path(folder.name, file.name))
-    storage = _sqlite(Path(folder.name, path.name))
+    try:
+        for file in path.parent.glob(f"{path.name}*"):  # a killed search's last trials are in the log alone
+            shutil.copyfile(file, Path(folder.name, file.name))
+        storage = _sqlite(Path(folder.name, path.name))
+    except BaseException:
+        folder.cleanup()
+        raise
     weakref.finalize(storage, folder.cleanup)
     return storage
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import tempfile
 from dataclasses import fields
 from pathlib import Path
 
@@ -56,6 +57,19 @@ def test_a_run_that_can_not_be_written_is_opened_with_what_its_log_holds_and_lef
     del again
     gc.collect()
     assert not folder.exists()
+
+
+def test_a_file_that_is_no_database_and_can_not_be_written_leaves_no_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search(tmp_path / "run")
+    gc.collect()
+    (tmp_path / "run" / "study.db").write_bytes(b"no database")
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(RunFolderError, match="SQLite"):
+        autotune.open_run(tmp_path / "run")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_a_line_that_was_torn_by_a_kill_is_passed_over(tmp_path: Path) -> None:

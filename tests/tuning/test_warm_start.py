@@ -448,7 +448,7 @@ def test_a_check_says_that_a_recommendation_was_found_on_another_machine(
 
 
 def test_a_check_says_nothing_of_a_recommendation_that_holds_or_is_not_there(there: Path, tmp_path: Path) -> None:
-    for run_dir, has_one in ((there, True), (tmp_path / "none", False), (None, False)):
+    for run_dir, has_one in ((there, True), (tmp_path / "none", False), (tmp_path / ("x" * 300), False), (None, False)):
         found = check_plan(make_plan(run_dir), launcher=FakeLauncher())
         assert (found.stale, found.has_recommendation) == (None, has_one)
 

@@ -124,7 +124,7 @@ class Accumulator:
         return True
 
     def reset(self) -> None:
-        """Drop the gradients of the batches since the last step: where a loop was broken off."""
+        """Drop the gradients that are there: after a step, and where a loop was broken off before one."""
         self.optimizer.zero_grad(set_to_none=True)
         self.accumulated = 0
 
@@ -151,5 +151,4 @@ class Accumulator:
                 self.scaler.update()  # else it takes the next gradients for unscaled
             raise
         self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.accumulated = 0
+        self.reset()

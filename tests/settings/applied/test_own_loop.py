@@ -14,6 +14,7 @@ from torch import Tensor, distributed, nn
 
 from autotune.errors import ConfigError
 from autotune.protocol.jobs import TrialJob
+from autotune.settings.applied.accumulator import Accumulator
 from autotune.settings.applied.float32_precision import Float32Precision
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.training_config import TrainingConfig
@@ -139,11 +140,16 @@ def test_a_compiled_model_is_compiled_once_it_is_in_place(monkeypatch: pytest.Mo
     assert compiled == [("Sequential", True)]
 
 
-def test_gradients_can_be_changed_right_before_a_step_as_they_are() -> None:
-    config = TrainingConfig(amp_dtype="float16", grad_accum_steps=2)
+def in_float16(*, steps: int, optimizer: Any = torch.optim.SGD) -> tuple[nn.Linear, Accumulator]:
+    """A model whose gradients are all one, and what steps after so many batches with a learning rate of one."""
     model = nn.Linear(2, 1, bias=False)
     scaler = torch.amp.GradScaler("cpu", init_scale=128.0)  # nothing overflows
-    accumulator = config.accumulator(model, torch.optim.SGD(model.parameters(), lr=1.0), scaler=scaler)
+    config = TrainingConfig(amp_dtype="float16", grad_accum_steps=steps)
+    return model, config.accumulator(model, optimizer(model.parameters(), lr=1.0), scaler=scaler)
+
+
+def test_gradients_can_be_changed_right_before_a_step_as_they_are() -> None:
+    model, accumulator = in_float16(steps=2)
     before, seen = model.weight.detach().clone(), list[Any]()
 
     def clip() -> None:
@@ -232,10 +238,7 @@ def test_a_batch_has_one_block_and_one_backward() -> None:
 
 
 def test_an_exception_before_a_step_drops_its_batches_and_the_next_step_is_whole() -> None:
-    config = TrainingConfig(amp_dtype="float16", grad_accum_steps=2)
-    model = nn.Linear(2, 1, bias=False)
-    scaler = torch.amp.GradScaler("cpu", init_scale=128.0)  # nothing overflows
-    accumulator = config.accumulator(model, torch.optim.SGD(model.parameters(), lr=1.0), scaler=scaler)
+    model, accumulator = in_float16(steps=2)
     before, seen = model.weight.detach().clone(), list[Any]()
 
     def refuse() -> None:
@@ -266,11 +269,7 @@ def test_a_step_that_raises_leaves_the_scaler_as_for_the_first_one(before_step: 
                 raise MemoryError
             return super().step(closure)
 
-    model = nn.Linear(2, 1, bias=False)
-    scaler = torch.amp.GradScaler("cpu", init_scale=128.0)
-    accumulator = TrainingConfig(amp_dtype="float16").accumulator(
-        model, Full(model.parameters(), lr=1.0), scaler=scaler
-    )
+    model, accumulator = in_float16(steps=1, optimizer=Full)
     before = model.weight.detach().clone()
     for _ in range(2):
         with suppress(MemoryError), accumulator:

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from autotune.note import note
 from autotune.protocol.jobs import TrialJob
 from autotune.settings.applied.parallel import ddp_arguments, without_effect_here
+from autotune.settings.applied.parallel import distributed as distributed_model
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
@@ -69,6 +70,16 @@ def test_what_the_installed_torch_lacks_is_left_out_and_said(monkeypatch: pytest
     wanted = DdpConfig(bucket_cap_mb=50, first_bucket_mb=2, broadcast_buffers=False)
     assert ddp_arguments(wanted) == {"bucket_cap_mb": 50, "broadcast_buffers": False}
     assert without_effect_here(wanted) == (note("first_bucket_without_effect", torch=torch.__version__),)
+
+
+def test_a_user_is_warned_of_what_the_installed_torch_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def older(self: object, module: nn.Module, device_ids: object = None) -> None: ...
+
+    monkeypatch.setattr(DistributedDataParallel, "__init__", older)
+    wanted = DdpConfig(first_bucket_mb=2)
+    with pytest.warns(UserWarning, match="first_bucket_mb has no effect with torch"):
+        distributed_model(nn.Linear(1, 1), torch.device("cpu"), wanted)
+    distributed_model(nn.Linear(1, 1), torch.device("cpu"), wanted, is_trial=True)  # which has a note of it
 
 
 def test_buffers_go_by_the_newest_name() -> None:
