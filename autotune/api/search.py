@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -69,6 +70,7 @@ def run_plan(
         show(Progress(phase="probe", elapsed_s=clock.elapsed_s, remaining_s=clock.left_s))
         begun = clock.elapsed_s
         runner, space = probe_workload(plan, runner_for(plan, folder, starts))
+        plan = replace(plan, baseline=space.baseline)  # a script's is what was seen of it
         probe_s = clock.elapsed_s - begun
         warnings = warnings_in(space.notes)
         show(Progress(phase="probe", elapsed_s=clock.elapsed_s, remaining_s=clock.left_s, warnings=warnings))

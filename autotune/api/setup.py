@@ -34,6 +34,7 @@ def runner_for(plan: Plan, folder: RunFolder, launcher: Launcher) -> TrialRunner
         logs=folder.logs,
         device=plan.device,
         seed=plan.seed,
+        command=plan.workload.command,
         say=say,
     )
 

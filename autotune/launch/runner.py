@@ -24,6 +24,7 @@ from autotune.protocol import jobs
 from autotune.protocol.disk import TrialFolder, write_model
 from autotune.protocol.reports import RankReport
 from autotune.records.trial import TrialResult
+from autotune.settings.script import ScriptFacts
 from autotune.settings.training_config import TrainingConfig
 
 __all__ = ["TrialRunner", "go_on"]
@@ -45,6 +46,10 @@ class TrialRunner:
     device: str
     seed: int
     limits: MemoryLimits = NO_LIMITS
+    command: tuple[str, ...] | None = None
+    """What is run in place of a workload's parts; None: the payload holds them."""
+    script: ScriptFacts | None = None
+    """What the probe has seen of the command."""
     say: Callable[[Note | str], str] = lambda reason: reason if isinstance(reason, str) else reason.code
     """Words the reason to end a trial; without a wording, its code."""
 
@@ -52,6 +57,10 @@ class TrialRunner:
         """A runner with these limits for its trials."""
         limits = MemoryLimits(limit_bytes=limit_bytes, ram_bytes=ram_bytes, limit_is_ram=limit_is_ram)
         return replace(self, limits=limits)
+
+    def with_script(self, script: ScriptFacts | None) -> TrialRunner:
+        """A runner whose trials know what was seen of their script."""
+        return replace(self, script=script)
 
     def run(
         self,
@@ -94,7 +103,8 @@ class TrialRunner:
         roofline: bool = False,
     ) -> RankReport:
         """Measure loader and device alone in variations of a configuration, in another process where one ends early."""
-        points = {"variations": tuple(map(_alone, variations)), "stretch_s": stretch_s, "roofline": roofline}
+        alone = variations if self.command is not None else [*map(_alone, variations)]
+        points = {"variations": tuple(alone), "stretch_s": stretch_s, "roofline": roofline}
         return go_on(self._job_for(jobs.CurvesJob, config, deadline_s, **points), partial(self._run, "curves", None))
 
     def stress(self, config: TrainingConfig, *, name: str, deadline_s: float, train_s: float) -> RankReport:
@@ -104,7 +114,10 @@ class TrialRunner:
     def _job_for(self, kind: type[_AnyJob], config: TrainingConfig, deadline_s: float, **own: Any) -> _AnyJob:
         """A job of a kind, with the fields that only this kind has."""
         process = self._process(deadline_s)
-        config = config if kind is jobs.TrialJob else _alone(config)
+        if self.command is not None:  # its ranks are its own to start
+            own |= {"command": self.command, "script": self.script}
+        elif kind is not jobs.TrialJob:
+            config = _alone(config)
         return kind(process=process, payload=self.payload.absolute(), config=config, **own)
 
     def _process(self, deadline_s: float) -> jobs.ProcessSetup:
@@ -122,8 +135,9 @@ class TrialRunner:
         folder = TrialFolder(Path(tempfile.mkdtemp(prefix=f"{name}{suffix}-", dir=self.scratch.absolute())))
         log, ranks, stream = self.logs / f"{name}{suffix}.log", 1, None
         if isinstance(job, jobs.TrialJob):
-            ranks = job.config.process_count
-            if job.config.strategy == "ddp":
+            is_one = job.command is not None
+            ranks = 1 if is_one else job.config.process_count
+            if job.config.strategy == "ddp" and not is_one:
                 job = job.model_copy(update={"rendezvous": f"file://{folder.rendezvous}"})
             if job.streams_blocks and should_end is not None:
                 stream = BlockStream(folder.blocks, ranks, should_end)

@@ -43,6 +43,16 @@ class TrialFolder:
         """Where the ranks of a group meet: the file of torch.distributed's FileStore."""
         return self.path / "rendezvous"
 
+    @property
+    def overlay(self) -> Path:
+        """Where a script's writes to files that existed before go."""
+        return self.path / "overlay"
+
+    @property
+    def done(self) -> Path:
+        """There once a script has been measured: whatever of it still runs is to be ended."""
+        return self.path / "done"
+
     def report_of(self, rank: int) -> Path:
         """What a rank answers."""
         return self.report if rank == 0 else self.path / f"report-{rank}.json"

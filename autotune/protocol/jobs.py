@@ -9,6 +9,7 @@ from pydantic import Field, TypeAdapter
 
 from autotune.frozen import FrozenModel
 from autotune.records.diagnosis import Curves
+from autotune.settings.script import ScriptFacts
 from autotune.settings.training_config import TrainingConfig
 
 __all__ = [
@@ -105,6 +106,10 @@ class DescribeJob(_Job):
 class _WorkloadJob(_Job):
     payload: Path
     config: TrainingConfig
+    command: tuple[str, ...] | None = None
+    """The command that is the workload, its placeholders not filled; None where the payload is."""
+    script: ScriptFacts | None = None
+    """What the probe of the command has seen."""
 
 
 class ProbeJob(_WorkloadJob):

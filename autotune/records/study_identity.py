@@ -6,8 +6,9 @@ same program. The user's objects are only described, without torch; of the user'
 
 from __future__ import annotations
 
+import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from functools import partial
@@ -53,6 +54,8 @@ def workload_key(workload: Workload) -> str:
 
 
 def _parts_of(workload: Workload) -> dict[str, str]:
+    if workload.command is not None:
+        return {"command": _describe_command(workload.command)}
     parts = {name: getattr(workload, name) for name in PARTS}
     return {name: describe_part(part) for name, part in parts.items() if part is not None}
 
@@ -92,6 +95,13 @@ def describe_part(part: Any) -> str:
     name = getattr(part, "__qualname__", None) or type(part).__qualname__
     digest = "" if isinstance(part, _CONTAINERS) else f"#{_digest(_text(part, _DEPTH))}"  # a container is data
     return f"{name}{digest}{_length(part)}"
+
+
+def _describe_command(command: Sequence[str]) -> str:
+    """The words, and the content of the script among them."""
+    scripts = [Path(word) for word in command if word.endswith((".py", ".sh"))]
+    digests = [_digest(path.read_text(errors="replace")) for path in scripts if path.is_file()]
+    return "#".join([shlex.join(command), *digests])
 
 
 def _describe_ref(ref: Ref) -> str:

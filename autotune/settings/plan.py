@@ -50,9 +50,10 @@ class Plan:
     """Everything that a search is asked for."""
 
     name: Annotated[str, Field(exclude=True)]  # no key of the YAML file
-    """A few words for reports: the configuration file's name, or the model's class."""
+    """A few words for reports: the configuration file's name, the model's class, or the command's script."""
     workload: Workload
-    """the functions that make the model and the dataset, as workload.model and workload.dataset"""
+    """the functions that make the model and the dataset, as workload.model and workload.dataset; or the command that
+    trains, as workload.command"""
     baseline: TrainingConfig = Field(default_factory=TrainingConfig)
     space: SearchSpace = Field(default_factory=SearchSpace)
     objective: Objective = Field(default_factory=Objective)

@@ -6,17 +6,30 @@ A Workload is what a trial builds its model, data and step from. Only the worker
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema, model_validator
 from pydantic.dataclasses import dataclass as validated_dataclass
 
 from autotune.frozen import FrozenModel
+from autotune.settings.command import command_fault, command_words
+from autotune.settings.script import ScriptFacts
 
-__all__ = ["PARTS", "READ_PART", "OptimizerFacts", "Ref", "StartMethod", "Workload", "WorkloadFacts"]
+__all__ = [
+    "BESIDE_A_COMMAND",
+    "PARTS",
+    "READ_PART",
+    "OptimizerFacts",
+    "Ref",
+    "StartMethod",
+    "Workload",
+    "WorkloadFacts",
+]
 
 READ_PART = "read_part"
 """Key of the validation context: the function by which a border that writes parts as text reads one."""
+
+BESIDE_A_COMMAND = "nothing can stand beside workload.command, whose script decides all else"
 
 StartMethod = Literal["fork", "spawn", "forkserver"]
 
@@ -34,24 +47,40 @@ class Ref:
 
 def _read_part(value: object, info: ValidationInfo) -> object:
     read = (info.context or {}).get(READ_PART)
-    is_left_out = value is None and info.field_name not in {"model", "dataset"}
-    return value if read is None or is_left_out else read(value)
+    return value if read is None or value is None else read(value)
 
 
 _Part = Annotated[Any, AfterValidator(_read_part), WithJsonSchema({"type": "string"})]  # as in YAML
 _Flag = Annotated[bool, Field(strict=True)]
 
 
+def _read_command(value: object) -> object:
+    return None if value is None else command_words(value)
+
+
+def _check_command(command: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    fault = None if command is None else command_fault(command)
+    if fault is not None:
+        raise ValueError(fault)
+    return command
+
+
+_Command = Annotated[tuple[str, ...] | None, BeforeValidator(_read_command), AfterValidator(_check_command)]
+
+
 @validated_dataclass(
     frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid", use_attribute_docstrings=True)
 )
 class Workload:
-    """The user's training job. Each part is a live object or a Ref."""
+    """The user's training job: a model and a dataset, each a live object or a Ref, or the command of a script."""
 
-    model: _Part
+    model: _Part = None
     """an nn.Module, or a function without arguments that returns one (in YAML: "train.py:build_model")"""
-    dataset: _Part
+    dataset: _Part = None
     """a Dataset, or a function without arguments that returns one (in YAML: "train.py:build_dataset")"""
+    command: _Command = None
+    """what starts a training script, in place of all else here: [python, train.py, --lr, "{lr}"], or one text that is
+    split as a shell does; placeholders stand for settings that the script takes as words of its own"""
     loss: _Part = None
     """loss(outputs, targets) -> scalar."""
     step: _Part = None
@@ -73,8 +102,17 @@ class Workload:
     multiprocessing_context: StartMethod | None = None
     """How loader workers start; None: Python's default."""
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        idle = [name for name in PARTS if getattr(self, name) is not None]
+        idle += [name for name in _SWITCHES if not getattr(self, name)]
+        if self.command is not None and idle:
+            raise ValueError(f"{BESIDE_A_COMMAND}, but got {', '.join(idle)}; leave out what you don't need")
+        return self
 
-PARTS = tuple(field.name for field in fields(Workload) if field.name not in {"shuffle", "drop_last"})
+
+_SWITCHES = ("shuffle", "drop_last")
+PARTS = tuple(field.name for field in fields(Workload) if field.name not in {"command", *_SWITCHES})
 """The parts of a workload that are the user's objects or references (and the start method)."""
 
 
@@ -115,3 +153,5 @@ class WorkloadFacts(FrozenModel):
     optimizer: OptimizerFacts
     step_source: str
     """How the loss is computed, in words: what the user gave, or what was inferred."""
+    script: ScriptFacts | None = None
+    """What was seen of a script; None where a model and a dataset were given."""

@@ -5,6 +5,7 @@ Comes in: the records of trials as they end. Goes out: notes of the values that 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pydantic import JsonValue
@@ -13,6 +14,7 @@ from autotune.errors import RepeatedFailureError, WorkloadError
 from autotune.note import Note, note
 from autotune.records.trial import TrialRecord
 from autotune.settings.search_space import SettingValue
+from autotune.settings.training_config import TrainingConfig
 from autotune.space.resolved_space import setting_of
 from autotune.study.proposals import explaining_setting
 from autotune.study.study import Study
@@ -57,6 +59,8 @@ class FailureAttribution:
             return []
         succeeded = (other.config for other in study.records if other.measurement is not None)
         explanation = explaining_setting([other.config for other in same], succeeded)
+        if explanation is None and study.space.facts.script is not None:
+            explanation = _shared_change([other.config for other in same], study.space.baseline)
         if explanation is None:
             if failure is None:  # no exception: what this workload can't be measured with, in several settings
                 return []
@@ -70,3 +74,17 @@ class FailureAttribution:
         same.clear()
         listed: list[JsonValue] = [str(value) for value in sorted(values, key=str)]
         return [note("setting_left_out", setting=setting, values=listed, failures=_SAME_FAILURES, reason=record.reason)]
+
+
+def _shared_change(
+    failed: Sequence[TrainingConfig], baseline: TrainingConfig
+) -> tuple[str, frozenset[SettingValue]] | None:
+    """A setting in which all of some configurations differ from the baseline, with its values.
+
+    A script that breaks under a setting loses that setting, not the search.
+    """
+    for name in ("micro_batch_size", "amp_dtype", "channels_last", "intra_op_threads", "num_workers"):
+        values = frozenset(setting_of(config, name) for config in failed)
+        if setting_of(baseline, name) not in values:
+            return name, values
+    return None

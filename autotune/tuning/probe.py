@@ -5,19 +5,25 @@ Comes in: a Plan and a runner. Goes out: a runner that knows the limits, and the
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from math import inf
 
+from pydantic import JsonValue
+
 from autotune.errors import ConfigError, WorkloadError
-from autotune.launch.launcher import notes_of, slots_of
+from autotune.launch.launcher import notes_of, preload_in, slots_of
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note, note
+from autotune.protocol.quiet import quiet_environment
 from autotune.protocol.reports import RankReport
 from autotune.records.conditions import note_on_others
 from autotune.settings.plan import Plan
+from autotune.settings.script import ScriptFacts
 from autotune.settings.workload import WorkloadFacts
 from autotune.space.constraints import obstacle
 from autotune.space.default_ranges import Basis
+from autotune.space.reach import within_reach
 from autotune.space.resolved_space import ResolvedSpace, compose, resolve
 from autotune.tuning.time_budget import BASELINE_DEADLINE_S
 
@@ -25,6 +31,8 @@ __all__ = ["probe_workload"]
 
 _ADAM_BYTES = 8
 """Of state for each trainable parameter: two moments in float32. Source: torch.optim.Adam, exp_avg and exp_avg_sq."""
+_FILES_SHOWN = 8
+"""Files that a note names: our own convention."""
 _FEW_COMBINATIONS = 4096
 """Up to so many are all composed, to see whether one is possible: our own convention, a fraction of a second."""
 
@@ -37,13 +45,23 @@ def probe_workload(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, Resolv
         raise _probe_failure(report)
     hosts, is_spread = slots_of(runner.launcher), plan.executor.ranks == "spread"
     environment = report.environment.model_copy(update={"hosts": max(1, hosts), "is_spread": is_spread})
-    reason = obstacle(plan.baseline, report.facts, environment, drop_last=plan.workload.drop_last)
+    script, given = report.facts.script, plan.space.given()
+    baseline = plan.baseline if script is None else script.observed
+    if script is not None:
+        reached = within_reach(given, script, environment)
+        if isinstance(reached, str):
+            raise ConfigError(reached)
+        given = dict(reached)
+        runner = runner.with_script(script)
+        if script.is_in_process:
+            preload_in(runner.launcher, script.modules, quiet_environment())
+    reason = obstacle(baseline, report.facts, environment, drop_last=plan.workload.drop_last)
     if reason is not None:
         raise ConfigError(f"baseline: {reason}")
     space = resolve(
         Basis(
-            given=plan.space.given(),
-            baseline=plan.baseline,
+            given=given,
+            baseline=baseline,
             objective=plan.objective,
             facts=report.facts,
             environment=environment,
@@ -57,6 +75,7 @@ def probe_workload(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, Resolv
         limit_is_ram=environment.has_only_ram,
     )
     told = (
+        *_script_notes(plan, script),
         _optimizer_note(plan, report.facts),
         *space.notes,
         note_on_others(report.conditions),
@@ -65,9 +84,28 @@ def probe_workload(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, Resolv
     return ready, replace(space, notes=tuple(item for item in told if item is not None))
 
 
+def _script_notes(plan: Plan, script: ScriptFacts | None) -> Iterator[Note]:
+    """What was seen of a script that its user should know."""
+    if script is None:
+        return
+    given = plan.baseline.model_dump(include=plan.baseline.model_fields_set - set(script.placeholders))
+    own = script.observed.model_dump()
+    overruled: list[JsonValue] = [name for name, value in given.items() if value != own[name]]
+    if overruled:
+        yield note("baseline_is_what_it_does", settings=overruled)
+    unknown: list[JsonValue] = [name for name in script.placeholders if name not in plan.baseline.model_fields_set]
+    if unknown:
+        values: list[JsonValue] = [f"{name}={getattr(plan.baseline, name)}" for name in map(str, unknown)]
+        yield note("placeholders_by_default", values=values)
+    yield from script.unreached
+    if script.new_files:
+        files: list[JsonValue] = list(script.new_files[:_FILES_SHOWN])
+        yield note("files_made", files=files, count=len(script.new_files))
+
+
 def _optimizer_note(plan: Plan, facts: WorkloadFacts) -> Note | None:
     """That the default optimizer is lighter than the user's may be."""
-    if plan.workload.optimizer is not None or not facts.trainable_parameter_count:
+    if plan.workload.optimizer is not None or plan.workload.command is not None or not facts.trainable_parameter_count:
         return None
     count = facts.trainable_parameter_count
     return note("default_optimizer", trainable_parameters=count, adam_bytes=_ADAM_BYTES * count)

@@ -24,12 +24,14 @@ from autotune.protocol import jobs
 from autotune.protocol.disk import TrialFolder
 from autotune.protocol.payload import read_payload
 from autotune.protocol.reports import RankReport
+from autotune.records.diagnosis import Curves
 from autotune.records.trial import TrialResult
 from autotune.settings.applied.process import set_threads
+from autotune.worker.attach.start import run_command
 from autotune.worker.failure.hang_dump import HangDump
 from autotune.worker.failure.kernel_failures import block_launches
 from autotune.worker.failure.outcome import outcome_of
-from autotune.worker.jobs.curves import trace_curves
+from autotune.worker.jobs.curves import WorkloadBench, trace_curves
 from autotune.worker.jobs.precision import compare_to_float32
 from autotune.worker.jobs.probe import probe
 from autotune.worker.jobs.stress import train_on_largest
@@ -75,6 +77,8 @@ def run_rank(folder: TrialFolder, started: float, local_rank: int = 0) -> int:
 
 def _do(job: jobs.Job, place: Place, dump: HangDump, started: float) -> RankReport:
     process = job.process
+    if not isinstance(job, jobs.DescribeJob) and job.command is not None:
+        return run_command(job, place, dump, started)
     refuse_bad_fork(process.device)
     nearest = place.local_rank if _ranks_of(job) > 1 else 0
     count = job.config.world_size if isinstance(job, jobs.TrialJob) and job.config.strategy == "dp" else 1
@@ -106,15 +110,17 @@ def _do_with_workload(job: jobs.WorkloadJob, device: Device, place: Place, dump:
         case jobs.PrecisionJob():
             return _done(guard=compare_to_float32(workload, job, device, scratch, start.ends_at))
         case jobs.CurvesJob():
-            return _done(
-                curves=trace_curves(
-                    workload, job, device, scratch, start.ends_at, keep=lambda known: place.keep(_done(curves=known))
-                )
-            )
+            bench = WorkloadBench(workload, job, device, scratch)
+            keep = partial(_keep_curves, place)
+            return _done(curves=trace_curves(bench, job, device, start.ends_at, keep=keep))
         case jobs.StressJob():
             return _done(stress=train_on_largest(workload, job, device, scratch, start.ends_at))
         case _:
             assert_never(job)
+
+
+def _keep_curves(place: Place, known: Curves) -> None:
+    place.keep(_done(curves=known))
 
 
 def _ranks_of(job: jobs.Job) -> int:

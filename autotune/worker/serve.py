@@ -1,11 +1,15 @@
 """The fork server: has imported torch once, has touched no device, ran no tensor operation and no user code.
 
+Between trials it may be asked to import what a script imports from installed packages, too; it answers how far it came
+and what of that must not be forked (preload.py): its parent ends it then, and begins another.
+
 Sends once it is ready which devices its forks can't open, since a package that torch has loaded by itself has opened
 them. Receives over its socket, in one message for each trial, the trial's folder, the number of its ranks and the
 descriptor to print to; forks the ranks (10 ms each instead of an interpreter's start and `import torch`); answers with
 their pids, then with each rank's exit code as it ends, the last one once all that the ranks have started is gone too.
 The ranks are reaped when the parent asks for it, after it has ended their sessions: until then no other process can get
-their numbers. When the socket closes, the parent is gone: the ranks are ended, the same sweep is made, the server ends.
+their numbers. When the socket closes, the parent is gone: the ranks are ended, the same sweep is made, and the server
+ends without what packages have registered for an exit.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ import torch._dynamo  # noqa: F401 - the first optimizer would import it, a seco
 
 from autotune.launch.local.process_tree import exit_code_of, free_shared_memory
 from autotune.protocol.disk import TrialFolder
+from autotune.worker.preload import preload
 from autotune.worker.rank import bad_fork_devices_of_children, run_rank
 
 __all__ = ["die_with_parent", "live", "serve"]
@@ -38,6 +43,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PR_SET_CHILD_SUBREAPER = 36  # as above: orphans below the server become its children
 _SWEEP_WITHIN_S = 5.0  # our convention, as the parent's (process_tree.py)
 _OOM_SCORE_ADJ = "800"  # man 5 proc: of -1000 to 1000; the kernel spares the caller
+_PRELOAD_ENDS_S = 150  # our convention: more than the parent waits, which may be gone when an import hangs
 _MESSAGE_BYTES = 64 * 1024  # a request names a folder and some numbers
 
 
@@ -47,17 +53,44 @@ def serve(descriptor: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     with socket.socket(fileno=descriptor) as connection:
         connection.send(json.dumps({"bad_forks": bad_fork_devices_of_children()}).encode())
-        gc.collect()
-        gc.freeze()  # what is imported stays shared with every fork
+        _share_with_forks()
         while True:
             message, descriptors, _, _ = socket.recv_fds(connection, _MESSAGE_BYTES, 1)
             if not message:
-                return
+                os._exit(0)
             request = json.loads(message)
             for pid in request.get("reap", ()):
                 os.waitpid(pid, 0)
             if "folder" in request:
                 _serve_one(connection, TrialFolder(Path(request["folder"])), request["ranks"], descriptors[0])
+            if "preload" in request:
+                _preload(connection, descriptors[0], is_close=request["preload"] == "closely")
+
+
+def _share_with_forks() -> None:
+    """What is imported stays shared with every fork."""
+    gc.collect()
+    gc.freeze()
+
+
+def _preload(connection: socket.socket, descriptor: int, *, is_close: bool) -> None:
+    """Import what a file names, which holds the package that is being imported from then on."""
+
+    def tell(package: str) -> None:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, package.encode(), 0)
+
+    asked = json.loads(os.pread(descriptor, os.fstat(descriptor).st_size, 0))
+    names, environment = asked["names"], asked["environment"]
+    signal.alarm(_PRELOAD_ENDS_S)
+    result = preload(names, environment, bad_fork_devices_of_children, is_close=is_close, tell=tell)
+    signal.alarm(0)
+    os.close(descriptor)
+    found = f"it has {result.reason} now" if result.reason else "it can be forked"
+    print(f"imported {result.preloaded} of {len(names)} modules in {result.seconds:.1f} s: {found}", flush=True)  # noqa: T201 - the server's log
+    _share_with_forks()
+    answer = {name: getattr(result, name) for name in ("preloaded", "reason", "culprit", "chain")}
+    connection.send(json.dumps(answer).encode())
 
 
 def _serve_one(connection: socket.socket, folder: TrialFolder, ranks: int, output: int) -> None:

@@ -43,7 +43,17 @@ from autotune.worker.setup.device import Device
 from autotune.worker.setup.loader import build_loader
 from autotune.worker.setup.process_group import ALONE, Group
 
-__all__ = ["Place", "Start", "ended_when_stuck", "gpus_used", "longest_after_s", "measure", "run_trial"]
+__all__ = [
+    "Place",
+    "Start",
+    "after_block_of",
+    "ended_when_stuck",
+    "of_rank",
+    "gpus_used",
+    "longest_after_s",
+    "measure",
+    "run_trial",
+]
 
 _LONGEST_AFTER_S = 60.0  # our convention: apart from its steps, what follows the window takes a few seconds
 _STEPS_AFTER = 40  # the most optimizer steps that follow the window (extra_steps.py); the profiled ones are slower
@@ -96,14 +106,14 @@ def run_trial(
     trainer, feed, first = _build(workload, job.config, device, place)
     run = Run(feed, trainer, feed.queue_capacity, start.ends_at, group=place.group)
     run.longest_s = feed.start_s + feed.first_wait_s  # an epoch's restart may take as long
-    measurement = measure(run, job.window, first, start, _after_block(job, place, dump, run))
+    measurement = measure(run, job.window, first, start, after_block_of(job, place, dump, run))
     dump.before_deadline()  # what follows has no blocks
     if job.extras != NO_EXTRAS:
         with ended_when_stuck(longest_after_s(measurement, job.config), place.report):
             measurement = measure_after_window(
-                run, trainer, job.extras, measurement, lambda known: place.keep(_of_rank(known, place, device))
+                run, trainer, job.extras, measurement, lambda known: place.keep(of_rank(known, place, device))
             )
-    return _of_rank(measurement, place, device)
+    return of_rank(measurement, place, device)
 
 
 def gpus_used(device: Device) -> tuple[Gpu, ...]:
@@ -129,7 +139,7 @@ def _refuse_repeated(dataset: Any, batch: Any, group: Group) -> None:
         )
 
 
-def _after_block(job: TrialJob, place: Place, dump: HangDump, run: Run) -> Callable[[Block], None]:
+def after_block_of(job: TrialJob, place: Place, dump: HangDump, run: Run) -> Callable[[Block], None]:
     """What is done after each block of the window: a parent that asks is sent it, a group's hang timer starts again.
 
     The file stays open: opening and closing it for each block would delay the loop where the folder is far away.
@@ -194,7 +204,7 @@ def measure(
     )
 
 
-def _of_rank(measurement: Measurement, place: Place, device: Device) -> RankReport:
+def of_rank(measurement: Measurement, place: Place, device: Device) -> RankReport:
     """The report of a measurement; in a group, with this rank's own figures."""
     if place.group.size > 1:
         own = RankFigures(

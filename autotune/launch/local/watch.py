@@ -101,6 +101,8 @@ def _wait(started: Started, launch: Launch, log: LogFile, begun: float) -> Exit:
         ended_for = next((reason for reason, at in ends_at.items() if now >= at), None)
         if ended_for is None and launch.should_end is not None and launch.should_end():
             ended_for = "cancelled"
+        if ended_for is None and launch.folder.done.exists():
+            ended_for = "done"
         if ended_for is None and (taken := ram.above_ceiling(running, now)) is not None:
             ended_for = "memory"
     by_rank = tuple(codes.get(rank) for rank in range(launch.ranks))

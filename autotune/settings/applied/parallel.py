@@ -19,7 +19,7 @@ from autotune.errors import ConfigError
 from autotune.note import Note, note
 from autotune.settings.ddp_config import TORCH_BUCKET_CAP_MB, DdpConfig
 
-__all__ = ["check_group", "ddp_arguments", "distributed", "replicated", "without_effect_here"]
+__all__ = ["check_group", "comm_hook", "ddp_arguments", "distributed", "replicated", "without_effect_here"]
 
 _AS_TORCH_HAS_THEM = {"gradient_as_bucket_view", "static_graph", "find_unused_parameters", "bucket_cap_mb"}
 _POWERSGD_START = 2  # in a trial: the first iteration that PowerSGD may compress; torch's own is 1000, far beyond one
@@ -54,7 +54,7 @@ def distributed(model: nn.Module, device: torch.device, wanted: DdpConfig, *, is
     ids = None if device.index is None else [device.index]
     parallel = DistributedDataParallel(model, device_ids=ids, **ddp_arguments(wanted))
     if wanted.comm_hook is not None:
-        parallel.register_comm_hook(*_comm_hook(wanted.comm_hook, is_trial=is_trial))
+        parallel.registercomm_hook(*comm_hook(wanted.comm_hook, is_trial=is_trial))
     return parallel
 
 
@@ -103,7 +103,7 @@ class _DataParallel(nn.DataParallel[nn.Module]):
         return super().parallel_apply(cast, inputs, kwargs)
 
 
-def _comm_hook(name: str, *, is_trial: bool) -> tuple[Any, Any]:
+def comm_hook(name: str, *, is_trial: bool) -> tuple[Any, Any]:
     """State and hook. Source: torch.distributed.algorithms.ddp_comm_hooks."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 

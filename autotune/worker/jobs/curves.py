@@ -16,7 +16,7 @@ from math import inf
 from operator import itemgetter
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 import torch
@@ -44,7 +44,7 @@ from autotune.worker.setup.build import build_dataset, build_model, build_optimi
 from autotune.worker.setup.device import Device
 from autotune.worker.setup.loader import build_loader
 
-__all__ = ["combined_config", "trace_curves"]
+__all__ = ["Bench", "WorkloadBench", "combined_config", "trace_curves"]
 
 _LOADER_SHARE = 0.5  # of the time, at the most; the device gets the rest: our own convention
 _COLLECTING_S = 1.0  # a loader that needs longer for a few batches delivers too few to train on in turns anyway
@@ -53,15 +53,90 @@ _WORTH = 1.03
 _LOADER_CHANGES = {*LOADER_SETTINGS, "micro_batch_size"}
 
 
+class Bench(Protocol):
+    """What is measured: a workload's own parts, or a script's."""
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the weights that are kept aside."""
+        ...
+
+    def feed(self, config: TrainingConfig) -> Feed:
+        """A feed of a configuration's loader, not started."""
+        ...
+
+    def prepare(self, batch: Any) -> None:
+        """Have a model ready for the device's points; a batch of the job's own configuration."""
+        ...
+
+    def trainer(self, config: TrainingConfig) -> Trainer:
+        """A trainer of that model, in the configuration's layout and precision."""
+        ...
+
+    def after_point(self, *, is_failed: bool) -> None:
+        """Let gradients go; where the point has failed, put the weights back that it began from."""
+        ...
+
+
 @dataclass(slots=True)
-class _Scene:
-    """What the points of both curves share."""
+class WorkloadBench:
+    """The bench of a workload: loaders and a model are built for it."""
 
     workload: Workload
     job: CurvesJob
     device: Device
     scratch: Path
-    dataset: Any
+    dataset: Any = field(init=False)
+    _model: nn.Module | None = None
+    _step: Step | None = None
+    _initial: Mapping[str, Tensor] = field(default_factory=dict)
+    """Weights and buffers before the first point, on the CPU."""
+    _is_channels_last: bool = False
+
+    def __post_init__(self) -> None:
+        self.dataset = build_dataset(self.workload)
+
+    @property
+    def kept_bytes(self) -> int:
+        """See Bench."""
+        return sum(tensor.nbytes for tensor in self._initial.values())
+
+    def feed(self, config: TrainingConfig) -> Feed:
+        """See Bench."""
+        return Feed(build_loader(self.workload, self.dataset, config, self.scratch))
+
+    def prepare(self, batch: Any) -> None:
+        """See Bench."""
+        self._model = build_model(self.workload, self.job.config, self.device)
+        self._step, self._is_channels_last = infer_step(self.workload, batch), self.job.config.channels_last
+        self._initial = kept_weights(self._model)
+
+    def trainer(self, config: TrainingConfig) -> Trainer:
+        """See Bench; each trainer has an optimizer of its own."""
+        model, step = self._model, self._step
+        assert model is not None and step is not None, "prepare() comes first"  # noqa: S101, PT018 - our own bug
+        if config.channels_last != self._is_channels_last:
+            layout = torch.channels_last if config.channels_last else torch.contiguous_format
+            model.to(memory_format=layout)  # type: ignore[call-overload] # torch's stubs lack the keyword alone
+            self._is_channels_last = config.channels_last
+        optimizer = build_optimizer(self.workload, model, config.lr)
+        return make_trainer(model, optimizer, step, config, self.device)
+
+    def after_point(self, *, is_failed: bool) -> None:
+        """See Bench. Weights that diverged are put back: products of zeros would cost less power."""
+        if self._model is not None:
+            self._model.zero_grad(set_to_none=True)
+            if is_failed:
+                put_back(self._model, self._initial)
+
+
+@dataclass(slots=True)
+class _Scene:
+    """What the points of both curves share."""
+
+    bench: Bench
+    job: CurvesJob
+    device: Device
     curves: CurvesSoFar
     ends_at: float
     host: Sequence[Delivery] = ()
@@ -72,7 +147,7 @@ class _Scene:
     @contextmanager
     def feed(self, config: TrainingConfig) -> Iterator[Feed]:
         """A feed of a configuration's loader, not started; its workers are ended behind it."""
-        feed = Feed(build_loader(self.workload, self.dataset, config, self.scratch))
+        feed = self.bench.feed(config)
         try:
             yield feed
         finally:
@@ -96,21 +171,8 @@ class _Scene:
         return PointFigures(ceiling=ceiling, cpu_s_per_sample=max(0.0, cores) / ceiling.samples_per_s)
 
 
-@dataclass(slots=True)
-class _Training:
-    """The model that every device point trains on, one after the other."""
-
-    scene: _Scene
-    model: nn.Module
-    step: Step
-    is_channels_last: bool
-    """The model's present layout."""
-    initial: Mapping[str, Tensor]
-    """Its weights and buffers before the first point, on the CPU."""
-
-
 def trace_curves(
-    workload: Workload, job: CurvesJob, device: Device, scratch: Path, ends_at: float, *, keep: Callable[[Curves], None]
+    bench: Bench, job: CurvesJob, device: Device, ends_at: float, *, keep: Callable[[Curves], None]
 ) -> Curves:
     """Measure the job's own configuration and each variation alone, on the side that it changes.
 
@@ -121,7 +183,7 @@ def trace_curves(
         WorkloadFault: something about the workload can't be used.
     """
     curves = CurvesSoFar(keep, job.known or Curves())
-    scene = _Scene(workload, job, device, scratch, build_dataset(workload), curves, ends_at)
+    scene = _Scene(bench, job, device, curves, ends_at)
     try:
         _trace_loader(scene)
         scene.ends_at = ends_at
@@ -155,15 +217,13 @@ def _loader_figures(scene: _Scene, config: TrainingConfig) -> PointFigures:
 def _trace_device(scene: _Scene) -> Curves:
     """The device's points and the roofline; all curves."""
     own = scene.job.config
-    model = build_model(scene.workload, own, scene.device)
-    step = infer_step(scene.workload, scene.host[0].batch)
-    training = _Training(scene, model, step, own.channels_last, kept_weights(model))
+    scene.bench.prepare(scene.host[0].batch)
     for config in (own, *_device_variations(scene)):
-        _add_device_point(training, config)
+        _add_device_point(scene, config)
     combined = combined_config(own, scene.curves.points["device"])
     if combined is not None:
-        _add_device_point(training, combined)
-    roofline, remarks = _roofline(training) if scene.job.roofline else (None, ())
+        _add_device_point(scene, combined)
+    roofline, remarks = _roofline(scene) if scene.job.roofline else (None, ())
     return scene.curves.curves(roofline, *remarks)
 
 
@@ -189,20 +249,17 @@ def _device_variations(scene: _Scene) -> list[TrainingConfig]:
     ]
 
 
-def _add_device_point(training: _Training, config: TrainingConfig) -> None:
-    scene = training.scene
-    changes, measure = scene.changes(config, DEVICE_SETTINGS), partial(_device_figures, training, config)
+def _add_device_point(scene: _Scene, config: TrainingConfig) -> None:
+    changes, measure = scene.changes(config, DEVICE_SETTINGS), partial(_device_figures, scene, config)
     point = scene.curves.add("device", changes, measure, scene.ends_at)
     if point.peak_memory_bytes is not None:
         scene.peaks.append(Peak(config, point.peak_memory_bytes))
-    training.model.zero_grad(set_to_none=True)
-    if point.ceiling is None:
-        put_back(training.model, training.initial)  # weights that diverged: products of zeros would cost less power
+    scene.bench.after_point(is_failed=point.ceiling is None)
     scene.device.give_back()
 
 
-def _device_figures(training: _Training, config: TrainingConfig) -> PointFigures:
-    scene, device = training.scene, training.scene.device
+def _device_figures(scene: _Scene, config: TrainingConfig) -> PointFigures:
+    device = scene.device
     peaks = scene.peaks or [Peak(scene.job.config, device.peak_memory().peak_bytes)]
     refusal = refusal_of_batch(peaks, config, scene.job.process.limit_bytes, device)
     if refusal is not None:
@@ -211,21 +268,11 @@ def _device_figures(training: _Training, config: TrainingConfig) -> PointFigures
         torch.compiler.reset()  # or a second batch size would be compiled for any, which no trial does
     device.reset_peak()
     with _as_configured(config):
-        trainer = _trainer(training, config)
+        trainer = scene.bench.trainer(config)
         figures = scene.figures(device_alone, trainer, resident(trainer, _batches_of(scene, config)))
     # without the weights kept aside, where these lie in the memory that is judged
-    kept = 0 if device.has_own_memory else sum(tensor.nbytes for tensor in training.initial.values())
+    kept = 0 if device.has_own_memory else scene.bench.kept_bytes
     return replace(figures, peak_memory_bytes=max(0, device.peak_memory().peak_bytes - kept))
-
-
-def _trainer(training: _Training, config: TrainingConfig) -> Trainer:
-    """A trainer of the shared model, in the configuration's layout, with an optimizer of its own."""
-    if config.channels_last != training.is_channels_last:
-        layout = torch.channels_last if config.channels_last else torch.contiguous_format
-        training.model.to(memory_format=layout)  # type: ignore[call-overload] # torch's stubs lack the keyword alone
-        training.is_channels_last = config.channels_last
-    optimizer = build_optimizer(training.scene.workload, training.model, config.lr)
-    return make_trainer(training.model, optimizer, training.step, config, training.scene.device)
 
 
 def _batches_of(scene: _Scene, config: TrainingConfig) -> Sequence[Held | Delivery]:
@@ -242,15 +289,15 @@ def _as_configured(config: TrainingConfig) -> Iterator[None]:
         yield
 
 
-def _roofline(training: _Training) -> tuple[Roofline | None, tuple[Note, ...]]:
-    scene, config = training.scene, training.scene.job.config
+def _roofline(scene: _Scene) -> tuple[Roofline | None, tuple[Note, ...]]:
+    config = scene.job.config
     if config.compile:
         return None, (note("operators_not_counted_compiled"),)
     if perf_counter() > scene.ends_at:
         return None, (note("operators_not_counted_no_time"),)
     try:
         with _as_configured(config):
-            trainer = _trainer(training, config)
+            trainer = scene.bench.trainer(config)
             return trace_roofline(trainer, resident(trainer, scene.host)[0].batch, scene.device), ()
     except Exception as error:  # noqa: BLE001 - the user's code runs in it; the curves are worth keeping
         return None, (note("operators_not_counted", cause=cause_of(error)),)

@@ -27,7 +27,7 @@ from autotune.worker.setup.device import Device
 from autotune.worker.setup.loader import build_loader
 from autotune.worker.setup.machine import bytes_from_disk
 
-__all__ = ["probe"]
+__all__ = ["is_sharded", "probe", "warm_page_cache"]
 
 _IMAGE_DIMS = 4  # batch, channels, height, width: what torch.channels_last is defined for
 _WARMING_MAX_S = 5.0  # our own convention: a data set that is not in RAM by then is read from the disk in trials too
@@ -48,7 +48,7 @@ def probe(workload: Workload, config: TrainingConfig, device: Device, scratch: P
     model = build_model(workload, small, device)
     trainer = open_trainer(workload, model, first.batch, small, device)
     has_unused = _train_once(trainer, first.batch)
-    _warm_page_cache(feed)
+    warm_page_cache(feed)
     is_iterable, inputs = is_stream(dataset), tensors_of(first.batch)
     sampler, is_fixed = feed.loader.batch_sampler, hasattr(workload.batch_sampler, "__iter__")
     parameters = list(model.parameters())
@@ -56,7 +56,7 @@ def probe(workload: Workload, config: TrainingConfig, device: Device, scratch: P
     return WorkloadFacts(
         dataset_length=length,
         is_iterable=is_iterable,
-        is_sharded=not is_iterable or workload.worker_init_fn is not None or _is_sharded(dataset),
+        is_sharded=not is_iterable or workload.worker_init_fn is not None or is_sharded(dataset),
         fixed_batch_size=int(getattr(sampler, "batch_size", max(1, first.samples))) if is_fixed else None,
         has_4d_input=any(tensor.ndim == _IMAGE_DIMS and tensor.is_floating_point() for tensor in inputs),
         parameter_count=sum(parameter.numel() for parameter in parameters),
@@ -101,7 +101,7 @@ class _WatchedInfo(torch_worker.WorkerInfo):
         return object.__getattribute__(self, name)
 
 
-def _is_sharded(dataset: Any) -> bool:
+def is_sharded(dataset: Any) -> bool:
     """Whether an iterable dataset shares its items out: it asks for its worker, or two workers get different items.
 
     This process takes the part of each worker for one item. Source: torch.utils.data.get_worker_info.
@@ -136,7 +136,7 @@ def _is_equal(a: Any, b: Any) -> bool:
     return False
 
 
-def _warm_page_cache(feed: Feed) -> None:
+def warm_page_cache(feed: Feed) -> None:
     """Take batches for an epoch, until for a while nothing more comes from the disk, or for five seconds."""
     begun = checked = perf_counter()
     read = bytes_from_disk()

@@ -25,9 +25,13 @@ from autotune.settings.training_config import TORCH_PREFETCH_FACTOR
 from autotune.worker.setup.build import WorkloadFault, length_of
 from autotune.worker.setup.loader import tell_epoch
 
-__all__ = ["Delivery", "Feed"]
+__all__ = ["Delivery", "Feed", "FeedEnded", "queue_capacity", "ready_in", "size_counter", "stop_iterator", "unwrapped"]
 
 _new = tuple.__new__  # a named tuple's own takes twice as long, once a batch
+
+
+class FeedEnded(Exception):  # noqa: N818 - an end, not an error
+    """No further batch will come: somebody else's script has come to its end."""
 
 
 class Delivery(NamedTuple):
@@ -43,6 +47,8 @@ class Delivery(NamedTuple):
     """It is the first of a new epoch: the wait holds the end of the old one and the start of the new one."""
     had_to_wait: bool
     """No batch lay ready when it was asked for; False where that was not checked."""
+    apart_s: float = 0.0
+    """Seconds before it was asked for that are no training: a script's evaluation. They belong to no block."""
 
 
 class Feed:
@@ -52,7 +58,7 @@ class Feed:
         self.loader = loader
         self._drawn = deque[int]()
         """Sizes of batches that were drawn and not yet delivered."""
-        self._sized = _size_counter(loader, self._drawn)
+        self._sized = size_counter(loader, self._drawn)
         self._iterator: Iterator[Any] | None = None
         self._epoch = 0
         self._in_epoch = 0
@@ -92,14 +98,12 @@ class Feed:
             self._in_epoch += 1
             wait_s = perf_counter() - begun
             batch, samples = self._sized(batch)
-            return _new(Delivery, (batch, samples, begun, wait_s, restarted, had_to_wait))
+            return _new(Delivery, (batch, samples, begun, wait_s, restarted, had_to_wait, 0.0))
 
     @property
     def queue_capacity(self) -> int:
         """Batches that workers hold ready at most: prefetch_factor * num_workers, or an epoch's."""
-        factor = self.loader.prefetch_factor or TORCH_PREFETCH_FACTOR
-        capacity = factor * self.loader.num_workers
-        return capacity if self.epoch_batches is None else min(capacity, self.epoch_batches)
+        return queue_capacity(self.loader, self.epoch_batches)
 
     @property
     def is_iterable(self) -> bool:
@@ -112,41 +116,16 @@ class Feed:
         Nothing can be taken afterwards. Batches that were taken stay as they are. Does nothing without workers, and
         where another torch names its iterator's parts otherwise.
         """
-        iterator: Any = self._iterator
-        self._iterator = self.loader._iterator = None  # noqa: SLF001 - there persistent workers are kept
-        shut_down = getattr(iterator, "_shutdown_workers", None)
-        if shut_down is None:
-            return
-        ending = Thread(target=_ignoring_what_is_gone, args=(shut_down,), daemon=True)
-        ending.start()  # torch would wait for each worker in turn, 5 s
-        ending.join(within_s)
-        if ending.is_alive():
-            with suppress(ValueError):  # else torch's handler takes the kill for an accident, and raises
-                signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined] # noqa: SLF001 - as torch does
-            for worker in iterator._workers:  # noqa: SLF001 - no public way to them
-                worker.kill()
-            ending.join(within_s)
+        iterator, self._iterator = self._iterator, None
+        stop_iterator(self.loader, iterator, within_s)
 
     def is_at_end(self) -> bool:
         """Whether the next batch is the first of a new epoch, as far as the epoch's length is known."""
         return self._in_epoch == self.epoch_batches
 
     def ready(self) -> int | None:
-        """Batches that workers have finished and the loop has not taken; None where that is not known.
-
-        Reads the iterator of torch.utils.data.dataloader from outside: its queue of results, the queue behind the
-        pinning thread, and what came out of order. None where another torch names these otherwise.
-        """
-        if self.loader.num_workers == 0:
-            return 0
-        iterator: Any = self._iterator
-        with suppress(AttributeError, NotImplementedError, OSError):
-            count = int(iterator._data_queue.qsize())  # noqa: SLF001 - no public way to ask
-            if isinstance(iterator._data_queue, queue.Queue):  # noqa: SLF001 - filled by the pinning thread
-                count += int(iterator._worker_result_queue.qsize())  # noqa: SLF001 - as above
-            early = sum(len(info) == 2 for info in list(iterator._task_info.values()))  # noqa: SLF001 - as above
-            return count + early
-        return None
+        """Batches that workers have finished and the loop has not taken; None where that is not known."""
+        return ready_in(self.loader, self._iterator)
 
     def _begin_epoch(self) -> None:
         self._in_epoch = 0
@@ -157,7 +136,47 @@ class Feed:
         self._iterator = iter(self.loader)
 
 
-def _size_counter(loader: DataLoader[Any], drawn: deque[int]) -> Callable[[Any], tuple[Any, int]]:
+def queue_capacity(loader: DataLoader[Any], epoch_batches: int | None) -> int:
+    """Batches that a loader's workers hold ready at most: prefetch_factor * num_workers, or an epoch's."""
+    capacity = (loader.prefetch_factor or TORCH_PREFETCH_FACTOR) * loader.num_workers
+    return capacity if epoch_batches is None else min(capacity, epoch_batches)
+
+
+def ready_in(loader: DataLoader[Any], iterator: Any) -> int | None:
+    """Batches that workers have finished and nobody has taken; None where that is not known.
+
+    Reads the iterator of torch.utils.data.dataloader from outside: its queue of results, the queue behind the
+    pinning thread, and what came out of order. None where another torch names these otherwise.
+    """
+    if loader.num_workers == 0:
+        return 0
+    with suppress(AttributeError, NotImplementedError, OSError):
+        count = int(iterator._data_queue.qsize())  # noqa: SLF001 - no public way to ask
+        if isinstance(iterator._data_queue, queue.Queue):  # noqa: SLF001 - filled by the pinning thread
+            count += int(iterator._worker_result_queue.qsize())  # noqa: SLF001 - as above
+        early = sum(len(info) == 2 for info in list(iterator._task_info.values()))  # noqa: SLF001 - as above
+        return count + early
+    return None
+
+
+def stop_iterator(loader: DataLoader[Any], iterator: Any, within_s: float) -> None:
+    """End a loader's workers; what does not end by itself in time, such as a reader that hangs, is killed."""
+    loader._iterator = None  # noqa: SLF001 - there persistent workers are kept
+    shut_down = getattr(iterator, "_shutdown_workers", None)
+    if shut_down is None:
+        return
+    ending = Thread(target=_ignoring_what_is_gone, args=(shut_down,), daemon=True)
+    ending.start()  # torch would wait for each worker in turn, 5 s
+    ending.join(within_s)
+    if ending.is_alive():
+        with suppress(ValueError):  # else torch's handler takes the kill for an accident, and raises
+            signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined] # noqa: SLF001 - as torch does
+        for worker in iterator._workers:  # noqa: SLF001 - no public way to them
+            worker.kill()
+        ending.join(within_s)
+
+
+def size_counter(loader: DataLoader[Any], drawn: deque[int]) -> Callable[[Any], tuple[Any, int]]:
     """What makes a batch and its number of samples from each delivery of a loader, whose sizes are noted in `drawn`.
 
     Workers that deliver batches in the order in which they are ready have them counted where they are collated. Of a
@@ -179,22 +198,39 @@ def _size_counter(loader: DataLoader[Any], drawn: deque[int]) -> Callable[[Any],
     return lambda pair: pair
 
 
+class Parts(NamedTuple):
+    """What puts a loader's batches together."""
+
+    batch_sampler: Any
+    collate_fn: Callable[[Any], Any]
+
+
+def unwrapped(loader: DataLoader[Any]) -> Parts:
+    """A loader's own batch sampler and collate function, without what `size_counter` has put around them."""
+    sampler, collate = loader.batch_sampler, loader.collate_fn
+    if isinstance(sampler, _Counted):
+        sampler = sampler.counted
+    if isinstance(collate, partial) and collate.func is _with_count:
+        collate = collate.args[0]
+    return Parts(sampler, collate)
+
+
 class _Counted:
     """A batch sampler that notes the size of each batch as the loader draws it; all else is the sampler's own."""
 
     def __init__(self, sampler: Any, drawn: deque[int]) -> None:
-        self._sampler, self._drawn = sampler, drawn
+        self.counted, self._drawn = sampler, drawn
 
     def __iter__(self) -> Iterator[Any]:
-        for batch in self._sampler:
+        for batch in self.counted:
             self._drawn.append(len(batch) if isinstance(batch, Sized) else 1)
             yield batch
 
     def __len__(self) -> int:
-        return len(self._sampler)
+        return len(self.counted)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._sampler, name)
+        return getattr(self.counted, name)
 
 
 def _with_count(collate: Callable[[Any], Any], samples: Any) -> tuple[Any, int]:

@@ -20,7 +20,7 @@ from autotune.analysis.statistics import BATCH_MEANS
 from autotune.protocol.jobs import WindowRules
 from autotune.records.measurement import Block, Restart, Window
 from autotune.worker.measure.edges import DrainedEdges, Edges, Launched, Mark, Stretch, open_edges, open_mark
-from autotune.worker.measure.feed import Delivery, Feed
+from autotune.worker.measure.feed import Delivery, Feed, FeedEnded
 from autotune.worker.measure.step import NoTrainer, Trainer
 from autotune.worker.setup.process_group import ALONE, Group
 
@@ -178,7 +178,13 @@ def measure_window(
     begun, stopped_by = perf_counter(), None
     edges.begin()
     while stopped_by is None:
-        stretch = edges.end_block(_launch(run, int(size)))
+        launched = _launch(run, int(size))
+        if launched.batches == 0:
+            if not stretches:
+                raise FeedEnded
+            stopped_by = "deadline"
+            break
+        stretch = edges.end_block(launched)
         if stretch is None:
             continue
         window = add(stretch)
@@ -218,8 +224,15 @@ def _verdict(run: Run, rules: WindowRules, window: Window, edges: Edges, begun: 
 
 
 def train_block(run: Run, batches: int, first: Delivery | None = None) -> Stretch:
-    """Train on so many batches, then synchronise. What belongs to a restart is taken out where it is split off."""
-    return _checked(run, DrainedEdges(run.trainer.device).end_block(_launch(run, batches, first)))
+    """Train on so many batches, then synchronise. What belongs to a restart is taken out where it is split off.
+
+    Raises:
+        FeedEnded: no batch has come.
+    """
+    launched = _launch(run, batches, first)
+    if launched.batches == 0:
+        raise FeedEnded
+    return _checked(run, DrainedEdges(run.trainer.device).end_block(launched))
 
 
 def _launch(run: Run, batches: int, first: Delivery | None = None) -> Launched:
@@ -234,14 +247,23 @@ def _launch(run: Run, batches: int, first: Delivery | None = None) -> Launched:
         if run.mark is not None:
             run.mark.set()
         if first is None:
-            delivery = feed.take()
+            try:
+                delivery = feed.take()
+            except FeedEnded:
+                run.ends_at = -inf
+                break
         else:  # its wait lies before the clock
             delivery, first = first._replace(asked=begun, wait_s=0.0), None
         if run.mark is not None and delivery.is_restart:  # until then the device worked on what belongs to the block
             delivery = delivery._replace(asked=max(delivery.asked, run.mark.passed_at()))
-        batch, came, _, waited_s, is_restart, had_to_wait = delivery
+        batch, came, _, waited_s, is_restart, had_to_wait, outside_s = delivery
         waits_in_a_row = waits_in_a_row + 1 if had_to_wait else 0
-        run.loss = trainer.train(batch)
+        apart_s += outside_s
+        try:
+            run.loss = trainer.train(batch)
+        except FeedEnded:  # it may have trained on this batch, or not
+            run.ends_at = -inf
+            break
         restart_s = _note_restart(run, delivery, came) if is_restart or run.refill_left else None
         if run.splits_restarts and restart_s is not None:
             apart_s += restart_s

@@ -1,0 +1,49 @@
+"""What of a script is within reach: settings that can't be changed from outside stay as the script has them.
+
+Comes in: what the user has given for the space, and what the probe has seen of the script. Goes out: the same with every
+setting out of reach fixed to the baseline's value, or a reason against what was given. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autotune.settings.ddp_config import DdpConfig
+from autotune.settings.environment import Environment
+from autotune.settings.script import ScriptFacts
+from autotune.settings.search_space import DDP_PREFIX, Choices, Domain, SearchSpace, SettingValue
+
+__all__ = ["within_reach"]
+
+_UNSCALED = "float16"
+"""Trains only with a GradScaler, which nobody can put into a script from outside."""
+
+
+def within_reach(
+    given: Mapping[str, Domain], script: ScriptFacts, environment: Environment
+) -> Mapping[str, Domain] | str:
+    """The user's part of the space with what is out of reach fixed; or why it can't be searched so."""
+    own = _own_values(script)
+    fixed = {name: Choices(values=(value,)) for name, value in own.items() if name not in script.reached}
+    for name, domain in given.items():
+        if name in fixed and any(value != own[name] for value in domain):
+            return (
+                f"space.{name} must be within reach of the script to be searched, but the script alone sets it; leave it "
+                f"out of the space, or put {{{name}}} into the command where the script has an option for it"
+            )
+    ranges: dict[str, Domain] = {**given, **fixed}
+    if "amp_dtype" in script.reached and "amp_dtype" not in given and "amp_dtype" not in script.placeholders:
+        native = tuple(dtype for dtype in environment.native_amp_dtypes if dtype != _UNSCALED)
+        ranges["amp_dtype"] = Choices(values=native)
+    return dict(sorted(ranges.items()))
+
+
+def _own_values(script: ScriptFacts) -> dict[str, SettingValue]:
+    """What the script does by itself, by the names that settings have in a space."""
+    observed = script.observed
+    names = [name for name in SearchSpace.model_fields if name != "ddp"]
+    plain: dict[str, SettingValue] = {name: getattr(observed, name) for name in names}
+    if observed.strategy != "ddp":
+        return plain
+    ddp = observed.ddp or DdpConfig()
+    return plain | {f"{DDP_PREFIX}{name}": getattr(ddp, name) for name in DdpConfig.model_fields}

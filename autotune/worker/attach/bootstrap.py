@@ -1,0 +1,112 @@
+"""Attaches in a process: to the script that a forked rank becomes, or in a Python process that a command has started.
+
+Comes in: a job, or what `AUTOTUNE_ATTACH` tells. Goes out: a Session that watches torch from then on. What is told is a
+trial's folder with its job, or, for a training that is run to its end, settings and the facts of its script.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+from pathlib import Path
+from time import perf_counter
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from autotune.worker.attach.entry import ATTACH_VARIABLE
+from autotune.worker.attach.imports import after_import
+
+if TYPE_CHECKING:
+    from autotune.protocol import jobs
+    from autotune.worker.attach.overrides import Overrides
+    from autotune.worker.attach.session import Session
+    from autotune.worker.failure.hang_dump import HangDump
+    from autotune.worker.trial import Place
+
+__all__ = ["begin", "open_session", "overrides_of"]
+
+_DEADLINE_SHARE = 0.85  # our convention, as in rank: of the deadline; a window that is late is ended, not lost
+
+
+def begin() -> None:
+    """In a Python process that a command has started: protect files at once, attach once torch is imported."""
+    told = json.loads(os.environ[ATTACH_VARIABLE])
+    if "folder" in told:
+        from autotune.protocol.disk import TrialFolder
+        from autotune.worker.attach.files import protect_files
+
+        protect_files(TrialFolder(Path(told["folder"])).overlay)
+    after_import("torch", lambda module: _attach(module, told))
+
+
+def open_session(job: jobs.WorkloadJob, place: Place, dump: HangDump, started: float) -> Session:
+    """Watch torch in this process, and do a job once the script trains."""
+    from autotune.worker.attach.files import protect_torch
+    from autotune.worker.attach.hooks import install
+    from autotune.worker.attach.scenes import doer_of
+    from autotune.worker.attach.session import Session
+    from autotune.worker.setup.build import seed_all
+    from autotune.worker.trial import Start
+
+    protect_torch()
+    overrides = overrides_of(job)
+    overrides.in_process()
+    seed_all(job.process.seed)
+    ends_at = started + _DEADLINE_SHARE * job.process.deadline_s
+    start = Start(started=started, built_from=perf_counter(), ends_at=ends_at, before={})
+    session = Session(job, overrides, place, doer_of(job, place, dump, start, frozenset(sys.modules)))
+    install(session)
+    return session
+
+
+def overrides_of(job: jobs.WorkloadJob) -> Overrides:
+    """What a script is to have for a job; where settings are switched later on, it begins with its own."""
+    from autotune.protocol import jobs as kinds
+    from autotune.worker.attach.overrides import Overrides
+
+    config, is_switched = job.config, isinstance(job, kinds.PrecisionJob | kinds.CurvesJob)
+    if is_switched and job.script is not None:
+        own = {name: getattr(job.script.observed, name) for name in ("amp_dtype", "channels_last", "intra_op_threads")}
+        config = config.model_copy(update=own)
+    return Overrides(config, job.script, is_switched=is_switched)
+
+
+def _attach(_: ModuleType, told: dict[str, Any]) -> None:
+    session = _session_of(told)
+    if session.job is None:
+        return
+    before = sys.excepthook
+
+    def on_error(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
+        before(kind, error, traceback)
+        session.script_ended(error)
+
+    sys.excepthook = on_error
+    atexit.register(session.script_ended)
+
+
+def _session_of(told: dict[str, Any]) -> Session:
+    from autotune.protocol.disk import TrialFolder
+    from autotune.protocol.jobs import WorkloadJob, read_job
+    from autotune.settings.script import ScriptFacts
+    from autotune.settings.training_config import TrainingConfig
+    from autotune.worker.attach.hooks import install
+    from autotune.worker.attach.overrides import Overrides
+    from autotune.worker.attach.session import Session, no_job
+    from autotune.worker.failure.hang_dump import HangDump
+    from autotune.worker.trial import Place
+
+    if "folder" in told:
+        folder, started = TrialFolder(Path(told["folder"])), float(told["started"])
+        job: WorkloadJob = read_job(folder.job)  # type: ignore[assignment] # a command's job has a workload
+        place = Place(folder, 0, 0)
+        dump = HangDump(file=sys.stderr, ends_at=started + job.process.deadline_s)
+        return open_session(job, place, dump, started)
+    config = TrainingConfig.model_validate(told["config"])
+    overrides = Overrides(config, ScriptFacts.model_validate(told["script"]), is_trial=False)
+    overrides.in_process()
+    session = Session(None, overrides, Place(TrialFolder(Path()), 0, 0), no_job)
+    install(session)
+    return session

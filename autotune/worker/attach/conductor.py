@@ -1,0 +1,265 @@
+"""A training loop turned inside out: the script asks for batches, `measure/` hands them to it as if it were a Trainer.
+
+Measuring runs in a greenlet of its own, in the script's thread. It goes on when the script asks for a batch, which it
+does once it has trained on the one before, and stands still while the script trains. So the loops of measure/ drive
+somebody else's loop unchanged: `ScriptFeed.take` fetches a batch by the loader's own iterator, `ScriptTrainer.train`
+gives it to the script and returns when the script asks again. A switch costs well below a microsecond.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from threading import get_ident
+from time import perf_counter
+from typing import Any
+
+import torch
+from greenlet import getcurrent, greenlet
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from autotune.settings.training_config import TrainingConfig
+from autotune.worker.attach.hooks import plain_iter, plain_next
+from autotune.worker.measure.feed import Delivery, FeedEnded, ready_in, size_counter, stop_iterator
+from autotune.worker.measure.feed import queue_capacity as capacity_of
+from autotune.worker.setup.build import is_stream, length_of
+from autotune.worker.setup.device import Device
+
+__all__ = ["Conductor", "CountedLoader", "ScriptFeed", "ScriptTrainer", "StepFeed"]
+
+_EPOCH_ENDS = object()
+
+
+class Conductor:
+    """The two greenlets, and which of them runs."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.thread = get_ident()
+        self.is_measuring = False
+        self._script = getcurrent()
+        self._measuring = greenlet(work)
+
+    def ask(self) -> Any:
+        """In the script: let measuring go on until it hands out a batch.
+
+        Raises:
+            StopIteration: an epoch ends.
+        """
+        self._script, self.is_measuring = getcurrent(), True
+        answer = self._measuring.switch()
+        self.is_measuring = False
+        if answer is _EPOCH_ENDS:
+            raise StopIteration
+        return answer
+
+    def give(self, batch: Any) -> None:
+        """In measuring: let the script go on with a batch until it asks for the next one.
+
+        Raises:
+            FeedEnded: it has come to its end, and will ask no more.
+        """
+        self.is_measuring = False
+        self._script.switch(batch)
+        self.is_measuring = True
+
+    def end_epoch(self) -> None:
+        """In measuring: let the script see the end of its epoch; returns when it asks for a batch again."""
+        self.give(_EPOCH_ENDS)
+
+    def end(self) -> None:
+        """In the script, at its end: let measuring come to its own end with what it has."""
+        if not self._measuring.dead:
+            self._script, self.is_measuring = getcurrent(), True
+            self._measuring.throw(FeedEnded)
+
+
+@dataclass(slots=True)
+class CountedLoader:
+    """A loader whose samples are counted where it puts batches together, with what was noted of its start."""
+
+    loader: DataLoader[Any]
+    drawn: deque[int] = field(default_factory=deque)
+    sized: Callable[[Any], tuple[Any, int]] = field(init=False)
+    in_epoch: int = 0
+    """Batches of the present epoch."""
+    start_s: float = 0.0
+    """Seconds of its first start."""
+    first_wait_s: float = 0.0
+    """Seconds of waiting for its first batch."""
+    has_begun: bool = False
+
+    def __post_init__(self) -> None:
+        self.sized = size_counter(self.loader, self.drawn)
+
+    def begin_epoch(self) -> None:
+        """A new iterator is about to be made."""
+        self.in_epoch = 0
+        self.drawn.clear()
+
+    def fetch(self, iterator: Any) -> tuple[Any, int]:
+        """A batch and its samples.
+
+        Raises:
+            StopIteration: the epoch is over.
+        """
+        begun = perf_counter()
+        batch = plain_next(iterator)
+        if not self.has_begun:
+            self.has_begun, self.first_wait_s = True, perf_counter() - begun
+        self.in_epoch += 1
+        return self.sized(batch)
+
+
+class ScriptFeed:
+    """The script's own training loader as a Feed; once `is_own`, it is iterated here, and the script is given none."""
+
+    def __init__(self, conductor: Conductor, counted: CountedLoader, iterator: Any, ranks: int = 1) -> None:
+        self.loader = counted.loader
+        self.iterator = iterator
+        self.is_own = False
+        self.watches_queue = True
+        self.epoch_batches: int | None = length_of(counted.loader)
+        self.other_s = 0.0
+        """Seconds that the script has spent on other loaders since the last batch: an evaluation is no training."""
+        self.outside_s = 0.0
+        """All seconds so far that were left out for that."""
+        self.epochs = 0
+        self._conductor, self._counted, self._ranks = conductor, counted, ranks
+        self._asked_again = 0.0
+
+    @property
+    def start_s(self) -> float:
+        """Seconds of starting the loader's workers."""
+        return self._counted.start_s
+
+    @property
+    def first_wait_s(self) -> float:
+        """Seconds of waiting for the first batch."""
+        return self._counted.first_wait_s
+
+    def take(self) -> Delivery:
+        """The next batch of the script's loader; at an epoch's end the first of the next epoch.
+
+        Raises:
+            FeedEnded: the script trains no further epoch.
+        """
+        had_to_wait = self.watches_queue and self.ready() == 0
+        asked, restarted, apart_s = perf_counter(), False, 0.0
+        if self.other_s:
+            apart_s, self.other_s = self.other_s, 0.0
+        while True:
+            before = perf_counter()
+            try:
+                batch, samples = self._counted.fetch(self.iterator)
+            except StopIteration:
+                ended = perf_counter()
+                if self._counted.in_epoch:
+                    self.epoch_batches = self._counted.in_epoch
+                restarted, self.epochs = True, self.epochs + 1
+                self._next_epoch()
+                outside_s = 0.0 if self.is_own else max(0.0, self._asked_again - ended)
+                apart_s, self.other_s, asked = apart_s + outside_s, 0.0, asked + outside_s
+                continue
+            del before
+            self.outside_s += apart_s
+            wait_s = perf_counter() - asked
+            return Delivery(batch, samples * self._ranks, asked, wait_s, restarted, had_to_wait, apart_s)
+
+    def began_epoch(self, iterator: Any, begun: float) -> None:
+        """The script has begun an epoch: its iterator, and when it began to make one."""
+        self.iterator, self._asked_again = iterator, begun
+
+    @property
+    def queue_capacity(self) -> int:
+        """As a Feed has it."""
+        return capacity_of(self.loader, self.epoch_batches)
+
+    @property
+    def is_iterable(self) -> bool:
+        """As a Feed has it."""
+        return is_stream(self.loader.dataset)
+
+    def is_at_end(self) -> bool:
+        """As a Feed has it."""
+        return self._counted.in_epoch == self.epoch_batches
+
+    def ready(self) -> int | None:
+        """As a Feed has it."""
+        return ready_in(self.loader, self.iterator)
+
+    def stop(self, within_s: float = 1.0) -> None:
+        """End the loader's workers; the script is given batches that are held from here on."""
+        iterator, self.iterator, self.is_own = self.iterator, None, True
+        stop_iterator(self.loader, iterator, within_s)
+
+    def _next_epoch(self) -> None:
+        self._counted.begin_epoch()
+        if self.is_own:
+            self.iterator = plain_iter(self.loader)
+        else:
+            self._conductor.end_epoch()
+
+
+class StepFeed:
+    """For a script without a DataLoader: each optimizer step stands for a batch, whose making belongs to the step."""
+
+    queue_capacity = 0
+    is_iterable = True
+    watches_queue = False
+    epoch_batches: int | None = None
+    start_s = first_wait_s = 0.0
+    outside_s = 0.0
+    epochs = 0
+
+    def __init__(self, samples: int) -> None:
+        self._samples = samples
+
+    def take(self) -> Delivery:
+        """Nothing to wait for."""
+        return Delivery(None, self._samples, perf_counter(), 0.0, False, False, 0.0)
+
+    def is_at_end(self) -> bool:
+        """It has no epochs."""
+        return False
+
+    def ready(self) -> int | None:
+        """It has no queue."""
+        return 0
+
+    def stop(self, within_s: float = 1.0) -> None:  # noqa: ARG002 - as a Feed has it
+        """It has no workers."""
+
+
+@dataclass(slots=True)
+class ScriptTrainer:
+    """The script's own training step as a Trainer."""
+
+    config: TrainingConfig
+    device: Device
+    conductor: Conductor
+    optimizer: torch.optim.Optimizer
+    loss: Any = None
+    """Of the last backward pass, on the device."""
+    accumulated: int = 0
+    """Batches since the optimizer's last step."""
+    scaler: torch.amp.GradScaler = field(default_factory=lambda: torch.amp.GradScaler("cpu", enabled=False))
+
+    def train(self, batch: Any) -> Tensor:
+        """Let the script train on a batch; the loss, without waiting for it."""
+        self.accumulated += 1
+        self.conductor.give(batch)
+        loss = self.loss
+        return torch.zeros((), device=self.device.torch_device) if loss is None else loss
+
+    def to_device(self, batch: Any) -> Any:
+        """As the configuration has it."""
+        return self.config.to_device(batch, self.device.torch_device)
+
+    @contextmanager
+    def without_exchange(self) -> Iterator[None]:
+        """Nothing is done about exchanging gradients, which is the script's own."""
+        with nullcontext():
+            yield

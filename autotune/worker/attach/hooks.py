@@ -1,0 +1,201 @@
+"""The seams of torch at which a script is seen and changed: loaders, iterators, optimizers, losses, outermost modules.
+
+Comes in: a Watcher. Its methods are called from here on, in the script's own thread, at what torch does. Each seam is
+the one that subclasses share (`_BaseDataLoaderIter.__next__`), so that frameworks' loaders go through it too. A process
+has one watcher.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections import Counter
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from autotune.settings.script import LoaderSite
+from autotune.worker.attach.imports import after_import
+
+__all__ = ["Watcher", "install", "plain_iter", "plain_next", "release_module_calls"]
+
+_STATEFUL = "torchdata.stateful_dataloader.stateful_dataloader"
+_OWN = str(Path(__file__).resolve().parents[2])
+_TORCH = str(Path(torch.__file__).parent)
+
+plain_next: Callable[[Any], Any] = _BaseDataLoaderIter.__next__
+"""torch's own, for iterators of every loader."""
+_plain_call = nn.Module.__call__
+_plain_iters: dict[type, Callable[[Any], Any]] = {}
+
+
+class Watcher(Protocol):
+    """What is told of the script's doings; what may change them says so."""
+
+    def loader_arguments(self, site: LoaderSite, arguments: dict[str, Any]) -> None:
+        """A loader is about to be made with these arguments by name, which may be changed."""
+        ...
+
+    def loader_made(self, site: LoaderSite, loader: DataLoader[Any]) -> None:
+        """A loader was made."""
+        ...
+
+    def before_iter(self, loader: DataLoader[Any]) -> object | None:
+        """A loader is about to be iterated; an iterator to take the place of its own, or None."""
+        ...
+
+    def after_iter(self, loader: DataLoader[Any], iterator: Any) -> None:
+        """It has an iterator now."""
+        ...
+
+    def on_next(self, iterator: Any) -> Any:
+        """The script asks for a batch."""
+        ...
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer is about to step."""
+        ...
+
+    def on_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer has stepped."""
+        ...
+
+    def on_loss(self, loss: torch.Tensor) -> None:
+        """A backward pass begins from here."""
+        ...
+
+    def on_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A module is called that no other module has called; until `release_module_calls`."""
+        ...
+
+    def ddp_arguments(self, arguments: dict[str, Any]) -> None:
+        """A model is about to be wrapped; the arguments may be changed."""
+        ...
+
+    def ddp_made(self, model: DistributedDataParallel) -> None:
+        """A model was wrapped."""
+        ...
+
+
+def install(watcher: Watcher) -> None:
+    """Have a watcher told of everything from now on."""
+    _patch_loader(DataLoader, watcher)
+    after_import(_STATEFUL, lambda module: _patch_loader(module.StatefulDataLoader, watcher))
+
+    def next_batch(self: Any) -> Any:
+        return watcher.on_next(self)
+
+    _BaseDataLoaderIter.__next__ = next_batch  # type: ignore[method-assign]
+    register_optimizer_step_pre_hook(lambda optimizer, *_: watcher.before_step(optimizer))
+    register_optimizer_step_post_hook(lambda optimizer, *_: watcher.on_step(optimizer))
+    _patch_backward(watcher)
+    _patch_calls(watcher)
+    _patch_ddp(watcher)
+
+
+def plain_iter(loader: DataLoader[Any]) -> Any:
+    """A loader's own iterator, which nobody is told of."""
+    own = next((_plain_iters[base] for base in type(loader).__mro__ if base in _plain_iters), DataLoader.__iter__)
+    return own(loader)
+
+
+def release_module_calls() -> None:
+    """Let modules be called without anyone being told: it would cost each call a little."""
+    nn.Module.__call__ = _plain_call  # type: ignore[method-assign]
+
+
+def _patch_loader(kind: type[DataLoader[Any]], watcher: Watcher) -> None:
+    """Watch the loaders of a class that has an `__init__` and an `__iter__` of its own."""
+    plain_init, signature, made = kind.__init__, inspect.signature(kind.__init__), Counter[tuple[str, int]]()
+    own_iter = kind.__iter__
+    _plain_iters[kind] = own_iter
+    _plain_iters.setdefault(DataLoader, own_iter)
+
+    @wraps(plain_init)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        place = _caller()
+        site = LoaderSite(file=place[0], line=place[1], nth=made[place])
+        made[place] += 1
+        try:
+            bound = signature.bind(self, *args, **kwargs)
+        except TypeError:  # torch says what is wrong with them
+            plain_init(self, *args, **kwargs)
+            return
+        arguments = dict(bound.arguments)
+        arguments.pop("self")
+        arguments |= arguments.pop("kwargs", {})
+        watcher.loader_arguments(site, arguments)
+        plain_init(self, **arguments)
+        watcher.loader_made(site, self)
+
+    @wraps(own_iter)
+    def begin(self: Any) -> Any:
+        instead = watcher.before_iter(self)
+        if instead is not None:
+            return instead
+        iterator = own_iter(self)
+        watcher.after_iter(self, iterator)
+        return iterator
+
+    kind.__init__ = init  # type: ignore[method-assign]
+    kind.__iter__ = begin  # type: ignore[method-assign]
+
+
+def _caller() -> tuple[str, int]:
+    """Where, outside of torch and of autotune, the code stands that is running."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the way that inspect goes, without its cost
+    while frame is not None and frame.f_code.co_filename.startswith((_OWN, _TORCH)):
+        frame = frame.f_back
+    return ("unknown", 0) if frame is None else (str(Path(frame.f_code.co_filename).absolute()), frame.f_lineno)
+
+
+def _patch_backward(watcher: Watcher) -> None:
+    plain = torch.Tensor.backward
+
+    @wraps(plain)
+    def backward(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        watcher.on_loss(self)
+        return plain(self, *args, **kwargs)  # type: ignore[no-untyped-call] # torch
+
+    torch.Tensor.backward = backward  # type: ignore[method-assign]
+
+
+def _patch_calls(watcher: Watcher) -> None:
+    depth = 0
+
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        nonlocal depth
+        if depth:
+            return _plain_call(self, *args, **kwargs)
+        depth += 1
+        try:
+            watcher.on_call(self, args, kwargs)
+            return _plain_call(self, *args, **kwargs)
+        finally:
+            depth -= 1
+
+    nn.Module.__call__ = call  # type: ignore[method-assign]
+
+
+def _patch_ddp(watcher: Watcher) -> None:
+    plain_init, signature = DistributedDataParallel.__init__, inspect.signature(DistributedDataParallel.__init__)
+
+    @wraps(plain_init)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        bound = signature.bind(self, *args, **kwargs)
+        arguments = dict(bound.arguments)
+        arguments.pop("self")
+        watcher.ddp_arguments(arguments)
+        plain_init(self, **arguments)
+        watcher.ddp_made(self)
+
+    DistributedDataParallel.__init__ = init  # type: ignore[method-assign]

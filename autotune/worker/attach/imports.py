@@ -1,0 +1,66 @@
+"""Act once a module has been imported, whoever imports it and whenever. Imports neither torch nor anything heavy."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+__all__ = ["after_import"]
+
+
+def after_import(name: str, act: Callable[[ModuleType], None]) -> None:
+    """Act on a module now, where it is imported, else once it is executed."""
+    module = sys.modules.get(name)
+    if module is not None and not _is_half_done(module):
+        act(module)
+    else:
+        sys.meta_path.insert(0, _AfterImport(name, act))
+
+
+def _is_half_done(module: ModuleType) -> bool:
+    return bool(getattr(module.__spec__, "_initializing", False))
+
+
+class _AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds one module by the finders behind it, and acts once that is executed."""
+
+    def __init__(self, name: str, act: Callable[[ModuleType], None]) -> None:
+        self._name, self._act = name, act
+        self._loader: Any = None
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """The module's own spec, with this as its loader."""
+        if fullname != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = _found(fullname, path, target)
+        if spec is None or spec.loader is None:
+            return spec
+        self._loader, spec.loader = spec.loader, self
+        return spec
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        """As its own loader does."""
+        spec.loader = self._loader
+        made: ModuleType | None = self._loader.create_module(spec)
+        return made
+
+    def exec_module(self, module: ModuleType) -> None:
+        """As its own loader does; then act."""
+        module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        self._act(module)
+
+
+def _found(name: str, path: Sequence[str] | None, target: ModuleType | None) -> importlib.machinery.ModuleSpec | None:
+    for finder in sys.meta_path:
+        spec = finder.find_spec(name, path, target) if hasattr(finder, "find_spec") else None
+        if spec is not None:
+            return spec
+    return None

@@ -1,0 +1,123 @@
+"""A configuration's settings put into a script, each by the mildest means: an environment variable, an argument, a hook.
+
+Comes in: a configuration, and what was seen of the script (ScriptFacts). Only settings that differ from what the script
+does, and that were found to be within reach, are touched.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from autotune.settings.applied.float32_precision import tf32_products
+from autotune.settings.applied.parallel import comm_hook, ddp_arguments
+from autotune.settings.ddp_config import DdpConfig
+from autotune.settings.script import LoaderSite, ScriptFacts
+from autotune.settings.training_config import LOADER_SETTINGS, TrainingConfig
+from autotune.worker.attach.precision import SWITCHES, attach_to
+
+__all__ = ["Overrides"]
+
+_MIXED = {"bfloat16": "bf16", "float16": "fp16"}
+"""accelerate's names. Source: accelerate, ACCELERATE_MIXED_PRECISION."""
+_LIGHTNING = {"bfloat16": "bf16-mixed", "float16": "16-mixed"}
+"""Lightning's names. Source: lightning/fabric/utilities, PL_TRAINER_* (utilities/argparse.py)."""
+
+
+class Overrides:
+    """The settings of a configuration that a script is to have and does not have by itself.
+
+    Args:
+        config: What the script is to run with.
+        facts: What was seen of it; None: it is only looked at, and nothing is changed.
+        is_trial: As in TrainingConfig.arrange.
+        is_switched: Precision and layout are to be switched while the script runs, whatever it begins with.
+    """
+
+    def __init__(
+        self,
+        config: TrainingConfig,
+        facts: ScriptFacts | None,
+        *,
+        is_trial: bool = True,
+        is_switched: bool = False,
+    ) -> None:
+        self.config, self.facts, self._is_trial, self._is_switched = config, facts, is_trial, is_switched
+        self.changed = frozenset[str]() if facts is None else _changed(config, facts)
+
+    def before_start(self, environment: dict[str, str]) -> None:
+        """What must stand before the script's first line: variables that frameworks read, threads, TF32."""
+        config = self.config
+        if "amp_dtype" in self.changed and self.facts is not None and config.amp_dtype in _MIXED:
+            if self.facts.framework in {"accelerate", "transformers"}:
+                environment["ACCELERATE_MIXED_PRECISION"] = _MIXED[config.amp_dtype]
+            if self.facts.framework == "lightning":
+                environment["PL_TRAINER_PRECISION"] = _LIGHTNING[config.amp_dtype]
+
+    def in_process(self) -> None:
+        """What is set in each process that trains, before its first line."""
+        config = self.config
+        if "intra_op_threads" in self.changed and config.intra_op_threads is not None:
+            torch.set_num_threads(config.intra_op_threads)
+        if "amp_dtype" in self.changed and config.amp_dtype == "tf32":
+            tf32_products().__enter__()  # for the whole life of this process
+
+    def loader(self, site: LoaderSite, arguments: dict[str, Any]) -> None:
+        """Change the arguments of a DataLoader that is about to be made at a place."""
+        if self.facts is None or site not in self.facts.loaders:
+            return
+        has_own_batches = arguments.get("batch_sampler") is not None or arguments.get("batch_size", 1) is None
+        if "micro_batch_size" in self.changed and not has_own_batches:
+            arguments["batch_size"] = self.config.loader_batch_size
+        if not self.changed & set(LOADER_SETTINGS):
+            return
+        settings = {name: value for name, value in self.config.loader_settings.items() if name in self.facts.reached}
+        arguments |= settings
+        if not arguments.get("num_workers"):  # what only workers use; torch refuses it without any
+            for name in ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout", "in_order"):
+                arguments.pop(name, None)
+
+    def module(self, module: nn.Module) -> None:
+        """Have an outermost module follow the configuration's precision and layout."""
+        dtype = self.config.amp_dtype
+        if "channels_last" in self.changed:
+            SWITCHES.channels_last = self.config.channels_last
+        if "amp_dtype" in self.changed and dtype in _MIXED and not _is_mixed(dtype):
+            SWITCHES.device_type = next((own.device.type for own in module.parameters()), "cpu")
+            SWITCHES.dtype = getattr(torch, dtype)
+        if self._is_switched or SWITCHES.dtype is not None or "channels_last" in self.changed:
+            attach_to(module)
+
+    def ddp(self, arguments: dict[str, Any]) -> None:
+        """Change the arguments of a DistributedDataParallel that is about to be made."""
+        if "ddp" in self.changed and self.config.ddp is not None:
+            arguments |= ddp_arguments(self.config.ddp)
+            if self.config.ddp.bucket_cap_mb is None:
+                arguments.setdefault("bucket_cap_mb", None)
+
+    def ddp_made(self, model: DistributedDataParallel) -> None:
+        """Compress gradients on their way, where that is asked for."""
+        hook = (self.config.ddp or DdpConfig()).comm_hook
+        if "ddp" in self.changed and hook is not None:
+            model.register_comm_hook(*comm_hook(hook, is_trial=self._is_trial))
+
+
+def _changed(config: TrainingConfig, facts: ScriptFacts) -> frozenset[str]:
+    own, wanted = facts.observed.model_dump(), config.model_dump()
+    names = {name for name in facts.reached if not name.startswith("ddp.") and wanted[name] != own[name]}
+    if any(name.startswith("ddp.") for name in facts.reached) and wanted["ddp"] != own["ddp"]:
+        names.add("ddp")
+    return frozenset(names - set(facts.placeholders))
+
+
+def _is_mixed(dtype: str) -> bool:
+    """Whether accelerate computes in this precision by itself, as its environment variable has told it to."""
+    module = sys.modules.get("accelerate.state")
+    state: Mapping[str, object] = getattr(getattr(module, "AcceleratorState", None), "_shared_state", {})
+    return str(state.get("_mixed_precision")) == _MIXED[dtype] and "ACCELERATE_MIXED_PRECISION" in os.environ

@@ -1,0 +1,167 @@
+"""What each kind of job does inside a script, once its training loop is found: the counterparts of jobs/ and trial.py.
+
+Comes in: a Scene, in which measuring has the lead. Goes out: the job's report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from functools import partial
+from time import perf_counter
+
+from autotune.note import note
+from autotune.protocol import jobs
+from autotune.protocol.jobs import NO_EXTRAS
+from autotune.protocol.reports import RankReport
+from autotune.records.diagnosis import Curves
+from autotune.records.measurement import Measurement
+from autotune.records.trial import TrialResult
+from autotune.settings.command import placeholders_in
+from autotune.worker.after_window.extra_steps import measure_after_window
+from autotune.worker.attach.bench import ScriptBench
+from autotune.worker.attach.conductor import ScriptFeed
+from autotune.worker.attach.files import new_files
+from autotune.worker.attach.guard import compare_to_float32
+from autotune.worker.attach.session import Scene
+from autotune.worker.failure.hang_dump import HangDump
+from autotune.worker.jobs.curves import trace_curves
+from autotune.worker.jobs.probe import is_sharded, warm_page_cache
+from autotune.worker.measure.conditions import conditions_before
+from autotune.worker.measure.loop import Run
+from autotune.worker.preload import installed_modules
+from autotune.worker.setup.build import WorkloadFault, is_stream
+from autotune.worker.setup.environment import describe
+from autotune.worker.trial import (
+    Place,
+    Start,
+    after_block_of,
+    ended_when_stuck,
+    gpus_used,
+    longest_after_s,
+    measure,
+    of_rank,
+)
+
+__all__ = ["doer_of"]
+
+_OBSERVED_STEPS = 8
+"""Optimizer steps that a probe watches: our convention; batches over steps give the accumulation."""
+_OBSERVED_S = (1.0, 20.0)
+"""Seconds that it watches at least, and after which two steps are enough: our convention."""
+_WORTH_TELLING_S = 0.1
+"""Seconds of a window spent on other than training from which it is said: our convention."""
+
+
+def doer_of(
+    job: jobs.WorkloadJob, place: Place, dump: HangDump, start: Start, modules_before: frozenset[str]
+) -> Callable[[Scene], RankReport]:
+    """What does a job in a scene."""
+    match job:
+        case jobs.TrialJob():
+            return partial(_measure_trial, job, place, dump, start)
+        case jobs.ProbeJob():
+            return partial(_probe, job, place, start, modules_before)
+        case jobs.CurvesJob():
+            return partial(_trace, job, place, start)
+        case jobs.PrecisionJob():
+            return partial(_compare, job, start)
+        case jobs.StressJob():
+            return _refuse_stress
+
+
+def _done(**found: object) -> RankReport:
+    return RankReport.model_validate({"result": TrialResult(outcome="ok"), **found})
+
+
+def _measure_trial(job: jobs.TrialJob, place: Place, dump: HangDump, start: Start, scene: Scene) -> RankReport:
+    feed, trainer = scene.feed, scene.trainer
+    first = feed.take()
+    run = Run(feed, trainer, feed.queue_capacity, start.ends_at)
+    run.longest_s = feed.start_s + feed.first_wait_s
+    measurement = measure(run, job.window, first, start, after_block_of(job, place, dump, run))
+    measurement = _with_remarks(measurement, scene)
+    dump.before_deadline()
+    extras = job.extras if isinstance(feed, ScriptFeed) else NO_EXTRAS
+    if extras != NO_EXTRAS:
+        assert isinstance(feed, ScriptFeed)  # noqa: S101 - else there are none
+        feed.is_own = True
+        with ended_when_stuck(longest_after_s(measurement, job.config), place.report):
+            measurement = measure_after_window(
+                run, trainer, extras, measurement, lambda known: place.keep(of_rank(known, place, scene.device))
+            )
+    return of_rank(measurement, place, scene.device)
+
+
+def _with_remarks(measurement: Measurement, scene: Scene) -> Measurement:
+    """What a script does beside training, and what its memory figure leaves out."""
+    outside_s, ranks = scene.feed.outside_s, scene.trainer.config.process_count
+    remarks = measurement.remarks
+    if outside_s >= _WORTH_TELLING_S:
+        remarks = (*remarks, note("outside_training", seconds=outside_s, epochs=scene.feed.epochs))
+    if ranks > 1 and not scene.device.has_own_memory:  # the other ranks' trees are as large as this one's
+        memory = measurement.memory.model_copy(update={"peak_bytes": measurement.memory.peak_bytes * ranks})
+        measurement = measurement.model_copy(update={"memory": memory, "peak_memory_bytes": memory.peak_bytes})
+    if ranks > 1:
+        remarks = (*remarks, note("seen_on_rank_0", ranks=ranks))
+    return measurement.model_copy(update={"remarks": remarks})
+
+
+def _probe(job: jobs.ProbeJob, place: Place, start: Start, modules_before: frozenset[str], scene: Scene) -> RankReport:
+    seen, feed, loader = scene.sightings, scene.feed, scene.loader
+    seen.counted_from, begun, least = seen.most_steps, perf_counter(), _OBSERVED_S
+    if loader is not None:
+        seen.samples.clear()
+    while True:
+        delivery = feed.take()
+        seen.samples.append(delivery.samples)
+        seen.batches += 1
+        scene.trainer.train(delivery.batch)
+        steps, spent_s = seen.most_steps - seen.counted_from, perf_counter() - begun
+        if (steps >= _OBSERVED_STEPS and spent_s >= least[0]) or (steps >= 2 and spent_s >= least[1]):
+            break
+        if perf_counter() > start.ends_at:
+            raise WorkloadFault(
+                f"a script must make some optimizer steps within its deadline of {job.process.deadline_s:.0f} s, but "
+                f"made {steps}; give it shorter steps, or a longer budget.timeout_s"
+            )
+    observed = seen.observed(job.config, loader, scene.trainer.config.process_count or 1)
+    script = seen.facts(observed, loader, placeholders_in(job.command or ()))
+    is_parted = True
+    if loader is not None and isinstance(feed, ScriptFeed):
+        feed.is_own = True
+        warm_page_cache(feed)
+        feed.stop()
+        if is_stream(loader.dataset):
+            with suppress(Exception):  # the user's own iterator; unknown counts as shared out
+                is_parted = loader.worker_init_fn is not None or loader.num_workers > 1 or is_sharded(loader.dataset)
+    written = new_files(place.folder.overlay)
+    script = script.model_copy(update={"modules": installed_modules(modules_before), "new_files": written})
+    return _done(
+        facts=seen.workload_facts(observed, loader, script, is_sharded=is_parted),
+        environment=describe(scene.device, job_blocks=job.process.blocks_launches),
+        conditions=conditions_before(gpus_used(scene.device), start.before),
+    )
+
+
+def _trace(job: jobs.CurvesJob, place: Place, start: Start, scene: Scene) -> RankReport:
+    if not isinstance(scene.feed, ScriptFeed):
+        raise WorkloadFault("the sides of a script can't be measured alone without a DataLoader")
+    scene.feed.is_own = True
+    scene.feed.stop()
+
+    def keep(known: Curves) -> None:
+        place.keep(_done(curves=known))
+
+    return _done(curves=trace_curves(ScriptBench(scene), job, scene.device, start.ends_at, keep=keep))
+
+
+def _compare(job: jobs.PrecisionJob, start: Start, scene: Scene) -> RankReport:
+    if not isinstance(scene.feed, ScriptFeed):
+        raise WorkloadFault("a precision can be compared to float32 only where the script has a DataLoader")
+    with nullcontext():
+        return _done(guard=compare_to_float32(scene, job, start.ends_at))
+
+
+def _refuse_stress(_: Scene) -> RankReport:
+    raise WorkloadFault("a script's largest samples are not known: it was not run on them")

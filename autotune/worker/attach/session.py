@@ -1,0 +1,340 @@
+"""One script under one job: finds its training loop, then measures in it, reports, and ends the process hard.
+
+Comes in: a job whose workload is a command, and torch's doings (hooks). The first optimizer step after a loader's batch
+shows which loader trains; from the loader's next batch on, measuring has the lead (conductor). A script that trains
+without a DataLoader is driven by the forward passes of its largest module. Once the job is done the report is written
+and the process ends: nothing of the script's own end (atexit, checkpoints, `except`) happens.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from threading import get_ident
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from autotune.protocol import jobs
+from autotune.protocol.reports import RankReport
+from autotune.settings.script import LoaderSite
+from autotune.worker.attach.conductor import Conductor, CountedLoader, ScriptFeed, ScriptTrainer, StepFeed
+from autotune.worker.attach.hooks import plain_next, release_module_calls
+from autotune.worker.attach.overrides import Overrides
+from autotune.worker.attach.sightings import Made, Sightings
+from autotune.worker.failure.outcome import outcome_of
+from autotune.worker.measure.batch import tensors_of
+from autotune.worker.measure.feed import FeedEnded
+from autotune.worker.setup.build import WorkloadFault
+from autotune.worker.setup.device import Device, open_device
+from autotune.worker.trial import Place
+
+__all__ = ["Scene", "Session", "no_job"]
+
+_STEPS_WITHOUT_LOADER = 3
+"""Optimizer steps without a batch of a DataLoader after which a script counts as one that has none: our convention."""
+
+
+class Scene:
+    """What a job has to work with, once the training loop is found."""
+
+    def __init__(self, session: Session, device: Device, feed: ScriptFeed | StepFeed, trainer: ScriptTrainer) -> None:
+        self.session, self.device, self.feed, self.trainer = session, device, feed, trainer
+        self.sightings = session.sightings
+
+    @property
+    def loader(self) -> DataLoader[Any] | None:
+        """The training loader; None where the script has none."""
+        return self.feed.loader if isinstance(self.feed, ScriptFeed) else None
+
+
+class Session:
+    """The watcher of a process; see hooks.Watcher.
+
+    Args:
+        job: What is to be done; None: nothing is measured, the script runs to its end with the overrides.
+        overrides: What the script is to have.
+        place: Where the report goes.
+        do: Does the job in a scene, and hands on its report.
+    """
+
+    def __init__(
+        self, job: jobs.WorkloadJob | None, overrides: Overrides, place: Place, do: Callable[[Scene], RankReport]
+    ) -> None:
+        self.job, self.overrides, self.place, self._do = job, overrides, place, do
+        self.sightings = Sightings()
+        self.conductor: Conductor | None = None
+        self.feed: ScriptFeed | StepFeed | None = None
+        self.trainer: ScriptTrainer | None = None
+        self.before_step_acts: Callable[[torch.optim.Optimizer], None] | None = None
+        """What a job does right before each optimizer step."""
+        self._counted: dict[int, CountedLoader] = {}
+        self._last: tuple[DataLoader[Any], int] | None = None
+        """The loader that the script has last taken a batch of, and the thread that took it."""
+        self._trains: DataLoader[Any] | None = None
+        """The training loader, once it is known."""
+        self._steps_alone = 0
+        self._other_since: float | None = None
+        self._drives_by_forward = False
+        self._is_released = False
+
+    # Loaders
+
+    def loader_arguments(self, site: LoaderSite, arguments: dict[str, Any]) -> None:
+        """See hooks.Watcher."""
+        self.overrides.loader(site, arguments)
+
+    def loader_made(self, site: LoaderSite, loader: DataLoader[Any]) -> None:
+        """See hooks.Watcher."""
+        takes = loader.batch_size is not None
+        self.sightings.made.append(Made(site, loader, takes_batch_size=takes))
+
+    def before_iter(self, loader: DataLoader[Any]) -> object | None:
+        """See hooks.Watcher."""
+        if self._is_passive or self._is_measuring:
+            return None
+        for made in self.sightings.made:
+            made.was_iterated |= made.loader is loader
+        if self.feed is not None:
+            if not isinstance(self.feed, ScriptFeed) or loader is not self.feed.loader:
+                self._other_since = perf_counter()
+                return None
+            if self.feed.is_own:
+                return _Held(self)
+        counted = self._counted.get(id(loader))
+        if counted is None and self._is_counted(loader):
+            counted = self._counted[id(loader)] = CountedLoader(loader)
+        if counted is not None:
+            counted.begin_epoch()
+            self._begun = perf_counter()
+        return None
+
+    def after_iter(self, loader: DataLoader[Any], iterator: Any) -> None:
+        """See hooks.Watcher."""
+        if self._is_passive or self._is_measuring:
+            return
+        iterator.autotune_loader = loader
+        counted = self._counted.get(id(loader))
+        if counted is None:
+            return
+        if not counted.has_begun:
+            counted.start_s = perf_counter() - self._begun
+        if isinstance(self.feed, ScriptFeed) and loader is self.feed.loader:
+            self.feed.began_epoch(iterator, self._begun)
+
+    def on_next(self, iterator: Any) -> Any:
+        """See hooks.Watcher."""
+        loader = getattr(iterator, "autotune_loader", None)
+        if loader is None or self._is_measuring:
+            return plain_next(iterator)
+        if isinstance(self.feed, ScriptFeed) and self.conductor is not None:
+            if loader is self.feed.loader:
+                return self.conductor.ask()
+            return self._other_batch(iterator)
+        if self._trains is loader and self.conductor is None:
+            return self._begin(loader, iterator)
+        counted = self._counted.get(id(loader))
+        if counted is None:
+            return plain_next(iterator)
+        batch, samples = counted.fetch(iterator)
+        self._last = loader, get_ident()
+        self.sightings.samples.append(samples)
+        return batch
+
+    def _other_batch(self, iterator: Any) -> Any:
+        """A batch of a loader that does not train; what passes until its end is no training."""
+        try:
+            return plain_next(iterator)
+        except StopIteration:
+            if self._other_since is not None and isinstance(self.feed, ScriptFeed):
+                self.feed.other_s += perf_counter() - self._other_since
+            self._other_since = None
+            raise
+
+    def _is_counted(self, loader: DataLoader[Any]) -> bool:
+        """Before its probe any loader may be the one that trains; then its place is known."""
+        facts = None if self.job is None else self.job.script
+        if facts is None:
+            return True
+        return any(made.loader is loader and made.site in facts.loaders for made in self.sightings.made)
+
+    # Steps
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """See hooks.Watcher."""
+        if self.before_step_acts is not None:
+            self.before_step_acts(optimizer)
+
+    def on_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """See hooks.Watcher."""
+        if self._is_passive:
+            return
+        self.sightings.step(optimizer)
+        if self.trainer is not None:
+            if optimizer is self.trainer.optimizer:
+                self.trainer.accumulated = 0
+            return
+        if self._last is not None and self._last[1] == get_ident():
+            self._trains = self._last[0]
+            return
+        self._steps_alone += 1
+        if self._steps_alone >= _STEPS_WITHOUT_LOADER and not self._drives_by_forward:
+            self._drive_by_forward()
+
+    def on_loss(self, loss: Tensor) -> None:
+        """See hooks.Watcher."""
+        if self.trainer is not None and loss.numel() == 1:
+            self.trainer.loss = loss.detach().reshape(())
+
+    def on_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """See hooks.Watcher."""
+        if self.sightings.call(module, args, kwargs):
+            self.overrides.module(module)
+
+    def ddp_arguments(self, arguments: dict[str, Any]) -> None:
+        """See hooks.Watcher."""
+        self.overrides.ddp(arguments)
+
+    def ddp_made(self, model: DistributedDataParallel) -> None:
+        """See hooks.Watcher."""
+        self.sightings.ddp = model
+        self.overrides.ddp_made(model)
+
+    # Measuring
+
+    @property
+    def _is_passive(self) -> bool:
+        """Nothing is measured in this process: there is no job, or another rank does it."""
+        return self.job is None or os.environ.get("RANK", "0") != "0"
+
+    @property
+    def _is_measuring(self) -> bool:
+        return self.conductor is not None and self.conductor.is_measuring
+
+    def _begin(self, loader: DataLoader[Any], iterator: Any) -> Any:
+        """Take the lead at a batch of the training loader."""
+        feed = ScriptFeed(self._lead(), self._counted[id(loader)], iterator, _ranks())
+        return self._start(feed)
+
+    def _drive_by_forward(self) -> None:
+        """Take the lead at the next forward pass of the largest module."""
+        module = self.sightings.main_module
+        if module is None:
+            return
+        self._drives_by_forward = True
+
+        def ask(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if not torch.is_grad_enabled():
+                return
+            sizes = [tensor.shape[0] for tensor in tensors_of((args, kwargs)) if tensor.ndim]
+            if self.conductor is None:
+                self.sightings.samples = sizes[:1]
+                self._lead()
+                self._start(StepFeed((sizes[0] if sizes else 1) * _ranks()))
+            else:
+                self.conductor.ask()
+
+        module.register_forward_pre_hook(ask, with_kwargs=True, prepend=True)
+
+    def _lead(self) -> Conductor:
+        self.conductor = Conductor(self._measure)
+        return self.conductor
+
+    def _start(self, feed: ScriptFeed | StepFeed) -> Any:
+        assert self.conductor is not None  # noqa: S101 - made by _lead
+        release_module_calls()
+        optimizer = self.sightings.main_optimizer
+        place = next((part.device for group in optimizer.param_groups for part in group["params"]), None)
+        assert self.job is not None  # noqa: S101 - a passive session never leads
+        device = open_device(str(place or "cpu"), limit_bytes=self.job.process.limit_bytes)
+        device.cap_memory()
+        self.feed = feed
+        self.trainer = ScriptTrainer(self.overrides.config, device, self.conductor, optimizer)
+        self._device = device
+        return self.conductor.ask()
+
+    def _measure(self) -> None:
+        """The measuring greenlet's whole life; it never returns."""
+        assert self.feed is not None and self.trainer is not None  # noqa: S101, PT018 - set by _start
+        scene = Scene(self, self._device, self.feed, self.trainer)
+        self.end(outcome_of(lambda: _told(lambda: self._do(scene))))
+
+    def end(self, report: RankReport) -> None:
+        """Write the report, and end the process at once."""
+        try:
+            self.place.write(report)
+            self.place.folder.done.touch(mode=0o600)
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(OSError, ValueError, AttributeError):
+                    stream.flush()
+            os._exit(0)
+
+    def script_ended(self, error: BaseException | None = None) -> None:
+        """The script has come to its end, or failed: what was measured by then counts, else that is the report."""
+        if self._is_passive or self.place.report.exists():
+            return
+        if error is not None and not _is_clean_exit(error):
+            if self.conductor is None or self.conductor.thread == get_ident():
+                self.end(outcome_of(lambda: _raise(error)))
+        elif self.conductor is not None:
+            self.conductor.end()
+        elif self.sightings.made or self.sightings.steps:
+            self.end(outcome_of(lambda: _raise(WorkloadFault(_no_loop(self.sightings)))))
+
+
+def no_job(_: Scene) -> RankReport:
+    """What a session without a job never comes to."""
+    raise AssertionError("a session without a job measures nothing")
+
+
+class _Held:
+    """An iterator in place of a loader's own, whose workers have ended: hands out what measuring gives."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def __iter__(self) -> _Held:
+        return self
+
+    def __next__(self) -> Any:
+        assert self._session.conductor is not None  # noqa: S101 - made before any loader is its own
+        return self._session.conductor.ask()
+
+
+def _told(work: Callable[[], RankReport]) -> RankReport:
+    try:
+        return work()
+    except FeedEnded:
+        raise WorkloadFault(
+            "a script must train for some seconds to be measured, but it ended before that; give it more epochs or "
+            "more steps, as a real training has"
+        ) from None
+
+
+def _no_loop(seen: Sightings) -> str:
+    what = "made a DataLoader" if seen.made else "stepped an optimizer"
+    return (
+        f"a script must train to be measured, but it {what} and ended after {seen.most_steps} optimizer steps; give it "
+        "more epochs or more steps, and see that it trains when it is started so"
+    )
+
+
+def _raise(error: BaseException) -> RankReport:
+    raise error
+
+
+def _is_clean_exit(error: BaseException) -> bool:
+    return isinstance(error, SystemExit) and error.code in {None, 0}
+
+
+def _ranks() -> int:
+    """Ranks that train in step, as the process group has it."""
+    group: Any = torch.distributed
+    return int(group.get_world_size()) if group.is_available() and group.is_initialized() else 1

@@ -1,0 +1,257 @@
+"""What a script does by itself, as seen at torch's seams: its loaders, its steps, its precision, who runs its loop.
+
+Comes in: what the session is told while the script trains. Goes out: the baseline and the facts of a probe, and for each
+setting whether it is within reach.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from statistics import median_low
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from autotune.note import Note, note
+from autotune.settings.command import PLACEHOLDERS
+from autotune.settings.ddp_config import DdpConfig
+from autotune.settings.script import LoaderSite, ScriptFacts
+from autotune.settings.training_config import LOADER_SETTINGS, TrainingConfig
+from autotune.settings.workload import WorkloadFacts
+from autotune.worker.measure.batch import leaves_of
+from autotune.worker.setup.build import is_stream, length_of, optimizer_facts
+
+__all__ = ["Made", "Sightings"]
+
+_IMAGE_DIMS = 4
+_FRAMEWORKS = (("transformers.trainer", "transformers"), ("lightning.pytorch.trainer.trainer", "lightning"),
+               ("pytorch_lightning.trainer.trainer", "lightning"), ("composer.trainer.trainer", "composer"),
+               ("ignite.engine.engine", "ignite"), ("fastai.learner", "fastai"), ("timm.data.loader", "timm"),
+               ("accelerate.accelerator", "accelerate"))  # fmt: skip
+"""Modules whose code stands in the stack where an optimizer steps, or that were imported, the most special first."""
+_ON_STACK = {"transformers", "lightning", "composer", "ignite", "fastai"}
+
+
+@dataclass(slots=True)
+class Made:
+    """A loader that was made."""
+
+    site: LoaderSite
+    loader: DataLoader[Any]
+    takes_batch_size: bool
+    """It was given a batch size, not batches."""
+    was_iterated: bool = False
+
+
+@dataclass(slots=True)
+class Sightings:
+    """What was seen so far."""
+
+    made: list[Made] = field(default_factory=list)
+    steps: dict[int, int] = field(default_factory=dict)
+    """Steps of each optimizer, by its id."""
+    optimizers: dict[int, torch.optim.Optimizer] = field(default_factory=dict)
+    outermost: list[nn.Module] = field(default_factory=list)
+    """Modules with parameters to train that the script calls by itself, while gradients are on."""
+    samples: list[int] = field(default_factory=list)
+    """Of the batches, or of the largest outermost module's inputs."""
+    batches: int = 0
+    counted_from: int = 0
+    """Optimizer steps before the batches began to be counted."""
+    autocast: str | None = None
+    """The precision that the script itself computes in, where that is not float32."""
+    has_images: bool = False
+    framework: str = "plain loop"
+    ddp: DistributedDataParallel | None = None
+    threads: int = field(default_factory=torch.get_num_threads)
+    """Before the script's first line."""
+
+    @property
+    def most_steps(self) -> int:
+        """Steps of the optimizer that has made most."""
+        return max(self.steps.values(), default=0)
+
+    @property
+    def main_optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer that has made most steps."""
+        return self.optimizers[max(self.steps, key=self.steps.__getitem__)]
+
+    @property
+    def main_module(self) -> nn.Module | None:
+        """The outermost module with most parameters."""
+        sizes = [(sum(part.numel() for part in module.parameters()), module) for module in self.outermost]
+        return max(sizes, key=lambda pair: pair[0])[1] if sizes else None
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer has stepped."""
+        key = id(optimizer)
+        if key not in self.steps:
+            self.framework = _framework()
+        self.steps[key] = self.steps.get(key, 0) + 1
+        self.optimizers[key] = optimizer
+
+    def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """An outermost module was called; whether it is one that trains."""
+        if not torch.is_grad_enabled() or not any(own.requires_grad for own in module.parameters()):
+            return False
+        if not any(module is own for own in self.outermost):
+            self.outermost.append(module)
+        device_type = next(module.parameters()).device.type
+        if torch.is_autocast_enabled(device_type):
+            self.autocast = str(torch.get_autocast_dtype(device_type)).removeprefix("torch.")
+        inputs = [leaf for leaf in leaves_of((args, kwargs)) if isinstance(leaf, Tensor)]
+        self.has_images |= any(tensor.ndim == _IMAGE_DIMS and tensor.is_floating_point() for tensor in inputs)
+        return True
+
+    def family_of(self, loader: DataLoader[Any]) -> list[Made]:
+        """The training loader, last, and the loaders of its data that were only made to be rebuilt."""
+        own = next((made for made in self.made if made.loader is loader), None)
+        if own is None:
+            return []
+        data = loader.dataset
+        before = [made for made in self.made if made.loader.dataset is data and not made.was_iterated]
+        return [*(made for made in before if made is not own), own]
+
+    def observed(self, given: TrainingConfig, loader: DataLoader[Any] | None, ranks: int) -> TrainingConfig:
+        """What the script does by itself; what nobody sees is as given."""
+        steps = max(1, self.most_steps - self.counted_from)
+        own: dict[str, Any] = {
+            "micro_batch_size": max(1, median_low(self.samples) if self.samples else given.micro_batch_size),
+            "grad_accum_steps": max(1, round(self.batches / steps)),
+            "lr": _lr_of(self.main_optimizer) or given.lr,
+            "amp_dtype": self._precision(),
+            "compile": any(type(module).__name__ == "OptimizedModule" for module in self.outermost),
+            "channels_last": self.has_images and any(map(_is_channels_last, self.outermost)),
+            "intra_op_threads": None if torch.get_num_threads() == self.threads else torch.get_num_threads(),
+        }
+        if loader is not None:
+            own |= {name: getattr(loader, name) for name in LOADER_SETTINGS if hasattr(loader, name)}
+            if not loader.num_workers:
+                own |= {"prefetch_factor": None, "persistent_workers": False, "in_order": True}
+        if ranks > 1:
+            own |= {"world_size": ranks, "strategy": "ddp", "ddp": self._ddp()}
+        return TrainingConfig.model_validate(own)
+
+    def facts(
+        self, observed: TrainingConfig, loader: DataLoader[Any] | None, placeholders: tuple[str, ...]
+    ) -> ScriptFacts:
+        """What is within reach, and what is not."""
+        family = [] if loader is None else self.family_of(loader)
+        reached = dict.fromkeys(self._reached(observed, family, placeholders))
+        return ScriptFacts(
+            observed=observed,
+            framework=self.framework,
+            loaders=tuple(made.site for made in family),
+            reached=tuple(reached),
+            unreached=tuple(self._unreached(observed, family, frozenset(reached))),
+            placeholders=placeholders,
+            device=str(_device_of(self.main_optimizer)),
+        )
+
+    def workload_facts(
+        self, observed: TrainingConfig, loader: DataLoader[Any] | None, script: ScriptFacts, *, is_sharded: bool
+    ) -> WorkloadFacts:
+        """The facts that any probe finds, as far as a script shows them."""
+        optimizer, dataset = self.main_optimizer, None if loader is None else loader.dataset
+        trained = [part for own in self.optimizers.values() for group in own.param_groups for part in group["params"]]
+        trained = list({id(part): part for part in trained if part.requires_grad}.values())
+        everything = {id(part): part for module in self.outermost for part in module.parameters()}
+        return WorkloadFacts(
+            dataset_length=None if dataset is None else length_of(dataset),
+            is_iterable=dataset is not None and is_stream(dataset),
+            is_sharded=is_sharded,
+            fixed_batch_size=None if "micro_batch_size" in script.reached else observed.micro_batch_size,
+            has_4d_input=self.has_images,
+            parameter_count=sum(part.numel() for part in everything.values()) or sum(part.numel() for part in trained),
+            trainable_parameter_count=sum(part.numel() for part in trained),
+            gradient_bytes=sum(part.nbytes for part in trained),
+            has_buffers=any(True for module in self.outermost for _ in module.buffers()),
+            has_unused_parameters=self.ddp is not None and self.ddp.find_unused_parameters,
+            optimizer=optimizer_facts(optimizer),
+            step_source="the script's own",
+            script=script,
+        )
+
+    def _precision(self) -> str:
+        module = sys.modules.get("accelerate.state")
+        state = getattr(getattr(module, "AcceleratorState", None), "_shared_state", {})
+        mixed = {"bf16": "bfloat16", "fp16": "float16"}.get(str(state.get("_mixed_precision")))
+        return mixed or self.autocast or "float32"
+
+    def _ddp(self) -> DdpConfig | None:
+        if self.ddp is None:
+            return None
+        own = {
+            "gradient_as_bucket_view": self.ddp.gradient_as_bucket_view,
+            "static_graph": self.ddp.static_graph,
+            "find_unused_parameters": self.ddp.find_unused_parameters,
+        }
+        config = DdpConfig.model_validate(own)
+        return None if config == DdpConfig() else config
+
+    def _reached(self, observed: TrainingConfig, family: list[Made], placeholders: tuple[str, ...]) -> Iterator[str]:
+        yield from (name for name in placeholders if name != "lr")
+        if family:
+            yield from LOADER_SETTINGS
+            if family[0].takes_batch_size:
+                yield "micro_batch_size"
+        if observed.amp_dtype == "float32" and self.outermost:
+            yield "amp_dtype"
+        if self.has_images and self.outermost and not observed.channels_last:
+            yield "channels_last"
+        if observed.intra_op_threads is None and _device_of(self.main_optimizer).type == "cpu":
+            yield "intra_op_threads"
+        if self.ddp is not None:
+            yield from (f"ddp.{name}" for name in DdpConfig.model_fields)
+
+    def _unreached(self, observed: TrainingConfig, family: list[Made], reached: frozenset[str]) -> Iterator[Note]:
+        reasons = {
+            "micro_batch_size": "no_loader" if not family else "own_batches",
+            "num_workers": "no_loader",
+            "grad_accum_steps": "in_the_script",
+            "amp_dtype": "no_module" if observed.amp_dtype == "float32" else "own_precision",
+            "compile": "in_the_script",
+        }
+        if self.has_images:
+            reasons["channels_last"] = "own_layout" if observed.channels_last else "no_module"
+        if observed.intra_op_threads is not None:
+            reasons["intra_op_threads"] = "own_threads"
+        for name, reason in reasons.items():
+            if name not in reached:
+                yield note("setting_unreached", setting=name, reason=reason, has_placeholder=name in PLACEHOLDERS)
+
+
+def _framework() -> str:
+    """Who calls the optimizer: by the stack, else by what was imported."""
+    frame, files = sys._getframe(2), set[str]()  # noqa: SLF001 - the way that inspect goes, without its cost
+    while frame is not None:
+        files.add(str(frame.f_globals.get("__name__")))
+        frame = frame.f_back  # type: ignore[assignment] # None at the outermost
+    for module, name in _FRAMEWORKS:
+        is_there = module in sys.modules
+        if is_there and (name not in _ON_STACK or any(file.startswith(module.rsplit(".", 1)[0]) for file in files)):
+            return name
+    return "plain loop"
+
+
+def _lr_of(optimizer: torch.optim.Optimizer) -> float | None:
+    """The learning rate that the script has asked for: before a schedule has changed it."""
+    group = optimizer.param_groups[0]
+    rate = group.get("initial_lr", group.get("lr"))
+    return float(rate) if rate is not None and float(rate) > 0 else None
+
+
+def _device_of(optimizer: torch.optim.Optimizer) -> torch.device:
+    return next((part.device for group in optimizer.param_groups for part in group["params"]), torch.device("cpu"))
+
+
+def _is_channels_last(module: nn.Module) -> bool:
+    images = [part for part in module.parameters() if part.ndim == _IMAGE_DIMS and min(part.shape[1:]) > 1]
+    return bool(images) and all(
+        part.is_contiguous(memory_format=torch.channels_last) and not part.is_contiguous() for part in images
+    )

@@ -1,0 +1,126 @@
+"""Runs the command of a job in a trial's process: in this very process where it is Python on a script, else below it.
+
+Comes in: a job with a command. Goes out: nothing where the script was measured, since that ends the process; else why it
+could not be. A rank that was forked becomes the script: no interpreter is started and torch is imported already.
+Launchers and shells (torchrun, accelerate, bash) are started as they are; the Python processes below them attach by
+`site/sitecustomize.py`, which stands first on their PYTHONPATH.
+"""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import runpy
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from time import sleep
+from types import ModuleType
+
+from autotune.protocol import jobs
+from autotune.protocol.reports import RankReport
+from autotune.settings.command import PythonStart, filled, python_start
+from autotune.worker.attach.bootstrap import open_session, overrides_of
+from autotune.worker.attach.entry import attached_environment, with_own_python
+from autotune.worker.attach.files import protect_files
+from autotune.protocol.quiet import quiet_environment
+from autotune.worker.failure.hang_dump import HangDump
+from autotune.worker.setup.build import WorkloadFault
+from autotune.worker.trial import Place
+
+__all__ = ["run_command"]
+
+_TICK_S = 0.02  # our convention: nothing beside what a launcher takes to start
+
+
+def run_command(job: jobs.WorkloadJob, place: Place, dump: HangDump, started: float) -> RankReport:
+    """Run a job's command; does not return where it was measured.
+
+    Raises:
+        WorkloadFault: it has come to its end, and nothing of it was measured.
+        BaseException: what it raised itself.
+    """
+    words = with_own_python(filled(job.command or (), job.config))
+    overlay = place.folder.overlay
+    overlay.mkdir(mode=0o700, exist_ok=True)
+    attached = {"folder": str(place.folder.path), "started": started}
+    environment = {**quiet_environment(), **attached_environment(attached)}
+    overrides_of(job).before_start(environment)
+    os.environ.update(environment)
+    start = python_start(words)
+    if start is None:
+        _run_below(words, place)
+    else:
+        _run_here(start, job, place, dump, started)
+    if place.report.exists():
+        os._exit(0)
+    raise WorkloadFault(
+        "a command must start a training that autotune can see, but it ended before an optimizer had stepped; see its "
+        "log, and start Python on the script itself where a launcher keeps its environment from it"
+    )
+
+
+def _run_below(words: Sequence[str], place: Place) -> None:
+    try:
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL)
+    except OSError as error:
+        raise WorkloadFault(
+            f"a command must name a program that can be started, but {words[0]!r} can't be ({error.strerror}); check "
+            "its path"
+        ) from error
+    while process.poll() is None:
+        if place.folder.done.exists():
+            os._exit(0)  # whatever of it still runs is ended by the parent
+        sleep(_TICK_S)
+    if process.returncode and not place.report.exists():
+        raise WorkloadFault(
+            f"a command must train until it is measured, but it ended with exit code {process.returncode} before that; "
+            "its log says why"
+        )
+
+
+def _run_here(start: PythonStart, job: jobs.WorkloadJob, place: Place, dump: HangDump, started: float) -> None:
+    protect_files(place.folder.overlay)
+    session = open_session(job, place, dump, started)
+    error: BaseException | None = None
+    try:
+        _become(start)
+        for thread in threading.enumerate():  # as Python does at its end
+            if thread is not threading.current_thread() and not thread.daemon:
+                thread.join()
+    except BaseException as raised:  # noqa: BLE001 - the script's own, SystemExit among it
+        error = raised
+    session.script_ended(error)
+    if error is not None and not place.report.exists() and not isinstance(error, SystemExit):
+        raise error
+
+
+def _become(start: PythonStart) -> None:
+    """Make this process's `__main__` the script, and run it as `python` would."""
+    main = ModuleType("__main__")
+    main.__dict__.update(__builtins__=builtins, __spec__=None, __cached__=None)
+    sys.modules["__main__"] = main
+    sys.argv = [start.target, *start.arguments]
+    if start.kind == "module":
+        sys.path[:1] = [str(Path.cwd())]
+        runpy._run_module_as_main(start.target)  # type: ignore[attr-defined] # noqa: SLF001 - what python -m does
+        return
+    path = Path(start.target).absolute()
+    if path.is_dir() or path.suffix in {".zip", ".pyz"}:
+        sys.path[:1] = [str(path)]
+        runpy.run_path(str(path), run_name="__main__")
+        return
+    sys.path[:1] = [str(path.resolve().parent)]
+    main.__file__ = str(path)
+    try:
+        with io.open_code(str(path)) as file:
+            source = file.read()
+    except OSError as error:
+        raise WorkloadFault(
+            f"a command must name a script that can be read, but {start.target!r} can't be ({error.strerror}); check "
+            "its path"
+        ) from error
+    exec(compile(source, str(path), "exec"), main.__dict__)  # noqa: S102 - the user's script is what is run

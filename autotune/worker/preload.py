@@ -1,0 +1,286 @@
+"""What a script imports from installed packages, imported once in the fork server: its forks have it from the start.
+
+Comes in: at the probe's end, in its process, the modules that were there before the script; in the server, names of
+modules. Goes out: those names; how far the imports came, and what among them has made the server unfit to be forked: a
+fork has none of its parent's threads, but the locks that they held, and can't open a device that its parent has opened.
+
+Imports do more than to define names. Put back after them: Python's signal handlers, the working directory, sys.path,
+the states of random and NumPy. Kept, since a script that imports the packages itself would see it too: what they set in
+os.environ, warnings' filters, the excepthook, the start method of multiprocessing, torch's defaults, what is registered
+with os.register_at_fork. Can't be put back: signal handlers that C code has installed, and what an import writes to
+disk. Each rank takes sys.path from its job. What a script itself does before an import does not come before the
+preloaded one: a variable that a package reads at import must be handed over.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import re
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.machinery import ExtensionFileLoader, ModuleSpec, SourceFileLoader, SourcelessFileLoader
+from importlib.util import find_spec
+from itertools import groupby
+from pathlib import Path, PurePath
+from time import monotonic, perf_counter, sleep
+from types import ModuleType
+from typing import Literal
+
+import numpy as np
+import psutil
+
+__all__ = ["PreloadResult", "Unfit", "installed_modules", "preload"]
+
+Unfit = Literal["threads", "device", "processes"]
+"""What a process has that can't be forked into trials; processes: children, which the end of a trial would end too."""
+
+_FOLDERS = frozenset({"site-packages", "dist-packages"})
+_LEFT_OUT = re.compile(r"autotune|(.+\.)?(tests?|test_.*|conftest|__main__)", flags=re.DOTALL)
+"""A module whose name, or that of a package around it, is such a one."""
+_LOADERS = (ExtensionFileLoader, SourceFileLoader, SourcelessFileLoader)
+_EXECUTE = "exec_module"
+_DEVICE_FILES = re.compile(r"/dev/(nvidia-uvm|kfd|dri/renderD\d+)")
+"""Open once CUDA (NVML leaves the first alone), ROCm's or Level Zero's driver is in use."""
+_SETTLED_WITHIN_S = 0.2  # our convention: a thread that has ended is listed for some microseconds more
+_TICK_S = 0.002  # our convention
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreloadResult:
+    """How far a preload came; one with a reason leaves a process that must not be forked into trials."""
+
+    preloaded: int
+    """Names, from the first on, after which the process was still fit; 0 where that is not known."""
+    reason: Unfit | None = None
+    """What it has now; None: it is fit."""
+    culprit: str | None = None
+    """The top-level package whose import brought that; None where it is not known: preload closely to find it."""
+    chain: tuple[str, ...] = ()
+    """Modules that were being imported meanwhile, the outermost first: to import one of them brings it again."""
+    raised: tuple[str, ...] = ()
+    """Names whose import has raised."""
+    seconds: float
+
+
+def installed_modules(before: Collection[str]) -> tuple[str, ...]:
+    """Modules of installed packages that this process has imported since, in the order in which their imports began.
+
+    Those of the standard library take no time; what has no file of its own, is known by another name than its own,
+    or belongs to autotune or to tests is left out.
+
+    Args:
+        before: Names that were in sys.modules then.
+    """
+    return tuple(
+        name
+        for name, module in list(sys.modules.items())
+        if name not in before and not _is_left_out(name) and _is_importable(name, module)
+    )
+
+
+def _is_left_out(name: str) -> bool:
+    parts = name.split(".")
+    inside = [".".join(parts[: count + 1]) for count in range(len(parts))]
+    return not all(part.isidentifier() for part in parts) or any(_LEFT_OUT.fullmatch(each) for each in inside)
+
+
+def _is_importable(name: str, module: object) -> bool:
+    spec = None
+    with suppress(Exception):  # an object in a module's place may raise whatever it likes
+        spec = getattr(module, "__spec__", None)
+    if not isinstance(spec, ModuleSpec) or spec.name != name or not spec.has_location:
+        return False
+    return _is_installed(spec)
+
+
+def _is_installed(spec: ModuleSpec) -> bool:
+    """Whether a module comes from a folder of installed packages; editable installs are the user's own code."""
+    places = [spec.origin, *(spec.submodule_search_locations or ())]
+    return any(not _FOLDERS.isdisjoint(PurePath(place).parts) for place in places if isinstance(place, str))
+
+
+def preload(
+    names: Sequence[str],
+    environment: Mapping[str, str],
+    bad_fork_devices: Callable[[], Collection[str]],
+    *,
+    is_close: bool = False,
+    tell: Callable[[str], object] = lambda _: None,
+) -> PreloadResult:
+    """Import modules in their order until one makes this process unfit to be forked; what one raises is printed.
+
+    Args:
+        names: As `installed_modules` lists them; one whose package is not installed for this process is passed over.
+        environment: Variables for the time of the imports; what these set them to stays.
+        bad_fork_devices: Forks to find out which kinds of devices forks of this process can't open.
+        is_close: Look for them and for child processes after each package, not just at the end.
+        tell: Called with the name of each package before it is imported.
+    """
+    begun, watch, done, raised = perf_counter(), _Watch(bad_fork_devices), 0, list[str]()
+    with _put_back(), _set(environment), watch.over_imports():
+        for package, group in groupby(names, key=_package_of):
+            tell(package)
+            before, count = done, len(sys.modules)
+            for name in group:
+                raised += _import(name)
+                if watch.reason is not None:
+                    break
+                done += 1
+            if is_close and len(sys.modules) > count:
+                watch.look_closely(package)
+            if watch.reason is not None:
+                done = min(done, before) if watch.chain == [package] else done
+                break
+        watch.look_closely(None)
+    return PreloadResult(
+        preloaded=done if watch.reason is None or watch.chain else 0,
+        reason=watch.reason,
+        culprit=watch.culprit,
+        chain=tuple(watch.chain),
+        raised=tuple(raised),
+        seconds=perf_counter() - begun,
+    )
+
+
+def _package_of(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _import(name: str) -> list[str]:
+    """Import a module; its name again where that has raised."""
+    if name in sys.modules:
+        return []
+    try:
+        spec = find_spec(_package_of(name))
+        if spec is not None and _is_installed(spec):  # else a trial would find another module under this name
+            import_module(name)
+    except BaseException:  # noqa: BLE001 - it may even exit; a trial that imports it sees the same
+        traceback.print_exc()
+        return [name]
+    return []
+
+
+@dataclass(slots=True)
+class _Watch:
+    """Notices the first module whose execution makes this process unfit to be forked."""
+
+    bad_fork_devices: Callable[[], Collection[str]]
+    reason: Unfit | None = None
+    culprit: str | None = None
+    chain: list[str] = field(default_factory=list)
+    _running: list[str] = field(default_factory=list)
+    """Modules that are being executed, the outermost first."""
+    _bad: frozenset[str] = field(init=False)
+    _threads: int = field(init=False)
+    _files: frozenset[str] = field(init=False)
+    _children: frozenset[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._bad = frozenset(self.bad_fork_devices())  # its fork ends the threads that prepare for it
+        self._threads, self._files, self._children = max(1, _threads()), _device_files(), _children()
+
+    @contextmanager
+    def over_imports(self) -> Iterator[None]:
+        """Look after each module's execution."""
+        with ExitStack() as patched:
+            for loader in _LOADERS:
+                own, is_own = getattr(loader, _EXECUTE), _EXECUTE in vars(loader)
+                setattr(loader, _EXECUTE, self._watched(own))
+                patched.callback(*(setattr, loader, _EXECUTE, own) if is_own else (delattr, loader, _EXECUTE))
+            yield
+
+    def _watched(self, execute: Callable[[object, ModuleType], None]) -> Callable[[object, ModuleType], None]:
+        def exec_module(loader: object, module: ModuleType) -> None:
+            self._running.append(module.__name__)
+            try:
+                execute(loader, module)
+            finally:
+                self._look()
+                self._running.pop()
+
+        return exec_module
+
+    def _look(self) -> None:
+        """At what costs no fork; only where there are more threads, one."""
+        if self.reason is None and not _device_files() <= self._files:
+            self._found("device", self._running)
+        if self.reason is None and _threads() > self._threads and not self._settles():
+            self._found("threads", self._running)
+
+    def look_closely(self, package: str | None) -> None:
+        """At all, after a package's import; None: after several."""
+        chain = [] if package is None else [package]
+        if self.reason is None and not self._bad.issuperset(self.bad_fork_devices()):
+            self._found("device", chain)
+        if self.reason is None and not self._settles():
+            self._found("threads", chain)
+        if self.reason is None and not _children() <= self._children:
+            self._found("processes", chain)
+
+    def _settles(self) -> bool:
+        """Whether all new threads end by themselves, or when the process forks: OpenBLAS's and MKL's do so."""
+        self.bad_fork_devices()
+        until = monotonic() + _SETTLED_WITHIN_S
+        while _threads() > self._threads and monotonic() < until:
+            sleep(_TICK_S)
+        return _threads() <= self._threads
+
+    def _found(self, reason: Unfit, chain: Sequence[str]) -> None:
+        self.reason, self.chain = reason, list(chain)
+        self.culprit = _package_of(chain[-1]) if chain else None
+
+
+def _threads() -> int:
+    return len(os.listdir("/proc/self/task"))  # noqa: PTH208 - after each module
+
+
+def _device_files() -> frozenset[str]:
+    """Files of devices that this process has open."""
+    found = set[str]()
+    for descriptor in os.listdir("/proc/self/fd"):  # noqa: PTH208 - as above
+        with suppress(OSError):  # that of the listing itself
+            found.add(os.readlink(f"/proc/self/fd/{descriptor}"))  # noqa: PTH115 - as above
+    return frozenset(path for path in found if _DEVICE_FILES.fullmatch(path))
+
+
+def _children() -> frozenset[int]:
+    """Processes that this one has started and that run."""
+    return frozenset(one.pid for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE)
+
+
+@contextmanager
+def _put_back() -> Iterator[None]:
+    """Put back what the server or the ranks depend on, and leave no printed text for each fork to print again."""
+    handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    cwd, path, drawn, drawn_by_numpy = Path.cwd(), list(sys.path), random.getstate(), np.random.get_state()
+    yield
+    for number, handler in handlers.items():
+        if handler is not None and signal.getsignal(number) is not handler:  # None: not Python's
+            signal.signal(number, handler)
+    os.chdir(cwd)
+    sys.path[:] = path
+    random.setstate(drawn)
+    np.random.set_state(drawn_by_numpy)
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        with suppress(OSError, ValueError, AttributeError):  # an import may have closed or replaced it
+            if stream is not None:
+                stream.flush()
+    ctypes.CDLL(None).fflush(None)
+
+
+@contextmanager
+def _set(environment: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in environment}
+    os.environ.update(environment)
+    yield
+    for name, value in before.items():
+        if os.environ.get(name) == environment[name]:  # else an import has chosen another
+            os.environ.pop(name)
+            os.environ.update({} if value is None else {name: value})
