@@ -13,20 +13,19 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
-from functools import wraps
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from autotune.arguments import BeforeCommand, of_plan
 from autotune.errors import AutotuneError, ConfigError, RunFolderError
 from autotune.version import __version__
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from autotune.settings.executor import ExecutorKind
     from autotune.settings.plan import Plan
 
 __all__ = ["cli", "main"]
@@ -34,8 +33,6 @@ __all__ = ["cli", "main"]
 _FAILED = 1
 _NOT_WELL = 4
 _INTERRUPTED = 130  # 128 + SIGINT, as a shell counts it
-_SET_HELP = "Override a value of CONFIG; may be repeated."
-_EXECUTOR_HELP = "Run trials on this machine, or on those of a Ray cluster."
 _INTERRUPT_NOTE = "autotune.interrupt_note"  # key in click's context: what to say about an interrupted run
 
 
@@ -60,21 +57,6 @@ class _Cli(click.Group):
             ctx.exit(_FAILED)
 
 
-def _of_plan(command: Callable[..., None]) -> Callable[..., None]:
-    """CONFIG and what overrides it, given to a command as a Plan."""
-
-    @click.argument("config", type=click.Path(path_type=Path))
-    @click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help=_SET_HELP)
-    @click.option("--executor", type=click.Choice(["local", "ray"]), help=_EXECUTOR_HELP)
-    @wraps(command)
-    def with_plan(config: Path, overrides: tuple[str, ...], executor: ExecutorKind | None, **options: Any) -> None:
-        from autotune.files.plan_file import read_plan
-
-        command(read_plan(config, overrides, executor=executor), **options)
-
-    return with_plan
-
-
 _as_json = click.option("--json", "as_json", is_flag=True, help="Write a single JSON document to stdout.")
 _exit_code = click.option("--exit-code", "by_exit_code", is_flag=True, help="Tell the answer by the exit code too.")
 _quiet = click.option("--quiet", is_flag=True, help="Show no progress.")
@@ -90,28 +72,36 @@ def cli() -> None:
     """
 
 
-@cli.command()
-@_of_plan
+@cli.command(cls=BeforeCommand)
+@of_plan
 @click.option("--fresh", is_flag=True, help="Remove what an earlier search left in the run folder, and start anew.")
 @_as_json
 @_quiet
 def run(plan: Plan, fresh: bool, as_json: bool, quiet: bool) -> None:
-    """Search for the fastest settings as CONFIG says, and recommend them."""
+    """Search for the fastest settings as CONFIG says, and recommend them.
+
+    In place of CONFIG, the command of a training script may be given as it is, after our own options:
+    autotune run --set budget.timeout_s=300 -- python train.py --epochs 3
+    """
     from autotune.api.search import run_plan
     from autotune.files.run_folder import new_run_dir
 
     run_dir = plan.run_dir or new_run_dir()
     go_on = "run the same command" if plan.run_dir else f"run it again with --set run_dir={run_dir}"
+    if plan.run_dir is None and plan.workload.command is not None:
+        go_on += " before the --"
     click.get_current_context().meta[_INTERRUPT_NOTE] = lambda: _interrupt_note(run_dir, go_on)
     result = run_plan(replace(plan, run_dir=run_dir), fresh=fresh, progress=False if quiet else "auto")
     _show_summary(result.summary, result.run_dir, as_json)
 
 
-@cli.command()
-@_of_plan
+@cli.command(cls=BeforeCommand)
+@of_plan
 @_exit_code
 def check(plan: Plan, by_exit_code: bool) -> None:
     """Train one step of CONFIG's workload, and show the machine and what would be searched.
+
+    In place of CONFIG, the command of a training script may be given after --.
 
     With --exit-code it ends with 4 where the recommendation in run_dir is stale: found on another machine, or on this
     one before its driver, torch or cores changed.
@@ -127,13 +117,16 @@ def check(plan: Plan, by_exit_code: bool) -> None:
     _end(by_exit_code and stale is not None)
 
 
-@cli.command()
-@_of_plan
+@cli.command(cls=BeforeCommand)
+@of_plan
 @_as_json
 @_quiet
 @_exit_code
 def diagnose(plan: Plan, as_json: bool, quiet: bool, by_exit_code: bool) -> None:
     """Say why the baseline of CONFIG is slow and what to do about it. Keeps no run folder.
+
+    In place of CONFIG, the command of a training script may be given as it is, after our own options:
+    autotune diagnose -- python train.py --epochs 3
 
     Takes under a minute, unless your own code takes long to build or to make a step: then it takes as long as measuring
     the baseline does, and other settings are not measured. With --exit-code it ends with 4 where anything but computing
@@ -151,6 +144,23 @@ def diagnose(plan: Plan, as_json: bool, quiet: bool, by_exit_code: bool) -> None
     _end(by_exit_code and found.verdict != "compute")
 
 
+@cli.command(cls=BeforeCommand)
+@click.argument("recommended", type=click.Path(path_type=Path))
+@click.option("--print", "only_print", is_flag=True, help="Show what would be run, and run nothing.")
+def apply(recommended: Path, words: tuple[str, ...], only_print: bool) -> None:
+    """Run a training script to its end with the settings in RECOMMENDED: a recommended.yaml or a run folder.
+
+    The command stands after our own options: autotune apply runs/mine -- python train.py --epochs 3
+    """
+    if not words:
+        raise click.UsageError(
+            "the command that trains must be given after --: autotune apply runs/mine -- python train.py"
+        )
+    from autotune.api.apply import apply_command
+
+    apply_command(recommended, words, only_print=only_print)
+
+
 @cli.command()
 @click.argument("path", type=click.Path(path_type=Path), default=Path("autotune.yaml"))
 def init(path: Path) -> None:
@@ -165,7 +175,7 @@ def init(path: Path) -> None:
         raise RunFolderError(f"{path}: can't be written ({getattr(error, 'strerror', None) or error})") from None
     _write(
         f"Wrote {path}. Next:\n"
-        "  1. set workload.model and workload.dataset to your own functions\n"
+        "  1. set workload.model and workload.dataset to your own functions, or workload.command to what you type\n"
         "  2. set baseline to what you train with today\n"
         f"  3. autotune check {path}\n"
         f"  4. autotune run {path}"

@@ -291,6 +291,137 @@ def test_only_kinds_of_executor_are_offered() -> None:
         assert f"'{kind}'" in result.stderr
 
 
+# A command in place of CONFIG
+
+
+@pytest.fixture
+def plans(api: Any, shown: None, monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
+    """What was asked of the api, which answers with nothing; a train.py lies in the working directory."""
+    found: list[Plan] = []
+
+    def answer(plan: Plan, **_: Any) -> SimpleNamespace:
+        found.append(plan)
+        space = SimpleNamespace(environment="", facts="")
+        return SimpleNamespace(summary="", run_dir="", space=space, stale=None, diagnosis="")
+
+    api.run_plan = api.check_plan = api.diagnose_plan = answer
+    monkeypatch.setattr(diagnosis, "print_diagnosis", lambda found, console: None)
+    Path("train.py").touch()
+    return found
+
+
+@pytest.mark.parametrize("name", ["run", "check", "diagnose"])
+def test_what_stands_after_two_dashes_is_the_workload_as_it_is(plans: list[Plan], name: str) -> None:
+    ours = ["--set", "baseline.lr=0.1", "--set", "budget.timeout_s=60", "--set", "run_dir=runs/x"]
+    theirs = ["python", "train.py", "--set", "a=b", "--help", "-h", "--", "x.yaml", "{lr}"]
+    assert call(name, *ours, "--", *theirs).exit_code == 0
+    (plan,) = plans
+    assert plan.workload.command == tuple(theirs)
+    assert (plan.name, plan.baseline.lr, plan.budget.timeout_s) == ("train.py", 0.1, 60)
+    assert plan.run_dir == Path("runs/x")
+
+
+def test_options_of_ours_stand_before_the_two_dashes(api: Any, plans: list[Plan]) -> None:
+    options: list[Any] = []
+
+    def run_plan(plan: Plan, **given: Any) -> SimpleNamespace:
+        options.append((plan.workload.command, given))
+        return SimpleNamespace(summary="s", run_dir=Path("out"))
+
+    api.run_plan = run_plan
+    assert call("run", "--fresh", "--quiet", "--json", "--", "python", "train.py", "--fresh").stdout == '["s", "out"]\n'
+    assert call("run", "--", "python", "train.py", "--quiet").exit_code == 0
+    assert options == [
+        (("python", "train.py", "--fresh"), {"fresh": True, "progress": False}),
+        (("python", "train.py", "--quiet"), {"fresh": False, "progress": "auto"}),
+    ]
+
+
+@pytest.mark.parametrize("name", ["run", "check", "diagnose"])
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "Error: CONFIG, or a command after --, must be given: autotune {name} -- python train.py\n"),
+        (["--"], "Error: CONFIG, or a command after --, must be given: autotune {name} -- python train.py\n"),
+        (
+            ["x.yaml", "--", "python", "train.py"],
+            "Error: CONFIG and a command after -- can't both be given, but got 'x.yaml' and 'python train.py'; leave ",
+        ),
+        (
+            ["python", "train.py", "--epochs", "3"],
+            "Error: a command must stand after --, but got 'train.py' before it; write -- python train.py\n",
+        ),
+        (["--", "python", "-c", "pass"], "workload.command: Python must be given a script or -m and a module"),
+        (["--", "python", "lost.py"], "error: -- python lost.py: workload.command: the script of a command must exist"),
+        (["--", "python", "train.py", "{num_worker}"], "did you mean {num_workers}?"),
+        (["--executor", "ray", "--", "python", "train.py"], "executor: must be local beside workload.command"),
+        (["--set", "workload.shuffle=true", "--", "python", "train.py"], "nothing can stand beside workload.command"),
+    ],
+)
+def test_what_is_wrong_with_a_command_is_told_with_exit_code_2_before_anything_starts(
+    plans: list[Plan], name: str, arguments: list[str], told: str
+) -> None:
+    result = call(name, *arguments)
+    assert (result.exit_code, result.stdout, plans) == (2, "", [])
+    assert told.replace("{name}", name) in result.stderr
+
+
+def test_two_dashes_with_nothing_behind_them_leave_config_alone(plans: list[Plan]) -> None:
+    assert call("run", "x.yaml", "--").exit_code == 0
+    assert [plan.workload.command for plan in plans] == [None]
+
+
+def test_a_command_may_stand_in_config(plans: list[Plan]) -> None:
+    Path("x.yaml").write_text("workload: {command: [python, train.py]}", encoding="utf-8")
+    assert call("diagnose", "x.yaml").exit_code == 0
+    assert [(plan.name, plan.workload.command) for plan in plans] == [("x", ("python", "train.py"))]
+
+
+def test_an_interrupted_run_of_a_command_says_where_the_folder_is_to_be_written(api: Any, plans: list[Plan]) -> None:
+    api.run_plan, api.new_run_dir = raising(KeyboardInterrupt()), lambda: Path("runs/new")
+    result = call("run", "--", "python", "train.py")
+    assert result.exit_code == 130
+    assert result.stderr.endswith("; run it again with --set run_dir=runs/new before the -- to go on\n")
+    kept = call("run", "--set", "run_dir=runs/x", "--", "python", "train.py")
+    assert kept.stderr.endswith("; run the same command to go on\n")
+
+
+@pytest.mark.parametrize("name", ["run", "check", "diagnose", "apply"])
+def test_help_shows_where_a_command_stands(name: str) -> None:
+    result = call(name, "--help")
+    assert (result.exit_code, "[-- COMMAND...]" in result.stdout) == (0, True)
+
+
+def test_apply_hands_the_command_on_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+
+    def apply_command(path: Path, command: tuple[str, ...], *, only_print: bool) -> None:
+        calls.append((path, command, only_print))
+
+    monkeypatch.setitem(sys.modules, "autotune.api.apply", SimpleNamespace(apply_command=apply_command))
+    assert call("apply", "runs/x", "--", "python", "train.py", "--print").exit_code == 0
+    assert call("apply", "--print", "runs/x/recommended.yaml", "--", "torchrun", "a.py").exit_code == 0
+    assert calls == [
+        (Path("runs/x"), ("python", "train.py", "--print"), False),
+        (Path("runs/x/recommended.yaml"), ("torchrun", "a.py"), True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["runs/x"], "the command that trains must be given after --"),
+        (["runs/x", "--"], "the command that trains must be given after --"),
+        (["--", "python", "train.py"], "Missing argument 'RECOMMENDED'"),
+        (["runs/x", "python", "train.py"], "a command must stand after --, but got 'train.py' before it"),
+    ],
+)
+def test_apply_needs_both_settings_and_a_command(arguments: list[str], told: str) -> None:
+    result = call("apply", *arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert told in result.stderr
+
+
 # init, check, report, env
 
 

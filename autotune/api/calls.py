@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from autotune.errors import ConfigError
 from autotune.files.plan_file import parse_plan
 from autotune.launch.launcher import Launcher
 from autotune.report.render.progress import ProgressMode
+from autotune.settings.command import command_name
 from autotune.settings.executor import Executor
 from autotune.settings.objective import Objective
 from autotune.settings.plan import Plan
@@ -24,7 +26,7 @@ __all__ = ["diagnose", "search"]
 
 _LOADER_KEYS = {"shuffle", "drop_last", "sampler", "batch_sampler", "worker_init_fn", "multiprocessing_context"}
 _SECTIONS = {
-    "workload": ("model", "dataset", "loss", "step", "optimizer", "collate_fn"),
+    "workload": ("model", "dataset", "command", "loss", "step", "optimizer", "collate_fn"),
     "budget": ("n_trials", "timeout_s"),
     "search": ("method", "warm_start"),
 }
@@ -34,9 +36,10 @@ _PLAIN = ("baseline", "space", "device", "run_dir", "seed", "executor")
 
 
 def search(  # noqa: PLR0913 - the contract's signature
-    model: Any,
-    dataset: Any,
+    model: Any = None,
+    dataset: Any = None,
     *,
+    command: Sequence[str] | str | None = None,
     loss: Callable[..., Any] | None = None,
     step: Callable[..., Any] | None = None,
     optimizer: Callable[..., Any] | None = None,
@@ -63,6 +66,8 @@ def search(  # noqa: PLR0913 - the contract's signature
     Args:
         model: nn.Module, or a zero-argument callable that returns one. It is not touched: trials train copies.
         dataset: Dataset, IterableDataset, or a zero-argument callable that returns one.
+        command: what starts a training script, in place of model and dataset and all that belongs to them: its words,
+            or one string, such as "python train.py --lr {lr}" (see Workload). It runs in the working directory.
         loss: loss(outputs, targets) -> scalar tensor, for batches (inputs, targets).
         step: step(model, batch) -> scalar loss, for what inference does not cover.
         optimizer: optimizer(params, lr) -> torch.optim.Optimizer; None: SGD.
@@ -95,7 +100,7 @@ def search(  # noqa: PLR0913 - the contract's signature
 
     Raises:
         ConfigError: an argument breaks a rule, or ray is not installed.
-        WorkloadError: the model, dataset or step fails in the baseline, or can't be carried to a trial.
+        WorkloadError: the model, dataset, step or script fails in the baseline, or can't be carried to a trial.
         NothingFeasibleError: no configuration meets the memory limit.
         RepeatedFailureError: the same exception ended three different configurations.
         RunFolderError, StudyMismatchError: the run folder can't be used.
@@ -104,9 +109,10 @@ def search(  # noqa: PLR0913 - the contract's signature
 
 
 def diagnose(  # noqa: PLR0913 - the contract's signature
-    model: Any,
-    dataset: Any,
+    model: Any = None,
+    dataset: Any = None,
     *,
+    command: Sequence[str] | str | None = None,
     loss: Callable[..., Any] | None = None,
     step: Callable[..., Any] | None = None,
     optimizer: Callable[..., Any] | None = None,
@@ -125,12 +131,12 @@ def diagnose(  # noqa: PLR0913 - the contract's signature
 
     It takes under a minute, unless your own code takes long to build (it is built two or three times) or to make a
     step: then it takes as long as measuring the baseline does, and other settings are not measured. The arguments are
-    those of `search` but for space, n_trials, timeout_s, run_dir, method, warm_start and fresh; `baseline` is what is
-    diagnosed. No run folder is kept: the trials' files lie in a temporary folder until the end.
+    those of `search`, `command` among them, but for space, n_trials, timeout_s, run_dir, method, warm_start and fresh;
+    `baseline` is what is diagnosed. No run folder is kept: the trials' files lie in a temporary folder until the end.
 
     Raises:
         ConfigError: an argument breaks a rule, or ray is not installed.
-        WorkloadError: the model, dataset or step fails, or can't be carried to a trial.
+        WorkloadError: the model, dataset, step or script fails, or can't be carried to a trial.
         NothingFeasibleError: the baseline needs more memory than there is.
     """
     return diagnose_plan(_plan_of(locals()), progress=progress, launcher=launcher)
@@ -153,4 +159,6 @@ def _plan_of(given: Mapping[str, Any]) -> Plan:
     if memory_limit is not None and isinstance(objective, Objective | Mapping | None):
         objective = {**dict(objective or {}), "memory_limit": memory_limit}
     name = getattr(model, "__name__", type(model).__name__)
-    return parse_plan({**plain, **sections, "objective": objective}, name=name)
+    plan = parse_plan({**plain, **sections, "objective": objective}, name=name)
+    command = plan.workload.command
+    return plan if command is None else replace(plan, name=command_name(command))

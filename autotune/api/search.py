@@ -200,6 +200,7 @@ def _summarise(search: Search, plan: Plan, sure: ConfirmationOutcome, interrupte
         seed=plan.seed,
         environment=space.environment,
         facts=space.facts,
+        command=plan.workload.command or (),
         limit_bytes=space.limit_bytes,
         memory_source="not measured" if measured is None else measured.memory.source,
         trials=found.records,

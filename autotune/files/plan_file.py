@@ -1,26 +1,37 @@
-"""The border through which every Plan comes in: a YAML file with its overrides, or the arguments of a Python call.
+"""The border through which every Plan comes in: a YAML file or a command with overrides, or a Python call's arguments.
 
-Comes in: a path, or the arguments by the file's own names. Goes out: a Plan; or a ConfigError with all that is wrong.
-References are checked for their form, and .py files for being there; whether a module holds the name is found out in a
-trial.
+Comes in: a path, or the words of a command, or the arguments by the file's own names. Goes out: a Plan; or a
+ConfigError with all that is wrong. What is written as text is checked for its form, and files and programs for being
+there; whether a module holds the name is found out in a trial.
 """
 
 from __future__ import annotations
 
+import shlex
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from functools import partial
-from os.path import isfile
+from os.path import exists, isfile
 from pathlib import Path
+from reprlib import Repr
 from typing import Any
 
 from autotune.errors import ConfigError
-from autotune.files.validation import validated
-from autotune.files.yaml_document import Document, Problem, apply_override, read_document
+from autotune.files.validation import must_be_given, validated
+from autotune.files.yaml_document import Document, KeyPath, Place, Problem, apply_override, read_document
+from autotune.settings.command import command_name, is_python, python_start
 from autotune.settings.executor import ExecutorKind
 from autotune.settings.plan import Plan
-from autotune.settings.workload import READ_PART, Ref
+from autotune.settings.workload import BESIDE_A_COMMAND, READ_PART, Ref, Workload
 
-__all__ = ["parse_plan", "read_plan"]
+__all__ = ["command_plan", "parse_plan", "read_plan"]
+
+_SHORT = Repr()
+_SHORT.maxstring = 80
+_IDLE_BESIDE_A_COMMAND = frozenset(field.name for field in fields(Workload)) - {"command"}
+_MAX_TYPED = 80
+"""Characters of a command that a message shows."""
 
 
 def parse_plan(arguments: Mapping[str, Any], *, name: str) -> Plan:
@@ -30,7 +41,7 @@ def parse_plan(arguments: Mapping[str, Any], *, name: str) -> Plan:
         ConfigError: arguments break rules; all that is wrong, a sentence each.
     """
     plan, problems = _validate(arguments, name, {})
-    if plan is None:
+    if plan is None or problems:
         raise ConfigError(*map(str, problems))
     return plan
 
@@ -44,15 +55,41 @@ def read_plan(path: Path, overrides: Sequence[str] = (), *, executor: ExecutorKi
     Raises:
         ConfigError: the file can't be read, or breaks rules; all that is wrong, a sentence each.
     """
-    document = read_document(path)
+    folders = (str(path.parent.resolve()), str(Path.cwd()))
+    return _plan_of(read_document(path), overrides, executor, name=path.stem, folders=folders)
+
+
+def command_plan(
+    command: Sequence[str], overrides: Sequence[str] = (), *, executor: ExecutorKind | None = None
+) -> Plan:
+    """The Plan of a command that was typed, its words as they came; everything else is a default or an override's.
+
+    Raises:
+        ConfigError: the command or an override breaks rules; all that is wrong, a sentence each.
+    """
+    typed = shlex.join(command)
+    place = Place(source=f"-- {typed if len(typed) <= _MAX_TYPED else f'{typed[: _MAX_TYPED - 3]}...'}")
+    workload = {"command": list(command)}
+    values: dict[KeyPath, Place] = {("workload",): place, ("workload", "command"): place}
+    document = Document(root=place, data={"workload": workload}, values=dict(values), keys=dict(values))
+    name = command_name(command) if command else ""
+    return _plan_of(document, overrides, executor, name=name, folders=(str(Path.cwd()),))
+
+
+def _plan_of(
+    document: Document, overrides: Sequence[str], executor: ExecutorKind | None, *, name: str, folders: tuple[str, ...]
+) -> Plan:
+    """The Plan of a document with its overrides."""
     malformed: list[str] = []
     for override in (*_chosen(executor, document), *overrides):
         try:
             apply_override(document, override)
         except ConfigError as error:
             malformed.extend(error.problems)
-    folders = (str(path.parent.resolve()), str(Path.cwd()))
-    plan, broken = _validate(document.data, path.stem, {READ_PART: partial(_reference, folders=folders)})
+    plan, broken = _validate(document.data, name, {READ_PART: partial(_reference, folders=folders)})
+    absent = None if plan is None or plan.workload.command is None else _absent(plan.workload.command)
+    if absent is not None:
+        broken.append(Problem(path=("workload", "command"), text=absent))
     problems = sorted([*document.problems, *document.placed(broken)], key=_reading_order)
     if plan is None or problems or malformed:
         raise ConfigError(*map(str, problems), *malformed)
@@ -64,8 +101,42 @@ def _validate(sections: Mapping[str, Any], name: str, context: dict[str, Any]) -
     given = {key: value for key, value in sections.items() if value is not None}
     unknown = Problem(path=("name",), text="unknown key; a plan is named by its file", is_about_key=True)
     problems = [unknown] if "name" in given else []
+    workload = given.get("workload")
+    if isinstance(workload, Mapping):  # else it is wrong, or a Workload that is made already
+        problems += _one_way_to_train(workload)
+        if workload.get("command") is not None:
+            given["workload"] = {key: value for key, value in workload.items() if key not in _IDLE_BESIDE_A_COMMAND}
     plan, broken = validated(Plan, {**given, "name": name}, context)
+    if plan is not None and plan.workload.command is not None and plan.executor.kind != "local":
+        rule = "must be local beside workload.command, whose script runs on this machine alone"
+        remedy = "leave executor out, or give a model and a dataset"
+        problems.append(Problem(path=("executor",), text=f"{rule}, but got {plan.executor.kind!r}; {remedy}"))
     return plan, [*problems, *broken]
+
+
+def _one_way_to_train(workload: Mapping[str, Any]) -> Iterator[Problem]:
+    """What breaks the rule that a workload is either a model and a dataset or a command alone."""
+    if workload.get("command") is not None:
+        for part in workload:
+            if part in _IDLE_BESIDE_A_COMMAND and workload[part] is not None:
+                yield Problem(path=("workload", part), text=f"{BESIDE_A_COMMAND}; leave it out, or the command")
+        return
+    parts = [part for part in ("model", "dataset") if workload.get(part) is None]
+    instead = "; or workload.command in their place: what you type to train" if len(parts) > 1 else ""
+    for part in parts:
+        yield Problem(path=("workload", part), text=must_be_given(Workload, part) + instead)
+
+
+def _absent(command: tuple[str, ...]) -> str | None:
+    """That a command starts what is not there, from the working directory; its Python may be our own."""
+    start = python_start(command)
+    if start is not None and start.kind == "script" and "{" not in start.target and not exists(start.target):  # noqa: PTH110 - no error for any name
+        rule = "the script of a command must exist"
+        return f"{rule}, but {_SHORT.repr(start.target)} is not in {Path.cwd()}; check the path"
+    if not is_python(command[0]) and shutil.which(command[0]) is None:
+        remedy = "; write its words apart" if " " in command[0] else "; check its name"
+        return f"the program of a command must be on PATH, or be a path, but got {_SHORT.repr(command[0])}{remedy}"
+    return None
 
 
 def _chosen(executor: ExecutorKind | None, document: Document) -> Iterator[str]:

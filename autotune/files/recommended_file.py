@@ -6,6 +6,7 @@ Comes in: the RunSummary of a search, or the path of a file. Goes out: the file'
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from math import isfinite
@@ -21,6 +22,7 @@ from autotune.errors import ConfigError
 from autotune.files.recommended_machine import describe_machine
 from autotune.files.validation import validated
 from autotune.files.yaml_document import KeyPath, Problem, read_document
+from autotune.frozen import FrozenModel
 from autotune.note import Note
 from autotune.records.measurement import Measurement, Rate
 from autotune.records.recommendation import Ratio, Recommendation
@@ -28,9 +30,9 @@ from autotune.records.run_summary import RunSummary
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.environment import Environment
 from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import WorkloadFacts
+from autotune.settings.workload import ScriptFacts, WorkloadFacts
 
-__all__ = ["read_recommended", "recommended_yaml"]
+__all__ = ["AppliedScript", "read_recommended", "read_script", "recommended_yaml"]
 
 _FORMAT = 1
 _LATER = {"in_order"}
@@ -51,6 +53,20 @@ _HEADER = """\
 #
 {ranks}{malloc}# `settings` is what is read back; everything below it is the evidence, rounded.
 
+"""
+_SCRIPT_HEADER = """\
+# The fastest settings that autotune {version} found for {name} on {device}.
+# Train with them, your script unchanged:
+#
+#     autotune apply {file} -- {command}
+#
+{lr}# `settings`, `command` and `script` are what is read back; everything else is the evidence, rounded.
+
+"""
+_SCRIPT_LR = """\
+# The script sets its learning rate itself: change it from {before:g} to {after:g}, since the global batch changes, or
+# put {{lr}} into the command where the script has an option for it.
+#
 """
 _LOADERS = {
     "map": """\
@@ -91,17 +107,23 @@ def recommended_yaml(summary: RunSummary, *, say: Callable[[Note], str]) -> str:
     """The text of recommended.yaml, for a summary that has a recommendation; `say` makes the sentence of a note."""
     recommendation = summary.recommendation
     assert recommendation is not None, "without a recommendation there is nothing to write"  # noqa: S101 -- a bug of ours
-    header = _HEADER.format(
-        version=summary.autotune_version,
-        name=_printable(summary.name),
-        device=_printable(summary.environment.device_name),
-        loader=_LOADERS[_loader_of(summary.facts, recommendation.config)],
-        ranks=_ranks(recommendation.config),
-        malloc=_malloc(summary.environment),
+    script = summary.facts.script
+    header = (
+        _script_header(summary, recommendation)
+        if script is not None
+        else _HEADER.format(
+            version=summary.autotune_version,
+            name=_printable(summary.name),
+            device=_printable(summary.environment.device_name),
+            loader=_LOADERS[_loader_of(summary.facts, recommendation.config)],
+            ranks=_ranks(recommendation.config),
+            malloc=_malloc(summary.environment),
+        )
     )
     content = {
         "format": _FORMAT,
         "settings": recommendation.config.model_dump(),
+        **({} if script is None else _script(summary, script)),
         "learning_rate": _learning_rate(recommendation, say),
         "evidence": _evidence(summary, recommendation, say),
         "same_batch": None if recommendation.same_batch is None else recommendation.same_batch.model_dump(),
@@ -136,6 +158,56 @@ def read_recommended(path: str | Path) -> TrainingConfig:
     if config is None or broken:
         raise ConfigError(*map(str, broken))
     return config
+
+
+class AppliedScript(FrozenModel):
+    """What a recommended.yaml says of the script that it was found for."""
+
+    command: tuple[str, ...]
+    """As it was searched with, placeholders and all."""
+    script: ScriptFacts
+    """How its settings are reached."""
+    malloc: tuple[str, ...] = ()
+    """What was set for glibc's malloc in trials, as NAME=value."""
+
+
+def read_script(path: str | Path) -> AppliedScript:
+    """What a recommended.yaml says of the script that it was found for.
+
+    Raises:
+        ConfigError: the file can't be read, or was not found for a command.
+    """
+    document = read_document(Path(path))
+    given = {name: document.data.get(name) for name in ("command", "script", "malloc")}
+    if given["command"] is None or given["script"] is None:
+        raise ConfigError(
+            f"{path}: must have been found for a command to be applied to one, but it was found for a model and a "
+            "dataset; use autotune.load in your own loop, or search with autotune run -- python train.py"
+        )
+    found, problems = validated(AppliedScript, {name: value for name, value in given.items() if value is not None})
+    if found is None:
+        raise ConfigError(*map(str, document.placed(problems)))
+    return found
+
+
+def _script_header(summary: RunSummary, recommendation: Recommendation) -> str:
+    config, before = recommendation.config, summary.baseline
+    script = summary.facts.script
+    is_left = config.lr != before.lr and script is not None and "lr" not in script.placeholders
+    return _SCRIPT_HEADER.format(
+        version=summary.autotune_version,
+        name=_printable(summary.name),
+        device=_printable(summary.environment.device_name),
+        file="recommended.yaml",
+        command=_printable(shlex.join(summary.command)),
+        lr=_SCRIPT_LR.format(before=before.lr, after=config.lr) if is_left else "",
+    )
+
+
+def _script(summary: RunSummary, script: ScriptFacts) -> dict[str, Any]:
+    kept = script.model_dump(mode="json", exclude={"unreached", "modules", "new_files"})
+    malloc = list(summary.environment.malloc) if summary.environment.keeps_memory else []
+    return {"command": list(summary.command), "malloc": malloc, "script": kept}
 
 
 def _loader_of(facts: WorkloadFacts, config: TrainingConfig) -> str:

@@ -18,7 +18,7 @@ from pydantic_core import ErrorDetails
 
 from autotune.files.yaml_document import KeyPath, Problem
 
-__all__ = ["validated"]
+__all__ = ["must_be_given", "validated"]
 
 _Model = TypeVar("_Model")
 
@@ -58,6 +58,12 @@ def validated(
         return None, list(dict.fromkeys(found))
 
 
+def must_be_given(model_type: Any, name: str) -> str:
+    """That a key is missing, with the words that describe it."""
+    description = _keys(model_type)[name].description
+    return "must be given" + (f": {description}" if description else "")
+
+
 def _problem(detail: ErrorDetails, model_type: type, data: object) -> Problem:
     is_about_key = detail["type"] in _UNKNOWN_KEY
     path = detail["loc"] if is_about_key or detail["type"] == "missing" else _existing(detail["loc"], data)
@@ -81,8 +87,7 @@ def _sentence(detail: ErrorDetails, model_type: type) -> str:
     if kind in _UNKNOWN_KEY:
         return f"unknown key; {_nearest(detail['loc'], model_type)}"
     if kind == "missing":
-        description = _keys(_model_at(model_type, detail["loc"][:-1]))[str(detail["loc"][-1])].description
-        return "must be given" + (f": {description}" if description else "")
+        return must_be_given(_model_at(model_type, detail["loc"][:-1]), str(detail["loc"][-1]))
     template = _RULES.get(kind) or _RULES.get(kind.partition("_")[0])
     rule = template.format(**context) if template else detail["msg"]
     return f"{rule}, but got {_SHORT.repr(value)}{_remedy(kind, value, context)}"

@@ -5,7 +5,7 @@ Also runs trials side by side, each in a thread, or one alone in the calling thr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +23,10 @@ __all__ = [
     "HasNotes",
     "Launch",
     "Launcher",
+    "Preloads",
     "SideBySide",
     "notes_of",
+    "preload_in",
     "slots_of",
 ]
 
@@ -32,9 +34,9 @@ _Ended = TypeVar("_Ended")
 TOKEN_VARIABLE = "AUTOTUNE_TOKEN"  # noqa: S105 - marks processes, no secret
 """Marks the processes of one launcher, so that those which have left their trial's session are found too."""
 
-EndedFor = Literal["deadline", "memory", "straggling", "standstill", "cancelled"]
+EndedFor = Literal["deadline", "memory", "straggling", "standstill", "cancelled", "done"]
 """straggling: it went on after another rank's end; standstill: none of its ranks went on; cancelled:
-`Launch.should_end` returned True."""
+`Launch.should_end` returned True; done: a script was measured, and what it had started was still running."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +110,28 @@ class HasNotes(Protocol):
     def notes(self) -> tuple[Note, ...]:
         """For the report: trials that are not started as asked for, hosts that are not used."""
         ...
+
+
+@runtime_checkable
+class Preloads(Protocol):
+    """A launcher whose trials can have modules imported before they begin."""
+
+    def preload(self, names: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Have modules of installed packages imported once for all later trials; returns before that is done.
+
+        To be called while no trial runs. What can't be imported so becomes a note.
+
+        Args:
+            names: As worker/preload.py lists them, in the order of their imports.
+            environment: Variables for the time of the imports.
+        """
+        ...
+
+
+def preload_in(launcher: Launcher, names: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Have a launcher preload modules, where it can: elsewhere each trial imports them itself."""
+    if isinstance(launcher, Preloads):
+        launcher.preload(names, environment)
 
 
 def notes_of(launcher: Launcher) -> tuple[Note, ...]:

@@ -24,8 +24,8 @@ from autotune.protocol import jobs
 from autotune.protocol.disk import TrialFolder, write_model
 from autotune.protocol.reports import RankReport
 from autotune.records.trial import TrialResult
-from autotune.settings.script import ScriptFacts
 from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import ScriptFacts
 
 __all__ = ["TrialRunner", "go_on"]
 

@@ -9,8 +9,8 @@ from pydantic import Field, TypeAdapter
 
 from autotune.frozen import FrozenModel
 from autotune.records.diagnosis import Curves
-from autotune.settings.script import ScriptFacts
 from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import ScriptFacts
 
 __all__ = [
     "NO_EXTRAS",

@@ -32,6 +32,8 @@ class RunSummary(FrozenModel):
     """What was tuned, in a few words."""
     environment: Environment
     facts: WorkloadFacts
+    command: tuple[str, ...] = ()
+    """The command that was the workload, word by word; () where a model and a dataset were given."""
     objective: Objective
     budget: Budget
     baseline: TrainingConfig

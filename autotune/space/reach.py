@@ -1,7 +1,7 @@
 """What of a script is within reach: settings that can't be changed from outside stay as the script has them.
 
-Comes in: what the user has given for the space, and what the probe has seen of the script. Goes out: the same with every
-setting out of reach fixed to the baseline's value, or a reason against what was given. Pure.
+Comes in: what the user has given for the space, and what the probe has seen of the script. Goes out: the same with
+every setting out of reach fixed to the baseline's value, or a reason against what was given. Pure.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.environment import Environment
-from autotune.settings.script import ScriptFacts
 from autotune.settings.search_space import DDP_PREFIX, Choices, Domain, SearchSpace, SettingValue
+from autotune.settings.workload import ScriptFacts
 
 __all__ = ["within_reach"]
 
@@ -28,8 +28,8 @@ def within_reach(
     for name, domain in given.items():
         if name in fixed and any(value != own[name] for value in domain):
             return (
-                f"space.{name} must be within reach of the script to be searched, but the script alone sets it; leave it "
-                f"out of the space, or put {{{name}}} into the command where the script has an option for it"
+                f"space.{name} must be within reach of the script to be searched, but the script alone sets it; leave "
+                f"it out of the space, or put {{{name}}} into the command where the script has an option for it"
             )
     ranges: dict[str, Domain] = {**given, **fixed}
     if "amp_dtype" in script.reached and "amp_dtype" not in given and "amp_dtype" not in script.placeholders:

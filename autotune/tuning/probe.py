@@ -15,12 +15,11 @@ from autotune.errors import ConfigError, WorkloadError
 from autotune.launch.launcher import notes_of, preload_in, slots_of
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note, note
-from autotune.protocol.quiet import quiet_environment
+from autotune.protocol.attach import quiet_environment
 from autotune.protocol.reports import RankReport
 from autotune.records.conditions import note_on_others
 from autotune.settings.plan import Plan
-from autotune.settings.script import ScriptFacts
-from autotune.settings.workload import WorkloadFacts
+from autotune.settings.workload import ScriptFacts, WorkloadFacts
 from autotune.space.constraints import obstacle
 from autotune.space.default_ranges import Basis
 from autotune.space.reach import within_reach

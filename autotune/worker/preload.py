@@ -22,34 +22,24 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from importlib import import_module
-from importlib.machinery import ExtensionFileLoader, ModuleSpec, SourceFileLoader, SourcelessFileLoader
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path, PurePath
-from time import monotonic, perf_counter, sleep
-from types import ModuleType
-from typing import Literal
+from time import perf_counter
 
 import numpy as np
-import psutil
 
-__all__ = ["PreloadResult", "Unfit", "installed_modules", "preload"]
+from autotune.worker.fork_watch import ForkWatch, Unfit
 
-Unfit = Literal["threads", "device", "processes"]
-"""What a process has that can't be forked into trials; processes: children, which the end of a trial would end too."""
+__all__ = ["PreloadResult", "installed_modules", "preload"]
 
 _FOLDERS = frozenset({"site-packages", "dist-packages"})
 _LEFT_OUT = re.compile(r"autotune|(.+\.)?(tests?|test_.*|conftest|__main__)", flags=re.DOTALL)
 """A module whose name, or that of a package around it, is such a one."""
-_LOADERS = (ExtensionFileLoader, SourceFileLoader, SourcelessFileLoader)
-_EXECUTE = "exec_module"
-_DEVICE_FILES = re.compile(r"/dev/(nvidia-uvm|kfd|dri/renderD\d+)")
-"""Open once CUDA (NVML leaves the first alone), ROCm's or Level Zero's driver is in use."""
-_SETTLED_WITHIN_S = 0.2  # our convention: a thread that has ended is listed for some microseconds more
-_TICK_S = 0.002  # our convention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +113,7 @@ def preload(
         is_close: Look for them and for child processes after each package, not just at the end.
         tell: Called with the name of each package before it is imported.
     """
-    begun, watch, done, raised = perf_counter(), _Watch(bad_fork_devices), 0, list[str]()
+    begun, watch, done, raised = perf_counter(), ForkWatch(bad_fork_devices), 0, list[str]()
     with _put_back(), _set(environment), watch.over_imports():
         for package, group in groupby(names, key=_package_of):
             tell(package)
@@ -165,94 +155,6 @@ def _import(name: str) -> list[str]:
         traceback.print_exc()
         return [name]
     return []
-
-
-@dataclass(slots=True)
-class _Watch:
-    """Notices the first module whose execution makes this process unfit to be forked."""
-
-    bad_fork_devices: Callable[[], Collection[str]]
-    reason: Unfit | None = None
-    culprit: str | None = None
-    chain: list[str] = field(default_factory=list)
-    _running: list[str] = field(default_factory=list)
-    """Modules that are being executed, the outermost first."""
-    _bad: frozenset[str] = field(init=False)
-    _threads: int = field(init=False)
-    _files: frozenset[str] = field(init=False)
-    _children: frozenset[int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._bad = frozenset(self.bad_fork_devices())  # its fork ends the threads that prepare for it
-        self._threads, self._files, self._children = max(1, _threads()), _device_files(), _children()
-
-    @contextmanager
-    def over_imports(self) -> Iterator[None]:
-        """Look after each module's execution."""
-        with ExitStack() as patched:
-            for loader in _LOADERS:
-                own, is_own = getattr(loader, _EXECUTE), _EXECUTE in vars(loader)
-                setattr(loader, _EXECUTE, self._watched(own))
-                patched.callback(*(setattr, loader, _EXECUTE, own) if is_own else (delattr, loader, _EXECUTE))
-            yield
-
-    def _watched(self, execute: Callable[[object, ModuleType], None]) -> Callable[[object, ModuleType], None]:
-        def exec_module(loader: object, module: ModuleType) -> None:
-            self._running.append(module.__name__)
-            try:
-                execute(loader, module)
-            finally:
-                self._look()
-                self._running.pop()
-
-        return exec_module
-
-    def _look(self) -> None:
-        """At what costs no fork; only where there are more threads, one."""
-        if self.reason is None and not _device_files() <= self._files:
-            self._found("device", self._running)
-        if self.reason is None and _threads() > self._threads and not self._settles():
-            self._found("threads", self._running)
-
-    def look_closely(self, package: str | None) -> None:
-        """At all, after a package's import; None: after several."""
-        chain = [] if package is None else [package]
-        if self.reason is None and not self._bad.issuperset(self.bad_fork_devices()):
-            self._found("device", chain)
-        if self.reason is None and not self._settles():
-            self._found("threads", chain)
-        if self.reason is None and not _children() <= self._children:
-            self._found("processes", chain)
-
-    def _settles(self) -> bool:
-        """Whether all new threads end by themselves, or when the process forks: OpenBLAS's and MKL's do so."""
-        self.bad_fork_devices()
-        until = monotonic() + _SETTLED_WITHIN_S
-        while _threads() > self._threads and monotonic() < until:
-            sleep(_TICK_S)
-        return _threads() <= self._threads
-
-    def _found(self, reason: Unfit, chain: Sequence[str]) -> None:
-        self.reason, self.chain = reason, list(chain)
-        self.culprit = _package_of(chain[-1]) if chain else None
-
-
-def _threads() -> int:
-    return len(os.listdir("/proc/self/task"))  # noqa: PTH208 - after each module
-
-
-def _device_files() -> frozenset[str]:
-    """Files of devices that this process has open."""
-    found = set[str]()
-    for descriptor in os.listdir("/proc/self/fd"):  # noqa: PTH208 - as above
-        with suppress(OSError):  # that of the listing itself
-            found.add(os.readlink(f"/proc/self/fd/{descriptor}"))  # noqa: PTH115 - as above
-    return frozenset(path for path in found if _DEVICE_FILES.fullmatch(path))
-
-
-def _children() -> frozenset[int]:
-    """Processes that this one has started and that run."""
-    return frozenset(one.pid for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE)
 
 
 @contextmanager

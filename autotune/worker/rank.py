@@ -31,7 +31,8 @@ from autotune.worker.attach.start import run_command
 from autotune.worker.failure.hang_dump import HangDump
 from autotune.worker.failure.kernel_failures import block_launches
 from autotune.worker.failure.outcome import outcome_of
-from autotune.worker.jobs.curves import WorkloadBench, trace_curves
+from autotune.worker.jobs.bench import WorkloadBench
+from autotune.worker.jobs.curves import trace_curves
 from autotune.worker.jobs.precision import compare_to_float32
 from autotune.worker.jobs.probe import probe
 from autotune.worker.jobs.stress import train_on_largest

@@ -48,10 +48,10 @@ __all__ = [
     "Start",
     "after_block_of",
     "ended_when_stuck",
-    "of_rank",
     "gpus_used",
     "longest_after_s",
     "measure",
+    "of_rank",
     "run_trial",
 ]
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.errors import ConfigError
-from autotune.files.plan_file import parse_plan, read_plan
+from autotune.files.plan_file import command_plan, parse_plan, read_plan
 from autotune.settings.budget import Budget
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.executor import Executor, ExecutorKind
@@ -445,6 +445,160 @@ def test_a_wrong_override_is_told_with_itself_as_the_place(tmp_path: Path, overr
     assert only_problem(tmp_path, f"{WORKLOAD}seed: 1", override).startswith(f"--set {override}: {text}")
 
 
+# A command
+
+
+COMMAND = "workload: {command: [python, train.py, --lr, '{lr}']}\n"
+
+
+@pytest.fixture
+def working(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with a train.py; configurations lie elsewhere."""
+    folder = tmp_path / "working"
+    folder.mkdir()
+    (folder / "train.py").touch()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[python, train.py, --lr, '{lr}']", "python train.py --lr {lr}", "|\n    python train.py \\\n      --lr {lr}\n"],
+)
+def test_a_command_is_a_list_of_words_or_one_text(tmp_path: Path, working: Path, text: str) -> None:
+    plan = read_plan(write(tmp_path, f"workload:\n  command: {text}"))
+    assert plan.workload.command == ("python", "train.py", "--lr", "{lr}")
+    assert plan.name == "x"
+    assert (plan.workload.model, plan.workload.dataset, plan.workload.shuffle) == (None, None, True)
+
+
+def test_a_setting_may_be_a_placeholder_and_stand_in_baseline_and_space(tmp_path: Path, working: Path) -> None:
+    text = f"{COMMAND}baseline: {{lr: 0.1, num_workers: 2}}\nspace: {{num_workers: [0, 2]}}\n"
+    plan = read_plan(write(tmp_path, text), ["workload.command=python train.py -j {num_workers}"])
+    assert plan.workload.command == ("python", "train.py", "-j", "{num_workers}")
+    assert plan.baseline.lr == 0.1
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "[python, train.py, --epochs, 3]",
+            "a word of a command must be a text, but got 3; write",
+        ),
+        ("{a: 1}", "a command must be a list of words, or one text, but got {'a': 1}; write"),
+        ("[]", "a command must have at least one word, but got none; write what you type"),
+        ("''", "a command must have at least one word, but got none; write what you type"),
+        ("python 'train.py", "a command must be split into words as by a shell, but got "),
+        ("python -c x", "Python must be given a script or -m and a module, but got '-c'; write"),
+        ("python -I train.py", "Python must be started without -I, under which nothing can"),
+        ("cd x && python train.py", "a command is started without a shell, but got && in "),
+        (
+            "A=1 python train.py",
+            "a command must begin with a program, but got the variable 'A=1'",
+        ),
+        ("python train.py '{num_worker}'", "a placeholder must be one of "),
+        ("python lost.py", "the script of a command must exist, but 'lost.py' is not in "),
+        (
+            "./lost.sh",
+            "the program of a command must be on PATH, or be a path, but got './lost.sh'",
+        ),
+        (
+            "['python train.py']",
+            "the program of a command must be on PATH, or be a path, but got ",
+        ),
+    ],
+)
+def test_a_bad_command_is_told_in_one_sentence_at_its_place(
+    tmp_path: Path, working: Path, text: str, told: str
+) -> None:
+    found = only_problem(tmp_path, f"workload:\n  command: {text}")
+    assert found.startswith(f"x.yaml:2:12: workload.command: {told}")
+
+
+@pytest.mark.parametrize(
+    "command", ["python train.py", "python -m lost", "python '{lr}.py'", "python -O lost.py", "sh x"]
+)
+def test_only_what_can_be_seen_to_be_missing_is_missed(tmp_path: Path, working: Path, command: str) -> None:
+    assert read_plan(write(tmp_path, f'workload: {{command: "{command}"}}')).workload.command
+
+
+def test_what_has_no_effect_beside_a_command_is_refused_by_name_with_all_else_that_is_wrong(
+    tmp_path: Path, working: Path
+) -> None:
+    text = """\
+workload:
+  command: python train.py
+  model: pkg.mod:model
+  loss:
+  shuffle: true
+  multiprocessing_context: spawn
+  los: 3
+seed: -1
+"""
+    rule = "nothing can stand beside workload.command, whose script decides all else; leave it out, or the command"
+    assert problems(tmp_path, text, "workload.drop_last=true") == [
+        f"x.yaml:3:10: workload.model: {rule}",
+        f"x.yaml:5:12: workload.shuffle: {rule}",
+        f"x.yaml:6:28: workload.multiprocessing_context: {rule}",
+        "x.yaml:7:3: workload.los: unknown key; did you mean 'loss'?",
+        "x.yaml:8:7: seed: must be at least 0, but got -1",
+        f"--set workload.drop_last=true: workload.drop_last: {rule}",
+    ]
+
+
+def test_a_workload_of_nothing_is_told_with_both_ways_to_give_one(tmp_path: Path) -> None:
+    for text in ("workload: {}", "workload: {shuffle: true}", "workload: {model: , dataset: , command: }"):
+        model, dataset = problems(tmp_path, text)
+        assert " workload.model: must be given: an nn.Module, or a function" in model
+        assert " workload.dataset: must be given: a Dataset, or a function" in dataset
+        assert "workload.command" in model
+    assert "the command that trains, as workload.command" in only_problem(tmp_path, "seed: 0")
+
+
+@pytest.mark.parametrize("part", ["model", "dataset"])
+def test_half_a_workload_is_told_what_it_lacks(tmp_path: Path, part: str) -> None:
+    lacks = {"model": "dataset", "dataset": "model"}[part]
+    found = only_problem(tmp_path, f"workload: {{{part}: 'a:b'}}")
+    assert found.startswith(f"x.yaml:1:11: workload.{lacks}: must be given: ")
+    assert "command" not in found
+
+
+def test_a_command_runs_on_this_machine_alone(tmp_path: Path, working: Path) -> None:
+    rule = "executor: must be local beside workload.command, whose script runs on this machine alone, but got 'ray'"
+    assert only_problem(tmp_path, f"{COMMAND}executor: ray").startswith(f"x.yaml:2:11: {rule}; leave executor out")
+    assert read_plan(write(tmp_path, f"{COMMAND}executor: ray"), executor="local").executor == Executor()
+    with pytest.raises(ConfigError, match=rule):
+        command_plan(["python", "train.py"], executor="ray")
+
+
+def test_a_typed_command_is_a_plan_of_defaults_and_overrides(working: Path) -> None:
+    overrides = ["baseline.lr=0.1", "budget.timeout_s=60", "run_dir=runs/x", "search.warm_start=runs/y"]
+    plan = command_plan(("python", "train.py", "--a", "b c"), overrides)
+    assert plan.workload.command == ("python", "train.py", "--a", "b c")
+    assert (plan.name, plan.run_dir, plan.search.warm_start) == ("train.py", Path("runs/x"), Path("runs/y"))
+    assert (plan.baseline.lr, plan.budget.timeout_s) == (0.1, 60)
+    assert command_plan(("python", "train.py")).baseline == TrainingConfig()
+
+
+def test_what_is_wrong_with_a_typed_command_is_told_where_it_was_typed(working: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        command_plan(["python", "lost it.py", "x" * 100], ["workload.loss=a:b", "zzz"])
+    loss, lost, zzz = caught.value.problems
+    assert loss.startswith("--set workload.loss=a:b: workload.loss: nothing can stand beside workload.command")
+    assert lost.startswith("-- python 'lost it.py' xxx")
+    assert "...: workload.command: the script of a command must exist, but 'lost it.py' is not in " in lost
+    assert zzz.startswith("--set zzz: must have the form key.key=value")
+
+
+def test_a_call_takes_a_command_and_refuses_the_same_in_the_same_words(tmp_path: Path, working: Path) -> None:
+    assert parse_plan({"workload": {"command": "python lost.py"}}, name="x").workload.command == ("python", "lost.py")
+    for workload in ({"command": "python -"}, {"command": "python train.py", "loss": "a:b"}, {"model": "a:b"}, {}):
+        in_call = errors_in(lambda workload=workload: parse_plan({"workload": workload}, name="x"))  # type: ignore[misc] # a default binds it
+        in_file = problems(tmp_path, yaml.safe_dump({"workload": workload}))
+        assert tuple(told.partition(" ")[2] for told in in_file) == in_call
+
+
 # The search
 
 METHODS = "'model', 'tpe', 'gp', 'random' or 'grid'"
@@ -677,6 +831,19 @@ def test_any_python_value_gives_a_plan_or_a_config_error(value: Any, key: str) -
     assert all(problem.startswith(key) for problem in errors_in(lambda: call(**{key: value})))
 
 
+@settings(deadline=None)
+@given(command=_VALUES | st.lists(st.text(max_size=5)) | st.text())
+def test_any_command_gives_a_plan_or_a_config_error(command: Any) -> None:
+    told = errors_in(lambda: parse_plan({"workload": {"command": command}}, name="x"))
+    assert all(problem.startswith("workload.") for problem in told)
+
+
+@settings(deadline=None)
+@given(words=st.lists(st.text(max_size=8), max_size=4))
+def test_any_typed_words_give_a_plan_or_a_config_error(words: list[str]) -> None:
+    assert all(problem.isprintable() for problem in errors_in(lambda: command_plan(words)))
+
+
 # Python calls
 
 
@@ -763,6 +930,12 @@ def test_what_is_no_mapping_is_told(value: object) -> None:
 def test_the_starter_is_a_plan_once_its_functions_are_there(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     assert read_plan(write(tmp_path, STARTER_YAML)).baseline == TrainingConfig()
+
+
+def test_the_starters_command_is_a_plan_alone(tmp_path: Path, working: Path) -> None:
+    (line,) = [line for line in STARTER_YAML.splitlines() if line.strip().startswith("# command:")]
+    plan = read_plan(write(tmp_path, f"workload:\n{line.replace('# ', '', 1)}"))
+    assert plan.workload.command == ("python", "train.py", "--lr", "{lr}")
 
 
 def test_the_starter_holds_with_every_comment_taken_off(tmp_path: Path) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError, fields
+import re
+from dataclasses import FrozenInstanceError, fields, replace
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from autotune.settings.workload import PARTS, Ref, Workload, WorkloadFacts
 from tests.factories import make_facts
 
 
-def test_parts_are_everything_but_the_loaders_switches() -> None:
-    assert set(PARTS) == {field.name for field in fields(Workload)} - {"shuffle", "drop_last"}
+def test_parts_are_everything_but_the_loaders_switches_and_the_command() -> None:
+    assert set(PARTS) == {field.name for field in fields(Workload)} - {"shuffle", "drop_last", "command"}
 
 
 def test_trials_shuffle_and_drop_the_last_batch_unless_told_otherwise() -> None:
@@ -25,6 +28,36 @@ def test_a_workload_and_a_reference_are_frozen() -> None:
         Ref(target="pkg:fn").target = "other"  # type: ignore[misc] # the rule under test
     with pytest.raises(FrozenInstanceError):
         Workload(model=1, dataset=2).model = 3  # type: ignore[misc] # the rule under test
+
+
+@pytest.mark.parametrize("command", ["python train.py --lr {lr}", ["python", "train.py", "--lr", "{lr}"]])
+def test_a_command_is_kept_as_its_words(command: Any) -> None:
+    workload = Workload(command=command)
+    assert workload.command == ("python", "train.py", "--lr", "{lr}")
+    assert replace(workload, command=workload.command) == workload
+
+
+@pytest.mark.parametrize(
+    "beside", [{"model": object}, {"loss": len}, {"shuffle": False}, {"drop_last": False}, {"sampler": list}]
+)
+def test_nothing_stands_beside_a_command(beside: dict[str, Any]) -> None:
+    (name,) = beside
+    with pytest.raises(ValidationError, match=f"nothing can stand beside workload.command, .*, but got {name}; leave"):
+        Workload(command=("python", "train.py"), **beside)
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ([], "at least one word"),
+        ("python -c pass", "a script or -m and a module, but got '-c'"),
+        (["python", 3], "a word of a command must be a text, but got 3"),
+        ("python train.py {num_worker}", "did you mean {num_workers}?"),
+    ],
+)
+def test_a_bad_command_is_refused(command: Any, told: str) -> None:
+    with pytest.raises(ValidationError, match=re.escape(told)):
+        Workload(command=command)
 
 
 def test_facts_survive_json() -> None:

@@ -54,7 +54,7 @@ def distributed(model: nn.Module, device: torch.device, wanted: DdpConfig, *, is
     ids = None if device.index is None else [device.index]
     parallel = DistributedDataParallel(model, device_ids=ids, **ddp_arguments(wanted))
     if wanted.comm_hook is not None:
-        parallel.registercomm_hook(*comm_hook(wanted.comm_hook, is_trial=is_trial))
+        parallel.register_comm_hook(*comm_hook(wanted.comm_hook, is_trial=is_trial))
     return parallel
 
 

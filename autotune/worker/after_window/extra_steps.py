@@ -29,7 +29,7 @@ from autotune.worker.measure.batch import Held, unpacked
 from autotune.worker.measure.feed import Delivery
 from autotune.worker.measure.loop import Run
 from autotune.worker.measure.side_alone import collect, device_alone, loader_alone, resident
-from autotune.worker.measure.step import Trainer
+from autotune.worker.measure.step import StepTrainer, Trainer
 
 __all__ = ["measure_after_window"]
 
@@ -43,7 +43,7 @@ class _After:
     """What the stages share, and what they have found so far."""
 
     run: Run
-    trainer: Trainer
+    trainer: StepTrainer
     extras: Extras
     measurement: Measurement
     host: list[Delivery] = field(default_factory=list)
@@ -70,7 +70,7 @@ _Stage = Callable[[_After], None]
 
 
 def measure_after_window(
-    run: Run, trainer: Trainer, extras: Extras, measurement: Measurement, keep: Callable[[Measurement], None]
+    run: Run, trainer: StepTrainer, extras: Extras, measurement: Measurement, keep: Callable[[Measurement], None]
 ) -> Measurement:
     """Measure what is asked for beyond the window.
 
@@ -147,6 +147,7 @@ def _measure_device(after: _After) -> None:
 
 def _measure_communication(after: _After) -> None:
     batches = [kept.batch for kept in after.held]
+    assert isinstance(after.trainer, Trainer), "a script's ranks are its own"  # noqa: S101 - our own bug
     figures = measure_communication(after.trainer, batches, after.run.group, seconds=after.extras.stretch_s)
     after.add(communication=figures)
 

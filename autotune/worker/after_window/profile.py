@@ -30,7 +30,7 @@ from autotune.worker.after_window.trace import (
     read_kineto,
 )
 from autotune.worker.measure.batch import Reused
-from autotune.worker.measure.step import Trainer
+from autotune.worker.measure.step import StepTrainer
 
 __all__ = ["StepTimes", "break_down", "profile_steps", "step_times"]
 
@@ -51,7 +51,7 @@ class StepTimes:
 
 
 def break_down(
-    trainer: Trainer,
+    trainer: StepTrainer,
     *,
     host: Sequence[Any],
     held: Sequence[Any],
@@ -90,7 +90,7 @@ def break_down(
     return breakdown_on_device(worked, **known), BusyReading(fraction=busy, source=PROFILER_SOURCE)
 
 
-def profile_steps(trainer: Trainer, batches: Sequence[Any], steps: int) -> list[TraceEvent]:
+def profile_steps(trainer: StepTrainer, batches: Sequence[Any], steps: int) -> list[TraceEvent]:
     """All that the profiler records of training on so many batches, in turns; those after the first step are marked."""
     known: Callable[[], set[ProfilerActivity]] = supported_activities  # torch has not typed it
     wanted = {ProfilerActivity.CPU} if trainer.device.kind == "cpu" else known()
@@ -132,19 +132,19 @@ def _restart_total_s(samples: int, seconds: float, restarts: Sequence[Restart]) 
     return max(0.0, apart_s - came * (seconds - apart_s) / (samples - came))
 
 
-def _train(trainer: Trainer, batches: Iterable[Any]) -> None:
+def _train(trainer: StepTrainer, batches: Iterable[Any]) -> None:
     for batch in batches:
         trainer.train(batch)
     trainer.device.synchronize()
 
 
-def _steps_to_profile(trainer: Trainer, step_s: float) -> int:
+def _steps_to_profile(trainer: StepTrainer, step_s: float) -> int:
     """Batches: five, fewer where they are long, in whole optimizer steps."""
     wanted, unit = min(_STEPS, max(1, round(_LONGEST_S / max(step_s, 1e-6)))), trainer.config.grad_accum_steps
     return ceil(wanted / unit) * unit
 
 
-def _copy_s(trainer: Trainer, batches: Sequence[Any]) -> float:
+def _copy_s(trainer: StepTrainer, batches: Sequence[Any]) -> float:
     """Seconds of moving a batch, by the clock: on the CPU nothing else runs meanwhile."""
     trainer.to_device(batches[0])
     begun = perf_counter()

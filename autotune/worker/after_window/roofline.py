@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from autotune.records.diagnosis import Roofline
 from autotune.settings.applied.float32_precision import tf32_products
 from autotune.settings.training_config import TrainingConfig
-from autotune.worker.measure.step import Trainer
+from autotune.worker.measure.step import StepTrainer
 from autotune.worker.setup.device import Device
 
 __all__ = ["BytesMode", "trace_roofline"]
@@ -63,7 +63,7 @@ class BytesMode(TorchDispatchMode):
         return out
 
 
-def trace_roofline(trainer: Trainer, batch: Any, device: Device) -> Roofline:
+def trace_roofline(trainer: StepTrainer, batch: Any, device: Device) -> Roofline:
     """Count a batch of training with its share of the optimizer's step, and measure the device's two peaks.
 
     The peaks are those of the trainer's precision; of TF32 where float32's convolutions, which most of the
@@ -96,7 +96,7 @@ def _runs_in_tf32(config: TrainingConfig, device_kind: str, flops: Mapping[Any, 
     return 2 * sum(count for operator, count in flops.items() if "conv" in str(operator)) > sum(flops.values())
 
 
-def _peak_flops_per_s(trainer: Trainer, device: Device) -> float:
+def _peak_flops_per_s(trainer: StepTrainer, device: Device) -> float:
     """Of a product of normal values, which draws the power that training does.
 
     Ones and zeros switch fewer transistors: under its limit of power a GPU then keeps a higher clock, and the peak

@@ -15,13 +15,13 @@ from time import perf_counter
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from autotune.worker.attach.entry import ATTACH_VARIABLE
-from autotune.worker.attach.imports import after_import
+from autotune.protocol.attach import ATTACH_VARIABLE
+from autotune.worker.attach.seams.imports import after_import
 
 if TYPE_CHECKING:
     from autotune.protocol import jobs
-    from autotune.worker.attach.overrides import Overrides
-    from autotune.worker.attach.session import Session
+    from autotune.worker.attach.loop.session import Session
+    from autotune.worker.attach.seams.overrides import Overrides
     from autotune.worker.failure.hang_dump import HangDump
     from autotune.worker.trial import Place
 
@@ -44,9 +44,9 @@ def begin() -> None:
 def open_session(job: jobs.WorkloadJob, place: Place, dump: HangDump, started: float) -> Session:
     """Watch torch in this process, and do a job once the script trains."""
     from autotune.worker.attach.files import protect_torch
-    from autotune.worker.attach.hooks import install
-    from autotune.worker.attach.scenes import doer_of
-    from autotune.worker.attach.session import Session
+    from autotune.worker.attach.loop.scenes import doer_of
+    from autotune.worker.attach.loop.session import Session
+    from autotune.worker.attach.seams.hooks import install
     from autotune.worker.setup.build import seed_all
     from autotune.worker.trial import Start
 
@@ -64,7 +64,7 @@ def open_session(job: jobs.WorkloadJob, place: Place, dump: HangDump, started: f
 def overrides_of(job: jobs.WorkloadJob) -> Overrides:
     """What a script is to have for a job; where settings are switched later on, it begins with its own."""
     from autotune.protocol import jobs as kinds
-    from autotune.worker.attach.overrides import Overrides
+    from autotune.worker.attach.seams.overrides import Overrides
 
     config, is_switched = job.config, isinstance(job, kinds.PrecisionJob | kinds.CurvesJob)
     if is_switched and job.script is not None:
@@ -90,11 +90,12 @@ def _attach(_: ModuleType, told: dict[str, Any]) -> None:
 def _session_of(told: dict[str, Any]) -> Session:
     from autotune.protocol.disk import TrialFolder
     from autotune.protocol.jobs import WorkloadJob, read_job
-    from autotune.settings.script import ScriptFacts
     from autotune.settings.training_config import TrainingConfig
-    from autotune.worker.attach.hooks import install
-    from autotune.worker.attach.overrides import Overrides
-    from autotune.worker.attach.session import Session, no_job
+    from autotune.settings.workload import ScriptFacts
+    from autotune.worker.attach.loop.scene import no_job
+    from autotune.worker.attach.loop.session import Session
+    from autotune.worker.attach.seams.hooks import install
+    from autotune.worker.attach.seams.overrides import Overrides
     from autotune.worker.failure.hang_dump import HangDump
     from autotune.worker.trial import Place
 

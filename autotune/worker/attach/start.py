@@ -1,7 +1,7 @@
 """Runs the command of a job in a trial's process: in this very process where it is Python on a script, else below it.
 
-Comes in: a job with a command. Goes out: nothing where the script was measured, since that ends the process; else why it
-could not be. A rank that was forked becomes the script: no interpreter is started and torch is imported already.
+Comes in: a job with a command. Goes out: nothing where the script was measured, since that ends the process; else why
+it could not be. A rank that was forked becomes the script: no interpreter is started and torch is imported already.
 Launchers and shells (torchrun, accelerate, bash) are started as they are; the Python processes below them attach by
 `site/sitecustomize.py`, which stands first on their PYTHONPATH.
 """
@@ -21,12 +21,11 @@ from time import sleep
 from types import ModuleType
 
 from autotune.protocol import jobs
+from autotune.protocol.attach import attached_environment, framework_environment, quiet_environment, with_own_python
 from autotune.protocol.reports import RankReport
 from autotune.settings.command import PythonStart, filled, python_start
 from autotune.worker.attach.bootstrap import open_session, overrides_of
-from autotune.worker.attach.entry import attached_environment, with_own_python
 from autotune.worker.attach.files import protect_files
-from autotune.protocol.quiet import quiet_environment
 from autotune.worker.failure.hang_dump import HangDump
 from autotune.worker.setup.build import WorkloadFault
 from autotune.worker.trial import Place
@@ -47,8 +46,8 @@ def run_command(job: jobs.WorkloadJob, place: Place, dump: HangDump, started: fl
     overlay = place.folder.overlay
     overlay.mkdir(mode=0o700, exist_ok=True)
     attached = {"folder": str(place.folder.path), "started": started}
-    environment = {**quiet_environment(), **attached_environment(attached)}
-    overrides_of(job).before_start(environment)
+    own = framework_environment(overrides_of(job).config, job.script)
+    environment = {**quiet_environment(), **attached_environment(attached), **own}
     os.environ.update(environment)
     start = python_start(words)
     if start is None:

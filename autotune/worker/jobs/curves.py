@@ -8,19 +8,16 @@ in a process any more: the curves end there, and another process can go on with 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from operator import itemgetter
-from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol
 
 import psutil
 import torch
-from torch import Tensor, nn
 
 from autotune.analysis.forecast.expectation import DEVICE_SETTINGS
 from autotune.analysis.memory.model import Peak
@@ -31,103 +28,24 @@ from autotune.records.diagnosis import CurvePoint, Curves, Roofline
 from autotune.records.run_summary import changed_settings
 from autotune.settings.applied.float32_precision import tf32_products
 from autotune.settings.training_config import LOADER_SETTINGS, TrainingConfig
-from autotune.settings.workload import Workload
 from autotune.worker.after_window.roofline import trace_roofline
 from autotune.worker.failure.causes import cause_of
+from autotune.worker.jobs.bench import Bench
 from autotune.worker.jobs.memory_bounds import refusal_of_batch, refusal_of_queue
 from autotune.worker.jobs.points import CurvesSoFar, DeviceLostError, PointFigures
 from autotune.worker.measure.batch import Held, resized
 from autotune.worker.measure.feed import Delivery, Feed
 from autotune.worker.measure.side_alone import collect, device_alone, loader_alone, resident
-from autotune.worker.measure.step import Step, Trainer, infer_step, make_trainer, torch_threads
-from autotune.worker.setup.build import build_dataset, build_model, build_optimizer, kept_weights, put_back
+from autotune.worker.measure.step import torch_threads
 from autotune.worker.setup.device import Device
-from autotune.worker.setup.loader import build_loader
 
-__all__ = ["Bench", "WorkloadBench", "combined_config", "trace_curves"]
+__all__ = ["combined_config", "trace_curves"]
 
 _LOADER_SHARE = 0.5  # of the time, at the most; the device gets the rest: our own convention
 _COLLECTING_S = 1.0  # a loader that needs longer for a few batches delivers too few to train on in turns anyway
 _WORTH = 1.03
 """A setting that makes the device so much faster goes into the combined point: our own convention."""
 _LOADER_CHANGES = {*LOADER_SETTINGS, "micro_batch_size"}
-
-
-class Bench(Protocol):
-    """What is measured: a workload's own parts, or a script's."""
-
-    @property
-    def kept_bytes(self) -> int:
-        """Bytes of the weights that are kept aside."""
-        ...
-
-    def feed(self, config: TrainingConfig) -> Feed:
-        """A feed of a configuration's loader, not started."""
-        ...
-
-    def prepare(self, batch: Any) -> None:
-        """Have a model ready for the device's points; a batch of the job's own configuration."""
-        ...
-
-    def trainer(self, config: TrainingConfig) -> Trainer:
-        """A trainer of that model, in the configuration's layout and precision."""
-        ...
-
-    def after_point(self, *, is_failed: bool) -> None:
-        """Let gradients go; where the point has failed, put the weights back that it began from."""
-        ...
-
-
-@dataclass(slots=True)
-class WorkloadBench:
-    """The bench of a workload: loaders and a model are built for it."""
-
-    workload: Workload
-    job: CurvesJob
-    device: Device
-    scratch: Path
-    dataset: Any = field(init=False)
-    _model: nn.Module | None = None
-    _step: Step | None = None
-    _initial: Mapping[str, Tensor] = field(default_factory=dict)
-    """Weights and buffers before the first point, on the CPU."""
-    _is_channels_last: bool = False
-
-    def __post_init__(self) -> None:
-        self.dataset = build_dataset(self.workload)
-
-    @property
-    def kept_bytes(self) -> int:
-        """See Bench."""
-        return sum(tensor.nbytes for tensor in self._initial.values())
-
-    def feed(self, config: TrainingConfig) -> Feed:
-        """See Bench."""
-        return Feed(build_loader(self.workload, self.dataset, config, self.scratch))
-
-    def prepare(self, batch: Any) -> None:
-        """See Bench."""
-        self._model = build_model(self.workload, self.job.config, self.device)
-        self._step, self._is_channels_last = infer_step(self.workload, batch), self.job.config.channels_last
-        self._initial = kept_weights(self._model)
-
-    def trainer(self, config: TrainingConfig) -> Trainer:
-        """See Bench; each trainer has an optimizer of its own."""
-        model, step = self._model, self._step
-        assert model is not None and step is not None, "prepare() comes first"  # noqa: S101, PT018 - our own bug
-        if config.channels_last != self._is_channels_last:
-            layout = torch.channels_last if config.channels_last else torch.contiguous_format
-            model.to(memory_format=layout)  # type: ignore[call-overload] # torch's stubs lack the keyword alone
-            self._is_channels_last = config.channels_last
-        optimizer = build_optimizer(self.workload, model, config.lr)
-        return make_trainer(model, optimizer, step, config, self.device)
-
-    def after_point(self, *, is_failed: bool) -> None:
-        """See Bench. Weights that diverged are put back: products of zeros would cost less power."""
-        if self._model is not None:
-            self._model.zero_grad(set_to_none=True)
-            if is_failed:
-                put_back(self._model, self._initial)
 
 
 @dataclass(slots=True)

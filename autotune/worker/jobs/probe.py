@@ -20,7 +20,7 @@ from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload, WorkloadFacts
 from autotune.worker.failure.out_of_memory import shortage_of
 from autotune.worker.measure.batch import leaves_of, tensors_of
-from autotune.worker.measure.feed import Feed
+from autotune.worker.measure.feed import BatchFeed, Feed
 from autotune.worker.measure.step import Trainer, open_trainer
 from autotune.worker.setup.build import build_dataset, build_model, is_stream, length_of, optimizer_facts, seed_all
 from autotune.worker.setup.device import Device
@@ -136,7 +136,7 @@ def _is_equal(a: Any, b: Any) -> bool:
     return False
 
 
-def warm_page_cache(feed: Feed) -> None:
+def warm_page_cache(feed: BatchFeed) -> None:
     """Take batches for an epoch, until for a while nothing more comes from the disk, or for five seconds."""
     begun = checked = perf_counter()
     read = bytes_from_disk()

@@ -31,12 +31,12 @@ from autotune.worker.failure.causes import cause_of
 from autotune.worker.failure.out_of_memory import shortage_of
 from autotune.worker.measure.batch import Reused, batch_bytes, leaves_of
 from autotune.worker.measure.feed import Feed
-from autotune.worker.measure.step import Trainer, open_trainer
+from autotune.worker.measure.step import StepTrainer, open_trainer
 from autotune.worker.setup.build import build_dataset, build_model, is_stream, length_of
 from autotune.worker.setup.device import Device
 from autotune.worker.setup.loader import build_loader
 
-__all__ = ["LargestBatch", "bytes_of", "largest_batch", "train_on_largest"]
+__all__ = ["LargestBatch", "bytes_of", "largest_batch", "stress_figures", "train_on_largest"]
 
 _MOST_SIZED = 10_000  # samples: our own convention; the time set aside usually ends it sooner
 _SIZED_AT_ONCE = 8  # samples a loader worker sizes before it answers: our own convention
@@ -71,7 +71,15 @@ def train_on_largest(
     feed = Feed(loader)
     first = feed.start().batch
     trainer = open_trainer(workload, model, first, job.config, device)
+    return stress_figures(trainer, largest, first, feed, job, ends_at)
+
+
+def stress_figures(
+    trainer: StepTrainer, largest: LargestBatch, first: Any, feed: Feed, job: StressJob, ends_at: float
+) -> StressFigures:
+    """The figures of training on the largest batch and the loader's own in turns; `first` is the loader's first."""
     gc.collect()
+    device = trainer.device
     device.reset_peak()
     begun = perf_counter()
     steps, retries = _train(trainer, _in_turns(first, feed, largest), begun + job.train_s, ends_at)
@@ -217,7 +225,7 @@ def _in_turns(first: Any, feed: Feed, largest: LargestBatch) -> Iterator[Any]:
         ordinary = feed.take().batch
 
 
-def _train(trainer: Trainer, batches: Iterator[Any], until: float, ends_at: float) -> tuple[int, int | None]:
+def _train(trainer: StepTrainer, batches: Iterator[Any], until: float, ends_at: float) -> tuple[int, int | None]:
     """Train until a time of perf_counter, and at least three steps with each kind of batch.
 
     Returns the optimizer's steps, and the allocator's retries up to the end of the first of them: a device that settles

@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import partial
 from threading import Thread
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils import signal_handling
@@ -49,6 +49,56 @@ class Delivery(NamedTuple):
     """No batch lay ready when it was asked for; False where that was not checked."""
     apart_s: float = 0.0
     """Seconds before it was asked for that are no training: a script's evaluation. They belong to no block."""
+
+
+class BatchFeed(Protocol):
+    """Batches without end, as the measuring loop takes them: a loader's (Feed), or those of somebody else's script."""
+
+    watches_queue: bool
+    """Check before each batch whether one lies ready; off inside a window, where it would cost time."""
+    epoch_batches: int | None
+    """Batches of an epoch; None where that is not known."""
+
+    @property
+    def loader(self) -> Any:
+        """The DataLoader; None where there is none."""
+        ...
+
+    @property
+    def start_s(self) -> float:
+        """Seconds of starting the loader."""
+        ...
+
+    @property
+    def first_wait_s(self) -> float:
+        """Seconds of waiting for its first batch."""
+        ...
+
+    @property
+    def queue_capacity(self) -> int:
+        """Batches that workers hold ready at most."""
+        ...
+
+    @property
+    def is_iterable(self) -> bool:
+        """Whether the dataset alone says when an epoch ends."""
+        ...
+
+    def take(self) -> Delivery:
+        """The next batch; at an epoch's end the first of the next epoch."""
+        ...
+
+    def is_at_end(self) -> bool:
+        """Whether the next batch is the first of a new epoch, as far as the epoch's length is known."""
+        ...
+
+    def ready(self) -> int | None:
+        """Batches that workers have finished and nobody has taken; None where that is not known."""
+        ...
+
+    def stop(self, within_s: float = 1.0) -> None:
+        """End the loader's workers."""
+        ...
 
 
 class Feed:

@@ -20,8 +20,8 @@ from autotune.analysis.statistics import BATCH_MEANS
 from autotune.protocol.jobs import WindowRules
 from autotune.records.measurement import Block, Restart, Window
 from autotune.worker.measure.edges import DrainedEdges, Edges, Launched, Mark, Stretch, open_edges, open_mark
-from autotune.worker.measure.feed import Delivery, Feed, FeedEnded
-from autotune.worker.measure.step import NoTrainer, Trainer
+from autotune.worker.measure.feed import BatchFeed, Delivery, FeedEnded
+from autotune.worker.measure.step import StepTrainer
 from autotune.worker.setup.process_group import ALONE, Group
 
 __all__ = [
@@ -63,8 +63,8 @@ class Diverged(Exception):  # noqa: N818 - an outcome, not an error of ours
 class Run:
     """A trial's training under way: what the loop needs, and what it counts."""
 
-    feed: Feed
-    trainer: Trainer | NoTrainer
+    feed: BatchFeed
+    trainer: StepTrainer
     queue_capacity: int
     ends_at: float
     """Time of perf_counter at which the deadline is too near to go on."""

@@ -19,9 +19,9 @@ from autotune.records.measurement import Block, Restart, Window
 from autotune.settings.training_config import TrainingConfig
 from autotune.worker.measure.batch import Held, Reused, batch_bytes, tensors_of, unpacked
 from autotune.worker.measure.edges import Stretch
-from autotune.worker.measure.feed import Delivery, Feed
+from autotune.worker.measure.feed import BatchFeed, Delivery
 from autotune.worker.measure.loop import Run, WarmUpResult, batches_in, mean_batch_s, train_block, window_of
-from autotune.worker.measure.step import NoTrainer, Trainer
+from autotune.worker.measure.step import NoTrainer, StepTrainer
 
 __all__ = ["MOST_SKIPS", "collect", "device_alone", "loader_alone", "resident"]
 
@@ -41,7 +41,7 @@ _FEWEST_STEPS = 3  # as few as peaks of memory are read over (CONTRIBUTING, Rule
 
 
 def loader_alone(
-    feed: Feed, config: TrainingConfig, *, seconds: float, restart_s: float | None = None, ends_at: float = inf
+    feed: BatchFeed, config: TrainingConfig, *, seconds: float, restart_s: float | None = None, ends_at: float = inf
 ) -> Ceiling:
     """The rate at which batches come when nobody trains on them.
 
@@ -73,7 +73,7 @@ def loader_alone(
     return _ceiling_of(window if restart_s is None else window.model_copy(update={"expected_restart_s": restart_s}))
 
 
-def device_alone(trainer: Trainer, held: Sequence[Held], *, seconds: float, ends_at: float = inf) -> Ceiling:
+def device_alone(trainer: StepTrainer, held: Sequence[Held], *, seconds: float, ends_at: float = inf) -> Ceiling:
     """The rate of training on batches that lie on the device, in turns; whole optimizer steps.
 
     Synchronised at the edges alone, so that launching runs ahead as it does in training. The model goes on learning
@@ -106,7 +106,9 @@ def device_alone(trainer: Trainer, held: Sequence[Held], *, seconds: float, ends
     return Ceiling(samples_per_s=samples / spent_s, samples=samples, seconds=spent_s, batches=taken)
 
 
-def collect(feed: Feed, *, seconds: float, count: int = _HELD_COUNT, first: Delivery | None = None) -> list[Delivery]:
+def collect(
+    feed: BatchFeed, *, seconds: float, count: int = _HELD_COUNT, first: Delivery | None = None
+) -> list[Delivery]:
     """The next batches as the loader delivers them: at least one, up to a count, a size in bytes, and a time.
 
     A batch that was taken before may be handed in as the first.
@@ -119,7 +121,7 @@ def collect(feed: Feed, *, seconds: float, count: int = _HELD_COUNT, first: Deli
     return came
 
 
-def resident(trainer: Trainer, host: Sequence[Held | Delivery]) -> list[Held]:
+def resident(trainer: StepTrainer, host: Sequence[Held | Delivery]) -> list[Held]:
     """Batches moved to the device, in the trainer's layout: the first alone where all are known to have one size."""
     shapes = {tuple(tuple(tensor.shape) for tensor in tensors_of(kept.batch)) for kept in host}
     chosen = host[:1] if len(shapes) == 1 and shapes != {()} else host
@@ -157,7 +159,7 @@ def _ceiling_of(window: Window) -> Ceiling:
     )
 
 
-def _warm_up(trainer: Trainer, supply: Iterator[Any], seconds: float, ends_at: float) -> float:
+def _warm_up(trainer: StepTrainer, supply: Iterator[Any], seconds: float, ends_at: float) -> float:
     """Seconds of the last of a few optimizer steps: one where it is long; in float16 until none is skipped."""
     for done in range(1, MOST_SKIPS + 1):
         scale = trainer.scaler.get_scale()
@@ -169,7 +171,7 @@ def _warm_up(trainer: Trainer, supply: Iterator[Any], seconds: float, ends_at: f
     return warm_s
 
 
-def _check_trained(trainer: Trainer, scale: float, loss: float) -> None:
+def _check_trained(trainer: StepTrainer, scale: float, loss: float) -> None:
     """Refuse a stretch whose rate is not that of training: a skipped step costs less than one that is done.
 
     Raises:
@@ -181,7 +183,7 @@ def _check_trained(trainer: Trainer, scale: float, loss: float) -> None:
         raise RuntimeError(f"the loss is not finite ({loss})")
 
 
-def _train_on(trainer: Trainer, batches: Iterator[Any]) -> tuple[float, Any]:
+def _train_on(trainer: StepTrainer, batches: Iterator[Any]) -> tuple[float, Any]:
     """Seconds of training on some batches, from one synchronisation to the next, and the last one's loss."""
     loss: Any = 0.0
     trainer.device.synchronize()

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from autotune.worker.measure.batch import tensors_of
 from autotune.worker.setup.build import WorkloadFault, build_optimizer
 from autotune.worker.setup.device import Device
 
-__all__ = ["NoTrainer", "Step", "Trainer", "infer_step", "make_trainer", "open_trainer", "torch_threads"]
+__all__ = ["NoTrainer", "Step", "StepTrainer", "Trainer", "infer_step", "make_trainer", "open_trainer", "torch_threads"]
 
 _ADVICE = "pass step=lambda model, batch: ... that returns the loss"
 
@@ -66,6 +66,35 @@ def infer_step(workload: Workload, batch: Any) -> Step:
         "without step, a batch must be a mapping (passed to the model as keywords) or a pair (inputs, target tensor), "
         f"but got {_form(batch)}; {_ADVICE}"
     )
+
+
+class StepTrainer(Protocol):
+    """Trains on one batch after another: a workload's step (Trainer), none at all, or somebody else's script."""
+
+    config: TrainingConfig
+    device: Device
+
+    @property
+    def scaler(self) -> torch.amp.GradScaler:
+        """The GradScaler, a pass-through but for float16."""
+        ...
+
+    @property
+    def accumulated(self) -> int:
+        """Batches since the optimizer's last step."""
+        ...
+
+    def train(self, batch: Any) -> Any:
+        """Train on a batch; hands on the loss without waiting for it."""
+        ...
+
+    def to_device(self, batch: Any) -> Any:
+        """The batch on the device, in the configuration's layout."""
+        ...
+
+    def without_exchange(self) -> AbstractContextManager[None]:
+        """Train without exchanging gradients, where that can be done."""
+        ...
 
 
 @dataclass(slots=True)
@@ -137,6 +166,14 @@ class NoTrainer:
     def train(self, batch: Any) -> float:  # noqa: ARG002 - as a Trainer has it
         """Do nothing with a batch."""
         return 0.0
+
+    def to_device(self, batch: Any) -> Any:
+        """The batch stays where it is."""
+        return batch
+
+    def without_exchange(self) -> AbstractContextManager[None]:
+        """There is nothing to exchange."""
+        return nullcontext()
 
 
 @contextmanager

@@ -3,10 +3,13 @@
 Source: Python's documentation of the module site. It must never keep a Python process from starting.
 """
 
+from __future__ import annotations
+
 import os
 import sys
+from pathlib import Path
 
-_own = os.path.dirname(os.path.abspath(__file__))
+_own = Path(__file__).resolve().parent
 
 if "AUTOTUNE_ATTACH" in os.environ:
     try:
@@ -16,9 +19,7 @@ if "AUTOTUNE_ATTACH" in os.environ:
     except Exception as error:  # noqa: BLE001 - another interpreter than autotune's, or a folder that is gone
         sys.stderr.write(f"autotune: could not attach to this process: {type(error).__name__}: {error}\n")
 
-for _entry in sys.path:
-    _file = os.path.join(_entry, "sitecustomize.py")
-    if os.path.abspath(_entry or os.getcwd()) != _own and os.path.isfile(_file):
-        with open(_file, "rb") as _source:
-            exec(compile(_source.read(), _file, "exec"), {"__name__": "sitecustomize", "__file__": _file})  # noqa: S102
-        break
+_files = (Path(entry, "sitecustomize.py") for entry in sys.path)
+_next = next((file for file in _files if file.is_file() and file.resolve().parent != _own), None)
+if _next is not None:
+    exec(compile(_next.read_bytes(), str(_next), "exec"), {"__name__": "sitecustomize", "__file__": str(_next)})  # noqa: S102

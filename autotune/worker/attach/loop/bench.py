@@ -15,18 +15,18 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader
 
 from autotune.settings.training_config import TrainingConfig
-from autotune.worker.attach.conductor import ScriptTrainer
-from autotune.worker.attach.precision import SWITCHES, set_layout
-from autotune.worker.attach.session import Scene
+from autotune.worker.attach.loop.conductor import ScriptTrainer
+from autotune.worker.attach.loop.scene import Scene
+from autotune.worker.attach.seams.precision import SWITCHES, set_layout
 from autotune.worker.measure.feed import Feed, unwrapped
 from autotune.worker.setup.build import is_stream, kept_weights, put_back
 
-__all__ = ["ScriptBench", "loader_like"]
+__all__ = ["ScriptBench", "loader_like", "switch"]
 
 
 @dataclass(slots=True)
 class ScriptBench:
-    """See jobs.curves.Bench."""
+    """See jobs.bench.Bench."""
 
     scene: Scene
     _initial: list[Mapping[str, Tensor]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""A configuration's settings put into a script, each by the mildest means: an environment variable, an argument, a hook.
+"""A configuration's settings put into a script, each by the mildest means: a framework's variable, an argument, a hook.
 
 Comes in: a configuration, and what was seen of the script (ScriptFacts). Only settings that differ from what the script
 does, and that were found to be within reach, are touched.
@@ -15,19 +15,15 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from autotune.protocol.attach import ACCELERATE_NAMES, changed_settings
 from autotune.settings.applied.float32_precision import tf32_products
 from autotune.settings.applied.parallel import comm_hook, ddp_arguments
 from autotune.settings.ddp_config import DdpConfig
-from autotune.settings.script import LoaderSite, ScriptFacts
 from autotune.settings.training_config import LOADER_SETTINGS, TrainingConfig
-from autotune.worker.attach.precision import SWITCHES, attach_to
+from autotune.settings.workload import LoaderSite, ScriptFacts
+from autotune.worker.attach.seams.precision import SWITCHES, attach_to
 
 __all__ = ["Overrides"]
-
-_MIXED = {"bfloat16": "bf16", "float16": "fp16"}
-"""accelerate's names. Source: accelerate, ACCELERATE_MIXED_PRECISION."""
-_LIGHTNING = {"bfloat16": "bf16-mixed", "float16": "16-mixed"}
-"""Lightning's names. Source: lightning/fabric/utilities, PL_TRAINER_* (utilities/argparse.py)."""
 
 
 class Overrides:
@@ -49,16 +45,7 @@ class Overrides:
         is_switched: bool = False,
     ) -> None:
         self.config, self.facts, self._is_trial, self._is_switched = config, facts, is_trial, is_switched
-        self.changed = frozenset[str]() if facts is None else _changed(config, facts)
-
-    def before_start(self, environment: dict[str, str]) -> None:
-        """What must stand before the script's first line: variables that frameworks read, threads, TF32."""
-        config = self.config
-        if "amp_dtype" in self.changed and self.facts is not None and config.amp_dtype in _MIXED:
-            if self.facts.framework in {"accelerate", "transformers"}:
-                environment["ACCELERATE_MIXED_PRECISION"] = _MIXED[config.amp_dtype]
-            if self.facts.framework == "lightning":
-                environment["PL_TRAINER_PRECISION"] = _LIGHTNING[config.amp_dtype]
+        self.changed = frozenset[str]() if facts is None else changed_settings(config, facts)
 
     def in_process(self) -> None:
         """What is set in each process that trains, before its first line."""
@@ -88,7 +75,7 @@ class Overrides:
         dtype = self.config.amp_dtype
         if "channels_last" in self.changed:
             SWITCHES.channels_last = self.config.channels_last
-        if "amp_dtype" in self.changed and dtype in _MIXED and not _is_mixed(dtype):
+        if "amp_dtype" in self.changed and dtype in ACCELERATE_NAMES and not _is_mixed(dtype):
             SWITCHES.device_type = next((own.device.type for own in module.parameters()), "cpu")
             SWITCHES.dtype = getattr(torch, dtype)
         if self._is_switched or SWITCHES.dtype is not None or "channels_last" in self.changed:
@@ -108,16 +95,8 @@ class Overrides:
             model.register_comm_hook(*comm_hook(hook, is_trial=self._is_trial))
 
 
-def _changed(config: TrainingConfig, facts: ScriptFacts) -> frozenset[str]:
-    own, wanted = facts.observed.model_dump(), config.model_dump()
-    names = {name for name in facts.reached if not name.startswith("ddp.") and wanted[name] != own[name]}
-    if any(name.startswith("ddp.") for name in facts.reached) and wanted["ddp"] != own["ddp"]:
-        names.add("ddp")
-    return frozenset(names - set(facts.placeholders))
-
-
 def _is_mixed(dtype: str) -> bool:
     """Whether accelerate computes in this precision by itself, as its environment variable has told it to."""
     module = sys.modules.get("accelerate.state")
     state: Mapping[str, object] = getattr(getattr(module, "AcceleratorState", None), "_shared_state", {})
-    return str(state.get("_mixed_precision")) == _MIXED[dtype] and "ACCELERATE_MIXED_PRECISION" in os.environ
+    return str(state.get("_mixed_precision")) == ACCELERATE_NAMES[dtype] and "ACCELERATE_MIXED_PRECISION" in os.environ

@@ -1,7 +1,7 @@
 """What a script does by itself, as seen at torch's seams: its loaders, its steps, its precision, who runs its loop.
 
-Comes in: what the session is told while the script trains. Goes out: the baseline and the facts of a probe, and for each
-setting whether it is within reach.
+Comes in: what the session is told while the script trains. Goes out: the baseline and the facts of a probe, and for
+each setting whether it is within reach.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from torch.utils.data import DataLoader
 from autotune.note import Note, note
 from autotune.settings.command import PLACEHOLDERS
 from autotune.settings.ddp_config import DdpConfig
-from autotune.settings.script import LoaderSite, ScriptFacts
 from autotune.settings.training_config import LOADER_SETTINGS, TrainingConfig
-from autotune.settings.workload import WorkloadFacts
+from autotune.settings.workload import LoaderSite, ScriptFacts, WorkloadFacts
 from autotune.worker.measure.batch import leaves_of
 from autotune.worker.setup.build import is_stream, length_of, optimizer_facts
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from autotune.settings.training_config import TrainingConfig
-from autotune.worker.attach.hooks import plain_iter, plain_next
+from autotune.worker.attach.seams.hooks import plain_iter, plain_next
 from autotune.worker.measure.feed import Delivery, FeedEnded, ready_in, size_counter, stop_iterator
 from autotune.worker.measure.feed import queue_capacity as capacity_of
 from autotune.worker.setup.build import is_stream, length_of
@@ -206,6 +206,7 @@ class ScriptFeed:
 class StepFeed:
     """For a script without a DataLoader: each optimizer step stands for a batch, whose making belongs to the step."""
 
+    loader = None
     queue_capacity = 0
     is_iterable = True
     watches_queue = False
@@ -229,7 +230,7 @@ class StepFeed:
         """It has no queue."""
         return 0
 
-    def stop(self, within_s: float = 1.0) -> None:  # noqa: ARG002 - as a Feed has it
+    def stop(self, within_s: float = 1.0) -> None:
         """It has no workers."""
 
 

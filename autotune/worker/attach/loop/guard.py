@@ -1,4 +1,4 @@
-"""The precision check inside a script: the same steps in float32 and in the candidate's precision, by the script's step.
+"""The precision check inside a script: the same steps in float32 and in the candidate's precision, by its own step.
 
 Takes a scene whose script runs in float32, and a PrecisionJob; hands on PrecisionFigures, as jobs/precision does for a
 workload. Before each run the weights and the optimizers' states are put back, and learning rates held, whatever the
@@ -22,9 +22,9 @@ from torch import Tensor
 from autotune.protocol.jobs import PrecisionJob
 from autotune.records.precision_check import GUARD_STEPS, PrecisionFigures, deviation_of
 from autotune.settings.applied.float32_precision import exact_matmuls, tf32_products
-from autotune.worker.attach.bench import switch
-from autotune.worker.attach.conductor import ScriptFeed
-from autotune.worker.attach.session import Scene
+from autotune.worker.attach.loop.bench import switch
+from autotune.worker.attach.loop.conductor import ScriptFeed
+from autotune.worker.attach.loop.scene import Scene
 from autotune.worker.jobs.precision import gradient_cosine
 from autotune.worker.measure.batch import copied
 from autotune.worker.measure.side_alone import collect
@@ -97,7 +97,7 @@ def compare_to_float32(scene: Scene, job: PrecisionJob, ends_at: float) -> Preci
     batches = [delivery.batch for delivery in collect(feed, count=GUARD_STEPS, seconds=seconds)]
     feed.stop()
     begin = _Start.of(scene)
-    scene.session.before_step_acts = begin.before_step
+    scene.before_steps(begin.before_step)
     seed = job.process.seed
     switch(plain, scene)
     with exact_matmuls():

@@ -63,7 +63,7 @@ def _enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
             args, kwargs = rebuilt(args, _channels_last), rebuilt(kwargs, _channels_last)
         if SWITCHES.dtype is not None and not torch.is_autocast_enabled(SWITCHES.device_type):
             context = torch.autocast(SWITCHES.device_type, dtype=SWITCHES.dtype)
-            context.__enter__()
+            context.__enter__()  # type: ignore[no-untyped-call] # torch
     SWITCHES.entered.append(context)
     return args, kwargs
 

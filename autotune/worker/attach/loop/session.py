@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from threading import get_ident
 from time import perf_counter
 from typing import Any
@@ -23,35 +24,22 @@ from torch.utils.data import DataLoader
 
 from autotune.protocol import jobs
 from autotune.protocol.reports import RankReport
-from autotune.settings.script import LoaderSite
-from autotune.worker.attach.conductor import Conductor, CountedLoader, ScriptFeed, ScriptTrainer, StepFeed
-from autotune.worker.attach.hooks import plain_next, release_module_calls
-from autotune.worker.attach.overrides import Overrides
-from autotune.worker.attach.sightings import Made, Sightings
+from autotune.settings.workload import LoaderSite
+from autotune.worker.attach.loop.conductor import Conductor, CountedLoader, ScriptFeed, ScriptTrainer, StepFeed
+from autotune.worker.attach.loop.scene import Doer, Scene, is_clean_exit, no_loop, raised, rank, ranks, told
+from autotune.worker.attach.loop.sightings import Made, Sightings
+from autotune.worker.attach.seams.hooks import plain_next, release_module_calls
+from autotune.worker.attach.seams.overrides import Overrides
 from autotune.worker.failure.outcome import outcome_of
 from autotune.worker.measure.batch import tensors_of
-from autotune.worker.measure.feed import FeedEnded
 from autotune.worker.setup.build import WorkloadFault
-from autotune.worker.setup.device import Device, open_device
+from autotune.worker.setup.device import open_device
 from autotune.worker.trial import Place
 
-__all__ = ["Scene", "Session", "no_job"]
+__all__ = ["Session"]
 
 _STEPS_WITHOUT_LOADER = 3
 """Optimizer steps without a batch of a DataLoader after which a script counts as one that has none: our convention."""
-
-
-class Scene:
-    """What a job has to work with, once the training loop is found."""
-
-    def __init__(self, session: Session, device: Device, feed: ScriptFeed | StepFeed, trainer: ScriptTrainer) -> None:
-        self.session, self.device, self.feed, self.trainer = session, device, feed, trainer
-        self.sightings = session.sightings
-
-    @property
-    def loader(self) -> DataLoader[Any] | None:
-        """The training loader; None where the script has none."""
-        return self.feed.loader if isinstance(self.feed, ScriptFeed) else None
 
 
 class Session:
@@ -64,16 +52,16 @@ class Session:
         do: Does the job in a scene, and hands on its report.
     """
 
-    def __init__(
-        self, job: jobs.WorkloadJob | None, overrides: Overrides, place: Place, do: Callable[[Scene], RankReport]
-    ) -> None:
+    def __init__(self, job: jobs.WorkloadJob | None, overrides: Overrides, place: Place, do: Doer) -> None:
         self.job, self.overrides, self.place, self._do = job, overrides, place, do
         self.sightings = Sightings()
         self.conductor: Conductor | None = None
         self.feed: ScriptFeed | StepFeed | None = None
         self.trainer: ScriptTrainer | None = None
-        self.before_step_acts: Callable[[torch.optim.Optimizer], None] | None = None
+        self._before_step_acts: Callable[[torch.optim.Optimizer], None] | None = None
         """What a job does right before each optimizer step."""
+        self._is_passive = job is None or os.environ.get("RANK", "0") != "0"
+        """Nothing is measured in this process: there is no job, or another rank does it."""
         self._counted: dict[int, CountedLoader] = {}
         self._last: tuple[DataLoader[Any], int] | None = None
         """The loader that the script has last taken a batch of, and the thread that took it."""
@@ -82,7 +70,6 @@ class Session:
         self._steps_alone = 0
         self._other_since: float | None = None
         self._drives_by_forward = False
-        self._is_released = False
 
     # Loaders
 
@@ -130,14 +117,14 @@ class Session:
 
     def on_next(self, iterator: Any) -> Any:
         """See hooks.Watcher."""
-        loader = getattr(iterator, "autotune_loader", None)
+        loader: DataLoader[Any] | None = getattr(iterator, "autotune_loader", None)
         if loader is None or self._is_measuring:
             return plain_next(iterator)
         if isinstance(self.feed, ScriptFeed) and self.conductor is not None:
             if loader is self.feed.loader:
                 return self.conductor.ask()
             return self._other_batch(iterator)
-        if self._trains is loader and self.conductor is None:
+        if loader is self._trains and self.conductor is None:
             return self._begin(loader, iterator)
         counted = self._counted.get(id(loader))
         if counted is None:
@@ -168,11 +155,15 @@ class Session:
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """See hooks.Watcher."""
-        if self.before_step_acts is not None:
-            self.before_step_acts(optimizer)
+        if self._before_step_acts is not None:
+            self._before_step_acts(optimizer)
 
     def on_step(self, optimizer: torch.optim.Optimizer) -> None:
         """See hooks.Watcher."""
+        if not self.sightings.steps:
+            self._is_passive |= rank() != 0  # a group is open by now, where there is one
+        if self.job is None:
+            self._tell_unapplied()
         if self._is_passive:
             return
         self.sightings.step(optimizer)
@@ -186,6 +177,19 @@ class Session:
         self._steps_alone += 1
         if self._steps_alone >= _STEPS_WITHOUT_LOADER and not self._drives_by_forward:
             self._drive_by_forward()
+
+    def _tell_unapplied(self) -> None:
+        """In a training that is run to its end: say once, at its first step, that no loader was found to change."""
+        facts, made = self.overrides.facts, {made.site for made in self.sightings.made}
+        if self.sightings.steps or facts is None:
+            return
+        self.sightings.steps[0] = 1
+        if facts.loaders and not made & set(facts.loaders):
+            wanted = facts.loaders[-1]
+            sys.stderr.write(
+                f"autotune: the loader's settings could not be put in: the script makes no DataLoader at {wanted.file}:"
+                f"{wanted.line}, as the one that was searched did; search again with this script\n"
+            )
 
     def on_loss(self, loss: Tensor) -> None:
         """See hooks.Watcher."""
@@ -209,17 +213,12 @@ class Session:
     # Measuring
 
     @property
-    def _is_passive(self) -> bool:
-        """Nothing is measured in this process: there is no job, or another rank does it."""
-        return self.job is None or os.environ.get("RANK", "0") != "0"
-
-    @property
     def _is_measuring(self) -> bool:
         return self.conductor is not None and self.conductor.is_measuring
 
     def _begin(self, loader: DataLoader[Any], iterator: Any) -> Any:
         """Take the lead at a batch of the training loader."""
-        feed = ScriptFeed(self._lead(), self._counted[id(loader)], iterator, _ranks())
+        feed = ScriptFeed(self._lead(), self._counted[id(loader)], iterator, ranks())
         return self._start(feed)
 
     def _drive_by_forward(self) -> None:
@@ -236,7 +235,7 @@ class Session:
             if self.conductor is None:
                 self.sightings.samples = sizes[:1]
                 self._lead()
-                self._start(StepFeed((sizes[0] if sizes else 1) * _ranks()))
+                self._start(StepFeed((sizes[0] if sizes else 1) * ranks()))
             else:
                 self.conductor.ask()
 
@@ -256,14 +255,19 @@ class Session:
         device.cap_memory()
         self.feed = feed
         self.trainer = ScriptTrainer(self.overrides.config, device, self.conductor, optimizer)
-        self._device = device
         return self.conductor.ask()
 
     def _measure(self) -> None:
         """The measuring greenlet's whole life; it never returns."""
         assert self.feed is not None and self.trainer is not None  # noqa: S101, PT018 - set by _start
-        scene = Scene(self, self._device, self.feed, self.trainer)
-        self.end(outcome_of(lambda: _told(lambda: self._do(scene))))
+        scene = Scene(
+            sightings=self.sightings,
+            device=self.trainer.device,
+            feed=self.feed,
+            trainer=self.trainer,
+            before_steps=partial(setattr, self, "_before_step_acts"),
+        )
+        self.end(outcome_of(lambda: told(lambda: self._do(scene))))
 
     def end(self, report: RankReport) -> None:
         """Write the report, and end the process at once."""
@@ -280,18 +284,13 @@ class Session:
         """The script has come to its end, or failed: what was measured by then counts, else that is the report."""
         if self._is_passive or self.place.report.exists():
             return
-        if error is not None and not _is_clean_exit(error):
+        if error is not None and not is_clean_exit(error):
             if self.conductor is None or self.conductor.thread == get_ident():
-                self.end(outcome_of(lambda: _raise(error)))
+                self.end(outcome_of(lambda: raised(error)))
         elif self.conductor is not None:
             self.conductor.end()
         elif self.sightings.made or self.sightings.steps:
-            self.end(outcome_of(lambda: _raise(WorkloadFault(_no_loop(self.sightings)))))
-
-
-def no_job(_: Scene) -> RankReport:
-    """What a session without a job never comes to."""
-    raise AssertionError("a session without a job measures nothing")
+            self.end(outcome_of(lambda: raised(WorkloadFault(no_loop(self.sightings)))))
 
 
 class _Held:
@@ -306,35 +305,3 @@ class _Held:
     def __next__(self) -> Any:
         assert self._session.conductor is not None  # noqa: S101 - made before any loader is its own
         return self._session.conductor.ask()
-
-
-def _told(work: Callable[[], RankReport]) -> RankReport:
-    try:
-        return work()
-    except FeedEnded:
-        raise WorkloadFault(
-            "a script must train for some seconds to be measured, but it ended before that; give it more epochs or "
-            "more steps, as a real training has"
-        ) from None
-
-
-def _no_loop(seen: Sightings) -> str:
-    what = "made a DataLoader" if seen.made else "stepped an optimizer"
-    return (
-        f"a script must train to be measured, but it {what} and ended after {seen.most_steps} optimizer steps; give it "
-        "more epochs or more steps, and see that it trains when it is started so"
-    )
-
-
-def _raise(error: BaseException) -> RankReport:
-    raise error
-
-
-def _is_clean_exit(error: BaseException) -> bool:
-    return isinstance(error, SystemExit) and error.code in {None, 0}
-
-
-def _ranks() -> int:
-    """Ranks that train in step, as the process group has it."""
-    group: Any = torch.distributed
-    return int(group.get_world_size()) if group.is_available() and group.is_initialized() else 1

@@ -5,10 +5,11 @@ Comes in: a Scene, in which measuring has the lead. Goes out: the job's report.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import partial
 from time import perf_counter
+
+from torch.utils.data import BatchSampler
 
 from autotune.note import note
 from autotune.protocol import jobs
@@ -16,18 +17,22 @@ from autotune.protocol.jobs import NO_EXTRAS
 from autotune.protocol.reports import RankReport
 from autotune.records.diagnosis import Curves
 from autotune.records.measurement import Measurement
+from autotune.records.stress_check import sample_scan_s
 from autotune.records.trial import TrialResult
-from autotune.settings.command import placeholders_in
+from autotune.settings.command import filled, placeholders_in, python_start
+from autotune.settings.workload import Workload
 from autotune.worker.after_window.extra_steps import measure_after_window
-from autotune.worker.attach.bench import ScriptBench
-from autotune.worker.attach.conductor import ScriptFeed
 from autotune.worker.attach.files import new_files
-from autotune.worker.attach.guard import compare_to_float32
-from autotune.worker.attach.session import Scene
+from autotune.worker.attach.loop.bench import ScriptBench, loader_like
+from autotune.worker.attach.loop.conductor import ScriptFeed
+from autotune.worker.attach.loop.guard import compare_to_float32
+from autotune.worker.attach.loop.scene import Doer, Scene, ranks
 from autotune.worker.failure.hang_dump import HangDump
 from autotune.worker.jobs.curves import trace_curves
 from autotune.worker.jobs.probe import is_sharded, warm_page_cache
+from autotune.worker.jobs.stress import largest_batch, stress_figures
 from autotune.worker.measure.conditions import conditions_before
+from autotune.worker.measure.feed import Feed, unwrapped
 from autotune.worker.measure.loop import Run
 from autotune.worker.preload import installed_modules
 from autotune.worker.setup.build import WorkloadFault, is_stream
@@ -53,9 +58,7 @@ _WORTH_TELLING_S = 0.1
 """Seconds of a window spent on other than training from which it is said: our convention."""
 
 
-def doer_of(
-    job: jobs.WorkloadJob, place: Place, dump: HangDump, start: Start, modules_before: frozenset[str]
-) -> Callable[[Scene], RankReport]:
+def doer_of(job: jobs.WorkloadJob, place: Place, dump: HangDump, start: Start, modules_before: frozenset[str]) -> Doer:
     """What does a job in a scene."""
     match job:
         case jobs.TrialJob():
@@ -67,7 +70,7 @@ def doer_of(
         case jobs.PrecisionJob():
             return partial(_compare, job, start)
         case jobs.StressJob():
-            return _refuse_stress
+            return partial(_train_on_largest, job, start)
 
 
 def _done(**found: object) -> RankReport:
@@ -114,7 +117,7 @@ def _probe(job: jobs.ProbeJob, place: Place, start: Start, modules_before: froze
         seen.samples.clear()
     while True:
         delivery = feed.take()
-        seen.samples.append(delivery.samples)
+        seen.samples.append(delivery.samples // ranks())
         seen.batches += 1
         scene.trainer.train(delivery.batch)
         steps, spent_s = seen.most_steps - seen.counted_from, perf_counter() - begun
@@ -125,7 +128,7 @@ def _probe(job: jobs.ProbeJob, place: Place, start: Start, modules_before: froze
                 f"a script must make some optimizer steps within its deadline of {job.process.deadline_s:.0f} s, but "
                 f"made {steps}; give it shorter steps, or a longer budget.timeout_s"
             )
-    observed = seen.observed(job.config, loader, scene.trainer.config.process_count or 1)
+    observed = seen.observed(job.config, loader, ranks())
     script = seen.facts(observed, loader, placeholders_in(job.command or ()))
     is_parted = True
     if loader is not None and isinstance(feed, ScriptFeed):
@@ -135,8 +138,12 @@ def _probe(job: jobs.ProbeJob, place: Place, start: Start, modules_before: froze
         if is_stream(loader.dataset):
             with suppress(Exception):  # the user's own iterator; unknown counts as shared out
                 is_parted = loader.worker_init_fn is not None or loader.num_workers > 1 or is_sharded(loader.dataset)
-    written = new_files(place.folder.overlay)
-    script = script.model_copy(update={"modules": installed_modules(modules_before), "new_files": written})
+    own = {
+        "modules": installed_modules(modules_before),
+        "new_files": new_files(place.folder.overlay),
+        "is_in_process": python_start(filled(job.command or (), job.config)) is not None,
+    }
+    script = script.model_copy(update=own)
     return _done(
         facts=seen.workload_facts(observed, loader, script, is_sharded=is_parted),
         environment=describe(scene.device, job_blocks=job.process.blocks_launches),
@@ -159,9 +166,19 @@ def _trace(job: jobs.CurvesJob, place: Place, start: Start, scene: Scene) -> Ran
 def _compare(job: jobs.PrecisionJob, start: Start, scene: Scene) -> RankReport:
     if not isinstance(scene.feed, ScriptFeed):
         raise WorkloadFault("a precision can be compared to float32 only where the script has a DataLoader")
-    with nullcontext():
-        return _done(guard=compare_to_float32(scene, job, start.ends_at))
+    return _done(guard=compare_to_float32(scene, job, start.ends_at))
 
 
-def _refuse_stress(_: Scene) -> RankReport:
-    raise WorkloadFault("a script's largest samples are not known: it was not run on them")
+def _train_on_largest(job: jobs.StressJob, start: Start, scene: Scene) -> RankReport:
+    feed, loader = scene.feed, scene.loader
+    if loader is None or not isinstance(feed, ScriptFeed):
+        raise WorkloadFault("without a DataLoader nobody knows a script's largest samples")
+    feed.is_own = True
+    feed.stop()
+    own, batches, now = loader_like(loader, job.config), unwrapped(loader).batch_sampler, perf_counter()
+    drawn = Workload(batch_sampler=None if batches is None or type(batches) is BatchSampler else batches)
+    scan_until = now + sample_scan_s(start.ends_at - now)
+    largest = largest_batch(drawn, own, job.config.micro_batch_size, scan_until)
+    fresh = Feed(own)
+    first = fresh.start().batch
+    return _done(stress=stress_figures(scene.trainer, largest, first, fresh, job, start.ends_at))

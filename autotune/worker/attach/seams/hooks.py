@@ -23,8 +23,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from autotune.settings.script import LoaderSite
-from autotune.worker.attach.imports import after_import
+from autotune.settings.workload import LoaderSite
+from autotune.worker.attach.seams.imports import after_import
 
 __all__ = ["Watcher", "install", "plain_iter", "plain_next", "release_module_calls"]
 

@@ -1,0 +1,1 @@
+"""The folder that stands first on the PYTHONPATH of what a command starts; Python runs its sitecustomize by itself."""
