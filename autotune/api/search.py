@@ -21,10 +21,12 @@ from autotune.api.setup import opened_launcher, runner_for, warnings_in
 from autotune.errors import NothingFeasibleError, RunFolderError, WorkloadError
 from autotune.files.recommended_file import recommended_yaml
 from autotune.files.run_folder import RunFolder, new_run_dir, open_run_folder, read_summary
+from autotune.files.script_patch import patch_script
 from autotune.files.spread_cache import known_spread, remember_spread
 from autotune.launch.launcher import Launcher, notes_of, slots_of
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note, note
+from autotune.protocol.attach import changed_settings
 from autotune.protocol.disk import write_atomic, write_model
 from autotune.protocol.payload import write_payload
 from autotune.records.run_summary import Progress, RunSummary
@@ -37,6 +39,7 @@ from autotune.report.text import one_line
 from autotune.report.wording import say
 from autotune.report.wording.summary import say_nothing_feasible
 from autotune.settings.plan import Plan
+from autotune.settings.training_config import LOADER_SETTINGS
 from autotune.study.study import Study
 from autotune.tuning.confirmation import Finals
 from autotune.tuning.loop import Search
@@ -164,9 +167,25 @@ def _write(summary: RunSummary, folder: RunFolder) -> None:
         write_atomic(folder.recommended, recommended_yaml(summary, say=say).encode())
     else:
         folder.recommended.unlink(missing_ok=True)  # of an earlier run of the same search
+    _write_patch(summary, folder)
     remark = _write_reports(summary, folder)
     if remark:
         _LOG.warning("%s", remark)
+
+
+def _write_patch(summary: RunSummary, folder: RunFolder) -> None:
+    """Write the loader's settings as a diff of the script, where its call is literal; it is never applied here."""
+    script, chosen = summary.facts.script, summary.recommendation
+    folder.patch.unlink(missing_ok=True)  # of an earlier run of the same search
+    if script is None or chosen is None or not script.loaders:
+        return
+    first, changed = script.loaders[0], changed_settings(chosen.config, script)
+    if {"site-packages", "dist-packages"} & set(Path(first.file).parts):  # a framework makes it
+        return
+    wanted = {*LOADER_SETTINGS} if changed & {*LOADER_SETTINGS} else set[str]()
+    patch = patch_script(Path(first.file), first.line, chosen.config, wanted | (changed & {"micro_batch_size"}))
+    if patch.diff:
+        write_atomic(folder.patch, patch.content)
 
 
 def _write_reports(summary: RunSummary, folder: RunFolder) -> str:

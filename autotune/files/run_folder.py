@@ -37,6 +37,8 @@ class RunFolder:
         """One TrialRecord a line."""
         self.recommended = path / "recommended.yaml"
         """The configuration to use."""
+        self.patch = path / "recommended.patch"
+        """The same as a change of the script to read, where its own call is literal."""
         self.report = path / "report.md"
         """The report in Markdown."""
         self.page = path / "report.html"

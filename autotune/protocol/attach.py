@@ -23,6 +23,7 @@ __all__ = [
     "attached_environment",
     "changed_settings",
     "framework_environment",
+    "is_own_python",
     "quiet_environment",
     "with_own_python",
 ]
@@ -46,6 +47,11 @@ def attached_environment(told: Mapping[str, Any]) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(searched),
         "PATH": paths if own in paths.split(os.pathsep)[:1] else os.pathsep.join([own, paths]),
     }
+
+
+def is_own_python(program: str) -> bool:
+    """Whether a program that starts Python is this interpreter: a bare `python`, or one beside it."""
+    return os.sep not in program or Path(program).absolute().parent == Path(sys.executable).absolute().parent
 
 
 def with_own_python(words: Sequence[str]) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from pathlib import PurePath
 from reprlib import repr as short_repr
 from typing import Literal
 
-from autotune.settings.training_config import TrainingConfig
+from autotune.settings.training_config import TORCH_PREFETCH_FACTOR, TrainingConfig
 
 __all__ = [
     "PLACEHOLDERS",
@@ -30,8 +30,7 @@ __all__ = [
     "python_start",
 ]
 
-PLACEHOLDERS = ("micro_batch_size", "grad_accum_steps", "lr", "amp_dtype", "num_workers", "prefetch_factor",
-                "intra_op_threads")  # fmt: skip
+PLACEHOLDERS = ("micro_batch_size", "grad_accum_steps", "lr", "amp_dtype", "num_workers", "prefetch_factor")
 """Settings that a command may take as words of its own, such as `--batch-size {micro_batch_size}`."""
 _PLACE = re.compile(r"(?<!\$)\{([A-Za-z0-9_-]+)\}")  # ${name} is the shell's
 _NEAR = 0.7
@@ -97,7 +96,10 @@ def filled(command: Sequence[str], config: TrainingConfig) -> tuple[str, ...]:
 
     def value_of(match: re.Match[str]) -> str:
         name = match[1]
-        return str(getattr(config, name)) if name in PLACEHOLDERS else match[0]
+        if name not in PLACEHOLDERS:
+            return match[0]
+        value = getattr(config, name)
+        return str(TORCH_PREFETCH_FACTOR if value is None else value)  # of these, prefetch_factor alone may be None
 
     return tuple(_PLACE.sub(value_of, word) for word in command)
 

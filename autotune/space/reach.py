@@ -31,6 +31,12 @@ def within_reach(
                 f"space.{name} must be within reach of the script to be searched, but the script alone sets it; leave "
                 f"it out of the space, or put {{{name}}} into the command where the script has an option for it"
             )
+    is_unscaled = _UNSCALED in given.get("amp_dtype", ()) and own["amp_dtype"] != _UNSCALED
+    if is_unscaled and "amp_dtype" not in script.placeholders:
+        return (
+            f"space.amp_dtype of a script must leave {_UNSCALED} out, which trains only with a GradScaler of its own; "
+            "leave it out, or put {amp_dtype} into the command where the script has an option for it"
+        )
     ranges: dict[str, Domain] = {**given, **fixed}
     if "amp_dtype" in script.reached and "amp_dtype" not in given and "amp_dtype" not in script.placeholders:
         native = tuple(dtype for dtype in environment.native_amp_dtypes if dtype != _UNSCALED)

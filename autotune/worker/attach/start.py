@@ -21,7 +21,13 @@ from time import sleep
 from types import ModuleType
 
 from autotune.protocol import jobs
-from autotune.protocol.attach import attached_environment, framework_environment, quiet_environment, with_own_python
+from autotune.protocol.attach import (
+    attached_environment,
+    framework_environment,
+    is_own_python,
+    quiet_environment,
+    with_own_python,
+)
 from autotune.protocol.reports import RankReport
 from autotune.settings.command import PythonStart, filled, python_start
 from autotune.worker.attach.bootstrap import open_session, overrides_of
@@ -42,14 +48,15 @@ def run_command(job: jobs.WorkloadJob, place: Place, dump: HangDump, started: fl
         WorkloadFault: it has come to its end, and nothing of it was measured.
         BaseException: what it raised itself.
     """
-    words = with_own_python(filled(job.command or (), job.config))
+    config = overrides_of(job).config
+    words = with_own_python(filled(job.command or (), config))
     overlay = place.folder.overlay
     overlay.mkdir(mode=0o700, exist_ok=True)
     attached = {"folder": str(place.folder.path), "started": started}
-    own = framework_environment(overrides_of(job).config, job.script)
+    own = framework_environment(config, job.script)
     environment = {**quiet_environment(), **attached_environment(attached), **own}
     os.environ.update(environment)
-    start = python_start(words)
+    start = python_start(words) if is_own_python(words[0]) else None
     if start is None:
         _run_below(words, place)
     else:
@@ -99,6 +106,8 @@ def _run_here(start: PythonStart, job: jobs.WorkloadJob, place: Place, dump: Han
 
 def _become(start: PythonStart) -> None:
     """Make this process's `__main__` the script, and run it as `python` would."""
+    searched = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[1:1] = [entry for entry in searched if entry not in sys.path]
     main = ModuleType("__main__")
     main.__dict__.update(__builtins__=builtins, __spec__=None, __cached__=None)
     sys.modules["__main__"] = main

@@ -23,7 +23,8 @@ from torch.utils.data import DataLoader
 
 from autotune.settings.training_config import TrainingConfig
 from autotune.worker.attach.seams.hooks import plain_iter, plain_next
-from autotune.worker.measure.feed import Delivery, FeedEnded, ready_in, size_counter, stop_iterator
+from autotune.worker.measure.batch import tensors_of
+from autotune.worker.measure.feed import Delivery, FeedEnded, ready_in, size_counter, stop_iterator, unwrapped
 from autotune.worker.measure.feed import queue_capacity as capacity_of
 from autotune.worker.setup.build import is_stream, length_of
 from autotune.worker.setup.device import Device
@@ -110,7 +111,17 @@ class CountedLoader:
         if not self.has_begun:
             self.has_begun, self.first_wait_s = True, perf_counter() - begun
         self.in_epoch += 1
-        return self.sized(batch)
+        try:
+            return self.sized(batch)
+        except IndexError:  # it was drawn before anybody counted: a Stateful loader may begin before it is iterated
+            return batch, self._usual(batch)
+
+    def _usual(self, batch: Any) -> int:
+        """What a batch should hold: the loader's batch size, else the length of its first tensor."""
+        parts = unwrapped(self.loader)
+        size = self.loader.batch_size or getattr(parts.batch_sampler, "batch_size", None)
+        first = next((tensor for tensor in tensors_of(batch) if tensor.ndim), None)
+        return int(size) if size else (1 if first is None else first.shape[0])
 
 
 class ScriptFeed:

@@ -13,6 +13,7 @@ from torch.utils.data import BatchSampler
 
 from autotune.note import note
 from autotune.protocol import jobs
+from autotune.protocol.attach import is_own_python
 from autotune.protocol.jobs import NO_EXTRAS
 from autotune.protocol.reports import RankReport
 from autotune.records.diagnosis import Curves
@@ -138,10 +139,11 @@ def _probe(job: jobs.ProbeJob, place: Place, start: Start, modules_before: froze
         if is_stream(loader.dataset):
             with suppress(Exception):  # the user's own iterator; unknown counts as shared out
                 is_parted = loader.worker_init_fn is not None or loader.num_workers > 1 or is_sharded(loader.dataset)
+    has_python_start = python_start(filled(job.command or (), job.config)) is not None
     own = {
         "modules": installed_modules(modules_before),
         "new_files": new_files(place.folder.overlay),
-        "is_in_process": python_start(filled(job.command or (), job.config)) is not None,
+        "is_in_process": job.command is not None and is_own_python(job.command[0]) and has_python_start,
     }
     script = script.model_copy(update=own)
     return _done(

@@ -193,13 +193,20 @@ class Sightings:
         config = DdpConfig.model_validate(own)
         return None if config == DdpConfig() else config
 
+    def _why_no_precision(self, observed: TrainingConfig, family: list[Made]) -> str:
+        if observed.amp_dtype != "float32":
+            return "own_precision"
+        if observed.world_size > 1:
+            return "several_ranks"
+        return "not_comparable" if not family else "no_module"
+
     def _reached(self, observed: TrainingConfig, family: list[Made], placeholders: tuple[str, ...]) -> Iterator[str]:
         yield from (name for name in placeholders if name != "lr")
         if family:
             yield from LOADER_SETTINGS
             if family[0].takes_batch_size:
                 yield "micro_batch_size"
-        if observed.amp_dtype == "float32" and self.outermost:
+        if observed.amp_dtype == "float32" and self.outermost and family and observed.world_size == 1:
             yield "amp_dtype"
         if self.has_images and self.outermost and not observed.channels_last:
             yield "channels_last"
@@ -213,7 +220,7 @@ class Sightings:
             "micro_batch_size": "no_loader" if not family else "own_batches",
             "num_workers": "no_loader",
             "grad_accum_steps": "in_the_script",
-            "amp_dtype": "no_module" if observed.amp_dtype == "float32" else "own_precision",
+            "amp_dtype": self._why_no_precision(observed, family),
             "compile": "in_the_script",
         }
         if self.has_images:

@@ -159,14 +159,17 @@ def _caller() -> tuple[str, int]:
 
 
 def _patch_backward(watcher: Watcher) -> None:
-    plain = torch.Tensor.backward
+    """Tensor.backward calls the function of torch.autograd by its name there."""
+    plain = torch.autograd.backward
 
     @wraps(plain)
-    def backward(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        watcher.on_loss(self)
-        return plain(self, *args, **kwargs)  # type: ignore[no-untyped-call] # torch
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        own = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        for loss in own[:1]:
+            watcher.on_loss(loss)
+        return plain(own, *args, **kwargs)
 
-    torch.Tensor.backward = backward  # type: ignore[method-assign]
+    torch.autograd.backward = backward
 
 
 def _patch_calls(watcher: Watcher) -> None:

@@ -38,8 +38,7 @@ class _AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """The module's own spec, with this as its loader."""
         if fullname != self._name:
             return None
-        sys.meta_path.remove(self)
-        spec = _found(fullname, path, target)
+        spec = self._found(path, target)
         if spec is None or spec.loader is None:
             return spec
         self._loader, spec.loader = spec.loader, self
@@ -56,12 +55,15 @@ class _AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
+        if self in sys.meta_path:  # until here: many ask for a spec only to know whether there is such a module
+            sys.meta_path.remove(self)
         self._act(module)
 
-
-def _found(name: str, path: Sequence[str] | None, target: ModuleType | None) -> importlib.machinery.ModuleSpec | None:
-    for finder in sys.meta_path:
-        spec = finder.find_spec(name, path, target) if hasattr(finder, "find_spec") else None
-        if spec is not None:
-            return spec
-    return None
+    def _found(self, path: Sequence[str] | None, target: ModuleType | None) -> importlib.machinery.ModuleSpec | None:
+        """What the other finders say."""
+        for finder in sys.meta_path:
+            if finder is not self and hasattr(finder, "find_spec"):
+                spec = finder.find_spec(self._name, path, target)
+                if spec is not None:
+                    return spec
+        return None

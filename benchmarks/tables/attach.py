@@ -1,0 +1,62 @@
+"""The tables of benchmarks/attach.py: a row a script, failures too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.measures.recording import print_table
+
+__all__ = ["print_attach_tables", "verdict_of_pairs"]
+
+_CLOSE = 0.03
+"""Of the median ratio: what issue and docs promise."""
+
+
+def print_attach_tables(results: Mapping[str, Any]) -> None:
+    """Print what there is."""
+    names = list(dict.fromkeys(key.partition("/")[0] for key in results if "/" in key))
+    parts = {name: {part: results.get(f"{name}/{part}", {}) for part in ("look", "pairs", "search")} for name in names}
+    head = ("script", "found", "batch", "samples/s", "start s", "out of reach")
+    print_table("Found and measured", head, [(name, *_look_row(parts[name]["look"])) for name in names])
+    head = ("script", "attached/unwatched", "3 std. errors", "within")
+    print_table("Pairs", head, [(name, *_pairs_row(parts[name]["pairs"])) for name in names])
+    head = ("script", "verdict", "speedup", "seconds")
+    print_table("Searches", head, [(name, *_search_row(parts[name]["search"])) for name in names])
+    if "hooks" in results:
+        hooks = results["hooks"]
+        print(f"\nWatching adds {hooks['added_us']:.1f} us to a step of {hooks['plain_us']:.1f} us.")
+
+
+def verdict_of_pairs(figures: Mapping[str, Any]) -> str:
+    """Whether a script's pairs keep the promise: within 3 %, or within three standard errors."""
+    ratio, error = figures.get("median_ratio"), figures.get("standard_error")
+    if ratio is None:
+        return "-"
+    if abs(ratio - 1) <= _CLOSE:
+        return "3 %"
+    return "3 errors" if error is not None and abs(ratio - 1) <= 3 * error else "no"
+
+
+def _look_row(figures: Mapping[str, Any]) -> tuple[str, ...]:
+    if "failed" in figures or not figures:
+        return (figures.get("failed", "-")[:40], "", "", "", "")
+    trial = figures["trials"][-1]
+    rate = f"{trial['samples_per_s']:,.1f}" if "samples_per_s" in trial else trial["outcome"]
+    batch = figures["baseline"].get("micro_batch_size", 32)
+    start = f"{trial['startup_s']:.1f}" if "startup_s" in trial else "-"
+    return (figures["framework"], str(batch), rate, start, ", ".join(figures["unreached"]))
+
+
+def _pairs_row(figures: Mapping[str, Any]) -> tuple[str, ...]:
+    if figures.get("median_ratio") is None:
+        return (figures.get("failed", "-")[:40], "", "")
+    error = figures["standard_error"]
+    return (f"{figures['median_ratio']:.3f}", "-" if error is None else f"{3 * error:.3f}", verdict_of_pairs(figures))
+
+
+def _search_row(figures: Mapping[str, Any]) -> tuple[str, ...]:
+    if "verdict" not in figures:
+        return (figures.get("failed", "-")[:50], "", "")
+    value = (figures["speedup"] or {}).get("value")
+    return (figures["verdict"], "-" if value is None else f"{value:.2f}", f"{figures['took_s']:.0f}")
