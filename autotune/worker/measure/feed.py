@@ -25,7 +25,18 @@ from autotune.settings.training_config import TORCH_PREFETCH_FACTOR
 from autotune.worker.setup.build import WorkloadFault, length_of
 from autotune.worker.setup.loader import tell_epoch
 
-__all__ = ["Delivery", "Feed", "FeedEnded", "queue_capacity", "ready_in", "size_counter", "stop_iterator", "unwrapped"]
+__all__ = [
+    "BatchFeed",
+    "Delivery",
+    "Feed",
+    "FeedEnded",
+    "Parts",
+    "queue_capacity",
+    "ready_in",
+    "size_counter",
+    "stop_iterator",
+    "unwrapped",
+]
 
 _new = tuple.__new__  # a named tuple's own takes twice as long, once a batch
 

@@ -14,6 +14,10 @@ _SENTENCES: list[tuple[Note, str]] = [
         "No optimizer was given: trials train with SGD, which keeps no state. Adam and AdamW need 544 B more memory",
     ),
     (note("goes_on"), "This search goes on from an earlier one in its folder"),
+    (
+        note("applying", command="python train.py --lr 0.1"),
+        "autotune: starting python train.py --lr 0.1 with the recommended settings",
+    ),
 ]
 
 

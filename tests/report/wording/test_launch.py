@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from autotune.note import note
 from autotune.report.wording import say
 
@@ -16,3 +18,18 @@ def test_slower_starts_are_explained_with_the_remedy() -> None:
     assert sentence.startswith("Each trial starts an interpreter of its own, which takes some seconds: ")
     assert "opened cuda" in sentence
     assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in sentence
+
+
+@pytest.mark.parametrize(
+    ("culprit", "reason", "end"),
+    [
+        (None, "threads", "what the script imports starts threads when it is imported"),
+        ("deep", "device", "deep opens a device when it is imported"),
+        ("deep", "processes", "deep starts processes when it is imported"),
+        ("deep", "hang", "deep could not be imported ahead within two minutes."),
+        ("deep", "ended", "deep ended the process that imported it ahead."),
+    ],
+)
+def test_what_each_trial_imports_anew_is_named_with_the_reason(culprit: str | None, reason: str, end: str) -> None:
+    sentence = say(note("not_preloaded", packages=["deep", "wide"], culprit=culprit, reason=reason))
+    assert sentence.startswith(f"Each trial imports deep, wide anew, which takes it longer to begin: {end}")

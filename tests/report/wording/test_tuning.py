@@ -151,6 +151,28 @@ DIFFERING = [{"name": "cuda", "there": "12", "here": "13"}, {"name": "cores", "t
             "the first step's gradient has a cosine of 0.500 with float32's, where at least 0.95 is asked for",
         ),
         (note("changed_settings", settings=["lr", "num_workers"]), "Changed: lr, num_workers."),
+        (
+            note("baseline_is_what_it_does", settings=["lr", "num_workers"]),
+            (
+                "The baseline is what the script does by itself: what was given of lr, num_workers has no effect. Put a "
+                "setting into the command as a placeholder, such as {lr}, to give its value."
+            ),
+        ),
+        (
+            note("placeholders_by_default", values=["micro_batch_size=32", "lr=0.001"]),
+            (
+                "No value was given for micro_batch_size=32, lr=0.001: autotune's defaults were taken; set them by "
+                "baseline."
+            ),
+        ),
+        (
+            note("files_made", files=["out/last.pt"], count=1),
+            "A trial of the script makes 1 new file, which are left where they are: out/last.pt.",
+        ),
+        (
+            note("files_made", files=["a", "b"], count=5),
+            "A trial of the script makes 5 new files, which are left where they are: a, b, ....",
+        ),
     ],
     ids=lambda value: value.code if isinstance(value, Note) else "",
 )

@@ -23,6 +23,7 @@ from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.worker.after_window import roofline
 from autotune.worker.after_window.roofline import BytesMode, trace_roofline
+from autotune.worker.jobs.bench import WorkloadBench
 from autotune.worker.jobs.curves import combined_config, trace_curves
 from autotune.worker.measure.step import infer_step, make_trainer
 from autotune.worker.setup.build import build_model
@@ -80,7 +81,8 @@ def trace(
         **job,
     )
     workload = Workload(model=model, dataset=data(8) if dataset is None else dataset)
-    return trace_curves(workload, task, cpu, scratch, perf_counter() + left_s, keep=keep)
+    bench = WorkloadBench(workload, task, cpu, scratch)
+    return trace_curves(bench, task, cpu, perf_counter() + left_s, keep=keep)
 
 
 def settings(points: tuple[CurvePoint, ...]) -> list[dict[str, object]]:

@@ -29,7 +29,7 @@ from autotune.worker.measure.feed import queue_capacity as capacity_of
 from autotune.worker.setup.build import is_stream, length_of
 from autotune.worker.setup.device import Device
 
-__all__ = ["Conductor", "CountedLoader", "ScriptFeed", "ScriptTrainer", "StepFeed"]
+__all__ = ["Conductor", "CountedLoader", "HeldBatches", "ScriptFeed", "ScriptTrainer", "StepFeed"]
 
 _EPOCH_ENDS = object()
 
@@ -75,6 +75,19 @@ class Conductor:
         if not self._measuring.dead:
             self._script, self.is_measuring = getcurrent(), True
             self._measuring.throw(FeedEnded)
+
+
+class HeldBatches:
+    """An iterator in place of a loader's own, whose workers have ended: hands out what measuring gives."""
+
+    def __init__(self, conductor: Conductor) -> None:
+        self._conductor = conductor
+
+    def __iter__(self) -> HeldBatches:
+        return self
+
+    def __next__(self) -> Any:
+        return self._conductor.ask()
 
 
 @dataclass(slots=True)

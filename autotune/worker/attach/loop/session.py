@@ -25,7 +25,14 @@ from torch.utils.data import DataLoader
 from autotune.protocol import jobs
 from autotune.protocol.reports import RankReport
 from autotune.settings.workload import LoaderSite
-from autotune.worker.attach.loop.conductor import Conductor, CountedLoader, ScriptFeed, ScriptTrainer, StepFeed
+from autotune.worker.attach.loop.conductor import (
+    Conductor,
+    CountedLoader,
+    HeldBatches,
+    ScriptFeed,
+    ScriptTrainer,
+    StepFeed,
+)
 from autotune.worker.attach.loop.scene import Doer, Scene, is_clean_exit, no_loop, raised, rank, ranks, told
 from autotune.worker.attach.loop.sightings import Made, Sightings
 from autotune.worker.attach.seams.hooks import plain_next, release_module_calls
@@ -92,8 +99,8 @@ class Session:
             if not isinstance(self.feed, ScriptFeed) or loader is not self.feed.loader:
                 self._other_since = perf_counter()
                 return None
-            if self.feed.is_own:
-                return _Held(self)
+            if self.feed.is_own and self.conductor is not None:
+                return HeldBatches(self.conductor)
         counted = self._counted.get(id(loader))
         if counted is None and self._is_counted(loader):
             counted = self._counted[id(loader)] = CountedLoader(loader)
@@ -291,17 +298,3 @@ class Session:
             self.conductor.end()
         elif self.sightings.made or self.sightings.steps:
             self.end(outcome_of(lambda: raised(WorkloadFault(no_loop(self.sightings)))))
-
-
-class _Held:
-    """An iterator in place of a loader's own, whose workers have ended: hands out what measuring gives."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def __iter__(self) -> _Held:
-        return self
-
-    def __next__(self) -> Any:
-        assert self._session.conductor is not None  # noqa: S101 - made before any loader is its own
-        return self._session.conductor.ask()

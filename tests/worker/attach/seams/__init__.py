@@ -1,0 +1,1 @@
+"""Torch's seams: what is put into a script there, and how."""
