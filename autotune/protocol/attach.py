@@ -66,8 +66,18 @@ def with_own_python(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def quiet_environment() -> dict[str, str]:
-    """Variables that keep experiment trackers and hubs from logging or uploading anything."""
-    return {"WANDB_MODE": "disabled", "HF_HUB_OFFLINE": "1"}
+    """Variables that keep experiment trackers and hubs from logging or uploading anything.
+
+    Source: wandb/sdk/wandb_settings.py; huggingface_hub/constants.py; docs.neptune.ai, environment variables;
+    docs.swanlab.cn, swanlab disabled. Comet has no such variable that is documented.
+    """
+    return {
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_OFFLINE": "1",
+        "NEPTUNE_MODE": "disabled",
+        "SWANLAB_MODE": "disabled",
+        "WANDB_MODE": "disabled",
+    }
 
 
 def changed_settings(config: TrainingConfig, script: ScriptFacts) -> frozenset[str]:

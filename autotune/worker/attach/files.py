@@ -1,7 +1,8 @@
 """Python's ways to a file, led to an overlay: what existed before a trial is never changed by it.
 
 Comes in: the folder of a trial's overlay. Goes out: patched functions of builtins, io, os, shutil and sqlite3, and,
-once they are there, the native writers of torch and safetensors. What else native code writes by itself is not led there.
+once they are there, the native writers of torch and safetensors. What else native code writes by itself is not led
+there.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Comes in: paths as the script names them. Goes out: the path to use in their place. A file that is written is a copy
 below `led/files/`, by its absolute path; one that is removed has a mark below `led/gone/`; files that the script
-makes are written where it wants them, and listed in `new`. All of it lies on disk, so that every process of a trial, forked or
-fresh, sees the same. What native code writes by itself (HDF5, a subprocess) is not seen here.
+makes are written where it wants them, and listed in `new`. All of it lies on disk, so that every process of a trial,
+forked or fresh, sees the same. What native code writes by itself (HDF5, a subprocess) is not seen here.
 """
 
 from __future__ import annotations

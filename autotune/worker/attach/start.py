@@ -54,7 +54,8 @@ def run_command(job: jobs.WorkloadJob, place: Place, dump: HangDump, started: fl
     overlay.mkdir(mode=0o700, exist_ok=True)
     attached = {"folder": str(place.folder.path), "started": started}
     own = framework_environment(config, job.script)
-    environment = {**quiet_environment(), **attached_environment(attached), **own}
+    tracked = {"MLFLOW_TRACKING_URI": f"file://{overlay}/mlflow"}  # mlflow's documentation, tracking server
+    environment = {**quiet_environment(), **tracked, **attached_environment(attached), **own}
     os.environ.update(environment)
     start = python_start(words) if is_own_python(words[0]) else None
     if start is None:

@@ -154,8 +154,8 @@ DIFFERING = [{"name": "cuda", "there": "12", "here": "13"}, {"name": "cores", "t
         (
             note("baseline_is_what_it_does", settings=["lr", "num_workers"]),
             (
-                "The baseline is what the script does by itself: what was given of lr, num_workers has no effect. Put a "
-                "setting into the command as a placeholder, such as {lr}, to give its value."
+                "The baseline is what the script does by itself: what was given of lr, num_workers has no effect. Put "
+                "a setting into the command as a placeholder, such as {lr}, to give its value."
             ),
         ),
         (

@@ -94,9 +94,10 @@ def test_a_note_becomes_a_sentence_with_its_figures(told: Note, sentence: str) -
 def test_a_setting_out_of_reach_is_named_with_the_reason_and_the_way_to_reach_it(
     setting: str, reason: str, why: str, has_placeholder: bool
 ) -> None:
-    way = f". Where the script has an option for it, write its value as {{{setting}}} in the command to have it searched"
+    option = f"Where the script has an option for it, write its value as {{{setting}}} in the command"
+    way = f". {option} to have it searched" if has_placeholder else ""
     told = note("setting_unreached", setting=setting, reason=reason, has_placeholder=has_placeholder)
-    assert say(told) == f"{setting} was left as the script has it: {why}{way if has_placeholder else ''}."
+    assert say(told) == f"{setting} was left as the script has it: {why}{way}."
 
 
 def test_every_reason_that_a_setting_is_out_of_reach_has_words_of_its_own() -> None:

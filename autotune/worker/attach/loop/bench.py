@@ -18,7 +18,8 @@ from autotune.settings.training_config import TrainingConfig
 from autotune.worker.attach.loop.conductor import ScriptTrainer
 from autotune.worker.attach.loop.scene import Scene
 from autotune.worker.attach.seams.precision import SWITCHES, set_layout
-from autotune.worker.measure.feed import Feed, unwrapped
+from autotune.worker.measure.batch_sizes import unwrapped
+from autotune.worker.measure.feed import Feed
 from autotune.worker.setup.build import is_stream, kept_weights, put_back
 
 __all__ = ["ScriptBench", "loader_like", "switch"]

@@ -24,7 +24,8 @@ from torch.utils.data import DataLoader
 from autotune.settings.training_config import TrainingConfig
 from autotune.worker.attach.seams.hooks import plain_iter, plain_next
 from autotune.worker.measure.batch import tensors_of
-from autotune.worker.measure.feed import Delivery, FeedEnded, ready_in, size_counter, stop_iterator, unwrapped
+from autotune.worker.measure.batch_sizes import size_counter, unwrapped
+from autotune.worker.measure.feed import Delivery, FeedEnded, ready_in, stop_iterator
 from autotune.worker.measure.feed import queue_capacity as capacity_of
 from autotune.worker.setup.build import is_stream, length_of
 from autotune.worker.setup.device import Device

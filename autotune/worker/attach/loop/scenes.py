@@ -32,8 +32,9 @@ from autotune.worker.failure.hang_dump import HangDump
 from autotune.worker.jobs.curves import trace_curves
 from autotune.worker.jobs.probe import is_sharded, warm_page_cache
 from autotune.worker.jobs.stress import largest_batch, stress_figures
+from autotune.worker.measure.batch_sizes import unwrapped
 from autotune.worker.measure.conditions import conditions_before
-from autotune.worker.measure.feed import Feed, unwrapped
+from autotune.worker.measure.feed import Feed
 from autotune.worker.measure.loop import Run
 from autotune.worker.preload import installed_modules
 from autotune.worker.setup.build import WorkloadFault, is_stream
