@@ -46,8 +46,8 @@ from benchmarks.yardsticks.unwatched import steps_per_s
 
 _PARTS = ("look", "pairs", "search")
 _PAIRS = 5
-_WINDOW = WindowRules(max_s=6.0, precision=0.01)
-_SKIP_S, _PLAIN_S, _WITHIN_S = 4.0, 8.0, 120.0
+_WINDOW = WindowRules(max_s=5.0, precision=0.01)
+_SKIP_S, _PLAIN_S, _WITHIN_S = 3.0, 6.0, 120.0
 _SEARCH_S = 90.0
 
 

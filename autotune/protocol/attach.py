@@ -24,7 +24,6 @@ __all__ = [
     "changed_settings",
     "framework_environment",
     "is_own_python",
-    "quiet_environment",
     "with_own_python",
 ]
 
@@ -63,21 +62,6 @@ def with_own_python(words: Sequence[str]) -> tuple[str, ...]:
     if is_bare and shutil.which(words[0]) is None and beside.exists():
         return (str(beside), *words[1:])
     return tuple(words)
-
-
-def quiet_environment() -> dict[str, str]:
-    """Variables that keep experiment trackers and hubs from logging or uploading anything.
-
-    Source: wandb/sdk/wandb_settings.py; huggingface_hub/constants.py; docs.neptune.ai, environment variables;
-    docs.swanlab.cn, swanlab disabled. Comet has no such variable that is documented.
-    """
-    return {
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "HF_HUB_OFFLINE": "1",
-        "NEPTUNE_MODE": "disabled",
-        "SWANLAB_MODE": "disabled",
-        "WANDB_MODE": "disabled",
-    }
 
 
 def changed_settings(config: TrainingConfig, script: ScriptFacts) -> frozenset[str]:

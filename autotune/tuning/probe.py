@@ -5,6 +5,7 @@ Comes in: a Plan and a runner. Goes out: a runner that knows the limits, and the
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from math import inf
@@ -15,7 +16,7 @@ from autotune.errors import ConfigError, WorkloadError
 from autotune.launch.launcher import notes_of, preload_in, slots_of
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note, note
-from autotune.protocol.attach import quiet_environment
+from autotune.protocol.quiet import muted_environment
 from autotune.protocol.reports import RankReport
 from autotune.records.conditions import note_on_others
 from autotune.settings.plan import Plan
@@ -53,7 +54,7 @@ def probe_workload(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, Resolv
         given = dict(reached)
         runner = runner.with_script(script)
         if script.is_in_process:
-            preload_in(runner.launcher, script.modules, quiet_environment())
+            preload_in(runner.launcher, script.modules, muted_environment(os.environ))
     reason = obstacle(baseline, report.facts, environment, drop_last=plan.workload.drop_last)
     if reason is not None:
         raise ConfigError(f"baseline: {reason}")

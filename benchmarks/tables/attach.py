@@ -17,7 +17,7 @@ def print_attach_tables(results: Mapping[str, Any]) -> None:
     """Print what there is."""
     names = list(dict.fromkeys(key.partition("/")[0] for key in results if "/" in key))
     parts = {name: {part: results.get(f"{name}/{part}", {}) for part in ("look", "pairs", "search")} for name in names}
-    head = ("script", "found", "batch", "samples/s", "start s", "out of reach")
+    head: tuple[str, ...] = ("script", "found", "batch", "samples/s", "start s", "out of reach")
     print_table("Found and measured", head, [(name, *_look_row(parts[name]["look"])) for name in names])
     head = ("script", "attached/unwatched", "3 std. errors", "within")
     print_table("Pairs", head, [(name, *_pairs_row(parts[name]["pairs"])) for name in names])

@@ -30,6 +30,7 @@ from tests.factories.measurements import (
     make_rank,
     make_window,
 )
+from tests.factories.scripts import make_script
 from tests.factories.summaries import (
     FED,
     NO_ADVICE,
@@ -96,6 +97,7 @@ __all__ = [
     "make_record",
     "make_rich_summary",
     "make_roofline",
+    "make_script",
     "make_space",
     "make_summary",
     "make_trial",

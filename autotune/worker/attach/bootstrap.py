@@ -12,7 +12,6 @@ import os
 import sys
 from pathlib import Path
 from time import perf_counter
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from autotune.protocol.attach import ATTACH_VARIABLE
@@ -35,17 +34,18 @@ def begin() -> None:
     told = json.loads(os.environ[ATTACH_VARIABLE])
     if "folder" in told:
         from autotune.protocol.disk import TrialFolder
-        from autotune.worker.attach.files import protect_files
+        from autotune.worker.attach.redirect.protection import protect_files
 
-        protect_files(TrialFolder(Path(told["folder"])).overlay)
-    after_import("torch", lambda module: _attach(module, told))
+        folder = TrialFolder(Path(told["folder"]))
+        protect_files(folder.overlay, own=(folder.path,))
+    after_import("torch", lambda _: _attach(told))
 
 
 def open_session(job: jobs.WorkloadJob, place: Place, dump: HangDump, started: float) -> Session:
     """Watch torch in this process, and do a job once the script trains."""
-    from autotune.worker.attach.files import protect_torch
     from autotune.worker.attach.loop.scenes import doer_of
     from autotune.worker.attach.loop.session import Session
+    from autotune.worker.attach.redirect.protection import protect_torch
     from autotune.worker.attach.seams.hooks import install
     from autotune.worker.setup.build import seed_all
     from autotune.worker.trial import Start
@@ -73,18 +73,28 @@ def overrides_of(job: jobs.WorkloadJob) -> Overrides:
     return Overrides(config, job.script, is_switched=is_switched)
 
 
-def _attach(_: ModuleType, told: dict[str, Any]) -> None:
-    session = _session_of(told)
+def _attach(told: dict[str, Any]) -> None:
+    """Whatever is amiss with us, torch can be imported."""
+    try:
+        session = _session_of(told)
+    except Exception as error:  # noqa: BLE001 - the trial's folder is gone, or of another version
+        sys.stderr.write(f"autotune: could not attach to this process: {type(error).__name__}: {error}\n")
+        return
     if session.job is None:
         return
-    before = sys.excepthook
+    before, seen = sys.excepthook, session.sightings
 
     def on_error(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
         before(kind, error, traceback)
-        session.script_ended(error)
+        if seen.made or seen.outermost or seen.steps:
+            session.script_ended(error)
+
+    def on_end() -> None:
+        if seen.steps:  # else it only prepares something, or loads batches for a process that trains
+            session.script_ended()
 
     sys.excepthook = on_error
-    atexit.register(session.script_ended)
+    atexit.register(on_end)
 
 
 def _session_of(told: dict[str, Any]) -> Session:

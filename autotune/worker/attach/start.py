@@ -25,13 +25,13 @@ from autotune.protocol.attach import (
     attached_environment,
     framework_environment,
     is_own_python,
-    quiet_environment,
     with_own_python,
 )
+from autotune.protocol.quiet import quiet_environment
 from autotune.protocol.reports import RankReport
 from autotune.settings.command import PythonStart, filled, python_start
 from autotune.worker.attach.bootstrap import open_session, overrides_of
-from autotune.worker.attach.files import protect_files
+from autotune.worker.attach.redirect.protection import protect_files
 from autotune.worker.failure.hang_dump import HangDump
 from autotune.worker.setup.build import WorkloadFault
 from autotune.worker.trial import Place
@@ -54,8 +54,7 @@ def run_command(job: jobs.WorkloadJob, place: Place, dump: HangDump, started: fl
     overlay.mkdir(mode=0o700, exist_ok=True)
     attached = {"folder": str(place.folder.path), "started": started}
     own = framework_environment(config, job.script)
-    tracked = {"MLFLOW_TRACKING_URI": f"file://{overlay}/mlflow"}  # mlflow's documentation, tracking server
-    environment = {**quiet_environment(), **tracked, **attached_environment(attached), **own}
+    environment = {**quiet_environment(overlay), **attached_environment(attached), **own}
     os.environ.update(environment)
     start = python_start(words) if is_own_python(words[0]) else None
     if start is None:
@@ -90,7 +89,7 @@ def _run_below(words: Sequence[str], place: Place) -> None:
 
 
 def _run_here(start: PythonStart, job: jobs.WorkloadJob, place: Place, dump: HangDump, started: float) -> None:
-    protect_files(place.folder.overlay)
+    protect_files(place.folder.overlay, own=(place.folder.path,))
     session = open_session(job, place, dump, started)
     error: BaseException | None = None
     try:

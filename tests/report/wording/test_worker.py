@@ -15,8 +15,8 @@ from autotune.worker.attach.loop import sightings
 
 WHERE = "where the time goes"
 _NOTE = re.compile(r'\bnote\(\s*"(\w+)"')
-_REASONS = ("no_loader", "own_batches", "own_precision", "not_comparable", "several_ranks", "no_module", "own_layout")
-_REASONS += ("own_threads", "in_the_script")
+_REASONS = ["no_loader", "own_batches", "own_precision", "not_comparable", "several_ranks", "no_module", "own_layout"]
+_REASONS += ["own_threads", "in_the_script"]
 
 
 def test_every_note_of_the_worker_has_a_sentence() -> None:

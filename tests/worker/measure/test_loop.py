@@ -127,6 +127,7 @@ def test_persistent_workers_are_not_expected_to_start_anew(
     _, run = measured(length=8 * 6)
     changed = {"num_workers": 2, "persistent_workers": is_persistent}
     run.trainer.config = run.trainer.config.model_copy(update=changed)
+    assert isinstance(run.feed, Feed)
     run.feed.start_s, run.feed.first_wait_s = 0.5, 3.0
     monkeypatch.setattr(Feed, "is_iterable", is_iterable)
     stretch = Stretch(Block(samples=80, batches=10, seconds=1.0, data_wait_s=0.0), 0, 1.0, 0.0)

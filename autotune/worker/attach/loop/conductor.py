@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from autotune.settings.training_config import TrainingConfig
+from autotune.worker.attach.loop.beside import Beside
 from autotune.worker.attach.seams.hooks import plain_iter, plain_next
 from autotune.worker.measure.batch import tensors_of
 from autotune.worker.measure.batch_sizes import size_counter, unwrapped
@@ -147,8 +148,8 @@ class ScriptFeed:
         self.is_own = False
         self.watches_queue = True
         self.epoch_batches: int | None = length_of(counted.loader)
-        self.other_s = 0.0
-        """Seconds that the script has spent on other loaders since the last batch: an evaluation is no training."""
+        self.beside = Beside()
+        """The script's other loaders."""
         self.outside_s = 0.0
         """All seconds so far that were left out for that."""
         self.epochs = 0
@@ -172,11 +173,8 @@ class ScriptFeed:
             FeedEnded: the script trains no further epoch.
         """
         had_to_wait = self.watches_queue and self.ready() == 0
-        asked, restarted, apart_s = perf_counter(), False, 0.0
-        if self.other_s:
-            apart_s, self.other_s = self.other_s, 0.0
+        asked, restarted, apart_s = perf_counter(), False, self.beside.take()
         while True:
-            before = perf_counter()
             try:
                 batch, samples = self._counted.fetch(self.iterator)
             except StopIteration:
@@ -186,9 +184,9 @@ class ScriptFeed:
                 restarted, self.epochs = True, self.epochs + 1
                 self._next_epoch()
                 outside_s = 0.0 if self.is_own else max(0.0, self._asked_again - ended)
-                apart_s, self.other_s, asked = apart_s + outside_s, 0.0, asked + outside_s
+                self.beside.take()  # it lies between two epochs, all of which is left out
+                apart_s, asked = apart_s + outside_s, asked + outside_s
                 continue
-            del before
             self.outside_s += apart_s
             wait_s = perf_counter() - asked
             return Delivery(batch, samples * self._ranks, asked, wait_s, restarted, had_to_wait, apart_s)

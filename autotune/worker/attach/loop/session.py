@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader
 from autotune.protocol import jobs
 from autotune.protocol.reports import RankReport
 from autotune.settings.workload import LoaderSite
+from autotune.worker.attach.loop.beside import Beside
 from autotune.worker.attach.loop.conductor import (
     Conductor,
     CountedLoader,
@@ -33,7 +34,7 @@ from autotune.worker.attach.loop.conductor import (
     ScriptTrainer,
     StepFeed,
 )
-from autotune.worker.attach.loop.scene import Doer, Scene, is_clean_exit, no_loop, raised, rank, ranks, told
+from autotune.worker.attach.loop.scene import Doer, Scene, is_clean_exit, no_loop, raised, rank, ranks, told, unapplied
 from autotune.worker.attach.loop.sightings import Made, Sightings
 from autotune.worker.attach.seams.hooks import plain_next, release_module_calls
 from autotune.worker.attach.seams.overrides import Overrides
@@ -47,6 +48,8 @@ __all__ = ["Session"]
 
 _STEPS_WITHOUT_LOADER = 3
 """Optimizer steps without a batch of a DataLoader after which a script counts as one that has none: our convention."""
+_STEPS_BEYOND_BATCHES = 64
+"""Steps since the last batch, beyond as many as it took batches, from which on it trains on what it has kept: ours."""
 
 
 class Session:
@@ -74,8 +77,8 @@ class Session:
         """The loader that the script has last taken a batch of, and the thread that took it."""
         self._trains: DataLoader[Any] | None = None
         """The training loader, once it is known."""
-        self._steps_alone = 0
-        self._other_since: float | None = None
+        self._steps_before = 0
+        """Optimizer steps before the last batch of a loader."""
         self._drives_by_forward = False
 
     # Loaders
@@ -97,7 +100,8 @@ class Session:
             made.was_iterated |= made.loader is loader
         if self.feed is not None:
             if not isinstance(self.feed, ScriptFeed) or loader is not self.feed.loader:
-                self._other_since = perf_counter()
+                if isinstance(self.feed, ScriptFeed):
+                    self.feed.beside.begin()
                 return None
             if self.feed.is_own and self.conductor is not None:
                 return HeldBatches(self.conductor)
@@ -129,27 +133,28 @@ class Session:
             return plain_next(iterator)
         if isinstance(self.feed, ScriptFeed) and self.conductor is not None:
             if loader is self.feed.loader:
+                self.feed.beside.on_training()
                 return self.conductor.ask()
-            return self._other_batch(iterator)
+            return self._batch_beside(iterator, self.feed.beside)
         if loader is self._trains and self.conductor is None:
             return self._begin(loader, iterator)
         counted = self._counted.get(id(loader))
         if counted is None:
             return plain_next(iterator)
         batch, samples = counted.fetch(iterator)
-        self._last = loader, get_ident()
+        self._last, self._steps_before = (loader, get_ident()), self.sightings.most_steps
         self.sightings.samples.append(samples)
         return batch
 
-    def _other_batch(self, iterator: Any) -> Any:
-        """A batch of a loader that does not train; what passes until its end is no training."""
+    def _batch_beside(self, iterator: Any, beside: Beside) -> Any:
+        """A batch of a loader that does not train."""
         try:
-            return plain_next(iterator)
+            batch = plain_next(iterator)
         except StopIteration:
-            if self._other_since is not None and isinstance(self.feed, ScriptFeed):
-                self.feed.other_s += perf_counter() - self._other_since
-            self._other_since = None
+            beside.end()
             raise
+        beside.on_batch()
+        return batch
 
     def _is_counted(self, loader: DataLoader[Any]) -> bool:
         """Before its probe any loader may be the one that trains; then its place is known."""
@@ -178,25 +183,20 @@ class Session:
             if optimizer is self.trainer.optimizer:
                 self.trainer.accumulated = 0
             return
-        if self._last is not None and self._last[1] == get_ident():
-            self._trains = self._last[0]
+        if self._drives_by_forward:
             return
-        self._steps_alone += 1
-        if self._steps_alone >= _STEPS_WITHOUT_LOADER and not self._drives_by_forward:
+        last, steps = self._last, self.sightings.most_steps - self._steps_before
+        if last is not None and last[1] == get_ident() and steps <= len(self.sightings.samples) + _STEPS_BEYOND_BATCHES:
+            self._trains = last[0]
+        elif steps >= _STEPS_WITHOUT_LOADER:
+            self._trains = None
             self._drive_by_forward()
 
     def _tell_unapplied(self) -> None:
         """In a training that is run to its end: say once, at its first step, that no loader was found to change."""
-        facts, made = self.overrides.facts, {made.site for made in self.sightings.made}
-        if self.sightings.steps or facts is None:
-            return
-        self.sightings.steps[0] = 1
-        if facts.loaders and not made & set(facts.loaders):
-            wanted = facts.loaders[-1]
-            sys.stderr.write(
-                f"autotune: the loader's settings could not be put in: the script makes no DataLoader at {wanted.file}:"
-                f"{wanted.line}, as the one that was searched did; search again with this script\n"
-            )
+        if not self.sightings.steps:
+            self.sightings.steps[0] = 1
+            sys.stderr.write(unapplied(self.overrides.facts, self.sightings))
 
     def on_loss(self, loss: Tensor) -> None:
         """See hooks.Watcher."""

@@ -109,12 +109,11 @@ class Sightings:
 
     def family_of(self, loader: DataLoader[Any]) -> list[Made]:
         """The training loader, last, and the loaders of its data that were only made to be rebuilt."""
-        own = next((made for made in self.made if made.loader is loader), None)
-        if own is None:
+        place = next((place for place, made in enumerate(self.made) if made.loader is loader), None)
+        if place is None:
             return []
-        data = loader.dataset
-        before = [made for made in self.made if made.loader.dataset is data and not made.was_iterated]
-        return [*(made for made in before if made is not own), own]
+        data, before = loader.dataset, self.made[:place]
+        return [*(made for made in before if made.loader.dataset is data and not made.was_iterated), self.made[place]]
 
     def observed(self, given: TrainingConfig, loader: DataLoader[Any] | None, ranks: int) -> TrainingConfig:
         """What the script does by itself; what nobody sees is as given."""

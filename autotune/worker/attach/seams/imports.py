@@ -31,14 +31,19 @@ class _AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def __init__(self, name: str, act: Callable[[ModuleType], None]) -> None:
         self._name, self._act = name, act
         self._loader: Any = None
+        self._is_asking = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """The module's own spec, with this as its loader."""
-        if fullname != self._name:
+        if fullname != self._name or self._is_asking:  # another that waits for the same module asks this one too
             return None
-        spec = self._found(path, target)
+        self._is_asking = True
+        try:
+            spec = self._found(path, target)
+        finally:
+            self._is_asking = False
         if spec is None or spec.loader is None:
             return spec
         self._loader, spec.loader = spec.loader, self

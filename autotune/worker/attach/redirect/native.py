@@ -1,0 +1,149 @@
+"""Gives native code that writes files by itself a path of the view: torch, safetensors, sqlite3, numpy's memory maps.
+
+Comes in: a module just imported. Goes out: the same module, its functions replaced that take a path to C++ or Rust.
+"""
+
+from __future__ import annotations
+
+import os
+import urllib.parse
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+from autotune.worker.attach.redirect.changes import Changes
+from autotune.worker.attach.redirect.copying import copy_file
+from autotune.worker.attach.redirect.paths import text_of
+from autotune.worker.attach.redirect.real import FUNCTIONS as REAL
+from autotune.worker.attach.redirect.real import replace_everywhere
+from autotune.worker.attach.redirect.view import View
+
+__all__ = ["PROTECTORS"]
+
+_MAPPED_COPY_BYTES = 256 << 20  # our convention: what is copied in about a second
+
+
+def _protect_torch(torch: ModuleType, view: View, changes: Changes) -> None:
+    class Writer(torch._C.PyTorchFileWriter):  # type: ignore[misc, name-defined] # noqa: SLF001 - no public name has it
+        def __init__(self, target: Any, *arguments: Any, **named: Any) -> None:
+            if isinstance(target, str):
+                target = changes.emptied(target)
+                if not target.isascii():  # as torch.save does, and scratch may have another name
+                    target = self._autotune_stream = open(target, "wb", buffering=0)  # noqa: PTH123, SIM115
+            super().__init__(target, *arguments, **named)
+
+    class Reader(torch._C.PyTorchFileReader):  # type: ignore[misc, name-defined] # noqa: SLF001 - no public name has it
+        def __init__(self, source: Any, *arguments: Any, **named: Any) -> None:
+            super().__init__(view.seen(source) if isinstance(source, str) else source, *arguments, **named)
+
+    from_file: Any = torch.__dict__["from_file"]
+    storage_from_file = torch.UntypedStorage.from_file
+
+    def mapped(filename: Any, shared: Any) -> str:
+        return changes.prepared(filename) if shared else view.seen(filename)
+
+    def tensor_from_file(filename: str, shared: bool | None = None, *arguments: Any, **named: Any) -> Any:
+        return from_file(mapped(filename, shared), shared, *arguments, **named)
+
+    def untyped_from_file(filename: str, shared: bool = False, *arguments: Any, **named: Any) -> Any:
+        return storage_from_file(mapped(filename, shared), shared, *arguments, **named)
+
+    torch._C.PyTorchFileWriter, torch._C.PyTorchFileReader = Writer, Reader  # noqa: SLF001
+    torch.__dict__["from_file"] = tensor_from_file
+    torch.UntypedStorage.from_file = staticmethod(untyped_from_file)
+    script = torch.jit.RecursiveScriptModule
+    save = script.save
+
+    def save_script(self: Any, f: Any, **named: Any) -> Any:
+        return save(self, changes.emptied(f), **named)
+
+    script.save = save_script
+    load = torch.jit.load
+
+    def load_script(f: Any, *arguments: Any, **named: Any) -> Any:
+        return load(view.seen(f) if isinstance(f, str | os.PathLike) else f, *arguments, **named)
+
+    replace_everywhere([(load, load_script)])
+
+
+def _protect_safetensors(safetensors: ModuleType, view: View, changes: Changes) -> None:
+    serialize_file, safe_open = safetensors.serialize_file, safetensors.safe_open
+
+    def write(tensor_dict: Any, filename: Any, *arguments: Any, **named: Any) -> Any:
+        return serialize_file(tensor_dict, changes.emptied(filename), *arguments, **named)
+
+    def read(filename: Any, *arguments: Any, **named: Any) -> Any:
+        return safe_open(view.seen(filename), *arguments, **named)
+
+    replace_everywhere([(serialize_file, write), (safe_open, read)])
+
+
+def _protect_sqlite3(sqlite3: ModuleType, view: View, changes: Changes) -> None:
+    connect = sqlite3.connect
+
+    def opened(database: Any, *arguments: Any, **named: Any) -> Any:
+        is_address = named.get("uri", False) or (len(arguments) > 6 and arguments[6])
+        if isinstance(database, int) or text_of(database) in {"", ":memory:"}:
+            return connect(database, *arguments, **named)
+        text = text_of(database)
+        if is_address and text.startswith("file:"):
+            path, mark, query = text.removeprefix("file:").partition("?")
+            if not path or path == ":memory:" or "mode=memory" in query:
+                return connect(database, *arguments, **named)
+            is_read = "mode=ro" in query or "immutable=1" in query
+            must_be = "mode=rw" in query and "mode=rwc" not in query
+            if is_read or (must_be and not os.path.exists(urllib.parse.unquote(path))):  # noqa: PTH110 - of the view
+                return connect(
+                    f"file:{urllib.parse.quote(view.seen(urllib.parse.unquote(path)))}{mark}{query}",
+                    *arguments,
+                    **named,
+                )
+            return connect(
+                f"file:{urllib.parse.quote(_database(urllib.parse.unquote(path), view, changes))}{mark}{query}",
+                *arguments,
+                **named,
+            )
+        return connect(_database(text, view, changes), *arguments, **named)
+
+    replace_everywhere([(connect, opened)])
+
+
+def _database(path: str, view: View, changes: Changes) -> str:
+    """Where sqlite may write a database; what it had not merged yet lies beside the copy too."""
+    before = view.seen(path)
+    try:
+        at = changes.prepared(path)
+    except OSError as error:
+        import sqlite3
+
+        raise sqlite3.OperationalError("unable to open database file") from error
+    if at != before:
+        for end in ("-wal", "-journal"):
+            if os.path.exists(before + end):  # noqa: PTH110 - of the view
+                copy_file(before + end, at + end)
+    return at
+
+
+def _protect_numpy(numpy: ModuleType, view: View, _: Changes) -> None:
+    make = numpy.memmap.__new__
+
+    def mapped(
+        subtype: Any, filename: Any, dtype: Any = numpy.uint8, mode: str = "r+", *arguments: Any, **named: Any
+    ) -> Any:
+        if mode in {"r+", "readwrite"} and isinstance(filename, str | bytes | os.PathLike):
+            found = view.seen(filename)
+            size = REAL["stat"](found).st_size if os.path.exists(found) else 0  # noqa: PTH110 - of the view
+            if size > _MAPPED_COPY_BYTES and not view.is_own(found):
+                mode = "c"  # changed in this process's memory alone: numpy's default would copy a whole data set
+        return make(subtype, filename, dtype, mode, *arguments, **named)
+
+    numpy.memmap.__new__ = mapped
+
+
+PROTECTORS: Mapping[str, Callable[[ModuleType, View, Changes], None]] = {
+    "numpy": _protect_numpy,
+    "safetensors": _protect_safetensors,
+    "sqlite3": _protect_sqlite3,
+    "torch": _protect_torch,
+}
+"""By the module that has to be imported."""

@@ -1,0 +1,180 @@
+"""A training run to its end with recommended settings: they are put in, and nothing else is done to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from autotune.api.apply import applied, apply_command
+from autotune.errors import ConfigError
+from autotune.launch.local.fork_server import ForkServerLauncher
+from autotune.protocol.attach import ATTACH_VARIABLE
+from autotune.settings.training_config import TrainingConfig
+from tests.factories import make_script
+from tests.worker.attach.scripts import Script, ScriptRig
+
+_SCRIPT = """
+import atexit, json, os, sys
+from pathlib import Path
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+NAMES = ("batch_size", "num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "in_order")
+epochs, lr = int(sys.argv[1]), float(sys.argv[2].removeprefix("--lr="))
+data = TensorDataset(torch.randn(256, 8), torch.arange(256) % 2)
+computed = set()
+
+class Net(nn.Linear):
+    def forward(self, x):
+        found = super().forward(x)
+        computed.add(str(found.dtype))
+        return found
+
+model = Net(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+train = DataLoader(data, batch_size=16, shuffle=True)
+validate = DataLoader(data, batch_size=20)
+atexit.register(lambda: Path("at-exit.txt").write_text("written"))
+steps = 0
+for epoch in range(epochs):
+    for x, y in train:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        steps += 1
+Path("last.pt").write_text("of this training")
+Path("seen.json").write_text(json.dumps({
+    "train": {name: getattr(train, name) for name in NAMES},
+    "validate": validate.batch_size, "steps": steps, "lr": lr, "computed": sorted(computed),
+    "outputs": str(model(x).dtype), "wandb": os.environ.get("WANDB_MODE"),
+}))
+sys.exit(7)
+"""
+_SETTINGS: dict[str, Any] = {
+    "num_workers": 1,
+    "prefetch_factor": 3,
+    "persistent_workers": True,
+    "pin_memory": False,
+    "in_order": False,
+}
+
+
+@pytest.fixture(scope="module")
+def probed(fork_server: ForkServerLauncher, tmp_path_factory: pytest.TempPathFactory) -> Script:
+    """The script, as a search has seen it."""
+    rig = ScriptRig(launcher=fork_server, folder=tmp_path_factory.mktemp("apply"))
+    return rig.probe((*rig.write(_SCRIPT), "100000", "--lr={lr}"), lr=0.1)
+
+
+def recommended(folder: Path, probed: Script | None = None, **settings: Any) -> Path:
+    """A file of recommended settings."""
+    script = make_script() if probed is None else probed.script
+    config = TrainingConfig.model_validate(script.observed.model_dump() | settings)
+    content = {
+        "format": 1,
+        "settings": config.model_dump(),
+        "command": ["python", "train.py"] if probed is None else list(probed.words),
+        "script": script.model_dump(mode="json", exclude={"unreached", "modules", "new_files"}),
+        "malloc": ["MALLOC_TRIM_THRESHOLD_=1000000"],
+    }
+    path = folder / "recommended.yaml"
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    return path
+
+
+def test_the_training_runs_to_its_end_with_exactly_the_settings(probed: Script, tmp_path: Path) -> None:
+    found = recommended(tmp_path, probed, micro_batch_size=32, amp_dtype="bfloat16", lr=0.25, **_SETTINGS)
+    (tmp_path / "last.pt").write_text("of an earlier training")
+    command = [sys.executable, "-m", "autotune", "apply", str(found), "--", *probed.words[:2], "3", "--lr={lr}"]
+    environment = {name: value for name, value in os.environ.items() if name != "WANDB_MODE"}
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, env=environment, timeout=100, check=False
+    )
+    assert done.returncode == 7, done.stderr
+    seen = json.loads((tmp_path / "seen.json").read_text())
+    assert seen == {
+        "train": {"batch_size": 32, **_SETTINGS},
+        "validate": 20,
+        "steps": 3 * 256 // 32,
+        "lr": 0.25,
+        "computed": ["torch.bfloat16"],
+        "outputs": "torch.float32",
+        "wandb": None,
+    }
+    assert (tmp_path / "at-exit.txt").read_text() == "written"
+    assert (tmp_path / "last.pt").read_text() == "of this training"
+    assert "autotune: starting" in done.stderr
+    assert "could not be put in" not in done.stderr
+
+
+def test_a_script_that_makes_its_loader_elsewhere_is_told_that_nothing_was_put_in(
+    probed: Script, tmp_path: Path
+) -> None:
+    moved = tmp_path / "moved.py"
+    moved.write_text(_SCRIPT, encoding="utf-8")
+    words, variables = applied(
+        recommended(tmp_path, probed, num_workers=1), [sys.executable, str(moved), "1", "--lr=1"]
+    )
+    done = subprocess.run(
+        words, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, **variables}, timeout=100, check=False
+    )
+    assert done.returncode == 7, done.stderr
+    assert json.loads((tmp_path / "seen.json").read_text())["train"]["num_workers"] == 0
+    assert done.stderr.count("the loader's settings could not be put in: the script makes no DataLoader at") == 1
+
+
+def test_what_is_started_has_the_settings_and_the_allocators_switches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
+    path = recommended(tmp_path, lr=0.5)
+    words, variables = applied(path, ["bash", "run.sh", "{lr}", "{epoch}"])
+    assert words == ("bash", "run.sh", "0.5", "{epoch}")
+    assert variables["MALLOC_TRIM_THRESHOLD_"] == "1000000"
+    told = json.loads(variables[ATTACH_VARIABLE])
+    assert TrainingConfig.model_validate(told["config"]).lr == 0.5
+    assert "folder" not in told
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "7")
+    assert "MALLOC_TRIM_THRESHOLD_" not in applied(path, ["bash", "run.sh"])[1]
+
+
+def test_a_run_folder_stands_for_its_recommendation(tmp_path: Path) -> None:
+    recommended(tmp_path, lr=0.5)
+    assert applied(tmp_path, ["bash", "{lr}"])[0] == ("bash", "0.5")
+
+
+def test_what_would_be_started_can_be_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    apply_command(recommended(tmp_path), ["bash", "-c", "echo $AUTOTUNE_ATTACH"], only_print=True)
+    printed = capsys.readouterr().out
+    assert printed.startswith("env ")
+    done = subprocess.run(["bash", "-c", printed], capture_output=True, text=True, check=True, timeout=60)
+    assert json.loads(done.stdout)["script"]["framework"] == "plain loop"
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (["no-such-program-at-all"], "must name a program that can be started, but 'no-such-program-at-all' can't be"),
+        (["python", "-I", "train.py"], "Python must be started without -I"),
+        ([], "a command must have at least one word"),
+    ],
+)
+def test_a_command_that_can_not_be_used_is_refused(tmp_path: Path, command: list[str], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        apply_command(recommended(tmp_path), command)
+
+
+def test_a_file_that_was_found_for_a_model_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "recommended.yaml"
+    path.write_text(yaml.safe_dump({"format": 1, "settings": TrainingConfig().model_dump()}), encoding="utf-8")
+    with pytest.raises(ConfigError, match="must have been found for a command to be applied to one"):
+        applied(path, ["python", "train.py"])

@@ -1,0 +1,139 @@
+"""A search on the command of a script, from the call to its files, and once more from where it ended."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import autotune
+from autotune.api import diagnose as diagnosing
+from autotune.api.diagnose import MeasuringTime, diagnose_plan
+from autotune.api.result import SearchResult
+from autotune.errors import ConfigError, WorkloadError
+from autotune.files.recommended_file import read_script
+from autotune.launch.launcher import Exit, Launch
+from autotune.launch.local.fork_server import ForkServerLauncher
+from autotune.note import Note
+from autotune.protocol.disk import write_model
+from autotune.protocol.jobs import NO_EXTRAS, TrialJob, read_job
+from autotune.settings.plan import Plan
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import Workload
+from tests.worker.attach.scripts import HEAD, SHORT
+
+_SCRIPT = (
+    "import sys, time\n"
+    + HEAD
+    + """
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return 256
+    def __getitem__(self, index):
+        time.sleep(0.002)
+        return data[index]
+
+assert sys.argv[1] == "--lr=0.05", sys.argv
+loader = DataLoader(Slow(), batch_size=16, shuffle=True)
+for epoch in range(100000):
+    for x, y in loader:
+        step(x, y)
+"""
+)
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The command of a script whose items take their time."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(_SCRIPT, encoding="utf-8")
+    return [sys.executable, "train.py", "--lr={lr}"]
+
+
+_SPACE = {"num_workers": [0, 2], "micro_batch_size": 16, "amp_dtype": "float32", "intra_op_threads": None}
+
+
+@dataclass(frozen=True)
+class Hurried:
+    """A launcher whose windows are short, whatever was asked for."""
+
+    launcher: ForkServerLauncher
+
+    def launch(self, launch: Launch) -> Exit:
+        """As the launcher does."""
+        job = read_job(launch.folder.job)
+        if isinstance(job, TrialJob):
+            write_model(launch.folder.job, job.model_copy(update={"window": SHORT, "extras": NO_EXTRAS}))
+        return self.launcher.launch(launch)
+
+    def close(self) -> None:
+        """It stays open."""
+
+
+Search = Callable[..., SearchResult]
+
+
+@pytest.fixture
+def search(command: list[str], fork_server: ForkServerLauncher) -> Search:
+    """A short search, whose trials come from the server that all tests share."""
+
+    def run(**changes: Any) -> SearchResult:
+        own: dict[str, Any] = {"n_trials": 3, "timeout_s": 20.0, "space": _SPACE}
+        own |= {"baseline": {"lr": 0.05, "num_workers": 3}, "run_dir": "run"}
+        return autotune.search(
+            command=command, device="cpu", progress=False, launcher=Hurried(fork_server), **(own | changes)
+        )
+
+    return run
+
+
+def test_a_search_goes_from_what_the_script_does_to_what_can_be_applied(command: list[str], search: Search) -> None:
+    result = search()
+    baseline = result.summary.baseline
+    assert (baseline.micro_batch_size, baseline.num_workers, baseline.lr) == (16, 0, 0.05)
+    assert result.trials[0].config == baseline
+    assert len(result.trials) == 3
+    codes = [told.code for told in result.summary.notes if isinstance(told, Note)]
+    assert "baseline_is_what_it_does" in codes
+    assert "setting_unreached" in codes
+    assert result.best is not None
+    file = Path("run", "recommended.yaml")
+    found = read_script(file)
+    assert found.command == tuple(command)
+    assert found.script.observed == baseline
+    assert autotune.load(file) == result.best
+    assert f"autotune apply recommended.yaml -- {sys.executable} train.py '--lr={{lr}}'" in file.read_text()
+    again = search()
+    assert [trial.config for trial in again.trials[:3]] == [trial.config for trial in result.trials]
+    assert again.summary.baseline == baseline
+
+
+def test_a_space_that_asks_for_what_is_out_of_reach_is_refused(search: Search) -> None:
+    with pytest.raises(ConfigError, match=r"space\.grad_accum_steps must be within reach of the script to be searched"):
+        search(space={"grad_accum_steps": [1, 2]})
+
+
+def test_a_script_that_fails_is_told_with_its_own_traceback(search: Search) -> None:
+    Path("train.py").write_text(f"import torch\n{HEAD}\nraise ValueError('no such column')\n", encoding="utf-8")
+    with pytest.raises(WorkloadError, match="no such column") as raised:
+        search()
+    assert 'train.py", line ' in raised.value.remote_traceback
+
+
+@pytest.mark.quiet
+def test_a_diagnosis_says_that_a_slow_dataset_holds_a_script_up(
+    command: list[str], fork_server: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    varied = TrainingConfig(micro_batch_size=16, lr=0.05, num_workers=2)
+    monkeypatch.setattr(diagnosing, "list_variations", lambda _: [varied])
+    baseline = TrainingConfig(lr=0.05)
+    plan = Plan(name="case", workload=Workload(command=tuple(command)), baseline=baseline, device="cpu")
+    brief = MeasuringTime(window_s=0.4, stretch_s=0.1)
+    found = diagnose_plan(plan, progress=False, launcher=fork_server, measuring=brief)
+    assert found.verdict.startswith("data")
+    assert found.diagnosis.headline
+    assert found.advice

@@ -1,0 +1,94 @@
+"""Settings that can't be changed from outside stay as the script has them; who asks for them is told so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.settings.search_space import Choices, Domain, SearchSpace, SettingValue
+from autotune.settings.workload import ScriptFacts
+from autotune.space.reach import within_reach
+from tests.factories import make_environment, make_script
+
+CPU = make_environment(native_amp_dtypes=("float32", "bfloat16"))
+GPU = make_environment()
+PLAIN = sorted(name for name in SearchSpace.model_fields if name != "ddp")
+"""Settings that a space may have, apart from those of DDP."""
+
+
+def reached(script: ScriptFacts, environment: Any = GPU, **space: Any) -> Mapping[str, Domain]:
+    """The user's part of the space, which must be possible."""
+    found = within_reach(SearchSpace.model_validate(space).given(), script, environment)
+    assert not isinstance(found, str), found
+    return found
+
+
+def refused(script: ScriptFacts, **space: Any) -> str:
+    """Why the user's part of the space can't be searched."""
+    found = within_reach(SearchSpace.model_validate(space).given(), script, GPU)
+    assert isinstance(found, str)
+    return found
+
+
+def fixed(value: SettingValue) -> Choices:
+    return Choices(values=(value,))
+
+
+@given(st.sets(st.sampled_from(PLAIN)))
+def test_whatever_is_out_of_reach_is_fixed_to_what_the_script_does(names: set[str]) -> None:
+    script = make_script(reached=tuple(sorted(names)))
+    found = reached(script)
+    own = script.observed.model_dump()
+    out_of_reach = [name for name in PLAIN if name not in names]
+    assert {name: found[name] for name in out_of_reach} == {name: fixed(own[name]) for name in out_of_reach}
+    assert set(found) - {"amp_dtype"} == set(out_of_reach) - {"amp_dtype"}
+    assert list(found) == sorted(found)
+
+
+@given(st.sets(st.sampled_from(PLAIN)), st.sampled_from(["num_workers", "micro_batch_size", "grad_accum_steps"]))
+def test_a_setting_is_refused_exactly_where_it_is_out_of_reach(names: set[str], asked: str) -> None:
+    space = SearchSpace.model_validate({asked: [2, 4]}).given()
+    found = within_reach(space, make_script(reached=tuple(names)), GPU)
+    assert isinstance(found, str) == (asked not in names)
+    if not isinstance(found, str):
+        assert found[asked] == space[asked]
+
+
+def test_the_refusal_names_the_setting_and_the_way_to_reach_it() -> None:
+    assert refused(make_script(), grad_accum_steps=[1, 2]) == (
+        "space.grad_accum_steps must be within reach of the script to be searched, but the script alone sets it; leave "
+        "it out of the space, or put {grad_accum_steps} into the command where the script has an option for it"
+    )
+
+
+def test_a_setting_out_of_reach_may_be_given_the_value_that_the_script_has() -> None:
+    assert reached(make_script(), grad_accum_steps=[1])["grad_accum_steps"] == fixed(1)
+
+
+@pytest.mark.parametrize(
+    ("environment", "dtypes"), [(CPU, ("float32", "bfloat16")), (GPU, ("float32", "tf32", "bfloat16"))]
+)
+def test_precisions_are_those_of_the_device_without_float16(environment: Any, dtypes: tuple[str, ...]) -> None:
+    assert reached(make_script(), environment)["amp_dtype"] == Choices(values=dtypes)
+
+
+def test_float16_is_refused_unless_the_script_scales_its_losses_itself() -> None:
+    asked = {"amp_dtype": ["float32", "float16"]}
+    assert refused(make_script(), **asked).startswith("space.amp_dtype of a script must leave float16 out")
+    placed = make_script(placeholders=("amp_dtype",))
+    assert reached(placed, **asked)["amp_dtype"] == Choices(values=("float32", "float16"))
+    own = make_script(observed={"amp_dtype": "float16"}, reached=())
+    assert reached(own, amp_dtype=["float16"])["amp_dtype"] == fixed("float16")
+
+
+def test_settings_of_ddp_are_fixed_where_ranks_exchange_gradients_otherwise() -> None:
+    group: dict[str, Any] = {"strategy": "ddp", "world_size": 2, "ddp": {"static_graph": True}}
+    script = make_script(observed=group, reached=("ddp.bucket_cap_mb", "num_workers"))
+    found = reached(script)
+    assert found["ddp.static_graph"] == fixed(value=True)
+    assert "ddp.bucket_cap_mb" not in found
+    assert not any(name.startswith("ddp.") for name in reached(make_script()))

@@ -1,0 +1,257 @@
+"""A loop turned inside out: measuring hands out batches in the script's place, and either may end first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, TensorDataset
+
+from autotune.settings.training_config import TrainingConfig
+from autotune.worker.attach.loop.beside import Beside
+from autotune.worker.attach.loop.conductor import (
+    Conductor,
+    CountedLoader,
+    HeldBatches,
+    ScriptFeed,
+    ScriptTrainer,
+    StepFeed,
+)
+from autotune.worker.measure.feed import Delivery, FeedEnded
+from autotune.worker.setup.device import open_device
+
+
+def conducted(work: Callable[[Conductor], None]) -> Conductor:
+    """A conductor whose measuring does some work."""
+    conductor: Conductor = Conductor(lambda: work(conductor))
+    return conductor
+
+
+def asked(conductor: Conductor) -> list[object]:
+    """What a script is given until an epoch ends."""
+    found: list[object] = []
+    with suppress(StopIteration):
+        while True:
+            found.append(conductor.ask())
+    return found
+
+
+@given(st.lists(st.lists(st.integers(), max_size=8), max_size=5))
+def test_the_script_sees_the_batches_and_the_epochs_that_measuring_gives(epochs: list[list[int]]) -> None:
+    def work(conductor: Conductor) -> None:
+        for epoch in epochs:
+            for batch in epoch:
+                conductor.give(batch)
+            conductor.end_epoch()
+
+    conductor = conducted(work)
+    assert [asked(conductor) for _ in epochs] == epochs
+
+
+def test_giving_returns_when_the_script_asks_again() -> None:
+    order: list[str] = []
+
+    def work(conductor: Conductor) -> None:
+        for number in range(2):
+            order.append(f"give {number}")
+            conductor.give(number)
+        order.append("done")
+        conductor.end_epoch()
+
+    conductor = conducted(work)
+    for number in range(2):
+        assert conductor.ask() == number
+        assert not conductor.is_measuring
+        order.append(f"train {number}")
+    with suppress(StopIteration):
+        conductor.ask()
+    assert order == ["give 0", "train 0", "give 1", "train 1", "done"]
+
+
+def test_while_measuring_runs_that_is_known() -> None:
+    seen: list[bool] = []
+
+    def work(conductor: Conductor) -> None:
+        seen.append(conductor.is_measuring)
+        conductor.give(1)
+        seen.append(conductor.is_measuring)
+        conductor.end_epoch()
+
+    conductor = conducted(work)
+    assert not conductor.is_measuring
+    asked(conductor)
+    assert seen == [True, True]
+    assert not conductor.is_measuring
+
+
+def test_a_script_that_ends_first_is_told_to_measuring() -> None:
+    ends: list[str] = []
+
+    def work(conductor: Conductor) -> None:
+        try:
+            while True:
+                conductor.give(1)
+        except FeedEnded:
+            ends.append("ended")
+
+    conductor = conducted(work)
+    assert conductor.ask() == 1
+    conductor.end()
+    assert ends == ["ended"]
+    conductor.end()  # and no second time
+    assert ends == ["ended"]
+
+
+def test_what_measuring_raises_reaches_the_script() -> None:
+    def work(_: Conductor) -> None:
+        raise ValueError("of measuring")
+
+    with pytest.raises(ValueError, match="of measuring"):
+        conducted(work).ask()
+
+
+def test_a_loader_whose_workers_are_gone_is_iterated_over_what_measuring_gives() -> None:
+    def work(conductor: Conductor) -> None:
+        for batch in (1, 2):
+            conductor.give(batch)
+        conductor.end_epoch()
+
+    assert list(HeldBatches(conducted(work))) == [1, 2]
+
+
+class Script:
+    """A script's loop over a loader, as the session leads it."""
+
+    def __init__(self, loader: DataLoader[object], work: Callable[[ScriptFeed, ScriptTrainer], None]) -> None:
+        self.counted, self.trained = CountedLoader(loader), list[object]()
+        self.conductor = Conductor(lambda: work(self.feed, self.trainer))
+        self.feed = ScriptFeed(self.conductor, self.counted, None, ranks=2)
+        parameter = torch.zeros(1, requires_grad=True)
+        config, device = TrainingConfig(micro_batch_size=4), open_device("cpu")
+        self.trainer = ScriptTrainer(config, device, self.conductor, torch.optim.SGD([parameter]))
+
+    def run(self, epochs: int) -> None:
+        for _ in range(epochs):
+            self.counted.begin_epoch()
+            self.feed.began_epoch(iter(self.counted.loader), 0.0)
+            with suppress(StopIteration):
+                while True:
+                    self.trained.append(self.conductor.ask())
+        self.conductor.end()
+
+
+def until_it_ends(taken: list[Delivery]) -> Callable[[ScriptFeed, ScriptTrainer], None]:
+    def work(feed: ScriptFeed, trainer: ScriptTrainer) -> None:
+        with suppress(FeedEnded):
+            while True:
+                taken.append(feed.take())
+                trainer.train(taken[-1].batch)
+
+    return work
+
+
+def pairs(count: int) -> TensorDataset:
+    return TensorDataset(torch.arange(count))
+
+
+@given(length=st.integers(1, 20), size=st.integers(1, 8), drops=st.booleans(), epochs=st.integers(1, 3))
+def test_every_batch_of_a_script_is_counted_once_with_its_samples(
+    length: int, size: int, drops: bool, epochs: int
+) -> None:
+    taken: list[Delivery] = []
+    loader: DataLoader[object] = DataLoader(pairs(length), batch_size=min(size, length), drop_last=drops, shuffle=True)
+    script = Script(loader, until_it_ends(taken))
+    script.run(epochs)
+    sizes = [len(batch[0]) for batch in loader]
+    assert [one.samples for one in taken] == [2 * each for each in sizes] * epochs  # of two ranks
+    restarts = [number for number, one in enumerate(taken) if one.is_restart]
+    assert restarts == [number * len(sizes) for number in range(1, epochs)]
+    assert len(script.trained) == len(taken)
+    assert script.feed.epoch_batches == len(sizes)
+    assert (script.feed.epochs, script.feed.is_at_end()) == (epochs, False)
+
+
+def test_once_it_is_measurings_own_the_loader_is_iterated_without_the_script() -> None:
+    taken: list[Delivery] = []
+
+    def work(feed: ScriptFeed, trainer: ScriptTrainer) -> None:
+        feed.is_own = True
+        taken.extend(feed.take() for _ in range(7))
+        with suppress(FeedEnded):
+            trainer.conductor.end_epoch()
+
+    script = Script(DataLoader(pairs(12), batch_size=4), work)
+    script.run(1)
+    assert script.trained == []
+    assert [one.is_restart for one in taken] == [False, False, False, True, False, False, True]
+
+
+def test_a_batch_that_was_drawn_before_anybody_counted_has_the_loaders_size() -> None:
+    loader: DataLoader[object] = DataLoader(pairs(8), batch_size=4)
+    early = iter(loader)
+    counted = CountedLoader(loader)
+    assert counted.fetch(early)[1] == 4
+    sampler = BatchSampler(RandomSampler(pairs(8)), 3, drop_last=True)
+    own: DataLoader[object] = DataLoader(pairs(8), batch_sampler=sampler)
+    early = iter(own)
+    assert CountedLoader(own).fetch(early)[1] == 3
+
+
+class Stream(torch.utils.data.IterableDataset[int]):
+    """Nine numbers."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(9))
+
+
+def test_a_streams_short_batch_is_counted() -> None:
+    stream: Dataset[int] = Stream()
+    counted = CountedLoader(DataLoader(stream, batch_size=4))
+    iterator = iter(counted.loader)
+    assert [counted.fetch(iterator)[1] for _ in range(3)] == [4, 4, 1]
+
+
+def test_without_a_loader_each_forward_pass_stands_for_a_batch() -> None:
+    feed = StepFeed(24)
+    assert (feed.take().samples, feed.ready(), feed.is_at_end(), feed.loader) == (24, 0, False, None)
+    feed.stop()
+
+
+def test_the_loss_of_a_script_is_that_of_its_last_backward_pass() -> None:
+    losses: list[float] = []
+
+    def work(_: ScriptFeed, trainer: ScriptTrainer) -> None:
+        losses.extend(float(trainer.train(None)) for _ in range(2))
+
+    script = Script(DataLoader(pairs(4)), work)
+    script.conductor.ask()
+    script.trainer.loss = torch.tensor(3.0)
+    script.conductor.ask()
+    script.trainer.loss = torch.tensor(2.0)
+    script.conductor.ask()
+    assert losses == [3.0, 2.0]
+    assert script.trainer.accumulated == 2
+
+
+def test_of_loaders_that_do_not_train_only_what_forms_an_evaluation_is_no_training() -> None:
+    beside = Beside()
+    beside.begin()
+    beside.on_batch()
+    beside.on_training()  # one batch beside each training batch: in step with it
+    beside.on_batch()
+    beside.on_batch()
+    beside.end()
+    assert beside.take() == 0
+    beside.begin()
+    beside.on_batch()
+    beside.on_batch()
+    beside.on_training()
+    assert beside.take() > 0
+    beside.begin()
+    beside.end()
+    assert beside.take() > 0
+    assert beside.take() == 0

@@ -1,0 +1,165 @@
+"""Which loader trains, what else a script does beside training, and that it ends once it has been measured."""
+
+from __future__ import annotations
+
+from tests.worker.attach.scripts import HEAD, LOOP, ScriptRig
+
+_EVALUATION_S = 0.16
+_VALIDATING = (
+    HEAD
+    + f"EACH_S = {_EVALUATION_S}"
+    + """
+import time
+loader = DataLoader(data, batch_size=64, shuffle=True)
+
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        time.sleep(EACH_S / 8)
+        return data[index]
+
+def evaluate():
+    with torch.no_grad():
+        for number, (x, y) in enumerate(DataLoader(Slow(), batch_size=4)):
+            if number == LAST:
+                break
+            model(x)
+
+"""
+)
+_EACH_EPOCH = (
+    _VALIDATING.replace("LAST", "None")
+    + """
+evaluate()
+for epoch in range(100000):
+    for x, y in loader:
+        step(x, y)
+    evaluate()
+"""
+)
+_MID_EPOCH = (
+    _VALIDATING
+    + """
+number = 0
+for epoch in range(100000):
+    for x, y in loader:
+        number += 1
+        time.sleep(0.002)
+        step(x, y)
+        if number % 40 == 0:
+            evaluate()
+"""
+)
+
+
+def test_a_validation_loader_is_not_the_training_loader_and_its_time_is_no_training(rig: ScriptRig) -> None:
+    words = rig.write(_EACH_EPOCH)
+    found = rig.probe(words)
+    assert found.observed.micro_batch_size == 64
+    assert [site.line for site in found.script.loaders] == [_line_of(_EACH_EPOCH, "loader = DataLoader")]
+    assert found.facts.dataset_length == 512
+    measured = rig.measured(words, found)
+    (outside,) = measured.remarks
+    seconds, epochs = outside.figures["seconds"], outside.figures["epochs"]
+    assert isinstance(seconds, float)
+    assert isinstance(epochs, int)
+    assert seconds >= 0.9 * _EVALUATION_S * (epochs - 1) > 0
+    assert measured.window.epoch_samples == 512
+    assert all(block.seconds < _EVALUATION_S * block.batches / 8 for block in measured.blocks)
+
+
+def test_an_evaluation_in_the_middle_of_an_epoch_is_left_out_too(rig: ScriptRig) -> None:
+    words = rig.write(_MID_EPOCH.replace("LAST", "None"))
+    found = rig.probe(words)
+    (site,) = found.script.loaders
+    assert site.line == _line_of(_MID_EPOCH, "loader = DataLoader")
+    (outside,) = rig.measured(words, found).remarks
+    assert outside.code == "outside_training"
+
+
+def test_of_an_evaluation_that_ends_early_what_passes_until_its_last_batch_is_left_out(rig: ScriptRig) -> None:
+    words = rig.write(_MID_EPOCH.replace("LAST", "1"))
+    (outside,) = rig.measured(words, rig.probe(words)).remarks
+    assert outside.code == "outside_training"
+
+
+def test_a_loader_that_is_iterated_beside_the_training_loader_is_part_of_training(rig: ScriptRig) -> None:
+    words = rig.write(
+        HEAD
+        + """
+import time
+loader = DataLoader(data, batch_size=16, shuffle=True)
+other = DataLoader(TensorDataset(data.tensors[0]), batch_size=16)
+for epoch in range(100000):
+    for (_,), (x, y) in zip(other, loader):
+        time.sleep(0.001)
+        step(x, y)
+"""
+    )
+    measured = rig.measured(words, rig.probe(words))
+    assert measured.remarks == ()
+    assert all(block.seconds >= 0.001 * block.batches for block in measured.blocks)
+
+
+def test_short_last_batches_are_counted_as_they_are(rig: ScriptRig) -> None:
+    words = rig.write(LOOP.replace("torch.randn(512, 8), torch.arange(512)", "torch.randn(40, 8), torch.arange(40)"))
+    found = rig.probe(words)
+    assert found.observed.micro_batch_size == 16
+    window = rig.measured(words, found).window
+    assert window.epoch_samples == 40
+    assert all(block.samples * 3 == block.batches * 40 for block in window.blocks)  # 16 + 16 + 8, whole epochs
+
+
+def test_short_batches_of_a_stream_are_counted_in_its_workers(rig: ScriptRig) -> None:
+    words = rig.write(
+        HEAD
+        + """
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return zip(*(part[:40] for part in data.tensors))
+
+loader = DataLoader(Stream(), batch_size=16, num_workers=1)
+"""
+        + "for _ in range(100000):\n    for x, y in loader:\n        assert 0 < len(x) <= 16\n        step(x, y)\n"
+    )
+    window = rig.measured(words, rig.probe(words)).window
+    assert window.epoch_samples == 40
+
+
+def test_a_script_without_a_loader_is_measured_by_its_forward_passes(rig: ScriptRig) -> None:
+    words = rig.write(
+        HEAD
+        + """
+import time
+x, y = data.tensors
+while True:
+    time.sleep(0.001)
+    step(x[:24], y[:24])
+"""
+    )
+    measured = rig.measured(words, rig.probe(words))
+    assert measured.window.epoch_samples is None
+    assert all(block.samples == 24 * block.batches for block in measured.window.blocks)
+    assert all(block.seconds >= 0.001 * block.batches for block in measured.blocks)
+
+
+def test_a_script_that_has_taken_all_its_batches_beforehand_is_measured_like_one_without_a_loader(
+    rig: ScriptRig,
+) -> None:
+    words = rig.write(
+        HEAD
+        + """
+batches = list(DataLoader(data, batch_size=16))
+while True:
+    for x, y in batches:
+        step(x, y)
+"""
+    )
+    found = rig.probe(words, deadline_s=20.0)
+    assert found.observed.micro_batch_size == 16
+    assert not {"num_workers", "micro_batch_size"} & set(found.script.reached)
+
+
+def _line_of(text: str, begin: str) -> int:
+    return 1 + next(number for number, line in enumerate(text.splitlines()) if line.startswith(begin))

@@ -1,0 +1,245 @@
+"""What a script does by itself is what a probe says: its loader, its batches, its accumulation, its precision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from autotune.note import note
+from tests.worker.attach.scripts import HEAD, STEP, ScriptRig
+
+_LOADER = "loader = DataLoader(data, batch_size=16, shuffle=True)\n"
+_TRAIN = """
+from train_data import make_loader
+loader = make_loader(data)
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """A kind of script, and what is seen of it."""
+
+    text: str
+    files: dict[str, str] = field(default_factory=dict)
+    observed: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    site: str = "train.py"
+    """The file that makes the training loader."""
+    unreached: frozenset[str] = frozenset({"grad_accum_steps", "compile"})
+
+
+KINDS = {
+    "a plain loop": Kind(
+        text=HEAD + _LOADER + STEP,
+        observed={"micro_batch_size": 16, "grad_accum_steps": 1, "lr": 0.05, "num_workers": 0, "amp_dtype": "float32"},
+        facts={
+            "dataset_length": 512,
+            "parameter_count": 8 * 32 + 32 + 32 * 2 + 2,
+            "trainable_parameter_count": 8 * 32 + 32 + 32 * 2 + 2,
+            "is_iterable": False,
+            "has_4d_input": False,
+            "fixed_batch_size": None,
+        },
+    ),
+    "a generator over its loader": Kind(
+        text=HEAD
+        + _LOADER
+        + """
+def forever():
+    while True:
+        yield from loader
+
+batches = forever()
+for _ in range(1000000):
+    step(*next(batches))
+""",
+        observed={"micro_batch_size": 16, "grad_accum_steps": 1},
+    ),
+    "a loop that enumerates and ends its epochs early": Kind(
+        text=HEAD
+        + _LOADER
+        + """
+for epoch in range(100000):
+    for number, (x, y) in enumerate(loader):
+        if number == 20:
+            break
+        step(x, y)
+""",
+        observed={"micro_batch_size": 16, "grad_accum_steps": 1},
+    ),
+    "two loaders in step": Kind(
+        text=HEAD
+        + _LOADER
+        + """
+other = DataLoader(TensorDataset(data.tensors[0][:256]), batch_size=8)
+for epoch in range(100000):
+    for (_,), (x, y) in zip(other, loader):
+        step(x, y)
+""",
+        observed={"micro_batch_size": 16, "grad_accum_steps": 1},
+    ),
+    "batches that are taken ahead": Kind(
+        text=HEAD
+        + _LOADER
+        + """
+from itertools import islice
+for epoch in range(100000):
+    for x, y in list(islice(loader, 8)):
+        step(x, y)
+""",
+        observed={"micro_batch_size": 16, "grad_accum_steps": 1},
+    ),
+    "four batches a step": Kind(
+        text=HEAD
+        + "loader = DataLoader(data, batch_size=4, shuffle=True, num_workers=1, prefetch_factor=3, in_order=False)\n"
+        + """
+for epoch in range(100000):
+    for number, (x, y) in enumerate(loader):
+        (nn.functional.cross_entropy(model(x), y) / 4).backward()
+        if (number + 1) % 4 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+""",
+        observed={
+            "micro_batch_size": 4,
+            "grad_accum_steps": 4,
+            "num_workers": 1,
+            "prefetch_factor": 3,
+            "in_order": False,
+        },
+    ),
+    "two optimizers": Kind(
+        text=HEAD
+        + "loader = DataLoader(data, batch_size=8)\n"
+        + """
+maker = nn.Sequential(nn.Linear(4, 8))
+making = torch.optim.Adam(maker.parameters(), lr=0.002)
+for epoch in range(100000):
+    for x, y in loader:
+        step(x, y)
+        making.zero_grad()
+        nn.functional.cross_entropy(model(maker(torch.randn(len(x), 4))), 1 - y).backward()
+        making.step()
+""",
+        observed={"micro_batch_size": 8, "grad_accum_steps": 1},
+        facts={"trainable_parameter_count": 8 * 32 + 32 + 32 * 2 + 2 + 4 * 8 + 8},
+    ),
+    "a stream": Kind(
+        text=HEAD
+        + """
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return zip(*data.tensors)
+
+loader = DataLoader(Stream(), batch_size=16)
+"""
+        + STEP,
+        observed={"micro_batch_size": 16, "grad_accum_steps": 1},
+        facts={"is_iterable": True, "dataset_length": None, "is_sharded": False},
+    ),
+    "a loader that another module makes": Kind(
+        text=HEAD + _TRAIN + STEP,
+        files={
+            "train_data.py": (
+                "from torch.utils.data import DataLoader\n"
+                "def make_loader(data):\n    return DataLoader(data, batch_size=32)\n"
+            )
+        },
+        observed={"micro_batch_size": 32},
+        site="train_data.py",
+    ),
+    "batches of a sampler of its own": Kind(
+        text=HEAD
+        + """
+from torch.utils.data import BatchSampler, SequentialSampler
+loader = DataLoader(data, batch_sampler=BatchSampler(SequentialSampler(data), 8, drop_last=True))
+"""
+        + STEP,
+        observed={"micro_batch_size": 8},
+        facts={"fixed_batch_size": 8},
+        unreached=frozenset({"micro_batch_size", "grad_accum_steps", "compile"}),
+    ),
+    "a loader of a class of its own": Kind(
+        text=HEAD
+        + """
+class Loader(DataLoader):
+    def __init__(self, what, size):
+        super().__init__(what, batch_size=size)
+
+loader = Loader(data, 8)
+"""
+        + STEP,
+        observed={"micro_batch_size": 8},
+    ),
+    "no loader at all": Kind(
+        text=HEAD
+        + """
+x, y = data.tensors
+while True:
+    at = torch.randint(512, (24,))
+    step(x[at], y[at])
+""",
+        observed={"micro_batch_size": 24, "grad_accum_steps": 1, "lr": 0.05},
+        facts={"fixed_batch_size": 24, "dataset_length": None},
+        site="",
+        unreached=frozenset({"micro_batch_size", "num_workers", "amp_dtype", "grad_accum_steps", "compile"}),
+    ),
+    "a script that decides much itself": Kind(
+        text="""
+import torch
+torch.set_num_threads(1)
+"""
+        + HEAD
+        + _LOADER
+        + """
+images = torch.randn(16, 3, 8, 8).to(memory_format=torch.channels_last)
+net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()).to(memory_format=torch.channels_last)
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
+for epoch in range(100000):
+    for x, y in loader:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(x).mean() + net(images).mean()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+""",
+        observed={
+            "lr": 0.05,
+            "amp_dtype": "bfloat16",
+            "channels_last": True,
+            "intra_op_threads": 1,
+        },
+        facts={"has_4d_input": True},
+        unreached=frozenset({"amp_dtype", "channels_last", "intra_op_threads", "grad_accum_steps", "compile"}),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_the_baseline_is_what_the_script_does(rig: ScriptRig, kind: Kind) -> None:
+    for name, text in kind.files.items():
+        rig.write(text, name)
+    found = rig.probe(rig.write(kind.text))
+    assert found.observed.model_dump(include=set(kind.observed)) == kind.observed
+    assert found.facts.model_dump(include=set(kind.facts)) == kind.facts
+    sites = [site.file for site in found.script.loaders]
+    assert sites == ([str(rig.folder / kind.site)] if kind.site else [])
+    assert {told.figures["setting"] for told in found.script.unreached} == kind.unreached
+    assert not kind.unreached & set(found.script.reached)
+    assert (found.script.framework, found.script.device, found.script.is_in_process) == ("plain loop", "cpu", True)
+
+
+def test_what_is_out_of_reach_says_why_and_whether_a_placeholder_can_carry_it(rig: ScriptRig) -> None:
+    loop = KINDS["no loader at all"]
+    found = rig.probe((*rig.write(loop.text), "--unused", "{grad_accum_steps}"))
+    told = {str(one.figures["setting"]): one for one in found.script.unreached}
+    assert told["micro_batch_size"] == note(
+        "setting_unreached", setting="micro_batch_size", reason="no_loader", has_placeholder=True
+    )
+    assert told["amp_dtype"].figures["reason"] == "not_comparable"
+    assert "grad_accum_steps" not in told
+    assert found.script.placeholders == ("grad_accum_steps",)
+    assert "grad_accum_steps" in found.script.reached

@@ -1,0 +1,183 @@
+"""Settings really reach a script, those of the training loader alone; and what a script does itself stays as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from autotune.launch.local.fork_server import ForkServerLauncher
+from tests.worker.attach.scripts import Script, ScriptRig
+
+_SHOWS = """
+import json
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+SETTINGS = ("batch_size", "num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "in_order", "timeout")
+data = TensorDataset(torch.randn(512, 3, 8, 8), torch.arange(512) % 2)
+SEEN = {}
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 8, 3), nn.Linear(8 * 36, 2)
+    def forward(self, x):
+        inner = self.conv(x)
+        if self.training:
+            SEEN["batch"], SEEN["computed"] = len(x), str(inner.dtype)
+            SEEN["input_last"] = x.is_contiguous(memory_format=torch.channels_last)
+        return self.head(inner.flatten(1))
+
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+train = DataLoader(data, batch_size=16, shuffle=True)
+validate = DataLoader(data, batch_size=20)
+steps = 0
+for epoch in range(100000):
+    for x, y in train:
+        optimizer.zero_grad()
+        outputs = model(x)
+        nn.functional.cross_entropy(outputs, y).backward()
+        optimizer.step()
+        steps += 1
+        if steps == 3:
+            SEEN["outputs"], SEEN["parameters"] = str(outputs.dtype), str(model.conv.weight.dtype)
+            SEEN["weight_last"] = model.conv.weight.is_contiguous(memory_format=torch.channels_last)
+            SEEN["threads"] = torch.get_num_threads()
+            for name, loader in {"train": train, "validate": validate}.items():
+                SEEN[name] = {each: getattr(loader, each) for each in SETTINGS}
+            with torch.no_grad():
+                model.eval()
+                SEEN["validated"] = str(model(next(iter(validate))[0]).dtype)
+                model.train()
+            print("SEEN", json.dumps(SEEN), flush=True)
+"""
+_PLAIN = {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False, "pin_memory": False}
+_PLAIN |= {"in_order": True, "timeout": 0}
+
+
+@pytest.fixture(scope="module")
+def shared(fork_server: ForkServerLauncher, tmp_path_factory: pytest.TempPathFactory) -> ScriptRig:
+    """A rig whose folder the module's tests share."""
+    return ScriptRig(launcher=fork_server, folder=tmp_path_factory.mktemp("overrides"))
+
+
+@pytest.fixture(scope="module")
+def probed(shared: ScriptRig) -> Script:
+    """The script, probed."""
+    return shared.probe(shared.write(_SHOWS))
+
+
+def seen_with(rig: ScriptRig, probed: Script, **settings: Any) -> dict[str, Any]:
+    """What the script has seen of itself in a trial with these settings."""
+    rig.measured(probed.words, probed, **settings)
+    found: dict[str, Any] = rig.printed()
+    return found
+
+
+def test_the_baselines_trial_changes_nothing(shared: ScriptRig, probed: Script) -> None:
+    assert seen_with(shared, probed) == {
+        "batch": 16,
+        "computed": "torch.float32",
+        "input_last": False,
+        "weight_last": False,
+        "outputs": "torch.float32",
+        "parameters": "torch.float32",
+        "threads": torch.get_num_threads(),
+        "train": {"batch_size": 16, **_PLAIN},
+        "validate": {"batch_size": 20, **_PLAIN},
+        "validated": "torch.float32",
+    }
+
+
+def test_every_loader_setting_and_the_batch_size_reach_the_training_loader_alone(
+    shared: ScriptRig, probed: Script
+) -> None:
+    settings = {
+        "num_workers": 1,
+        "prefetch_factor": 3,
+        "persistent_workers": True,
+        "pin_memory": True,
+        "in_order": False,
+    }
+    found = seen_with(shared, probed, micro_batch_size=32, **settings)
+    assert found["train"] == {"batch_size": 32, "timeout": 0, **settings}
+    assert found["validate"] == {"batch_size": 20, **_PLAIN}
+    assert found["batch"] == 32
+
+
+def test_bfloat16_computes_in_it_and_leaves_parameters_and_outputs_in_float32(
+    shared: ScriptRig, probed: Script
+) -> None:
+    found = seen_with(shared, probed, amp_dtype="bfloat16")
+    kinds = [found[name] for name in ("computed", "outputs", "parameters", "validated")]
+    assert kinds == ["torch.bfloat16", "torch.float32", "torch.float32", "torch.float32"]
+
+
+def test_channels_last_reaches_inputs_and_weights_and_threads_the_process(shared: ScriptRig, probed: Script) -> None:
+    threads = torch.get_num_threads() + 1
+    found = seen_with(shared, probed, channels_last=True, intra_op_threads=threads)
+    assert (found["input_last"], found["weight_last"], found["threads"]) == (True, True, threads)
+
+
+def test_without_workers_what_only_workers_use_is_left_out(rig: ScriptRig) -> None:
+    words = rig.write(
+        _SHOWS.replace(
+            "train = DataLoader(data, batch_size=16, shuffle=True)",
+            "train = DataLoader(data, 16, True, num_workers=1, prefetch_factor=4, persistent_workers=True, timeout=30)",
+        )
+    )
+    probed = rig.probe(words)
+    own = {"num_workers": 1, "prefetch_factor": 4, "persistent_workers": True}
+    assert probed.observed.model_dump(include=set(own)) == own
+    found = seen_with(rig, probed, num_workers=0, prefetch_factor=None, persistent_workers=False)
+    assert found["train"] == {"batch_size": 16, **_PLAIN}
+
+
+def test_settings_out_of_reach_stay_the_scripts_own(rig: ScriptRig) -> None:
+    sampled = "batch_sampler=torch.utils.data.BatchSampler(torch.utils.data.RandomSampler(data), 16, drop_last=True)"
+    words = rig.write(_SHOWS.replace("batch_size=16, shuffle=True", sampled))
+    probed = rig.probe(words)
+    found = seen_with(rig, probed, micro_batch_size=64, num_workers=1, prefetch_factor=2)
+    assert (found["batch"], found["train"]["batch_size"], found["train"]["num_workers"]) == (16, None, 1)
+
+
+def test_placeholders_carry_what_a_patch_must_not_change(rig: ScriptRig) -> None:
+    words = rig.write(
+        """
+        import json, sys, torch
+        from torch.utils.data import DataLoader, TensorDataset
+        size, lr, steps = int(sys.argv[2]), float(sys.argv[3].split("=")[1]), int(sys.argv[4])
+        print("SEEN", json.dumps(sys.argv[1:]))
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+        loader = DataLoader(TensorDataset(torch.randn(512, 4)), batch_size=size)
+        number = 0
+        while True:
+            for (x,) in loader:
+                (model(x).pow(2).mean() / steps).backward()
+                number += 1
+                if number % steps == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
+        """
+    )
+    command = (*words, "--batch", "{micro_batch_size}", "--lr={lr}", "{grad_accum_steps}", "{epoch}")
+    probed = rig.probe(command, micro_batch_size=8, lr=0.25, grad_accum_steps=2)
+    assert rig.printed(name="probe") == ["--batch", "8", "--lr=0.25", "2", "{epoch}"]
+    observed = probed.observed
+    assert (observed.micro_batch_size, observed.lr, observed.grad_accum_steps) == (8, 0.25, 2)
+    rig.measured(command, probed, micro_batch_size=16, lr=0.5, grad_accum_steps=1)
+    assert rig.printed() == ["--batch", "16", "--lr=0.5", "1", "{epoch}"]
+
+
+def test_a_loader_of_an_unknown_place_is_left_alone(shared: ScriptRig, probed: Script, tmp_path: Path) -> None:
+    other = ScriptRig(launcher=shared.launcher, folder=tmp_path)
+    words = other.write(_SHOWS, "moved.py")
+    result = other.trial(words, probed, num_workers=1, prefetch_factor=2)
+    assert other.printed()["train"] == {"batch_size": 16, **_PLAIN}
+    assert result.outcome in {"ok", "invalid"}

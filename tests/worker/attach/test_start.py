@@ -1,0 +1,291 @@
+"""However a training is started, it is measured, ends hard and does no harm; else the reason is said."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from autotune.records.trial import TrialResult
+from tests.processes import marked
+from tests.worker.attach.scripts import HEAD, LOOP, STEP, ScriptRig
+
+_LOADER = "loader = DataLoader(data, batch_size=16, shuffle=True)\n"
+_ONE_EPOCH = HEAD + _LOADER + "for x, y in loader:\n    step(x, y)\n"
+
+
+def assert_nothing_is_left(rig: ScriptRig) -> None:
+    """No process of a trial runs on."""
+    server = rig.launcher._server
+    left = [one.cmdline() for one in marked(rig.launcher._token) if server is None or one.pid != server.process.pid]
+    assert left == []
+
+
+def test_python_m_runs_a_module_as_python_does(rig: ScriptRig) -> None:
+    rig.write("", "pkg/__init__.py")
+    rig.write("FROM_SIBLING = 7\n", "pkg/other.py")
+    own = "import json, sys\nfrom pkg.other import FROM_SIBLING\n"
+    own += 'print("SEEN", json.dumps([__name__, __spec__.name, sys.argv[1:], FROM_SIBLING]))\n'
+    rig.write(own + LOOP, "pkg/train.py")
+    command = ("python", "-m", "pkg.train", "--epochs", "3")
+    found = rig.probe(command)
+    assert (found.observed.micro_batch_size, found.script.is_in_process) == (16, True)
+    assert rig.printed(name="probe") == ["__main__", "pkg.train", ["--epochs", "3"], 7]
+    rig.measured(command, found)
+
+
+def test_a_script_finds_itself_and_its_neighbours_as_python_has_it(rig: ScriptRig) -> None:
+    rig.write("FROM_SIBLING = 7\n", "sub/neighbour.py")
+    own = """
+import json, pickle, sys
+from pathlib import Path
+from neighbour import FROM_SIBLING
+
+class Own:
+    pass
+
+def given():
+    return pickle.loads(pickle.dumps(Own())).__class__ is Own
+
+print("SEEN", json.dumps([__name__, Path(__file__).name, sys.argv[1:], given(), Path.cwd().name, FROM_SIBLING]))
+"""
+    rig.write(own + LOOP, "sub/train.py")
+    found = rig.probe(("python3", "sub/train.py", "a", "b c"))
+    assert found.observed.micro_batch_size == 16
+    expected = ["__main__", "train.py", ["a", "b c"], True, rig.folder.name, 7]
+    assert rig.printed(name="probe") == expected
+
+
+def test_a_shell_script_that_ends_in_python_is_attached_to(rig: ScriptRig) -> None:
+    rig.write("import sys\nprint('SEEN', __import__('json').dumps(sys.argv[1:]))\n" + LOOP)
+    rig.write('set -e\ncd .\npython train.py --lr "$1"\n', "run.sh")
+    command = ("bash", "run.sh", "{lr}")
+    found = rig.probe(command, lr=0.5)
+    assert (found.observed.micro_batch_size, found.script.is_in_process) == (16, False)
+    assert rig.printed(name="probe") == ["--lr", "0.5"]
+    measured = rig.measured(command, found, micro_batch_size=64)
+    assert all(block.samples == 64 * block.batches for block in measured.blocks)
+    assert_nothing_is_left(rig)
+
+
+_RANKS = (
+    """
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+"""
+    + HEAD
+    + """
+from torch.utils.data.distributed import DistributedSampler
+dist.init_process_group("gloo")
+model = DistributedDataParallel(model, find_unused_parameters=True)
+loader = DataLoader(data, batch_size=16, sampler=DistributedSampler(data))
+import json
+print("SEEN", json.dumps([model.gradient_as_bucket_view, model.find_unused_parameters, loader.num_workers]), flush=True)
+"""
+    + STEP
+)
+
+
+@pytest.mark.timeout(180)
+def test_torchrun_is_attached_to_and_its_ranks_are_given_the_settings(rig: ScriptRig) -> None:
+    rig.write(_RANKS)
+    command = ("torchrun", "--standalone", "--nproc-per-node", "2", "train.py")
+    found = rig.probe(command)
+    observed = found.observed
+    assert (observed.world_size, observed.strategy, observed.micro_batch_size) == (2, "ddp", 16)
+    assert observed.ddp is not None
+    assert observed.ddp.find_unused_parameters
+    assert {"ddp.gradient_as_bucket_view", "num_workers"} <= set(found.script.reached)
+    ddp = {"gradient_as_bucket_view": True, "find_unused_parameters": False}
+    measured = rig.measured(command, found, num_workers=1, prefetch_factor=2, ddp=ddp)
+    seen = [line for line in rig.log().splitlines() if "SEEN" in line]
+    assert len(seen) == 2
+    assert all("[true, false, 1]" in line for line in seen)
+    assert all(block.samples == 2 * 16 * block.batches for block in measured.blocks)
+    assert [told.code for told in measured.remarks] == ["seen_on_rank_0"]
+    assert_nothing_is_left(rig)
+
+
+HOSTILE = {
+    "re-executes itself": "import os, sys\nif 'AGAIN' not in os.environ:\n    os.environ['AGAIN'] = '1'\n"
+    "    os.execv(sys.executable, [sys.executable, *sys.argv])\n" + LOOP,
+    "reads stdin": "import sys\nassert sys.stdin.read() == ''\n" + LOOP,
+    "changes its folder": "import os\nos.makedirs('elsewhere', exist_ok=True)\nos.chdir('elsewhere')\n" + LOOP,
+    "writes when it ends": "import atexit\nfrom pathlib import Path\n"
+    "atexit.register(lambda: Path('at-exit').write_text('x'))\n" + LOOP + "\nPath('ended').write_text('x')\n",
+    "catches every exception": HEAD
+    + _LOADER
+    + "for _ in range(1000000):\n    try:\n        for x, y in loader:\n            step(x, y)\n"
+    "    except BaseException:\n        pass\n    finally:\n        1 + 1\n",
+    "runs a thread": "import threading\nthread = threading.Thread(target=threading.Event().wait)\nthread.start()\n"
+    + LOOP,
+    "prints much": HEAD + _LOADER + STEP.rstrip() + "\n        print('x' * 20000)\n",
+    "starts processes": "import subprocess, sys\n"
+    "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n" + LOOP,
+    "trains in a function of another thread": "import threading\n"
+    + HEAD
+    + _LOADER
+    + "def train():\n    for _ in range(100000):\n        for x, y in loader:\n            step(x, y)\n"
+    "thread = threading.Thread(target=train)\nthread.start()\nthread.join()\n",
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_a_script_is_measured_and_ended_whatever_it_does(rig: ScriptRig, text: str) -> None:
+    words = rig.write(text)
+    measured = rig.measured(words)
+    assert measured.samples_per_s > 0
+    assert all(block.samples == 16 * block.batches for block in measured.blocks)
+    assert not list(rig.folder.rglob("at-exit"))
+    assert not (rig.folder / "ended").exists()
+    assert_nothing_is_left(rig)
+
+
+def failed(rig: ScriptRig, text: str) -> TrialResult:
+    """The result of a script that can't be measured."""
+    result = rig.trial(rig.write(text))
+    assert result.measurement is None
+    assert_nothing_is_left(rig)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (_ONE_EPOCH + "    break\n", "must train to be measured, but it made a DataLoader and ended after 1"),
+        (_ONE_EPOCH.replace("512", "64"), "a script must train for some seconds to be measured"),
+        (HEAD + _LOADER + "for x, y in loader:\n    model(x)\n", "it made a DataLoader and ended after 0 optimizer"),
+        ("import torch\nprint('nothing')\n", "it ended before an optimizer had stepped"),
+        ("print('no torch')\n", "it ended before an optimizer had stepped"),
+    ],
+    ids=["one step", "some steps", "no step", "nothing", "no torch"],
+)
+def test_a_script_that_ends_before_it_can_be_measured_is_told_so(rig: ScriptRig, text: str, sentence: str) -> None:
+    result = failed(rig, text)
+    assert result.outcome == "invalid"
+    assert sentence in result.reason
+    assert "; " in result.reason
+
+
+@pytest.mark.parametrize(
+    "place", ["at its first line", "while it trains", "while it is measured"], ids=lambda place: place
+)
+def test_what_a_script_raises_is_told_with_its_own_traceback_alone(rig: ScriptRig, place: str) -> None:
+    raising = 'def fail():\n    raise KeyError("no such column")\n\n'
+    body = {
+        "at its first line": "fail()\n",
+        "while it trains": HEAD + _LOADER + "for x, y in loader:\n    fail()\n",
+        "while it is measured": HEAD
+        + _LOADER
+        + "for epoch in range(9):\n    for x, y in loader:\n        step(x, y)\n    fail()\n",
+    }[place]
+    result = failed(rig, raising + body)
+    assert (result.outcome, result.reason) == ("crashed", "KeyError: 'no such column'")
+    assert result.failure is not None
+    assert result.failure.signature == "KeyError at train.py:2"
+    assert "autotune" not in result.failure.traceback.replace(str(rig.folder), "")
+    assert 'train.py", line 2, in fail' in result.failure.traceback
+    assert "no such column" in rig.log()
+
+
+def test_an_exit_code_is_told(rig: ScriptRig) -> None:
+    result = failed(rig, "import sys\n" + HEAD + _LOADER + "for x, y in loader:\n    step(x, y)\n    sys.exit(3)\n")
+    assert result.outcome == "crashed"
+    assert "SystemExit: 3" in result.reason
+
+
+def test_the_exit_code_of_a_launcher_is_told(rig: ScriptRig) -> None:
+    rig.write("exit 3\n", "run.sh")
+    result = rig.trial(("bash", "run.sh"))
+    assert result.outcome == "invalid"
+    assert "it ended with exit code 3 before that; its log says why" in result.reason
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        (("python", "missing.py"), "must name a script that can be read, but 'missing.py' can't be (No such file"),
+        (("no-such-program", "train.py"), "must name a program that can be started, but 'no-such-program' can't be"),
+    ],
+)
+def test_what_can_not_be_started_is_told(rig: ScriptRig, command: tuple[str, ...], sentence: str) -> None:
+    result = rig.trial(command)
+    assert result.outcome == "invalid"
+    assert sentence in result.reason
+
+
+def test_trackers_and_hubs_are_kept_quiet(rig: ScriptRig) -> None:
+    own = (
+        'import json, os\nprint("SEEN", json.dumps([os.environ[name] for name in ("WANDB_MODE", "HF_HUB_OFFLINE")]))\n'
+    )
+    rig.measured(rig.write(own + LOOP))
+    assert rig.printed() == ["disabled", "1"]
+
+
+def test_a_failing_setting_is_told_as_the_scripts_own_exception(rig: ScriptRig) -> None:
+    words = rig.write(
+        HEAD + _LOADER + STEP.replace("step(x, y)", "assert len(x) == 16, 'sixteen alone'\n        step(x, y)")
+    )
+    found = rig.probe(words)
+    result = rig.trial(words, found, micro_batch_size=32)
+    assert (result.outcome, result.reason) == ("crashed", "AssertionError: sixteen alone")
+
+
+def test_a_checkpoint_into_a_file_that_existed_leaves_it_as_it_was(rig: ScriptRig) -> None:
+    checkpoint = rig.folder / "last.pt"
+    checkpoint.write_bytes(b"of an earlier training")
+    saving = "import torch\ntorch.save(model.state_dict(), 'last.pt')\nopen('log.txt', 'a').write('line')\n"
+    reading = "assert torch.load('last.pt').keys() == model.state_dict().keys()\n"
+    (rig.folder / "log.txt").write_text("earlier\n")
+    words = rig.write(HEAD + _LOADER + "for x, y in loader:\n    step(x, y)\n    break\n" + saving + reading + STEP)
+    rig.measured(words)
+    assert checkpoint.read_bytes() == b"of an earlier training"
+    assert (rig.folder / "log.txt").read_text() == "earlier\n"
+
+
+def test_new_files_are_listed(rig: ScriptRig) -> None:
+    words = rig.write("from pathlib import Path\nPath('made.txt').write_text('x')\n" + LOOP)
+    found = rig.probe(words)
+    assert [Path(file).name for file in found.script.new_files] == ["made.txt"]
+
+
+def test_the_interpreter_of_a_bare_python_is_this_one(rig: ScriptRig) -> None:
+    rig.write("import json, sys\nprint('SEEN', json.dumps(sys.executable))\n" + LOOP)
+    rig.measured(("env", "python", "train.py"))
+    assert Path(rig.printed()).resolve() == Path(sys.executable).resolve()
+
+
+_SPAWNING = """
+if __name__ == "__main__":
+    for epoch in range(100000):
+        for x, y in loader:
+            step(x, y)
+"""
+
+
+def test_spawned_loader_workers_that_import_the_script_again_end_nothing(rig: ScriptRig) -> None:
+    loader = "loader = DataLoader(data, batch_size=64, num_workers=1, multiprocessing_context='spawn')\n"
+    measured = rig.measured(rig.write(HEAD + loader + _SPAWNING))
+    assert measured.window.epoch_samples == 512
+    assert_nothing_is_left(rig)
+
+
+def test_a_process_that_only_prepares_something_ends_nothing(rig: ScriptRig) -> None:
+    preparing = HEAD + _LOADER + "total = sum(x.sum() for x, y in loader)\n"
+    rig.write(preparing, "prepare.py")
+    rig.write("import torch\n1 / 0\n", "broken.py")
+    rig.write(LOOP)
+    rig.write("python prepare.py\npython broken.py\npython train.py\n", "run.sh")
+    found = rig.probe(("bash", "run.sh"))
+    assert found.observed.micro_batch_size == 16
+
+
+def test_what_a_script_below_a_shell_raises_is_told_with_its_own_traceback(rig: ScriptRig) -> None:
+    rig.write(HEAD + _LOADER + "for x, y in loader:\n    step(x, y[:3])\n")
+    rig.write("python train.py\n", "run.sh")
+    result = rig.trial(("bash", "run.sh"))
+    assert result.outcome == "crashed"
+    assert "batch_size (16)" in result.reason
+    assert result.failure is not None
+    assert result.failure.signature == "ValueError at train.py:11"
