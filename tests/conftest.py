@@ -35,6 +35,7 @@ QUIET_RERUNS = 2
 TESTS = Path(__file__).parent
 LONGEST = (
     "ray/test_ray.py",
+    "worker/attach/test_start.py",
     "launch/test_groups.py",
     "api/test_end_to_end.py",
     "launch/test_parent.py",
@@ -43,6 +44,11 @@ LONGEST = (
     "worker/measure/test_edges.py",
     "worker/test_gpu_promises.py",
     "api/test_search.py",
+    "api/test_command.py",
+    "worker/attach/loop/test_sightings.py",
+    "worker/attach/loop/test_scenes.py",
+    "worker/attach/loop/test_session.py",
+    "worker/attach/seams/test_overrides.py",
     "docs/test_readme.py",
     "tuning/test_precision_check.py",
     "tuning/test_model_proposer.py",

@@ -189,7 +189,7 @@ while True:
     "a script that decides much itself": Kind(
         text="""
 import torch
-torch.set_num_threads(1)
+torch.set_num_threads(3)
 """
         + HEAD
         + _LOADER
@@ -210,7 +210,7 @@ for epoch in range(100000):
             "lr": 0.05,
             "amp_dtype": "bfloat16",
             "channels_last": True,
-            "intra_op_threads": 1,
+            "intra_op_threads": 3,
         },
         facts={"has_4d_input": True},
         unreached=frozenset({"amp_dtype", "channels_last", "intra_op_threads", "grad_accum_steps", "compile"}),
