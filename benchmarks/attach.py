@@ -46,8 +46,8 @@ from benchmarks.yardsticks.unwatched import steps_per_s
 
 _PARTS = ("look", "pairs", "search")
 _PAIRS = 5
-_WINDOW = WindowRules(max_s=5.0, precision=0.01)
-_SKIP_S, _PLAIN_S, _WITHIN_S = 3.0, 6.0, 120.0
+_WINDOW = WindowRules(max_s=4.0, precision=0.01)
+_SKIP_S, _PLAIN_S, _WITHIN_S = 2.0, 5.0, 120.0
 _SEARCH_S = 90.0
 
 
@@ -60,7 +60,7 @@ def main() -> int:
         return 0
     keep_freed_memory()
     if arguments.hooks:
-        recording.add("hooks", measure_hooks(rounds=5 if arguments.quick else 40))
+        recording.add("hooks", measure_hooks(rounds=2 if arguments.quick else 8))
     for script in _chosen(arguments):
         for part in arguments.part or _PARTS:
             _measure(script, part, arguments, recording)
