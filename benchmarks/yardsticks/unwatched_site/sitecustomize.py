@@ -1,7 +1,8 @@
-"""Counts a script's optimizer steps, and notes two times; stands first on the PYTHONPATH of an unwatched run.
+"""Counts a script's optimizer steps and times them; stands first on the PYTHONPATH of an unwatched run.
 
-From the first step on it lets UNWATCHED_SKIP_S seconds pass, then notes the step and the time, and again UNWATCHED_S
-seconds later; then the process ends. A counter and a clock a step are all that it adds.
+From the first step on it lets UNWATCHED_SKIP_S seconds pass, then counts steps for UNWATCHED_S seconds; then the
+process ends. Seconds in which the script evaluates, from Module.eval to Module.train, do not count: it is the rate of
+training that is compared. A counter and a clock a step are all that it adds.
 """
 
 from __future__ import annotations
@@ -10,30 +11,74 @@ import json
 import os
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 _SKIP_S = float(os.environ.get("UNWATCHED_SKIP_S", "3"))
 _LONG_S = float(os.environ.get("UNWATCHED_S", "6"))
 
 
-def _watch(_module: object) -> None:
-    from torch.optim.optimizer import register_optimizer_step_post_hook
+class _Counter:
+    """What is known of a run: the steps of each optimizer, and of those that count their number and their seconds."""
 
-    steps: dict[int, int] = {}
-    noted: list[tuple[float, int]] = []
+    def __init__(self, module: Any) -> None:
+        self.module, self.train, self.eval = module, module.train, module.eval
+        self.of_each: dict[int, int] = {}
+        self.first: float | None = None
+        self.last = 0.0
+        self.steps = 0
+        self.seconds = 0.0
+        self.evaluates_since: float | None = None
+        self.evaluated_s = 0.0
+        """Since the last step."""
 
-    def on_step(optimizer: object, *_: object) -> None:
-        now, count = perf_counter(), steps.get(id(optimizer), 0) + 1
-        steps[id(optimizer)] = count
-        if count < max(steps.values()) or os.environ.get("RANK", "0") != "0":
+    def on_step(self, optimizer: object, *_: object) -> None:
+        """Count a step of the optimizer that steps first; end the process when there have been enough."""
+        now, count = perf_counter(), self.of_each.get(id(optimizer), 0) + 1
+        self.of_each[id(optimizer)] = count
+        if count < max(self.of_each.values()) or os.environ.get("RANK", "0") != "0":
             return
-        if not noted or (len(noted) == 1 and now - noted[0][0] >= _SKIP_S):
-            noted.append((now, count))
-        elif len(noted) == 2 and now - noted[1][0] >= _LONG_S:
-            seconds, taken = now - noted[1][0], count - noted[1][1]
-            Path(os.environ["UNWATCHED_FILE"]).write_text(json.dumps({"steps": taken, "seconds": seconds}))
+        self.first = now if self.first is None else self.first
+        if self.last - self.first >= _SKIP_S:
+            self.steps += 1
+            self.seconds += now - self.last - self.evaluated_s
+        self.last, self.evaluated_s = now, 0.0
+        if self.evaluates_since is not None:  # a part of the model is kept so; it trains all the same
+            self._ends_evaluating()
+        if self.seconds >= _LONG_S:
+            noted = {"steps": self.steps, "seconds": self.seconds}
+            file = Path(os.environ["UNWATCHED_FILE"])
+            file.with_suffix(".part").write_text(json.dumps(noted))
+            file.with_suffix(".part").rename(file)
             os._exit(0)
 
-    register_optimizer_step_post_hook(on_step)
+    def on_eval(self, module: Any) -> Any:
+        """In place of Module.eval."""
+        if self.evaluates_since is None:
+            self.evaluates_since, self.module.train = perf_counter(), lambda part, mode=True: self.on_train(part, mode)
+        return self.eval(module)
+
+    def on_train(self, module: Any, mode: bool = True) -> Any:
+        """In place of Module.train while the script evaluates."""
+        if mode and self.evaluates_since is not None:
+            self.evaluated_s += perf_counter() - self.evaluates_since
+            self._ends_evaluating()
+        return self.train(module, mode)
+
+    def _ends_evaluating(self) -> None:
+        self.evaluates_since, self.module.train = None, self.train
+
+
+def _watch(_module: object) -> None:
+    from torch.nn import Module
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    counter = _Counter(Module)
+
+    def noted_eval(module: Any) -> Any:
+        return counter.on_eval(module)
+
+    Module.eval = noted_eval  # type: ignore[method-assign]
+    register_optimizer_step_post_hook(counter.on_step)
 
 
 if "UNWATCHED_FILE" in os.environ:
