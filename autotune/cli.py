@@ -89,7 +89,7 @@ def run(plan: Plan, fresh: bool, as_json: bool, quiet: bool) -> None:
     run_dir = plan.run_dir or new_run_dir()
     go_on = "run the same command" if plan.run_dir else f"run it again with --set run_dir={run_dir}"
     if plan.run_dir is None and plan.workload.command is not None:
-        go_on += " before the --"
+        go_on += " (before any --)"
     click.get_current_context().meta[_INTERRUPT_NOTE] = lambda: _interrupt_note(run_dir, go_on)
     result = run_plan(replace(plan, run_dir=run_dir), fresh=fresh, progress=False if quiet else "auto")
     _show_summary(result.summary, result.run_dir, as_json)

@@ -71,8 +71,8 @@ def main() -> int:
 
 def _parse() -> argparse.Namespace:
     parser = make_parser(__doc__ or "", "one pair, windows of 1 s, searches of 30 s")
-    parser.add_argument("--foreign", type=Path, default=cases.foreign_folder(), help="where the scripts lie")
-    parser.add_argument("--runs", type=Path, default=Path(tempfile.gettempdir()) / "autotune-foreign-runs")
+    parser.add_argument("--foreign", type=_folder, default=cases.foreign_folder(), help="where the scripts lie")
+    parser.add_argument("--runs", type=_folder, default=Path(tempfile.gettempdir()) / "autotune-foreign-runs")
     parser.add_argument("--script", action="append", help="this one alone; may be repeated")
     parser.add_argument("--part", action="append", choices=_PARTS, help="this part alone; may be repeated")
     parser.add_argument("--hooks", action="store_true", help="also measure what watching adds to a step")
@@ -81,10 +81,14 @@ def _parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def _folder(path: str) -> Path:
+    return Path(path).resolve()
+
+
 def _chosen(arguments: argparse.Namespace) -> list[cases.Script]:
-    if arguments.foreign is None:
-        return []
     found = [script for script in cases.SCRIPTS if (arguments.foreign / script.path).exists()]
+    if not found:
+        say(f"no script was found in {arguments.foreign}; benchmarks/cases/attach.py says what belongs there")
     return [script for script in found if not arguments.script or script.name in arguments.script]
 
 
@@ -98,7 +102,7 @@ def _measure(script: cases.Script, part: str, arguments: argparse.Namespace, rec
     try:
         figures = _DO[part](script, arguments)
     except (AutotuneError, OSError, subprocess.SubprocessError, ValueError) as error:
-        figures = {"failed": str(error).strip().splitlines()[0][:300]}
+        figures = {"failed": next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]}
     recording.add(key, {"kind": script.kind, "origin": asdict(script.origin), **figures, "took_s": monotonic() - begun})
 
 
@@ -212,8 +216,9 @@ def _search(script: cases.Script, arguments: argparse.Namespace) -> dict[str, An
             lines = [line for line in done.stderr.splitlines() if line.strip()]
             raise ValueError(next((line for line in lines if line.startswith("error")), lines[-1] if lines else "?"))
         document = json.loads(done.stdout)
-    return {"verdict": document["verdict"], "speedup": document["speedup"], "settings": document.get("settings"),
-            "trials": len(document.get("trials", []))}  # fmt: skip
+    return {"verdict": document["verdict"], "speedup": document["speedup"],
+            "settings": (document["best"] or {}).get("settings"),
+            "trials": sum(document["outcomes"].values())}  # fmt: skip
 
 
 _DO = {"look": _look, "pairs": _pairs, "search": _search}

@@ -381,7 +381,7 @@ def test_an_interrupted_run_of_a_command_says_where_the_folder_is_to_be_written(
     api.run_plan, api.new_run_dir = raising(KeyboardInterrupt()), lambda: Path("runs/new")
     result = call("run", "--", "python", "train.py")
     assert result.exit_code == 130
-    assert result.stderr.endswith("; run it again with --set run_dir=runs/new before the -- to go on\n")
+    assert result.stderr.endswith("; run it again with --set run_dir=runs/new (before any --) to go on\n")
     kept = call("run", "--set", "run_dir=runs/x", "--", "python", "train.py")
     assert kept.stderr.endswith("; run the same command to go on\n")
 

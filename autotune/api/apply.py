@@ -10,6 +10,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from os.path import isdir
 from pathlib import Path
 
 from autotune.api.load import load
@@ -19,7 +20,7 @@ from autotune.files.run_folder import RunFolder
 from autotune.note import note
 from autotune.protocol.attach import attached_environment, framework_environment, with_own_python
 from autotune.report.wording import say
-from autotune.settings.command import command_fault, filled
+from autotune.settings.command import command_fault, filled, placeholders_in
 
 __all__ = ["applied", "apply_command"]
 
@@ -37,8 +38,14 @@ def applied(path: Path, command: Sequence[str]) -> tuple[tuple[str, ...], dict[s
     fault = command_fault(command)
     if fault is not None:
         raise ConfigError(fault)
-    file = RunFolder(path).recommended if path.is_dir() else path
-    found, config = read_script(file), load(file)
+    file = RunFolder(path).recommended if isdir(path) else path  # noqa: PTH112 - no error for any name
+    config, found = load(file), read_script(file)
+    missing = [f"{{{name}}}" for name in found.script.placeholders if name not in placeholders_in(command)]
+    if missing:
+        raise ConfigError(
+            f"the command must carry the placeholders that it was searched with, but {', '.join(missing)} is missing; "
+            f"it was searched as: {shlex.join(found.command)}"
+        )
     told = {
         "config": config.model_dump(mode="json"),
         "script": found.script.model_dump(mode="json"),

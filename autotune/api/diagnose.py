@@ -139,7 +139,6 @@ def examine(plan: Plan, runner: TrialRunner, show: ShowProgress, measuring: Meas
     start("probe")
     # unknown where trials run on other machines
     free_ram_bytes = None if plan.executor.kind == "ray" else int(psutil.virtual_memory().available)
-    ignored = tuple(_ignored(plan))
     runner, space = probe_workload(replace(plan, space=SearchSpace(), budget=Budget()), runner)
     plan = replace(plan, baseline=space.baseline)  # a script's is what was seen of it
     start("measure", warnings_in(space.notes))
@@ -157,7 +156,7 @@ def examine(plan: Plan, runner: TrialRunner, show: ShowProgress, measuring: Meas
         measurement=measurement,
         curves=_measure_curves(space, runner, measuring, measurement, _MOST_S - (monotonic() - begun)),
     )
-    return judge(plan.name, evidence, (*ignored, *space.notes), wall_s=monotonic() - begun)
+    return judge(plan.name, evidence, (*_ignored(plan), *space.notes), wall_s=monotonic() - begun)
 
 
 def _known_spread(plan: Plan, space: ResolvedSpace) -> RunSpread:

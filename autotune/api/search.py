@@ -107,7 +107,10 @@ def _search_of(plan: Plan, time: TimeBudget, runner: TrialRunner, folder: RunFol
         runner=runner,
         proposer=make_proposer(study, seed=plan.seed, keep=keep, longest_s=time.longest_s),
         on_record=folder.append_trial,
-        notes=[*space.notes, *([note("goes_on")] if study.records else [])],
+        notes=[
+            *space.notes,
+            *([note("goes_on", has_command=plan.workload.command is not None)] if study.records else []),
+        ],
     )
     if study.records and (curves := folder.read_curves()) is not None:
         search.proposer.recall(curves, search.ceilings)
@@ -177,13 +180,12 @@ def _write_patch(summary: RunSummary, folder: RunFolder) -> None:
     """Write the loader's settings as a diff of the script, where its call is literal; it is never applied here."""
     script, chosen = summary.facts.script, summary.recommendation
     folder.patch.unlink(missing_ok=True)  # of an earlier run of the same search
-    if script is None or chosen is None or not script.loaders:
+    site = None if script is None else script.own_loader
+    if script is None or site is None or chosen is None:
         return
-    first, changed = script.loaders[0], changed_settings(chosen.config, script)
-    if {"site-packages", "dist-packages"} & set(Path(first.file).parts):  # a framework makes it
-        return
+    changed = changed_settings(chosen.config, script)
     wanted = {*LOADER_SETTINGS} if changed & {*LOADER_SETTINGS} else set[str]()
-    patch = patch_script(Path(first.file), first.line, chosen.config, wanted | (changed & {"micro_batch_size"}))
+    patch = patch_script(Path(site.file), site.line, chosen.config, wanted | (changed & {"micro_batch_size"}))
     if patch.diff:
         write_atomic(folder.patch, patch.content)
 

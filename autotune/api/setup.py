@@ -41,7 +41,7 @@ def runner_for(plan: Plan, folder: RunFolder, launcher: Launcher) -> TrialRunner
 
 def warnings_in(notes: Iterable[Note]) -> tuple[Note, ...]:
     """Those of a probe's notes that the user must read before a search begins, not after it."""
-    return tuple(known for known in notes if known.code == "default_optimizer")
+    return tuple(known for known in notes if known.code in {"default_optimizer", "placeholders_by_default"})
 
 
 @contextmanager

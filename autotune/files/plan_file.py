@@ -20,6 +20,7 @@ from typing import Any
 from autotune.errors import ConfigError
 from autotune.files.validation import must_be_given, validated
 from autotune.files.yaml_document import Document, KeyPath, Place, Problem, apply_override, read_document
+from autotune.protocol.attach import with_own_python
 from autotune.settings.command import command_name, is_python, python_start
 from autotune.settings.executor import ExecutorKind
 from autotune.settings.plan import Plan
@@ -27,11 +28,11 @@ from autotune.settings.workload import BESIDE_A_COMMAND, READ_PART, Ref, Workloa
 
 __all__ = ["command_plan", "parse_plan", "read_plan"]
 
-_SHORT = Repr()
-_SHORT.maxstring = 80
-_IDLE_BESIDE_A_COMMAND = frozenset(field.name for field in fields(Workload)) - {"command"}
 _MAX_TYPED = 80
 """Characters of a command that a message shows."""
+_SHORT = Repr()
+_SHORT.maxstring = _MAX_TYPED
+_IDLE_BESIDE_A_COMMAND = frozenset(field.name for field in fields(Workload)) - {"command"}
 
 
 def parse_plan(arguments: Mapping[str, Any], *, name: str) -> Plan:
@@ -133,9 +134,11 @@ def _absent(command: tuple[str, ...]) -> str | None:
     if start is not None and start.kind == "script" and "{" not in start.target and not exists(start.target):  # noqa: PTH110 - no error for any name
         rule = "the script of a command must exist"
         return f"{rule}, but {_SHORT.repr(start.target)} is not in {Path.cwd()}; check the path"
-    if not is_python(command[0]) and shutil.which(command[0]) is None:
-        remedy = "; write its words apart" if " " in command[0] else "; check its name"
-        return f"the program of a command must be on PATH, or be a path, but got {_SHORT.repr(command[0])}{remedy}"
+    if not is_python(command[0]) and shutil.which(with_own_python(command)[0]) is None:
+        rule = f"the program of a command must be on PATH, or be a path to a program, but got {_SHORT.repr(command[0])}"
+        if isfile(command[0]):  # noqa: PTH113 - no error for any name
+            return f"{rule}, which may not be run; write bash before it, or make it executable"
+        return f"{rule}; {'write its words apart' if ' ' in command[0] else 'check its name'}"
     return None
 
 

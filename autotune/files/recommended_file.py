@@ -58,14 +58,14 @@ _SCRIPT_HEADER = """\
 # The fastest settings that autotune {version} found for {name} on {device}.
 # Train with them, your script unchanged:
 #
-#     autotune apply {file} -- {command}
+#     autotune apply <this file, or its folder> -- {command}
 #
 {lr}# `settings`, `command` and `script` are what is read back; everything else is the evidence, rounded.
 
 """
 _SCRIPT_LR = """\
-# The script sets its learning rate itself: change it from {before:g} to {after:g}, since the global batch changes, or
-# put {{lr}} into the command where the script has an option for it.
+# The script sets its learning rate itself: multiply it by {factor:g} (it began at {before:g}), since the global batch
+# changes, or put {{lr}} into the command where the script has an option for it.
 #
 """
 _LOADERS = {
@@ -198,9 +198,8 @@ def _script_header(summary: RunSummary, recommendation: Recommendation) -> str:
         version=summary.autotune_version,
         name=_printable(summary.name),
         device=_printable(summary.environment.device_name),
-        file="recommended.yaml",
         command=_printable(shlex.join(summary.command)),
-        lr=_SCRIPT_LR.format(before=before.lr, after=config.lr) if is_left else "",
+        lr=_SCRIPT_LR.format(before=before.lr, factor=round(config.lr / before.lr, 4)) if is_left else "",
     )
 
 

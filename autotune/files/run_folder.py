@@ -83,7 +83,7 @@ class RunFolder:
         """Remove a former run: the files named here, and no other."""
         self.remove_temporary()
         shutil.rmtree(self.logs, ignore_errors=True)
-        reports = (self.recommended, self.report, self.page)
+        reports = (self.recommended, self.patch, self.report, self.page)
         for file in (self.study, self.trials, *reports, self.environment, self.summary, self.curves):
             file.unlink(missing_ok=True)
 

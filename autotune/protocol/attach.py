@@ -10,10 +10,12 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from autotune.settings.command import is_python
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import ScriptFacts
 
@@ -25,6 +27,7 @@ __all__ = [
     "framework_environment",
     "is_own_python",
     "with_own_python",
+    "workers_unwatched",
 ]
 
 ATTACH_VARIABLE = "AUTOTUNE_ATTACH"
@@ -48,6 +51,20 @@ def attached_environment(told: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
+@contextmanager
+def workers_unwatched() -> Iterator[None]:
+    """Processes that start meanwhile are a loader's workers: they protect files, and watch nothing."""
+    told = os.environ.pop(ATTACH_VARIABLE, None)
+    folder = None if told is None else json.loads(told).get("folder")
+    if folder is not None:
+        os.environ[ATTACH_VARIABLE] = json.dumps({"folder": folder})
+    try:
+        yield
+    finally:
+        if told is not None:
+            os.environ[ATTACH_VARIABLE] = told
+
+
 def is_own_python(program: str) -> bool:
     """Whether a program that starts Python is this interpreter: a bare `python`, or one beside it."""
     return os.sep not in program or Path(program).absolute().parent == Path(sys.executable).absolute().parent
@@ -57,7 +74,7 @@ def with_own_python(words: Sequence[str]) -> tuple[str, ...]:
     """A command whose program is found where this interpreter's own are, a bare `python` among them."""
     beside = Path(sys.executable).parent / words[0]
     is_bare = os.sep not in words[0]
-    if is_bare and words[0].startswith("python"):
+    if is_bare and is_python(words[0]):
         return (str(beside) if beside.exists() else sys.executable, *words[1:])
     if is_bare and shutil.which(words[0]) is None and beside.exists():
         return (str(beside), *words[1:])

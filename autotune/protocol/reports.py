@@ -7,7 +7,10 @@ which every reader needs anyway since any job may fail, by a check of the body's
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
+
+from pydantic import Field
 
 from autotune.frozen import FrozenModel
 from autotune.records.conditions import DeviceConditions
@@ -31,6 +34,9 @@ class RankReport(FrozenModel):
     """Of a description or a probe."""
     facts: WorkloadFacts | None = None
     """Of a probe."""
+    variables: Mapping[str, str] = Field(default={})
+    """Of a probe of a script: environment variables that it has set. They may be secret: the trial's folder alone holds
+    them, until it is removed."""
     conditions: DeviceConditions | None = None
     """Of a probe: what used the device before this process opened it."""
     guard: PrecisionFigures | None = None

@@ -13,23 +13,26 @@ from contextlib import suppress
 from enum import Enum
 from functools import partial
 from hashlib import sha256
+from os.path import getsize, isfile
 from pathlib import Path, PurePath
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
+from autotune.settings.command import python_start
 from autotune.settings.environment import COMPARED
 from autotune.settings.plan import Plan
-from autotune.settings.workload import PARTS, Ref, Workload
+from autotune.settings.workload import INSTALLED, PARTS, Ref, Workload
 from autotune.space.domains import whole_numbers
 from autotune.space.resolved_space import ResolvedSpace
 
 __all__ = ["describe_part", "identify", "workload_key"]
 
 _DEPTH = 4  # of objects, closures and called functions within each other: our convention
-_INSTALLED = frozenset({"site-packages", "dist-packages"})
 _PLAIN = (bool, int, float, complex, str, bytes, PurePath, Enum, type(None))
 """Types whose values are compared as they are."""
 _CONTAINERS = (Mapping, list, tuple, set, frozenset)
+_MOST_CODE = 2**20
+"""Bytes of a file that is compared by its content; a larger one is taken for data: our convention."""
 _MOST_ITEMS = 100  # of a container among arguments; a longer one is taken for data: our convention
 
 
@@ -98,21 +101,34 @@ def describe_part(part: Any) -> str:
 
 
 def _describe_command(command: Sequence[str]) -> str:
-    """The words, and the content of the script among them."""
-    scripts = [Path(word) for word in command if word.endswith((".py", ".sh"))]
-    digests = [_digest(path.read_text(errors="replace")) for path in scripts if path.is_file()]
+    """The words, and the content of each that is a script or another small text file, of a module too."""
+    start = python_start(command)
+    words = [*command, *(_module_files(start.target) if start is not None and start.kind == "module" else ())]
+    digests = [digest for word in words for digest in _digest_of_file(word)]
     return "#".join([shlex.join(command), *digests])
 
 
 def _describe_ref(ref: Ref) -> str:
     place = ref.target.rpartition(":")[0]
-    modules = (
-        [place] if place.endswith(".py") else [f"{place.replace('.', '/')}{end}" for end in (".py", "/__init__.py")]
-    )
-    for path in (Path(folder, module) for folder in ref.folders for module in modules):
-        if path.is_file():
-            return f"{ref.target}#{_digest(path.read_text(errors='replace'))}"
-    return ref.target
+    modules = [place] if place.endswith(".py") else _module_files(place)
+    digests = (_digest_of_file(f"{folder}/{module}") for folder in ref.folders for module in modules)
+    return "#".join([ref.target, *next(filter(None, digests), ())])
+
+
+def _module_files(name: str) -> list[str]:
+    """Where a module or a package may lie, from a folder of the search path."""
+    stem = name.replace(".", "/")
+    return [f"{stem}.py", f"{stem}/__main__.py", f"{stem}/__init__.py"]
+
+
+def _digest_of_file(name: str) -> list[str]:
+    """The digest of a file of code or of settings; none of what is no file, or too large for one: data."""
+    try:
+        if not isfile(name) or getsize(name) > _MOST_CODE:  # noqa: PTH113, PTH202 - no error for any name
+            return []
+        return [_digest(Path(name).read_text(errors="replace"))]
+    except (OSError, ValueError):  # it may not be read, or its name is no path
+        return []
 
 
 def _text(value: Any, depth: int) -> str:
@@ -179,7 +195,7 @@ def _is_own(code: FunctionType | type) -> bool:
     """Whether code is the user's: neither Python's nor an installed package's."""
     root = code.__module__.partition(".")[0]
     file = getattr(sys.modules.get(root), "__file__", None) or ""
-    return root not in sys.stdlib_module_names - {"__main__"} and not _INSTALLED & set(Path(file).parts)
+    return root not in sys.stdlib_module_names - {"__main__"} and not INSTALLED & set(Path(file).parts)
 
 
 def _content(cell: CellType) -> Any:

@@ -40,7 +40,9 @@ _PYTHON = re.compile(r"(python|pypy)[0-9.]*t?(\.exe)?")
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 _QUOTED = re.compile(r"\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
 """What a shell takes as it is. Source: POSIX.1-2017, Shell Command Language, 2.2 (but for $ in double quotes)."""
-_FOR_A_SHELL = re.compile(r"^(&&|\|\|?|&|[0-9]*[<>].*|&>.*)$|;$|`|\$[A-Za-z_{(]")
+_IN_DOUBLE_QUOTES = re.compile(r'(?<!\\)(?:`|\$[A-Za-z_{(])(?=.*")', re.DOTALL)
+"""What a shell puts in between double quotes too; a text in single quotes, or an escape, has no closing one."""
+_FOR_A_SHELL = re.compile(r"^(&&|\|\|?|&|[0-9]*[<>].*|&>.*|~(/.*)?)$|;$|`|\$[A-Za-z_{(]")
 """Words that a shell would not hand on: operators that stand alone, redirections, and what it would put in."""
 _TAKING_A_WORD = frozenset("cmWX")
 """Options of Python that a value follows, in the same word or in the next. Source: python --help."""
@@ -139,7 +141,7 @@ def command_name(command: Sequence[str]) -> str:
     start = python_start(command)
     if start is not None:
         return PurePath(start.target).name
-    return PurePath(scripts[0] if scripts else command[0]).name
+    return PurePath((scripts[0].split() or scripts)[-1] if scripts else command[0]).name
 
 
 def _word(word: object) -> str:
@@ -158,20 +160,22 @@ def _split(text: str) -> tuple[str, ...]:
     except ValueError as error:
         rule = f"a command must be split into words as by a shell, but got {text!r:.80} ({str(error).lower()})"
         raise ValueError(f"{rule}; write it as a list of words") from None
-    asks = next((word for word in _QUOTED.sub("", text).split() if _FOR_A_SHELL.search(word)), None)
+    bare = _QUOTED.sub(lambda quoted: "".join(_IN_DOUBLE_QUOTES.findall(quoted[0])), text)
+    asks = next((word for word in bare.split() if _FOR_A_SHELL.search(word)), None)
     if asks is not None:
         rule = f"a command is started without a shell, but got {asks} in {text!r:.80}"
-        raise ValueError(f"{rule}; write bash -c and all of it in quotes, or quote {asks}")
+        raise ValueError(f"{rule}; write bash -c and all of it in single quotes, or {asks} in single quotes")
     return words
 
 
 def _misspelt(command: Sequence[str]) -> str | None:
-    """That a word holds what is nearly a placeholder."""
+    """That a word holds what is nearly a placeholder, or a setting that can't be one."""
+    rule = f"a placeholder must be one of {', '.join(PLACEHOLDERS)}"
     for name in (name for word in command for name in _PLACE.findall(word) if name not in PLACEHOLDERS):
         near = get_close_matches(name.lower().replace("-", "_"), PLACEHOLDERS, n=1, cutoff=_NEAR)
-        if near:
-            rule = f"a placeholder must be one of {', '.join(PLACEHOLDERS)}"
-            return f"{rule}, but got {{{name}}}; did you mean {{{near[0]}}}?"
+        if near or name in TrainingConfig.model_fields:
+            remedy = f"did you mean {{{near[0]}}}?" if near else "write its value, or leave it out"
+            return f"{rule}, but got {{{name}}}; {remedy}"
     return None
 
 

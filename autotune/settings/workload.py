@@ -6,6 +6,7 @@ A Workload is what a trial builds its model, data and step from. Only the worker
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from pathlib import PurePath
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema, model_validator
@@ -18,6 +19,7 @@ from autotune.settings.training_config import TrainingConfig
 
 __all__ = [
     "BESIDE_A_COMMAND",
+    "INSTALLED",
     "PARTS",
     "READ_PART",
     "LoaderSite",
@@ -114,6 +116,8 @@ class Workload:
         return self
 
 
+INSTALLED = frozenset({"site-packages", "dist-packages"})
+"""Folders that hold installed packages, by their own names."""
 _SWITCHES = ("shuffle", "drop_last")
 PARTS = tuple(field.name for field in fields(Workload) if field.name not in {"command", *_SWITCHES})
 """The parts of a workload that are the user's objects or references (and the start method)."""
@@ -164,6 +168,12 @@ class ScriptFacts(FrozenModel):
     """Settings that the command takes as words of its own."""
     device: str = "cpu"
     """Where its parameters lie, by torch's name."""
+
+    @property
+    def own_loader(self) -> LoaderSite | None:
+        """Where the script itself makes its training loader; None where only an installed package makes one."""
+        own = (site for site in reversed(self.loaders) if not INSTALLED & set(PurePath(site.file).parts))
+        return next(own, None)
 
 
 class WorkloadFacts(FrozenModel):

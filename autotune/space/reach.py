@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from autotune.settings.command import PLACEHOLDERS
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.environment import Environment
 from autotune.settings.search_space import DDP_PREFIX, Choices, Domain, SearchSpace, SettingValue
@@ -26,10 +27,12 @@ def within_reach(
     own = _own_values(script)
     fixed = {name: Choices(values=(value,)) for name, value in own.items() if name not in script.reached}
     for name, domain in given.items():
-        if name in fixed and any(value != own[name] for value in domain):
+        wanted = next((value for value in domain if value != own[name]), own[name])
+        if name in fixed and wanted != own[name]:
+            option = f", or put {{{name}}} into the command where the script has an option for it"
             return (
-                f"space.{name} must be within reach of the script to be searched, but the script alone sets it; leave "
-                f"it out of the space, or put {{{name}}} into the command where the script has an option for it"
+                f"space.{name} of a script must be within reach from outside, but got {wanted!r}, and the script alone "
+                f"sets it, to {own[name]!r}; leave it out of the space{option if name in PLACEHOLDERS else ''}"
             )
     is_unscaled = _UNSCALED in given.get("amp_dtype", ()) and own["amp_dtype"] != _UNSCALED
     if is_unscaled and "amp_dtype" not in script.placeholders:

@@ -15,7 +15,7 @@ from autotune.note import Note, note
 from autotune.records.trial import TrialRecord
 from autotune.settings.search_space import SettingValue
 from autotune.settings.training_config import TrainingConfig
-from autotune.space.resolved_space import setting_of
+from autotune.space.resolved_space import ResolvedSpace, setting_of
 from autotune.study.proposals import explaining_setting
 from autotune.study.study import Study
 
@@ -23,6 +23,7 @@ __all__ = ["FailureAttribution"]
 
 _SAME_FAILURES = 3
 """Equal failures after which a cause is looked for: our own convention; two may share it by chance."""
+_OF_THE_STEP = ("micro_batch_size", "amp_dtype", "channels_last", "intra_op_threads", "num_workers")
 
 
 @dataclass(slots=True)
@@ -57,10 +58,10 @@ class FailureAttribution:
         same.append(record)
         if len(same) < _SAME_FAILURES:
             return []
-        succeeded = (other.config for other in study.records if other.measurement is not None)
+        succeeded = [other.config for other in study.records if other.measurement is not None]
         explanation = explaining_setting([other.config for other in same], succeeded)
         if explanation is None and study.space.facts.script is not None:
-            explanation = _shared_change([other.config for other in same], study.space.baseline)
+            explanation = _shared_change([other.config for other in same], succeeded, study.space)
         if explanation is None:
             if failure is None:  # no exception: what this workload can't be measured with, in several settings
                 return []
@@ -77,14 +78,18 @@ class FailureAttribution:
 
 
 def _shared_change(
-    failed: Sequence[TrainingConfig], baseline: TrainingConfig
+    failed: Sequence[TrainingConfig], succeeded: Sequence[TrainingConfig], space: ResolvedSpace
 ) -> tuple[str, frozenset[SettingValue]] | None:
     """A setting in which all of some configurations differ from the baseline, with its values.
 
-    A script that breaks under a setting loses that setting, not the search.
+    A script that breaks under a setting loses that setting, not the search. Of several such settings one is blamed
+    whose values no success has; then the one that reaches furthest into the training: what a model computes with, then
+    how its batches come.
     """
-    for name in ("micro_batch_size", "amp_dtype", "channels_last", "intra_op_threads", "num_workers"):
+    good, changed = [space.baseline, *succeeded], list[tuple[str, frozenset[SettingValue]]]()
+    for name in dict.fromkeys((*_OF_THE_STEP, *sorted(space.parameters))):
         values = frozenset(setting_of(config, name) for config in failed)
-        if setting_of(baseline, name) not in values:
-            return name, values
-    return None
+        if setting_of(space.baseline, name) not in values:
+            changed.append((name, values))
+    alone = (one for one in changed if one[1].isdisjoint({setting_of(config, one[0]) for config in good}))
+    return next(alone, changed[0] if changed else None)

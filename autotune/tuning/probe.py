@@ -54,7 +54,7 @@ def probe_workload(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, Resolv
         given = dict(reached)
         runner = runner.with_script(script)
         if script.is_in_process:
-            preload_in(runner.launcher, script.modules, muted_environment(os.environ))
+            preload_in(runner.launcher, script.modules, {**report.variables, **muted_environment(os.environ)})
     reason = obstacle(baseline, report.facts, environment, drop_last=plan.workload.drop_last)
     if reason is not None:
         raise ConfigError(f"baseline: {reason}")

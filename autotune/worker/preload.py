@@ -8,8 +8,8 @@ Imports do more than to define names. Put back after them: Python's signal handl
 the states of random and NumPy. Kept, since a script that imports the packages itself would see it too: what they set in
 os.environ, warnings' filters, the excepthook, the start method of multiprocessing, torch's defaults, what is registered
 with os.register_at_fork. Can't be put back: signal handlers that C code has installed, and what an import writes to
-disk. Each rank takes sys.path from its job. What a script itself does before an import does not come before the
-preloaded one: a variable that a package reads at import must be handed over.
+disk. Each rank takes sys.path from its job. Of what a script does before an import, only the variables that it sets
+come before the preloaded one.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from time import perf_counter
 
 import numpy as np
 
+from autotune.settings.workload import INSTALLED
 from autotune.worker.fork_watch import ForkWatch, Unfit
 
-__all__ = ["PreloadResult", "installed_modules", "preload"]
+__all__ = ["PreloadResult", "changed_variables", "installed_modules", "preload"]
 
-_FOLDERS = frozenset({"site-packages", "dist-packages"})
 _LEFT_OUT = re.compile(r"autotune|(.+\.)?(tests?|test_.*|conftest|__main__)", flags=re.DOTALL)
 """A module whose name, or that of a package around it, is such a one."""
 
@@ -75,6 +75,11 @@ def installed_modules(before: Collection[str]) -> tuple[str, ...]:
     )
 
 
+def changed_variables(before: Mapping[str, str]) -> dict[str, str]:
+    """Environment variables that are set otherwise than before; what a script sets, packages may read at import."""
+    return {name: value for name, value in os.environ.items() if before.get(name) != value}
+
+
 def _is_left_out(name: str) -> bool:
     parts = name.split(".")
     inside = [".".join(parts[: count + 1]) for count in range(len(parts))]
@@ -93,7 +98,7 @@ def _is_importable(name: str, module: object) -> bool:
 def _is_installed(spec: ModuleSpec) -> bool:
     """Whether a module comes from a folder of installed packages; editable installs are the user's own code."""
     places = [spec.origin, *(spec.submodule_search_locations or ())]
-    return any(not _FOLDERS.isdisjoint(PurePath(place).parts) for place in places if isinstance(place, str))
+    return any(not INSTALLED.isdisjoint(PurePath(place).parts) for place in places if isinstance(place, str))
 
 
 def preload(

@@ -96,10 +96,9 @@ class Script:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def foreign_folder() -> Path | None:
-    """The folder that AUTOTUNE_FOREIGN names, or None."""
-    named = os.environ.get(_FOLDER_VARIABLE)
-    return Path(named).resolve() if named else None
+def foreign_folder() -> Path:
+    """The folder that AUTOTUNE_FOREIGN names, else ./foreign."""
+    return Path(os.environ.get(_FOLDER_VARIABLE, "foreign")).resolve()
 
 
 def prepare(script: Script, sources: Path, run: Path) -> None:

@@ -1,7 +1,7 @@
 """The rate of a script that nobody watches: steps a second between two moments of a run of its own.
 
-A fresh interpreter runs the command as it is; two clock readings are all that is added (unwatched_site). The seconds
-that a start takes, which differ by more than what is compared, are in neither.
+A fresh interpreter runs the command as it is; a counter and a clock a step are added, and what tells an evaluation
+(unwatched_site). The seconds that a start takes, which differ by more than what is compared, are not in it.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ def test_a_script_that_makes_its_loader_elsewhere_is_told_that_nothing_was_put_i
     moved = tmp_path / "moved.py"
     moved.write_text(_SCRIPT, encoding="utf-8")
     words, variables = applied(
-        recommended(tmp_path, probed, num_workers=1), [sys.executable, str(moved), "1", "--lr=1"]
+        recommended(tmp_path, probed, num_workers=1), [sys.executable, str(moved), "1", "--lr={lr}"]
     )
     done = subprocess.run(
         words, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, **variables}, timeout=100, check=False

@@ -106,14 +106,14 @@ def test_a_search_goes_from_what_the_script_does_to_what_can_be_applied(command:
     assert found.command == tuple(command)
     assert found.script.observed == baseline
     assert autotune.load(file) == result.best
-    assert f"autotune apply recommended.yaml -- {sys.executable} train.py '--lr={{lr}}'" in file.read_text()
+    assert f"autotune apply <this file, or its folder> -- {sys.executable} train.py '--lr={{lr}}'" in file.read_text()
     again = search()
     assert [trial.config for trial in again.trials[:3]] == [trial.config for trial in result.trials]
     assert again.summary.baseline == baseline
 
 
 def test_a_space_that_asks_for_what_is_out_of_reach_is_refused(search: Search) -> None:
-    with pytest.raises(ConfigError, match=r"space\.grad_accum_steps must be within reach of the script to be searched"):
+    with pytest.raises(ConfigError, match=r"space\.grad_accum_steps of a script must be within reach"):
         search(space={"grad_accum_steps": [1, 2]})
 
 

@@ -501,11 +501,11 @@ def test_a_setting_may_be_a_placeholder_and_stand_in_baseline_and_space(tmp_path
         ("python lost.py", "the script of a command must exist, but 'lost.py' is not in "),
         (
             "./lost.sh",
-            "the program of a command must be on PATH, or be a path, but got './lost.sh'",
+            "the program of a command must be on PATH, or be a path to a program, but got './lost.sh'; check its name",
         ),
         (
             "['python train.py']",
-            "the program of a command must be on PATH, or be a path, but got ",
+            "the program of a command must be on PATH, or be a path to a program, but got ",
         ),
     ],
 )

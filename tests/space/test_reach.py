@@ -60,9 +60,11 @@ def test_a_setting_is_refused_exactly_where_it_is_out_of_reach(names: set[str], 
 
 def test_the_refusal_names_the_setting_and_the_way_to_reach_it() -> None:
     assert refused(make_script(), grad_accum_steps=[1, 2]) == (
-        "space.grad_accum_steps must be within reach of the script to be searched, but the script alone sets it; leave "
-        "it out of the space, or put {grad_accum_steps} into the command where the script has an option for it"
+        "space.grad_accum_steps of a script must be within reach from outside, but got 2, and the script alone sets "
+        "it, to 1; leave it out of the space, or put {grad_accum_steps} into the command where the script has an "
+        "option for it"
     )
+    assert refused(make_script(), compile=[True]).endswith("sets it, to False; leave it out of the space")
 
 
 def test_a_setting_out_of_reach_may_be_given_the_value_that_the_script_has() -> None:

@@ -62,6 +62,11 @@ def test_a_failure_of_what_was_left_out_is_no_news(tmp_path: Path) -> None:
     assert len(learned(tmp_path, *failed)) == 1
 
 
+def test_a_loader_setting_in_which_all_differ_is_left_out_too(tmp_path: Path) -> None:
+    failed = [{"pin_memory": True, "micro_batch_size": size} for size in (16, 32, 64)]
+    assert learned(tmp_path, *failed) == [left_out("pin_memory", ["True"])]
+
+
 def test_failures_in_which_nothing_is_changed_throughout_end_the_search(tmp_path: Path) -> None:
     failed = ({"micro_batch_size": 32}, {"num_workers": 1}, {"pin_memory": True})
     with pytest.raises(RepeatedFailureError, match="the same exception at the same place ended 3 configurations"):

@@ -60,9 +60,16 @@ def _space_table(space: ResolvedSpace) -> Table:
     for name in sorted(space.domains.keys() - values):
         prefix = "follows the batch" if len(space.domains[name]) > 1 else "fixed"
         values[name] = f"{prefix}: {_describe_domain(space.domains[name])}"
-    values["lr"] = "not searched; follows the global batch" if space.objective.lr_rule != "none" else "fixed"
+    values["lr"] = _describe_lr(space)
     rows = tuple((name, format_setting(name, space.baseline), searched) for name, searched in values.items())
     return Table(heads=("setting", "baseline", "searched"), rows=rows)
+
+
+def _describe_lr(space: ResolvedSpace) -> str:
+    script = space.facts.script
+    if script is not None and "lr" not in script.placeholders:
+        return "the script's own; {lr} in the command lets it follow the batch"
+    return "not searched; follows the global batch" if space.objective.lr_rule != "none" else "fixed"
 
 
 def _describe_domain(domain: Domain) -> str:

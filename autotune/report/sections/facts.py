@@ -5,6 +5,7 @@ Comes in: an Environment, WorkloadFacts, a RunSummary, a folder. Goes out: dicts
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Container
 from pathlib import Path
 
@@ -14,12 +15,13 @@ from autotune.report.wording.names import describe_settings
 from autotune.report.wording.say import say
 from autotune.report.wording.units import format_count, show
 from autotune.settings.environment import Environment
-from autotune.settings.workload import WorkloadFacts
+from autotune.settings.workload import ScriptFacts, WorkloadFacts
 
 __all__ = ["describe_environment", "describe_run", "describe_workload", "list_files", "show_path"]
 
 _FILES = {
     "recommended.yaml": "the settings to use; autotune.load() reads them",
+    "recommended.patch": "the loader's settings as a change of the script",
     "report.html": "the report with its plots, for a browser",
     "report.md": "the same in Markdown, its plots as tables",
     "trials.jsonl": "every trial, raw",
@@ -72,19 +74,29 @@ def describe_workload(facts: WorkloadFacts) -> dict[str, str]:
     """What is trained: {what: its value}."""
     kind = "iterable dataset" if facts.is_iterable else "map-style dataset"
     length = "unknown length" if facts.dataset_length is None else format_count(facts.dataset_length, "sample")
-    return {
+    own = {
         "data": f"{kind}, {length}",
         "model": format_count(facts.parameter_count, "parameter"),
         "optimizer": facts.optimizer.name,
         "loss": facts.step_source,
     }
+    return own if facts.script is None else own | _describe_script(facts.script)
+
+
+def _describe_script(script: ScriptFacts) -> dict[str, str]:
+    """Who runs a script's loop, and where its data comes from."""
+    if not script.loaders:
+        return {"data": "no DataLoader", "loop": script.framework}
+    site = script.own_loader or script.loaders[-1]
+    return {"loop": script.framework, "loader": f"made in {Path(site.file).name}, line {site.line}"}
 
 
 def describe_run(summary: RunSummary) -> dict[str, str]:
     """What the search was asked for: {what: its value}."""
     objective, budget = summary.objective, summary.budget
     timeout = "none" if budget.timeout_s is None else show(budget.timeout_s, "duration")
-    return {
+    facts = {
+        "command": shlex.join(summary.command),
         "autotune": summary.autotune_version,
         "seed": str(summary.seed),
         "baseline": describe_settings(summary.baseline),
@@ -94,3 +106,4 @@ def describe_run(summary: RunSummary) -> dict[str, str]:
         "lr rule": objective.lr_rule,
         "budget": f"at most {budget.max_trials} trials, time-out: {timeout}",
     }
+    return known_facts(facts).facts

@@ -38,6 +38,8 @@ def begin() -> None:
 
         folder = TrialFolder(Path(told["folder"]))
         protect_files(folder.overlay, own=(folder.path,))
+        if "started" not in told:  # a loader's worker
+            return
     after_import("torch", lambda _: _attach(told))
 
 
@@ -56,7 +58,7 @@ def open_session(job: jobs.WorkloadJob, place: Place, dump: HangDump, started: f
     seed_all(job.process.seed)
     ends_at = started + _DEADLINE_SHARE * job.process.deadline_s
     start = Start(started=started, built_from=perf_counter(), ends_at=ends_at, before={})
-    session = Session(job, overrides, place, doer_of(job, place, dump, start, frozenset(sys.modules)))
+    session = Session(job, overrides, place, doer_of(job, place, dump, start))
     install(session)
     return session
 

@@ -12,6 +12,7 @@ import builtins
 import io
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import threading
@@ -39,6 +40,10 @@ from autotune.worker.trial import Place
 __all__ = ["run_command"]
 
 _TICK_S = 0.02  # our convention: nothing beside what a launcher takes to start
+_SHELL_ADDS = 128
+"""To a signal's number, where a shell's own exit code tells it. Source: POSIX.1-2017, Shell Command Language, 2.8.2."""
+_DEADLY = frozenset({signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
+"""Signals that end a process at its own fault, or by the kernel's choice."""
 
 
 def run_command(job: jobs.WorkloadJob, place: Place, dump: HangDump, started: float) -> RankReport:
@@ -81,11 +86,14 @@ def _run_below(words: Sequence[str], place: Place) -> None:
         if place.folder.done.exists():
             os._exit(0)  # whatever of it still runs is ended by the parent
         sleep(_TICK_S)
-    if process.returncode and not place.report.exists():
-        raise WorkloadFault(
-            f"a command must train until it is measured, but it ended with exit code {process.returncode} before that; "
-            "its log says why"
-        )
+    code = process.returncode
+    if not code or place.report.exists():
+        return
+    if (number := -code if code < 0 else code - _SHELL_ADDS) in _DEADLY:
+        os.kill(os.getpid(), number)  # as a rank would have died of it: the parent knows what that means
+    raise WorkloadFault(
+        f"a command must train until it is measured, but it ended with exit code {code} before that; its log says why"
+    )
 
 
 def _run_here(start: PythonStart, job: jobs.WorkloadJob, place: Place, dump: HangDump, started: float) -> None:
@@ -131,4 +139,4 @@ def _become(start: PythonStart) -> None:
             f"a command must name a script that can be read, but {start.target!r} can't be ({error.strerror}); check "
             "its path"
         ) from error
-    exec(compile(source, str(path), "exec"), main.__dict__)  # noqa: S102 - the user's script is what is run
+    exec(compile(source, str(path), "exec", dont_inherit=True), main.__dict__)  # noqa: S102 - the user's script is what is run

@@ -14,11 +14,13 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader, IterableDataset
 
-__all__ = ["Parts", "size_counter", "unwrapped"]
+__all__ = ["CountedBatch", "Parts", "size_counter", "unwrapped"]
 
 
 def size_counter(loader: DataLoader[Any], drawn: deque[int]) -> Callable[[Any], tuple[Any, int]]:
     """What makes a batch and its number of samples from each delivery of a loader, whose sizes are noted in `drawn`.
+
+    It raises IndexError for a batch that was begun before this was called.
 
     Workers that deliver batches in the order in which they are ready have them counted where they are collated. Of a
     dataset with `__getitems__`, which may hand anything to `collate_fn`, the sizes are those that were drawn: with
@@ -36,7 +38,14 @@ def size_counter(loader: DataLoader[Any], drawn: deque[int]) -> Callable[[Any], 
     if loader.drop_last and size is not None:
         return lambda batch: (batch, size)
     loader.collate_fn = partial(_with_count, loader.collate_fn)
-    return lambda pair: pair
+    return _apart
+
+
+class CountedBatch(NamedTuple):
+    """A batch with its number of samples, as a worker sends both; a tuple, so that torch pins what is in it."""
+
+    batch: Any
+    samples: int
 
 
 class Parts(NamedTuple):
@@ -71,9 +80,31 @@ class _Counted:
         return len(self.counted)
 
     def __getattr__(self, name: str) -> Any:
+        if name in _OWN:  # not set yet: it is being copied, or unpickled
+            raise AttributeError(name)
         return getattr(self.counted, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _OWN:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.counted, name, value)
 
-def _with_count(collate: Callable[[Any], Any], samples: Any) -> tuple[Any, int]:
+
+_OWN = frozenset({"counted", "_drawn"})
+
+
+def _with_count(collate: Callable[[Any], Any], samples: Any) -> CountedBatch:
     """A batch, and how many samples the collate function was given for it."""
-    return collate(samples), len(samples)
+    return CountedBatch(collate(samples), len(samples))
+
+
+def _apart(counted: Any) -> tuple[Any, int]:
+    """A batch and its samples.
+
+    Raises:
+        IndexError: it was collated before anybody counted.
+    """
+    if type(counted) is not CountedBatch:
+        raise IndexError
+    return counted.batch, counted.samples

@@ -44,7 +44,7 @@ class Delivery(NamedTuple):
     had_to_wait: bool
     """No batch lay ready when it was asked for; False where that was not checked."""
     apart_s: float = 0.0
-    """Seconds before it was asked for that are no training: a script's evaluation. They belong to no block."""
+    """Seconds at the epoch's end before it was asked for that are no training: a script's evaluation."""
 
 
 class BatchFeed(Protocol):
@@ -82,6 +82,10 @@ class BatchFeed(Protocol):
 
     def take(self) -> Delivery:
         """The next batch; at an epoch's end the first of the next epoch."""
+        ...
+
+    def take_apart_s(self) -> float:
+        """Seconds since the last batch that were no training: a script's evaluation. They belong to no block."""
         ...
 
     def is_at_end(self) -> bool:
@@ -145,6 +149,10 @@ class Feed:
             wait_s = perf_counter() - begun
             batch, samples = self._sized(batch)
             return _new(Delivery, (batch, samples, begun, wait_s, restarted, had_to_wait, 0.0))
+
+    def take_apart_s(self) -> float:
+        """None: between two batches it is trained."""
+        return 0.0
 
     @property
     def queue_capacity(self) -> int:

@@ -42,6 +42,7 @@ _WARM_UP_BLOCK_S = 0.05  # a quarter of a window's
 _WARM_UP_MIN_S = 0.3  # a clock that rises with the load has risen
 _WARM_UP_MAX_S = 8.0  # as long as a window may take (CONTRIBUTING, Rules of measuring)
 _WARM_UP_WINDOWS = 2.0  # of short windows: at most so many times their length
+_LONGEST_BLOCK = 5.0  # times its own seconds that a block may take, with what belongs to none
 _SLOW_FACTOR = 3.0  # a block whose computing takes this many times the median lets the queue fill
 _WHOLE_EPOCHS_UP_TO_S = 1.0  # shorter epochs are measured whole; of longer ones the restart is added in proportion
 _SHORT_EPOCH_QUEUES = 4  # so are epochs of so few queues that little would be left of them without the restart
@@ -101,6 +102,8 @@ class WarmUpResult:
     is_steady: bool = True
     batch_s: float = 0.0
     """Seconds of a batch, waits included."""
+    pace_s: float = 0.0
+    """Seconds of a batch by which blocks are sized."""
 
 
 def warm_up(run: Run, rules: WindowRules, first: Delivery) -> WarmUpResult:
@@ -124,7 +127,7 @@ def warm_up(run: Run, rules: WindowRules, first: Delivery) -> WarmUpResult:
         is_ready = len(since_slow) >= 2 and is_drained and took >= _WARM_UP_MIN_S
         if run.group.all(is_ready) or run.group.any(took >= longest_s) or run.is_late():
             break
-        size = run.group.most(batches_in(_WARM_UP_BLOCK_S, mean_batch_s(stretches[-1:]), config.grad_accum_steps))
+        size = run.group.most(batches_in(_WARM_UP_BLOCK_S, _pace_s(stretches[-1:]), config.grad_accum_steps))
         stretch = train_block(run, int(size))
         stretches.append(stretch)
         usual_s = median(stretch.compute_s for stretch in stretches[first_steady:])
@@ -138,6 +141,7 @@ def warm_up(run: Run, rules: WindowRules, first: Delivery) -> WarmUpResult:
         is_drained=is_drained,
         is_steady=len(since_slow) >= 2,
         batch_s=mean_batch_s(stretches[_WARM_UP_STEPS:] or stretches),
+        pace_s=_pace_s(stretches[_WARM_UP_STEPS:] or stretches),
     )
 
 
@@ -158,7 +162,7 @@ def measure_window(
     run.splits_restarts = not whole and (run.group.size == 1 or (is_even and not run.feed.is_iterable))
     run.refill_left, run.pause_at = 0, inf
     run.restarts.clear()
-    size = run.group.most(_block_batches(run, rules, warm.batch_s, whole=whole))
+    size = run.group.most(_block_batches(run, rules, warm.pace_s, whole=whole))
     edges = open_edges(run.trainer.device, run.group, drains=rules.drains_at_edges)
     # a restart that is split off may show as one only once it is over
     is_unforeseen = run.splits_restarts and (run.feed.epoch_batches is None or run.feed.is_iterable)
@@ -190,7 +194,7 @@ def measure_window(
         window = add(stretch)
         stopped_by = _agreed(run.group, _verdict(run, rules, window, edges, begun))
         if stopped_by is None and not whole:
-            size = run.group.most(max(size, _block_batches(run, rules, mean_batch_s(stretches), whole=False)))
+            size = run.group.most(max(size, _block_batches(run, rules, _pace_s(stretches), whole=False)))
     last = edges.finish()
     if last is not None:
         window = add(last)
@@ -264,7 +268,9 @@ def _launch(run: Run, batches: int, first: Delivery | None = None) -> Launched:
         except FeedEnded:  # it may have trained on this batch, or not
             run.ends_at = -inf
             break
-        restart_s = _note_restart(run, delivery, came) if is_restart or run.refill_left else None
+        evaluated_s = feed.take_apart_s()
+        apart_s += evaluated_s
+        restart_s = _note_restart(run, delivery, came, evaluated_s) if is_restart or run.refill_left else None
         if run.splits_restarts and restart_s is not None:
             apart_s += restart_s
         else:
@@ -294,8 +300,8 @@ def _must_end(run: Run) -> bool:
     return run.group.size == 1 and (now > run.ends_at or is_pausing)
 
 
-def _note_restart(run: Run, delivery: Delivery, samples: int) -> float:
-    """Add a batch to the restart it belongs to; returns its seconds, from when it was asked for."""
+def _note_restart(run: Run, delivery: Delivery, samples: int, evaluated_s: float) -> float:
+    """Add a batch to the restart it belongs to; returns its seconds, from when it was asked for, of training alone."""
     if delivery.is_restart:
         share = _REFILL_SHARE if run.splits_restarts else 2
         longest = max(1, (run.feed.epoch_batches or 1) // share)
@@ -304,7 +310,7 @@ def _note_restart(run: Run, delivery: Delivery, samples: int) -> float:
     run.refill_left -= 1
     if run.splits_restarts and run.refill_left == 0:
         run.trainer.device.synchronize()
-    seconds, last = perf_counter() - delivery.asked, run.restarts[-1]
+    seconds, last = perf_counter() - delivery.asked - evaluated_s, run.restarts[-1]
     run.restarts[-1] = Restart(seconds=last.seconds + seconds, samples=last.samples + samples)
     return seconds
 
@@ -358,10 +364,10 @@ def _expected_restart_s(run: Run, stretches: list[Stretch]) -> float:
     return start_s + max(0.0, feed.first_wait_s - filling_s)
 
 
-def _block_batches(run: Run, rules: WindowRules, batch_s: float, *, whole: bool) -> int:
+def _block_batches(run: Run, rules: WindowRules, pace_s: float, *, whole: bool) -> int:
     """Batches of a block: at least 0.2 s of them and one a worker; whole epochs, or whole optimizer steps."""
     unit = run.feed.epoch_batches if whole and run.feed.epoch_batches else run.trainer.config.grad_accum_steps
-    return batches_in(rules.block_s, batch_s, unit, least=run.trainer.config.num_workers)
+    return batches_in(rules.block_s, pace_s, unit, least=run.trainer.config.num_workers)
 
 
 def batches_in(seconds: float, batch_s: float, unit: int, least: int = 1) -> int:
@@ -372,6 +378,12 @@ def batches_in(seconds: float, batch_s: float, unit: int, least: int = 1) -> int
 def mean_batch_s(stretches: Sequence[Stretch]) -> float:
     """Seconds of a batch in some stretches, waits included."""
     return sum(stretch.block.seconds for stretch in stretches) / sum(stretch.block.batches for stretch in stretches)
+
+
+def _pace_s(stretches: Sequence[Stretch]) -> float:
+    """Seconds of a batch; more where most of the time passes beside training, lest a block of it take minutes."""
+    passed_s = sum(stretch.spent_s for stretch in stretches) / sum(stretch.block.batches for stretch in stretches)
+    return max(mean_batch_s(stretches), passed_s / _LONGEST_BLOCK)
 
 
 def _skips(run: Run) -> int:

@@ -32,10 +32,10 @@ class _Counter:
         """Since the last step."""
 
     def on_step(self, optimizer: object, *_: object) -> None:
-        """Count a step of the optimizer that steps first; end the process when there have been enough."""
-        now, count = perf_counter(), self.of_each.get(id(optimizer), 0) + 1
+        """Count a step of the optimizer that makes most; end the process when there have been enough."""
+        now, most, count = perf_counter(), max(self.of_each.values(), default=0), self.of_each.get(id(optimizer), 0) + 1
         self.of_each[id(optimizer)] = count
-        if count < max(self.of_each.values()) or os.environ.get("RANK", "0") != "0":
+        if count <= most or os.environ.get("RANK", "0") != "0":
             return
         self.first = now if self.first is None else self.first
         if self.last - self.first >= _SKIP_S:
@@ -77,7 +77,7 @@ def _watch(_module: object) -> None:
     def noted_eval(module: Any) -> Any:
         return counter.on_eval(module)
 
-    Module.eval = noted_eval  # type: ignore[method-assign]
+    Module.eval = noted_eval  # type: ignore[method-assign, assignment]
     register_optimizer_step_post_hook(counter.on_step)
 
 

@@ -30,6 +30,7 @@ from tests.factories import (
     make_measurement,
     make_recommendation,
     make_rich_summary,
+    make_script,
     make_summary,
     make_trial,
     make_trials,
@@ -302,3 +303,13 @@ def test_a_kept_global_batch_is_said_to_lead_the_accumulation() -> None:
     console = make_console()
     print_check(SERVER, RESNET, space, console)
     assert row_of(text_of(console), "grad_accum_steps")[2:5] == ["follows", "the", "batch:"]
+
+
+def test_a_script_keeps_its_learning_rate_unless_its_command_takes_one() -> None:
+    for placeholders, told in (((), "the script's own; {lr}"), (("lr",), "not searched; follows")):
+        facts = make_facts(script=make_script(placeholders=placeholders))
+        space = resolve(Basis(given={}, baseline=BASELINE, objective=Objective(), facts=facts, environment=SERVER))
+        console = make_console()
+        print_check(SERVER, facts, space, console)
+        assert_fits(text_of(console))
+        assert told in " ".join(row_of(text_of(console), "lr "))

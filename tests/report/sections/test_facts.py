@@ -1,10 +1,12 @@
-"""The machine in words: one host, or each of several."""
+"""Machine, workload and run in words."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from autotune.note import note
-from autotune.report.sections.facts import describe_environment
-from tests.factories import SERVER
+from autotune.report.sections.facts import describe_environment, describe_run, describe_workload, list_files
+from tests.factories import SERVER, make_facts, make_script, make_summary
 
 
 def test_one_host_is_not_counted() -> None:
@@ -33,3 +35,21 @@ def test_what_is_set_for_malloc_is_told_and_whether_for_trials_alone() -> None:
     users = SERVER.model_copy(update={"malloc": ("A=1", "B=2")})
     assert describe_environment(users)["malloc"] == "A=1 B=2"
     assert describe_environment(users.model_copy(update={"keeps_memory": True}))["malloc"] == "A=1 B=2 (set for trials)"
+
+
+def test_a_script_is_told_by_its_loop_its_loader_and_its_command() -> None:
+    told = describe_workload(make_facts(script=make_script(framework="transformers")))
+    assert (told["data"], told["loop"]) == ("map-style dataset, 10,000 samples", "transformers")
+    assert told["loader"] == "made in train.py, line 7"
+    unfed = describe_workload(make_facts(dataset_length=None, script=make_script(loaders=())))
+    assert unfed["data"] == "no DataLoader"
+    assert "loader" not in unfed
+    command = ("python", "my train.py", "--lr={lr}")
+    assert describe_run(make_summary(command=command))["command"] == "python 'my train.py' '--lr={lr}'"
+    assert "command" not in describe_run(make_summary())
+
+
+def test_a_change_of_the_script_is_listed_where_there_is_one(tmp_path: Path) -> None:
+    assert "recommended.patch" not in list_files(tmp_path)
+    (tmp_path / "recommended.patch").touch()
+    assert list_files(tmp_path) == {"recommended.patch": "the loader's settings as a change of the script"}

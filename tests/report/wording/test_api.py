@@ -13,7 +13,14 @@ _SENTENCES: list[tuple[Note, str]] = [
         note("default_optimizer", trainable_parameters=68, adam_bytes=8 * 68),
         "No optimizer was given: trials train with SGD, which keeps no state. Adam and AdamW need 544 B more memory",
     ),
-    (note("goes_on"), "This search goes on from an earlier one in its folder"),
+    (
+        note("goes_on", has_command=False),
+        "This search goes on from an earlier one in its folder: workload, settings and machine are equal. The content",
+    ),
+    (
+        note("goes_on", has_command=True),
+        "This search goes on from an earlier one in its folder: command, script, settings and machine are equal. What",
+    ),
     (
         note("applying", command="python train.py --lr 0.1"),
         "autotune: starting python train.py --lr 0.1 with the recommended settings",

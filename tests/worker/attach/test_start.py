@@ -197,6 +197,19 @@ def test_an_exit_code_is_told(rig: ScriptRig) -> None:
     assert "SystemExit: 3" in result.reason
 
 
+def test_a_script_is_compiled_as_python_does_it(rig: ScriptRig) -> None:
+    text = "def own(a: int): ...\nprint('SEEN', 1 if own.__annotations__['a'] is int else 0)\n" + LOOP
+    rig.measured(rig.write(text))
+    assert rig.printed() == 1
+
+
+def test_a_command_that_is_killed_is_killed_and_no_fault_of_the_users(rig: ScriptRig) -> None:
+    (rig.folder / "run.sh").write_text("kill -9 $$\n", encoding="utf-8")
+    result = rig.trial(("bash", str(rig.folder / "run.sh")))
+    assert result.outcome in {"crashed", "oom"}
+    assert "SIGKILL" in result.reason or "signal 9" in result.reason
+
+
 def test_the_exit_code_of_a_launcher_is_told(rig: ScriptRig) -> None:
     rig.write("exit 3\n", "run.sh")
     result = rig.trial(("bash", "run.sh"))

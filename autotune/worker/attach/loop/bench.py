@@ -72,6 +72,13 @@ def switch(config: TrainingConfig, scene: Scene) -> None:
             set_layout(module, channels_last=config.channels_last)
 
 
+def _is_plain(batches: object) -> bool:
+    """Whether a batch sampler is torch's own, or torchdata's Stateful one: it can be made anew with another size."""
+    return type(batches) is BatchSampler or (
+        isinstance(batches, BatchSampler) and type(batches).__module__.startswith("torchdata.")
+    )
+
+
 def loader_like(loader: DataLoader[Any], config: TrainingConfig) -> DataLoader[Any]:
     """A loader of the same data as the script's, in the same manner, with a configuration's settings."""
     own = unwrapped(loader)
@@ -83,7 +90,7 @@ def loader_like(loader: DataLoader[Any], config: TrainingConfig) -> DataLoader[A
         arguments["drop_last"] = loader.drop_last
         if loader.batch_size is None:
             arguments["batch_size"] = None
-    elif type(own.batch_sampler) is BatchSampler:
+    elif _is_plain(own.batch_sampler):
         arguments |= {"sampler": own.batch_sampler.sampler, "drop_last": own.batch_sampler.drop_last}
     elif own.batch_sampler is not None:
         arguments.pop("batch_size")

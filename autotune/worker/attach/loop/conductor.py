@@ -9,12 +9,13 @@ gives it to the script and returns when the script asks again. A switch costs we
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from threading import get_ident
 from time import perf_counter
 from typing import Any
+from weakref import ref
 
 import torch
 from greenlet import getcurrent, greenlet
@@ -41,7 +42,7 @@ class Conductor:
 
     def __init__(self, work: Callable[[], None]) -> None:
         self.thread = get_ident()
-        self.is_measuring = False
+        self.is_measuring = self.has_ended = False
         self._script = getcurrent()
         self._measuring = greenlet(work)
 
@@ -64,6 +65,8 @@ class Conductor:
         Raises:
             FeedEnded: it has come to its end, and will ask no more.
         """
+        if self.has_ended:
+            raise FeedEnded
         self.is_measuring = False
         self._script.switch(batch)
         self.is_measuring = True
@@ -75,7 +78,7 @@ class Conductor:
     def end(self) -> None:
         """In the script, at its end: let measuring come to its own end with what it has."""
         if not self._measuring.dead:
-            self._script, self.is_measuring = getcurrent(), True
+            self._script, self.is_measuring, self.has_ended = getcurrent(), True, True
             self._measuring.throw(FeedEnded)
 
 
@@ -109,6 +112,8 @@ class CountedLoader:
 
     def __post_init__(self) -> None:
         self.sized = size_counter(self.loader, self.drawn)
+        if self.loader.batch_sampler is None:  # the dataset hands on whole batches: few train on single samples
+            self.sized = lambda batch: (batch, self._usual(batch))
 
     def begin_epoch(self) -> None:
         """A new iterator is about to be made."""
@@ -128,7 +133,7 @@ class CountedLoader:
         self.in_epoch += 1
         try:
             return self.sized(batch)
-        except IndexError:  # it was drawn before anybody counted: a Stateful loader may begin before it is iterated
+        except IndexError:  # it was begun before anybody counted: a Stateful loader may be before it is iterated
             return batch, self._usual(batch)
 
     def _usual(self, batch: Any) -> int:
@@ -144,8 +149,11 @@ class ScriptFeed:
 
     def __init__(self, conductor: Conductor, counted: CountedLoader, iterator: Any, ranks: int = 1) -> None:
         self.loader = counted.loader
-        self.iterator = iterator
+        self._iterator: Callable[[], Any] = ref(iterator)
+        """The script's is held by the script alone, so that leaving an epoch early ends its workers."""
         self.is_own = False
+        self.is_between_epochs = False
+        """The script was told that its epoch is over, and has begun no other."""
         self.watches_queue = True
         self.epoch_batches: int | None = length_of(counted.loader)
         self.beside = Beside()
@@ -170,17 +178,19 @@ class ScriptFeed:
         """The next batch of the script's loader; at an epoch's end the first of the next epoch.
 
         Raises:
-            FeedEnded: the script trains no further epoch.
+            FeedEnded: the script trains no further epoch, or a stream of its can be read once only.
         """
         had_to_wait = self.watches_queue and self.ready() == 0
-        asked, restarted, apart_s = perf_counter(), False, self.beside.take()
+        asked, restarted, apart_s = perf_counter(), False, 0.0
         while True:
             try:
-                batch, samples = self._counted.fetch(self.iterator)
+                batch, samples = self._counted.fetch(self._iterator())
             except StopIteration:
                 ended = perf_counter()
                 if self._counted.in_epoch:
                     self.epoch_batches = self._counted.in_epoch
+                elif self.is_own:
+                    raise FeedEnded from None
                 restarted, self.epochs = True, self.epochs + 1
                 self._next_epoch()
                 outside_s = 0.0 if self.is_own else max(0.0, self._asked_again - ended)
@@ -191,9 +201,19 @@ class ScriptFeed:
             wait_s = perf_counter() - asked
             return Delivery(batch, samples * self._ranks, asked, wait_s, restarted, had_to_wait, apart_s)
 
+    def take_apart_s(self) -> float:
+        """Seconds that the script's other loaders took since the last batch."""
+        seconds = self.beside.take()
+        self.outside_s += seconds
+        return seconds
+
+    def follow(self, counted: CountedLoader) -> None:
+        """The script has made its training loader anew, for the epoch that it is about to begin."""
+        self.loader, self._counted = counted.loader, counted
+
     def began_epoch(self, iterator: Any, begun: float) -> None:
         """The script has begun an epoch: its iterator, and when it began to make one."""
-        self.iterator, self._asked_again = iterator, begun
+        self._iterator, self._asked_again, self.is_between_epochs = ref(iterator), begun, False
 
     @property
     def queue_capacity(self) -> int:
@@ -211,23 +231,30 @@ class ScriptFeed:
 
     def ready(self) -> int | None:
         """As a Feed has it."""
-        return ready_in(self.loader, self.iterator)
+        return ready_in(self.loader, self._iterator())
+
+    def take_over(self) -> None:
+        """Iterate the loader here from now on: the script is given what measuring gives it."""
+        iterator = self._iterator()
+        self._iterator, self.is_own = lambda: iterator, True
 
     def stop(self, within_s: float = 1.0) -> None:
         """End the loader's workers; the script is given batches that are held from here on."""
-        iterator, self.iterator, self.is_own = self.iterator, None, True
+        iterator, self._iterator, self.is_own = self._iterator(), lambda: None, True
         stop_iterator(self.loader, iterator, within_s)
 
     def _next_epoch(self) -> None:
         self._counted.begin_epoch()
         if self.is_own:
-            self.iterator = plain_iter(self.loader)
+            iterator = plain_iter(self.loader)
+            self._iterator = lambda: iterator
         else:
+            self.is_between_epochs = True
             self._conductor.end_epoch()
 
 
 class StepFeed:
-    """For a script without a DataLoader: each optimizer step stands for a batch, whose making belongs to the step."""
+    """For a script without a DataLoader: what is computed up to a backward pass stands for a batch and its making."""
 
     loader = None
     queue_capacity = 0
@@ -244,6 +271,10 @@ class StepFeed:
     def take(self) -> Delivery:
         """Nothing to wait for."""
         return Delivery(None, self._samples, perf_counter(), 0.0, False, False, 0.0)
+
+    def take_apart_s(self) -> float:
+        """Nobody knows what of a step is no training."""
+        return 0.0
 
     def is_at_end(self) -> bool:
         """It has no epochs."""
@@ -282,8 +313,6 @@ class ScriptTrainer:
         """As the configuration has it."""
         return self.config.to_device(batch, self.device.torch_device)
 
-    @contextmanager
-    def without_exchange(self) -> Iterator[None]:
+    def without_exchange(self) -> AbstractContextManager[None]:
         """Nothing is done about exchanging gradients, which is the script's own."""
-        with nullcontext():
-            yield
+        return nullcontext()

@@ -92,7 +92,7 @@ def compare_to_float32(scene: Scene, job: PrecisionJob, ends_at: float) -> Preci
     """
     feed, plain = scene.feed, job.config.model_copy(update={"amp_dtype": "float32"})
     assert isinstance(feed, ScriptFeed)  # noqa: S101 - scenes has seen to it
-    feed.is_own = True
+    feed.take_over()
     seconds = _LOADING_SHARE * (ends_at - perf_counter())
     batches = [delivery.batch for delivery in collect(feed, count=GUARD_STEPS, seconds=seconds)]
     feed.stop()

@@ -5,6 +5,9 @@ Comes in: a Scene, in which measuring has the lead. Goes out: the job's report.
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from time import perf_counter
@@ -34,9 +37,9 @@ from autotune.worker.jobs.probe import is_sharded, warm_page_cache
 from autotune.worker.jobs.stress import largest_batch, stress_figures
 from autotune.worker.measure.batch_sizes import unwrapped
 from autotune.worker.measure.conditions import conditions_before
-from autotune.worker.measure.feed import Feed
+from autotune.worker.measure.feed import Feed, FeedEnded
 from autotune.worker.measure.loop import Run
-from autotune.worker.preload import installed_modules
+from autotune.worker.preload import changed_variables, installed_modules
 from autotune.worker.setup.build import WorkloadFault, is_stream
 from autotune.worker.setup.environment import describe
 from autotune.worker.trial import (
@@ -60,13 +63,13 @@ _WORTH_TELLING_S = 0.1
 """Seconds of a window spent on other than training from which it is said: our convention."""
 
 
-def doer_of(job: jobs.WorkloadJob, place: Place, dump: HangDump, start: Start, modules_before: frozenset[str]) -> Doer:
-    """What does a job in a scene."""
+def doer_of(job: jobs.WorkloadJob, place: Place, dump: HangDump, start: Start) -> Doer:
+    """What does a job in a scene; to be asked right before the script's first line."""
     match job:
         case jobs.TrialJob():
             return partial(_measure_trial, job, place, dump, start)
         case jobs.ProbeJob():
-            return partial(_probe, job, place, start, modules_before)
+            return partial(_probe, job, place, start, frozenset(sys.modules), dict(os.environ))
         case jobs.CurvesJob():
             return partial(_trace, job, place, start)
         case jobs.PrecisionJob():
@@ -88,9 +91,11 @@ def _measure_trial(job: jobs.TrialJob, place: Place, dump: HangDump, start: Star
     measurement = _with_remarks(measurement, scene)
     dump.before_deadline()
     extras = job.extras if isinstance(feed, ScriptFeed) else NO_EXTRAS
+    if ranks() > 1:  # the other ranks go on: steps beyond an epoch's end would meet what they do there
+        extras = extras.model_copy(update={"device_ceiling": False, "breakdown": False})
     if extras != NO_EXTRAS:
         assert isinstance(feed, ScriptFeed)  # noqa: S101 - else there are none
-        feed.is_own = True
+        feed.take_over()
         with ended_when_stuck(longest_after_s(measurement, job.config), place.report):
             measurement = measure_after_window(
                 run, trainer, extras, measurement, lambda known: place.keep(of_rank(known, place, scene.device))
@@ -112,7 +117,15 @@ def _with_remarks(measurement: Measurement, scene: Scene) -> Measurement:
     return measurement.model_copy(update={"remarks": remarks})
 
 
-def _probe(job: jobs.ProbeJob, place: Place, start: Start, modules_before: frozenset[str], scene: Scene) -> RankReport:
+def _probe(
+    job: jobs.ProbeJob,
+    place: Place,
+    start: Start,
+    modules: frozenset[str],
+    variables: Mapping[str, str],
+    scene: Scene,
+) -> RankReport:
+    """Watch some steps of a script that began with these modules and variables."""
     seen, feed, loader = scene.sightings, scene.feed, scene.loader
     seen.counted_from, begun, least = seen.most_steps, perf_counter(), _OBSERVED_S
     if loader is not None:
@@ -130,25 +143,28 @@ def _probe(job: jobs.ProbeJob, place: Place, start: Start, modules_before: froze
                 f"a script must make some optimizer steps within its deadline of {job.process.deadline_s:.0f} s, but "
                 f"made {steps}; give it shorter steps, or a longer budget.timeout_s"
             )
-    observed = seen.observed(job.config, loader, ranks())
-    script = seen.facts(observed, loader, placeholders_in(job.command or ()))
+    placeholders = placeholders_in(job.command or ())
+    observed = seen.observed(job.config, loader, ranks(), placeholders)
+    script = seen.facts(observed, loader, placeholders)
     is_parted = True
     if loader is not None and isinstance(feed, ScriptFeed):
-        feed.is_own = True
-        warm_page_cache(feed)
+        feed.take_over()
+        with suppress(FeedEnded):  # a stream that can be read once only
+            warm_page_cache(feed)
         feed.stop()
         if is_stream(loader.dataset):
             with suppress(Exception):  # the user's own iterator; unknown counts as shared out
                 is_parted = loader.worker_init_fn is not None or loader.num_workers > 1 or is_sharded(loader.dataset)
     has_python_start = python_start(filled(job.command or (), job.config)) is not None
     own = {
-        "modules": installed_modules(modules_before),
+        "modules": installed_modules(modules),
         "new_files": new_files(place.folder.overlay),
         "is_in_process": job.command is not None and is_own_python(job.command[0]) and has_python_start,
     }
     script = script.model_copy(update=own)
     return _done(
         facts=seen.workload_facts(observed, loader, script, is_sharded=is_parted),
+        variables=changed_variables(variables),
         environment=describe(scene.device, job_blocks=job.process.blocks_launches),
         conditions=conditions_before(gpus_used(scene.device), start.before),
     )
@@ -157,7 +173,8 @@ def _probe(job: jobs.ProbeJob, place: Place, start: Start, modules_before: froze
 def _trace(job: jobs.CurvesJob, place: Place, start: Start, scene: Scene) -> RankReport:
     if not isinstance(scene.feed, ScriptFeed):
         raise WorkloadFault("the sides of a script can't be measured alone without a DataLoader")
-    scene.feed.is_own = True
+    _refuse_ranks("the sides of a script can't be measured alone")
+    scene.feed.take_over()
     scene.feed.stop()
 
     def keep(known: Curves) -> None:
@@ -172,11 +189,17 @@ def _compare(job: jobs.PrecisionJob, start: Start, scene: Scene) -> RankReport:
     return _done(guard=compare_to_float32(scene, job, start.ends_at))
 
 
+def _refuse_ranks(what: str) -> None:
+    if ranks() > 1:
+        raise WorkloadFault(f"{what} in several ranks, of which each goes its own way there; measure one rank")
+
+
 def _train_on_largest(job: jobs.StressJob, start: Start, scene: Scene) -> RankReport:
     feed, loader = scene.feed, scene.loader
     if loader is None or not isinstance(feed, ScriptFeed):
         raise WorkloadFault("without a DataLoader nobody knows a script's largest samples")
-    feed.is_own = True
+    _refuse_ranks("a script's largest samples can't be trained on")
+    feed.take_over()
     feed.stop()
     own, batches, now = loader_like(loader, job.config), unwrapped(loader).batch_sampler, perf_counter()
     drawn = Workload(batch_sampler=None if batches is None or type(batches) is BatchSampler else batches)

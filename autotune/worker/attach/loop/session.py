@@ -16,6 +16,7 @@ from functools import partial
 from threading import get_ident
 from time import perf_counter
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -35,11 +36,13 @@ from autotune.worker.attach.loop.conductor import (
     StepFeed,
 )
 from autotune.worker.attach.loop.scene import Doer, Scene, is_clean_exit, no_loop, raised, rank, ranks, told, unapplied
-from autotune.worker.attach.loop.sightings import Made, Sightings
+from autotune.worker.attach.loop.sightings import Made, Sightings, is_trained
 from autotune.worker.attach.seams.hooks import plain_next, release_module_calls
 from autotune.worker.attach.seams.overrides import Overrides
 from autotune.worker.failure.outcome import outcome_of
 from autotune.worker.measure.batch import tensors_of
+from autotune.worker.measure.batch_sizes import CountedBatch
+from autotune.worker.measure.feed import FeedEnded
 from autotune.worker.setup.build import WorkloadFault
 from autotune.worker.setup.device import open_device
 from autotune.worker.trial import Place
@@ -73,13 +76,15 @@ class Session:
         self._is_passive = job is None or os.environ.get("RANK", "0") != "0"
         """Nothing is measured in this process: there is no job, or another rank does it."""
         self._counted: dict[int, CountedLoader] = {}
-        self._last: tuple[DataLoader[Any], int] | None = None
-        """The loader that the script has last taken a batch of, and the thread that took it."""
+        self._last: dict[int, tuple[DataLoader[Any], int]] = {}
+        """By thread: the loader that it has last taken a batch of, and the optimizer steps before that."""
         self._trains: DataLoader[Any] | None = None
         """The training loader, once it is known."""
-        self._steps_before = 0
-        """Optimizer steps before the last batch of a loader."""
+        self._begun = 0.0
+        """When the last iterator of a counted loader was begun."""
         self._drives_by_forward = False
+        self._was_backward = True
+        """Gradients were computed since the last forward pass that counted."""
 
     # Loaders
 
@@ -89,25 +94,34 @@ class Session:
 
     def loader_made(self, site: LoaderSite, loader: DataLoader[Any]) -> None:
         """See hooks.Watcher."""
-        takes = loader.batch_size is not None
-        self.sightings.made.append(Made(site, loader, takes_batch_size=takes))
+        dataset = None if self._is_passive else loader.dataset
+        made = Made(site, ref(loader), dataset, takes_batch_size=loader.batch_size is not None)
+        made.is_between_epochs = isinstance(self.feed, ScriptFeed) and self.feed.is_between_epochs
+        self.sightings.made.append(made)
 
     def before_iter(self, loader: DataLoader[Any]) -> object | None:
         """See hooks.Watcher."""
         if self._is_passive or self._is_measuring:
             return None
         for made in self.sightings.made:
-            made.was_iterated |= made.loader is loader
-        if self.feed is not None:
-            if not isinstance(self.feed, ScriptFeed) or loader is not self.feed.loader:
-                if isinstance(self.feed, ScriptFeed):
-                    self.feed.beside.begin()
+            made.was_iterated |= made.loader() is loader
+        feed = self.feed
+        if feed is not None:
+            if not isinstance(feed, ScriptFeed):
                 return None
-            if self.feed.is_own and self.conductor is not None:
+            if loader is not feed.loader and not (
+                feed.is_between_epochs and self.sightings.is_anew(loader, feed.loader)
+            ):
+                feed.beside.begin()
+                return None
+            if feed.is_own and self.conductor is not None:
                 return HeldBatches(self.conductor)
         counted = self._counted.get(id(loader))
-        if counted is None and self._is_counted(loader):
+        if counted is None and (feed is not None or self._is_counted(loader)):
             counted = self._counted[id(loader)] = CountedLoader(loader)
+        if isinstance(feed, ScriptFeed) and counted is not None and loader is not feed.loader:
+            self._counted.pop(id(feed.loader), None)
+            feed.follow(counted)
         if counted is not None:
             counted.begin_epoch()
             self._begun = perf_counter()
@@ -130,7 +144,7 @@ class Session:
         """See hooks.Watcher."""
         loader: DataLoader[Any] | None = getattr(iterator, "autotune_loader", None)
         if loader is None or self._is_measuring:
-            return plain_next(iterator)
+            return _uncounted(iterator)
         if isinstance(self.feed, ScriptFeed) and self.conductor is not None:
             if loader is self.feed.loader:
                 self.feed.beside.on_training()
@@ -140,16 +154,16 @@ class Session:
             return self._begin(loader, iterator)
         counted = self._counted.get(id(loader))
         if counted is None:
-            return plain_next(iterator)
+            return _uncounted(iterator)
         batch, samples = counted.fetch(iterator)
-        self._last, self._steps_before = (loader, get_ident()), self.sightings.most_steps
+        self._last[get_ident()] = loader, self.sightings.most_steps
         self.sightings.samples.append(samples)
         return batch
 
     def _batch_beside(self, iterator: Any, beside: Beside) -> Any:
         """A batch of a loader that does not train."""
         try:
-            batch = plain_next(iterator)
+            batch = _uncounted(iterator)
         except StopIteration:
             beside.end()
             raise
@@ -161,7 +175,7 @@ class Session:
         facts = None if self.job is None else self.job.script
         if facts is None:
             return True
-        return any(made.loader is loader and made.site in facts.loaders for made in self.sightings.made)
+        return any(made.loader() is loader and made.site in facts.loaders for made in self.sightings.made)
 
     # Steps
 
@@ -179,14 +193,16 @@ class Session:
         if self._is_passive:
             return
         self.sightings.step(optimizer)
+        self._was_backward = True
         if self.trainer is not None:
             if optimizer is self.trainer.optimizer:
                 self.trainer.accumulated = 0
             return
         if self._drives_by_forward:
             return
-        last, steps = self._last, self.sightings.most_steps - self._steps_before
-        if last is not None and last[1] == get_ident() and steps <= len(self.sightings.samples) + _STEPS_BEYOND_BATCHES:
+        last = self._last.get(get_ident())
+        steps = self.sightings.most_steps - (0 if last is None else last[1])
+        if last is not None and steps <= len(self.sightings.samples) + _STEPS_BEYOND_BATCHES:
             self._trains = last[0]
         elif steps >= _STEPS_WITHOUT_LOADER:
             self._trains = None
@@ -200,12 +216,15 @@ class Session:
 
     def on_loss(self, loss: Tensor) -> None:
         """See hooks.Watcher."""
+        self._was_backward = True
         if self.trainer is not None and loss.numel() == 1:
             self.trainer.loss = loss.detach().reshape(())
 
     def on_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """See hooks.Watcher."""
-        if self.sightings.call(module, args, kwargs):
+        if self._is_passive and not self.overrides.follows_modules:
+            release_module_calls()
+        elif is_trained(module) if self._is_passive else self.sightings.call(module, args, kwargs):
             self.overrides.module(module)
 
     def ddp_arguments(self, arguments: dict[str, Any]) -> None:
@@ -236,8 +255,9 @@ class Session:
         self._drives_by_forward = True
 
         def ask(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if not torch.is_grad_enabled():
+            if not torch.is_grad_enabled() or not self._was_backward:  # else a further view of the same batch
                 return
+            self._was_backward = False
             sizes = [tensor.shape[0] for tensor in tensors_of((args, kwargs)) if tensor.ndim]
             if self.conductor is None:
                 self.sightings.samples = sizes[:1]
@@ -291,10 +311,19 @@ class Session:
         """The script has come to its end, or failed: what was measured by then counts, else that is the report."""
         if self._is_passive or self.place.report.exists():
             return
+        is_elsewhere = self.conductor is not None and self.conductor.thread != get_ident()
         if error is not None and not is_clean_exit(error):
-            if self.conductor is None or self.conductor.thread == get_ident():
+            if not is_elsewhere:
                 self.end(outcome_of(lambda: raised(error)))
-        elif self.conductor is not None:
+        elif self.conductor is not None and not is_elsewhere:
             self.conductor.end()
+        elif self.conductor is not None:  # the thread that trained has come to its end
+            self.end(outcome_of(lambda: told(lambda: raised(FeedEnded()))))
         elif self.sightings.made or self.sightings.steps:
             self.end(outcome_of(lambda: raised(WorkloadFault(no_loop(self.sightings)))))
+
+
+def _uncounted(iterator: Any) -> Any:
+    """A batch as the script has it, whether or not its loader counts."""
+    batch = plain_next(iterator)
+    return batch.batch if type(batch) is CountedBatch else batch

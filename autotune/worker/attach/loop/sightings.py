@@ -7,7 +7,7 @@ each setting whether it is within reach.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from statistics import median_low
 from typing import Any
@@ -25,7 +25,7 @@ from autotune.settings.workload import LoaderSite, ScriptFacts, WorkloadFacts
 from autotune.worker.measure.batch import leaves_of
 from autotune.worker.setup.build import is_stream, length_of, optimizer_facts
 
-__all__ = ["Made", "Sightings"]
+__all__ = ["Made", "Sightings", "is_trained"]
 
 _IMAGE_DIMS = 4
 _FRAMEWORKS = (("transformers.trainer", "transformers"), ("lightning.pytorch.trainer.trainer", "lightning"),
@@ -41,10 +41,14 @@ class Made:
     """A loader that was made."""
 
     site: LoaderSite
-    loader: DataLoader[Any]
+    loader: Callable[[], DataLoader[Any] | None]
+    """None once the script holds it no more: whoever makes a loader for each epoch lets its workers end by that."""
+    dataset: object
     takes_batch_size: bool
     """It was given a batch size, not batches."""
     was_iterated: bool = False
+    is_between_epochs: bool = False
+    """It was made while a training epoch was over and the next had not begun."""
 
 
 @dataclass(slots=True)
@@ -66,6 +70,8 @@ class Sightings:
     """The precision that the script itself computes in, where that is not float32."""
     has_images: bool = False
     framework: str = "plain loop"
+    lr: float | None = None
+    """That of the first step, or before a schedule of torch's has changed it."""
     ddp: DistributedDataParallel | None = None
     threads: int = field(default_factory=torch.get_num_threads)
     """Before the script's first line."""
@@ -91,12 +97,13 @@ class Sightings:
         key = id(optimizer)
         if key not in self.steps:
             self.framework = _framework()
+            self.lr = self.lr or _lr_of(optimizer)
         self.steps[key] = self.steps.get(key, 0) + 1
         self.optimizers[key] = optimizer
 
     def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """An outermost module was called; whether it is one that trains."""
-        if not torch.is_grad_enabled() or not any(own.requires_grad for own in module.parameters()):
+        if not is_trained(module):
             return False
         if not any(module is own for own in self.outermost):
             self.outermost.append(module)
@@ -109,19 +116,30 @@ class Sightings:
 
     def family_of(self, loader: DataLoader[Any]) -> list[Made]:
         """The training loader, last, and the loaders of its data that were only made to be rebuilt."""
-        place = next((place for place, made in enumerate(self.made) if made.loader is loader), None)
+        place = next((place for place, made in enumerate(self.made) if made.loader() is loader), None)
         if place is None:
             return []
         data, before = loader.dataset, self.made[:place]
-        return [*(made for made in before if made.loader.dataset is data and not made.was_iterated), self.made[place]]
+        return [*(made for made in before if made.dataset is data and not made.was_iterated), self.made[place]]
 
-    def observed(self, given: TrainingConfig, loader: DataLoader[Any] | None, ranks: int) -> TrainingConfig:
-        """What the script does by itself; what nobody sees is as given."""
+    def is_anew(self, loader: DataLoader[Any], former: DataLoader[Any]) -> bool:
+        """Whether a loader was made between two epochs, where a former one was, of the same data in the same manner."""
+        new, old = (next((made for made in self.made if made.loader() is one), None) for one in (loader, former))
+        if new is None or old is None or not new.is_between_epochs or new.dataset is not old.dataset:
+            return False
+        is_there = (new.site.file, new.site.line) == (old.site.file, old.site.line)
+        return is_there and type(loader.sampler) is type(former.sampler)
+
+    def observed(
+        self, given: TrainingConfig, loader: DataLoader[Any] | None, ranks: int, placeholders: tuple[str, ...]
+    ) -> TrainingConfig:
+        """What the script does by itself; what nobody sees, and what its command takes as words, is as given."""
         steps = max(1, self.most_steps - self.counted_from)
+        size = getattr(loader, "batch_size", None) or (median_low(self.samples) if self.samples else 0)
         own: dict[str, Any] = {
-            "micro_batch_size": max(1, median_low(self.samples) if self.samples else given.micro_batch_size),
+            "micro_batch_size": size or given.micro_batch_size,
             "grad_accum_steps": max(1, round(self.batches / steps)),
-            "lr": _lr_of(self.main_optimizer) or given.lr,
+            "lr": self.lr or given.lr,
             "amp_dtype": self._precision(),
             "compile": any(type(module).__name__ == "OptimizedModule" for module in self.outermost),
             "channels_last": self.has_images and any(map(_is_channels_last, self.outermost)),
@@ -129,8 +147,9 @@ class Sightings:
         }
         if loader is not None:
             own |= {name: getattr(loader, name) for name in LOADER_SETTINGS if hasattr(loader, name)}
-            if not loader.num_workers:
-                own |= {"prefetch_factor": None, "persistent_workers": False, "in_order": True}
+        own |= {name: getattr(given, name) for name in placeholders}
+        if not own.get("num_workers"):
+            own |= {"prefetch_factor": None, "persistent_workers": False, "in_order": True}
         if ranks > 1:
             own |= {"world_size": ranks, "strategy": "ddp", "ddp": self._ddp()}
         return TrainingConfig.model_validate(own)
@@ -231,6 +250,11 @@ class Sightings:
                 yield note("setting_unreached", setting=name, reason=reason, has_placeholder=name in PLACEHOLDERS)
 
 
+def is_trained(module: nn.Module) -> bool:
+    """Whether a module that is being called trains."""
+    return torch.is_grad_enabled() and any(own.requires_grad for own in module.parameters())
+
+
 def _framework() -> str:
     """Who calls the optimizer: by the stack, else by what was imported."""
     frame, files = sys._getframe(2), set[str]()  # noqa: SLF001 - the way that inspect goes, without its cost
@@ -245,9 +269,12 @@ def _framework() -> str:
 
 
 def _lr_of(optimizer: torch.optim.Optimizer) -> float | None:
-    """The learning rate that the script has asked for: before a schedule has changed it."""
+    """The learning rate that the script has asked for: before a schedule has changed it; its peak, where that is told.
+
+    Source: torch.optim.lr_scheduler, LRScheduler (initial_lr) and OneCycleLR (max_lr).
+    """
     group = optimizer.param_groups[0]
-    rate = group.get("initial_lr", group.get("lr"))
+    rate = group.get("max_lr", group.get("initial_lr", group.get("lr")))
     return float(rate) if rate is not None and float(rate) > 0 else None
 
 

@@ -1,7 +1,7 @@
 """What a trial's processes have redirected so far, on disk: lines that each of them appends and the others read on.
 
-Comes in: records. Goes out: the records that other processes have written since. One byte of shared state is cheap to
-look at: `stamp`, the journal's length, lies in a small file that every process maps. Changes hold a lock, reads none.
+Comes in: records. Goes out: the records that other processes have written since. Whether there are any is cheap to
+see: `stamp`, the journal's length, lies in a small file that every process maps. Changes hold a lock, reads none.
 """
 
 from __future__ import annotations

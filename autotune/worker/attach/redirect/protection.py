@@ -36,7 +36,7 @@ from autotune.worker.attach.redirect.real import FUNCTIONS, open_file, replace_e
 from autotune.worker.attach.redirect.view import View
 from autotune.worker.attach.seams.imports import after_import
 
-__all__ = ["new_files", "protect_files", "protect_module", "protect_torch"]
+__all__ = ["new_files", "protect_files", "protect_torch"]
 
 _READS = (
     "access", "chdir", "getcwd", "getcwdb", "getxattr", "listdir", "listxattr", "lstat", "readlink", "scandir", "stat",
@@ -78,17 +78,17 @@ def protect_files(scratch: Path, *, own: Sequence[Path] = ()) -> None:
         sys.modules["shutil"]._use_fd_functions = False  # type: ignore[attr-defined]  # noqa: SLF001
     for name in PROTECTORS:
         if name != "torch":
-            after_import(name, partial(_act, name))
+            after_import(name, partial(_protect, name))
 
 
 def protect_torch() -> None:
-    """Redirect torch's native writers, once torch is imported."""
-    protect_module("torch")
+    """Redirect torch's native writers; torch is imported, and files are protected."""
+    _protect("torch")
 
 
-def protect_module(name: str) -> None:
-    """Redirect a module's native writers once it is imported; of those that `protect_files` sees to, torch is none."""
-    if _installed and name in PROTECTORS and name not in _protected:
+def _protect(name: str, _: ModuleType | None = None) -> None:
+    """Redirect the native writers of a module that is imported, once."""
+    if _installed and name not in _protected:
         _protected.add(name)
         PROTECTORS[name](sys.modules[name], *_installed[0])
 
@@ -114,10 +114,6 @@ def new_files(scratch: Path) -> tuple[str, ...]:
     hidden = (f"{os.path.realpath(tempfile.gettempdir())}/", "/dev/shm/")  # noqa: S108 - what is not listed
     files = {file for path in made if not path.startswith(hidden) or path.startswith(home) for file in _files_at(path)}
     return tuple(sorted(files))
-
-
-def _act(name: str, _: ModuleType) -> None:
-    protect_module(name)
 
 
 def _join_capabilities(stand_ins: dict[str, object]) -> None:

@@ -11,6 +11,7 @@ import inspect
 import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from types import FrameType
@@ -23,6 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from autotune.protocol.attach import workers_unwatched
 from autotune.settings.workload import LoaderSite
 from autotune.worker.attach.seams.imports import after_import
 
@@ -74,7 +76,7 @@ class Watcher(Protocol):
         ...
 
     def on_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A module is called that no other module has called; until `release_module_calls`."""
+        """A module is called that no other module has called; until `release_module_calls`. May not raise."""
         ...
 
     def ddp_arguments(self, arguments: dict[str, Any]) -> None:
@@ -111,6 +113,7 @@ def plain_iter(loader: DataLoader[Any]) -> Any:
 def release_module_calls() -> None:
     """Let modules be called without anyone being told: it would cost each call a little."""
     nn.Module.__call__ = _plain_call  # type: ignore[method-assign]
+    _CALLS.is_inside = _CALLS.is_released = True
 
 
 def _patch_loader(kind: type[DataLoader[Any]], watcher: Watcher) -> None:
@@ -142,7 +145,8 @@ def _patch_loader(kind: type[DataLoader[Any]], watcher: Watcher) -> None:
         instead = watcher.before_iter(self)
         if instead is not None:
             return instead
-        iterator = own_iter(self)
+        with workers_unwatched():
+            iterator = own_iter(self)
         watcher.after_iter(self, iterator)
         return iterator
 
@@ -164,27 +168,39 @@ def _patch_backward(watcher: Watcher) -> None:
 
     @wraps(plain)
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        own = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        for loss in own[:1]:
+        loss = tensors[0] if isinstance(tensors, list | tuple) and tensors else tensors
+        if isinstance(loss, torch.Tensor):
             watcher.on_loss(loss)
-        return plain(own, *args, **kwargs)
+        return plain(tensors, *args, **kwargs)
 
     torch.autograd.backward = backward
 
 
-def _patch_calls(watcher: Watcher) -> None:
-    depth = 0
+@dataclass(slots=True)
+class _Calls:
+    """Whether an outermost module's call is under way.
 
+    A module that torch.compile wraps keeps our `call` for ever, and is compiled with what this says inside of it: once
+    released it stays so, or the module would be compiled anew.
+    """
+
+    is_inside: bool = False
+    is_released: bool = False
+
+
+_CALLS = _Calls()
+
+
+def _patch_calls(watcher: Watcher) -> None:
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        nonlocal depth
-        if depth:
+        if _CALLS.is_inside:
             return _plain_call(self, *args, **kwargs)
-        depth += 1
+        _CALLS.is_inside = True
         try:
             watcher.on_call(self, args, kwargs)
             return _plain_call(self, *args, **kwargs)
         finally:
-            depth -= 1
+            _CALLS.is_inside = _CALLS.is_released
 
     nn.Module.__call__ = call  # type: ignore[method-assign]
 

@@ -46,6 +46,8 @@ class Overrides:
     ) -> None:
         self.config, self.facts, self._is_trial, self._is_switched = config, facts, is_trial, is_switched
         self.changed = frozenset[str]() if facts is None else changed_settings(config, facts)
+        self._datasets: list[object] = []
+        """Of the loaders that were searched."""
 
     def in_process(self) -> None:
         """What is set in each process that trains, before its first line."""
@@ -57,7 +59,7 @@ class Overrides:
 
     def loader(self, site: LoaderSite, arguments: dict[str, Any]) -> None:
         """Change the arguments of a DataLoader that is about to be made at a place."""
-        if self.facts is None or site not in self.facts.loaders:
+        if self.facts is None or not self._is_searched(site, arguments.get("dataset")):
             return
         has_own_batches = arguments.get("batch_sampler") is not None or arguments.get("batch_size", 1) is None
         if "micro_batch_size" in self.changed and not has_own_batches:
@@ -69,6 +71,20 @@ class Overrides:
         if not arguments.get("num_workers"):  # what only workers use; torch refuses it without any
             for name in ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout", "in_order"):
                 arguments.pop(name, None)
+
+    def _is_searched(self, site: LoaderSite, dataset: object) -> bool:
+        """Whether a loader is one of those that were searched, or such a one made anew for the same data."""
+        assert self.facts is not None  # noqa: S101 - asked for by `loader` alone
+        if site in self.facts.loaders:
+            self._datasets.append(dataset)
+            return True
+        is_there = any((site.file, site.line) == (known.file, known.line) for known in self.facts.loaders)
+        return is_there and any(dataset is known for known in self._datasets)
+
+    @property
+    def follows_modules(self) -> bool:
+        """Whether modules are to compute otherwise than by themselves."""
+        return self._is_switched or not self.changed.isdisjoint({"amp_dtype", "channels_last"})
 
     def module(self, module: nn.Module) -> None:
         """Have an outermost module follow the configuration's precision and layout."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +31,7 @@ class Switches:
     dtype: torch.dtype | None = None
     """What to compute in; None: as the script does."""
     channels_last: bool = False
-    modules: list[nn.Module] = field(default_factory=list)
+    modules: WeakSet[nn.Module] = field(default_factory=WeakSet)
     """Those that bear the hooks."""
     entered: list[Any] = field(default_factory=list)
     """Contexts of forward passes under way."""
@@ -41,9 +42,9 @@ SWITCHES = Switches()
 
 def attach_to(module: nn.Module) -> None:
     """Let a module follow the switches, once."""
-    if any(module is own for own in SWITCHES.modules):
+    if module in SWITCHES.modules:
         return
-    SWITCHES.modules.append(module)
+    SWITCHES.modules.add(module)
     module.register_forward_pre_hook(_enter, with_kwargs=True, prepend=True)
     module.register_forward_hook(_leave, always_call=True)
     if SWITCHES.channels_last:

@@ -22,4 +22,5 @@ if "AUTOTUNE_ATTACH" in os.environ:
 _files = (Path(entry, "sitecustomize.py") for entry in sys.path)
 _next = next((file for file in _files if file.is_file() and file.resolve().parent != _own), None)
 if _next is not None:
-    exec(compile(_next.read_bytes(), str(_next), "exec"), {"__name__": "sitecustomize", "__file__": str(_next)})  # noqa: S102
+    code = compile(_next.read_bytes(), str(_next), "exec", dont_inherit=True)
+    exec(code, {"__name__": "sitecustomize", "__file__": str(_next)})  # noqa: S102

@@ -106,6 +106,22 @@ def test_a_script_that_ends_first_is_told_to_measuring() -> None:
     assert ends == ["ended"]
 
 
+def test_a_script_that_has_ended_is_asked_for_nothing_more() -> None:
+    ends: list[str] = []
+
+    def work(conductor: Conductor) -> None:
+        for _ in range(3):
+            try:
+                conductor.give(1)
+            except FeedEnded:
+                ends.append("ended")
+
+    conductor = conducted(work)
+    conductor.ask()
+    conductor.end()
+    assert ends == ["ended"] * 3
+
+
 def test_what_measuring_raises_reaches_the_script() -> None:
     def work(_: Conductor) -> None:
         raise ValueError("of measuring")
@@ -129,7 +145,7 @@ class Script:
     def __init__(self, loader: DataLoader[object], work: Callable[[ScriptFeed, ScriptTrainer], None]) -> None:
         self.counted, self.trained = CountedLoader(loader), list[object]()
         self.conductor = Conductor(lambda: work(self.feed, self.trainer))
-        self.feed = ScriptFeed(self.conductor, self.counted, None, ranks=2)
+        self.feed = ScriptFeed(self.conductor, self.counted, loader, ranks=2)
         parameter = torch.zeros(1, requires_grad=True)
         config, device = TrainingConfig(micro_batch_size=4), open_device("cpu")
         self.trainer = ScriptTrainer(config, device, self.conductor, torch.optim.SGD([parameter]))
@@ -137,7 +153,8 @@ class Script:
     def run(self, epochs: int) -> None:
         for _ in range(epochs):
             self.counted.begin_epoch()
-            self.feed.began_epoch(iter(self.counted.loader), 0.0)
+            iterator = iter(self.counted.loader)
+            self.feed.began_epoch(iterator, 0.0)
             with suppress(StopIteration):
                 while True:
                     self.trained.append(self.conductor.ask())
@@ -179,7 +196,7 @@ def test_once_it_is_measurings_own_the_loader_is_iterated_without_the_script() -
     taken: list[Delivery] = []
 
     def work(feed: ScriptFeed, trainer: ScriptTrainer) -> None:
-        feed.is_own = True
+        feed.take_over()
         taken.extend(feed.take() for _ in range(7))
         with suppress(FeedEnded):
             trainer.conductor.end_epoch()
@@ -188,6 +205,53 @@ def test_once_it_is_measurings_own_the_loader_is_iterated_without_the_script() -
     script.run(1)
     assert script.trained == []
     assert [one.is_restart for one in taken] == [False, False, False, True, False, False, True]
+
+
+def test_a_stream_that_can_be_read_once_ends_measuring_of_its_own() -> None:
+    taken: list[Delivery] = []
+    numbers = iter(range(8))
+
+    class Once(torch.utils.data.IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return numbers
+
+    def work(feed: ScriptFeed, trainer: ScriptTrainer) -> None:
+        feed.take_over()
+        taken.extend(feed.take() for _ in range(2))
+        with pytest.raises(FeedEnded):
+            feed.take()
+        trainer.conductor.end_epoch()
+
+    stream: Dataset[int] = Once()
+    Script(DataLoader(stream, batch_size=4), work).run(1)
+    assert [one.samples for one in taken] == [8, 8]  # of two ranks
+
+
+def test_a_stream_that_was_begun_before_anybody_counted_hands_on_whole_batches() -> None:
+    stream: Dataset[int] = Stream()
+    loader: DataLoader[object] = DataLoader(stream, batch_size=4)
+    early = iter(loader)
+    batch, samples = CountedLoader(loader).fetch(early)
+    assert (batch.tolist(), samples) == ([0, 1, 2, 3], 4)
+
+
+def test_of_batches_that_the_dataset_makes_the_first_tensor_tells_the_size() -> None:
+    batches = [(torch.zeros(3, 2), torch.zeros(3)), (torch.zeros(5, 2), torch.zeros(5))]
+    counted = CountedLoader(DataLoader(batches, batch_size=None))  # type: ignore[arg-type] # a list is a dataset
+    iterator = iter(counted.loader)
+    assert [counted.fetch(iterator)[1] for _ in batches] == [3, 5]
+
+
+def test_an_epoch_that_is_left_early_ends_its_workers() -> None:
+    loader: DataLoader[object] = DataLoader(pairs(64), batch_size=4, num_workers=1)
+    conductor = Conductor(lambda: None)
+    iterator = iter(loader)
+    feed = ScriptFeed(conductor, CountedLoader(loader), iterator)
+    (worker,) = iterator._workers  # type: ignore[attr-defined] # of an iterator with workers
+    del iterator
+    worker.join(30)
+    assert not worker.is_alive()
+    assert feed.ready() is None
 
 
 def test_a_batch_that_was_drawn_before_anybody_counted_has_the_loaders_size() -> None:

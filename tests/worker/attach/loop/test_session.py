@@ -78,6 +78,100 @@ def test_an_evaluation_in_the_middle_of_an_epoch_is_left_out_too(rig: ScriptRig)
     assert outside.code == "outside_training"
 
 
+def test_an_evaluation_at_a_blocks_edge_belongs_to_no_block(rig: ScriptRig) -> None:
+    words = rig.write(
+        HEAD
+        + """
+import time
+
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        time.sleep(0.2)
+        return index
+
+loader, evaluation = DataLoader(data, batch_size=16), DataLoader(Slow())
+while True:
+    for x, y in loader:
+        time.sleep(0.1)
+        step(x, y)
+        for _ in evaluation:
+            pass
+"""
+    )
+    measured = rig.measured(words, rig.probe(words))
+    assert len(measured.blocks) >= 3
+    assert all(0.1 * block.batches <= block.seconds < 0.35 * block.batches for block in measured.blocks)
+
+
+def test_a_training_loader_that_is_made_for_each_epoch_is_followed_and_given_the_settings(rig: ScriptRig) -> None:
+    words = rig.write(
+        HEAD
+        + """
+validation = TensorDataset(*(part[:64] for part in data.tensors))
+
+def make_loader(of):
+    return DataLoader(of, batch_size=16, shuffle=of is data)
+
+for epoch in range(100000):
+    loader = make_loader(data)
+    for x, y in loader:
+        step(x, y)
+    other = make_loader(validation)
+    for x, y in other:
+        model(x)
+    print("SEEN", [loader.num_workers, other.num_workers, min(epoch, 1)], flush=True)
+"""
+    )
+    found = rig.probe(words, deadline_s=60.0)
+    assert found.observed.micro_batch_size == 16
+    measured = rig.measured(words, found, num_workers=1)
+    assert measured.window.epoch_samples == 512
+    assert rig.printed() == [1, 0, 1]
+
+
+def test_a_loader_that_another_thread_reads_ahead_counts_as_none(rig: ScriptRig) -> None:
+    words = rig.write(
+        HEAD
+        + """
+import queue, threading
+loader, ready = DataLoader(data, batch_size=16), queue.Queue(maxsize=2)
+
+def read():
+    while True:
+        for batch in loader:
+            ready.put(batch)
+
+threading.Thread(target=read, daemon=True).start()
+while True:
+    step(*ready.get())
+"""
+    )
+    found = rig.probe(words, deadline_s=60.0)
+    assert not {"num_workers", "micro_batch_size"} & set(found.script.reached)
+    assert found.observed.micro_batch_size == 16
+
+
+def test_several_views_of_a_batch_are_one_batch_and_an_accumulation_is_told(rig: ScriptRig) -> None:
+    text = """
+x, y = data.tensors[0][:24], data.tensors[1][:24]
+
+def loss(view):
+    return nn.functional.cross_entropy(model(view), y)
+
+while True:
+    optimizer.zero_grad()
+    BODY
+    optimizer.step()
+"""
+    views = text.replace("BODY", "(loss(x) + loss(-x)).backward()")
+    accumulated = text.replace("BODY", "[loss(x).backward() for _ in range(2)]")
+    found = [rig.probe(rig.write(HEAD + body)).observed for body in (views, accumulated)]
+    assert [(one.micro_batch_size, one.grad_accum_steps) for one in found] == [(24, 1), (24, 2)]
+
+
 def test_of_an_evaluation_that_ends_early_what_passes_until_its_last_batch_is_left_out(rig: ScriptRig) -> None:
     words = rig.write(_MID_EPOCH.replace("LAST", "1"))
     (outside,) = rig.measured(words, rig.probe(words)).remarks

@@ -232,6 +232,13 @@ def test_the_baseline_is_what_the_script_does(rig: ScriptRig, kind: Kind) -> Non
     assert (found.script.framework, found.script.device, found.script.is_in_process) == ("plain loop", "cpu", True)
 
 
+def test_variables_that_a_script_sets_before_its_imports_are_seen_and_kept_nowhere(rig: ScriptRig) -> None:
+    text = 'import os\nos.environ["READ_AT_IMPORT"] = "secret"\nos.environ.pop("HOME")\n' + HEAD + _LOADER + STEP
+    found = rig.probe(rig.write(text))
+    assert found.report.variables == {"READ_AT_IMPORT": "secret"}
+    assert "secret" not in found.facts.model_dump_json()
+
+
 def test_what_is_out_of_reach_says_why_and_whether_a_placeholder_can_carry_it(rig: ScriptRig) -> None:
     loop = KINDS["no loader at all"]
     found = rig.probe((*rig.write(loop.text), "--unused", "{grad_accum_steps}"))
