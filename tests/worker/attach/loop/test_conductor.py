@@ -220,7 +220,8 @@ def test_a_stream_that_can_be_read_once_ends_measuring_of_its_own() -> None:
         taken.extend(feed.take() for _ in range(2))
         with pytest.raises(FeedEnded):
             feed.take()
-        trainer.conductor.end_epoch()
+        with suppress(FeedEnded):
+            trainer.conductor.end_epoch()
 
     stream: Dataset[int] = Once()
     Script(DataLoader(stream, batch_size=4), work).run(1)
