@@ -48,7 +48,7 @@ _PARTS = ("look", "pairs", "search")
 _PAIRS = 5
 _WINDOW = WindowRules(max_s=4.0, precision=0.01)
 _SKIP_S, _PLAIN_S, _WITHIN_S = 2.0, 5.0, 120.0
-_SEARCH_S = 90.0
+_SEARCH_S = 60.0
 
 
 def main() -> int:
