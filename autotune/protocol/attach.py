@@ -67,7 +67,10 @@ def workers_unwatched() -> Iterator[None]:
 
 def is_own_python(program: str) -> bool:
     """Whether a program that starts Python is this interpreter: a bare `python`, or one beside it."""
-    return os.sep not in program or Path(program).absolute().parent == Path(sys.executable).absolute().parent
+    if os.sep not in program:
+        return True
+    ours, theirs = (Path(path).absolute().parent.resolve() for path in (sys.executable, program))
+    return ours == theirs  # an environment may be reached by a link; its python is one to the interpreter of all
 
 
 def with_own_python(words: Sequence[str]) -> tuple[str, ...]:

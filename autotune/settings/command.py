@@ -40,8 +40,8 @@ _PYTHON = re.compile(r"(python|pypy)[0-9.]*t?(\.exe)?")
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 _QUOTED = re.compile(r"\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
 """What a shell takes as it is. Source: POSIX.1-2017, Shell Command Language, 2.2 (but for $ in double quotes)."""
-_IN_DOUBLE_QUOTES = re.compile(r'(?<!\\)(?:`|\$[A-Za-z_{(])(?=.*")', re.DOTALL)
-"""What a shell puts in between double quotes too; a text in single quotes, or an escape, has no closing one."""
+_PUT_IN = re.compile(r"`|\$[A-Za-z_{(]")
+"""What a shell puts in, between double quotes too."""
 _FOR_A_SHELL = re.compile(r"^(&&|\|\|?|&|[0-9]*[<>].*|&>.*|~(/.*)?)$|;$|`|\$[A-Za-z_{(]")
 """Words that a shell would not hand on: operators that stand alone, redirections, and what it would put in."""
 _TAKING_A_WORD = frozenset("cmWX")
@@ -160,12 +160,19 @@ def _split(text: str) -> tuple[str, ...]:
     except ValueError as error:
         rule = f"a command must be split into words as by a shell, but got {text!r:.80} ({str(error).lower()})"
         raise ValueError(f"{rule}; write it as a list of words") from None
-    bare = _QUOTED.sub(lambda quoted: "".join(_IN_DOUBLE_QUOTES.findall(quoted[0])), text)
+    bare = _QUOTED.sub(_put_in, text)
     asks = next((word for word in bare.split() if _FOR_A_SHELL.search(word)), None)
     if asks is not None:
         rule = f"a command is started without a shell, but got {asks} in {text!r:.80}"
         raise ValueError(f"{rule}; write bash -c and all of it in single quotes, or {asks} in single quotes")
     return words
+
+
+def _put_in(quoted: re.Match[str]) -> str:
+    """Of a quoted text or an escape the words that a shell would change."""
+    if not quoted[0].startswith('"'):
+        return ""
+    return " ".join(word for word in re.sub(r"\\.", "", quoted[0][1:-1]).split() if _PUT_IN.search(word))
 
 
 def _misspelt(command: Sequence[str]) -> str | None:

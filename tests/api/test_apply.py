@@ -116,6 +116,48 @@ def test_the_training_runs_to_its_end_with_exactly_the_settings(probed: Script, 
     assert "could not be put in" not in done.stderr
 
 
+def test_without_a_placeholder_that_was_searched_nothing_is_started(probed: Script, tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"but \{lr\} is missing; it was searched as: .*train.py 100000 '--lr=\{lr\}'$"
+    ):
+        applied(recommended(tmp_path, probed), [sys.executable, "train.py", "3", "--lr=0.1"])
+
+
+def test_another_file_is_told_for_what_it_is(tmp_path: Path) -> None:
+    (tmp_path / "autotune.yaml").write_text("workload: {command: python train.py}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="format") as caught:
+        applied(tmp_path / "autotune.yaml", ["python", "train.py"])
+    assert "a model and a dataset" not in str(caught.value)
+
+
+def test_a_training_lets_go_of_loaders_and_modules_as_ever(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        """
+import gc, weakref, torch
+from torch.utils.data import DataLoader
+held = []
+for fold in range(3):
+    model = torch.nn.Linear(1, 1)
+    loader = DataLoader(torch.zeros(8, 1), batch_size=2)
+    optimizer = torch.optim.SGD(model.parameters())
+    for x in loader:
+        model(x).sum().backward()
+        optimizer.step()
+    held += [weakref.ref(model), weakref.ref(loader)]
+del model, loader, optimizer
+gc.collect()
+print([ref() is None for ref in held], torch.nn.Module.__call__.__module__)
+""",
+        encoding="utf-8",
+    )
+    words, variables = applied(recommended(tmp_path), [sys.executable, str(script)])
+    done = subprocess.run(
+        words, capture_output=True, text=True, env={**os.environ, **variables}, timeout=100, check=True
+    )
+    assert done.stdout.strip() == f"{[True] * 6} torch.nn.modules.module", done.stderr
+
+
 def test_a_script_that_makes_its_loader_elsewhere_is_told_that_nothing_was_put_in(
     probed: Script, tmp_path: Path
 ) -> None:

@@ -22,11 +22,14 @@ def test_everything_in_a_run_folder_is_the_users_alone(tmp_path: Path) -> None:
 
 def test_fresh_removes_our_files_and_no_others(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    (tmp_path / "trials.jsonl").write_text("old")
+    folder = RunFolder(tmp_path)
+    ours = [path for path in vars(folder).values() if path not in {tmp_path, folder.lock}]
+    for path in ours:
+        path.mkdir() if path in {folder.logs, folder.payload, folder.scratch} else path.write_text("old")
     with open_run_folder(tmp_path, fresh=True):
         pass
     assert (tmp_path / "notes.txt").read_text() == "mine"
-    assert not (tmp_path / "trials.jsonl").exists()
+    assert [path for path in ours if path.is_file() and path.read_bytes() == b"old"] == []
 
 
 def test_a_folder_of_the_users_keeps_its_mode(tmp_path: Path) -> None:

@@ -68,6 +68,12 @@ def test_an_interpreter_is_this_one_where_it_is_bare_or_lies_beside_it(program: 
     assert is_own_python(program) is is_own
 
 
+def test_an_environment_that_is_reached_by_a_link_is_this_one(tmp_path: Path) -> None:
+    (tmp_path / "env").symlink_to(BIN.parent)
+    assert is_own_python(str(tmp_path / "env" / "bin" / "python"))
+    assert not is_own_python(str(Path(os.path.realpath(sys.executable)).with_name("python")))
+
+
 def test_a_bare_python_is_this_interpreter_and_programs_are_found_beside_it() -> None:
     assert with_own_python(["python", "a.py"]) == (str(BIN / "python"), "a.py")
     assert with_own_python(["python9.9", "a.py"]) == (sys.executable, "a.py")

@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 import torch
 
-from autotune.records.study_identity import describe_part, identify
+from autotune.records.study_identity import describe_part, identify, workload_key
 from autotune.settings.plan import Plan
 from autotune.settings.workload import Ref, Workload
 from autotune.testing import fake_environment
@@ -121,6 +121,39 @@ def test_a_file_counts_by_its_content(tmp_path: Path) -> None:
     before = describe_part(ref)
     (folder / "net.py").write_text("a = 2")
     assert describe_part(ref) != before
+
+
+@pytest.mark.parametrize(
+    ("command", "file"),
+    [
+        (("python", "train.py"), "train.py"),
+        (("bash", "run.sh"), "run.sh"),
+        (("python", "-m", "pkg.train"), "pkg/train.py"),
+        (("python", "-m", "pkg"), "pkg/__main__.py"),
+        (("python", "train.py", "--config", "conf.yaml"), "conf.yaml"),
+    ],
+)
+def test_a_command_counts_by_its_words_and_by_the_code_and_settings_that_it_names(
+    command: tuple[str, ...], file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(file).parent.mkdir(exist_ok=True)
+    found = []
+    for text in ("a = 1", "a = 2"):
+        Path(file).write_text(text)
+        found.append(workload_key(Workload(command=command)))
+    assert len({*found, workload_key(Workload(command=(*command, "--x")))}) == 3
+
+
+def test_of_a_command_data_and_what_is_no_file_count_by_name_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command, found = ("python", "train.py", "--data=x", "data.bin", "a" * 5000, "."), []
+    for text in ("1", "2"):
+        Path("data.bin").write_text(text * 2_000_000)
+        found.append(workload_key(Workload(command=command)))
+    assert found[0] == found[1]
 
 
 PLAN = Plan(name="x", workload=Workload(model=object, dataset=list))

@@ -56,13 +56,22 @@ def test_words_that_are_joined_and_split_again_are_the_same(words: list[str]) ->
     assert command_words(shlex.join(words)) == tuple(words)
 
 
-@pytest.mark.parametrize("sign", ["&&", "||", "|", "&", ">", "2>&1", "<in", ">log", "&>log", "$HOME", "${X}", "`date`"])
+@pytest.mark.parametrize(
+    "sign", ["&&", "||", "|", "&", ">", "2>&1", "<in", ">log", "&>log", "$HOME", "${X}", "`date`", "~", "~/x"]
+)
 def test_what_only_a_shell_can_do_is_refused_with_the_way_to_one(sign: str) -> None:
     with pytest.raises(
         ValueError, match=r"^a command is started without a shell, but got .*; write bash -c "
     ) as caught:
         command_words(f"python train.py {sign} x")
     assert f"got {sign} in " in str(caught.value)
+
+
+@pytest.mark.parametrize("written", ['"$HOME/data"', '"a `date`"', "'a'\"$X\""])
+def test_what_a_shell_puts_in_between_double_quotes_is_refused_too(written: str) -> None:
+    with pytest.raises(ValueError, match=r"^a command is started without a shell, but got .* in single quotes$"):
+        command_words(f"python train.py --data {written}")
+    assert command_words(f"python train.py --data '{written.replace(chr(39), '')}'")
 
 
 def test_a_second_command_after_a_semicolon_is_refused() -> None:
@@ -145,6 +154,13 @@ def test_a_name_that_is_nearly_a_placeholders_is_refused_with_the_nearest(writte
     assert fault.startswith("a placeholder must be one of micro_batch_size, ")
 
 
+@pytest.mark.parametrize("name", ["intra_op_threads", "compile", "world_size", "pin_memory"])
+def test_a_setting_that_can_be_no_placeholder_is_refused(name: str) -> None:
+    fault = command_fault(["python", "train.py", f"{{{name}}}"])
+    assert fault is not None
+    assert fault.endswith(f"but got {{{name}}}; write its value, or leave it out")
+
+
 # What it starts
 
 
@@ -194,10 +210,11 @@ def test_anything_else_is_no_start_of_ours(command: str) -> None:
         ("python -m pkg.train", "pkg.train"),
         ("torchrun --nproc_per_node 2 src/train.py --x b.py", "train.py"),
         ("/bin/bash run.sh", "bash"),
+        ("bash -c 'cd a/b && python train.py'", "train.py"),
     ],
 )
 def test_a_command_is_named_by_its_script(command: str, name: str) -> None:
-    assert command_name(command.split()) == name
+    assert command_name(shlex.split(command)) == name
 
 
 # Faults

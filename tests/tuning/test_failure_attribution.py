@@ -20,7 +20,9 @@ SIZES = (32, 64, 128)
 FAILURE = Failure(signature="ValueError at train.py:3", traceback="ValueError: sixteen alone")
 
 
-def learned(tmp_path: Path, *changes: dict[str, Any], script: bool = True) -> list[Note]:
+def learned(
+    tmp_path: Path, *changes: dict[str, Any], script: bool = True, succeeded: dict[str, Any] | None = None
+) -> list[Note]:
     """What is learned of trials that fail in configurations which differ from the baseline."""
     found = make_script() if script else None
     baseline = TrainingConfig(micro_batch_size=16)
@@ -29,6 +31,10 @@ def learned(tmp_path: Path, *changes: dict[str, Any], script: bool = True) -> li
         tmp_path, launcher, n_trials=1, baseline=baseline, micro_batch_size=[16, *SIZES], num_workers=[0, 1, 2, 4]
     )
     search.run()
+    if succeeded is not None:
+        (own,) = search.study.records
+        config = own.config.model_copy(update=succeeded)
+        search.study._records[search.study._key(config)] = own.model_copy(update={"number": 99, "config": config})
     told: list[Note] = []
     for number, change in enumerate(changes, 1):
         config = TrainingConfig.model_validate(baseline.model_dump() | change)
@@ -60,6 +66,12 @@ def test_what_all_failures_change_is_to_blame_whatever_else_they_change(tmp_path
 def test_a_failure_of_what_was_left_out_is_no_news(tmp_path: Path) -> None:
     failed = [{"micro_batch_size": size} for size in (*SIZES, *SIZES)]
     assert len(learned(tmp_path, *failed)) == 1
+
+
+def test_values_that_have_succeeded_are_not_to_blame(tmp_path: Path) -> None:
+    failed = [{"micro_batch_size": size, "num_workers": count} for size, count in zip(SIZES, (2, 4, 2), strict=True)]
+    told = learned(tmp_path, *failed, succeeded={"micro_batch_size": 64})
+    assert told == [left_out("num_workers", ["2", "4"])]
 
 
 def test_a_loader_setting_in_which_all_differ_is_left_out_too(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ from autotune.worker.trial import Place
 
 __all__ = ["run_command"]
 
-_TICK_S = 0.02  # our convention: nothing beside what a launcher takes to start
+_TICK_S = 0.1  # our convention: little beside what a launcher takes to start, and what a look costs the training
 _SHELL_ADDS = 128
 """To a signal's number, where a shell's own exit code tells it. Source: POSIX.1-2017, Shell Command Language, 2.8.2."""
 _DEADLY = frozenset({signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})

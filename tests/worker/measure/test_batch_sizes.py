@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from collections import deque
 from collections.abc import Iterator
 from os import sched_yield
 from pathlib import Path
@@ -9,10 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
+from autotune.worker.measure.batch_sizes import size_counter, unwrapped
 from autotune.worker.measure.feed import Feed
 from autotune.worker.setup.loader import build_loader
 
@@ -73,6 +77,17 @@ def test_a_stream_is_counted_by_the_batch_size_or_where_it_is_collated(
     drop_last: bool, expected: list[int], workers: int
 ) -> None:
     assert sizes(Stream(), 4, workers, drop_last=drop_last) == expected
+
+
+def test_a_loader_that_counts_can_be_copied_and_changed_as_ever() -> None:
+    loader: DataLoader[Any] = DataLoader(TensorDataset(torch.arange(9)), batch_size=4)
+    size_counter(loader, deque())
+    for one in (copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))):
+        assert [len(batch[0]) for batch in one] == [4, 4, 1]
+    own = unwrapped(loader).batch_sampler
+    assert loader.batch_sampler is not None
+    loader.batch_sampler.drop_last = True  # type: ignore[attr-defined] # the sampler's own
+    assert own.drop_last
 
 
 def test_samples_that_come_alone_count_as_one_each() -> None:

@@ -232,6 +232,23 @@ def test_the_baseline_is_what_the_script_does(rig: ScriptRig, kind: Kind) -> Non
     assert (found.script.framework, found.script.device, found.script.is_in_process) == ("plain loop", "cpu", True)
 
 
+@pytest.mark.parametrize(
+    ("schedule", "lr"),
+    [
+        ("schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.5, total_steps=10**9)", 0.5),
+        ("schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 0.01, total_iters=10**9)", 0.05),
+        (
+            "class schedule:\n    step = lambda group=optimizer.param_groups[0]: group.update(lr=group['lr'] * 0.9)",
+            0.05,
+        ),
+    ],
+)
+def test_the_learning_rate_is_the_one_before_a_schedule(rig: ScriptRig, schedule: str, lr: float) -> None:
+    text = HEAD + schedule + "\nwhile True:\n    step(*next(iter(loader)))\n    schedule.step()\n"
+    text = text.replace("\nwhile", f"\n{_LOADER}while")
+    assert rig.probe(rig.write(text)).observed.lr == lr
+
+
 def test_variables_that_a_script_sets_before_its_imports_are_seen_and_kept_nowhere(rig: ScriptRig) -> None:
     text = 'import os\nos.environ["READ_AT_IMPORT"] = "secret"\nos.environ.pop("HOME")\n' + HEAD + _LOADER + STEP
     found = rig.probe(rig.write(text))

@@ -146,6 +146,31 @@ def test_settings_out_of_reach_stay_the_scripts_own(rig: ScriptRig) -> None:
     assert (found["batch"], found["train"]["batch_size"], found["train"]["num_workers"]) == (16, None, 1)
 
 
+def test_a_placeholders_value_is_the_baselines_whatever_the_script_makes_of_it(rig: ScriptRig) -> None:
+    words = rig.write(
+        """
+        import sys, torch
+        from torch.utils.data import DataLoader, TensorDataset
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=float(sys.argv[1]) / 10)
+        loader = DataLoader(TensorDataset(torch.randn(512, 4)), batch_size=int(sys.argv[2]) // 2, num_workers=1)
+        while True:
+            for (x,) in loader:
+                model(x).sum().backward()
+                optimizer.step()
+        """
+    )
+    command = (*words, "{lr}", "{micro_batch_size}", "{amp_dtype}", "{num_workers}", "{prefetch_factor}")
+    given: dict[str, Any] = {
+        "lr": 0.5,
+        "micro_batch_size": 8,
+        "amp_dtype": "bfloat16",
+        "num_workers": 2,
+        "prefetch_factor": 3,
+    }
+    assert rig.probe(command, **given).observed.model_dump(include=set(given)) == given
+
+
 def test_placeholders_carry_what_a_patch_must_not_change(rig: ScriptRig) -> None:
     words = rig.write(
         """
@@ -171,6 +196,7 @@ def test_placeholders_carry_what_a_patch_must_not_change(rig: ScriptRig) -> None
     assert rig.printed(name="probe") == ["--batch", "8", "--lr=0.25", "2", "{epoch}"]
     observed = probed.observed
     assert (observed.micro_batch_size, observed.lr, observed.grad_accum_steps) == (8, 0.25, 2)
+    assert probed.script.observed == observed
     rig.measured(command, probed, micro_batch_size=16, lr=0.5, grad_accum_steps=1)
     assert rig.printed() == ["--batch", "16", "--lr=0.5", "1", "{epoch}"]
 
