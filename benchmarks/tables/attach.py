@@ -17,9 +17,9 @@ def print_attach_tables(results: Mapping[str, Any]) -> None:
     """Print what there is."""
     names = list(dict.fromkeys(key.partition("/")[0] for key in results if "/" in key))
     parts = {name: {part: results.get(f"{name}/{part}", {}) for part in ("look", "pairs", "search")} for name in names}
-    head: tuple[str, ...] = ("script", "found", "batch", "samples/s", "start s", "out of reach")
+    head: tuple[str, ...] = ("script", "found", "batch", "samples/s", "first line s", "first batch s", "out of reach")
     print_table("Found and measured", head, [(name, *_look_row(parts[name]["look"])) for name in names])
-    head = ("script", "attached/unwatched", "3 std. errors", "within")
+    head = ("script", "attached/unwatched", "pairs", "3 std. errors", "within")
     print_table("Pairs", head, [(name, *_pairs_row(parts[name]["pairs"])) for name in names])
     head = ("script", "verdict", "speedup", "seconds")
     print_table("Searches", head, [(name, *_search_row(parts[name]["search"])) for name in names])
@@ -40,19 +40,20 @@ def verdict_of_pairs(figures: Mapping[str, Any]) -> str:
 
 def _look_row(figures: Mapping[str, Any]) -> tuple[str, ...]:
     if "failed" in figures or not figures:
-        return (figures.get("failed", "-")[:40], "", "", "", "")
+        return (figures.get("failed", "-")[:40], "", "", "", "", "")
     trial = figures["trials"][-1]
     rate = f"{trial['samples_per_s']:,.1f}" if "samples_per_s" in trial else trial["outcome"]
     batch = figures["baseline"].get("micro_batch_size", 32)
+    line = f"{trial['startup_s'] - trial['build_s']:.2f}" if "startup_s" in trial else "-"
     start = f"{trial['startup_s']:.1f}" if "startup_s" in trial else "-"
-    return (figures["framework"], str(batch), rate, start, ", ".join(figures["unreached"]))
+    return (figures["framework"], str(batch), rate, line, start, ", ".join(figures["unreached"]))
 
 
 def _pairs_row(figures: Mapping[str, Any]) -> tuple[str, ...]:
     if figures.get("median_ratio") is None:
-        return (figures.get("failed", "-")[:40], "", "")
-    error = figures["standard_error"]
-    return (f"{figures['median_ratio']:.3f}", "-" if error is None else f"{3 * error:.3f}", verdict_of_pairs(figures))
+        return (figures.get("failed", "-")[:40], "", "", "")
+    error = "-" if figures["standard_error"] is None else f"{3 * figures['standard_error']:.3f}"
+    return (f"{figures['median_ratio']:.3f}", str(len(figures["ratios"])), error, verdict_of_pairs(figures))
 
 
 def _search_row(figures: Mapping[str, Any]) -> tuple[str, ...]:

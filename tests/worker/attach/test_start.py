@@ -123,6 +123,7 @@ HOSTILE = {
     "runs a thread": "import threading\nthread = threading.Thread(target=threading.Event().wait)\nthread.start()\n"
     + LOOP,
     "prints much": HEAD + _LOADER + STEP.rstrip() + "\n        print('x' * 20000)\n",
+    "prints a gigabyte": "import sys\nfor _ in range(1024):\n    sys.stdout.write('x' * 2**20)\n" + LOOP,
     "starts processes": "import subprocess, sys\n"
     "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n" + LOOP,
     "trains in a function of another thread": "import threading\n"
@@ -139,6 +140,7 @@ def test_a_script_is_measured_and_ended_whatever_it_does(rig: ScriptRig, text: s
     measured = rig.measured(words)
     assert measured.samples_per_s > 0
     assert all(block.samples == 16 * block.batches for block in measured.blocks)
+    assert (rig.folder / "trial.log").stat().st_size < 2**20
     assert not list(rig.folder.rglob("at-exit"))
     assert not (rig.folder / "ended").exists()
     assert_nothing_is_left(rig)
