@@ -8,31 +8,21 @@ gives it to the script and returns when the script asks again. A switch costs we
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from threading import get_ident
-from time import perf_counter
 from typing import Any
-from weakref import ref
 
 import torch
 from greenlet import getcurrent, greenlet
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from autotune.settings.training_config import TrainingConfig
-from autotune.worker.attach.loop.beside import Beside
-from autotune.worker.attach.seams.hooks import plain_iter, plain_next
-from autotune.worker.measure.batch import tensors_of
-from autotune.worker.measure.batch_sizes import size_counter, unwrapped
-from autotune.worker.measure.feed import Delivery, FeedEnded, ready_in, stop_iterator
-from autotune.worker.measure.feed import queue_capacity as capacity_of
-from autotune.worker.setup.build import is_stream, length_of
+from autotune.worker.measure.feed import FeedEnded
 from autotune.worker.setup.device import Device
 
-__all__ = ["Conductor", "CountedLoader", "HeldBatches", "ScriptFeed", "ScriptTrainer", "StepFeed"]
+__all__ = ["Conductor", "HeldBatches", "ScriptTrainer"]
 
 _EPOCH_ENDS = object()
 
@@ -93,199 +83,6 @@ class HeldBatches:
 
     def __next__(self) -> Any:
         return self._conductor.ask()
-
-
-@dataclass(slots=True)
-class CountedLoader:
-    """A loader whose samples are counted where it puts batches together, with what was noted of its start."""
-
-    loader: DataLoader[Any]
-    drawn: deque[int] = field(default_factory=deque)
-    sized: Callable[[Any], tuple[Any, int]] = field(init=False)
-    in_epoch: int = 0
-    """Batches of the present epoch."""
-    start_s: float = 0.0
-    """Seconds of its first start."""
-    first_wait_s: float = 0.0
-    """Seconds of waiting for its first batch."""
-    has_begun: bool = False
-
-    def __post_init__(self) -> None:
-        self.sized = size_counter(self.loader, self.drawn)
-        if self.loader.batch_sampler is None:  # the dataset hands on whole batches: few train on single samples
-            self.sized = lambda batch: (batch, self._usual(batch))
-
-    def begin_epoch(self) -> None:
-        """A new iterator is about to be made."""
-        self.in_epoch = 0
-        self.drawn.clear()
-
-    def fetch(self, iterator: Any) -> tuple[Any, int]:
-        """A batch and its samples.
-
-        Raises:
-            StopIteration: the epoch is over.
-        """
-        begun = perf_counter()
-        batch = plain_next(iterator)
-        if not self.has_begun:
-            self.has_begun, self.first_wait_s = True, perf_counter() - begun
-        self.in_epoch += 1
-        try:
-            return self.sized(batch)
-        except IndexError:  # it was begun before anybody counted: a Stateful loader may be before it is iterated
-            return batch, self._usual(batch)
-
-    def _usual(self, batch: Any) -> int:
-        """What a batch should hold: the loader's batch size, else the length of its first tensor."""
-        parts = unwrapped(self.loader)
-        size = self.loader.batch_size or getattr(parts.batch_sampler, "batch_size", None)
-        first = next((tensor for tensor in tensors_of(batch) if tensor.ndim), None)
-        return int(size) if size else (1 if first is None else first.shape[0])
-
-
-class ScriptFeed:
-    """The script's own training loader as a Feed; once `is_own`, it is iterated here, and the script is given none."""
-
-    def __init__(self, conductor: Conductor, counted: CountedLoader, iterator: Any, ranks: int = 1) -> None:
-        self.loader = counted.loader
-        self._iterator: Callable[[], Any] = ref(iterator)
-        """The script's is held by the script alone, so that leaving an epoch early ends its workers."""
-        self.is_own = False
-        self.is_between_epochs = False
-        """The script was told that its epoch is over, and has begun no other."""
-        self.watches_queue = True
-        self.epoch_batches: int | None = length_of(counted.loader)
-        self.beside = Beside()
-        """The script's other loaders."""
-        self.outside_s = 0.0
-        """All seconds so far that were left out for that."""
-        self.epochs = 0
-        self._conductor, self._counted, self._ranks = conductor, counted, ranks
-        self._asked_again = 0.0
-
-    @property
-    def start_s(self) -> float:
-        """Seconds of starting the loader's workers."""
-        return self._counted.start_s
-
-    @property
-    def first_wait_s(self) -> float:
-        """Seconds of waiting for the first batch."""
-        return self._counted.first_wait_s
-
-    def take(self) -> Delivery:
-        """The next batch of the script's loader; at an epoch's end the first of the next epoch.
-
-        Raises:
-            FeedEnded: the script trains no further epoch, or a stream of its can be read once only.
-        """
-        had_to_wait = self.watches_queue and self.ready() == 0
-        asked, restarted, apart_s = perf_counter(), False, 0.0
-        while True:
-            try:
-                batch, samples = self._counted.fetch(self._iterator())
-            except StopIteration:
-                ended = perf_counter()
-                if self._counted.in_epoch:
-                    self.epoch_batches = self._counted.in_epoch
-                elif self.is_own:
-                    raise FeedEnded from None
-                restarted, self.epochs = True, self.epochs + 1
-                self._next_epoch()
-                outside_s = 0.0 if self.is_own else max(0.0, self._asked_again - ended)
-                self.beside.take()  # it lies between two epochs, all of which is left out
-                apart_s, asked = apart_s + outside_s, asked + outside_s
-                continue
-            self.outside_s += apart_s
-            wait_s = perf_counter() - asked
-            return Delivery(batch, samples * self._ranks, asked, wait_s, restarted, had_to_wait, apart_s)
-
-    def take_apart_s(self) -> float:
-        """Seconds that the script's other loaders took since the last batch."""
-        seconds = self.beside.take()
-        self.outside_s += seconds
-        return seconds
-
-    def follow(self, counted: CountedLoader) -> None:
-        """The script has made its training loader anew, for the epoch that it is about to begin."""
-        self.loader, self._counted = counted.loader, counted
-
-    def began_epoch(self, iterator: Any, begun: float) -> None:
-        """The script has begun an epoch: its iterator, and when it began to make one."""
-        self._iterator, self._asked_again, self.is_between_epochs = ref(iterator), begun, False
-
-    @property
-    def queue_capacity(self) -> int:
-        """As a Feed has it."""
-        return capacity_of(self.loader, self.epoch_batches)
-
-    @property
-    def is_iterable(self) -> bool:
-        """As a Feed has it."""
-        return is_stream(self.loader.dataset)
-
-    def is_at_end(self) -> bool:
-        """As a Feed has it."""
-        return self._counted.in_epoch == self.epoch_batches
-
-    def ready(self) -> int | None:
-        """As a Feed has it."""
-        return ready_in(self.loader, self._iterator())
-
-    def take_over(self) -> None:
-        """Iterate the loader here from now on: the script is given what measuring gives it."""
-        iterator = self._iterator()
-        self._iterator, self.is_own = lambda: iterator, True
-
-    def stop(self, within_s: float = 1.0) -> None:
-        """End the loader's workers; the script is given batches that are held from here on."""
-        iterator, self._iterator, self.is_own = self._iterator(), lambda: None, True
-        stop_iterator(self.loader, iterator, within_s)
-
-    def _next_epoch(self) -> None:
-        self._counted.begin_epoch()
-        if self.is_own:
-            iterator = plain_iter(self.loader)
-            self._iterator = lambda: iterator
-        else:
-            self.is_between_epochs = True
-            self._conductor.end_epoch()
-
-
-class StepFeed:
-    """For a script without a DataLoader: what is computed up to a backward pass stands for a batch and its making."""
-
-    loader = None
-    queue_capacity = 0
-    is_iterable = True
-    watches_queue = False
-    epoch_batches: int | None = None
-    start_s = first_wait_s = 0.0
-    outside_s = 0.0
-    epochs = 0
-
-    def __init__(self, samples: int) -> None:
-        self._samples = samples
-
-    def take(self) -> Delivery:
-        """Nothing to wait for."""
-        return Delivery(None, self._samples, perf_counter(), 0.0, False, False, 0.0)
-
-    def take_apart_s(self) -> float:
-        """Nobody knows what of a step is no training."""
-        return 0.0
-
-    def is_at_end(self) -> bool:
-        """It has no epochs."""
-        return False
-
-    def ready(self) -> int | None:
-        """It has no queue."""
-        return 0
-
-    def stop(self, within_s: float = 1.0) -> None:
-        """It has no workers."""
 
 
 @dataclass(slots=True)

@@ -23,7 +23,7 @@ from autotune.protocol.jobs import PrecisionJob
 from autotune.records.precision_check import GUARD_STEPS, PrecisionFigures, deviation_of
 from autotune.settings.applied.float32_precision import exact_matmuls, tf32_products
 from autotune.worker.attach.loop.bench import switch
-from autotune.worker.attach.loop.conductor import ScriptFeed
+from autotune.worker.attach.loop.feeds import ScriptFeed
 from autotune.worker.attach.loop.scene import Scene
 from autotune.worker.jobs.precision import gradient_cosine
 from autotune.worker.measure.batch import copied

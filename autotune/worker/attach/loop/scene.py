@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader
 
 from autotune.protocol.reports import RankReport
 from autotune.settings.workload import ScriptFacts
-from autotune.worker.attach.loop.conductor import ScriptFeed, ScriptTrainer, StepFeed
+from autotune.worker.attach.loop.conductor import ScriptTrainer
+from autotune.worker.attach.loop.feeds import ScriptFeed, StepFeed
 from autotune.worker.attach.loop.sightings import Sightings
 from autotune.worker.measure.feed import FeedEnded
 from autotune.worker.setup.build import WorkloadFault

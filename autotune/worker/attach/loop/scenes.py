@@ -27,7 +27,7 @@ from autotune.settings.command import filled, placeholders_in, python_start
 from autotune.settings.workload import Workload
 from autotune.worker.after_window.extra_steps import measure_after_window
 from autotune.worker.attach.loop.bench import ScriptBench, loader_like
-from autotune.worker.attach.loop.conductor import ScriptFeed
+from autotune.worker.attach.loop.feeds import ScriptFeed
 from autotune.worker.attach.loop.guard import compare_to_float32
 from autotune.worker.attach.loop.scene import Doer, Scene, ranks
 from autotune.worker.attach.redirect.protection import new_files

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from threading import get_ident
-from time import perf_counter
 from typing import Any
 from weakref import ref
 
@@ -27,32 +26,21 @@ from autotune.protocol import jobs
 from autotune.protocol.reports import RankReport
 from autotune.settings.workload import LoaderSite
 from autotune.worker.attach.loop.beside import Beside
-from autotune.worker.attach.loop.conductor import (
-    Conductor,
-    CountedLoader,
-    HeldBatches,
-    ScriptFeed,
-    ScriptTrainer,
-    StepFeed,
-)
+from autotune.worker.attach.loop.conductor import Conductor, HeldBatches, ScriptTrainer
+from autotune.worker.attach.loop.feeds import ScriptFeed, StepFeed
+from autotune.worker.attach.loop.loaders import Loaders, uncounted
 from autotune.worker.attach.loop.scene import Doer, Scene, is_clean_exit, no_loop, raised, rank, ranks, told, unapplied
 from autotune.worker.attach.loop.sightings import Made, Sightings, is_trained
-from autotune.worker.attach.seams.hooks import plain_next, release_module_calls
+from autotune.worker.attach.seams.hooks import release_module_calls
 from autotune.worker.attach.seams.overrides import Overrides
 from autotune.worker.failure.outcome import outcome_of
 from autotune.worker.measure.batch import tensors_of
-from autotune.worker.measure.batch_sizes import CountedBatch
 from autotune.worker.measure.feed import FeedEnded
 from autotune.worker.setup.build import WorkloadFault
 from autotune.worker.setup.device import open_device
 from autotune.worker.trial import Place
 
 __all__ = ["Session"]
-
-_STEPS_WITHOUT_LOADER = 3
-"""Optimizer steps without a batch of a DataLoader after which a script counts as one that has none: our convention."""
-_STEPS_BEYOND_BATCHES = 64
-"""Steps since the last batch, beyond as many as it took batches, from which on it trains on what it has kept: ours."""
 
 
 class Session:
@@ -75,13 +63,7 @@ class Session:
         """What a job does right before each optimizer step."""
         self._is_passive = job is None or os.environ.get("RANK", "0") != "0"
         """Nothing is measured in this process: there is no job, or another rank does it."""
-        self._counted: dict[int, CountedLoader] = {}
-        self._last: dict[int, tuple[DataLoader[Any], int]] = {}
-        """By thread: the loader that it has last taken a batch of, and the optimizer steps before that."""
-        self._trains: DataLoader[Any] | None = None
-        """The training loader, once it is known."""
-        self._begun = 0.0
-        """When the last iterator of a counted loader was begun."""
+        self._loaders = Loaders(self.sightings, None if job is None else job.script)
         self._drives_by_forward = False
         self._was_backward = True
         """Gradients were computed since the last forward pass that counted."""
@@ -116,15 +98,9 @@ class Session:
                 return None
             if feed.is_own and self.conductor is not None:
                 return HeldBatches(self.conductor)
-        counted = self._counted.get(id(loader))
-        if counted is None and (feed is not None or self._is_counted(loader)):
-            counted = self._counted[id(loader)] = CountedLoader(loader)
+        counted = self._loaders.begin(loader, is_sure=feed is not None)
         if isinstance(feed, ScriptFeed) and counted is not None and loader is not feed.loader:
-            self._counted.pop(id(feed.loader), None)
             feed.follow(counted)
-        if counted is not None:
-            counted.begin_epoch()
-            self._begun = perf_counter()
         return None
 
     def after_iter(self, loader: DataLoader[Any], iterator: Any) -> None:
@@ -132,50 +108,33 @@ class Session:
         if self._is_passive or self._is_measuring:
             return
         iterator.autotune_loader = loader
-        counted = self._counted.get(id(loader))
-        if counted is None:
-            return
-        if not counted.has_begun:
-            counted.start_s = perf_counter() - self._begun
+        begun = self._loaders.began(loader)
         if isinstance(self.feed, ScriptFeed) and loader is self.feed.loader:
-            self.feed.began_epoch(iterator, self._begun)
+            self.feed.began_epoch(iterator, begun)
 
     def on_next(self, iterator: Any) -> Any:
         """See hooks.Watcher."""
         loader: DataLoader[Any] | None = getattr(iterator, "autotune_loader", None)
         if loader is None or self._is_measuring:
-            return _uncounted(iterator)
+            return uncounted(iterator)
         if isinstance(self.feed, ScriptFeed) and self.conductor is not None:
             if loader is self.feed.loader:
                 self.feed.beside.on_training()
                 return self.conductor.ask()
             return self._batch_beside(iterator, self.feed.beside)
-        if loader is self._trains and self.conductor is None:
+        if loader is self._loaders.training and self.conductor is None:
             return self._begin(loader, iterator)
-        counted = self._counted.get(id(loader))
-        if counted is None:
-            return _uncounted(iterator)
-        batch, samples = counted.fetch(iterator)
-        self._last[get_ident()] = loader, self.sightings.most_steps
-        self.sightings.samples.append(samples)
-        return batch
+        return self._loaders.next(loader, iterator)
 
     def _batch_beside(self, iterator: Any, beside: Beside) -> Any:
         """A batch of a loader that does not train."""
         try:
-            batch = _uncounted(iterator)
+            batch = uncounted(iterator)
         except StopIteration:
             beside.end()
             raise
         beside.on_batch()
         return batch
-
-    def _is_counted(self, loader: DataLoader[Any]) -> bool:
-        """Before its probe any loader may be the one that trains; then its place is known."""
-        facts = None if self.job is None else self.job.script
-        if facts is None:
-            return True
-        return any(made.loader() is loader and made.site in facts.loaders for made in self.sightings.made)
 
     # Steps
 
@@ -200,12 +159,7 @@ class Session:
             return
         if self._drives_by_forward:
             return
-        last = self._last.get(get_ident())
-        steps = self.sightings.most_steps - (0 if last is None else last[1])
-        if last is not None and steps <= len(self.sightings.samples) + _STEPS_BEYOND_BATCHES:
-            self._trains = last[0]
-        elif steps >= _STEPS_WITHOUT_LOADER:
-            self._trains = None
+        if self._loaders.has_none_after_step():
             self._drive_by_forward()
 
     def _tell_unapplied(self) -> None:
@@ -244,7 +198,7 @@ class Session:
 
     def _begin(self, loader: DataLoader[Any], iterator: Any) -> Any:
         """Take the lead at a batch of the training loader."""
-        feed = ScriptFeed(self._lead(), self._counted[id(loader)], iterator, ranks())
+        feed = ScriptFeed(self._lead(), self._loaders.counted[id(loader)], iterator, ranks())
         return self._start(feed)
 
     def _drive_by_forward(self) -> None:
@@ -321,9 +275,3 @@ class Session:
             self.end(outcome_of(lambda: told(lambda: raised(FeedEnded()))))
         elif self.sightings.made or self.sightings.steps:
             self.end(outcome_of(lambda: raised(WorkloadFault(no_loop(self.sightings)))))
-
-
-def _uncounted(iterator: Any) -> Any:
-    """A batch as the script has it, whether or not its loader counts."""
-    batch = plain_next(iterator)
-    return batch.batch if type(batch) is CountedBatch else batch

@@ -1,0 +1,96 @@
+"""Which of a script's loaders trains: the one that a batch came of before an optimizer stepped, in the same thread.
+
+Comes in: the loaders that are iterated, their batches, the optimizer's steps. Goes out: the training loader, once it is
+known, with its batches counted; or that the script trains without one.
+"""
+
+from __future__ import annotations
+
+from threading import get_ident
+from time import perf_counter
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from autotune.settings.workload import ScriptFacts
+from autotune.worker.attach.loop.feeds import CountedLoader
+from autotune.worker.attach.loop.sightings import Sightings
+from autotune.worker.attach.seams.hooks import plain_next
+from autotune.worker.measure.batch_sizes import CountedBatch
+
+__all__ = ["Loaders", "uncounted"]
+
+_STEPS_WITHOUT_LOADER = 3
+"""Optimizer steps without a batch of a DataLoader after which a script counts as one that has none: our convention."""
+_STEPS_BEYOND_BATCHES = 64
+"""Steps since the last batch, beyond as many as it took batches, from which on it trains on what it has kept: ours."""
+
+
+class Loaders:
+    """The loaders whose batches are counted.
+
+    Args:
+        sightings: What was seen so far.
+        facts: Of the script's probe; None: any loader may be the one that trains.
+    """
+
+    def __init__(self, sightings: Sightings, facts: ScriptFacts | None) -> None:
+        self.counted: dict[int, CountedLoader] = {}
+        """By the loader's id."""
+        self.training: DataLoader[Any] | None = None
+        """The training loader, once it is known."""
+        self._sightings, self._facts = sightings, facts
+        self._last: dict[int, tuple[DataLoader[Any], int]] = {}
+        """By thread: the loader that it has last taken a batch of, and the optimizer steps before that."""
+        self._begun = 0.0
+        """When the last iterator of a counted loader was begun."""
+
+    def begin(self, loader: DataLoader[Any], *, is_sure: bool) -> CountedLoader | None:
+        """A loader is about to be iterated; how it is counted, where it trains for sure or may be the one that does."""
+        counted = self.counted.get(id(loader))
+        if counted is None and (is_sure or self._may_train(loader)):
+            counted = self.counted[id(loader)] = CountedLoader(loader)
+        if counted is not None:
+            counted.begin_epoch()
+            self._begun = perf_counter()
+        return counted
+
+    def began(self, loader: DataLoader[Any]) -> float:
+        """It is iterated now; when that was begun."""
+        counted = self.counted.get(id(loader))
+        if counted is not None and not counted.has_begun:
+            counted.start_s = perf_counter() - self._begun
+        return self._begun
+
+    def next(self, loader: DataLoader[Any], iterator: Any) -> Any:
+        """The next batch for the script."""
+        counted = self.counted.get(id(loader))
+        if counted is None:
+            return uncounted(iterator)
+        batch, samples = counted.fetch(iterator)
+        self._last[get_ident()] = loader, self._sightings.most_steps
+        self._sightings.samples.append(samples)
+        return batch
+
+    def has_none_after_step(self) -> bool:
+        """An optimizer has stepped: either that shows which loader trains, or, after some steps, that none does."""
+        last, count = self._last.get(get_ident()), len(self._sightings.samples)
+        steps = self._sightings.most_steps - (0 if last is None else last[1])
+        if last is not None and steps <= count + _STEPS_BEYOND_BATCHES:
+            self.training = last[0]
+            return False
+        if steps >= _STEPS_WITHOUT_LOADER:
+            self.training = None
+        return steps >= _STEPS_WITHOUT_LOADER
+
+    def _may_train(self, loader: DataLoader[Any]) -> bool:
+        """Before its probe any loader may be the one that trains; then its place is known."""
+        if self._facts is None:
+            return True
+        return any(made.loader() is loader and made.site in self._facts.loaders for made in self._sightings.made)
+
+
+def uncounted(iterator: Any) -> Any:
+    """A batch as the script has it, whether or not its loader counts."""
+    batch = plain_next(iterator)
+    return batch.batch if type(batch) is CountedBatch else batch

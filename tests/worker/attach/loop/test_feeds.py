@@ -1,0 +1,202 @@
+"""A script's batches are taken once each, with their samples, whoever iterates its loader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, TensorDataset
+
+from autotune.settings.training_config import TrainingConfig
+from autotune.worker.attach.loop.beside import Beside
+from autotune.worker.attach.loop.conductor import Conductor, ScriptTrainer
+from autotune.worker.attach.loop.feeds import CountedLoader, ScriptFeed, StepFeed
+from autotune.worker.measure.feed import Delivery, FeedEnded
+from autotune.worker.setup.device import open_device
+
+
+class Script:
+    """A script's loop over a loader, as the session leads it."""
+
+    def __init__(self, loader: DataLoader[object], work: Callable[[ScriptFeed, ScriptTrainer], None]) -> None:
+        self.counted, self.trained = CountedLoader(loader), list[object]()
+        self.conductor = Conductor(lambda: work(self.feed, self.trainer))
+        self.feed = ScriptFeed(self.conductor, self.counted, loader, ranks=2)
+        parameter = torch.zeros(1, requires_grad=True)
+        config, device = TrainingConfig(micro_batch_size=4), open_device("cpu")
+        self.trainer = ScriptTrainer(config, device, self.conductor, torch.optim.SGD([parameter]))
+
+    def run(self, epochs: int) -> None:
+        for _ in range(epochs):
+            self.counted.begin_epoch()
+            iterator = iter(self.counted.loader)
+            self.feed.began_epoch(iterator, 0.0)
+            with suppress(StopIteration):
+                while True:
+                    self.trained.append(self.conductor.ask())
+        self.conductor.end()
+
+
+def until_it_ends(taken: list[Delivery]) -> Callable[[ScriptFeed, ScriptTrainer], None]:
+    def work(feed: ScriptFeed, trainer: ScriptTrainer) -> None:
+        with suppress(FeedEnded):
+            while True:
+                taken.append(feed.take())
+                trainer.train(taken[-1].batch)
+
+    return work
+
+
+def pairs(count: int) -> TensorDataset:
+    return TensorDataset(torch.arange(count))
+
+
+@given(length=st.integers(1, 20), size=st.integers(1, 8), drops=st.booleans(), epochs=st.integers(1, 3))
+def test_every_batch_of_a_script_is_counted_once_with_its_samples(
+    length: int, size: int, drops: bool, epochs: int
+) -> None:
+    taken: list[Delivery] = []
+    loader: DataLoader[object] = DataLoader(pairs(length), batch_size=min(size, length), drop_last=drops, shuffle=True)
+    script = Script(loader, until_it_ends(taken))
+    script.run(epochs)
+    sizes = [len(batch[0]) for batch in loader]
+    assert [one.samples for one in taken] == [2 * each for each in sizes] * epochs  # of two ranks
+    restarts = [number for number, one in enumerate(taken) if one.is_restart]
+    assert restarts == [number * len(sizes) for number in range(1, epochs)]
+    assert len(script.trained) == len(taken)
+    assert script.feed.epoch_batches == len(sizes)
+    assert (script.feed.epochs, script.feed.is_at_end()) == (epochs, False)
+
+
+def test_once_it_is_measurings_own_the_loader_is_iterated_without_the_script() -> None:
+    taken: list[Delivery] = []
+
+    def work(feed: ScriptFeed, trainer: ScriptTrainer) -> None:
+        feed.take_over()
+        taken.extend(feed.take() for _ in range(7))
+        with suppress(FeedEnded):
+            trainer.conductor.end_epoch()
+
+    script = Script(DataLoader(pairs(12), batch_size=4), work)
+    script.run(1)
+    assert script.trained == []
+    assert [one.is_restart for one in taken] == [False, False, False, True, False, False, True]
+
+
+def test_a_stream_that_can_be_read_once_ends_measuring_of_its_own() -> None:
+    taken: list[Delivery] = []
+    numbers = iter(range(8))
+
+    class Once(torch.utils.data.IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return numbers
+
+    def work(feed: ScriptFeed, trainer: ScriptTrainer) -> None:
+        feed.take_over()
+        taken.extend(feed.take() for _ in range(2))
+        with pytest.raises(FeedEnded):
+            feed.take()
+        with suppress(FeedEnded):
+            trainer.conductor.end_epoch()
+
+    stream: Dataset[int] = Once()
+    Script(DataLoader(stream, batch_size=4), work).run(1)
+    assert [one.samples for one in taken] == [8, 8]  # of two ranks
+
+
+def test_a_stream_that_was_begun_before_anybody_counted_hands_on_whole_batches() -> None:
+    stream: Dataset[int] = Stream()
+    loader: DataLoader[object] = DataLoader(stream, batch_size=4)
+    early = iter(loader)
+    batch, samples = CountedLoader(loader).fetch(early)
+    assert (batch.tolist(), samples) == ([0, 1, 2, 3], 4)
+
+
+def test_of_batches_that_the_dataset_makes_the_first_tensor_tells_the_size() -> None:
+    batches = [(torch.zeros(3, 2), torch.zeros(3)), (torch.zeros(5, 2), torch.zeros(5))]
+    counted = CountedLoader(DataLoader(batches, batch_size=None))  # type: ignore[arg-type] # a list is a dataset
+    iterator = iter(counted.loader)
+    assert [counted.fetch(iterator)[1] for _ in batches] == [3, 5]
+
+
+def test_an_epoch_that_is_left_early_ends_its_workers() -> None:
+    loader: DataLoader[object] = DataLoader(pairs(64), batch_size=4, num_workers=1)
+    conductor = Conductor(lambda: None)
+    iterator = iter(loader)
+    feed = ScriptFeed(conductor, CountedLoader(loader), iterator)
+    (worker,) = iterator._workers  # type: ignore[attr-defined] # of an iterator with workers
+    del iterator
+    worker.join(30)
+    assert not worker.is_alive()
+    assert feed.ready() is None
+
+
+def test_a_batch_that_was_drawn_before_anybody_counted_has_the_loaders_size() -> None:
+    loader: DataLoader[object] = DataLoader(pairs(8), batch_size=4)
+    early = iter(loader)
+    counted = CountedLoader(loader)
+    assert counted.fetch(early)[1] == 4
+    sampler = BatchSampler(RandomSampler(pairs(8)), 3, drop_last=True)
+    own: DataLoader[object] = DataLoader(pairs(8), batch_sampler=sampler)
+    early = iter(own)
+    assert CountedLoader(own).fetch(early)[1] == 3
+
+
+class Stream(torch.utils.data.IterableDataset[int]):
+    """Nine numbers."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(9))
+
+
+def test_a_streams_short_batch_is_counted() -> None:
+    stream: Dataset[int] = Stream()
+    counted = CountedLoader(DataLoader(stream, batch_size=4))
+    iterator = iter(counted.loader)
+    assert [counted.fetch(iterator)[1] for _ in range(3)] == [4, 4, 1]
+
+
+def test_without_a_loader_each_forward_pass_stands_for_a_batch() -> None:
+    feed = StepFeed(24)
+    assert (feed.take().samples, feed.ready(), feed.is_at_end(), feed.loader) == (24, 0, False, None)
+    feed.stop()
+
+
+def test_the_loss_of_a_script_is_that_of_its_last_backward_pass() -> None:
+    losses: list[float] = []
+
+    def work(_: ScriptFeed, trainer: ScriptTrainer) -> None:
+        losses.extend(float(trainer.train(None)) for _ in range(2))
+
+    script = Script(DataLoader(pairs(4)), work)
+    script.conductor.ask()
+    script.trainer.loss = torch.tensor(3.0)
+    script.conductor.ask()
+    script.trainer.loss = torch.tensor(2.0)
+    script.conductor.ask()
+    assert losses == [3.0, 2.0]
+    assert script.trainer.accumulated == 2
+
+
+def test_of_loaders_that_do_not_train_only_what_forms_an_evaluation_is_no_training() -> None:
+    beside = Beside()
+    beside.begin()
+    beside.on_batch()
+    beside.on_training()  # one batch beside each training batch: in step with it
+    beside.on_batch()
+    beside.on_batch()
+    beside.end()
+    assert beside.take() == 0
+    beside.begin()
+    beside.on_batch()
+    beside.on_batch()
+    beside.on_training()
+    assert beside.take() > 0
+    beside.begin()
+    beside.end()
+    assert beside.take() > 0
+    assert beside.take() == 0
