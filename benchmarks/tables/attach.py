@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import mean, median, stdev
 from typing import Any
 
 from benchmarks.measures.recording import print_table
 
-__all__ = ["print_attach_tables", "verdict_of_pairs"]
+__all__ = ["attach_counts", "attach_rows", "print_attach_tables", "verdict_of_pairs"]
 
 _CLOSE = 0.03
 """Of the median ratio: what issue and docs promise."""
@@ -15,7 +16,7 @@ _CLOSE = 0.03
 
 def print_attach_tables(results: Mapping[str, Any]) -> None:
     """Print what there is."""
-    names = list(dict.fromkeys(key.partition("/")[0] for key in results if "/" in key))
+    names = _scripts(results)
     parts = {name: {part: results.get(f"{name}/{part}", {}) for part in ("look", "pairs", "search")} for name in names}
     head: tuple[str, ...] = ("script", "found", "batch", "samples/s", "first line s", "first batch s", "out of reach")
     print_table("Found and measured", head, [(name, *_look_row(parts[name]["look"])) for name in names])
@@ -26,6 +27,46 @@ def print_attach_tables(results: Mapping[str, Any]) -> None:
     if "hooks" in results:
         hooks = results["hooks"]
         print(f"\nWatching adds {hooks['added_us']:.1f} us to a step of {hooks['plain_us']:.1f} us.")
+
+
+def attach_rows(results: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A row for each script: what was found, measured and won."""
+    return [_row(name, results) for name in _scripts(results)]
+
+
+def attach_counts(results: Mapping[str, Any]) -> dict[str, Any]:
+    """Figures of all pairs together, and of the hooks."""
+    pairs = [results[f"{name}/pairs"] for name in _scripts(results)]
+    unwatched = [[pair["unwatched"] for pair in one["rates"] if pair["unwatched"]] for one in pairs]
+    spreads = [stdev(rates) / mean(rates) for rates in unwatched]
+    ratios = [ratio for one in pairs for ratio in one["ratios"]]
+    close = sum(verdict_of_pairs(one) == "3 %" for one in pairs)
+    return {"scripts": len(pairs), "close": close, "pairs": len(ratios), "median": median(ratios),
+            "least_spread": min(spreads), "most_spread": max(spreads), **results["hooks"]}  # fmt: skip
+
+
+def _scripts(results: Mapping[str, Any]) -> list[str]:
+    return list(dict.fromkeys(key.partition("/")[0] for key in results if "/" in key))
+
+
+def _row(name: str, results: Mapping[str, Any]) -> dict[str, Any]:
+    look, pairs, search = (results[f"{name}/{part}"] for part in ("look", "pairs", "search"))
+    trial, own = look["trials"][-1], [one for one in look["unreached"] if one not in {"grad_accum_steps", "compile"}]
+    return {
+        "name": name,
+        "kind": look["kind"],
+        "framework": look["framework"],
+        "rate": trial["samples_per_s"],
+        "line": trial["startup_s"] - trial["build_s"],
+        "ratio": pairs["median_ratio"],
+        "error": pairs["standard_error"],
+        "pairs": len(pairs["ratios"]),
+        "within": verdict_of_pairs(pairs),
+        "unreached": ", ".join(own) or "-",
+        "verdict": search["verdict"].replace("_", " "),
+        "speedup": search["speedup"]["value"],
+        "seconds": search["took_s"],
+    }
 
 
 def verdict_of_pairs(figures: Mapping[str, Any]) -> str:

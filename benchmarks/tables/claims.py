@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from benchmarks.tables.attach import attach_counts, attach_rows
 from benchmarks.tables.fidelity import summarise
 from benchmarks.tables.regret import compare_to_tpe, ends
 
@@ -266,5 +267,7 @@ CALCULATIONS: Mapping[str, Callable[[Results], Figures | list[Figures]]] = {
     "decisions": _decisions,
     "decisions_here_rows": _decisions_here,
     "ranks_rows": _ranks,
+    "attach_rows": attach_rows,
+    "attach_counts": attach_counts,
 }
 """By name."""
