@@ -29,7 +29,7 @@ def print_attach_tables(results: Mapping[str, Any]) -> None:
         print(f"\nWatching adds {hooks['added_us']:.1f} us to a step of {hooks['plain_us']:.1f} us.")
 
 
-def attach_rows(results: Mapping[str, Any]) -> list[dict[str, Any]]:
+def attach_rows(results: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """A row for each script: what was found, measured and won."""
     return [_row(name, results) for name in _scripts(results)]
 
