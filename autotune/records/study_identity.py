@@ -31,6 +31,8 @@ _DEPTH = 4  # of objects, closures and called functions within each other: our c
 _PLAIN = (bool, int, float, complex, str, bytes, PurePath, Enum, type(None))
 """Types whose values are compared as they are."""
 _CONTAINERS = (Mapping, list, tuple, set, frozenset)
+_CODE = (".py", ".sh", ".yaml", ".yml", ".json", ".toml", ".ini", ".cfg")
+"""How the names of files of code and of settings end: our convention."""
 _MOST_CODE = 2**20
 """Bytes of a file that is compared by its content; a larger one is taken for data: our convention."""
 _MOST_ITEMS = 100  # of a container among arguments; a longer one is taken for data: our convention
@@ -101,9 +103,10 @@ def describe_part(part: Any) -> str:
 
 
 def _describe_command(command: Sequence[str]) -> str:
-    """The words, and the content of each that is a script or another small text file, of a module too."""
+    """The words, and the content of each that is code or settings; other files may be what the training writes."""
     start = python_start(command)
-    words = [*command, *(_module_files(start.target) if start is not None and start.kind == "module" else ())]
+    words = [word for word in command if word.endswith(_CODE)]
+    words += _module_files(start.target) if start is not None and start.kind == "module" else []
     digests = [digest for word in words for digest in _digest_of_file(word)]
     return "#".join([shlex.join(command), *digests])
 

@@ -145,13 +145,14 @@ def test_a_command_counts_by_its_words_and_by_the_code_and_settings_that_it_name
     assert len({*found, workload_key(Workload(command=(*command, "--x")))}) == 3
 
 
-def test_of_a_command_data_and_what_is_no_file_count_by_name_alone(
+def test_of_a_command_data_outputs_and_what_is_no_file_count_by_name_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    command, found = ("python", "train.py", "--data=x", "data.bin", "a" * 5000, "."), []
+    command, found = ("python", "train.py", "--data=x", "data.json", "log.txt", f"{'a' * 5000}.py", "."), []
     for text in ("1", "2"):
-        Path("data.bin").write_text(text * 2_000_000)
+        Path("data.json").write_text(text * 2_000_000)
+        Path("log.txt").write_text(text)
         found.append(workload_key(Workload(command=command)))
     assert found[0] == found[1]
 

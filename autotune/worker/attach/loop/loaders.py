@@ -72,6 +72,15 @@ class Loaders:
         self._sightings.samples.append(samples)
         return batch
 
+    def forget(self, loader: DataLoader[Any]) -> None:
+        """The script has made its training loader anew: hold the former one no longer, so that its workers end."""
+        self.counted.pop(id(loader), None)
+        kept = getattr(loader, "_iterator", None)  # of persistent workers: it knows its loader, which knows it
+        if kept is not None:
+            kept.autotune_loader = None
+        self._last.clear()
+        self.training = None
+
     def has_none_after_step(self) -> bool:
         """An optimizer has stepped: either that shows which loader trains, or, after some steps, that none does."""
         last, count = self._last.get(get_ident()), len(self._sightings.samples)

@@ -100,6 +100,7 @@ class Session:
                 return HeldBatches(self.conductor)
         counted = self._loaders.begin(loader, is_sure=feed is not None)
         if isinstance(feed, ScriptFeed) and counted is not None and loader is not feed.loader:
+            self._loaders.forget(feed.loader)
             feed.follow(counted)
         return None
 

@@ -110,6 +110,7 @@ def test_a_training_loader_that_is_made_for_each_epoch_is_followed_and_given_the
     words = rig.write(
         HEAD
         + """
+import multiprocessing
 validation = TensorDataset(*(part[:64] for part in data.tensors))
 
 def make_loader(of):
@@ -122,14 +123,17 @@ for epoch in range(100000):
     other = make_loader(validation)
     for x, y in other:
         model(x)
-    print("SEEN", [loader.num_workers, other.num_workers, min(epoch, 1)], flush=True)
+    workers = len(multiprocessing.active_children())
+    print("SEEN", [loader.num_workers, other.num_workers, min(epoch, 4), workers], flush=True)
 """
     )
     found = rig.probe(words, deadline_s=60.0)
     assert found.observed.micro_batch_size == 16
-    measured = rig.measured(words, found, num_workers=1)
+    measured = rig.measured(words, found, num_workers=1, persistent_workers=True)
     assert measured.window.epoch_samples == 512
-    assert rig.printed() == [1, 0, 1]
+    loaders, workers = rig.printed()[:3], rig.printed()[3]
+    assert loaders == [1, 0, 4]
+    assert workers <= 2, "those of earlier epochs have ended"
 
 
 def test_a_loader_that_another_thread_reads_ahead_counts_as_none(rig: ScriptRig) -> None:
