@@ -101,9 +101,8 @@ def test_torchrun_is_attached_to_and_its_ranks_are_given_the_settings(rig: Scrip
     assert {"ddp.gradient_as_bucket_view", "num_workers"} <= set(found.script.reached)
     ddp = {"gradient_as_bucket_view": True, "find_unused_parameters": False}
     measured = rig.measured(command, found, num_workers=1, prefetch_factor=2, ddp=ddp)
-    seen = [line for line in rig.log().splitlines() if "SEEN" in line]
-    assert len(seen) == 2
-    assert all("[true, false, 1]" in line for line in seen)
+    # torchrun starts its ranks with -u, where a print is several writes: what two ranks write may be mixed.
+    assert (rig.log().count("SEEN"), rig.log().count("[true, false, 1]")) == (2, 2)
     assert all(block.samples == 2 * 16 * block.batches for block in measured.blocks)
     assert [told.code for told in measured.remarks] == ["seen_on_rank_0"]
     assert_nothing_is_left(rig)
