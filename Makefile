@@ -2,11 +2,13 @@
 #     make demo     tunes configs/quickstart.yaml on this machine
 #     make test     runs the tests
 #     make test-gpu runs those that need a CUDA device, and says of each how it went; without one it fails
+#     make integrations runs the tests that hold us against the frameworks of others, in a venv of their own
 #     make docs     builds the site
 #     make dist     builds wheel and sdist, and tries both
 
 PYTHON ?= python3
 VENV := .venv
+INTEGRATIONS := .venv-integrations
 OLDEST := .venv-oldest
 NEWER := python3.12 python3.13 python3.14
 BIN := $(VENV)/bin
@@ -17,12 +19,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu lint docs notebooks dist oldest pythons clean
+.PHONY: help setup demo test test-gpu integrations lint docs notebooks dist oldest pythons clean
 
 help:
 	@echo "make demo        tune configs/quickstart.yaml on this machine, from the start"
 	@echo "make test        run the tests"
 	@echo "make test-gpu    run the tests that need a CUDA device, one after the other"
+	@echo "make integrations  run the tests that need accelerate, Lightning, transformers, ... (gigabytes to fetch)"
 	@echo "make lint        ruff check, ruff format --check, lint-imports, mypy --strict"
 	@echo "make docs        build the site into build/docs; a broken link fails"
 	@echo "make notebooks   execute every notebook; an error in a cell fails"
@@ -42,12 +45,16 @@ test: $(READY)
 	$(call run-tests,$(BIN))
 
 define run-tests
-	$(1)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m 'not quiet and not gpu' --durations 15
+	$(1)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m 'not quiet and not gpu and not integrations' \
+		--durations 15
 	$(1)/python -m pytest -m 'quiet or gpu' --durations 15
 endef
 
 test-gpu: $(READY)
 	AUTOTUNE_TEST_GPU=1 $(BIN)/python -m pytest -m gpu --verbose --durations 0 --durations-min 1 tests/worker
+
+integrations: $(INTEGRATIONS)/.ready
+	$(INTEGRATIONS)/bin/python -m pytest -n 2 --dist loadfile -m integrations --durations 10
 
 lint: $(READY)
 	$(BIN)/ruff check
@@ -87,8 +94,13 @@ pythons:
 	done
 
 clean:
-	rm -rf $(VENV) $(OLDEST) $(NEWER:%=.venv-%) build dist .import_linter_cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(INTEGRATIONS) $(OLDEST) $(NEWER:%=.venv-%) build dist .import_linter_cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find autotune benchmarks configs tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(INTEGRATIONS)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(INTEGRATIONS)
+	$(INTEGRATIONS)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[integrations,test]'
+	@touch $@
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
