@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,8 @@ from autotune.settings.training_config import TrainingConfig
 __all__ = ["diagnose", "search"]
 
 _LOADER_KEYS = {"shuffle", "drop_last", "sampler", "batch_sampler", "worker_init_fn", "multiprocessing_context"}
+_LOADERS_OWN = {"shuffle", "drop_last"}
+"""Of these, what a DataLoader decides itself."""
 _SECTIONS = {
     "workload": ("model", "dataset", "command", "loss", "step", "optimizer", "collate_fn"),
     "budget": ("n_trials", "timeout_s"),
@@ -42,7 +45,7 @@ def search(  # noqa: PLR0913 - the contract's signature
     command: Sequence[str] | str | None = None,
     loss: Callable[..., Any] | None = None,
     step: Callable[..., Any] | None = None,
-    optimizer: Callable[..., Any] | None = None,
+    optimizer: Any = None,
     collate_fn: Callable[..., Any] | None = None,
     baseline: TrainingConfig | Mapping[str, Any] | None = None,
     space: SearchSpace | Mapping[str, Any] | None = None,
@@ -65,14 +68,17 @@ def search(  # noqa: PLR0913 - the contract's signature
 
     Args:
         model: nn.Module, or a zero-argument callable that returns one. It is not touched: trials train copies.
-        dataset: Dataset, IterableDataset, or a zero-argument callable that returns one.
+        dataset: Dataset, IterableDataset or DataLoader, or a zero-argument callable that returns one. A DataLoader is
+            not touched: trials load by copies of it, and its settings are the baseline's, where that says nothing else.
         command: what starts a training script, in place of model and dataset and all that belongs to them: its words,
             or one string, such as "python train.py --lr {lr}" (see Workload). It runs in the working directory.
         loss: loss(outputs, targets) -> scalar tensor, for batches (inputs, targets).
         step: step(model, batch) -> scalar loss, for what inference does not cover.
-        optimizer: optimizer(params, lr) -> torch.optim.Optimizer; None: SGD.
+        optimizer: optimizer(params, lr) -> torch.optim.Optimizer; or an optimizer of the model's parameters, of which
+            trials have class, groups and settings, without its state; None: SGD.
         collate_fn: as for torch.utils.data.DataLoader.
-        baseline: what you run today; None: batch 32, no workers, float32, learning rate 1e-3.
+        baseline: what you run today; what it does not say is what a DataLoader and an optimizer that are given are set
+            to, else batch 32, no workers, float32, learning rate 1e-3.
         space: settings to search, each a list of choices, {low, high[, log]}, or one value that fixes it.
         objective: an Objective or its fields.
         memory_limit: bytes, "20GiB", or a fraction of the device's memory; None: the objective's (0.9).
@@ -85,7 +91,7 @@ def search(  # noqa: PLR0913 - the contract's signature
         seed: of the sampler and of each trial.
         progress: True, False, or "auto": a live line on a terminal, plain lines elsewhere.
         loader: further arguments of the loader: shuffle, drop_last, sampler, batch_sampler, worker_init_fn,
-            multiprocessing_context (see Workload).
+            multiprocessing_context (see Workload); beside a DataLoader all but the first two.
         fresh: remove what a former search has left in run_dir.
         method: what proposes trials: "model", a model of this machine that learns as the search goes on; or one of
             Optuna's samplers: "tpe", "gp", "random", "grid".
@@ -115,7 +121,7 @@ def diagnose(  # noqa: PLR0913 - the contract's signature
     command: Sequence[str] | str | None = None,
     loss: Callable[..., Any] | None = None,
     step: Callable[..., Any] | None = None,
-    optimizer: Callable[..., Any] | None = None,
+    optimizer: Any = None,
     collate_fn: Callable[..., Any] | None = None,
     baseline: TrainingConfig | Mapping[str, Any] | None = None,
     objective: Objective | Mapping[str, Any] | None = None,
@@ -154,6 +160,7 @@ def _plan_of(given: Mapping[str, Any]) -> Plan:
         raise ConfigError(f"loader takes {', '.join(sorted(_LOADER_KEYS))}, but got {', '.join(unknown)}")
     sections = {name: {key: given[key] for key in keys if key in given} for name, keys in _SECTIONS.items()}
     sections["workload"] |= loader
+    sections["workload"]["dataset"] = _data_of(given["dataset"], loader)
     plain = {name: given[name] for name in _PLAIN if name in given}
     objective, memory_limit = given["objective"], given["memory_limit"]
     if memory_limit is not None and isinstance(objective, Objective | Mapping | None):
@@ -162,3 +169,24 @@ def _plan_of(given: Mapping[str, Any]) -> Plan:
     plan = parse_plan({**plain, **sections, "objective": objective}, name=name)
     command = plan.workload.command
     return plan if command is None else replace(plan, name=command_name(command))
+
+
+def _data_of(dataset: Any, loader: Mapping[str, Any]) -> Any:
+    """The dataset, or the DataLoader, that was given, without what a framework has put around it.
+
+    Raises:
+        ConfigError: it can't be taken apart, or decides itself what `loader` says.
+    """
+    torch = sys.modules.get("torch")  # a DataLoader can't be made without it
+    if torch is None:
+        return dataset
+    from autotune.settings.applied.loader import inner_loader
+
+    try:
+        data = inner_loader(dataset)
+    except ValueError as error:
+        raise ConfigError(f"dataset: {error}") from error
+    own = sorted(_LOADERS_OWN & set(loader))
+    if own and isinstance(data, torch.utils.data.DataLoader):
+        raise ConfigError(f"loader: a DataLoader keeps its own {' and '.join(own)}; set that where you make it")
+    return data

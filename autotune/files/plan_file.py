@@ -32,6 +32,11 @@ _MAX_TYPED = 80
 """Characters of a command that a message shows."""
 _SHORT = Repr()
 _SHORT.maxstring = _MAX_TYPED
+_NOT_WRITTEN = {
+    "name": "unknown key; a plan is named by its file",
+    "notes": "unknown key; what can't be taken over is told by autotune",
+}
+"""Fields of a Plan that no file and no call gives."""
 _IDLE_BESIDE_A_COMMAND = frozenset(field.name for field in fields(Workload)) - {"command"}
 
 
@@ -100,8 +105,9 @@ def _plan_of(
 def _validate(sections: Mapping[str, Any], name: str, context: dict[str, Any]) -> tuple[Plan | None, list[Problem]]:
     """The one parser of both borders. A section that is None ("space:") is left out."""
     given = {key: value for key, value in sections.items() if value is not None}
-    unknown = Problem(path=("name",), text="unknown key; a plan is named by its file", is_about_key=True)
-    problems = [unknown] if "name" in given else []
+    problems = [
+        Problem(path=(key,), text=text, is_about_key=True) for key, text in _NOT_WRITTEN.items() if key in given
+    ]
     workload = given.get("workload")
     if isinstance(workload, Mapping):  # else it is wrong, or a Workload that is made already
         problems += _one_way_to_train(workload)

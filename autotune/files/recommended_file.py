@@ -79,6 +79,9 @@ _LOADERS = {
     "stream": """\
 #     loader = DataLoader(dataset, drop_last=True, **config.dataloader_kwargs())
 """,
+    "loader": """\
+#     loader = config.loader(loader)  # a copy of your own, with these settings
+""",
     "batches": """\
 #     loader = DataLoader(dataset, batch_sampler=..., **config.loader_settings)  # your own batch sampler
 """,
@@ -210,6 +213,8 @@ def _script(summary: RunSummary, script: ScriptFacts) -> dict[str, Any]:
 
 
 def _loader_of(facts: WorkloadFacts, config: TrainingConfig) -> str:
+    if facts.objects.has_loader:
+        return "loader"
     if facts.fixed_batch_size is not None:
         return "batches"
     if facts.is_iterable:

@@ -14,8 +14,10 @@ import mmap
 import os
 import pickle
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from copy import copy
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import ModuleType
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["read_payload", "write_payload"]
 
 _VERSION = 1
+_PROTOCOL = 5  # of pickle: the first with out-of-band buffers
 _DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})  # of our files, not of user code
 _ALIGNMENT = 64  # bytes, a cache line; our convention
 _SMALLEST_MAPPED_BYTES = 16 * 1024  # our convention: four pages; smaller arrays stay in the stream
@@ -129,7 +132,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle ships n
     """
 
     def __init__(self, stream: BinaryIO, raw: BinaryIO) -> None:
-        super().__init__(stream, protocol=5, buffer_callback=self._take_buffer)
+        super().__init__(stream, protocol=_PROTOCOL, buffer_callback=self._take_buffer)
         self.buffers: list[tuple[int, int]] = []
         self._raw = raw
         self._storages: dict[tuple[int, int], tuple[int, UntypedStorage]] = {}
@@ -147,6 +150,19 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle ships n
             start = self._append(memoryview(array))
             self._storages[key] = start, storage  # kept alive, so that no other one gets its address
         return "storage", self._storages[key][0], storage.nbytes(), obj.dtype
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Leave out what a trial makes anew: a loader's running iterator, and the state of an optimizer."""
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(obj, torch.utils.data.DataLoader) and obj._iterator is not None:  # noqa: SLF001 - no public name
+            idle = copy(obj)
+            idle._iterator = None  # noqa: SLF001 - as above
+            return idle.__reduce_ex__(_PROTOCOL)
+        if torch is not None and isinstance(obj, torch.optim.Optimizer):
+            made = copy(obj)
+            made.state = defaultdict(dict)
+            return made.__reduce_ex__(_PROTOCOL)
+        return super().reducer_override(obj)
 
     def _take_buffer(self, buffer: pickle.PickleBuffer) -> bool:
         view = buffer.raw()

@@ -11,6 +11,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationInfo
 from pydantic.dataclasses import dataclass
 
+from autotune.note import Note
 from autotune.settings.budget import Budget
 from autotune.settings.executor import Executor
 from autotune.settings.objective import Objective
@@ -64,5 +65,7 @@ class Plan:
     """torch's name for the device; "auto": the accelerator where there is one, else the CPU."""
     run_dir: Annotated[Path | None, BeforeValidator(_check_run_dir)] = None
     """None: a new folder below ./runs."""
+    notes: Annotated[tuple[Note, ...], Field(exclude=True)] = ()  # no key of the YAML file
+    """What could not be taken over from a caller's own objects."""
     seed: Annotated[int, Field(strict=True, ge=0, lt=_SEEDS)] = 0
     """Of the search's proposals, and of every trial."""

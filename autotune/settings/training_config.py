@@ -20,6 +20,7 @@ from autotune.settings.ddp_config import DdpConfig
 if TYPE_CHECKING:
     import torch
     from torch import nn
+    from torch.utils.data import DataLoader
 
     from autotune.settings.applied.accumulator import Accumulator
 
@@ -121,6 +122,16 @@ class TrainingConfig(FrozenModel):
     def dataloader_kwargs(self) -> dict[str, Any]:
         """Arguments for torch.utils.data.DataLoader in each process: under dp, `batch_size` is that of all devices."""
         return {"batch_size": self.loader_batch_size, **self.loader_settings}
+
+    def loader(self, loader: DataLoader[Any]) -> DataLoader[Any]:
+        """A copy of your DataLoader with these settings, as trials load by; all else is as in yours.
+
+        Its batch size changes where the loader makes its batches itself: not with a batch sampler of your own, nor
+        where the dataset makes them. The sampler of each rank remains with you.
+        """
+        from autotune.settings.applied.loader import inner_loader, loader_like
+
+        return loader_like(inner_loader(loader), self.loader_settings, self.loader_batch_size)
 
     def prepare(self, model: nn.Module, device: str | torch.device | None = None) -> nn.Module:
         """The model as trials train it, and this process set up as theirs.

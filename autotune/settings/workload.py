@@ -23,6 +23,7 @@ __all__ = [
     "PARTS",
     "READ_PART",
     "LoaderSite",
+    "ObjectFacts",
     "OptimizerFacts",
     "Ref",
     "ScriptFacts",
@@ -82,7 +83,8 @@ class Workload:
     model: _Part = None
     """an nn.Module, or a function without arguments that returns one (in YAML: "train.py:build_model")"""
     dataset: _Part = None
-    """a Dataset, or a function without arguments that returns one (in YAML: "train.py:build_dataset")"""
+    """a Dataset or a DataLoader, or a function without arguments that returns one (in YAML: "train.py:build_dataset");
+    a DataLoader is copied with each trial's settings, and is the baseline where that does not say otherwise"""
     command: _Command = None
     """what starts a training script, in place of all else here: [python, train.py, --lr, "{lr}"], or one text that is
     split as a shell does; placeholders stand for settings that the script takes as words of its own"""
@@ -91,7 +93,8 @@ class Workload:
     step: _Part = None
     """step(model, batch) -> scalar loss, for what inference does not cover."""
     optimizer: _Part = None
-    """optimizer(params, lr) -> torch.optim.Optimizer; None: SGD."""
+    """optimizer(params, lr) -> torch.optim.Optimizer, or an optimizer of the model's parameters, of which class, groups
+    and settings are taken; None: SGD."""
     collate_fn: _Part = None
     """collate_fn(items) -> batch, as of torch's DataLoader; None: torch's own."""
     sampler: _Part = None
@@ -101,9 +104,9 @@ class Workload:
     worker_init_fn: _Part = None
     """worker_init_fn(worker_id), called in each loader worker as it starts."""
     shuffle: _Flag = True
-    """Load the items in random order, anew each epoch."""
+    """Load the items in random order, anew each epoch. A DataLoader keeps its own order."""
     drop_last: _Flag = True
-    """Leave out an epoch's last batch where it is smaller than the others."""
+    """Leave out an epoch's last batch where it is smaller than the others. A DataLoader keeps its own way."""
     multiprocessing_context: StartMethod | None = None
     """How loader workers start; None: Python's default."""
 
@@ -176,6 +179,19 @@ class ScriptFacts(FrozenModel):
         return next(own, None)
 
 
+class ObjectFacts(FrozenModel):
+    """What the user's own objects are set to: today's settings, where the baseline does not say otherwise."""
+
+    observed: TrainingConfig = Field(default_factory=TrainingConfig)
+    """The settings, of which `names` are the objects' own."""
+    names: tuple[str, ...] = ()
+    """Settings that a DataLoader or an optimizer says."""
+    has_loader: bool = False
+    """A DataLoader was given, not a dataset alone."""
+    drop_last: bool | None = None
+    """Of the DataLoader; None: there is none."""
+
+
 class WorkloadFacts(FrozenModel):
     """What the probe has found: one training step of the workload, in a process of its own."""
 
@@ -204,3 +220,5 @@ class WorkloadFacts(FrozenModel):
     """How the loss is computed, in words: what the user gave, or what was inferred."""
     script: ScriptFacts | None = None
     """What was seen of a script; None where a model and a dataset were given."""
+    objects: ObjectFacts = Field(default_factory=ObjectFacts)
+    """What a DataLoader and an optimizer that were given are set to."""

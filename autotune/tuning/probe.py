@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import inf
 
-from pydantic import JsonValue
+from pydantic import JsonValue, ValidationError
 
 from autotune.errors import ConfigError, WorkloadError
 from autotune.launch.launcher import notes_of, preload_in, slots_of
@@ -19,7 +19,9 @@ from autotune.note import Note, note
 from autotune.protocol.quiet import muted_environment
 from autotune.protocol.reports import RankReport
 from autotune.records.conditions import note_on_others
+from autotune.settings.contradictions import NEUTRAL_WITHOUT_WORKERS
 from autotune.settings.plan import Plan
+from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import ScriptFacts, WorkloadFacts
 from autotune.space.constraints import obstacle
 from autotune.space.default_ranges import Basis
@@ -46,7 +48,7 @@ def probe_workload(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, Resolv
     hosts, is_spread = slots_of(runner.launcher), plan.executor.ranks == "spread"
     environment = report.environment.model_copy(update={"hosts": max(1, hosts), "is_spread": is_spread})
     script, given = report.facts.script, plan.space.given()
-    baseline = plan.baseline if script is None else script.observed
+    baseline = _baseline(plan, report.facts)
     if script is not None:
         reached = within_reach(given, script, environment)
         if isinstance(reached, str):
@@ -55,7 +57,8 @@ def probe_workload(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, Resolv
         runner = runner.with_script(script)
         if script.is_in_process:
             preload_in(runner.launcher, script.modules, {**report.variables, **muted_environment(os.environ)})
-    reason = obstacle(baseline, report.facts, environment, drop_last=plan.workload.drop_last)
+    drop_last = plan.workload.drop_last if report.facts.objects.drop_last is None else report.facts.objects.drop_last
+    reason = obstacle(baseline, report.facts, environment, drop_last=drop_last)
     if reason is not None:
         raise ConfigError(f"baseline: {reason}")
     space = resolve(
@@ -65,7 +68,7 @@ def probe_workload(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, Resolv
             objective=plan.objective,
             facts=report.facts,
             environment=environment,
-            drop_last=plan.workload.drop_last,
+            drop_last=drop_last,
         )
     )
     _refuse_empty(space)
@@ -75,6 +78,8 @@ def probe_workload(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, Resolv
         limit_is_ram=environment.has_only_ram,
     )
     told = (
+        *plan.notes,
+        *_object_notes(plan, report.facts),
         *_script_notes(plan, script),
         _optimizer_note(plan, report.facts),
         *space.notes,
@@ -82,6 +87,34 @@ def probe_workload(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, Resolv
         *notes_of(runner.launcher),
     )
     return ready, replace(space, notes=tuple(item for item in told if item is not None))
+
+
+def _baseline(plan: Plan, facts: WorkloadFacts) -> TrainingConfig:
+    """What the user runs today: what a script was seen to do, else what they say, and what their objects are set to.
+
+    Raises:
+        ConfigError: what they say contradicts the objects.
+    """
+    if facts.script is not None:
+        return facts.script.observed
+    said, objects = plan.baseline.model_dump(include=plan.baseline.model_fields_set), facts.objects
+    found = objects.observed.model_dump(include={*objects.names})
+    if said.get("num_workers") == 0:  # then what belongs to the loader's workers is not theirs
+        found = {name: value for name, value in found.items() if name not in NEUTRAL_WITHOUT_WORKERS}
+    try:
+        return TrainingConfig.model_validate(found | said)
+    except ValidationError as error:
+        raise ConfigError(f"baseline: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from error
+
+
+def _object_notes(plan: Plan, facts: WorkloadFacts) -> Iterator[Note]:
+    """What was read from the user's own objects, and what of them can't be varied."""
+    objects = facts.objects
+    own: list[JsonValue] = [name for name in objects.names if name not in plan.baseline.model_fields_set]
+    if own:
+        yield note("baseline_from_objects", settings=own, has_loader=objects.has_loader)
+    if objects.has_loader and facts.fixed_batch_size is not None:
+        yield note("batches_are_fixed", size=facts.fixed_batch_size)
 
 
 def _script_notes(plan: Plan, script: ScriptFacts | None) -> Iterator[Note]:

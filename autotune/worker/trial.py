@@ -122,11 +122,11 @@ def gpus_used(device: Device) -> tuple[Gpu, ...]:
 
 
 def _build(workload: Workload, config: TrainingConfig, device: Device, place: Place) -> tuple[Trainer, Feed, Delivery]:
-    dataset = build_dataset(workload)
+    data = build_dataset(workload)
     model = build_model(workload, config, device)
-    feed = Feed(build_loader(workload, dataset, config, place.folder.path, place.group))
+    feed = Feed(build_loader(workload, data, config, place.folder.path, place.group))
     first = feed.start()
-    _refuse_repeated(dataset, first.batch, place.group)
+    _refuse_repeated(feed.loader.dataset, first.batch, place.group)
     return open_trainer(workload, model, first.batch, config, device), feed, first
 
 

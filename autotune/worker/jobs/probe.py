@@ -14,15 +14,25 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 from torch.utils.data._utils import worker as torch_worker
 
+from autotune.settings.applied.loader import fixed_batches, observed_settings
 from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import Workload, WorkloadFacts
+from autotune.settings.workload import ObjectFacts, Workload, WorkloadFacts
 from autotune.worker.failure.out_of_memory import shortage_of
 from autotune.worker.measure.batch import leaves_of, tensors_of
 from autotune.worker.measure.feed import BatchFeed, Feed
 from autotune.worker.measure.step import Trainer, open_trainer
-from autotune.worker.setup.build import build_dataset, build_model, is_stream, length_of, optimizer_facts, seed_all
+from autotune.worker.setup.build import (
+    build_dataset,
+    build_model,
+    dataset_of,
+    is_stream,
+    length_of,
+    optimizer_facts,
+    seed_all,
+)
 from autotune.worker.setup.device import Device
 from autotune.worker.setup.loader import build_loader
 from autotune.worker.setup.machine import bytes_from_disk
@@ -40,24 +50,27 @@ def probe(workload: Workload, config: TrainingConfig, device: Device, scratch: P
     Raises:
         WorkloadFault: something about it can't be used.
     """
-    dataset = build_dataset(workload)
-    length, size = length_of(dataset), config.micro_batch_size
-    small = TrainingConfig(micro_batch_size=size if length is None else min(size, length), lr=config.lr)
-    feed = Feed(build_loader(workload, dataset, small, scratch))
+    data = build_dataset(workload)
+    dataset, objects = dataset_of(data), _objects(workload, data, config)
+    length, size = length_of(dataset), objects.observed.micro_batch_size
+    small = TrainingConfig(micro_batch_size=size if length is None else min(size, length), lr=objects.observed.lr)
+    feed = Feed(build_loader(workload, data, small, scratch))
     first = feed.start()
     model = build_model(workload, small, device)
     trainer = open_trainer(workload, model, first.batch, small, device)
     has_unused = _train_once(trainer, first.batch)
     warm_page_cache(feed)
     is_iterable, inputs = is_stream(dataset), tensors_of(first.batch)
-    sampler, is_fixed = feed.loader.batch_sampler, hasattr(workload.batch_sampler, "__iter__")
+    fixed = _fixed_size(workload, data, feed.loader, first.samples)
+    if fixed is not None and objects.has_loader:
+        objects = _with(objects, micro_batch_size=fixed)
     parameters = list(model.parameters())
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     return WorkloadFacts(
         dataset_length=length,
         is_iterable=is_iterable,
         is_sharded=not is_iterable or workload.worker_init_fn is not None or is_sharded(dataset),
-        fixed_batch_size=int(getattr(sampler, "batch_size", max(1, first.samples))) if is_fixed else None,
+        fixed_batch_size=fixed,
         has_4d_input=any(tensor.ndim == _IMAGE_DIMS and tensor.is_floating_point() for tensor in inputs),
         parameter_count=sum(parameter.numel() for parameter in parameters),
         trainable_parameter_count=sum(parameter.numel() for parameter in trained),
@@ -66,7 +79,39 @@ def probe(workload: Workload, config: TrainingConfig, device: Device, scratch: P
         has_unused_parameters=has_unused,
         optimizer=optimizer_facts(trainer.optimizer),
         step_source=trainer.step.source,
+        objects=objects,
     )
+
+
+def _objects(workload: Workload, data: Any, config: TrainingConfig) -> ObjectFacts:
+    """What the user's loader and optimizer are set to; `config` is the baseline that was given."""
+    found: dict[str, Any] = {}
+    if isinstance(data, DataLoader):
+        found = observed_settings(data)
+        if workload.batch_sampler is not None:  # it makes the batches, of the baseline's size
+            found.pop("micro_batch_size", None)
+    if isinstance(workload.optimizer, torch.optim.Optimizer):
+        found["lr"] = float(workload.optimizer.param_groups[0]["lr"])
+    known = ObjectFacts(
+        observed=TrainingConfig(micro_batch_size=config.micro_batch_size, lr=config.lr),
+        has_loader=isinstance(data, DataLoader),
+        drop_last=bool(data.drop_last) if isinstance(data, DataLoader) else None,
+    )
+    return _with(known, **found)
+
+
+def _with(objects: ObjectFacts, **found: Any) -> ObjectFacts:
+    observed = TrainingConfig.model_validate(objects.observed.model_dump() | found)
+    return objects.model_copy(update={"observed": observed, "names": (*objects.names, *found)})
+
+
+def _fixed_size(workload: Workload, data: Any, loader: DataLoader[Any], first: int) -> int | None:
+    """Samples of a batch that only the user's batch sampler, or a dataset that makes batches, decides; else None."""
+    is_own = workload.batch_sampler is None and isinstance(data, DataLoader) and fixed_batches(data)
+    if not is_own and not hasattr(workload.batch_sampler, "__iter__"):
+        return None
+    size = getattr(loader.batch_sampler, "batch_size", None)
+    return size if isinstance(size, int) and size > 0 else max(1, first)
 
 
 def _train_once(trainer: Trainer, batch: Any) -> bool:

@@ -21,11 +21,12 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from autotune.note import Note, note
 from autotune.protocol.jobs import StressJob
 from autotune.records.stress_check import StressFigures, sample_scan_s
+from autotune.settings.applied.loader import fixed_batches
 from autotune.settings.workload import Workload
 from autotune.worker.failure.causes import cause_of
 from autotune.worker.failure.out_of_memory import shortage_of
@@ -106,7 +107,9 @@ def largest_batch(workload: Workload, loader: DataLoader[Any], batch_size: int, 
     """
     found = LargestBatch(sizes=[])
     try:
-        if is_stream(loader.dataset):
+        if loader.batch_sampler is None:
+            found.batch = _largest_made(found, loader, stop_at)
+        elif is_stream(loader.dataset):
             found.batch = loader.collate_fn(_of_stream(found, iter(loader.dataset), batch_size, stop_at))
         else:
             chosen = _chosen(found, workload, loader, batch_size, stop_at)
@@ -132,6 +135,23 @@ def _leaf_bytes(leaf: Any) -> int:
     return _NUMBER_BYTES if isinstance(leaf, int | float | complex | np.generic) else 0
 
 
+def _largest_made(found: LargestBatch, loader: DataLoader[Any], stop_at: float) -> Any:
+    """The largest of the first batches of a dataset that makes them itself."""
+    feed, largest = Feed(loader), None
+    taken = feed.start()
+    try:
+        while True:
+            size = bytes_of(taken.batch)
+            if size > max(found.sizes, default=-1):
+                largest = taken.batch
+            found.sizes.append(size)
+            taken = feed.take()
+            if taken.is_restart or len(found.sizes) >= _MOST_SIZED or perf_counter() > stop_at:
+                return largest
+    finally:
+        feed.stop()
+
+
 def _of_stream(found: LargestBatch, items: Iterator[Any], count: int, stop_at: float) -> list[Any]:
     """The largest of a stream's first samples, in turns where time was left for few; no more than a batch is held."""
     kept: list[tuple[int, int, Any]] = []
@@ -149,11 +169,11 @@ def _chosen(
     found: LargestBatch, workload: Workload, loader: DataLoader[Any], batch_size: int, stop_at: float
 ) -> list[Any]:
     """Indices of the samples of the largest batch."""
-    if workload.batch_sampler is not None:
+    if workload.batch_sampler is not None or fixed_batches(loader):
         batches = _first_batches(loader)
         sizes = _sizes(found, loader, batches, stop_at)
         return batches[max(range(len(sizes)), key=lambda at: len(sizes[at]) * max(sizes[at], default=0))]
-    indices = _indices(workload, loader, max(_MOST_SIZED, batch_size))
+    indices = _indices(loader, max(_MOST_SIZED, batch_size))
     groups = [indices[at : at + _SIZED_AT_ONCE] for at in range(0, len(indices), _SIZED_AT_ONCE)]
     sized = [size for group in _sizes(found, loader, groups, stop_at) for size in group]
     largest = heapq.nlargest(batch_size, range(len(sized)), key=lambda at: sized[at])
@@ -207,10 +227,10 @@ def _over(loader: DataLoader[Any], batches: Sequence[Any], collate: Callable[[An
         feed.stop()
 
 
-def _indices(workload: Workload, loader: DataLoader[Any], most: int) -> list[Any]:
+def _indices(loader: DataLoader[Any], most: int) -> list[Any]:
     """Distinct indices of the dataset: those that the user's sampler draws, else random ones."""
     length = length_of(loader.dataset)
-    if workload.sampler is not None or length is None:
+    if length is None or not isinstance(loader.sampler, RandomSampler | SequentialSampler):
         return list(islice(loader.sampler, most))
     return random.sample(range(length), min(length, most))
 

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader, IterableDataset
 
+from autotune.worker.measure.batch import leaves_of
+
 __all__ = ["CountedBatch", "Parts", "size_counter", "unwrapped"]
 
 
@@ -26,8 +28,8 @@ def size_counter(loader: DataLoader[Any], drawn: deque[int]) -> Callable[[Any], 
     dataset with `__getitems__`, which may hand anything to `collate_fn`, the sizes are those that were drawn: with
     `in_order=False` an epoch's sum is right, each alone may not be.
     """
-    if loader.batch_sampler is None:  # no batches are put together: each sample comes alone
-        return lambda batch: (batch, 1)
+    if loader.batch_sampler is None:  # the dataset makes the batches
+        return lambda batch: (batch, _length_of(batch))
     is_out_of_order = loader.num_workers > 0 and not loader.in_order
     is_counted_as_drawn = not is_out_of_order or hasattr(loader.dataset, "__getitems__")
     if is_counted_as_drawn and not isinstance(loader.dataset, IterableDataset):
@@ -97,6 +99,14 @@ _OWN = frozenset({"counted", "_drawn"})
 def _with_count(collate: Callable[[Any], Any], samples: Any) -> CountedBatch:
     """A batch, and how many samples the collate function was given for it."""
     return CountedBatch(collate(samples), len(samples))
+
+
+def _length_of(batch: Any) -> int:
+    """Samples of a batch that a dataset has made: the length of its first tensor or array, else of a list; else one."""
+    first = next((leaf for leaf in leaves_of(batch) if getattr(leaf, "shape", ())), None)
+    if first is not None:
+        return int(first.shape[0])
+    return len(batch) if isinstance(batch, list) else 1
 
 
 def _apart(counted: Any) -> tuple[Any, int]:

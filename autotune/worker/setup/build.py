@@ -10,8 +10,10 @@ import importlib.util
 import inspect
 import random
 import sys
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import replace
 from difflib import get_close_matches
 from hashlib import sha256
@@ -23,8 +25,9 @@ import cloudpickle
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
+from autotune.settings.applied.loader import inner_loader
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import PARTS, OptimizerFacts, Ref, Workload
 from autotune.worker.setup.device import Device
@@ -34,6 +37,7 @@ __all__ = [
     "build_dataset",
     "build_model",
     "build_optimizer",
+    "dataset_of",
     "is_stream",
     "kept_weights",
     "length_of",
@@ -68,13 +72,22 @@ def build_model(workload: Workload, config: TrainingConfig, device: Device) -> n
 
 
 def build_dataset(workload: Workload) -> Any:
-    """The user's dataset: a map-style one has __getitem__, an iterable one __iter__."""
-    dataset = _made("dataset", workload.dataset, "have __getitem__ or __iter__, or be", _holds_items)
-    if length_of(dataset) == 0:
+    """The user's dataset, or their DataLoader: a map-style dataset has __getitem__, an iterable one __iter__."""
+    made = _made("dataset", workload.dataset, "have __getitem__ or __iter__, or be", _holds_items)
+    try:
+        data = inner_loader(made)
+    except ValueError as error:
+        raise WorkloadFault(str(error)) from error
+    if length_of(dataset_of(data)) == 0:
         raise WorkloadFault(
             "the dataset must hold at least one sample, but its length is 0; check the path it reads from"
         )
-    return dataset
+    return data
+
+
+def dataset_of(data: Any) -> Any:
+    """The dataset of a DataLoader; a dataset as it is."""
+    return data.dataset if isinstance(data, DataLoader) else data
 
 
 def length_of(data: Any) -> int | None:
@@ -96,12 +109,39 @@ def build_optimizer(workload: Workload, model: nn.Module, lr: float) -> torch.op
         raise WorkloadFault("the model must have parameters to train, but none requires a gradient")
     if workload.optimizer is None:
         return torch.optim.SGD(parameters, lr=lr)
+    if isinstance(workload.optimizer, torch.optim.Optimizer):
+        return _made_anew(workload.optimizer, parameters, lr)
     optimizer = workload.optimizer(parameters, lr)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise WorkloadFault(
             f"optimizer(params, lr) must return a torch.optim.Optimizer, but returned {_kind(optimizer)}"
         )
     return optimizer
+
+
+def _made_anew(given: torch.optim.Optimizer, parameters: Sequence[Tensor], lr: float) -> torch.optim.Optimizer:
+    """An optimizer of the class, groups and settings of the user's, without its state; learning rates keep their ratio.
+
+    The copies that a trial has of model and optimizer share their parameters, as the user's do.
+    """
+    trained, own = set(parameters), [parameter for group in given.param_groups for parameter in group["params"]]
+    strangers = sum(parameter.requires_grad and parameter not in trained for parameter in own)
+    if strangers:
+        raise WorkloadFault(
+            f"an optimizer must train parameters of the model that is given, but {strangers} of its {len(own)} belong "
+            "to none of its modules; give the model itself in place of a function that makes one, or "
+            "optimizer=lambda params, lr: ..."
+        )
+    ratio = lr / float(given.param_groups[0]["lr"])
+    groups = [
+        {**group, "params": [parameter for parameter in group["params"] if parameter.requires_grad]}
+        | ({"lr": float(group["lr"]) * ratio} if "lr" in group else {})
+        for group in given.param_groups
+    ]
+    made = copy(given)  # as torch restores one: with the class's own hooks, and not by a constructor that may ask more
+    made.state, made.param_groups = defaultdict(dict), [group for group in groups if group["params"]]
+    made.defaults = {**given.defaults, "lr": lr}
+    return made
 
 
 def optimizer_facts(optimizer: torch.optim.Optimizer) -> OptimizerFacts:

@@ -1,5 +1,7 @@
 """The loader of a trial, or of one rank's share: which items make a batch, and how they reach its workers.
 
+A DataLoader of the user's is copied with a trial's settings; for a dataset one is made.
+
 Every rank draws the same order, from the same seed, and takes each `size`-th of it: of a map-style dataset, of the
 user's sampler or batch sampler. An iterable dataset must share its items out by itself: ranks whose first batches are
 equal show that it does not.
@@ -20,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, Sampler
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, Sampler, SequentialSampler
 
 from autotune.protocol.payload import read_payload, write_payload
+from autotune.settings.applied.loader import fixed_batches, loader_like
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.worker.setup.build import is_stream
@@ -32,22 +35,32 @@ __all__ = ["EachNth", "build_loader", "tell_epoch"]
 
 
 def build_loader(
-    workload: Workload, dataset: Any, config: TrainingConfig, scratch: Path, group: Group = ALONE
+    workload: Workload, data: Any, config: TrainingConfig, scratch: Path, group: Group = ALONE
 ) -> DataLoader[Any]:
     """The loader of a trial, of one rank's share where it has several.
 
-    Folder `scratch` takes what loader workers that are not forked read.
+    Args:
+        workload: What the user says of sampling, collating and workers.
+        data: A dataset, or a DataLoader of the user's, of which the workload says only what is to be different.
+        config: The trial's settings.
+        scratch: A folder for what loader workers that are not forked read.
+        group: This rank among the others.
     """
-    kwargs = config.dataloader_kwargs()
-    kwargs.update(_sampling(workload, dataset, kwargs, group))
-    functions = {"collate_fn": workload.collate_fn, "worker_init_fn": workload.worker_init_fn}
-    if config.num_workers > 0:
-        context = torch.multiprocessing.get_context(workload.multiprocessing_context)
-        kwargs["multiprocessing_context"] = context
-        if context.get_start_method() != "fork":
-            ForkingPickler.register(type(dataset), partial(_as_payload, folder=scratch))
-            functions = {name: part and _PortableFunction(part, scratch) for name, part in functions.items()}
-    return DataLoader(dataset, **kwargs, **functions)
+    if isinstance(data, DataLoader):
+        loader = _like(data, workload, config, group)
+    else:
+        kwargs = config.dataloader_kwargs()
+        kwargs.update(_sampling(workload, data, kwargs, group))
+        loader = DataLoader(data, **kwargs, collate_fn=workload.collate_fn, worker_init_fn=workload.worker_init_fn)
+    if config.num_workers == 0:
+        return loader
+    if workload.multiprocessing_context is not None or loader.multiprocessing_context is None:
+        loader.multiprocessing_context = torch.multiprocessing.get_context(workload.multiprocessing_context)
+    if loader.multiprocessing_context.get_start_method() != "fork":
+        ForkingPickler.register(type(loader.dataset), partial(_as_payload, folder=scratch))
+        loader.collate_fn = _PortableFunction(loader.collate_fn, scratch)
+        loader.worker_init_fn = loader.worker_init_fn and _PortableFunction(loader.worker_init_fn, scratch)
+    return loader
 
 
 class EachNth(Sampler[Any]):
@@ -93,6 +106,38 @@ def _sampling(workload: Workload, dataset: Any, kwargs: dict[str, Any], group: G
     if group.size > 1:
         return drops | {"sampler": DistributedSampler(dataset, group.size, group.rank, **order, **drops)}
     return drops | order
+
+
+def _like(given: DataLoader[Any], workload: Workload, config: TrainingConfig, group: Group) -> DataLoader[Any]:
+    """A copy of the user's loader under other settings, with what the workload says in place of the loader's own."""
+    dataset, size = given.dataset, config.loader_batch_size
+    sampler: Any = None
+    batch_sampler: Any = None
+    if workload.batch_sampler is not None:
+        batch_sampler = _own_sampler(workload.batch_sampler, group, dataset, size)
+    elif workload.sampler is not None:
+        sampler = _own_sampler(workload.sampler, group, dataset)
+    elif is_stream(dataset):
+        pass  # it shares its items out by itself
+    elif given.batch_sampler is not None and fixed_batches(given):
+        batch_sampler = given.batch_sampler if group.size == 1 else EachNth(given.batch_sampler, group)
+    elif isinstance(given.sampler, DistributedSampler) or (group.size > 1 and type(given.sampler) in _TORCHS_OWN):
+        shuffles = getattr(given.sampler, "shuffle", isinstance(given.sampler, RandomSampler))
+        sampler = DistributedSampler(
+            dataset, group.size, group.rank, shuffle=bool(shuffles), drop_last=bool(given.drop_last)
+        )
+    elif group.size > 1:
+        sampler = EachNth(given.sampler, group)
+    loader = loader_like(given, config.loader_settings, size, sampler=sampler, batch_sampler=batch_sampler)
+    if workload.collate_fn is not None:
+        loader.collate_fn = workload.collate_fn
+    if workload.worker_init_fn is not None:
+        loader.worker_init_fn = workload.worker_init_fn
+    return loader
+
+
+_TORCHS_OWN = (RandomSampler, SequentialSampler)
+"""Samplers whose order says no more than whether it is random."""
 
 
 def _own_sampler(sampler: Any, group: Group, *arguments: Any) -> Any:

@@ -1,0 +1,117 @@
+"""A DataLoader of the user's under other settings: trials and the user's own loop load by copies of it.
+
+Comes in: a DataLoader of any class, or what has one inside (accelerate's, a WebLoader). Goes out: a copy with a
+configuration's settings, of which all else (its class, collate function, sampler, generator, ...) is the user's; or
+what the loader is set to. The loader that was given is not changed.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from copy import copy
+from typing import Any
+
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+
+__all__ = ["fixed_batches", "inner_loader", "loader_like", "observed_settings"]
+
+_MOST_WRAPPED = 8
+"""Loaders within each other: our own convention, which also ends a circle."""
+_OF_WORKERS: dict[str, Any] = {"persistent_workers": False, "in_order": True, "timeout": 0}
+"""What only loader workers use, as torch wants it without any."""
+_PLAIN_SAMPLING = ("sampler", "batch_size", "drop_last")
+"""What torch's BatchSampler is made from."""
+
+
+def inner_loader(data: Any) -> Any:
+    """The DataLoader inside of what frameworks put around it; anything else as it is.
+
+    Raises:
+        ValueError: a WebLoader has stages after its loader, which no setting of the loader reaches.
+    """
+    for _ in range(_MOST_WRAPPED):
+        if isinstance(data, DataLoader):
+            inner = getattr(data, "base_dataloader", None)  # accelerate's
+            if not isinstance(inner, DataLoader):
+                return data
+            data = inner
+            continue
+        stages = getattr(data, "pipeline", None)  # WebDataset's
+        if not (isinstance(stages, list) and stages and isinstance(stages[0], DataLoader)):
+            return data
+        if len(stages) > 1:
+            names = ", ".join(str(getattr(stage, "__name__", type(stage).__name__)) for stage in stages[1:])
+            raise ValueError(
+                f"a WebLoader must end with its loader, but stages follow it ({names}), which the loader's settings "
+                "don't reach; make batches in the dataset (.batched(n)), and leave the stages out"
+            )
+        data = stages[0]
+    return data
+
+
+def fixed_batches(loader: DataLoader[Any]) -> bool:
+    """Whether batches come as the dataset or a batch sampler of the user's makes them: no other size can be had."""
+    return loader.batch_sampler is None or _resizable(loader.batch_sampler) is None
+
+
+def observed_settings(loader: DataLoader[Any]) -> dict[str, Any]:
+    """What a loader is set to, by the names of a TrainingConfig; its batch size where it makes batches itself."""
+    settings: dict[str, Any] = {"num_workers": loader.num_workers, "pin_memory": bool(loader.pin_memory)}
+    if loader.num_workers:
+        settings["prefetch_factor"] = loader.prefetch_factor
+        settings["persistent_workers"] = bool(loader.persistent_workers)
+        settings["in_order"] = bool(loader.in_order)
+    if not fixed_batches(loader):
+        settings["micro_batch_size"] = loader.batch_sampler.batch_size  # type: ignore[union-attr] # as _resizable found
+    return settings
+
+
+def loader_like(
+    loader: DataLoader[Any],
+    settings: Mapping[str, Any],
+    batch_size: int,
+    *,
+    sampler: Iterable[Any] | None = None,
+    batch_sampler: Iterable[Any] | None = None,
+) -> DataLoader[Any]:
+    """A copy of a loader under other settings, which has not been iterated.
+
+    Args:
+        loader: The user's.
+        settings: TrainingConfig.loader_settings.
+        batch_size: Samples of a batch, where the loader makes batches itself.
+        sampler: In place of the loader's own.
+        batch_sampler: In place of the loader's own; its batches stay as it makes them.
+    """
+    made = copy(loader)
+    # torch refuses most of this once a loader is made, since an iterator might hold the old one: this one has none
+    own = vars(made)
+    own.update(settings, _iterator=None, _IterableDataset_len_called=None)
+    if made.num_workers:
+        own["prefetch_factor"] = settings["prefetch_factor"] or 2
+    else:
+        own.update(_OF_WORKERS, prefetch_factor=None, _DataLoader__multiprocessing_context=None)
+    if batch_sampler is not None:
+        own.update(batch_sampler=batch_sampler, batch_size=None, drop_last=False)
+        return made
+    resizable = _resizable(loader.batch_sampler)
+    if sampler is not None and not isinstance(loader.dataset, IterableDataset):
+        own["sampler"] = sampler
+    if resizable is not None:
+        drawn = made.sampler if sampler is not None else resizable.sampler
+        own["batch_sampler"] = type(resizable)(drawn, batch_size, resizable.drop_last)
+        own["batch_size"] = batch_size
+    return made
+
+
+def _resizable(batch_sampler: Any) -> BatchSampler | None:
+    """A batch sampler that can be made anew with another batch size: torch's, or one that is made just as torch's."""
+    if not isinstance(batch_sampler, BatchSampler):
+        return None
+    try:
+        names = tuple(inspect.signature(type(batch_sampler)).parameters)
+    except (TypeError, ValueError):
+        return None
+    has_all = all(hasattr(batch_sampler, name) for name in _PLAIN_SAMPLING)
+    return batch_sampler if names == _PLAIN_SAMPLING and has_all else None

@@ -1,0 +1,166 @@
+"""Trials load by copies of a DataLoader that was given, and train with an optimizer made anew like the user's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset
+
+from autotune.protocol.payload import read_payload, write_payload
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import Workload
+from autotune.worker.jobs.probe import probe
+from autotune.worker.jobs.stress import largest_batch
+from autotune.worker.measure.feed import Feed
+from autotune.worker.setup.build import WorkloadFault, build_dataset, build_optimizer
+from autotune.worker.setup.device import open_device
+from autotune.worker.setup.loader import build_loader
+from autotune.worker.setup.process_group import Group
+
+LENGTH = 24
+
+
+class Pairs(Dataset[tuple[torch.Tensor, int]]):
+    """An input and its number."""
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.full((4,), float(index)), index
+
+
+class ReadyMade(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Makes batches of six itself."""
+
+    def __iter__(self) -> Any:
+        return iter([(torch.randn(6, 4), torch.arange(6)) for _ in range(4)])
+
+
+class Sixes(BatchSampler):
+    """A batch sampler that is not made as torch's is."""
+
+    def __init__(self) -> None:
+        super().__init__(range(LENGTH), 6, drop_last=False)
+
+
+def numbers(loader: DataLoader[Any]) -> list[list[int]]:
+    return [batch[1].tolist() for batch in loader]
+
+
+def items(loader: DataLoader[Any]) -> list[int]:
+    return [number for batch in numbers(loader) for number in batch]
+
+
+def built(workload: Workload, config: TrainingConfig, folder: Path, rank: int = 0, ranks: int = 1) -> DataLoader[Any]:
+    group = Group(rank=rank, size=ranks)
+    return build_loader(workload, build_dataset(workload), config, folder, group)
+
+
+@pytest.mark.parametrize("is_factory", [False, True], ids=["a loader", "a function"])
+def test_the_probe_reads_the_baseline_from_a_loader_and_an_optimizer(is_factory: bool, tmp_path: Path) -> None:
+    loader, model = DataLoader(Pairs(), 6, shuffle=True, num_workers=1, prefetch_factor=3), nn.Linear(4, LENGTH)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02, betas=(0.8, 0.9))
+    dataset: Any = (lambda: loader) if is_factory else loader
+    write_payload(Workload(model=model, dataset=dataset, optimizer=optimizer), tmp_path / "payload")
+    facts = probe(read_payload(tmp_path / "payload"), TrainingConfig(), open_device("cpu", 0), tmp_path)
+    objects = facts.objects
+    read = objects.observed.model_dump(include={*objects.names})
+    assert read == {
+        "micro_batch_size": 6,
+        "num_workers": 1,
+        "prefetch_factor": 3,
+        "persistent_workers": False,
+        "in_order": True,
+        "pin_memory": False,
+        "lr": 0.02,
+    }
+    assert (objects.has_loader, objects.drop_last, facts.dataset_length) == (True, False, LENGTH)
+    assert (facts.optimizer.name, facts.optimizer.betas, facts.fixed_batch_size) == ("Adam", (0.8, 0.9), None)
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [DataLoader(ReadyMade(), batch_size=None), DataLoader(Pairs(), batch_sampler=Sixes())],
+    ids=["a dataset that makes batches", "a batch sampler of its own"],
+)
+def test_batches_that_others_make_are_counted_and_fixed(loader: DataLoader[Any], tmp_path: Path) -> None:
+    workload = Workload(model=nn.Linear(4, LENGTH), dataset=loader)
+    facts = probe(workload, TrainingConfig(), open_device("cpu", 0), tmp_path)
+    assert (facts.fixed_batch_size, facts.objects.observed.micro_batch_size) == (6, 6)
+    feed = Feed(built(workload, TrainingConfig(micro_batch_size=6), tmp_path))
+    assert [feed.start().samples, *(feed.take().samples for _ in range(5))] == [6] * 6
+    copied = built(workload, TrainingConfig(micro_batch_size=6), tmp_path)
+    largest = largest_batch(workload, copied, 6, float("inf"))
+    assert largest.remark is None
+    assert largest.batch[1].shape == (6,)
+
+
+def test_ranks_share_out_what_a_loader_draws(tmp_path: Path) -> None:
+    config = TrainingConfig(micro_batch_size=4, world_size=2, strategy="ddp")
+    samplers: dict[str, DataLoader[Any]] = {
+        "random": DataLoader(Pairs(), 6, shuffle=True),
+        "in order": DataLoader(Pairs(), 6),
+        "of a group": DataLoader(Pairs(), 6, sampler=DistributedSampler(Pairs(), 3, 1)),
+        "own": DataLoader(Pairs(), 6, sampler=range(LENGTH)),
+        "own batches": DataLoader(Pairs(), batch_sampler=Sixes()),
+    }
+    for name, loader in samplers.items():
+        workload = Workload(model=None, dataset=loader)
+        first, second = (items(built(workload, config, tmp_path, rank, 2)) for rank in (0, 1))
+        assert not set(first) & set(second), name
+        assert len(first) == len(second) == LENGTH // 2, name
+    in_order = built(Workload(model=None, dataset=samplers["in order"]), config, tmp_path, 1, 2)
+    assert numbers(in_order)[0] == [1, 3, 5, 7]
+    alone = built(Workload(model=None, dataset=samplers["of a group"]), TrainingConfig(), tmp_path)
+    assert sorted(items(alone)) == list(range(LENGTH))
+
+
+def test_what_the_workload_says_takes_the_place_of_the_loaders_own(tmp_path: Path) -> None:
+    loader = DataLoader(Pairs(), 6, shuffle=True)
+    by_budget = Workload(
+        model=None, dataset=loader, batch_sampler=lambda dataset, size: [[0] * size, [len(dataset) - 1] * size]
+    )
+    assert numbers(built(by_budget, TrainingConfig(micro_batch_size=3), tmp_path)) == [[0] * 3, [LENGTH - 1] * 3]
+    collated = Workload(model=None, dataset=loader, sampler=[1, 2], collate_fn=lambda items: (0, torch.tensor([7])))
+    assert numbers(built(collated, TrainingConfig(), tmp_path)) == [[7]]
+
+
+def test_loader_workers_that_are_not_forked_get_the_loaders_functions(tmp_path: Path) -> None:
+    def collate(items: list[Any]) -> Any:  # pickled by name, it would not reach a worker
+        return None, torch.tensor([number for _, number in items])
+
+    loader = DataLoader(Pairs(), 12, num_workers=1, multiprocessing_context="spawn", collate_fn=collate)
+    copied = built(Workload(model=None, dataset=loader), TrainingConfig(micro_batch_size=8, num_workers=1), tmp_path)
+    assert numbers(copied) == [list(range(start, start + 8)) for start in (0, 8, 16)]
+
+
+def test_an_optimizer_is_made_anew_with_its_groups_and_without_its_state(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    groups = [{"params": model[0].parameters(), "lr": 0.1}, {"params": [model[1].weight], "weight_decay": 0.0}]
+    given = torch.optim.AdamW(groups, lr=0.01, weight_decay=0.5)
+    model(torch.randn(3, 4)).sum().backward()
+    given.step()
+    write_payload(Workload(model=model, dataset=[1], optimizer=given), tmp_path)
+    workload = read_payload(tmp_path)
+    assert not workload.optimizer.state
+    made = build_optimizer(workload, workload.model, 0.2)
+    assert isinstance(made, torch.optim.AdamW)
+    assert [(group["lr"], group["weight_decay"]) for group in made.param_groups] == [(0.2, 0.5), (0.02, 0.0)]
+    assert made.param_groups[0]["params"][0] is workload.model[0].weight
+    before = workload.model[1].weight.clone()
+    workload.model(torch.randn(3, 4)).sum().backward()
+    made.step()
+    assert not torch.equal(before, workload.model[1].weight)
+    assert [len(each.state) for each in (given, workload.optimizer, made)] == [3, 0, 3]
+
+
+def test_an_optimizer_of_another_model_is_refused() -> None:
+    given = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+    workload = Workload(model=None, dataset=[1], optimizer=given)
+    with pytest.raises(WorkloadFault, match="2 of its 2 belong to none of its modules; give the model itself"):
+        build_optimizer(workload, nn.Linear(2, 2), 0.1)
