@@ -22,6 +22,7 @@ from autotune.settings.plan import Plan
 from autotune.settings.search_options import Method
 from autotune.settings.search_space import SearchSpace
 from autotune.settings.training_config import TrainingConfig
+from autotune.trainers.take_apart import take_apart
 
 __all__ = ["diagnose", "search"]
 
@@ -47,6 +48,7 @@ def search(  # noqa: PLR0913 - the contract's signature
     step: Callable[..., Any] | None = None,
     optimizer: Any = None,
     collate_fn: Callable[..., Any] | None = None,
+    accelerator: Any = None,
     baseline: TrainingConfig | Mapping[str, Any] | None = None,
     space: SearchSpace | Mapping[str, Any] | None = None,
     objective: Objective | Mapping[str, Any] | None = None,
@@ -67,9 +69,11 @@ def search(  # noqa: PLR0913 - the contract's signature
     """Find the training settings that train fastest on this machine within a memory limit, by measured trials.
 
     Args:
-        model: nn.Module, or a zero-argument callable that returns one. It is not touched: trials train copies.
+        model: nn.Module, or a zero-argument callable that returns one. It is not touched: trials train copies. A
+            LightningModule trains by its own training_step; a transformers.Trainer stands for all parts at once.
         dataset: Dataset, IterableDataset or DataLoader, or a zero-argument callable that returns one. A DataLoader is
             not touched: trials load by copies of it, and its settings are the baseline's, where that says nothing else.
+            For a LightningModule a LightningDataModule too; None: the module's own train_dataloader.
         command: what starts a training script, in place of model and dataset and all that belongs to them: its words,
             or one string, such as "python train.py --lr {lr}" (see Workload). It runs in the working directory.
         loss: loss(outputs, targets) -> scalar tensor, for batches (inputs, targets).
@@ -77,6 +81,8 @@ def search(  # noqa: PLR0913 - the contract's signature
         optimizer: optimizer(params, lr) -> torch.optim.Optimizer; or an optimizer of the model's parameters, of which
             trials have class, groups and settings, without its state; None: SGD.
         collate_fn: as for torch.utils.data.DataLoader.
+        accelerator: the accelerate.Accelerator that has prepared model, loader and optimizer, for its precision and
+            accumulation.
         baseline: what you run today; what it does not say is what a DataLoader and an optimizer that are given are set
             to, else batch 32, no workers, float32, learning rate 1e-3.
         space: settings to search, each a list of choices, {low, high[, log]}, or one value that fixes it.
@@ -123,6 +129,7 @@ def diagnose(  # noqa: PLR0913 - the contract's signature
     step: Callable[..., Any] | None = None,
     optimizer: Any = None,
     collate_fn: Callable[..., Any] | None = None,
+    accelerator: Any = None,
     baseline: TrainingConfig | Mapping[str, Any] | None = None,
     objective: Objective | Mapping[str, Any] | None = None,
     memory_limit: float | str | None = None,
@@ -154,6 +161,13 @@ def _plan_of(given: Mapping[str, Any]) -> Plan:
     Raises:
         ConfigError: an argument breaks a rule.
     """
+    taken = take_apart(given)
+    if taken is not None:
+        said = given["baseline"] or {}
+        said = said.model_dump(include=said.model_fields_set) if isinstance(said, TrainingConfig) else said
+        parts = {name: getattr(taken, name) for name in ("model", "dataset", "optimizer", "step")}
+        parts = {name: part for name, part in parts.items() if part is not None}
+        given = {**given, **parts, "baseline": {**taken.baseline, **said}}
     model, loader = given["model"], given["loader"] or {}
     unknown = sorted(set(loader) - _LOADER_KEYS)
     if unknown:
@@ -165,8 +179,10 @@ def _plan_of(given: Mapping[str, Any]) -> Plan:
     objective, memory_limit = given["objective"], given["memory_limit"]
     if memory_limit is not None and isinstance(objective, Objective | Mapping | None):
         objective = {**dict(objective or {}), "memory_limit": memory_limit}
-    name = getattr(model, "__name__", type(model).__name__)
+    name = getattr(model, "__name__", type(model).__name__) if taken is None else taken.name
     plan = parse_plan({**plain, **sections, "objective": objective}, name=name)
+    if taken is not None:
+        return replace(plan, notes=taken.notes)
     command = plan.workload.command
     return plan if command is None else replace(plan, name=command_name(command))
 

@@ -11,12 +11,16 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-import autotune
 from autotune.errors import ConfigError
+from tests.integrations.searches import assert_runs, search
 
-pytestmark = [pytest.mark.integrations, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.integrations,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
 
-LENGTH = 96
+LENGTH = 1920
 
 
 class Pairs(Dataset[tuple[torch.Tensor, int]]):
@@ -29,25 +33,6 @@ class Pairs(Dataset[tuple[torch.Tensor, int]]):
         return torch.randn(8), index % 3
 
 
-def search(model: nn.Module, loader: Any, folder: Path, **options: Any) -> autotune.SearchResult:
-    """Two trials: what the loader says, and another number of workers."""
-    space = {"num_workers": [1, 2], "amp_dtype": "float32", "intra_op_threads": None, "grad_accum_steps": 1}
-    rest = {"prefetch_factor": [None], "persistent_workers": True, "pin_memory": False}
-    return autotune.search(
-        model,
-        loader,
-        space={**space, **rest, **options.pop("space", {})},
-        n_trials=2,
-        run_dir=folder,
-        progress=False,
-        **options,
-    )
-
-
-def outcomes(result: autotune.SearchResult) -> set[str]:
-    return {trial.outcome for trial in result.trials}
-
-
 def test_a_stateful_loader_is_searched_with_as_it_is(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -56,7 +41,7 @@ def test_a_stateful_loader_is_searched_with_as_it_is(tmp_path: Path) -> None:
         loader = StatefulDataLoader(Pairs(), 12, shuffle=True, num_workers=1, persistent_workers=True)
     result = search(nn.Linear(8, 3), loader, tmp_path, space={"micro_batch_size": [12, 24]})
     assert (result.baseline.micro_batch_size, result.baseline.num_workers) == (12, 1)
-    assert outcomes(result) == {"ok"}
+    assert_runs(result)
     made = result.best.loader(loader)
     assert type(made) is StatefulDataLoader
     assert (made.batch_size, made.num_workers) == (result.best.micro_batch_size, result.best.num_workers)
@@ -82,7 +67,7 @@ def test_graphs_are_counted_as_graphs(tmp_path: Path) -> None:
 
     graphs = [
         Data(x=torch.randn(3 + index % 4, 4), edge_index=torch.zeros(2, 1, dtype=torch.long), y=torch.tensor([0]))
-        for index in range(64)
+        for index in range(640)
     ]
     loader = DataLoader(graphs, batch_size=8, shuffle=True, num_workers=1, persistent_workers=True)
 
@@ -90,7 +75,7 @@ def test_graphs_are_counted_as_graphs(tmp_path: Path) -> None:
         return nn.functional.cross_entropy(model(batch), batch.y)
 
     result = search(GraphNet(), loader, tmp_path, step=step, space={"micro_batch_size": 8})
-    assert outcomes(result) == {"ok"}
+    assert_runs(result)
     measurement = result.trials[0].measurement
     assert measurement is not None
     assert all(block.samples == 8 * block.batches for block in measurement.blocks)
@@ -106,7 +91,7 @@ def test_a_webloader_is_searched_with_and_its_ready_made_batches_keep_their_size
     for shard in range(2):
         shards.append(str(tmp_path / f"{shard}.tar"))
         with tarfile.open(shards[-1], "w") as tar:
-            for number in range(32):
+            for number in range(320):
                 for name, content in (("cls", b"1"), ("json", b"[1, 2, 3, 4, 5, 6, 7, 8]")):
                     member = tarfile.TarInfo(f"{shard}-{number:03}.{name}")
                     member.size = len(content)
@@ -115,7 +100,7 @@ def test_a_webloader_is_searched_with_and_its_ready_made_batches_keep_their_size
     data = data.map_tuple(lambda numbers: torch.tensor(numbers, dtype=torch.float32), int).batched(16)
     loader = webdataset.WebLoader(data, batch_size=None, num_workers=1, persistent_workers=True)
     result = search(nn.Linear(8, 3), loader, tmp_path / "run")
-    assert outcomes(result) == {"ok"}
+    assert_runs(result)
     assert result.baseline.micro_batch_size == 16
     assert "batches_are_fixed" in {note.code for note in result.summary.notes}
     with pytest.raises(ConfigError, match="stages follow it"):
@@ -126,11 +111,11 @@ def test_a_loader_over_datasets_of_hugging_face_is_searched_with(tmp_path: Path)
     from datasets import Dataset as Table
 
     table = Table.from_dict({"x": [[float(number)] * 8 for number in range(LENGTH)], "y": [0, 1, 2] * (LENGTH // 3)})
-    loader = torch.utils.data.DataLoader(table.with_format("torch"), 8, shuffle=True, num_workers=1)  # type: ignore[arg-type] # ships no types
+    loader = torch.utils.data.DataLoader(table.with_format("torch"), 8, shuffle=True, num_workers=1)
 
     def step(model: nn.Module, batch: Any) -> torch.Tensor:
         return nn.functional.cross_entropy(model(batch["x"]), batch["y"])
 
     result = search(nn.Linear(8, 3), loader, tmp_path, step=step, space={"micro_batch_size": 8})
-    assert outcomes(result) == {"ok"}
+    assert_runs(result)
     assert result.summary.facts.dataset_length == LENGTH

@@ -10,10 +10,8 @@ import importlib.util
 import inspect
 import random
 import sys
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from copy import copy
 from dataclasses import replace
 from difflib import get_close_matches
 from hashlib import sha256
@@ -28,6 +26,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from autotune.settings.applied.loader import inner_loader
+from autotune.settings.applied.optimizer import ForeignParametersError, optimizer_like
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import PARTS, OptimizerFacts, Ref, Workload
 from autotune.worker.setup.device import Device
@@ -109,39 +108,19 @@ def build_optimizer(workload: Workload, model: nn.Module, lr: float) -> torch.op
         raise WorkloadFault("the model must have parameters to train, but none requires a gradient")
     if workload.optimizer is None:
         return torch.optim.SGD(parameters, lr=lr)
-    if isinstance(workload.optimizer, torch.optim.Optimizer):
-        return _made_anew(workload.optimizer, parameters, lr)
-    optimizer = workload.optimizer(parameters, lr)
+    try:
+        optimizer = (
+            optimizer_like(workload.optimizer, parameters, lr)
+            if isinstance(workload.optimizer, torch.optim.Optimizer)
+            else workload.optimizer(parameters, lr)
+        )
+    except ForeignParametersError as error:
+        raise WorkloadFault(str(error)) from error
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise WorkloadFault(
             f"optimizer(params, lr) must return a torch.optim.Optimizer, but returned {_kind(optimizer)}"
         )
     return optimizer
-
-
-def _made_anew(given: torch.optim.Optimizer, parameters: Sequence[Tensor], lr: float) -> torch.optim.Optimizer:
-    """An optimizer of the class, groups and settings of the user's, without its state; learning rates keep their ratio.
-
-    The copies that a trial has of model and optimizer share their parameters, as the user's do.
-    """
-    trained, own = set(parameters), [parameter for group in given.param_groups for parameter in group["params"]]
-    strangers = sum(parameter.requires_grad and parameter not in trained for parameter in own)
-    if strangers:
-        raise WorkloadFault(
-            f"an optimizer must train parameters of the model that is given, but {strangers} of its {len(own)} belong "
-            "to none of its modules; give the model itself in place of a function that makes one, or "
-            "optimizer=lambda params, lr: ..."
-        )
-    ratio = lr / float(given.param_groups[0]["lr"])
-    groups = [
-        {**group, "params": [parameter for parameter in group["params"] if parameter.requires_grad]}
-        | ({"lr": float(group["lr"]) * ratio} if "lr" in group else {})
-        for group in given.param_groups
-    ]
-    made = copy(given)  # as torch restores one: with the class's own hooks, and not by a constructor that may ask more
-    made.state, made.param_groups = defaultdict(dict), [group for group in groups if group["params"]]
-    made.defaults = {**given.defaults, "lr": lr}
-    return made
 
 
 def optimizer_facts(optimizer: torch.optim.Optimizer) -> OptimizerFacts:

@@ -1,0 +1,33 @@
+"""A short search over the number of workers alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import autotune
+
+__all__ = ["assert_runs", "search"]
+
+
+def search(model: Any, data: Any, folder: Path, **options: Any) -> autotune.SearchResult:
+    """Two trials: what the objects say, and another number of workers."""
+    space = {"num_workers": [1, 2], "amp_dtype": "float32", "intra_op_threads": None, "grad_accum_steps": 1}
+    rest = {"prefetch_factor": [None], "persistent_workers": True, "pin_memory": False}
+    return autotune.search(
+        model,
+        data,
+        space={**space, **rest, **options.pop("space", {})},
+        n_trials=2,
+        timeout_s=40,
+        run_dir=folder,
+        progress=False,
+        **options,
+    )
+
+
+def assert_runs(result: autotune.SearchResult) -> None:
+    """The baseline was measured, and nothing failed."""
+    first, *rest = (trial.outcome for trial in result.trials)
+    assert first == "ok"
+    assert {*rest} <= {"ok", "pruned"}
