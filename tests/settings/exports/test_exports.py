@@ -231,6 +231,12 @@ def test_a_small_learning_rate_is_a_number_to_those_who_read_yaml() -> None:
     assert yaml.safe_load(TrainingConfig(lr=1e-5).to("axolotl").text)["learning_rate"] == 1e-5
 
 
+def test_accelerate_says_that_it_launches_one_process_on_a_cpu() -> None:
+    config = TrainingConfig(world_size=2, strategy="ddp")
+    assert "torchrun --nproc-per-node 2" in dropped(config.to("accelerate", device="cpu"))["world_size"]
+    assert "world_size" not in dropped(config.to("accelerate", device="cuda"))
+
+
 def test_hf_says_which_defaults_differ() -> None:
     assert {"optim", "lr_scheduler_type", "max_grad_norm", "dataloader_drop_last"} <= defaults(
         EVERYTHING.to("hf")

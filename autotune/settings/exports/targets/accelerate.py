@@ -51,6 +51,10 @@ _HOOKS = {"fp16": "FP16", "bf16": "BF16", "powersgd": "POWER_SGD"}
 _GROUPS = {"MULTI_GPU", "MULTI_CPU", "MULTI_XPU", "MULTI_NPU", "MULTI_MLU", "MULTI_HPU", "MULTI_MUSA"}
 """What accelerate calls DistributedDataParallel, by device. Source: DistributedType in its utils/dataclasses.py."""
 _OF_DEVICES = {"cpu": "MULTI_CPU", "xpu": "MULTI_XPU", "npu": "MULTI_NPU", "mlu": "MULTI_MLU", "hpu": "MULTI_HPU"}
+_MANY_ON_CPU = (
+    "accelerate launch starts a single process on a CPU, unless mpirun_config has a hostfile; start {0} by "
+    "ACCELERATE_USE_CPU=true torchrun --nproc-per-node {0}, with ACCELERATE_MIXED_PRECISION for the precision"
+)
 _COMPILED = {"dynamo_backend": "INDUCTOR"}
 
 
@@ -68,7 +72,8 @@ def to_accelerate(found: Wanted) -> Export:
     if found["compile"]:
         settings["dynamo_config"] = dict(_COMPILED)
     text = as_yaml(settings) + as_comment(["", "The rest stands in your script:", "", *_lines(found)])
-    lost = dropped(found, ACCELERATE, but="world_size compile")
+    on_cpu = {"world_size": _MANY_ON_CPU.format(found.processes)} if is_group and found.device == "cpu" else {}
+    lost = dropped(found, ACCELERATE, also=on_cpu, but="world_size compile")
     return Export(target="accelerate", text=text, settings=settings, dropped=lost, defaults=(*_defaults(found),))
 
 
