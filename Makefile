@@ -9,6 +9,8 @@
 PYTHON ?= python3
 VENV := .venv
 INTEGRATIONS := .venv-integrations
+# Frameworks that can't stand beside our torch: exports are held against the sources in their wheels.
+SOURCES := axolotl==0.19.0 mosaicml==0.32.1 ultralytics==8.4.190
 OLDEST := .venv-oldest
 NEWER := python3.12 python3.13 python3.14
 BIN := $(VENV)/bin
@@ -53,7 +55,7 @@ endef
 test-gpu: $(READY)
 	AUTOTUNE_TEST_GPU=1 $(BIN)/python -m pytest -m gpu --verbose --durations 0 --durations-min 1 tests/worker
 
-integrations: $(INTEGRATIONS)/.ready
+integrations: $(INTEGRATIONS)/.ready build/sources/.ready
 	$(INTEGRATIONS)/bin/python -m pytest -n 2 --dist loadfile -m integrations --durations 10
 
 lint: $(READY)
@@ -100,6 +102,10 @@ clean:
 $(INTEGRATIONS)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(INTEGRATIONS)
 	$(INTEGRATIONS)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[integrations,test]'
+	@touch $@
+
+build/sources/.ready: $(INTEGRATIONS)/.ready
+	$(INTEGRATIONS)/bin/python -m pip download --quiet --no-deps --only-binary :all: --dest build/sources $(SOURCES)
 	@touch $@
 
 $(READY): pyproject.toml constraints.txt

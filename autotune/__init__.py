@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from autotune.settings.applied.accumulator import Accumulator
     from autotune.settings.budget import Budget
     from autotune.settings.ddp_config import DdpConfig
+    from autotune.settings.exports.export import Export
     from autotune.settings.objective import Objective
     from autotune.settings.search_space import SearchSpace
     from autotune.settings.training_config import TrainingConfig
@@ -44,6 +45,7 @@ __all__ = [
     "ConfigError",
     "DdpConfig",
     "DiagnosisResult",
+    "Export",
     "InputError",
     "LauncherError",
     "Measurement",
@@ -69,6 +71,7 @@ _HOMES = {
     "Budget": "settings.budget",
     "DdpConfig": "settings.ddp_config",
     "DiagnosisResult": "api.diagnose",
+    "Export": "settings.exports.export",
     "Measurement": "records.measurement",
     "Objective": "settings.objective",
     "SearchResult": "api.result",

@@ -18,9 +18,21 @@ if TYPE_CHECKING:
     from autotune.settings.executor import ExecutorKind
     from autotune.settings.plan import Plan
 
-__all__ = ["BeforeCommand", "of_plan"]
+__all__ = ["EXPORT_TARGETS", "FILE_KINDS", "BeforeCommand", "of_plan"]
+
+EXPORT_TARGETS = (
+    *("hf", "accelerate", "lightning", "deepspeed", "torchrun"),
+    *("timm", "axolotl", "ultralytics", "composer"),
+)
+"""As autotune.settings.exports has them, which help must not wait for."""
+FILE_KINDS = ("hf", "accelerate", "deepspeed", "axolotl")
+"""The same for files that are read."""
 
 _SET_HELP = "Set a value in place of CONFIG's, or of a default; may be repeated."
+_FROM_HELP = (
+    "Begin with what a framework's own file says: hf (TrainingArguments as JSON), accelerate (YAML), deepspeed (JSON) "
+    "or axolotl (YAML). CONFIG's own baseline and --set win over it."
+)
 _EXECUTOR_HELP = "Run trials on this machine, or on those of a Ray cluster."
 
 
@@ -48,6 +60,7 @@ def of_plan(command: Callable[..., None]) -> Callable[..., None]:
 
     @click.argument("config", required=False, type=click.Path(path_type=Path))
     @click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help=_SET_HELP)
+    @click.option("--from", "today", type=(click.Choice(FILE_KINDS), click.Path(path_type=Path)), help=_FROM_HELP)
     @click.option("--executor", type=click.Choice(["local", "ray"]), help=_EXECUTOR_HELP)
     @wraps(command)
     def with_plan(
@@ -55,15 +68,20 @@ def of_plan(command: Callable[..., None]) -> Callable[..., None]:
         words: tuple[str, ...],
         overrides: tuple[str, ...],
         executor: ExecutorKind | None,
+        today: tuple[str, Path] | None,
         **options: Any,
     ) -> None:
-        command(_plan(config, words, overrides, executor), **options)
+        command(_plan(config, words, overrides, executor, today), **options)
 
     return with_plan
 
 
 def _plan(
-    config: Path | None, words: tuple[str, ...], overrides: tuple[str, ...], executor: ExecutorKind | None
+    config: Path | None,
+    words: tuple[str, ...],
+    overrides: tuple[str, ...],
+    executor: ExecutorKind | None,
+    today: tuple[str, Path] | None,
 ) -> Plan:
     """The Plan of CONFIG, or else of a command's words."""
     if config is None and not words:
@@ -74,8 +92,27 @@ def _plan(
             f"CONFIG and a command after -- can't both be given, but got {str(config)!r} and "
             f"{shlex.join(words)!r:.80}; leave CONFIG out, or write the command into it as workload.command"
         )
-    from autotune.files.plan_file import command_plan, read_plan
+    from autotune.files.plan_file import FROM_BESIDE_A_COMMAND, command_plan, read_plan
 
     if config is None:
+        if today is not None:
+            raise click.UsageError(f"{FROM_BESIDE_A_COMMAND}; leave --from out")
         return command_plan(words, overrides, executor=executor)
-    return read_plan(config, overrides, executor=executor)
+    if today is None:
+        return read_plan(config, overrides, executor=executor)
+    return _plan_from(config, overrides, executor, today)
+
+
+def _plan_from(
+    config: Path, overrides: tuple[str, ...], executor: ExecutorKind | None, today: tuple[str, Path]
+) -> Plan:
+    """The Plan of CONFIG over a framework's own file; what could not be read is told on stderr."""
+    from autotune.files.framework_file import notes_of, read_today
+    from autotune.files.plan_file import read_plan
+    from autotune.report.wording import say
+
+    found = read_today(*today)
+    plan = read_plan(config, overrides, executor=executor, today=found)
+    for told in notes_of(found, plan):
+        click.echo(say(told), err=True)
+    return plan

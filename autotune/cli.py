@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from autotune.arguments import BeforeCommand, of_plan
+from autotune.arguments import EXPORT_TARGETS, BeforeCommand, of_plan
 from autotune.errors import AutotuneError, ConfigError, RunFolderError
 from autotune.version import __version__
 
@@ -159,6 +159,27 @@ def apply(recommended: Path, words: tuple[str, ...], only_print: bool) -> None:
     from autotune.api.apply import apply_command
 
     apply_command(recommended, words, only_print=only_print)
+
+
+@cli.command()
+@click.argument("recommended", type=click.Path(path_type=Path))
+@click.option("--to", "target", required=True, type=click.Choice(EXPORT_TARGETS), help="The framework.")
+@_as_json
+def export(recommended: Path, target: str, as_json: bool) -> None:
+    """Write the settings in RECOMMENDED, a recommended.yaml or a run folder, as another framework takes them.
+
+    The text goes to stdout, what it does not carry and where the framework differs by itself to stderr:
+    autotune export runs/mine --to hf > training_args.json
+    """
+    from autotune.api.export import export_json, export_remarks, export_run
+
+    found = export_run(recommended, target)
+    if as_json:
+        _write(export_json(found))
+        return
+    _write(found.text.removesuffix("\n"))
+    for remark in export_remarks(found):
+        _say(remark)
 
 
 @cli.command()

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 
 import autotune
@@ -23,6 +24,7 @@ from autotune.report.sections import diagnosis
 from autotune.settings.environment import Environment
 from autotune.settings.executor import Executor, ExecutorKind
 from autotune.settings.plan import Plan
+from autotune.settings.training_config import TrainingConfig
 
 CONFIG = "workload: {model: 'pkg.mod:model', dataset: 'pkg.mod:dataset'}\nrun_dir: out\n"
 ENVIRONMENT = Environment(
@@ -321,6 +323,33 @@ def test_what_stands_after_two_dashes_is_the_workload_as_it_is(plans: list[Plan]
     assert plan.run_dir == Path("runs/x")
 
 
+@pytest.mark.parametrize("name", ["run", "check", "diagnose"])
+def test_a_file_of_a_framework_stands_below_config_and_what_it_does_not_say_is_told(
+    plans: list[Plan], name: str
+) -> None:
+    Path("plan.yaml").write_text("workload: {model: 'torch.nn:Identity', dataset: 'torch.nn:Identity'}\n")
+    Path("args.json").write_text('{"per_device_train_batch_size": 4, "optim": "sgd", "learning_rate": 0.1}')
+    done = call(name, "--from", "hf", "args.json", "--set", "baseline.lr=0.5", "plan.yaml")
+    assert done.exit_code == 0, done.stderr
+    assert (plans[0].baseline.micro_batch_size, plans[0].baseline.lr) == (4, 0.5)
+    assert "args.json: not read: optim: trials train with SGD" in done.stderr
+
+
+def test_a_file_of_a_framework_is_refused_beside_a_command(plans: list[Plan]) -> None:
+    Path("args.json").write_text("{}")
+    done = call("run", "--from", "hf", "args.json", "--", "python", "train.py")
+    assert (done.exit_code, plans) == (2, [])
+    assert "--from can't stand beside a command, whose baseline is what the script itself is seen to do" in done.stderr
+
+
+def test_a_file_of_a_framework_that_is_wrong_exits_with_2() -> None:
+    Path("plan.yaml").write_text("workload: {model: 'torch.nn:Identity', dataset: 'torch.nn:Identity'}\n")
+    Path("args.json").write_text("{")
+    done = call("run", "--from", "hf", "args.json", "plan.yaml")
+    assert done.exit_code == 2
+    assert done.stderr.startswith("error: args.json: must be JSON")
+
+
 def test_options_of_ours_stand_before_the_two_dashes(api: Any, plans: list[Plan]) -> None:
     options: list[Any] = []
 
@@ -423,6 +452,23 @@ def test_apply_needs_both_settings_and_a_command(arguments: list[str], told: str
 
 
 # init, check, report, env
+
+
+def test_export_writes_the_text_alone_to_stdout_and_what_is_missing_to_stderr() -> None:
+    Path("recommended.yaml").write_text(yaml.safe_dump({"format": 1, "settings": TrainingConfig(lr=0.5).model_dump()}))
+    done = call("export", "recommended.yaml", "--to", "hf")
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout == TrainingConfig(lr=0.5).to("hf").text
+    assert "differs by default: lr_scheduler_type: linear" in done.stderr
+    document = call("export", "recommended.yaml", "--to", "timm", "--json")
+    assert json.loads(document.stdout)["settings"]["lr"] == 0.5
+    assert document.stderr == ""
+
+
+def test_export_offers_the_targets_that_there_are() -> None:
+    done = call("export", "recommended.yaml", "--to", "keras")
+    assert done.exit_code == 2
+    assert "'composer'" in done.stderr
 
 
 def test_init_writes_a_configuration_and_says_what_to_edit() -> None:

@@ -18,6 +18,7 @@ from reprlib import Repr
 from typing import Any
 
 from autotune.errors import ConfigError
+from autotune.files.framework_file import Today, begin_with
 from autotune.files.validation import must_be_given, validated
 from autotune.files.yaml_document import Document, KeyPath, Place, Problem, apply_override, read_document
 from autotune.protocol.attach import with_own_python
@@ -26,7 +27,12 @@ from autotune.settings.executor import ExecutorKind
 from autotune.settings.plan import Plan
 from autotune.settings.workload import BESIDE_A_COMMAND, READ_PART, Ref, Workload
 
-__all__ = ["command_plan", "parse_plan", "read_plan"]
+__all__ = ["FROM_BESIDE_A_COMMAND", "command_plan", "parse_plan", "read_plan"]
+
+FROM_BESIDE_A_COMMAND = (
+    "--from can't stand beside a command, whose baseline is what the script itself is seen to do, its framework's "
+    "file among it"
+)
 
 _MAX_TYPED = 80
 """Characters of a command that a message shows."""
@@ -52,17 +58,23 @@ def parse_plan(arguments: Mapping[str, Any], *, name: str) -> Plan:
     return plan
 
 
-def read_plan(path: Path, overrides: Sequence[str] = (), *, executor: ExecutorKind | None = None) -> Plan:
+def read_plan(
+    path: Path,
+    overrides: Sequence[str] = (),
+    *,
+    executor: ExecutorKind | None = None,
+    today: Today | None = None,
+) -> Plan:
     """Read a configuration file; each override is `a.b=c`, with c in YAML.
 
     `executor` replaces the file's kind of executor, before the overrides; its address and ranks stay where the kind
-    does.
+    does. `today` stands below the file and the overrides: it fills what they leave open of the baseline.
 
     Raises:
         ConfigError: the file can't be read, or breaks rules; all that is wrong, a sentence each.
     """
     folders = (str(path.parent.resolve()), str(Path.cwd()))
-    return _plan_of(read_document(path), overrides, executor, name=path.stem, folders=folders)
+    return _plan_of(read_document(path), overrides, executor, name=path.stem, folders=folders, today=today)
 
 
 def command_plan(
@@ -83,7 +95,13 @@ def command_plan(
 
 
 def _plan_of(
-    document: Document, overrides: Sequence[str], executor: ExecutorKind | None, *, name: str, folders: tuple[str, ...]
+    document: Document,
+    overrides: Sequence[str],
+    executor: ExecutorKind | None,
+    *,
+    name: str,
+    folders: tuple[str, ...],
+    today: Today | None = None,
 ) -> Plan:
     """The Plan of a document with its overrides."""
     malformed: list[str] = []
@@ -92,10 +110,14 @@ def _plan_of(
             apply_override(document, override)
         except ConfigError as error:
             malformed.extend(error.problems)
+    if today is not None:
+        begin_with(document, today)
     plan, broken = _validate(document.data, name, {READ_PART: partial(_reference, folders=folders)})
     absent = None if plan is None or plan.workload.command is None else _absent(plan.workload.command)
     if absent is not None:
         broken.append(Problem(path=("workload", "command"), text=absent))
+    if today is not None and plan is not None and plan.workload.command is not None:
+        broken.append(Problem(path=("workload", "command"), text=f"{FROM_BESIDE_A_COMMAND}; leave --from out"))
     problems = sorted([*document.problems, *document.placed(broken)], key=_reading_order)
     if plan is None or problems or malformed:
         raise ConfigError(*map(str, problems), *malformed)

@@ -17,7 +17,16 @@ import yaml
 
 from autotune.errors import ConfigError
 
-__all__ = ["Document", "KeyPath", "Place", "Problem", "apply_override", "read_document"]
+__all__ = [
+    "Document",
+    "KeyPath",
+    "Place",
+    "Problem",
+    "apply_override",
+    "parse_document",
+    "read_document",
+    "read_text",
+]
 
 # Our conventions: far above any configuration, far below what takes long to read.
 _MAX_BYTES = 256 * 1024
@@ -157,6 +166,15 @@ def read_document(path: Path) -> Document:
     Raises:
         ConfigError: the file can't be read, is no YAML, is far too large, or holds no mapping.
     """
+    return parse_document(read_text(path), str(path))
+
+
+def read_text(path: Path) -> str:
+    """The text of a configuration file.
+
+    Raises:
+        ConfigError: it can't be read, is no text, or is far too large.
+    """
     place = Place(source=str(path))
     try:
         with path.open("rb") as file:
@@ -164,17 +182,16 @@ def read_document(path: Path) -> Document:
     except FileNotFoundError:
         raise _refusal("there is no such file; check the path", place) from None
     except IsADirectoryError:
-        raise _refusal("is a folder; give a YAML file", place) from None
+        raise _refusal("is a folder; give a file", place) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise _refusal(f"can't be read ({reason})", place) from None
     if len(raw) > _MAX_BYTES:
         raise _refusal(f"must be at most {_MAX_BYTES // 1024} KiB, but is larger; is it a configuration?", place)
     try:
-        text = raw.decode("utf-8-sig")
+        return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise _refusal(f"must be UTF-8 text, but byte {error.start} is not; save it as UTF-8", place) from None
-    return _parse(text, str(path))
 
 
 def apply_override(document: Document, override: str) -> None:
@@ -204,8 +221,12 @@ def apply_override(document: Document, override: str) -> None:
     parent[path[-1]] = None if node is None else document.build(node, path, lambda _: place)
 
 
-def _parse(text: str, source: str) -> Document:
-    """The Document of a text whose top level is a mapping."""
+def parse_document(text: str, source: str) -> Document:
+    """The Document of a text whose top level is a mapping.
+
+    Raises:
+        ConfigError: it is no YAML, or holds no mapping.
+    """
 
     def locate(mark: yaml.Mark) -> Place:
         return Place(source=source, line=mark.line + 1, column=mark.column + 1)

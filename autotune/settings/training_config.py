@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from autotune.settings.applied.accumulator import Accumulator
+    from autotune.settings.exports.export import Export
 
 __all__ = [
     "AMP_DTYPES",
@@ -262,6 +263,21 @@ class TrainingConfig(FrozenModel):
         import torch
 
         return torch.amp.GradScaler(torch.device(device).type, enabled=self.amp_dtype == "float16")
+
+    def to(self, target: str, *, device: str | None = None, optimizer: str | None = None) -> Export:
+        """These settings for another framework: `.text`, `.settings`, and what is `.dropped` or differs (`.defaults`).
+
+        Args:
+            target: One of hf, accelerate, lightning, deepspeed, torchrun, timm, axolotl, ultralytics and composer.
+            device: Where it shall train, such as "cpu": some frameworks must be told. None: on their own choice.
+            optimizer: The class of your optimizer, such as "AdamW", for a target that takes no `lr` without.
+
+        Raises:
+            ConfigError: there is no such target.
+        """
+        from autotune.settings.exports.registry import export_to
+
+        return export_to(self, target, device=device, optimizer=optimizer)
 
     def _strategy_contradiction(self) -> str | None:
         """Why the strategy can't have the other settings, or None.

@@ -152,7 +152,7 @@ def test_a_missing_file_is_told(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is a folder; give a YAML file"):
+    with pytest.raises(ConfigError, match="is a folder; give a file"):
         read_plan(tmp_path)
 
 

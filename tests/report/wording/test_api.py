@@ -25,6 +25,21 @@ _SENTENCES: list[tuple[Note, str]] = [
         note("applying", command="python train.py --lr 0.1"),
         "autotune: starting python train.py --lr 0.1 with the recommended settings",
     ),
+    (
+        note("not_exported", setting="channels_last", reason="it has no images"),
+        "not exported: channels_last: it has no images",
+    ),
+    (note("differs_by_default", name="optim", reason="adamw"), "differs by default: optim: adamw"),
+    (note("not_read", path="args.json", name="optim", reason="say it"), "args.json: not read: optim: say it"),
+    (note("others_not_read", path="args.json", names=["a", "b"]), "args.json: nothing here stands for a, b"),
+    (
+        note("taken_by_default", path="args.json", title="transformers", values=["lr=5e-05"]),
+        "args.json: left out, so taken from the defaults of transformers: lr=5e-05",
+    ),
+    (
+        note("ddp_without_ranks", path="args.json", names=["ddp_static_graph"]),
+        "args.json: not read: ddp_static_graph: needs baseline.strategy: ddp and baseline.world_size, which this file",
+    ),
 ]
 
 

@@ -1,0 +1,65 @@
+"""`autotune export`: recommended settings in the words of another framework.
+
+Comes in: a recommended.yaml, or the run folder that holds one, and a target's name. Goes out: an Export for the device
+that the settings were found on, as a JSON document too.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from os.path import isdir
+from pathlib import Path
+
+from autotune.api.load import load
+from autotune.errors import ConfigError
+from autotune.files.recommended_machine import read_machine
+from autotune.files.run_folder import RunFolder, read_summary
+from autotune.note import Note, note
+from autotune.report.wording import say
+from autotune.settings.exports.export import Export
+
+__all__ = ["export_json", "export_remarks", "export_run"]
+
+_FORMAT = 1
+
+
+def export_run(path: Path, target: str) -> Export:
+    """The recommended settings for a target.
+
+    Args:
+        path: A recommended.yaml, or a run folder.
+        target: One of the names of TrainingConfig.to.
+
+    Raises:
+        ConfigError: the file can't be read, or there is no such target.
+    """
+    is_folder = isdir(path)  # noqa: PTH112 - no error for any name
+    file = RunFolder(path).recommended if is_folder else path
+    config = load(file)
+    device = read_machine(file).get("device")
+    optimizer = None
+    if is_folder:
+        with suppress(ConfigError):  # a search that was interrupted has no summary
+            optimizer = read_summary(path).facts.optimizer.name
+    return config.to(target, device=str(device) if device else None, optimizer=optimizer)
+
+
+def export_remarks(export: Export) -> list[str]:
+    """What the text does not carry and where the target differs by itself, a line each."""
+    found: list[Note] = [note("not_exported", setting=setting, reason=reason) for setting, reason in export.dropped]
+    found += [note("differs_by_default", name=name, reason=reason) for name, reason in export.defaults]
+    return [say(one) for one in found]
+
+
+def export_json(export: Export) -> str:
+    """The whole export as one document."""
+    document = {
+        "format": _FORMAT,
+        "target": export.target,
+        "text": export.text,
+        "settings": export.settings,
+        "dropped": [one._asdict() for one in export.dropped],
+        "defaults": [one._asdict() for one in export.defaults],
+    }
+    return json.dumps(document, indent=2)

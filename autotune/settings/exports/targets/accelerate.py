@@ -1,0 +1,153 @@
+"""accelerate's configuration file (`accelerate launch --config_file`), both ways, with the lines that a script takes.
+
+The file knows processes, precision and compilation; it refuses names that it does not know. Source:
+accelerate/commands/config/config_args.py and utils/dataclasses.py, 1.15.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from autotune.settings.exports.export import Differing, Export, Wanted
+from autotune.settings.exports.reading import Reading, Unread, file_value, is_off, reading
+from autotune.settings.exports.table import Table, carried, dropped
+from autotune.settings.exports.text import Code, as_call, as_comment, as_yaml
+
+__all__ = ["ACCELERATE", "ddp_handler", "from_accelerate", "to_accelerate"]
+
+ACCELERATE = Table(
+    title="accelerate's file",
+    precisions={
+        "float32": {"mixed_precision": "no"},
+        "bfloat16": {"mixed_precision": "bf16"},
+        "float16": {"mixed_precision": "fp16"},
+    },
+    reasons={
+        "grad_accum_steps": "Accelerator(gradient_accumulation_steps={value}) and `with accelerator.accumulate(model)` "
+        "in your script, or ACCELERATE_GRADIENT_ACCUMULATION_STEPS={value} in the environment",
+        "intra_op_threads": "accelerate launch --num_cpu_threads_per_process {value}",
+        "ddp.": "Accelerator(kwargs_handlers=[DistributedDataParallelKwargs({name}={value!r})]) in your script",
+        "ddp.comm_hook": "Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(comm_hook=...)]) in your script",
+        "ddp.first_bucket_mb": "its DistributedDataParallelKwargs has no bucket_cap_mb_list either",
+    },
+    unread={
+        "fsdp_config": "FSDP does not run in trials",
+        "deepspeed_config": "DeepSpeed does not run in trials; --from deepspeed reads its own file",
+        "megatron_lm_config": "Megatron-LM does not run in trials",
+        "parallelism_config": "only data parallelism runs in trials",
+        "fp8_config": "there is no FP8 here",
+        "use_cpu": "device: cpu says it",
+        "enable_cpu_affinity": "trials run where the kernel puts them",
+    },
+    is_silent_on=frozenset(
+        {
+            *("compute_environment", "debug", "downcast_bf16", "gpu_ids", "machine_rank", "main_process_ip"),
+            *("main_process_port", "main_training_function", "num_machines", "rdzv_backend", "same_network"),
+        }
+    ),
+)
+_HOOKS = {"fp16": "FP16", "bf16": "BF16", "powersgd": "POWER_SGD"}
+_GROUPS = {"MULTI_GPU", "MULTI_CPU", "MULTI_XPU", "MULTI_NPU", "MULTI_MLU", "MULTI_HPU", "MULTI_MUSA"}
+"""What accelerate calls DistributedDataParallel, by device. Source: DistributedType in its utils/dataclasses.py."""
+_OF_DEVICES = {"cpu": "MULTI_CPU", "xpu": "MULTI_XPU", "npu": "MULTI_NPU", "mlu": "MULTI_MLU", "hpu": "MULTI_HPU"}
+_MANY_ON_CPU = (
+    "accelerate launch starts a single process on a CPU, unless mpirun_config has a hostfile; start {0} by "
+    "ACCELERATE_USE_CPU=true torchrun --nproc-per-node {0}, with ACCELERATE_MIXED_PRECISION for the precision"
+)
+_COMPILED = {"dynamo_backend": "INDUCTOR"}
+
+
+def to_accelerate(found: Wanted) -> Export:
+    """The configuration file, with comments for the script."""
+    is_group = found.processes > 1
+    settings: dict[str, Any] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": _OF_DEVICES.get(found.device or "", "MULTI_GPU") if is_group else "NO",
+        "num_machines": 1,
+        "num_processes": found.processes,
+        **carried(found, ACCELERATE),
+        "use_cpu": found.device == "cpu",
+    }
+    if found["compile"]:
+        settings["dynamo_config"] = dict(_COMPILED)
+    text = as_yaml(settings) + as_comment(["", "The rest stands in your script:", "", *_lines(found)])
+    on_cpu = {"world_size": _MANY_ON_CPU.format(found.processes)} if is_group and found.device == "cpu" else {}
+    lost = dropped(found, ACCELERATE, also=on_cpu, but="world_size compile")
+    return Export(target="accelerate", text=text, settings=settings, dropped=lost, defaults=(*_defaults(found),))
+
+
+def from_accelerate(given: Mapping[str, Any]) -> Reading:
+    """A configuration file: processes, precision and compilation."""
+    plain = dict(given)
+    kind, count = plain.pop("distributed_type", None), plain.pop("num_processes", None)
+    kind = "NO" if is_off(kind) else str(kind)  # `no` without quotes is a flag to YAML 1.1
+    dynamo = plain.pop("dynamo_config", None) or {}
+    found = reading(
+        {**plain, "mixed_precision": _precision(plain)} if "mixed_precision" in plain else plain, ACCELERATE
+    )
+    baseline, origins, unread = dict(found.baseline), dict(found.origins), list(found.unread)
+    if kind in _GROUPS and count is not None:
+        baseline |= {"world_size": count, "strategy": "ddp"}
+        origins |= {"world_size": "num_processes", "strategy": "distributed_type"}
+    elif kind not in {*_GROUPS, "NO"}:
+        unread.append(Unread("distributed_type", f"{kind!r} does not run in trials; they take DistributedDataParallel"))
+    if isinstance(dynamo, Mapping) and not is_off(dynamo.get("dynamo_backend")):
+        baseline["compile"], origins["compile"] = True, "dynamo_config"
+        unread += [Unread(f"dynamo_config.{name}", "trials compile as torch does by itself") for name in _odd(dynamo)]
+    return Reading(baseline=baseline, origins=origins, unread=tuple(unread), others=found.others)
+
+
+def ddp_handler(found: Wanted) -> dict[str, Any]:
+    """Arguments of accelerate's DistributedDataParallelKwargs that are not its defaults."""
+    names = ("bucket_cap_mb", "gradient_as_bucket_view", "static_graph", "find_unused_parameters", "broadcast_buffers")
+    arguments = {name: found[f"ddp.{name}"] for name in names if f"ddp.{name}" in found.changed}
+    hook = found["ddp.comm_hook"]
+    return arguments if hook is None else {**arguments, "comm_hook": Code(f"DDPCommunicationHookType.{_HOOKS[hook]}")}
+
+
+def _lines(found: Wanted) -> Iterator[str]:
+    arguments: dict[str, Any] = {}
+    if found["grad_accum_steps"] > 1:
+        arguments["gradient_accumulation_steps"] = found["grad_accum_steps"]
+    if found["pin_memory"]:
+        arguments["dataloader_config"] = Code("DataLoaderConfiguration(non_blocking=True)")
+    if found.is_ddp and (handler := ddp_handler(found)):
+        arguments["kwargs_handlers"] = [Code(as_call("DistributedDataParallelKwargs", handler))]
+    yield f"accelerator = {as_call('Accelerator', arguments)}"
+    yield f"loader = {as_call('DataLoader', {'shuffle': True, 'drop_last': True, **found.loader}, 'dataset')}"
+    if found["channels_last"]:
+        yield "model = model.to(memory_format=torch.channels_last)"
+    if found["amp_dtype"] == "tf32":
+        yield 'torch.set_float32_matmul_precision("high")'
+    yield f"the optimizer's learning rate: {found['lr']!r}"
+
+
+def _defaults(found: Wanted) -> Iterator[Differing]:
+    if found["pin_memory"]:
+        yield Differing(
+            "DataLoaderConfiguration.non_blocking", "false: copies from pinned memory block; in trials they did not"
+        )
+    if found.processes > 1:
+        yield Differing(
+            "DataLoaderConfiguration.even_batches", "true: samples are repeated where ranks don't come out even"
+        )
+        if found["intra_op_threads"] is None:
+            yield Differing(
+                "num_cpu_threads_per_process", "1 on GPUs (OMP_NUM_THREADS); in trials the ranks shared all cores"
+            )
+
+
+def _precision(given: Mapping[str, Any]) -> object:
+    value = given["mixed_precision"]
+    return "no" if is_off(value) else value
+
+
+def _odd(dynamo: Mapping[str, Any]) -> list[str]:
+    """Names of a compiler's settings that are not torch's defaults."""
+    neutral = {"dynamo_backend": "inductor", "dynamo_mode": "default"}
+    return [
+        str(name)
+        for name, value in dynamo.items()
+        if value and str(value).lower() != neutral.get(str(name)) and file_value(value, "flag") is not False
+    ]

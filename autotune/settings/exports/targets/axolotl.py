@@ -1,0 +1,104 @@
+"""axolotl's YAML, both ways: the lines that belong into your own file.
+
+Source: axolotl/utils/schemas/{config,training}.py and core/builders/base.py, 0.19.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from autotune.settings.exports.export import Differing, Export, Wanted
+from autotune.settings.exports.reading import Reading, Unread, reading
+from autotune.settings.exports.table import Name, Table, carried, dropped
+from autotune.settings.exports.text import as_yaml
+
+__all__ = ["AXOLOTL", "from_axolotl", "to_axolotl"]
+
+AXOLOTL = Table(
+    title="axolotl",
+    names=(
+        Name(setting="micro_batch_size", name="micro_batch_size", own=1),
+        Name(setting="grad_accum_steps", name="gradient_accumulation_steps", own=1),
+        Name(setting="lr", name="learning_rate", kind="number"),
+        Name(setting="compile", name="torch_compile", kind="flag"),
+        Name(setting="num_workers", name="dataloader_num_workers"),
+        Name(setting="prefetch_factor", name="dataloader_prefetch_factor"),
+        Name(setting="pin_memory", name="dataloader_pin_memory", kind="flag"),
+        Name(setting="ddp.bucket_cap_mb", name="ddp_bucket_cap_mb", is_whole=True),
+        Name(setting="ddp.find_unused_parameters", name="ddp_find_unused_parameters", kind="flag"),
+        Name(setting="ddp.broadcast_buffers", name="ddp_broadcast_buffers", kind="flag"),
+    ),
+    precisions={  # both are "auto" where they are left out
+        "float32": {"bf16": False, "fp16": False, "tf32": False},
+        "tf32": {"bf16": False, "fp16": False, "tf32": True},
+        "bfloat16": {"bf16": True, "fp16": False, "tf32": False},
+        "float16": {"bf16": False, "fp16": True, "tf32": False},
+    },
+    reasons={
+        "persistent_workers": "its workers start anew each epoch",
+        "in_order": "its loader keeps the order",
+        "channels_last": "its models have no images",
+        "intra_op_threads": "OMP_NUM_THREADS={value} before the command",
+        "world_size": "start {value} processes: axolotl train ... --launcher torchrun -- --nproc_per_node={value}",
+        "ddp.": "its Trainer makes DistributedDataParallel itself",
+    },
+    unread={
+        "optimizer": "trials train with SGD unless you give workload.optimizer",
+        "lr_scheduler": "trials keep the learning rate as it is",
+        "warmup_steps": "trials keep the learning rate as it is",
+        "warmup_ratio": "trials keep the learning rate as it is",
+        "max_grad_norm": "gradients are clipped only where your own workload.step does",
+        "batch_size": "depends on the number of processes; set baseline.grad_accum_steps",
+        "gradient_checkpointing": "make the model so in workload.model",
+        "sample_packing": "pack in workload.dataset or workload.collate_fn",
+        "group_by_length": "give workload.sampler",
+        "load_in_8bit": "make the model so in workload.model",
+        "load_in_4bit": "make the model so in workload.model",
+        "deepspeed": "DeepSpeed does not run in trials; --from deepspeed reads its file",
+        "fsdp": "FSDP does not run in trials",
+        "fsdp_config": "FSDP does not run in trials",
+        "bfloat16": "makes the model itself so; trials compute under autocast",
+        "float16": "makes the model itself so; trials compute under autocast",
+        "fp8": "there is no FP8 here",
+        "torch_compile_mode": "trials compile in torch's default mode",
+        "torch_compile_backend": "trials compile with torch's default backend",
+    },
+    is_silent_on=frozenset({"output_dir", "dataset_prepared_path"}),
+)
+_LOADER = ("dataloader_num_workers", "dataloader_pin_memory", "dataloader_prefetch_factor")
+
+
+def to_axolotl(found: Wanted) -> Export:
+    """Lines for axolotl's file, workers and pinning always among them: without both it would prefetch 256 batches."""
+    settings = carried(found, AXOLOTL)
+    lost = dropped(found, AXOLOTL)
+    return Export(
+        target="axolotl", text=as_yaml(settings), settings=settings, dropped=lost, defaults=(*_defaults(found),)
+    )
+
+
+def from_axolotl(given: Mapping[str, Any]) -> Reading:
+    """An axolotl file."""
+    found = reading(given, AXOLOTL)
+    unread = list(found.unread)
+    if all(given.get(name) is None for name in _LOADER):
+        own = "a worker a GPU, pinned memory and prefetch_factor 256"
+        reason = f"is left out, and so are pinning and prefetching: axolotl takes {own}; set them below baseline"
+        unread.append(Unread("dataloader_num_workers", reason))
+    unread += [
+        Unread(name, "is left out: axolotl decides it when training starts; set baseline.amp_dtype")
+        for name in ("bf16",)
+        if "amp_dtype" not in found.baseline and given.get("bf16") is None
+    ]
+    return Reading(baseline=found.baseline, origins=found.origins, unread=tuple(unread), others=found.others)
+
+
+def _defaults(found: Wanted) -> Iterator[Differing]:
+    yield Differing("optimizer", "adamw_torch_fused; trials trained with your own optimizer, or SGD")
+    yield Differing("lr_scheduler", "cosine, after a warm-up; trials kept the learning rate as it is")
+    yield Differing("max_grad_norm", "1.0 (its Trainer's): gradients are clipped each step; trials did not")
+    if found["num_workers"] and found["prefetch_factor"] is None:
+        yield Differing(
+            "dataloader_prefetch_factor", "256 if you take dataloader_num_workers and dataloader_pin_memory out"
+        )

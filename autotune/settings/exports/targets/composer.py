@@ -1,0 +1,75 @@
+"""Composer: lines of Python around `Trainer`, whose arguments are the export's settings.
+
+Source: composer/trainer/trainer.py, core/precision.py and devices/device_gpu.py, 0.32. The loader hands it the batch of
+a whole optimizer step, which it cuts into micro-batches: it has no accumulation of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from autotune.settings.exports.export import Differing, Export, Wanted
+from autotune.settings.exports.table import Name, Table, carried, dropped
+from autotune.settings.exports.text import Code, as_call
+
+__all__ = ["COMPOSER", "to_composer"]
+
+COMPOSER = Table(
+    title="Composer's Trainer",
+    names=(Name(setting="micro_batch_size", name="device_train_microbatch_size"),),
+    precisions={
+        "float32": {"precision": "fp32"},
+        "tf32": {"precision": "fp32"},  # on a GPU it allows TF32 by itself
+        "bfloat16": {"precision": "amp_bf16"},
+        "float16": {"precision": "amp_fp16"},
+    },
+    cpu_precisions=frozenset({"float32", "tf32"}),
+    reasons={
+        "lr": "your optimizer takes it, as Trainer(optimizers=...): lr={value!r}",
+        "world_size": "start {value} processes: composer -n {value} train.py",
+        "ddp.": "it makes DistributedDataParallel itself",
+    },
+)
+_IN_THE_TEXT = (
+    "grad_accum_steps num_workers prefetch_factor persistent_workers pin_memory in_order channels_last compile "
+    "intra_op_threads"
+)
+
+
+def to_composer(found: Wanted) -> Export:
+    """The Trainer and what stands around it."""
+    settings: dict[str, Any] = {
+        **carried(found, COMPOSER),
+        **({"compile_config": {}} if found["compile"] else {}),
+        **({"device": "cpu"} if found.device == "cpu" else {}),
+    }
+    lost = dropped(found, COMPOSER, but=_IN_THE_TEXT)
+    text = "\n".join(_lines(found, settings)) + "\n"
+    return Export(target="composer", text=text, settings=settings, dropped=lost, defaults=(*_defaults(found),))
+
+
+def _lines(found: Wanted, settings: dict[str, Any]) -> Iterator[str]:
+    yield "import torch"
+    yield "from composer import Trainer"
+    if found["channels_last"]:
+        yield "from composer.algorithms import ChannelsLast"
+    yield "from torch.utils.data import DataLoader"
+    yield ""
+    if found["intra_op_threads"] is not None:
+        yield f"torch.set_num_threads({found['intra_op_threads']})"
+    loader = {"shuffle": True, "drop_last": True, **found.loader}
+    loader["batch_size"] = found["micro_batch_size"] * found["grad_accum_steps"]
+    yield f"loader = {as_call('DataLoader', loader, 'dataset')}  # the batches of an optimizer step"
+    own = {"model": Code("model"), "train_dataloader": Code("loader"), "optimizers": Code("optimizer")}
+    algorithms = {"algorithms": [Code("ChannelsLast()")]} if found["channels_last"] else {}
+    yield f"trainer = {as_call('Trainer', {**own, **settings, **algorithms})}  # the optimizer's lr: {found['lr']!r}"
+
+
+def _defaults(found: Wanted) -> Iterator[Differing]:
+    if found["grad_accum_steps"] > 1:
+        yield Differing(
+            "train_dataloader", "loads the batch of a whole optimizer step at once; trials loaded it in parts"
+        )
+    if found["amp_dtype"] == "float32" and found.device != "cpu":
+        yield Differing("DeviceGPU.allow_tf32", "true: matrix products take TF32; trials computed in float32")

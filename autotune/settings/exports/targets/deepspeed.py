@@ -1,0 +1,137 @@
+"""DeepSpeed's configuration, as JSON, both ways.
+
+Source: deepspeed/runtime/config.py, constants.py, precision_config.py and zero/config.py, 0.19. Its three batch sizes
+must agree: train_batch_size is the product of the micro batch, the accumulation and the number of processes. Buckets
+are counted in elements, not bytes. An optimizer without a type is passed over, with its learning rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from autotune.settings.exports.export import Differing, Export, Wanted
+from autotune.settings.exports.reading import Reading, Unread, reading
+from autotune.settings.exports.table import Name, Table, carried, dropped
+from autotune.settings.exports.text import as_json, nested
+
+__all__ = ["DEEPSPEED", "from_deepspeed", "to_deepspeed"]
+
+DEEPSPEED = Table(
+    title="DeepSpeed's file",
+    names=(
+        Name(setting="micro_batch_size", name="train_micro_batch_size_per_gpu"),
+        Name(setting="grad_accum_steps", name="gradient_accumulation_steps"),
+    ),
+    precisions={
+        "float32": {"bf16.enabled": False, "fp16.enabled": False},
+        "bfloat16": {"bf16.enabled": True, "fp16.enabled": False},
+        "float16": {"bf16.enabled": False, "fp16.enabled": True},
+    },
+    reasons={
+        "lr": 'its optimizer needs a type: {{"type": "AdamW", "params": {{"lr": {value!r}}}}}, or take your own',
+        "compile": "in your script: engine.compile()",
+        "world_size": "start {value} processes: deepspeed --num_gpus {value}",
+        "ddp.": "its engine takes the place of DistributedDataParallel",
+    },
+    unread={
+        "optimizer.type": "trials train with SGD unless you give workload.optimizer",
+        "scheduler.type": "trials keep the learning rate as it is",
+        "zero_optimization.stage": "ZeRO does not run in trials: they take DistributedDataParallel",
+        "gradient_clipping": "gradients are clipped only where your own workload.step does",
+        "activation_checkpointing": "make the model so in workload.model",
+    },
+)
+_LR = "optimizer.params.lr"
+_BUCKET = "zero_optimization.reduce_bucket_size"
+_HOOK = "communication_data_type"
+_COMMUNICATED = {"fp16", "bf16"}
+_MIB = 2**20
+
+
+def to_deepspeed(found: Wanted) -> Export:
+    """The configuration."""
+    flat: dict[str, Any] = {
+        "train_batch_size": found["micro_batch_size"] * found["grad_accum_steps"] * found.processes,
+        **carried(found, DEEPSPEED),
+    }
+    taken = ["world_size"]  # train_batch_size carries it
+    if found.optimizer is not None:
+        flat |= {"optimizer.type": found.optimizer, _LR: found["lr"]}
+        taken.append("lr")
+    if found.is_ddp and found["ddp.bucket_cap_mb"] is not None:
+        flat[_BUCKET] = max(1, round(found["ddp.bucket_cap_mb"] * _MIB / _element_bytes(flat)))
+        taken.append("ddp.bucket_cap_mb")
+    if found.is_ddp and found["ddp.comm_hook"] in _COMMUNICATED:
+        flat[_HOOK] = found["ddp.comm_hook"]
+        taken.append("ddp.comm_hook")
+    settings = nested(flat)
+    lost = dropped(found, DEEPSPEED, but=" ".join(taken))
+    defaults = (*_defaults(found),)
+    return Export(target="deepspeed", text=as_json(settings), settings=settings, dropped=lost, defaults=defaults)
+
+
+def from_deepspeed(given: Mapping[str, Any]) -> Reading:
+    """A configuration; of the three batch sizes two are enough, and one where there is a single process."""
+    plain = dict(given)
+    total = plain.pop("train_batch_size", None)
+    lr, bucket, hook = plain.pop(_LR, None), plain.pop(_BUCKET, None), plain.pop(_HOOK, None)
+    autocast = plain.pop("torch_autocast.enabled", None), plain.pop("torch_autocast.dtype", None)
+    if autocast[0] is True and isinstance(autocast[1], str):
+        plain[
+            f"{ {'bfloat16': 'bf16', 'float16': 'fp16'}.get(autocast[1].removeprefix('torch.'), 'fp32') }.enabled"
+        ] = True
+    found = reading(plain, DEEPSPEED)
+    baseline, origins, unread = dict(found.baseline), dict(found.origins), list(found.unread)
+    for setting, name, value in (
+        ("lr", _LR, lr),
+        ("ddp.bucket_cap_mb", _BUCKET, bucket),
+        ("ddp.comm_hook", _HOOK, hook),
+    ):
+        if value == "auto":
+            unread.append(Unread(name, f"auto is decided when training starts; set baseline.{setting}"))
+        elif value is not None and not (setting == "ddp.comm_hook" and str(value) not in _COMMUNICATED):
+            baseline[setting], origins[setting] = value, name
+    if isinstance(bucket, int | float) and not isinstance(bucket, bool):
+        baseline["ddp.bucket_cap_mb"] = bucket * _element_bytes(plain) / _MIB
+    unread += _batches(baseline, origins, total)
+    others = tuple(name for name in found.others if not name.startswith(("optimizer.", "scheduler.")))
+    hidden = tuple(name for name in found.others if name not in others)
+    return Reading(baseline=baseline, origins=origins, unread=tuple(unread), others=(*others, *hidden))
+
+
+def _batches(baseline: dict[str, Any], origins: dict[str, str], total: object) -> Iterator[Unread]:
+    """Work the batch sizes out as DeepSpeed does, for the processes that the three of them say."""
+    name, micro, steps = "train_batch_size", baseline.get("micro_batch_size"), baseline.get("grad_accum_steps")
+    if total == "auto":
+        yield Unread(name, "auto is decided when training starts; set baseline.micro_batch_size")
+    elif isinstance(total, int) and isinstance(micro, int) and isinstance(steps, int) and micro * steps > 0:
+        ranks, rest = divmod(total, micro * steps)
+        if rest == 0 and ranks > 1:
+            baseline |= {"world_size": ranks, "strategy": "ddp"}
+            origins |= {"world_size": name, "strategy": name}
+        elif rest or not ranks:
+            yield Unread(name, f"{total} is no multiple of {micro} samples x {steps} steps, as DeepSpeed demands")
+    elif total is not None and micro is None and steps is None:
+        baseline["micro_batch_size"], origins["micro_batch_size"] = total, name
+        yield Unread(name, "is taken for the batch of one process; of several, set baseline.micro_batch_size")
+    elif total is not None:
+        yield Unread(name, "depends on the number of processes; set baseline.micro_batch_size and grad_accum_steps")
+
+
+def _element_bytes(flat: Mapping[str, Any]) -> int:
+    """Bytes of a gradient's element: DeepSpeed keeps the model itself in the precision that it computes in."""
+    return 2 if flat.get("bf16.enabled") is True or flat.get("fp16.enabled") is True else 4
+
+
+def _defaults(found: Wanted) -> Iterator[Differing]:
+    yield Differing(
+        "gradient_clipping", "1.0: gradients are clipped each step; trials did not, unless your own step does"
+    )
+    if found["amp_dtype"] in {"bfloat16", "float16"}:
+        short = "bf16" if found["amp_dtype"] == "bfloat16" else "fp16"
+        yield Differing(
+            f"{short}.enabled", "keeps the model itself in that precision; trials kept it in float32 under autocast"
+        )
+    if found.is_ddp and found["ddp.bucket_cap_mb"] is not None:
+        yield Differing("zero_optimization.stage", "0, under which reduce_bucket_size has no effect; set 1 or more")

@@ -1,0 +1,103 @@
+"""transformers' TrainingArguments, as JSON (`HfArgumentParser.parse_json_file`), both ways.
+
+Source: transformers/training_args.py and trainer.py, 5.24.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from autotune.settings.exports.export import Differing, Export, Wanted
+from autotune.settings.exports.reading import Reading, reading
+from autotune.settings.exports.table import Name, Table, carried, dropped
+from autotune.settings.exports.text import as_json
+
+__all__ = ["HF", "from_hf", "to_hf"]
+
+HF = Table(
+    title="transformers' TrainingArguments",
+    names=(
+        Name(setting="micro_batch_size", name="per_device_train_batch_size", own=8),
+        Name(setting="grad_accum_steps", name="gradient_accumulation_steps"),
+        Name(setting="lr", name="learning_rate", kind="number", own=5e-5),
+        Name(setting="compile", name="torch_compile", kind="flag"),
+        Name(setting="num_workers", name="dataloader_num_workers"),
+        Name(setting="prefetch_factor", name="dataloader_prefetch_factor"),  # None is left out: 0 workers refuse it
+        Name(setting="persistent_workers", name="dataloader_persistent_workers", kind="flag"),
+        Name(setting="pin_memory", name="dataloader_pin_memory", kind="flag", own=True),
+        Name(setting="in_order", name="dataloader_in_order", kind="flag", is_rare=True),
+        Name(setting="ddp.bucket_cap_mb", name="ddp_bucket_cap_mb", is_whole=True),
+        Name(setting="ddp.find_unused_parameters", name="ddp_find_unused_parameters", kind="flag"),
+        Name(setting="ddp.broadcast_buffers", name="ddp_broadcast_buffers", kind="flag"),
+        Name(setting="ddp.static_graph", name="ddp_static_graph", kind="flag", is_rare=True),
+    ),
+    precisions={
+        "float32": {"bf16": False, "fp16": False},
+        "tf32": {"bf16": False, "fp16": False, "tf32": True},
+        "bfloat16": {"bf16": True, "fp16": False},
+        "float16": {"bf16": False, "fp16": True},
+    },
+    reasons={
+        "strategy": "its Trainer takes DataParallel by itself over all GPUs that one process sees: "
+        "CUDA_VISIBLE_DEVICES says which",
+        "ddp.": "its Trainer makes DistributedDataParallel; accelerate's DistributedDataParallelKwargs(...) has {name}",
+    },
+    unread={
+        "optim": "trials train with SGD unless you give workload.optimizer",
+        "lr_scheduler_type": "trials keep the learning rate as it is",
+        "warmup_steps": "trials keep the learning rate as it is",
+        "warmup_ratio": "trials keep the learning rate as it is",
+        "max_grad_norm": "gradients are clipped only where your own workload.step does",
+        "gradient_checkpointing": "make the model so in workload.model",
+        "activation_checkpointing": "make the model so in workload.model",
+        "auto_find_batch_size": "autotune looks for the batch size itself",
+        "deepspeed": "DeepSpeed does not run in trials; --from deepspeed reads its file",
+        "fsdp": "FSDP does not run in trials",
+        "train_sampling_strategy": "give workload.sampler",
+        "group_by_length": "give workload.sampler",
+        "dataloader_drop_last": "workload.drop_last says it",
+        "torch_compile_mode": "trials compile in torch's default mode",
+        "torch_compile_backend": "trials compile with torch's default backend",
+        "use_cpu": "device: cpu says it",
+    },
+    is_silent_on=frozenset({"output_dir"}),
+)
+_ASYNC = {"non_blocking": True}
+
+
+def to_hf(found: Wanted) -> Export:
+    """TrainingArguments."""
+    settings = carried(found, HF)
+    if found["compile"] and found["amp_dtype"] in {"float32", "bfloat16"}:
+        settings["tf32"] = False  # with torch_compile it would allow TF32 by itself
+    if found["pin_memory"]:
+        settings["accelerator_config"] = dict(_ASYNC)  # a copy from pinned memory blocks otherwise
+    if found.device == "cpu":
+        settings["use_cpu"] = True  # without a GPU it refuses bf16 otherwise
+    return Export(
+        target="hf",
+        text=as_json(settings),
+        settings=settings,
+        dropped=dropped(found, HF),
+        defaults=(*_defaults(found),),
+    )
+
+
+def from_hf(given: Mapping[str, Any]) -> Reading:
+    """TrainingArguments that were saved as JSON."""
+    plain = {name: value for name, value in given.items() if not (name == "accelerator_config" and value == _ASYNC)}
+    if plain.get("use_cpu") is True:
+        plain.setdefault("dataloader_pin_memory", False)  # so it does itself
+    return reading(plain, HF)
+
+
+def _defaults(found: Wanted) -> Iterator[Differing]:
+    yield Differing("optim", "adamw_torch_fused; trials trained with your own optimizer, or SGD")
+    yield Differing("lr_scheduler_type", "linear, down to 0; trials kept the learning rate as it is")
+    yield Differing("max_grad_norm", "1.0: gradients are clipped each step; trials did not, unless your own step does")
+    yield Differing("dataloader_drop_last", "false: an epoch ends with a smaller batch; trials left that out")
+    if found["strategy"] == "single" and found.device != "cpu":
+        yield Differing(
+            "n_gpu", "one process takes DataParallel over all GPUs that it sees; set CUDA_VISIBLE_DEVICES to one"
+        )

@@ -1,0 +1,68 @@
+"""timm's train.py: options that follow its own on the command line.
+
+Source: train.py of huggingface/pytorch-image-models, 1.0.29, which is in no package; timm/data/loader.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autotune.settings.exports.export import Differing, Export, Wanted
+from autotune.settings.exports.table import Name, Table, carried, dropped
+from autotune.settings.exports.text import as_options
+
+__all__ = ["TIMM", "to_timm"]
+
+TIMM = Table(
+    title="timm's train.py",
+    names=(
+        Name(setting="micro_batch_size", name="batch_size"),
+        Name(setting="grad_accum_steps", name="grad_accum_steps"),
+        Name(setting="lr", name="lr"),  # without it train.py works one out from lr_base and the global batch
+        Name(setting="num_workers", name="workers"),
+        Name(setting="pin_memory", name="pin_mem"),
+        Name(setting="channels_last", name="channels_last"),
+    ),
+    precisions={
+        "float32": {"amp": False},
+        "tf32": {"amp": False},  # it allows TF32 in matrix products by itself
+        "bfloat16": {"amp": True, "amp_dtype": "bfloat16"},
+        "float16": {"amp": True, "amp_dtype": "float16"},
+    },
+    cpu_precisions=frozenset({"float32", "tf32", "bfloat16"}),
+    reasons={
+        "persistent_workers": "its workers persist by themselves",
+        "prefetch_factor": "its loader keeps torch's own, 2",
+        "in_order": "its loader keeps the order",
+        "ddp.": "it makes DistributedDataParallel itself, with broadcast_buffers alone",
+    },
+)
+
+
+def to_timm(found: Wanted) -> Export:
+    """Options of train.py."""
+    settings = carried(found, TIMM)
+    if found["compile"]:
+        settings["torchcompile"] = "inductor"
+    if found.is_ddp and not found["ddp.broadcast_buffers"]:
+        settings["no_ddp_bb"] = True
+    if found.device == "cpu":
+        settings["device"] = "cpu"
+    is_kept = "persistent_workers" if found["persistent_workers"] else ""  # as it does by itself
+    lost = dropped(found, TIMM, but=f"compile ddp.broadcast_buffers {is_kept}")
+    return Export(
+        target="timm", text=as_options(settings), settings=settings, dropped=lost, defaults=(*_defaults(found),)
+    )
+
+
+def _defaults(found: Wanted) -> Iterator[Differing]:
+    yield Differing(
+        "opt", "sgd with momentum 0.9 and weight decay 2e-5; trials trained with your own optimizer, or plain SGD"
+    )
+    yield Differing("sched", "cosine, after 5 warm-up epochs; trials kept the learning rate as it is")
+    if found["num_workers"] and not found["persistent_workers"]:
+        yield Differing("persistent_workers", "true: workers stay between epochs; in trials they did not")
+    if found["amp_dtype"] == "float32" and found.device != "cpu":
+        yield Differing("allow_tf32", "matrix products on a GPU take TF32 by themselves; trials computed in float32")
+    if found.device != "cpu":
+        yield Differing("no_prefetcher", "false: batches are copied and normalised on a CUDA stream of its own")

@@ -1,0 +1,92 @@
+"""Ultralytics YOLO: arguments of `yolo train` or `model.train(**settings)`.
+
+Source: ultralytics/cfg/default.yaml, engine/trainer.py and data/build.py, 8.4.190. `batch` is that of all GPUs. Its
+accumulation is round(nbs / batch), so that nbs carries ours. `optimizer: auto` takes a learning rate of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from autotune.settings.exports.export import Differing, Export, Wanted
+from autotune.settings.exports.table import Name, Table, carried, dropped
+
+__all__ = ["ULTRALYTICS", "to_ultralytics"]
+
+ULTRALYTICS = Table(
+    title="Ultralytics",
+    names=(
+        Name(setting="num_workers", name="workers"),
+        Name(setting="lr", name="lr0"),
+        Name(setting="compile", name="compile"),
+        Name(setting="channels_last", name="channels_last"),  # left out, it is on wherever CUDA trains
+    ),
+    precisions={"float32": {"amp": False}, "bfloat16": {"amp": "bf16"}, "float16": {"amp": True}},
+    reasons={
+        "prefetch_factor": "its loader has 4",
+        "persistent_workers": "its workers persist by themselves",
+        "pin_memory": "its loader pins by itself",
+        "in_order": "its loader keeps the order",
+        "intra_op_threads": "OMP_NUM_THREADS={value} before the command; it sets 1 otherwise",
+        "world_size": "it trains in one process on a CPU",
+        "ddp.": "it makes DistributedDataParallel itself",
+    },
+)
+_OPTIMIZERS = {"SGD", "Adam", "Adamax", "AdamW", "NAdam", "RAdam", "RMSprop"}
+
+
+def to_ultralytics(found: Wanted) -> Export:
+    """Arguments of a training."""
+    ranks = 1 if found.device == "cpu" else found.processes
+    batch = found["micro_batch_size"] * ranks
+    settings: dict[str, Any] = {
+        "batch": batch,
+        "nbs": batch * found["grad_accum_steps"],
+        **carried(found, ULTRALYTICS),
+    }
+    if found.optimizer in _OPTIMIZERS:
+        settings["optimizer"] = found.optimizer
+    if found.device == "cpu" or ranks > 1:
+        settings["device"] = "cpu" if found.device == "cpu" else list(range(ranks))
+    lost = dropped(found, ULTRALYTICS, but=" ".join(["micro_batch_size grad_accum_steps", *_own(found, ranks)]))
+    text = " ".join(f"{name}={_word(value)}" for name, value in settings.items()) + "\n"
+    return Export(target="ultralytics", text=text, settings=settings, dropped=lost, defaults=(*_defaults(found),))
+
+
+def _own(found: Wanted, ranks: int) -> Iterator[str]:
+    """Settings that it has by itself, or that `device` carries."""
+    if ranks == found.processes:
+        yield "world_size"
+    if found["num_workers"]:
+        yield from (name for name in ("pin_memory", "persistent_workers") if found[name])
+        yield "prefetch_factor" if found["prefetch_factor"] == 4 else ""
+    if found.is_ddp:
+        yield "ddp.broadcast_buffers" if not found["ddp.broadcast_buffers"] else ""
+        yield "ddp.find_unused_parameters" if found["ddp.find_unused_parameters"] != found["compile"] else ""
+
+
+def _word(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _defaults(found: Wanted) -> Iterator[Differing]:
+    if found.optimizer not in _OPTIMIZERS:
+        yield Differing(
+            "optimizer", f"auto, which passes lr0={found['lr']!r} over; name the optimizer that you train with"
+        )
+    yield Differing(
+        "warmup_epochs", "3: learning rate, momentum and accumulation rise meanwhile; trials kept them as they are"
+    )
+    yield Differing("lrf", "0.01: the learning rate falls to a hundredth; trials kept it as it is")
+    if found["num_workers"] and found["prefetch_factor"] is None:
+        yield Differing("prefetch_factor", "4; trials had torch's own, 2")
+    for name in ("pin_memory", "persistent_workers"):
+        if found["num_workers"] and not found[name]:
+            yield Differing(name, "true; trials ran without")
+    if found["intra_op_threads"] is None:
+        yield Differing("OMP_NUM_THREADS", "1 where it is not set; trials had torch's own")
+    if found.processes > 1 and found["ddp.broadcast_buffers"]:
+        yield Differing("broadcast_buffers", "false; in trials ranks had the buffers of rank 0")
+    if found.processes > 1 and found["ddp.find_unused_parameters"] == found["compile"]:
+        yield Differing("find_unused_parameters", f"{not found['compile']}, by its own compile; trials did otherwise")

@@ -1,0 +1,166 @@
+"""A framework's own file below a plan: it fills what CONFIG leaves open, at its places, and nothing is lost unsaid."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from autotune.errors import ConfigError
+from autotune.files.framework_file import notes_of, read_today
+from autotune.files.plan_file import read_plan
+from autotune.settings.plan import Plan
+
+CONFIG = "workload: {model: 'torch.nn:Identity', dataset: 'train:data'}\n"
+HF = {
+    "per_device_train_batch_size": 4,
+    "learning_rate": 2e-5,
+    "dataloader_num_workers": 2,
+    "lr_scheduler_type": "cosine",
+}
+
+_NAMES = (
+    *("per_device_train_batch_size", "learning_rate", "bf16", "fp16"),
+    *("tf32", "torch_compile", "dataloader_num_workers", "optimizer"),
+    *("dataloader_prefetch_factor", "ddp_bucket_cap_mb", "mixed_precision", "num_processes"),
+    *("distributed_type", "dynamo_config", "train_batch_size", "train_micro_batch_size_per_gpu"),
+    *("gradient_accumulation_steps", "zero_optimization", "use_cpu", "micro_batch_size"),
+    *("communication_data_type", "torch_autocast", "lr_scheduler_type"),
+)
+
+
+@pytest.fixture(autouse=True)
+def _working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def plan_of(kind: str, content: object, config: str = CONFIG, *overrides: str) -> tuple[Plan, list[dict[str, Any]]]:
+    file = Path("own.json" if kind in {"hf", "deepspeed"} else "own.yaml")
+    file.write_text(content if isinstance(content, str) else json.dumps(content))
+    Path("plan.yaml").write_text(config)
+    today = read_today(kind, file)
+    plan = read_plan(Path("plan.yaml"), overrides, today=today)
+    return plan, [{"code": found.code, **found.figures} for found in notes_of(today, plan)]
+
+
+def test_the_file_is_the_baseline() -> None:
+    baseline = plan_of("hf", HF)[0].baseline
+    assert (baseline.micro_batch_size, baseline.lr, baseline.num_workers, baseline.pin_memory) == (4, 2e-5, 2, True)
+
+
+def test_what_config_says_of_the_baseline_wins_and_so_does_set() -> None:
+    own = CONFIG + "baseline: {micro_batch_size: 64}\n"
+    baseline = plan_of("hf", HF, own, "baseline.lr=0.5")[0].baseline
+    assert (baseline.micro_batch_size, baseline.lr, baseline.num_workers) == (64, 0.5, 2)
+
+
+def test_prefetching_of_the_file_goes_where_config_takes_the_workers_away() -> None:
+    file = {**HF, "dataloader_prefetch_factor": 4, "dataloader_persistent_workers": True}
+    baseline = plan_of("hf", file, CONFIG, "baseline.num_workers=0")[0].baseline
+    assert (baseline.num_workers, baseline.prefetch_factor, baseline.persistent_workers) == (0, None, False)
+
+
+def test_arguments_of_ddp_wait_for_ranks_and_are_said_where_there_are_none() -> None:
+    file = {**HF, "ddp_bucket_cap_mb": 40, "ddp_find_unused_parameters": True}
+    plan, told = plan_of("hf", file)
+    assert plan.baseline.ddp is None
+    names = next(one["names"] for one in told if one["code"] == "ddp_without_ranks")
+    assert names == ["ddp_bucket_cap_mb", "ddp_find_unused_parameters"]
+    config = CONFIG + "baseline: {strategy: ddp, world_size: 2, ddp: {bucket_cap_mb: 9}}\n"
+    plan, told = plan_of("hf", file, config)
+    assert plan.baseline.ddp is not None
+    assert (plan.baseline.ddp.bucket_cap_mb, plan.baseline.ddp.find_unused_parameters) == (9, True)
+    assert "ddp_without_ranks" not in {one["code"] for one in told}
+
+
+def test_what_was_not_read_and_what_was_assumed_is_told() -> None:
+    told = plan_of("hf", {**HF, "hub_model_id": "me/mine"})[1]
+    assert {one["code"] for one in told} == {"not_read", "taken_by_default", "others_not_read"}
+    assert [one["name"] for one in told if one["code"] == "not_read"] == ["lr_scheduler_type"]
+    assert [one["values"] for one in told if one["code"] == "taken_by_default"] == [["pin_memory=True"]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "told"),
+    [
+        ("hf", {"learning_rate": -1}, r"own.json: learning_rate: baseline.lr: must be above 0, but got -1"),
+        ("hf", {"dataloader_num_workers": 0, "dataloader_prefetch_factor": 2}, "prefetch_factor needs loader workers"),
+        ("axolotl", "micro_batch_size: 2.5\n", r"own.yaml:1:19: baseline.micro_batch_size: must be a whole number"),
+    ],
+)
+def test_a_value_that_breaks_a_rule_is_told_at_its_place_in_the_own_file(kind: str, content: object, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        plan_of(kind, content)
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "told"),
+    [
+        ("hf", "{", "must be JSON, but is not"),
+        ("hf", "[1]", "must hold an object of settings, but holds list"),
+        ("hf", '{"bf16": true, "bf16": false}', "'bf16' is given twice"),
+        ("hf", "[" * 100_000, "nested so deeply|must be JSON"),
+        ("axolotl", "bf16: !!python/object/apply:os.system [ls]\n", "must be plain data"),
+        ("accelerate", "- 1\n", "the top level must be a mapping"),
+        ("axolotl", "bf16: true\nbf16: false\n", "is given twice"),
+    ],
+)
+def test_a_bad_file_is_one_clear_sentence(kind: str, content: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told) as error:
+        plan_of(kind, content)
+    assert len(error.value.problems) == 1
+
+
+def test_a_pickle_is_not_opened() -> None:
+    Path("training_args.bin").write_bytes(pickle.dumps({"learning_rate": 1}))
+    with pytest.raises(ConfigError, match=r"a \.bin is a pickle.*args\.to_json_string"):
+        read_today("hf", Path("training_args.bin"))
+
+
+def test_a_file_that_is_not_there_is_told() -> None:
+    with pytest.raises(ConfigError, match="there is no such file"):
+        read_today("deepspeed", Path("ds.json"))
+
+
+def test_a_command_in_config_is_observed_instead() -> None:
+    Path("train.py").touch()
+    with pytest.raises(ConfigError, match=r"workload\.command: --from can't stand beside a command"):
+        plan_of("hf", HF, "workload: {command: [python, train.py]}\n")
+
+
+def test_nothing_of_a_baseline_that_is_no_mapping_is_touched() -> None:
+    with pytest.raises(ConfigError, match="baseline: must be a mapping of settings"):
+        plan_of("hf", HF, CONFIG + "baseline: 3\n")
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.sampled_from(["hf", "accelerate", "deepspeed", "axolotl"]),
+    st.dictionaries(
+        st.sampled_from(_NAMES),
+        st.recursive(
+            st.none()
+            | st.booleans()
+            | st.integers()
+            | st.floats(allow_nan=False)
+            | st.text(max_size=5)
+            | st.just("auto"),
+            lambda inner: (
+                st.lists(inner, max_size=2)
+                | st.dictionaries(
+                    st.sampled_from(["enabled", "type", "params", "dtype", "dynamo_backend"]), inner, max_size=3
+                )
+            ),
+            max_leaves=4,
+        ),
+    ),
+)
+def test_whatever_a_file_holds_it_is_a_baseline_or_an_error_that_is_told(kind: str, content: dict[str, Any]) -> None:
+    with suppress(ConfigError):  # anything else fails
+        plan_of(kind, content)

@@ -1,0 +1,1 @@
+"""Exports, and what is read back from them."""

@@ -1,0 +1,251 @@
+"""Exports of every target: nothing is lost in silence, texts say what the settings say, and files read back."""
+
+from __future__ import annotations
+
+import ast
+import json
+from argparse import ArgumentParser
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotune.arguments import EXPORT_TARGETS, FILE_KINDS
+from autotune.errors import ConfigError
+from autotune.settings.ddp_config import DdpConfig
+from autotune.settings.exports.export import Export
+from autotune.settings.exports.registry import READERS, TARGETS, read_settings
+from autotune.settings.training_config import TrainingConfig
+from tests.settings.exports.configs import EVERYTHING, any_configs, flat
+
+DEVICES = st.sampled_from([None, "cpu", "cuda:0"])
+FILES: dict[str, Callable[[str], Any]] = {
+    "hf": json.loads,
+    "deepspeed": json.loads,
+    "accelerate": yaml.safe_load,
+    "axolotl": yaml.safe_load,
+}
+
+
+def dropped(export: Export) -> dict[str, str]:
+    return dict(export.dropped)
+
+
+def defaults(export: Export) -> dict[str, str]:
+    return dict(export.defaults)
+
+
+def test_the_command_line_names_the_targets_that_there_are() -> None:
+    assert tuple(TARGETS) == EXPORT_TARGETS
+    assert tuple(READERS) == FILE_KINDS
+    assert FILES.keys() == READERS.keys()
+
+
+@settings(max_examples=60, deadline=None)
+@given(any_configs(), DEVICES, st.sampled_from([None, "SGD", "AdamW"]), st.sampled_from(sorted(TARGETS)))
+def test_what_is_dropped_has_a_reason_and_is_not_what_torch_does_by_itself(
+    config: TrainingConfig, device: str | None, optimizer: str | None, target: str
+) -> None:
+    export = config.to(target, device=device, optimizer=optimizer)
+    allowed = flat(config).changed | {"micro_batch_size", "lr", "world_size", "strategy"}
+    assert all(reason.strip() and "{" not in reason.replace('{"', "") for reason in dropped(export).values())
+    assert set(dropped(export)) <= allowed
+    assert len(dropped(export)) == len(export.dropped)
+    assert all(name and reason for name, reason in export.defaults)
+
+
+@settings(max_examples=60, deadline=None)
+@given(any_configs(), DEVICES, st.sampled_from(sorted(FILES)))
+def test_a_file_holds_the_settings_of_its_export(config: TrainingConfig, device: str | None, target: str) -> None:
+    export = config.to(target, device=device)
+    assert FILES[target](export.text) == export.settings
+
+
+@settings(max_examples=150, deadline=None)
+@given(any_configs(), DEVICES, st.sampled_from(sorted(FILES)))
+def test_a_file_that_was_exported_reads_back_as_what_it_could_carry(
+    config: TrainingConfig, device: str | None, target: str
+) -> None:
+    export = config.to(target, device=device, optimizer="SGD")
+    found = read_settings(target, FILES[target](export.text))
+    own = flat(config).values
+    lost = set(dropped(export)) | ({"pin_memory"} if device == "cpu" else set())  # HF pins nothing on a CPU
+    assert {name: value for name, value in found.baseline.items() if name not in lost} == {
+        name: pytest.approx(own[name]) for name in found.baseline if name not in lost
+    }
+    assert not {one.name for one in found.unread} - {"optimizer.type", "use_cpu", "tf32"}
+    assert not found.others
+
+
+@settings(max_examples=60, deadline=None)
+@given(any_configs(), st.sampled_from(sorted(FILES)))
+def test_each_setting_of_a_file_is_read_or_dropped(config: TrainingConfig, target: str) -> None:
+    export = config.to(target, optimizer="SGD")
+    found = read_settings(target, FILES[target](export.text))
+    silent = {"strategy", "world_size"}  # of processes that a launcher counts; dropped where they are several
+    changed = (
+        flat(config).changed
+        - silent
+        - {name for name in flat(config).values if config.strategy != "ddp" and "ddp." in name}
+    )
+    assert changed <= set(found.baseline) | set(dropped(export))
+
+
+def test_a_setting_that_no_table_knows_is_dropped_by_name() -> None:
+    class Later(TrainingConfig):
+        max_tokens: int | None = None
+
+    for target in TARGETS:
+        assert "max_tokens" not in dropped(Later().to(target))
+        assert "max_tokens=9" in dropped(Later(max_tokens=9).to(target))["max_tokens"]
+
+
+def test_an_unknown_target_names_those_that_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"must be one of hf, .* but got 'lightening'; did you mean 'lightning'\?"):
+        TrainingConfig().to("lightening")
+
+
+@pytest.mark.parametrize("target", ["lightning", "composer"])
+@settings(max_examples=40, deadline=None)
+@given(config=any_configs())
+def test_a_snippet_is_python_and_calls_the_trainer_with_the_settings(target: str, config: TrainingConfig) -> None:
+    export = config.to(target)
+    arguments = keywords(export.text, "Trainer")
+    written = {name: ast.literal_eval(arguments[name]) for name in export.settings if name != "strategy"}
+    assert written == {name: value for name, value in export.settings.items() if name != "strategy"}
+    loader = keywords(export.text, "DataLoader")
+    steps = config.grad_accum_steps if target == "composer" else 1
+    assert ast.literal_eval(loader["batch_size"]) == config.micro_batch_size * steps
+    for name, value in config.loader_settings.items():
+        plain = getattr(TrainingConfig(), name)
+        assert value == (ast.literal_eval(loader[name]) if name in loader else plain)
+
+
+def test_lightning_gets_the_arguments_of_its_strategy() -> None:
+    arguments = {
+        name: ast.unparse(value) for name, value in keywords(EVERYTHING.to("lightning").text, "DDPStrategy").items()
+    }
+    assert arguments == {
+        "bucket_cap_mb": "50.0",
+        "gradient_as_bucket_view": "True",
+        "find_unused_parameters": "True",
+        "broadcast_buffers": "False",
+        "ddp_comm_hook": "default_hooks.fp16_compress_hook",
+    }
+
+
+def test_hf_gets_no_prefetching_without_workers() -> None:
+    assert "dataloader_prefetch_factor" not in TrainingConfig().to("hf").settings
+
+
+@pytest.mark.parametrize(("target", "name"), [("hf", "ddp_bucket_cap_mb"), ("axolotl", "ddp_bucket_cap_mb")])
+def test_a_bucket_that_is_no_whole_number_is_dropped_where_only_those_are_taken(target: str, name: str) -> None:
+    config = TrainingConfig(strategy="ddp", world_size=2, ddp=DdpConfig(bucket_cap_mb=12.5))
+    assert name not in config.to(target).settings
+    assert "whole numbers" in dropped(config.to(target))["ddp.bucket_cap_mb"]
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "value"),
+    [
+        ("hf", "fp16", False),
+        ("accelerate", "mixed_precision", "no"),
+        ("lightning", "precision", "32-true"),
+        ("composer", "precision", "fp32"),
+    ],
+)
+def test_a_precision_that_a_cpu_can_not_have_is_dropped(target: str, name: str, value: object) -> None:
+    export = TrainingConfig(amp_dtype="float16").to(target, device="cpu")
+    assert export.settings[name] == value
+    assert "CPU" in dropped(export)["amp_dtype"]
+    assert "amp_dtype" not in dropped(TrainingConfig(amp_dtype="float16").to(target, device="cuda"))
+
+
+def test_the_batch_sizes_of_deepspeed_agree() -> None:
+    found = EVERYTHING.to("deepspeed").settings
+    micro, steps = found["train_micro_batch_size_per_gpu"], found["gradient_accumulation_steps"]
+    assert found["train_batch_size"] == micro * steps * EVERYTHING.world_size
+
+
+def test_deepspeed_gets_a_learning_rate_where_the_optimizer_is_known() -> None:
+    assert "lr" in dropped(EVERYTHING.to("deepspeed"))
+    known = EVERYTHING.to("deepspeed", optimizer="AdamW")
+    assert known.settings["optimizer"] == {"type": "AdamW", "params": {"lr": 1e-5}}
+    assert "lr" not in dropped(known)
+
+
+def test_a_bucket_of_deepspeed_is_counted_in_elements_of_its_precision() -> None:
+    plain = TrainingConfig(strategy="ddp", world_size=2, ddp=DdpConfig(bucket_cap_mb=4.0))
+    half = plain.model_copy(update={"amp_dtype": "bfloat16"})
+    sizes = [each.to("deepspeed").settings["zero_optimization"]["reduce_bucket_size"] for each in (plain, half)]
+    assert sizes == [2**20, 2**21]
+
+
+def test_accumulation_of_ultralytics_follows_from_its_nominal_batch() -> None:
+    found = EVERYTHING.to("ultralytics").settings
+    assert round(found["nbs"] / found["batch"]) == EVERYTHING.grad_accum_steps
+    assert found["batch"] == EVERYTHING.micro_batch_size * EVERYTHING.world_size
+
+
+def test_ultralytics_says_that_its_own_optimizer_takes_another_learning_rate() -> None:
+    assert "lr0" in defaults(EVERYTHING.to("ultralytics"))["optimizer"]
+    named = EVERYTHING.to("ultralytics", optimizer="SGD")
+    assert named.settings["optimizer"] == "SGD"
+    assert "optimizer" not in defaults(named)
+
+
+def test_timm_is_always_told_its_learning_rate_and_precision() -> None:
+    words = EVERYTHING.to("timm").text.split()
+    assert words[words.index("--lr") + 1] == "1e-05"
+    assert words[words.index("--amp-dtype") + 1] == "bfloat16"
+    assert "--amp" in words
+
+
+def test_options_are_those_of_a_parser_of_the_same_names() -> None:
+    export = EVERYTHING.to("timm", device="cpu")
+    parser = ArgumentParser()
+    for name, value in export.settings.items():
+        kind: dict[str, Any] = {"action": "store_true"} if value is True else {"type": type(value)}
+        parser.add_argument(f"--{name.replace('_', '-')}", **kind)
+    assert vars(parser.parse_args(export.text.split())) == export.settings
+
+
+def test_torchrun_starts_the_processes_with_their_threads() -> None:
+    assert (
+        EVERYTHING.to("torchrun").text == "env OMP_NUM_THREADS=3 torchrun --standalone --nnodes 1 --nproc-per-node 2\n"
+    )
+    alone = TrainingConfig(world_size=2, strategy="ddp").to("torchrun")
+    assert alone.text == "torchrun --standalone --nnodes 1 --nproc-per-node 2\n"
+    assert "OMP_NUM_THREADS" in defaults(alone)
+
+
+def test_axolotl_never_prefetches_256_batches() -> None:
+    settings = TrainingConfig().to("axolotl").settings
+    assert {"dataloader_num_workers", "dataloader_pin_memory"} <= settings.keys()
+
+
+def test_a_small_learning_rate_is_a_number_to_those_who_read_yaml() -> None:
+    assert yaml.safe_load(TrainingConfig(lr=1e-5).to("axolotl").text)["learning_rate"] == 1e-5
+
+
+def test_accelerate_says_that_it_launches_one_process_on_a_cpu() -> None:
+    config = TrainingConfig(world_size=2, strategy="ddp")
+    assert "torchrun --nproc-per-node 2" in dropped(config.to("accelerate", device="cpu"))["world_size"]
+    assert "world_size" not in dropped(config.to("accelerate", device="cuda"))
+
+
+def test_hf_says_which_defaults_differ() -> None:
+    assert {"optim", "lr_scheduler_type", "max_grad_norm", "dataloader_drop_last"} <= defaults(
+        EVERYTHING.to("hf")
+    ).keys()
+
+
+def keywords(source: str, name: str) -> dict[str, ast.expr]:
+    """The keywords of the call of a name."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name:
+            return {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg}
+    raise AssertionError(f"{name} is not called")
