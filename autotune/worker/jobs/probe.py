@@ -26,6 +26,7 @@ from autotune.worker.setup.build import build_dataset, build_model, is_stream, l
 from autotune.worker.setup.device import Device
 from autotune.worker.setup.loader import build_loader
 from autotune.worker.setup.machine import bytes_from_disk
+from autotune.worker.setup.own_batches import is_factory, made_batches, mean_samples, takes_batch_size, takes_budget
 
 __all__ = ["is_sharded", "probe", "warm_page_cache"]
 
@@ -42,7 +43,12 @@ def probe(workload: Workload, config: TrainingConfig, device: Device, scratch: P
     """
     dataset = build_dataset(workload)
     length, size = length_of(dataset), config.micro_batch_size
-    small = TrainingConfig(micro_batch_size=size if length is None else min(size, length), lr=config.lr)
+    small = TrainingConfig(
+        micro_batch_size=size if length is None else min(size, length), max_tokens=config.max_tokens, lr=config.lr
+    )
+    own, budget_samples = workload.batch_sampler, None
+    if takes_budget(own) and not takes_batch_size(own):  # first: later random draws depend on how long things took
+        budget_samples = mean_samples(made_batches(own, dataset, small))
     feed = Feed(build_loader(workload, dataset, small, scratch))
     first = feed.start()
     model = build_model(workload, small, device)
@@ -50,7 +56,7 @@ def probe(workload: Workload, config: TrainingConfig, device: Device, scratch: P
     has_unused = _train_once(trainer, first.batch)
     warm_page_cache(feed)
     is_iterable, inputs = is_stream(dataset), tensors_of(first.batch)
-    sampler, is_fixed = feed.loader.batch_sampler, hasattr(workload.batch_sampler, "__iter__")
+    sampler, is_fixed = feed.loader.batch_sampler, own is not None and not is_factory(own)
     parameters = list(model.parameters())
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     return WorkloadFacts(
@@ -58,6 +64,8 @@ def probe(workload: Workload, config: TrainingConfig, device: Device, scratch: P
         is_iterable=is_iterable,
         is_sharded=not is_iterable or workload.worker_init_fn is not None or is_sharded(dataset),
         fixed_batch_size=int(getattr(sampler, "batch_size", max(1, first.samples))) if is_fixed else None,
+        has_token_budget=takes_budget(own),
+        budget_samples=budget_samples,
         has_4d_input=any(tensor.ndim == _IMAGE_DIMS and tensor.is_floating_point() for tensor in inputs),
         parameter_count=sum(parameter.numel() for parameter in parameters),
         trainable_parameter_count=sum(parameter.numel() for parameter in trained),

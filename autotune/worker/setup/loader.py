@@ -26,6 +26,7 @@ from autotune.protocol.payload import read_payload, write_payload
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.worker.setup.build import is_stream
+from autotune.worker.setup.own_batches import is_factory, made_batches, refuse_budget
 from autotune.worker.setup.process_group import ALONE, Group
 
 __all__ = ["EachNth", "build_loader", "tell_epoch"]
@@ -38,8 +39,14 @@ def build_loader(
 
     Folder `scratch` takes what loader workers that are not forked read.
     """
-    kwargs = config.dataloader_kwargs()
-    kwargs.update(_sampling(workload, dataset, kwargs, group))
+    kwargs: dict[str, Any] = {"batch_size": config.loader_batch_size, **config.loader_settings}
+    if workload.batch_sampler is None:
+        refuse_budget(config)
+        kwargs |= _sampling(workload, dataset, group)
+    else:
+        del kwargs["batch_size"]
+        batches = made_batches(workload.batch_sampler, dataset, config)
+        kwargs["batch_sampler"] = batches if group.size == 1 else EachNth(batches, group)
     functions = {"collate_fn": workload.collate_fn, "worker_init_fn": workload.worker_init_fn}
     if config.num_workers > 0:
         context = torch.multiprocessing.get_context(workload.multiprocessing_context)
@@ -81,25 +88,17 @@ def tell_epoch(sampler: Any, epoch: int) -> None:
         set_epoch(epoch)
 
 
-def _sampling(workload: Workload, dataset: Any, kwargs: dict[str, Any], group: Group) -> dict[str, Any]:
-    """Arguments of the DataLoader that say which items make a batch; removes those they replace."""
-    if workload.batch_sampler is not None:
-        return {"batch_sampler": _own_sampler(workload.batch_sampler, group, dataset, kwargs.pop("batch_size"))}
+def _sampling(workload: Workload, dataset: Any, group: Group) -> dict[str, Any]:
+    """Arguments of the DataLoader that say which items come, and in which order."""
     drops, order = {"drop_last": workload.drop_last}, {"shuffle": workload.shuffle}
     if is_stream(dataset):
         return drops
     if workload.sampler is not None:
-        return drops | {"sampler": _own_sampler(workload.sampler, group, dataset)}
+        drawn = workload.sampler(dataset) if is_factory(workload.sampler) else workload.sampler
+        return drops | {"sampler": drawn if group.size == 1 else EachNth(drawn, group)}
     if group.size > 1:
         return drops | {"sampler": DistributedSampler(dataset, group.size, group.rank, **order, **drops)}
     return drops | order
-
-
-def _own_sampler(sampler: Any, group: Group, *arguments: Any) -> Any:
-    """The user's sampler, or what their function makes of some arguments; of several ranks this one's share of it."""
-    is_factory = callable(sampler) and not hasattr(sampler, "__iter__")
-    drawn = sampler(*arguments) if is_factory else sampler
-    return drawn if group.size == 1 else EachNth(drawn, group)
 
 
 class _PortableFunction:
