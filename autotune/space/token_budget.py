@@ -6,22 +6,24 @@ its budget holds on average, the budgets to try, or a reason against what was gi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 
+from autotune.settings.search_space import Domain
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import WorkloadFacts
 
 __all__ = ["budget_obstacle", "global_batch_of", "samples_within", "token_budgets", "with_batch", "with_mean_batch"]
 
 
-def budget_obstacle(given: Collection[str], facts: WorkloadFacts) -> str | None:
+def budget_obstacle(given: Mapping[str, Domain], facts: WorkloadFacts) -> str | None:
     """Why the settings that the user has listed can't be searched with this batch sampler, or None."""
     if facts.has_token_budget and "micro_batch_size" in given:
         return (
             "space.micro_batch_size must be left out where the batch sampler takes max_tokens, which the samples of a "
             "batch follow, but it was given; list space.max_tokens instead"
         )
-    if "max_tokens" in given and not facts.has_token_budget and facts.script is None:
+    has_budgets = any(value is not None for value in given.get("max_tokens", ()))
+    if has_budgets and not facts.has_token_budget and facts.script is None:
         return (
             "space.max_tokens needs a batch sampler with a parameter of that name, but the workload has none; leave it "
             "out, or give workload.batch_sampler as batch_sampler(dataset, max_tokens)"

@@ -75,6 +75,51 @@ def test_a_budget_without_its_sampler_is_refused_before_any_trial(
         search(tmp_path, n_trials=2, **arguments)
 
 
+class Layers(nn.Module):
+    """A few wide layers over each token: the device is the bottleneck."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Embedding(50, 128), *(nn.Linear(128, 128) for _ in range(4)), nn.Linear(128, 50))
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        outputs: Tensor = self.inner(input_ids)
+        return outputs
+
+
+def diagnose(lengths: list[int], **loader: Any) -> autotune.DiagnosisResult:
+    baseline = {"micro_batch_size": 16, "intra_op_threads": 1, "num_workers": 0}
+    parts: dict[str, Any] = {"step": tagging_step, "collate_fn": rows_with_mask, "loader": loader}
+    return autotune.diagnose(Layers(), Sequences(lengths), baseline=baseline, device="cpu", progress=False, **parts)
+
+
+@pytest.mark.quiet
+def test_a_diagnosis_tells_rates_in_tokens_and_what_like_lengths_would_win() -> None:
+    found = diagnose([(16, 16, 16, 16, 16, 16, 16, 400)[number % 8] for number in range(2000)])
+    run = found.diagnosis.evidence.measurement
+    assert run.tokens is not None
+    assert run.lengths is not None
+    assert run.tokens_per_s == pytest.approx(run.samples_per_s * run.tokens.per_sample)
+    assert (run.tokens.shortest, run.tokens.longest) in {(16, 400), (400, 400)}
+    assert run.lengths.padding == pytest.approx(run.lengths.buckets.random_padding, abs=0.1)
+    assert run.lengths.buckets.bucket_padding < 0.05
+    (advice,) = [piece for piece in found.advice if piece.kind == "batch_like_lengths"]
+    assert advice.expected_gain is not None
+    assert advice.expected_gain > 1
+    report = found.report()
+    assert "tokens/s" in report
+    assert "Put sequences of like length into one batch" in report
+
+
+def test_of_equal_lengths_nothing_is_said() -> None:
+    found = diagnose([32] * 1000)
+    run = found.diagnosis.evidence.measurement
+    assert run.tokens is not None, "they have a name"
+    assert run.tokens.padding == 0
+    assert run.lengths is None
+    assert all(piece.kind != "batch_like_lengths" for piece in found.advice)
+
+
 def test_buckets_of_lengths_are_searched_by_their_batch_size(tmp_path: Path) -> None:
     result = search(
         tmp_path,

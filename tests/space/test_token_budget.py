@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from autotune.analysis.forecast.observations import device_variations, loader_variations
 from autotune.diagnosis.variations import list_variations
 from autotune.records.ceilings import CeilingBook, loader_key
-from autotune.settings.search_space import SettingValue
+from autotune.settings.search_space import SearchSpace, SettingValue
 from autotune.settings.training_config import TrainingConfig
 from autotune.space.domains import whole_numbers
 from autotune.space.resolved_space import ResolvedSpace, compose
@@ -136,16 +136,17 @@ def test_the_baseline_has_the_samples_that_the_probe_has_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given_names", "has_budget", "sentence"),
+    ("listed", "has_budget", "sentence"),
     [
-        ({"micro_batch_size"}, True, "space.micro_batch_size must be left out"),
-        ({"max_tokens"}, False, "space.max_tokens needs a batch sampler"),
-        ({"max_tokens"}, True, None),
-        ({"micro_batch_size"}, False, None),
+        ({"micro_batch_size": [8]}, True, "space.micro_batch_size must be left out"),
+        ({"max_tokens": [64]}, False, "space.max_tokens needs a batch sampler"),
+        ({"max_tokens": None}, False, None),
+        ({"max_tokens": [64]}, True, None),
+        ({"micro_batch_size": [8]}, False, None),
     ],
 )
 def test_the_setting_that_is_not_searched_is_refused_by_name(
-    given_names: set[str], has_budget: bool, sentence: str | None
+    listed: dict[str, Any], has_budget: bool, sentence: str | None
 ) -> None:
-    reason = budget_obstacle(given_names, make_facts(has_token_budget=has_budget))
+    reason = budget_obstacle(SearchSpace.model_validate(listed).given(), make_facts(has_token_budget=has_budget))
     assert reason is None if sentence is None else str(reason).startswith(sentence)
