@@ -51,7 +51,7 @@ def test_a_larger_token_budget_is_recommended_where_it_is_faster(tmp_path: Path)
 
 
 def test_listed_budgets_are_searched(tmp_path: Path) -> None:
-    result = search(tmp_path, space=ONE_SETTING | {"max_tokens": [128, 512]}, n_trials=2, timeout_s=30)
+    result = search(tmp_path, space=ONE_SETTING | {"max_tokens": [128, 512]}, n_trials=2)
     assert {trial.config.max_tokens for trial in result.trials} == {128, 512}
 
 
@@ -102,7 +102,7 @@ def test_a_diagnosis_tells_rates_in_tokens_and_what_like_lengths_would_win() -> 
     assert run.tokens_per_s == pytest.approx(run.samples_per_s * run.tokens.per_sample)
     assert (run.tokens.shortest, run.tokens.longest) in {(16, 400), (400, 400)}
     assert run.lengths.padding == pytest.approx(run.lengths.buckets.random_padding, abs=0.1)
-    assert run.lengths.buckets.bucket_padding < 0.05
+    assert run.lengths.buckets.bucket_padding < 0.1
     (advice,) = [piece for piece in found.advice if piece.kind == "batch_like_lengths"]
     assert advice.expected_gain is not None
     assert advice.expected_gain > 1
@@ -127,7 +127,6 @@ def test_buckets_of_lengths_are_searched_by_their_batch_size(tmp_path: Path) -> 
         baseline={"micro_batch_size": 8},
         space=ONE_SETTING | {"micro_batch_size": [8, 32]},
         n_trials=2,
-        timeout_s=30,
     )
     sizes = {
         trial.config.micro_batch_size: {block.samples / block.batches for block in trial.measurement.blocks}

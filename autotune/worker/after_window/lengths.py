@@ -36,7 +36,7 @@ __all__ = ["LengthLimits", "length_of_item", "measure_lengths"]
 # What names no source is our own convention.
 _MOST_ITEMS = 1024
 _FEWEST_ITEMS = 32  # of fewer lengths nothing is told
-_ITEMS_S = 0.5  # what reading them may take
+_ITEMS_S = 1.0  # what reading them may take
 _MOST_TIMED = 7  # lengths whose batches are timed
 _REPEATS = 3  # of each, at least
 _STRETCHES = 2.0  # times the stretch of a ceiling, for all of them
