@@ -14,7 +14,7 @@ from autotune.analysis.forecast.job_forecast import Pair, expected_rates
 from autotune.diagnosis.gains import LEAST_GAIN, advise, worth_giving
 from autotune.diagnosis.remedies import list_remedies
 from autotune.records.diagnosis import Advice, Evidence, Finding
-from autotune.records.run_summary import changed_settings
+from autotune.records.run_summary import changed_settings, is_single
 
 __all__ = ["rank_advice"]
 
@@ -66,8 +66,8 @@ def _best_of_each_setting(evidence: Evidence, rated: Sequence[_Rated]) -> Iterat
     """For each device setting alone, the value of the best expected rate."""
     best = dict[str, _Rated]()
     for (loader, device), rate in rated:
-        if device is not None and len(device.changes) == 1:
-            (name,) = device.changes
+        if device is not None and is_single(device.changes):
+            name = next(iter(device.changes))
             if name not in best or rate > best[name][1]:
                 best[name] = (loader, device), rate
     yield from (_advice(evidence, *one) for one in best.values())

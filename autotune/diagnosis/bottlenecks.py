@@ -95,7 +95,7 @@ def fixed_step_share(evidence: Evidence) -> float:
     were measured.
     """
     own = evidence.config.micro_batch_size
-    points = [point for point in evidence.curves.device if point.changes.keys() <= {"micro_batch_size"}]
+    points = [point for point in evidence.curves.device if point.changes.keys() <= {"micro_batch_size", "max_tokens"}]
     ceilings: dict[object, float] = {own: expectation.device_ceiling(evidence)} | {
         point.changes.get("micro_batch_size", own): point.ceiling.samples_per_s for point in points if point.ceiling
     }

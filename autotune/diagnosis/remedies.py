@@ -40,6 +40,7 @@ def list_remedies(evidence: Evidence, findings: Sequence[Finding], *, best_sampl
                 yield from _FOR_LOADER[code](evidence, costs)
         elif code != "compute" or finding is findings[0]:
             yield from _FOR_DEVICE[code](evidence, finding)
+    yield from _like_lengths(evidence)
 
 
 def _cpu_work(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
@@ -173,6 +174,30 @@ def _short_epochs(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
         expected = evidence.measurement.samples_per_s / (1.0 - finding.share * (1 - 1 / _LONGER_EPOCHS))
         longer = {"epoch_samples": length, "wanted_samples": length * _LONGER_EPOCHS}
         yield _expecting(evidence, "lengthen_epochs", expected, share=finding.share, **longer)
+
+
+def _like_lengths(evidence: Evidence) -> Iterator[Advice]:
+    """Batches of sequences of like length, which hold less padding: they win what the device then saves, no more.
+
+    The loader's rate is taken to stay. The rate expected is today's times what the law of both sides says.
+    """
+    lengths = evidence.measurement.lengths
+    if lengths is None or lengths.buckets.device_time is None or lengths.buckets.device_time_ci is None:
+        return
+    present, buckets = evidence.measurement.samples_per_s, lengths.buckets
+    loader, device = expectation.loader_ceiling(evidence), expectation.device_ceiling(evidence)
+    today = expectation.join_rates(evidence, loader, device)
+
+    def times(device_time: float) -> float:
+        return expectation.join_rates(evidence, loader, device / device_time) / today
+
+    low, high = (times(device_time) - 1 for device_time in reversed(lengths.buckets.device_time_ci))
+    if low <= 0:  # what was measured leaves open whether they win anything
+        return
+    padding = buckets.random_padding if lengths.padding is None else lengths.padding
+    figures = figures_of(buckets, "pool_batches", "bucket_padding", "device_time") | figures_of(lengths, "items")
+    figures |= {"padding": padding, "gain_low": low, "gain_high": high, "timed": len(lengths.steps)}
+    yield _expecting(evidence, "batch_like_lengths", present * times(lengths.buckets.device_time), **figures)
 
 
 _FOR_LOADER: dict[Bottleneck, Callable[[Evidence, LoaderCosts], Iterator[Advice]]] = {

@@ -21,6 +21,7 @@ from autotune.diagnosis.scaling_bottlenecks import LEAST_SHARE, Cause, GroupCase
 from autotune.records.diagnosis import Advice
 from autotune.records.ranks import Communication, uneven_ranks
 from autotune.space.constraints import hook_obstacle
+from autotune.space.token_budget import with_batch
 
 __all__ = ["list_scaling_advice"]
 
@@ -75,7 +76,7 @@ def _fits(case: GroupCase, factor: int) -> bool:
     run = next(record.measurement for record in case.records if record.number == case.group.number)
     limit_bytes = 0 if run is None else round(run.peak_memory_bytes / case.group.limit_share)
     memory = memory_of_trials((), case.records, limit_bytes, limit_is_ram=case.environment.has_only_ram)
-    larger = config.model_copy(update={"micro_batch_size": factor * config.micro_batch_size})
+    larger = with_batch(config, factor * config.micro_batch_size)
     return bool(memory.chance_to_fit([larger], limit_bytes)[0] >= SURE_TO_FIT)
 
 

@@ -11,6 +11,7 @@ from autotune.settings.training_config import TrainingConfig
 from autotune.space import constraints as rules
 from autotune.space.default_ranges import most_workers
 from autotune.space.resolved_space import ResolvedSpace
+from autotune.space.token_budget import with_batch
 
 __all__ = ["list_variations"]
 
@@ -40,7 +41,8 @@ def _loader_changes(space: ResolvedSpace) -> Iterator[Mapping[str, object]]:
 
 def _device_changes(space: ResolvedSpace) -> Iterator[Mapping[str, object]]:
     own, environment = space.baseline, space.environment
-    yield from ({"micro_batch_size": max(1, int(own.micro_batch_size * factor))} for factor in _BATCH_FACTORS)
+    for factor in _BATCH_FACTORS:
+        yield with_batch(own, max(1, int(own.micro_batch_size * factor))).model_dump()
     yield from ({"amp_dtype": dtype} for dtype in environment.native_amp_dtypes)
     if environment.device_kind == "cpu":
         yield from ({"intra_op_threads": count} for count in (1, environment.cores))

@@ -35,7 +35,7 @@ from autotune.settings.workload import ScriptFacts, WorkloadFacts
 __all__ = ["AppliedScript", "read_recommended", "read_script", "recommended_yaml"]
 
 _FORMAT = 1
-_LATER = {"in_order"}
+_LATER = {"in_order", "max_tokens"}
 """Settings that came after this format: where a file lacks one, it was found with the default."""
 _DIGITS = 4  # our convention: finer than any measured figure here
 
@@ -82,6 +82,10 @@ _LOADERS = {
     "loader": """\
 #     loader = config.loader(loader)  # a copy of your own, with these settings
 """,
+    "tokens": """\
+#     batches = ...  # your own batch sampler, made with max_tokens={max_tokens}
+#     loader = DataLoader(dataset, batch_sampler=batches, **config.dataloader_kwargs())
+""",
     "batches": """\
 #     loader = DataLoader(dataset, batch_sampler=..., **config.loader_settings)  # your own batch sampler
 """,
@@ -118,7 +122,9 @@ def recommended_yaml(summary: RunSummary, *, say: Callable[[Note], str]) -> str:
             version=summary.autotune_version,
             name=_printable(summary.name),
             device=_printable(summary.environment.device_name),
-            loader=_LOADERS[_loader_of(summary.facts, recommendation.config)],
+            loader=_LOADERS[_loader_of(summary.facts, recommendation.config)].format(
+                max_tokens=recommendation.config.loader_max_tokens
+            ),
             ranks=_ranks(recommendation.config),
             malloc=_malloc(summary.environment),
         )
@@ -213,6 +219,8 @@ def _script(summary: RunSummary, script: ScriptFacts) -> dict[str, Any]:
 
 
 def _loader_of(facts: WorkloadFacts, config: TrainingConfig) -> str:
+    if facts.has_token_budget:
+        return "tokens"
     if facts.objects.has_loader:
         return "loader"
     if facts.fixed_batch_size is not None:

@@ -48,6 +48,7 @@ def loader_key(config: TrainingConfig) -> tuple[object, ...]:
     return (
         *({**config.loader_settings, "prefetch_factor": config.batches_per_worker}).values(),
         config.micro_batch_size,
+        config.max_tokens,
         config.world_size,
         config.strategy,
         config.intra_op_threads if config.num_workers == 0 else None,  # the trial's own process makes the items

@@ -17,6 +17,7 @@ from autotune.records.breakdown import LoaderCosts, TimeBreakdown
 from autotune.records.ceilings import Ceiling
 from autotune.records.conditions import DeviceConditions
 from autotune.records.host_load import HostLoad
+from autotune.records.lengths import Lengths, Tokens
 from autotune.records.ranks import Communication, RankFigures
 from autotune.records.utilization import BusyReading, Fullness
 
@@ -174,6 +175,10 @@ class Measurement(FrozenModel):
     """Where the time goes; None where not asked for."""
     loader_costs: LoaderCosts | None = None
     """What data costs inside the loader; None where not asked for."""
+    tokens: Tokens | None = None
+    """The tokens of a sample; None where a batch has no lengths."""
+    lengths: Lengths | None = None
+    """Lengths of items, and what batches of like lengths would win; None where not asked for, or all are equal."""
     ranks: tuple[RankFigures, ...] = ()
     """Each rank's own figures, in order; () where there is one process. Everything else here is the group's: its rate
     and window, the worst rank's waits, busy fraction and memory."""
@@ -199,6 +204,11 @@ class Measurement(FrozenModel):
     def blocks(self) -> tuple[Block, ...]:
         """The raw blocks of the window."""
         return self.window.blocks
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens per second, padding included; None where a batch has no lengths."""
+        return None if self.tokens is None else self.samples_per_s * self.tokens.per_sample
 
     def busy_by(self, source: str | None) -> float | None:
         """The busy fraction by a source; None where it has none."""

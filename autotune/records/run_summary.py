@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Literal
 
 from pydantic import Field
@@ -17,7 +18,7 @@ from autotune.settings.objective import Objective
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import WorkloadFacts
 
-__all__ = ["Phase", "Progress", "RunSummary", "changed_settings"]
+__all__ = ["Phase", "Progress", "RunSummary", "changed_settings", "is_single"]
 
 Phase = Literal["probe", "search", "confirm", "measure", "curves"]
 """Of a search: probe, search, confirm. Of a diagnosis: probe, measure (today's settings), curves (other settings)."""
@@ -92,3 +93,8 @@ def changed_settings(config: TrainingConfig, baseline: TrainingConfig) -> dict[s
     """Settings in which a configuration differs from the baseline: {name: (baseline's, its own)}."""
     before, after = baseline.model_dump(), config.model_dump()
     return {name: (before[name], after[name]) for name in after if before[name] != after[name]}
+
+
+def is_single(changes: Collection[str]) -> bool:
+    """Whether settings, by name, are changed as one: with a token budget the samples of a batch go along."""
+    return len(set(changes) - {"max_tokens"} or set(changes)) == 1

@@ -18,6 +18,7 @@ from autotune.records.breakdown import PARTS, LoaderCosts, Share, TimeBreakdown
 from autotune.records.ceilings import Headroom, device_key, headroom_of, loader_key
 from autotune.records.conditions import DeviceConditions
 from autotune.records.host_load import HostLoad, join_loads
+from autotune.records.lengths import Lengths, Tokens
 from autotune.records.measurement import Measurement, Rate
 from autotune.records.ranks import Communication, RankFigures
 from autotune.records.recommendation import Ratio
@@ -45,7 +46,15 @@ Role = Literal["", "baseline", "recommended"]
 _T = TypeVar("_T")
 _Wanted = tuple[str, int | None, TrainingConfig | None, Ratio | None]
 """A Column but for its figures; a same batch may lack a number and settings."""
-_BESIDE_THE_RATE = ("loader_ceiling", "device_ceiling", "fullness", "loader_costs", "communication")
+_BESIDE_THE_RATE = (
+    "loader_ceiling",
+    "device_ceiling",
+    "fullness",
+    "loader_costs",
+    "communication",
+    "tokens",
+    "lengths",
+)
 """What the first run that measured it tells for all."""
 _CEILING_KEYS = {"loader": loader_key, "device": device_key}
 """What the ceiling of a side depends on."""
@@ -92,6 +101,12 @@ class Figures(FrozenModel):
     """How full the busy time was, in one run; null where the device does not report it."""
     loader_costs: LoaderCosts | None = None
     """What data costs inside the loader; null where not measured."""
+    tokens: Tokens | None = None
+    """The tokens of a sample, in one run; null where a batch has no lengths."""
+    tokens_per_s: float | None = None
+    """The rate in tokens, padding included; null where a batch has no lengths."""
+    lengths: Lengths | None = None
+    """Lengths of items, and what batches of like lengths would win; null where not measured, or all are equal."""
     ranks: tuple[RankFigures, ...] = ()
     """Each rank's own figures; empty where there is one process."""
     communication: Communication | None = None
@@ -184,10 +199,12 @@ def join_runs(
     known = (*runs, *others)
     readings = filter(None, (run.busy_readings for run in known))
     waiting = fmean(run.data_wait_fraction for run in runs)
+    rate, tokens = rate_of_runs(runs, spread), _first(run.tokens for run in known)
     return Figures(
         is_confirmed=is_confirmed,
         runs=len(runs),
-        samples_per_s=rate_of_runs(runs, spread),
+        samples_per_s=rate,
+        tokens_per_s=None if tokens is None else rate.value * tokens.per_sample,
         busy_fraction=_mean(run.busy_fraction for run in runs if run.busy_source == source),
         busy_source=source,
         data_wait_fraction=waiting,

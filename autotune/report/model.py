@@ -18,6 +18,7 @@ from autotune.report.figures import Column, Figures, make_columns
 from autotune.report.plots.plots import list_plots
 from autotune.report.sections import facts, memory, ranks, times, trials
 from autotune.report.sections.devices import device_section
+from autotune.report.sections.lengths import length_section
 from autotune.report.sections.result import result_table
 from autotune.report.text import one_line
 from autotune.report.wording import summary as sentences
@@ -142,6 +143,7 @@ def _list_sections(
         Section(title="Learning rate", blocks=(Bullets(sentences=report.lr_advice),), is_brief=True),
         Section(title="Notes on this run", blocks=(Bullets(sentences=report.notes),), is_brief=True),
         times.loader_section(measured),
+        length_section(measured),
         Section(title="Throughput by batch size and workers", blocks=plots["rate"]),
         Section(title="Memory by batch size", blocks=(*plots["memory"], *memory.memory_table(summary, lines))),
         Section(

@@ -126,6 +126,7 @@ class SearchSpace(FrozenModel):
     """
 
     micro_batch_size: _Setting = None
+    max_tokens: _Setting = None
     grad_accum_steps: _Setting = None
     amp_dtype: _Setting = None
     num_workers: _Setting = None

@@ -57,6 +57,9 @@ class TrainingConfig(FrozenModel):
 
     micro_batch_size: _Count = 32
     """Samples of one forward and backward pass, on one rank."""
+    max_tokens: _Count | None = None
+    """Tokens of one such batch, padding included, that a token-budget batch sampler fills; None: no budget.
+    `micro_batch_size` is then what such a batch holds on average."""
     grad_accum_steps: _Count = 1
     """Forward and backward passes for one optimizer step."""
     lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-3
@@ -106,9 +109,21 @@ class TrainingConfig(FrozenModel):
         return self.micro_batch_size * self.world_size // self.process_count
 
     @property
+    def loader_max_tokens(self) -> int | None:
+        """Tokens of a batch that one process loads; None without a token budget."""
+        return None if self.max_tokens is None else self.max_tokens * self.world_size // self.process_count
+
+    @property
     def global_batch_size(self) -> int:
-        """Samples of one optimizer step, over all ranks."""
+        """Samples of one optimizer step, over all ranks; with a token budget on average."""
         return self.micro_batch_size * self.grad_accum_steps * self.world_size
+
+    def global_batch_ratio(self, other: TrainingConfig) -> float:
+        """This global batch over another one: in tokens where both have a token budget, else in samples."""
+        if self.max_tokens is None or other.max_tokens is None:
+            return self.global_batch_size / other.global_batch_size
+        own, theirs = (one.max_tokens * one.grad_accum_steps * one.world_size for one in (self, other))  # type: ignore[operator] # not None
+        return own / theirs
 
     @property
     def loader_settings(self) -> dict[str, object]:
@@ -121,8 +136,13 @@ class TrainingConfig(FrozenModel):
         return (self.prefetch_factor or TORCH_PREFETCH_FACTOR) if self.num_workers else 0
 
     def dataloader_kwargs(self) -> dict[str, Any]:
-        """Arguments for torch.utils.data.DataLoader in each process: under dp, `batch_size` is that of all devices."""
-        return {"batch_size": self.loader_batch_size, **self.loader_settings}
+        """Arguments for torch.utils.data.DataLoader in each process: under dp, `batch_size` is that of all devices.
+
+        With a token budget there is no `batch_size`, which a DataLoader refuses beside the batch sampler that
+        `max_tokens` goes to.
+        """
+        size = {} if self.max_tokens is not None else {"batch_size": self.loader_batch_size}
+        return {**size, **self.loader_settings}
 
     def loader(self, loader: DataLoader[Any]) -> DataLoader[Any]:
         """A copy of your DataLoader with these settings, as trials load by; all else is as in yours.

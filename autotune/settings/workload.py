@@ -100,7 +100,8 @@ class Workload:
     sampler: _Part = None
     """A Sampler, or a callable: sampler(dataset) -> Sampler. Takes the place of shuffling."""
     batch_sampler: _Part = None
-    """A batch sampler, or a callable: batch_sampler(dataset, batch_size) -> iterable of index lists."""
+    """A batch sampler, or a callable: batch_sampler(dataset, batch_size) -> iterable of index lists; one with a
+    parameter `max_tokens` fills a token budget: batch_sampler(dataset, max_tokens=4096), see `baseline.max_tokens`."""
     worker_init_fn: _Part = None
     """worker_init_fn(worker_id), called in each loader worker as it starts."""
     shuffle: _Flag = True
@@ -203,6 +204,11 @@ class WorkloadFacts(FrozenModel):
     """Whether several loader workers share the data out among them (an unsharded iterable repeats it)."""
     fixed_batch_size: int | None = None
     """Batch size that the user's own batch sampler imposes."""
+    has_token_budget: bool = False
+    """The user's batch sampler takes `max_tokens`: that is searched in place of the micro batch, which follows it."""
+    budget_samples: float | None = None
+    """Samples that a batch of the baseline's token budget holds on average; None without a budget, and where the
+    sampler takes a batch size beside it."""
     has_4d_input: bool
     """A batch has a tensor of four dimensions, such as images."""
     parameter_count: int
@@ -222,3 +228,8 @@ class WorkloadFacts(FrozenModel):
     """What was seen of a script; None where a model and a dataset were given."""
     objects: ObjectFacts = Field(default_factory=ObjectFacts)
     """What a DataLoader and an optimizer that were given are set to."""
+
+    @property
+    def batch_setting(self) -> Literal["micro_batch_size", "max_tokens"]:
+        """The setting by which the batch is searched; the other one follows it, or is not used."""
+        return "max_tokens" if self.has_token_budget else "micro_batch_size"

@@ -19,6 +19,7 @@ from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import WorkloadFacts
 from autotune.space import constraints as rules
 from autotune.space.domains import group_sizes, whole_numbers
+from autotune.space.token_budget import global_batch_of, samples_within, token_budgets
 
 __all__ = ["Basis", "batch_cap", "default_ranges", "most_workers", "workers_cap"]
 
@@ -58,7 +59,7 @@ class Basis:
         """Ranks that can have a sample each of the largest global batch that is tried."""
         if self.keeps_batch:
             return self.baseline.global_batch_size
-        return inf if "micro_batch_size" in self.given else self.most_samples
+        return inf if self.facts.batch_setting in self.given else self.most_samples
 
 
 def default_ranges(basis: Basis) -> dict[str, Domain]:
@@ -68,7 +69,7 @@ def default_ranges(basis: Basis) -> dict[str, Domain]:
     """
     domains = {**_device_ranges(basis), **_rank_ranges(basis), **basis.given}
     domains = {**_loader_ranges(basis, domains), **domains}
-    domains.setdefault("micro_batch_size", _batch_range(basis, domains))
+    domains.update({name: domain for name, domain in _batch_ranges(basis, domains).items() if name not in basis.given})
     domains.setdefault("grad_accum_steps", _accum_range(basis, domains))
     if group_sizes(domains):
         domains = {**_ddp_ranges(basis, domains), **domains}
@@ -92,7 +93,7 @@ def workers_cap(basis: Basis) -> int | None:
 
 def batch_cap(basis: Basis, domains: Mapping[str, Domain]) -> int | None:
     """Most samples of a global batch, raised where listed accumulation or ranks need it; None without a cap."""
-    if basis.keeps_batch or "micro_batch_size" in basis.given:
+    if basis.keeps_batch or basis.facts.batch_setting in basis.given:
         return None
     listed = [max(whole_numbers(domains[name])) for name in ("grad_accum_steps", "world_size") if name in basis.given]
     smallest = min(whole_numbers(domains["micro_batch_size"]))
@@ -162,6 +163,18 @@ def _loader_ranges(basis: Basis, domains: Mapping[str, Domain]) -> dict[str, Dom
     }
 
 
+def _batch_ranges(basis: Basis, domains: Mapping[str, Domain]) -> dict[str, Domain]:
+    """Of the micro batch and of the token budget, one of which follows the other or is not used."""
+    if not basis.facts.has_token_budget:
+        return {"micro_batch_size": _batch_range(basis, domains), "max_tokens": _choices(basis.baseline.max_tokens)}
+    ranks, cap = whole_numbers(domains["world_size"]), basis.most_samples
+    budgets = basis.given.get("max_tokens") or _choices(
+        *token_budgets(basis.baseline, ranks, cap, keeps_batch=basis.keeps_batch, share=_SMALLEST_BATCH_SHARE)
+    )
+    samples = {samples_within(budget, basis.baseline) for budget in whole_numbers(budgets)}
+    return {"max_tokens": budgets, "micro_batch_size": _choices(*sorted(samples))}
+
+
 def _batch_range(basis: Basis, domains: Mapping[str, Domain]) -> Domain:
     facts, baseline, cap = basis.facts, basis.baseline, basis.most_samples
     if facts.fixed_batch_size is not None:
@@ -179,10 +192,11 @@ def _batch_range(basis: Basis, domains: Mapping[str, Domain]) -> Domain:
 
 
 def _accum_range(basis: Basis, domains: Mapping[str, Domain]) -> Domain:
-    steps = set[int]() if "micro_batch_size" in basis.given else set(_ACCUM_STEPS)
+    setting = basis.facts.batch_setting
+    steps = set[int]() if setting in basis.given else set(_ACCUM_STEPS)
     if basis.keeps_batch:
-        wanted = basis.baseline.global_batch_size
-        sizes, ranks = whole_numbers(domains["micro_batch_size"]), whole_numbers(domains["world_size"])
+        wanted = global_batch_of(basis.baseline, basis.facts)
+        sizes, ranks = whole_numbers(domains[setting]), whole_numbers(domains["world_size"])
         together = {size * count for size in sizes for count in ranks}
         steps = {wanted // samples for samples in together if wanted % samples == 0}
     return _choices(*sorted(steps | {basis.baseline.grad_accum_steps}))

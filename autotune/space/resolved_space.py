@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import product
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -25,8 +25,9 @@ from autotune.space import constraints as rules
 from autotune.space.default_ranges import Basis, batch_cap, default_ranges, workers_cap
 from autotune.space.domains import group_sizes
 from autotune.space.notes import space_notes
+from autotune.space.token_budget import global_batch_of, samples_within
 
-__all__ = ["ResolvedSpace", "compose", "resolve", "setting_of"]
+__all__ = ["ResolvedSpace", "compose", "resolve", "setting_of", "with_batch_setting"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +61,19 @@ class ResolvedSpace:
     def parameters(self) -> dict[str, Domain]:
         """The settings that are searched: those with more than one value that do not follow from others."""
         derived = {"grad_accum_steps"} if self.keeps_batch else set()
+        if self.batch_setting == "max_tokens":
+            derived.add("micro_batch_size")
         return {name: domain for name, domain in self.domains.items() if len(domain) > 1 and name not in derived}
+
+    @property
+    def batch_setting(self) -> Literal["micro_batch_size", "max_tokens"]:
+        """The setting by which the batch is searched."""
+        return self.facts.batch_setting
+
+    @property
+    def wanted_batch(self) -> int:
+        """The baseline's global batch: in tokens where there is a token budget, else in samples."""
+        return global_batch_of(self.baseline, self.facts)
 
     @property
     def limit_bytes(self) -> int:
@@ -135,12 +148,22 @@ def setting_of(config: TrainingConfig, name: str) -> SettingValue:
     return value if config.strategy == "ddp" else None
 
 
+def with_batch_setting(config: TrainingConfig, value: int, space: ResolvedSpace) -> TrainingConfig:
+    """A configuration with another value of the setting by which the batch is searched, and what follows from it."""
+    if space.batch_setting == "micro_batch_size":
+        return config.model_copy(update={"micro_batch_size": value})
+    update = {"max_tokens": value, "micro_batch_size": samples_within(value, space.baseline)}
+    return config.model_copy(update=update)
+
+
 def _settings_of(params: Mapping[str, SettingValue], space: ResolvedSpace) -> dict[str, Any]:
     """Every setting, normalised; the loader's workers within what the ranks on a host share."""
     plain: dict[str, Any] = {name: next(iter(domain)) for name, domain in space.domains.items()}
     plain.update(params)
     ddp = {name.removeprefix(DDP_PREFIX): plain.pop(name) for name in [*plain] if name.startswith(DDP_PREFIX)}
     plain.update(lr=space.baseline.lr, ddp=ddp or None)
+    if space.batch_setting == "max_tokens":
+        plain["micro_batch_size"] = samples_within(plain["max_tokens"], space.baseline)
     settings: dict[str, Any] = rules.normalised(plain, space.facts, space.environment)
     if space.workers_cap is not None and settings["strategy"] == "ddp":
         share = max(1, space.workers_cap // rules.ranks_on_host(settings["world_size"], space.environment))
@@ -158,11 +181,12 @@ def _keep_global_batch(settings: dict[str, Any], space: ResolvedSpace) -> str | 
     """Split a kept global batch anew; the reason where that can't be done, None where it is done, or none is kept."""
     if not space.keeps_batch:
         return None
-    wanted, micro, ranks = space.baseline.global_batch_size, settings["micro_batch_size"], settings["world_size"]
+    name = space.batch_setting
+    wanted, micro, ranks = space.wanted_batch, settings[name], settings["world_size"]
     steps, rest = divmod(wanted, micro * ranks)
     if rest or steps == 0:
         on = f" on {ranks} ranks" if ranks > 1 else ""
-        return f"the global batch of {wanted} is kept, but micro_batch_size={micro}{on} does not divide it"
+        return f"the global batch of {wanted} is kept, but {name}={micro}{on} does not divide it"
     if steps not in space.domains["grad_accum_steps"]:
         return f"the global batch of {wanted} is kept, but grad_accum_steps={steps} lies outside the space"
     settings["grad_accum_steps"] = steps

@@ -14,7 +14,7 @@ from autotune.settings.search_space import DDP_PREFIX, Domain, IntRange, Setting
 from autotune.settings.training_config import TORCH_PREFETCH_FACTOR, TrainingConfig
 from autotune.space import constraints as rules
 from autotune.space.domains import whole_numbers
-from autotune.space.resolved_space import ResolvedSpace, compose, setting_of
+from autotune.space.resolved_space import ResolvedSpace, compose, setting_of, with_batch_setting
 
 __all__ = [
     "Params",
@@ -80,7 +80,7 @@ def first_guesses(space: ResolvedSpace) -> list[Params]:
         "pin_memory": True,
         "prefetch_factor": _GUESSED_PREFETCH,
     }
-    batch: Params = {"micro_batch_size": max(whole_numbers(space.domains["micro_batch_size"]))}
+    batch: Params = {space.batch_setting: max(whole_numbers(space.domains[space.batch_setting]))}
     fastest_first = ("bfloat16", "float16", "tf32", "float32")
     fastest = next(dtype for dtype in fastest_first if dtype in space.domains["amp_dtype"])
     device: Params = {"amp_dtype": fastest, "channels_last": True}
@@ -141,18 +141,17 @@ def same_batch_variant(best: TrialRecord, space: ResolvedSpace) -> Params | None
 
     None where they are at it, or can't be.
     """
-    wanted = space.baseline.global_batch_size
-    if best.config.global_batch_size == wanted:
+    if best.config.global_batch_ratio(space.baseline) == 1:
         return None
     params, own = params_of(best.config, space), space.baseline.grad_accum_steps
-    share, rest = divmod(wanted, best.config.world_size)
+    share, rest = divmod(space.wanted_batch, best.config.world_size)
     listed = {own, *whole_numbers(space.domains["grad_accum_steps"])}
     even = (steps for steps in listed if rest == 0 and share % steps == 0)
     for steps in sorted(even, key=lambda steps: (abs(steps - own), steps)):
-        split: Params = {"micro_batch_size": share // steps, "grad_accum_steps": steps}
+        split: Params = {space.batch_setting: share // steps, "grad_accum_steps": steps}
         variant = {**params, **{name: value for name, value in split.items() if name in params}}
         config = compose_allowed(variant, space)
-        if config is not None and config.global_batch_size == wanted:
+        if config is not None and config.global_batch_ratio(space.baseline) == 1:
             return variant
     return None
 
@@ -164,20 +163,21 @@ def largest_batch_variant(best: TrialRecord, space: ResolvedSpace, records: Sequ
     above one that was too big is not tried again. Where the global batch would grow beyond its cap, gradients are
     accumulated less.
     """
+    setting = space.batch_setting
     own = [record for record in records if memory_kind(record.config) == memory_kind(best.config)]
-    was_run = {record.config.micro_batch_size for record in own if record.measurement is not None}
-    if len(was_run) < 2 or "micro_batch_size" not in space.parameters:
+    was_run = {setting_of(record.config, setting) for record in own if record.measurement is not None}
+    if len(was_run) < 2 or setting not in space.parameters:
         return None
     memory = memory_of_trials((), records, space.limit_bytes, limit_is_ram=space.environment.has_only_ram)
-    too_big = min((record.config.micro_batch_size for record in own if is_too_big(record)), default=inf)
-    batches = sorted(size for size in whole_numbers(space.domains["micro_batch_size"]) if size < too_big)
-    resized = [best.config.model_copy(update={"micro_batch_size": batch}) for batch in batches]
+    too_big = min((getattr(record.config, setting) for record in own if is_too_big(record)), default=inf)
+    batches = sorted(size for size in whole_numbers(space.domains[setting]) if size < too_big)
+    resized = [with_batch_setting(best.config, batch, space) for batch in batches]
     fits = memory.chance_to_fit(resized, space.limit_bytes) >= SURE_TO_FIT if batches else ()
     fewest = min(whole_numbers(space.domains["grad_accum_steps"]))
     for batch in (batch for batch, may in zip(reversed(batches), reversed(fits), strict=True) if may):
         if batch in was_run:
             return None
-        params = params_of(best.config, space) | {"micro_batch_size": batch}
+        params = params_of(best.config, space) | {setting: batch}
         steps = {"grad_accum_steps": [params["grad_accum_steps"], fewest]} if "grad_accum_steps" in params else {}
         if (variant := first_allowed(params, space, steps)) is not None:
             return variant
@@ -230,8 +230,8 @@ def _nearest_params(wanted: Params, space: ResolvedSpace) -> Params:
 
 def _with_allowed_batch(guess: Params, space: ResolvedSpace) -> Params:
     """The guess with the largest micro batch, up to its own, that breaks no rule; as it is where every one does."""
-    own = guess.get("micro_batch_size")
+    own = guess.get(space.batch_setting)
     if not isinstance(own, int):
         return guess
-    sizes = sorted((size for size in whole_numbers(space.domains["micro_batch_size"]) if size <= own), reverse=True)
-    return first_allowed(guess, space, {"micro_batch_size": sizes}) or guess
+    sizes = sorted((size for size in whole_numbers(space.domains[space.batch_setting]) if size <= own), reverse=True)
+    return first_allowed(guess, space, {space.batch_setting: sizes}) or guess

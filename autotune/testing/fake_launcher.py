@@ -50,7 +50,7 @@ from autotune.testing.fake_figures import (
 __all__ = ["FakeLauncher"]
 
 _UNKNOWN = "the cost model does not say"
-_SETTINGS = {"loader": {*LOADER_SETTINGS, "micro_batch_size"}, "device": DEVICE_SETTINGS}
+_SETTINGS = {"loader": {*LOADER_SETTINGS, "micro_batch_size", "max_tokens"}, "device": DEVICE_SETTINGS}
 """What the points of a curve may differ in."""
 _DONE = TrialResult(outcome="ok")
 

@@ -113,8 +113,8 @@ class Finals:
     def _finalists(self) -> list[TrialRecord]:
         """The best challenger, the best that keeps the baseline's global batch, then others that may be as good."""
         better = challengers(self.found)
-        wanted = self.found.space.baseline.global_batch_size
-        same_batch = [record for record in better if record.config.global_batch_size == wanted]
+        own = self.found.space.baseline
+        same_batch = [record for record in better if record.config.global_batch_ratio(own) == 1]
         near = [record for record in better if _is_near(record, better[0], self.found)]
         wished = [*better[:1], *same_batch[:1], *near[1:]]
         return list({record.number: record for record in wished}.values())[:_FINALISTS]

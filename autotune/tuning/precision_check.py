@@ -55,8 +55,10 @@ class PrecisionGuard:
 
     def _answer(self, config: TrainingConfig, deadline_s: float) -> TrialResult:
         """Compare at the baseline's micro batch, without loader workers."""
-        plain = {"micro_batch_size": self.baseline.micro_batch_size, "grad_accum_steps": 1, "num_workers": 0}
-        compared = config.model_copy(update={**plain, **NEUTRAL_WITHOUT_WORKERS})
+        batch = {"micro_batch_size": self.baseline.micro_batch_size, "max_tokens": self.baseline.max_tokens}
+        compared = config.model_copy(
+            update={**batch, "grad_accum_steps": 1, "num_workers": 0, **NEUTRAL_WITHOUT_WORKERS}
+        )
         name = f"guard-{config.amp_dtype}" + ("-compile" if config.compile else "")
         report = self.runner.guard(compared, name=name, deadline_s=deadline_s)
         figures, result = report.guard, report.result

@@ -27,6 +27,7 @@ from autotune.space.constraints import obstacle
 from autotune.space.default_ranges import Basis
 from autotune.space.reach import within_reach
 from autotune.space.resolved_space import ResolvedSpace, compose, resolve
+from autotune.space.token_budget import budget_obstacle, with_mean_batch
 from autotune.tuning.time_budget import BASELINE_DEADLINE_S
 
 __all__ = ["probe_workload"]
@@ -57,6 +58,10 @@ def probe_workload(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, Resolv
         runner = runner.with_script(script)
         if script.is_in_process:
             preload_in(runner.launcher, script.modules, {**report.variables, **muted_environment(os.environ)})
+    listed = budget_obstacle(given, report.facts)
+    if listed is not None:
+        raise ConfigError(listed)
+    baseline = with_mean_batch(baseline, report.facts)
     drop_last = plan.workload.drop_last if report.facts.objects.drop_last is None else report.facts.objects.drop_last
     reason = obstacle(baseline, report.facts, environment, drop_last=drop_last)
     if reason is not None:
@@ -82,6 +87,7 @@ def probe_workload(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, Resolv
         *_object_notes(plan, report.facts),
         *_script_notes(plan, script),
         _optimizer_note(plan, report.facts),
+        _budget_note(baseline, report.facts),
         *space.notes,
         note_on_others(report.conditions),
         *notes_of(runner.launcher),
@@ -142,6 +148,13 @@ def _optimizer_note(plan: Plan, facts: WorkloadFacts) -> Note | None:
         return None
     count = facts.trainable_parameter_count
     return note("default_optimizer", trainable_parameters=count, adam_bytes=_ADAM_BYTES * count)
+
+
+def _budget_note(baseline: TrainingConfig, facts: WorkloadFacts) -> Note | None:
+    """What a batch of the token budget holds: the micro batch that was given, or is the default, is not used."""
+    if facts.budget_samples is None:
+        return None
+    return note("batch_follows_budget", max_tokens=baseline.max_tokens, samples=facts.budget_samples)
 
 
 def _refuse_empty(space: ResolvedSpace) -> None:

@@ -181,9 +181,9 @@ def _same_batch(contenders: Contenders) -> tuple[Confirmation | None, Ratio | No
 
     Where none was confirmed but the baseline, the trials decide, and no speed-up is claimed.
     """
-    wanted = contenders.found.space.baseline.global_batch_size
+    own = contenders.found.space.baseline
     for candidates in (contenders.confirmed, contenders.trials):
-        same = [candidate for candidate in candidates if candidate.config.global_batch_size == wanted]
+        same = [candidate for candidate in candidates if candidate.config.global_batch_ratio(own) == 1]
         if any(candidate.number != 0 for candidate in same):
             best = contenders.choice_of(same)
             claim = contenders.claim_of(best.number) if candidates is contenders.confirmed else None
@@ -213,7 +213,7 @@ def _speedup(candidate: Confirmation | None, reference: Confirmation | None, cla
 
 def _lr_advice(config: TrainingConfig, found: SearchOutcome) -> LrAdvice:
     baseline = found.space.baseline
-    ratio = config.global_batch_size / baseline.global_batch_size
+    ratio = config.global_batch_ratio(baseline)
     return scale_lr(baseline.lr, ratio, found.space.objective.lr_rule, found.space.facts.optimizer)
 
 

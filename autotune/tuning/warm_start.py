@@ -150,7 +150,7 @@ def _with_allowed_batch(params: Params, space: ResolvedSpace) -> Params | None:
 
     Accumulating gradients less is tried before a smaller batch.
     """
-    names = [name for name in ("micro_batch_size", "grad_accum_steps") if params.get(name)]
+    names = [name for name in (space.batch_setting, "grad_accum_steps") if params.get(name)]
     return first_allowed(params, space, {name: _halved(params[name], name, space) for name in names})
 
 

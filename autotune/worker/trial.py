@@ -31,6 +31,7 @@ from autotune.settings.workload import Workload
 from autotune.worker.after_window.extra_steps import measure_after_window
 from autotune.worker.failure.hang_dump import HangDump
 from autotune.worker.measure.batch import batch_fingerprint
+from autotune.worker.measure.batch_sizes import token_count
 from autotune.worker.measure.conditions import ConditionsProbe, Others
 from autotune.worker.measure.feed import Delivery, Feed
 from autotune.worker.measure.host_load import HostLoadProbe
@@ -169,10 +170,13 @@ def measure(
     gpus = gpus_used(device)  # NVML first: its start lets the queue fill
     busy, conditions = BusyProbe(gpus), ConditionsProbe(gpus, start.before, has_cuda=device.kind == "cuda")
     host = HostLoadProbe()
+    run.tokens = token_count(first.batch, first.samples)
     warmed = warm_up(run, rules, first)
     retries = device.alloc_retries()  # of the window alone: retries while the allocator settles are no fault
 
     def at_edge() -> None:
+        if run.tokens is not None:
+            run.tokens.begin_window()
         host.start()
         conditions.start()
         busy.start()  # last, as it ends first: the other calls to NVML lie outside its span
@@ -200,6 +204,7 @@ def measure(
         window=window,
         loss=float(run.loss),
         skipped_steps=run.skipped_steps,
+        tokens=None if run.tokens is None else run.tokens.figures(),
         remarks=(*ineffective, *(() if found is None else remarks_on(found))),
     )
 

@@ -38,6 +38,8 @@ class Case:
     step: Callable[[nn.Module, Any], Tensor] | None = None
     """step(model, batch) -> loss; None: what the batch's form suggests."""
     collate_fn: Callable[[list[Any]], Any] | None = None
+    batch_sampler: Callable[[Any, int], Iterable[list[int]]] | None = None
+    """batch_sampler(dataset, batch_size) -> lists of indices; None: the loader's own batches."""
     shuffle: bool = True
     settings: Mapping[str, Any] = field(default_factory=dict)
     """What is run "today", under TrainingConfig's names."""

@@ -182,6 +182,7 @@ def plan_for(
             step=case.step,
             optimizer=case.optimizer,
             collate_fn=case.collate_fn,
+            batch_sampler=case.batch_sampler,
             shuffle=case.shuffle,
         ),
         baseline=TrainingConfig.model_validate(dict(case.settings)),

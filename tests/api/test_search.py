@@ -27,7 +27,7 @@ from autotune.note import note
 from autotune.protocol.jobs import read_job
 from autotune.records.trial import Failure
 from autotune.settings.training_config import TrainingConfig
-from autotune.testing import CostModel, FakeLauncher, FakeTrial, analytic_cost, fake_environment
+from autotune.testing import CostModel, FakeLauncher, FakeTrial, analytic_cost, fake_environment, fake_facts
 from tests.factories.searches import GIB, NARROW, figures_of
 
 
@@ -582,3 +582,26 @@ def test_the_function_stays_a_function_when_its_rooms_are_imported(tmp_path: Pat
     import autotune.study.study
 
     assert callable(autotune.search)
+
+
+def test_a_token_budget_whose_largest_bucket_does_not_fit_is_not_recommended(tmp_path: Path) -> None:
+    def cost(config: TrainingConfig) -> FakeTrial:
+        budget = config.max_tokens or 0
+        stressed = (20 if budget > 2000 else 2) * GIB
+        return FakeTrial(samples_per_s=float(budget), peak_memory_bytes=GIB, stress_peak_bytes=stressed)
+
+    fixed = {"amp_dtype": "float32", "num_workers": 0, "grad_accum_steps": 1, "pin_memory": False, "strategy": "single"}
+    facts = fake_facts().model_copy(update={"has_token_budget": True, "budget_samples": 12.7})
+    result = search(
+        tmp_path,
+        launcher=FakeLauncher(cost, facts=facts),
+        baseline={"max_tokens": 1000},
+        space=fixed | {"max_tokens": [1000, 2000, 4000]},
+        n_trials=6,
+    )
+    assert {trial.config.max_tokens for trial in result.trials if trial.is_feasible} == {1000, 2000, 4000}
+    assert (result.best.max_tokens, result.best.micro_batch_size) == (2000, 26)
+    assert result.best.lr == pytest.approx(2 * result.baseline.lr)
+    assert "batch_follows_budget" in {found.code for found in result.summary.notes}
+    assert "stress_over_limit" in {found.code for found in result.summary.notes}
+    assert "2,000 tokens" in result.report()

@@ -66,6 +66,7 @@ def training_configs(draw: st.DrawFn) -> TrainingConfig:
     )
     return TrainingConfig(
         micro_batch_size=draw(counts),
+        max_tokens=draw(st.none() | counts),
         grad_accum_steps=accum,
         lr=draw(st.floats(min_value=0, exclude_min=True, allow_infinity=False)),
         amp_dtype=draw(st.sampled_from(AMP_DTYPES)),
@@ -243,8 +244,9 @@ class Stream(IterableDataset[int]):
         (GROUP.model_copy(update={"micro_batch_size": 2}), {}, range(8)),
         (TrainingConfig(micro_batch_size=2), {"is_iterable": True}, Stream()),
         (TrainingConfig(micro_batch_size=2), {"fixed_batch_size": 2}, range(4)),
+        (TrainingConfig(micro_batch_size=2, max_tokens=9), {"has_token_budget": True}, range(4)),
     ],
-    ids=["map", "ranks", "stream", "batch sampler"],
+    ids=["map", "ranks", "stream", "batch sampler", "token budget"],
 )
 def test_the_headers_loader_is_one_that_torch_makes(
     config: TrainingConfig, facts: dict[str, Any], dataset: Any, monkeypatch: pytest.MonkeyPatch
@@ -254,6 +256,7 @@ def test_the_headers_loader_is_one_that_torch_makes(
     lines = [line.removeprefix("#     ") for line in text.splitlines() if re.match(r"#     (sampler|loader) = ", line)]
     code = "\n".join(lines).replace("batch_sampler=...", "batch_sampler=[[0, 1], [2, 3]]")
     names: dict[str, Any] = {
+        "batches": [[0, 1], [2, 3]],
         "DataLoader": DataLoader,
         "DistributedSampler": partial(DistributedSampler, num_replicas=2, rank=0),
         "config": config.model_copy(update={"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}),
@@ -284,8 +287,9 @@ def test_every_setting_of_ddp_is_written_and_read_back_by_load(tmp_path: Path) -
 
 def test_a_file_from_before_a_setting_came_is_read_with_its_default(tmp_path: Path) -> None:
     text = recommended_yaml(summary(GROUP))
-    assert "  in_order: true\n" in text
-    assert autotune.load(write(tmp_path, text.replace("  in_order: true\n", ""))) == GROUP
+    for line in ("  in_order: true\n", "  max_tokens: null\n"):
+        assert line in text
+        assert autotune.load(write(tmp_path, text.replace(line, ""))) == GROUP
 
 
 def test_settings_that_are_missing_are_told_in_their_order(tmp_path: Path) -> None:

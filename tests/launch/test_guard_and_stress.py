@@ -77,3 +77,14 @@ def test_memory_that_the_largest_samples_take_is_an_outcome(rig: Rig) -> None:
     config = TrainingConfig(micro_batch_size=4)
     report = runner.stress(config, name="stress", deadline_s=GENEROUS_S, train_s=0.1)
     assert report.result.outcome == "host_oom"
+
+
+@pytest.mark.parametrize(("max_tokens", "outcome"), [(64, "ok"), (100, "ok"), (128, "host_oom")])
+def test_memory_is_judged_on_the_largest_bucket_of_a_token_budget(rig: Rig, max_tokens: int, outcome: str) -> None:
+    parts = TEXTS | {"step": "out_of_memory_in_the_largest_bucket", "batch_sampler": "Buckets"}
+    report = rig.runner(**named(**parts)).stress(
+        TrainingConfig(micro_batch_size=3, max_tokens=max_tokens), name="stress", deadline_s=GENEROUS_S, train_s=0.1
+    )
+    assert report.result.outcome == outcome, report.result.reason
+    if report.stress is not None:
+        assert report.stress.largest_batch_bytes <= 4 * max_tokens

@@ -208,3 +208,14 @@ def test_a_groups_bottleneck_reads_as_a_sentence() -> None:
         "with batches on the devices, 2 devices under DataParallel reach 60 % of 2 times the rate of a single device: "
         "each step copies the model to all of them and gathers their outputs"
     )
+
+
+def test_advice_on_lengths_tells_padding_gain_and_their_interval() -> None:
+    figures = {"pool_batches": 50, "padding": 0.45, "bucket_padding": 0.1, "device_time": 0.5, "timed": 7}
+    advice = advise("batch_like_lengths", 100.0, 200.0, {}, **figures, items=1024, gain_low=0.6, gain_high=1.5)
+    words = advice_in_words(advice)
+    assert "45 % of the tokens are padding now, 10 % would be" in words.text
+    assert words.basis == (
+        "by the lengths of 1,024 items and the time of batches of 7 lengths the device then needs 50 % of its time; by "
+        "their scatter the gain is +60 % to 2.5 times"
+    )

@@ -60,6 +60,21 @@ def test_every_valid_config_gives_kwargs_that_the_dataloader_takes(values: dict[
     assert loader.prefetch_factor == (kwargs["prefetch_factor"] or (2 if kwargs["num_workers"] else None))
 
 
+def test_with_a_token_budget_the_batch_sampler_takes_the_place_of_a_batch_size() -> None:
+    config = TrainingConfig(max_tokens=8)
+    kwargs = config.dataloader_kwargs()
+    assert "batch_size" not in kwargs
+    loader = DataLoader(TensorDataset(torch.zeros(8, 1)), batch_sampler=[[0, 1, 2], [3]], **kwargs)
+    assert [len(batch[0]) for batch in loader] == [3, 1]
+
+
+def test_global_batches_are_compared_in_tokens_where_both_have_a_budget() -> None:
+    half, whole = TrainingConfig(micro_batch_size=6, max_tokens=50), TrainingConfig(micro_batch_size=13, max_tokens=100)
+    assert half.global_batch_ratio(whole) == 0.5
+    assert half.model_copy(update={"grad_accum_steps": 2}).global_batch_ratio(whole) == 1
+    assert half.global_batch_ratio(TrainingConfig(micro_batch_size=12)) == 0.5
+
+
 @settings(max_examples=70, deadline=None)
 @given(_ANY_SETTINGS)
 def test_a_config_comes_back_from_json_as_it_was(values: dict[str, Any]) -> None:

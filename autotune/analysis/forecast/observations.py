@@ -24,6 +24,7 @@ from autotune.settings.training_config import LOADER_SETTINGS, TrainingConfig
 from autotune.space.constraints import normalised
 from autotune.space.domains import spread, whole_numbers
 from autotune.space.resolved_space import ResolvedSpace
+from autotune.space.token_budget import samples_within
 
 __all__ = [
     "ConfiguredPoint",
@@ -68,6 +69,9 @@ def changed(space: ResolvedSpace, changes: dict[str, object]) -> TrainingConfig:
     """The baseline on one device with other values of some settings, as a curve measures it."""
     single = {"strategy": "single", "world_size": 1, "ddp": None}
     settings = {**space.baseline.model_dump(), **single, **changes}
+    budget = changes.get("max_tokens")
+    if isinstance(budget, int):
+        settings["micro_batch_size"] = samples_within(budget, space.baseline)
     return TrainingConfig.model_validate(normalised(settings, space.facts, space.environment))
 
 
@@ -91,9 +95,10 @@ def loader_variations(space: ResolvedSpace, book: CeilingBook) -> Iterator[Train
     for name in [name for name in LOADER_SETTINGS if name != "num_workers"] if workers else ():
         for value in domains[name]:
             yield with_workers(workers, **{name: value})
-    batches = whole_numbers(domains["micro_batch_size"])
-    for batch in {min(batches), max(batches)} - {own.micro_batch_size} if most else ():
-        yield with_workers(most, micro_batch_size=batch)
+    setting = space.batch_setting
+    batches = whole_numbers(domains[setting])
+    for batch in {min(batches), max(batches)} - {getattr(own, setting)} if most else ():
+        yield with_workers(most, **{setting: batch})
 
 
 def device_variations(space: ResolvedSpace) -> Iterator[TrainingConfig]:
@@ -102,13 +107,14 @@ def device_variations(space: ResolvedSpace) -> Iterator[TrainingConfig]:
     Time may run out before the last one. So what costs no more than the baseline's own batch comes first, then larger
     batches and last smaller ones. torch.compile is left out: only a trial has the time for it.
     """
-    domains, own = space.domains, space.baseline.micro_batch_size
+    domains, setting = space.domains, space.batch_setting
+    own = getattr(space.baseline, setting)
     for name in ("amp_dtype", "channels_last", "intra_op_threads"):
         for value in domains[name]:
             yield changed(space, {name: value})
-    batches = spread(whole_numbers(domains["micro_batch_size"]), _MOST_VALUES)
+    batches = spread(whole_numbers(domains[setting]), _MOST_VALUES)
     for batch in sorted(batches, key=lambda size: (size < own, abs(size - own))):
-        yield changed(space, {"micro_batch_size": batch})
+        yield changed(space, {setting: batch})
 
 
 def configured_points(curves: Curves, space: ResolvedSpace) -> list[ConfiguredPoint]:

@@ -22,6 +22,7 @@ from autotune.report.render.markdown import render_sections
 from autotune.report.sections.advice import advice_table, bottleneck_table
 from autotune.report.sections.devices import device_facts
 from autotune.report.sections.facts import describe_environment
+from autotune.report.sections.lengths import length_facts
 from autotune.report.sections.ranks import rank_section
 from autotune.report.sections.times import fullness_facts, loader_facts
 from autotune.report.text import one_line
@@ -98,6 +99,7 @@ def diagnosis_sections(diagnosis: Diagnosis) -> tuple[Section, ...]:
         Section(title="Today's settings", blocks=(known_facts(_today(diagnosis)),)),
         *rank_section(run.ranks),
         Section(title="Inside the loader: what an item costs", blocks=(known_facts(loader),)),
+        Section(title="Lengths: tokens and padding", blocks=(known_facts(length_facts(_join(diagnosis))),)),
         Section(title="Other settings, each side alone", blocks=(_curves(curves),)),
         Section(title="Notes", blocks=(notes,)),
     )

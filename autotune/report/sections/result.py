@@ -13,7 +13,8 @@ from autotune.records.recommendation import Ratio
 from autotune.records.run_spread import RunSpread
 from autotune.records.run_summary import changed_settings
 from autotune.report.blocks import Table
-from autotune.report.figures import Column, has_parts, list_busy, list_known, list_waits
+from autotune.report.figures import Column, Figures, has_parts, list_busy, list_known, list_waits
+from autotune.report.sections.lengths import padding_of
 from autotune.report.wording.names import PART_NAMES, format_setting, name_interval
 from autotune.report.wording.units import NO_VALUE, Unit, format_bytes_beside, show, show_interval
 from autotune.settings.training_config import TrainingConfig
@@ -35,6 +36,7 @@ def result_table(columns: Sequence[Column], limit_bytes: int, spread: RunSpread)
     rows = (
         ("samples/s", *(show(rate and rate.value, "plain_rate") for rate in rates)),
         (interval, *(_show_interval(rate, "plain_rate") for rate in rates)),
+        *_token_rows(figures),
         *(speedups if any(ratios) else ()),
         ("busy", *(show(reading and reading.fraction, "share") for reading in list_busy(columns))),
         *_time_rows(columns),
@@ -49,6 +51,16 @@ def result_table(columns: Sequence[Column], limit_bytes: int, spread: RunSpread)
 
 def _show_interval(known: Rate | Ratio | None, unit: Unit) -> str:
     return NO_VALUE if known is None else show_interval(known.low, known.high, unit)
+
+
+def _token_rows(figures: Sequence[Figures | None]) -> Iterator[tuple[str, ...]]:
+    """Rates in tokens, and the share of padding, where batches have lengths."""
+    rates = [known and known.tokens_per_s for known in figures]
+    if list_known(rates):
+        yield "tokens/s", *(show(rate, "plain_rate") for rate in rates)
+        padding = [known and padding_of(known) for known in figures]
+        if list_known(padding):
+            yield "  of them padding", *(show(share, "share") for share in padding)
 
 
 def _time_rows(columns: Sequence[Column]) -> Iterator[tuple[str, ...]]:

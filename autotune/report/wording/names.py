@@ -91,7 +91,7 @@ def describe_settings(config: TrainingConfig, baseline: TrainingConfig | None = 
         shown = _ALWAYS | set(changed_settings(config, TrainingConfig())) - {"lr"}
     else:
         shown = set(changed_settings(config, baseline))
-    if "grad_accum_steps" in shown:
+    if shown & {"grad_accum_steps", "max_tokens"}:
         shown.add("micro_batch_size")
     if "world_size" in shown:
         shown.add("strategy")
@@ -100,8 +100,9 @@ def describe_settings(config: TrainingConfig, baseline: TrainingConfig | None = 
 
 def _words(config: TrainingConfig) -> dict[str, str]:
     accumulated = f" × {config.grad_accum_steps}" if config.grad_accum_steps > 1 else ""  # noqa: RUF001 - a times sign
+    batch = f"batch {config.micro_batch_size}" if config.max_tokens is None else f"{config.max_tokens:,} tokens"
     words = {
-        "micro_batch_size": f"batch {config.micro_batch_size}{accumulated}",
+        "micro_batch_size": f"{batch}{accumulated}",
         "num_workers": format_count(config.num_workers, "worker") if config.num_workers else "no workers",
         "amp_dtype": config.amp_dtype,
         "compile": "compiled" if config.compile else "not compiled",

@@ -167,12 +167,12 @@ class ModelProposer:
         if not self.has_model or self._is_first_group(trial.config):
             return None
         believed, luck = self.believed(), _LUCKY_SDS * sqrt(2) * self.study.spread.sd
-        wanted = self.study.space.baseline.global_batch_size
-        keeps_batch = trial.config.global_batch_size == wanted
+        own = self.study.space.baseline
+        keeps_batch = trial.config.global_batch_ratio(own) == 1
         thresholds = [
             PruningThreshold(number=record.number, low_samples_per_s=exp(believed[record.number] - luck))
             for record in self.study.records
-            if record.number in believed and (not keeps_batch or record.config.global_batch_size == wanted)
+            if record.number in believed and (not keeps_batch or record.config.global_batch_ratio(own) == 1)
         ]
         return max(thresholds, key=lambda threshold: threshold.low_samples_per_s, default=None)
 

@@ -83,8 +83,8 @@ def foresee(
     inside = (fits >= LIKELY_TO_FIT) & ~np.array([study.is_left_out(config) for config in configs])
     sides = (forecast.loader, forecast.loader_sd), (forecast.device, forecast.device_sd)
     ceilings = (float((side * np.exp(_CEILING_SDS * sd))[inside].max(initial=0.0)) for side, sd in sides)
-    wanted, has_run = space.baseline.global_batch_size, set(tried)
-    keeps = np.array([config.global_batch_size == wanted for config in configs])
+    has_run = set(tried)
+    keeps = np.array([config.global_batch_ratio(space.baseline) == 1 for config in configs])
     keeps &= tells | np.array([config in has_run for config in configs])
     same = int(np.argmax(np.where(keeps, forecast.log_rate, -inf)))
     believed, epoch_samples = np.exp(forecast.log_rate), space.facts.dataset_length

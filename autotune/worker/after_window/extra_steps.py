@@ -23,6 +23,7 @@ from autotune.protocol.jobs import Extras
 from autotune.records.measurement import Ceilings, Measurement
 from autotune.worker.after_window.communication import measure_communication
 from autotune.worker.after_window.item_costs import measure_items, with_batch_rates
+from autotune.worker.after_window.lengths import LengthLimits, measure_lengths
 from autotune.worker.after_window.profile import break_down
 from autotune.worker.failure.causes import cause_of
 from autotune.worker.measure.batch import Held, unpacked
@@ -85,7 +86,7 @@ def measure_after_window(
         The measurement with ceilings, breakdown and costs, and notes on what could not be measured.
     """
     after = _After(run=run, trainer=trainer, extras=extras, measurement=measurement)
-    stages = _stages(extras, run.group.size)
+    stages = _stages(extras, run.group.size, has_lengths=measurement.tokens is not None)
     for index, (name, stage) in enumerate(stages):
         left: list[JsonValue] = [name for name, _ in stages[index:] if name != _BATCHES]
         try:
@@ -104,7 +105,7 @@ def measure_after_window(
     return after.so_far() if stages else measurement
 
 
-def _stages(extras: Extras, ranks: int) -> list[tuple[str, _Stage]]:
+def _stages(extras: Extras, ranks: int, *, has_lengths: bool) -> list[tuple[str, _Stage]]:
     """What to measure, in order: the loader while it runs, everything else once its workers have ended.
 
     Ranks come to each stage together, and go through none alone that exchanges anything between them.
@@ -117,6 +118,7 @@ def _stages(extras: Extras, ranks: int) -> list[tuple[str, _Stage]]:
         (needs_batches and ranks > 1, "communication", _measure_communication),
         (extras.breakdown, "time_breakdown", _break_down),
         (extras.breakdown, "item_costs", _measure_items),
+        (extras.breakdown and has_lengths, "lengths", _measure_lengths),
     ]
     return [(name, stage) for is_wanted, name, stage in wanted if is_wanted]
 
@@ -180,6 +182,16 @@ def _measure_items(after: _After) -> None:
     costs = measure_items(run.feed.loader, config, remark=after.remark, to_device=copy, ends_at=run.ends_at)
     ceiling = (after.measurement.ceilings or Ceilings()).loader
     after.add(loader_costs=with_batch_rates(costs, ceiling, config, run.group.local_size) if ceiling else costs)
+
+
+def _measure_lengths(after: _After) -> None:
+    """Lengths of items; on one device alone also the time of batches by their length: a group's ranks would differ."""
+    run, tokens = after.run, after.measurement.tokens
+    assert run.tokens is not None and tokens is not None, "only such batches are looked at"  # noqa: S101, PT018 - our own bug
+    timed = after.trainer if run.group.size == 1 and isinstance(after.trainer, Trainer) else None
+    limits = LengthLimits(stretch_s=after.extras.stretch_s, ends_at=run.ends_at)
+    lengths = measure_lengths(run.feed.loader, after.trainer.config, tokens, run.tokens.lengths, timed, limits)
+    after.add(lengths=lengths)
 
 
 def _need_batches(after: _After) -> None:

@@ -25,7 +25,7 @@ from autotune.note import Note, note
 from autotune.protocol.jobs import CurvesJob
 from autotune.records.ceilings import Ceiling
 from autotune.records.diagnosis import CurvePoint, Curves, Roofline
-from autotune.records.run_summary import changed_settings
+from autotune.records.run_summary import changed_settings, is_single
 from autotune.settings.applied.float32_precision import tf32_products
 from autotune.settings.training_config import LOADER_SETTINGS, TrainingConfig
 from autotune.worker.after_window.roofline import trace_roofline
@@ -45,7 +45,7 @@ _LOADER_SHARE = 0.5  # of the time, at the most; the device gets the rest: our o
 _COLLECTING_S = 1.0  # a loader that needs longer for a few batches delivers too few to train on in turns anyway
 _WORTH = 1.03
 """A setting that makes the device so much faster goes into the combined point: our own convention."""
-_LOADER_CHANGES = {*LOADER_SETTINGS, "micro_batch_size"}
+_LOADER_CHANGES = {*LOADER_SETTINGS, "micro_batch_size", "max_tokens"}
 
 
 @dataclass(slots=True)
@@ -149,11 +149,11 @@ def combined_config(own: TrainingConfig, points: Sequence[CurvePoint]) -> Traini
     """A configuration with the best value of each setting that makes the device faster; None for fewer than two."""
     rates = [(point.changes, point.ceiling.samples_per_s) for point in points if point.ceiling is not None]
     level = next((rate for changes, rate in rates if not changes), inf)
-    helping = [(changes, rate) for changes, rate in rates if len(changes) == 1 and rate >= _WORTH * level]
+    helping = [(changes, rate) for changes, rate in rates if is_single(changes) and rate >= _WORTH * level]
     best: dict[str, object] = {}
     for changes, _ in sorted(helping, key=itemgetter(1)):
         best |= changes  # the fastest value of a setting comes last
-    return TrainingConfig.model_validate(own.model_dump() | best) if len(best) > 1 else None
+    return TrainingConfig.model_validate(own.model_dump() | best) if best and not is_single(best) else None
 
 
 def _device_variations(scene: _Scene) -> list[TrainingConfig]:
@@ -194,10 +194,16 @@ def _device_figures(scene: _Scene, config: TrainingConfig) -> PointFigures:
 
 
 def _batches_of(scene: _Scene, config: TrainingConfig) -> Sequence[Held | Delivery]:
-    size = config.micro_batch_size
-    if size == scene.job.config.micro_batch_size:
+    """Batches of the configuration's size: each with so many times its samples, of whatever length they are."""
+    own = scene.job.config
+    if (config.micro_batch_size, config.max_tokens) == (own.micro_batch_size, own.max_tokens):
         return scene.host
-    return [Held(resized(delivery.batch, delivery.samples, size), size) for delivery in scene.host]
+    growth = config.micro_batch_size / own.micro_batch_size
+    if config.max_tokens is not None and own.max_tokens is not None:
+        growth = config.max_tokens / own.max_tokens
+    sizes = [max(1, round(delivery.samples * growth)) for delivery in scene.host]
+    batches = zip(scene.host, sizes, strict=True)
+    return [Held(resized(delivery.batch, delivery.samples, size), size) for delivery, size in batches]
 
 
 @contextmanager

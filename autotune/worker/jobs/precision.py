@@ -24,6 +24,7 @@ from autotune.records.precision_check import GUARD_STEPS, PrecisionFigures, devi
 from autotune.settings.applied.float32_precision import exact_matmuls, tf32_products
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
+from autotune.space.token_budget import with_batch
 from autotune.worker.failure.out_of_memory import device_was_full, shortage_of
 from autotune.worker.measure.batch import copied
 from autotune.worker.measure.feed import Feed
@@ -112,11 +113,12 @@ def compare_to_float32(
         scene = _Scene(workload, model, initial, batches, step, device, job.process.seed)
         reference = _reference(scene, plain, begun + _REFERENCE_SHARE * left_s)
         if reference is None:
-            plain = plain.model_copy(update={"micro_batch_size": plain.micro_batch_size // 2})
+            plain = with_batch(plain, plain.micro_batch_size // 2)
     first, until = reference.gradient or [], begun + _REPEAT_SHARE * left_s
     with exact_matmuls():
         repeat = _train(replace(scene, seed=scene.seed + _OTHER_SEED), plain, _REPEAT_STEPS, until, first)
-    candidate = job.config.model_copy(update={"micro_batch_size": plain.micro_batch_size})
+    batch = {"micro_batch_size": plain.micro_batch_size, "max_tokens": plain.max_tokens}
+    candidate = job.config.model_copy(update=batch)
     with tf32_products() if candidate.amp_dtype == "tf32" else nullcontext():
         tried = _train(scene, candidate, GUARD_STEPS, begun + left_s, first)
     return _figures(reference, repeat, tried, candidate, _overridden(candidate, device))

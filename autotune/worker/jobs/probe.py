@@ -36,6 +36,7 @@ from autotune.worker.setup.build import (
 from autotune.worker.setup.device import Device
 from autotune.worker.setup.loader import build_loader
 from autotune.worker.setup.machine import bytes_from_disk
+from autotune.worker.setup.own_batches import is_factory, made_batches, mean_samples, takes_batch_size, takes_budget
 
 __all__ = ["is_sharded", "probe", "warm_page_cache"]
 
@@ -53,7 +54,14 @@ def probe(workload: Workload, config: TrainingConfig, device: Device, scratch: P
     data = build_dataset(workload)
     dataset, objects = dataset_of(data), _objects(workload, data, config)
     length, size = length_of(dataset), objects.observed.micro_batch_size
-    small = TrainingConfig(micro_batch_size=size if length is None else min(size, length), lr=objects.observed.lr)
+    small = TrainingConfig(
+        micro_batch_size=size if length is None else min(size, length),
+        max_tokens=config.max_tokens,
+        lr=objects.observed.lr,
+    )
+    own, budget_samples = workload.batch_sampler, None
+    if takes_budget(own) and not takes_batch_size(own):  # first: later random draws depend on how long things took
+        budget_samples = mean_samples(made_batches(own, dataset, small))
     feed = Feed(build_loader(workload, data, small, scratch))
     first = feed.start()
     model = build_model(workload, small, device)
@@ -71,6 +79,8 @@ def probe(workload: Workload, config: TrainingConfig, device: Device, scratch: P
         is_iterable=is_iterable,
         is_sharded=not is_iterable or workload.worker_init_fn is not None or is_sharded(dataset),
         fixed_batch_size=fixed,
+        has_token_budget=takes_budget(own),
+        budget_samples=budget_samples,
         has_4d_input=any(tensor.ndim == _IMAGE_DIMS and tensor.is_floating_point() for tensor in inputs),
         parameter_count=sum(parameter.numel() for parameter in parameters),
         trainable_parameter_count=sum(parameter.numel() for parameter in trained),
@@ -108,7 +118,7 @@ def _with(objects: ObjectFacts, **found: Any) -> ObjectFacts:
 def _fixed_size(workload: Workload, data: Any, loader: DataLoader[Any], first: int) -> int | None:
     """Samples of a batch that only the user's batch sampler, or a dataset that makes batches, decides; else None."""
     is_own = workload.batch_sampler is None and isinstance(data, DataLoader) and fixed_batches(data)
-    if not is_own and not hasattr(workload.batch_sampler, "__iter__"):
+    if not is_own and (workload.batch_sampler is None or is_factory(workload.batch_sampler)):
         return None
     size = getattr(loader.batch_sampler, "batch_size", None)
     return size if isinstance(size, int) and size > 0 else max(1, first)

@@ -40,6 +40,7 @@ from autotune.worker.setup.loader import build_loader
 __all__ = ["LargestBatch", "bytes_of", "largest_batch", "stress_figures", "train_on_largest"]
 
 _MOST_SIZED = 10_000  # samples: our own convention; the time set aside usually ends it sooner
+_MOST_DRAWN = 100_000  # batches of an epoch that are all drawn, not loaded: our own convention, well under a second
 _SIZED_AT_ONCE = 8  # samples a loader worker sizes before it answers: our own convention
 _MIN_STEPS = 3  # peaks of memory cover at least three optimizer steps (CONTRIBUTING, Rules of measuring)
 _NUMBER_BYTES = 8  # a Python number in a tensor: int64 or float64, what torch's default_collate makes of it
@@ -170,7 +171,7 @@ def _chosen(
 ) -> list[Any]:
     """Indices of the samples of the largest batch."""
     if workload.batch_sampler is not None or fixed_batches(loader):
-        batches = _first_batches(loader)
+        batches = _some_batches(loader)
         sizes = _sizes(found, loader, batches, stop_at)
         return batches[max(range(len(sizes)), key=lambda at: len(sizes[at]) * max(sizes[at], default=0))]
     indices = _indices(loader, max(_MOST_SIZED, batch_size))
@@ -181,10 +182,18 @@ def _chosen(
     return list(islice(in_turns, min(batch_size, len(indices))))  # no more than training puts into a batch
 
 
-def _first_batches(loader: DataLoader[Any]) -> list[list[Any]]:
-    """The first batches of a user's batch sampler, as many as hold the samples to be sized."""
+def _some_batches(loader: DataLoader[Any]) -> list[list[Any]]:
+    """Batches of a user's batch sampler, as many as hold the samples to be sized.
+
+    Of an epoch that is no longer than that allows they come from all over it: one that is sorted by length has its
+    largest bucket at its end.
+    """
+    drawn, length = islice(loader.batch_sampler or (), _MOST_SIZED), length_of(loader.batch_sampler)
+    if length is not None and length <= _MOST_DRAWN:
+        epoch = list(loader.batch_sampler or ())
+        drawn = islice(random.sample(epoch, len(epoch)), _MOST_SIZED)
     batches, samples = list[list[Any]](), 0
-    for batch in islice(loader.batch_sampler or (), _MOST_SIZED):
+    for batch in drawn:
         batches.append(list(batch))
         samples += len(batches[-1])
         if samples >= _MOST_SIZED:

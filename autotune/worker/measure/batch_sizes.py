@@ -1,22 +1,37 @@
-"""How many samples a batch holds: counted where the loader puts it together, never guessed.
+"""How many samples a batch holds: counted where the loader puts it together, never guessed; and how many tokens.
 
 Comes in: a loader. Goes out: what makes a batch and its size from each delivery. A map-style dataset's batch has as
 many as the sampler drew indices for it. A stream's has the loader's batch size where short batches are dropped; else a
 wrapper around `collate_fn` counts them in the worker, and sends the number along with the batch.
+
+Tokens are the numbers in a batch's first integer tensor of two dimensions, (batch, length), padding included. Within a
+window its shape alone is read.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from dataclasses import fields, is_dataclass
 from functools import partial
+from math import sqrt
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
+from autotune.records.lengths import Tokens
 from autotune.worker.measure.batch import leaves_of
 
-__all__ = ["CountedBatch", "Parts", "size_counter", "unwrapped"]
+__all__ = ["CountedBatch", "Parts", "TokenCount", "size_counter", "token_count", "token_tensors", "unwrapped"]
+
+_TOKENS = "input_ids"
+"""What the tokens are called wherever a batch has names: transformers' own."""
+_MASK = "mask"
+_DEEPEST = 2  # (inputs, targets) whose inputs are a mapping
+_MOST_KEPT = 1000  # batches whose lengths are kept, the last ones
 
 
 def size_counter(loader: DataLoader[Any], drawn: deque[int]) -> Callable[[Any], tuple[Any, int]]:
@@ -118,3 +133,136 @@ def _apart(counted: Any) -> tuple[Any, int]:
     if type(counted) is not CountedBatch:
         raise IndexError
     return counted.batch, counted.samples
+
+
+_Path = tuple[Callable[[Any], Any], ...]
+_INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+
+
+class TokenCount:
+    """Counts the tokens of batches that are like a first one. Before the window masks are read too."""
+
+    def __init__(self, tokens: _Path, mask: _Path | None, *, has_name: bool) -> None:
+        self._tokens, self._mask, self._has_name = tokens, mask, has_name
+        self._masked, self._real = 0, 0
+        self._is_lost = False
+        self._counts = deque[tuple[int, int]](maxlen=_MOST_KEPT)
+        """Samples and length of each batch."""
+        self.samples, self.tokens = 0, 0
+
+    @property
+    def lengths(self) -> list[int]:
+        """Padded lengths of the last batches."""
+        return [length for _, length in self._counts]
+
+    def begin_window(self) -> None:
+        """Begin anew; from here on shapes alone are read."""
+        self._mask, self.samples, self.tokens = None, 0, 0
+        self._counts.clear()
+
+    def add(self, batch: Any, samples: int) -> None:
+        """Count a batch; one that is unlike the first ends the count."""
+        if self._is_lost:
+            return
+        try:
+            tensor = _at(batch, self._tokens)
+            rows, length = tensor.shape
+            mask = None if self._mask is None else _at(batch, self._mask)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+            self._is_lost = True
+            return
+        self.samples += samples
+        self.tokens += rows * length
+        self._counts.append((samples, length))
+        if mask is not None:
+            self._masked += mask.numel()
+            self._real += int((mask != 0).sum())
+
+    def figures(self) -> Tokens | None:
+        """What was counted; None where batches are unlike each other, or where nothing tells that these are tokens.
+
+        A table of whole numbers has two dimensions as well: tokens have a name, lengths that vary, or padding.
+        """
+        padding = 1 - self._real / self._masked if self._masked else None
+        if self._is_lost or not self.samples or not self.tokens:
+            return None
+        if not (self._has_name or len(set(self.lengths)) > 1 or padding):
+            return None
+        return Tokens(
+            per_sample=self.tokens / self.samples,
+            relative_sd=self._relative_sd(),
+            batches=len(self._counts),
+            shortest=min(self.lengths),
+            longest=max(self.lengths),
+            padding=padding,
+        )
+
+    def _relative_sd(self) -> float | None:
+        """Standard error of the mean over the batches that were kept, as a share of it: that of a ratio of sums."""
+        count, samples = len(self._counts), sum(samples for samples, _ in self._counts)
+        if count < 2 or not samples:
+            return None
+        mean = sum(samples * length for samples, length in self._counts) / samples
+        off = sum((samples * (length - mean)) ** 2 for samples, length in self._counts)
+        return sqrt(off * count / (count - 1)) / (samples * mean)
+
+
+def token_count(batch: Any, samples: int) -> TokenCount | None:
+    """What counts the tokens of batches like this one; None where it has no integer tensor (batch, length)."""
+    found = list(_paths(batch, (), _DEEPEST))
+    rows = [(path, names) for path, names, tensor in found if _is_tokens(tensor, samples, names)]
+    if not rows:
+        return None
+    path, names = next((one for one in rows if one[1][-1:] == (_TOKENS,)), rows[0])
+    shape = _at(batch, path).shape
+    masks = (own for own, called, tensor in found if called and _MASK in called[-1] and tensor.shape == shape)
+    return TokenCount(path, next(masks, None), has_name=names[-1:] == (_TOKENS,))
+
+
+def token_tensors(batch: Any, samples: int) -> tuple[Tensor, Tensor | None] | None:
+    """A batch's tokens and their mask; None where it has none."""
+    count = token_count(batch, samples)
+    if count is None:
+        return None
+    return _at(batch, count._tokens), None if count._mask is None else _at(batch, count._mask)  # noqa: SLF001 - its own module
+
+
+def _is_tokens(tensor: Tensor, samples: int, names: tuple[str, ...]) -> bool:
+    is_mask = bool(names) and _MASK in names[-1]
+    return tensor.ndim == 2 and tensor.dtype in _INTEGERS and len(tensor) == samples and not is_mask
+
+
+def _at(batch: Any, path: _Path) -> Any:
+    for step in path:
+        batch = step(batch)
+    return batch
+
+
+def _paths(value: Any, path: _Path, deeper: int) -> Iterator[tuple[_Path, tuple[str, ...], Tensor]]:
+    """The tensors of a batch, each with the way to it and the names on that way."""
+    for step, name, part in _steps(value):
+        names = (name,) if name else ()
+        if isinstance(part, Tensor):
+            yield (*path, step), names, part
+        elif deeper:
+            yield from _paths(part, (*path, step), deeper - 1)
+
+
+def _steps(value: Any) -> list[tuple[Callable[[Any], Any], str, Any]]:
+    if isinstance(value, Tensor):
+        return [(_itself, "", value)]
+    if isinstance(value, Mapping):
+        return [(itemgetter(key), str(key), part) for key, part in value.items()]
+    if is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in fields(value)]
+        return [(attrgetter(name), name, getattr(value, name)) for name in names]
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [(itemgetter(at), "", part) for at, part in enumerate(value[:_MOST_PARTS])]
+    return []
+
+
+_MOST_PARTS = 8  # of a tuple: a list of a thousand rows is no batch with lengths
+
+
+def _itself(value: Any) -> Any:
+    return value

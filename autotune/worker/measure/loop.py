@@ -19,6 +19,7 @@ from autotune.analysis.rates import window_rate
 from autotune.analysis.statistics import BATCH_MEANS
 from autotune.protocol.jobs import WindowRules
 from autotune.records.measurement import Block, Restart, Window
+from autotune.worker.measure.batch_sizes import TokenCount
 from autotune.worker.measure.edges import DrainedEdges, Edges, Launched, Mark, Stretch, open_edges, open_mark
 from autotune.worker.measure.feed import BatchFeed, Delivery, FeedEnded
 from autotune.worker.measure.step import StepTrainer
@@ -84,6 +85,8 @@ class Run:
     """Restarts so far; where `splits_restarts` holds, they are taken out of the blocks."""
     group: Group = ALONE
     """The ranks that train in step: they take the same batches, and end together."""
+    tokens: TokenCount | None = None
+    """Counts the tokens of its batches; None where they have no lengths."""
     longest_s: float = 0.0
     """Seconds of the longest block so far, restarts included."""
 
@@ -263,6 +266,8 @@ def _launch(run: Run, batches: int, first: Delivery | None = None) -> Launched:
         batch, came, _, waited_s, is_restart, had_to_wait, outside_s = delivery
         waits_in_a_row = waits_in_a_row + 1 if had_to_wait else 0
         apart_s += outside_s
+        if run.tokens is not None:
+            run.tokens.add(batch, came)
         try:
             run.loss = trainer.train(batch)
         except FeedEnded:  # it may have trained on this batch, or not

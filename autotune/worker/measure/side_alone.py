@@ -23,7 +23,7 @@ from autotune.worker.measure.feed import BatchFeed, Delivery
 from autotune.worker.measure.loop import Run, WarmUpResult, batches_in, mean_batch_s, train_block, window_of
 from autotune.worker.measure.step import NoTrainer, StepTrainer
 
-__all__ = ["MOST_SKIPS", "collect", "device_alone", "loader_alone", "resident"]
+__all__ = ["MOST_SKIPS", "collect", "device_alone", "loader_alone", "resident", "train_on"]
 
 # What names no source is our own convention.
 _BLOCK_S = 0.05  # as a warm-up's
@@ -91,7 +91,7 @@ def device_alone(trainer: StepTrainer, held: Sequence[Held], *, seconds: float, 
     """
     supply, per_step = Reused([kept.batch for kept in held]), trainer.config.grad_accum_steps
     if trainer.accumulated:  # a window that the deadline has cut may end within a step
-        _train_on(trainer, islice(supply, per_step - trainer.accumulated))
+        train_on(trainer, islice(supply, per_step - trainer.accumulated))
     warm_s = _warm_up(trainer, supply, seconds, ends_at)
     seconds = min(seconds, max(0.0, ends_at - perf_counter()))
     fewest = _FEWEST_STEPS if _FEWEST_STEPS * warm_s <= 2 * seconds else 1
@@ -99,7 +99,7 @@ def device_alone(trainer: StepTrainer, held: Sequence[Held], *, seconds: float, 
     while taken == 0 or ((taken < fewest * per_step or spent_s < seconds) and perf_counter() < ends_at):
         step_s = spent_s * per_step / taken if taken else warm_s
         steps = max(1, fewest - taken // per_step, ceil((seconds - spent_s) / max(step_s, 1e-6)))
-        stretch_s, loss = _train_on(trainer, iter(supply.take(steps, per_step)))
+        stretch_s, loss = train_on(trainer, iter(supply.take(steps, per_step)))
         spent_s, taken = spent_s + stretch_s, supply.handed_out - first
     samples = sum(held[index % len(held)].samples for index in range(first, supply.handed_out))
     _check_trained(trainer, scale, float(loss))
@@ -163,7 +163,7 @@ def _warm_up(trainer: StepTrainer, supply: Iterator[Any], seconds: float, ends_a
     """Seconds of the last of a few optimizer steps: one where it is long; in float16 until none is skipped."""
     for done in range(1, MOST_SKIPS + 1):
         scale = trainer.scaler.get_scale()
-        warm_s, _ = _train_on(trainer, islice(supply, trainer.config.grad_accum_steps))
+        warm_s, _ = train_on(trainer, islice(supply, trainer.config.grad_accum_steps))
         is_skipped = trainer.scaler.get_scale() < scale
         if perf_counter() > ends_at or (not is_skipped and (done >= _WARM_STEPS or warm_s > seconds)):
             break
@@ -183,7 +183,7 @@ def _check_trained(trainer: StepTrainer, scale: float, loss: float) -> None:
         raise RuntimeError(f"the loss is not finite ({loss})")
 
 
-def _train_on(trainer: StepTrainer, batches: Iterator[Any]) -> tuple[float, Any]:
+def train_on(trainer: StepTrainer, batches: Iterator[Any]) -> tuple[float, Any]:
     """Seconds of training on some batches, from one synchronisation to the next, and the last one's loss."""
     loss: Any = 0.0
     trainer.device.synchronize()

@@ -29,6 +29,7 @@ from autotune.settings.applied.loader import fixed_batches, loader_like
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.worker.setup.build import is_stream
+from autotune.worker.setup.own_batches import is_factory, made_batches, refuse_budget
 from autotune.worker.setup.process_group import ALONE, Group
 
 __all__ = ["EachNth", "build_loader", "tell_epoch"]
@@ -46,11 +47,12 @@ def build_loader(
         scratch: A folder for what loader workers that are not forked read.
         group: This rank among the others.
     """
+    if workload.batch_sampler is None:
+        refuse_budget(config)
     if isinstance(data, DataLoader):
         loader = _like(data, workload, config, group)
     else:
-        kwargs = config.dataloader_kwargs()
-        kwargs.update(_sampling(workload, data, kwargs, group))
+        kwargs = {**config.loader_settings, **_sampling(workload, data, config, group)}
         loader = DataLoader(data, **kwargs, collate_fn=workload.collate_fn, worker_init_fn=workload.worker_init_fn)
     if config.num_workers == 0:
         return loader
@@ -94,33 +96,36 @@ def tell_epoch(sampler: Any, epoch: int) -> None:
         set_epoch(epoch)
 
 
-def _sampling(workload: Workload, dataset: Any, kwargs: dict[str, Any], group: Group) -> dict[str, Any]:
-    """Arguments of the DataLoader that say which items make a batch; removes those they replace."""
+def _sampling(workload: Workload, dataset: Any, config: TrainingConfig, group: Group) -> dict[str, Any]:
+    """Arguments of the DataLoader that say which items come, in which order, and which of them make a batch."""
     if workload.batch_sampler is not None:
-        return {"batch_sampler": _own_sampler(workload.batch_sampler, group, dataset, kwargs.pop("batch_size"))}
-    drops, order = {"drop_last": workload.drop_last}, {"shuffle": workload.shuffle}
+        return {"batch_sampler": _shared(made_batches(workload.batch_sampler, dataset, config), group)}
+    batches = {"batch_size": config.loader_batch_size, "drop_last": workload.drop_last}
     if is_stream(dataset):
-        return drops
+        return batches
     if workload.sampler is not None:
-        return drops | {"sampler": _own_sampler(workload.sampler, group, dataset)}
+        return batches | {"sampler": _drawn(workload.sampler, dataset, group)}
     if group.size > 1:
-        return drops | {"sampler": DistributedSampler(dataset, group.size, group.rank, **order, **drops)}
-    return drops | order
+        shuffle, drop_last = workload.shuffle, workload.drop_last
+        return batches | {
+            "sampler": DistributedSampler(dataset, group.size, group.rank, shuffle=shuffle, drop_last=drop_last)
+        }
+    return batches | {"shuffle": workload.shuffle}
 
 
 def _like(given: DataLoader[Any], workload: Workload, config: TrainingConfig, group: Group) -> DataLoader[Any]:
     """A copy of the user's loader under other settings, with what the workload says in place of the loader's own."""
-    dataset, size = given.dataset, config.loader_batch_size
+    dataset = given.dataset
     sampler: Any = None
     batch_sampler: Any = None
     if workload.batch_sampler is not None:
-        batch_sampler = _own_sampler(workload.batch_sampler, group, dataset, size)
+        batch_sampler = _shared(made_batches(workload.batch_sampler, dataset, config), group)
     elif workload.sampler is not None:
-        sampler = _own_sampler(workload.sampler, group, dataset)
+        sampler = _drawn(workload.sampler, dataset, group)
     elif is_stream(dataset):
         pass  # it shares its items out by itself
     elif given.batch_sampler is not None and fixed_batches(given):
-        batch_sampler = given.batch_sampler if group.size == 1 else EachNth(given.batch_sampler, group)
+        batch_sampler = _shared(given.batch_sampler, group)
     elif isinstance(given.sampler, DistributedSampler) or (group.size > 1 and type(given.sampler) in _TORCHS_OWN):
         shuffles = getattr(given.sampler, "shuffle", isinstance(given.sampler, RandomSampler))
         sampler = DistributedSampler(
@@ -128,7 +133,9 @@ def _like(given: DataLoader[Any], workload: Workload, config: TrainingConfig, gr
         )
     elif group.size > 1:
         sampler = EachNth(given.sampler, group)
-    loader = loader_like(given, config.loader_settings, size, sampler=sampler, batch_sampler=batch_sampler)
+    loader = loader_like(
+        given, config.loader_settings, config.loader_batch_size, sampler=sampler, batch_sampler=batch_sampler
+    )
     if workload.collate_fn is not None:
         loader.collate_fn = workload.collate_fn
     if workload.worker_init_fn is not None:
@@ -140,10 +147,12 @@ _TORCHS_OWN = (RandomSampler, SequentialSampler)
 """Samplers whose order says no more than whether it is random."""
 
 
-def _own_sampler(sampler: Any, group: Group, *arguments: Any) -> Any:
-    """The user's sampler, or what their function makes of some arguments; of several ranks this one's share of it."""
-    is_factory = callable(sampler) and not hasattr(sampler, "__iter__")
-    drawn = sampler(*arguments) if is_factory else sampler
+def _drawn(sampler: Any, dataset: Any, group: Group) -> Any:
+    """The user's sampler, or what their function makes for the dataset; of several ranks this one's share of it."""
+    return _shared(sampler(dataset) if is_factory(sampler) else sampler, group)
+
+
+def _shared(drawn: Any, group: Group) -> Any:
     return drawn if group.size == 1 else EachNth(drawn, group)
 
 

@@ -14,6 +14,10 @@ _SENTENCES: list[tuple[Note, str]] = [
         "No optimizer was given: trials train with SGD, which keeps no state. Adam and AdamW need 544 B more memory",
     ),
     (
+        note("batch_follows_budget", max_tokens=4096, samples=12.61),
+        "The batch sampler fills a token budget: what is searched is max_tokens, and micro_batch_size follows it. At",
+    ),
+    (
         note("goes_on", has_command=False),
         "This search goes on from an earlier one in its folder: workload, settings and machine are equal. The content",
     ),
@@ -46,6 +50,11 @@ _SENTENCES: list[tuple[Note, str]] = [
 @pytest.mark.parametrize(("found", "sentence"), _SENTENCES)
 def test_a_note_on_the_workload_has_its_sentence(found: Note, sentence: str) -> None:
     assert say(found).startswith(sentence)
+
+
+def test_a_token_budget_is_told_with_the_samples_that_it_holds() -> None:
+    sentence = say(note("batch_follows_budget", max_tokens=4096, samples=12.61))
+    assert sentence.endswith("At your 4,096 tokens a batch holds 12.6 samples on average.")
 
 
 def test_every_code_of_the_table_is_covered() -> None:

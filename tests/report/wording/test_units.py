@@ -85,6 +85,13 @@ def test_beside_a_baseline_only_differences_are_told() -> None:
     assert describe_settings(FAST.model_copy(update={"in_order": False}), FAST) == "out of order"
 
 
+def test_a_token_budget_stands_in_place_of_the_samples_that_follow_it() -> None:
+    own = FAST.model_copy(update={"max_tokens": 4096})
+    assert describe_settings(own).startswith("4,096 tokens, 4 workers")
+    larger = own.model_copy(update={"max_tokens": 8192, "micro_batch_size": 256})
+    assert describe_settings(larger, own) == "8,192 tokens"
+
+
 def test_a_prefetch_factor_without_workers_is_no_value() -> None:
     assert format_setting("prefetch_factor", TrainingConfig()) == "–"  # noqa: RUF001 - an en dash
     assert format_setting("prefetch_factor", TrainingConfig(num_workers=2)) == "torch's own"

@@ -29,6 +29,7 @@ from autotune.worker.measure.step import infer_step, make_trainer
 from autotune.worker.setup.build import build_model
 from autotune.worker.setup.device import Device, open_device
 from tests.factories import make_process
+from tests.factories.lengths import ByBudget, Sequences, Tagger, padded_rows, tagging_step
 
 SOME = torch.tensor([3, 5])
 
@@ -265,6 +266,35 @@ def test_settings_that_help_are_measured_together_too(cpu: Device, tmp_path: Pat
     assert settings(curves.device)[-1] == {"micro_batch_size": 40, "intra_op_threads": before + 1}
 
 
+def test_another_token_budget_is_measured_with_so_many_times_the_samples_of_each_batch(
+    cpu: Device, tmp_path: Path
+) -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def step(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        seen.append(tuple(batch["input_ids"].shape))
+        return tagging_step(model, batch)
+
+    task = CurvesJob(
+        process=make_process(tmp_path),
+        payload=tmp_path,
+        config=TrainingConfig(micro_batch_size=3, max_tokens=16),
+        stretch_s=0.005,
+        variations=(TrainingConfig(micro_batch_size=6, max_tokens=32),),
+    )
+    parts: dict[str, Any] = {
+        "dataset": Sequences([4] * 8 + [16] * 2),
+        "collate_fn": padded_rows,
+        "batch_sampler": ByBudget,
+    }
+    workload = Workload(model=Tagger(), step=step, **parts)
+    bench = WorkloadBench(workload, task, cpu, tmp_path)
+    curves = trace_curves(bench, task, cpu, perf_counter() + 60, keep=lambda known: None)
+    assert settings(curves.device) == [{}, {"micro_batch_size": 6, "max_tokens": 32}]
+    assert {(4, 4), (1, 16)} <= set(seen), "the baseline's own batches"
+    assert set(seen) - {(4, 4), (1, 16)} == {(8, 4), (2, 16)}
+
+
 def point(rate: float | None, **changes: object) -> CurvePoint:
     ceiling = None if rate is None else Ceiling(samples_per_s=rate, samples=10, seconds=10 / rate, batches=2)
     return CurvePoint(changes=changes, ceiling=ceiling)
@@ -280,6 +310,14 @@ def test_the_best_value_of_each_setting_that_helps_is_combined() -> None:
     )
     together = combined_config(TrainingConfig(micro_batch_size=4), points)
     assert together == TrainingConfig(micro_batch_size=16, intra_op_threads=1)
+
+
+def test_a_token_budget_and_its_samples_are_combined_as_one_setting() -> None:
+    own = TrainingConfig(micro_batch_size=4, max_tokens=16)
+    larger = point(150.0, micro_batch_size=8, max_tokens=32)
+    assert combined_config(own, (point(100.0), larger)) is None
+    together = combined_config(own, (point(100.0), larger, point(110.0, intra_op_threads=1)))
+    assert together == TrainingConfig(micro_batch_size=8, max_tokens=32, intra_op_threads=1)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from itertools import cycle
 from math import inf
@@ -27,6 +28,7 @@ from autotune.worker.measure.feed import Feed
 from autotune.worker.setup.device import open_device
 from autotune.worker.setup.loader import build_loader
 from tests.factories import make_process
+from tests.factories.lengths import ByBudget, Sequences, padded_rows
 
 LENGTHS = [1 + (7 * index) % 50 for index in range(50)]
 """Each length from 1 to 50 once."""
@@ -151,6 +153,27 @@ def test_of_a_batch_sampler_no_more_batches_are_taken_than_hold_a_look(
     found = find(batch_sampler=endless())
     assert taken == [3, 1, 4, 3]
     assert sorted(found.batch.count_nonzero(1).tolist()) == sorted(LENGTHS[at] for at in (4, 5, 6, 7))
+
+
+@pytest.mark.parametrize("budget", [64, 128, 1000])
+def test_at_every_token_budget_the_largest_bucket_is_found(budget: int, tmp_path: Path) -> None:
+    data, config = Sequences([4] * 200 + [50] * 12), TrainingConfig(max_tokens=budget)
+    workload = Workload(model=None, dataset=data, collate_fn=padded_rows, batch_sampler=ByBudget)
+    found = largest_batch(workload, build_loader(workload, data, config, tmp_path), config.micro_batch_size, inf)
+    largest = max(len(batch) * max(data.lengths[at] for at in batch) for batch in ByBudget(data, budget))
+    assert found.batch["input_ids"].numel() == largest
+    assert len(found.sizes) == len(data)
+
+
+def test_of_a_long_epoch_that_is_sorted_batches_from_all_over_it_are_sized(
+    find: Callable[..., LargestBatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stress, "_MOST_SIZED", 20)
+    order = sorted(range(50), key=LENGTHS.__getitem__)
+    random.seed(1)
+    found = find(batch_sampler=[order[at : at + 2] for at in range(0, 50, 2)])
+    assert len(found.sizes) == 20
+    assert max(found.sizes) > 4 * 30, "not the first, shortest ones alone"
 
 
 def test_a_stress_run_looks_for_a_share_of_its_deadline(

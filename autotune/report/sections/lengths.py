@@ -1,0 +1,69 @@
+"""Sequences of many lengths: tokens, padding, and what batches of like lengths would change on the device.
+
+Comes in: the figures of one or more configurations. Goes out: facts, or a Section that is empty where batches have no
+lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autotune.records.lengths import BucketForecast
+from autotune.report.blocks import Bullets, Section, side_by_side
+from autotune.report.figures import Figures
+from autotune.report.wording.units import show
+
+__all__ = ["length_facts", "length_section", "padding_of"]
+
+_REMARK = (
+    "Padding at random and of like lengths: for batches of so many samples, from the lengths of items. The device's "
+    "time comes from batches of several lengths that were timed on it; a loader that is the bottleneck keeps it from "
+    "showing."
+)
+
+
+def padding_of(figures: Figures) -> float | None:
+    """The share of padding in the batches: by their masks, else by the lengths of items; None where nothing tells."""
+    if figures.tokens is not None and figures.tokens.padding is not None:
+        return figures.tokens.padding
+    return None if figures.lengths is None else figures.lengths.padding
+
+
+def length_section(measured: Mapping[str, Figures]) -> Section:
+    """Tokens and lengths of each configuration whose batches have some."""
+    known = {title: facts for title, figures in measured.items() if (facts := length_facts(figures))}
+    has_lengths = any(figures.lengths is not None for figures in measured.values())
+    remarks = Bullets(sentences=(_REMARK,) if has_lengths else (), is_remark=True)
+    return Section(title="Lengths: tokens and padding", blocks=(side_by_side(known), remarks))
+
+
+def length_facts(figures: Figures) -> dict[str, str]:
+    """The same of one configuration, by name; empty where its batches have no lengths."""
+    tokens, lengths = figures.tokens, figures.lengths
+    if tokens is None:
+        return {}
+    facts = {
+        "tokens/s": show(figures.tokens_per_s, "plain_rate"),
+        "tokens a sample": f"{tokens.per_sample:,.4g}{_error(tokens.relative_sd)}, padding included",
+        "batches are padded to": f"{tokens.shortest:,} to {tokens.longest:,}",
+        "padding": show(padding_of(figures), "share"),
+    }
+    if lengths is None:
+        return facts
+    return facts | {
+        "an item": f"{lengths.mean:,.4g} tokens, median {lengths.median:,.4g}, longest {lengths.longest:,}",
+        "padding at random": show(lengths.buckets.random_padding, "share"),
+        "padding of like lengths": show(lengths.buckets.bucket_padding, "share"),
+        "device time of like lengths": _device_time(lengths.buckets),
+    }
+
+
+def _error(relative_sd: float | None) -> str:
+    return "" if relative_sd is None else f" (± {show(relative_sd, 'share')})"
+
+
+def _device_time(buckets: BucketForecast) -> str:
+    if buckets.device_time is None or buckets.device_time_ci is None:
+        return ""
+    low, high = (show(share, "share") for share in buckets.device_time_ci)
+    return f"{show(buckets.device_time, 'share')} of today's ({low} to {high})"

@@ -1,0 +1,90 @@
+"""Sequences of many lengths, and batch samplers that put alike ones together: by a batch size, or by a token budget."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+__all__ = ["ByBudget", "ByLength", "Sequences", "Tagger", "padded_rows", "rows_with_mask", "tagging_step"]
+
+VOCABULARY = 50
+
+
+class Sequences(Dataset[Tensor]):
+    """Rows of tokens, each as long as its entry in `lengths`."""
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self.lengths = list(lengths)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.full((self.lengths[index],), 1 + index % (VOCABULARY - 1))
+
+
+def padded_rows(items: list[Tensor]) -> dict[str, Tensor]:
+    """Rows of one length, padded with zeros."""
+    return {"input_ids": nn.utils.rnn.pad_sequence(items, batch_first=True)}
+
+
+def rows_with_mask(items: list[Tensor]) -> dict[str, Tensor]:
+    """The same with a mask of the tokens that are no padding."""
+    mask = nn.utils.rnn.pad_sequence([torch.ones_like(item) for item in items], batch_first=True)
+    return padded_rows(items) | {"attention_mask": mask}
+
+
+class Tagger(nn.Module):
+    """A layer over each token: its time goes with the padded tokens."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(VOCABULARY, width), nn.Linear(width, VOCABULARY)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        outputs: Tensor = self.head(torch.relu(self.embedding(input_ids)))
+        return outputs
+
+
+def tagging_step(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """The loss of telling each token by itself, padding included."""
+    tokens = batch["input_ids"]
+    return nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+
+
+class ByLength:
+    """Batches of so many rows of like length, in random order."""
+
+    def __init__(self, dataset: Sequences, batch_size: int) -> None:
+        order = sorted(range(len(dataset)), key=dataset.lengths.__getitem__)
+        whole = len(order) - len(order) % batch_size
+        self.batches = [order[at : at + batch_size] for at in range(0, whole, batch_size)]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(random.sample(self.batches, len(self.batches)))
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+class ByBudget:
+    """Batches of rows of like length, as many as fit into a number of tokens as padded, in random order."""
+
+    def __init__(self, dataset: Sequences, max_tokens: int) -> None:
+        self.batches: list[list[int]] = []
+        for index in sorted(range(len(dataset)), key=dataset.lengths.__getitem__):
+            longest = dataset.lengths[index]  # they come in order
+            if self.batches and (len(self.batches[-1]) + 1) * longest <= max_tokens:
+                self.batches[-1].append(index)
+            else:
+                self.batches.append([index])
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(random.sample(self.batches, len(self.batches)))
+
+    def __len__(self) -> int:
+        return len(self.batches)
