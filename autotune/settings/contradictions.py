@@ -1,14 +1,16 @@
-"""Loader settings that contradict each other on any machine, with any workload.
+"""Settings that contradict each other on any machine, with any workload.
 
-Comes in: the settings that the rule is about. Goes out: the rule, the values and the remedy, or None. Contradictions of
-the other settings stand in training_config, and what depends on the machine or the workload in space/constraints.
+Comes in: the settings that the rule is about. Goes out: the rule, the values and the remedy, or None. What depends on
+the machine or the workload stands in space/constraints.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["NEUTRAL_WITHOUT_WORKERS", "loader_contradiction"]
+from autotune.settings.ddp_config import DdpConfig
+
+__all__ = ["NEUTRAL_WITHOUT_WORKERS", "loader_contradiction", "strategy_contradiction"]
 
 NEUTRAL_WITHOUT_WORKERS: dict[str, object] = {"prefetch_factor": None, "persistent_workers": False, "in_order": True}
 """Settings that only loader workers use, and the one value of each without workers."""
@@ -22,4 +24,32 @@ def loader_contradiction(num_workers: int, settings: Mapping[str, object]) -> st
                 f"{name} needs loader workers, but got num_workers=0 and {name}={settings[name]}; leave {name} out or "
                 "set num_workers"
             )
+    return None
+
+
+def strategy_contradiction(
+    strategy: str, ddp: DdpConfig | None, *, world_size: int, grad_accum_steps: int, compiles: bool
+) -> str | None:
+    """Why the strategy can't have the other settings, or None.
+
+    Source on compiling under DataParallel: torch compiles the frames of the thread that has entered the compiled
+    module (set_eval_frame, torch/csrc/dynamo/eval_frame.c), and replicas run in other threads
+    (torch/nn/parallel/parallel_apply.py); "it falls back to the non-compile speed", pytorch/pytorch#94636. A module
+    that is compiled first and replicated then runs on the first device's weights: its forward is bound to it
+    (Module._replicate_for_data_parallel).
+    """
+    if strategy == "single" and world_size != 1:
+        return f"strategy 'single' has one rank, but got world_size={world_size}; set strategy: ddp"
+    if strategy != "ddp" and ddp is not None:
+        return f"ddp settings need strategy 'ddp', but got strategy {strategy!r}; leave ddp out"
+    if strategy == "dp" and world_size > 1 and compiles:
+        return (
+            "compile can't stand with strategy 'dp', whose replicas run in threads of their own, where torch "
+            "compiles nothing, but got compile=True; set strategy: ddp, or compile: false"
+        )
+    if ddp is not None and ddp.static_graph and grad_accum_steps > 1:
+        return (
+            "ddp.static_graph can't stand with gradient accumulation (torch ends in an internal assert), but got "
+            f"grad_accum_steps={grad_accum_steps}; set static_graph: false"
+        )
     return None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 from pydantic import Field, model_validator
 
 from autotune.frozen import FrozenModel
-from autotune.settings.contradictions import loader_contradiction
+from autotune.settings.contradictions import loader_contradiction, strategy_contradiction
 from autotune.settings.ddp_config import DdpConfig
 
 if TYPE_CHECKING:
@@ -93,7 +93,13 @@ class TrainingConfig(FrozenModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        reason = loader_contradiction(self.num_workers, self.loader_settings) or self._strategy_contradiction()
+        reason = loader_contradiction(self.num_workers, self.loader_settings) or strategy_contradiction(
+            self.strategy,
+            self.ddp,
+            world_size=self.world_size,
+            grad_accum_steps=self.grad_accum_steps,
+            compiles=self.compile,
+        )
         if reason is not None:
             raise ValueError(reason)
         return self
@@ -298,28 +304,3 @@ class TrainingConfig(FrozenModel):
         from autotune.settings.exports.registry import export_to
 
         return export_to(self, target, device=device, optimizer=optimizer)
-
-    def _strategy_contradiction(self) -> str | None:
-        """Why the strategy can't have the other settings, or None.
-
-        Source on compiling under DataParallel: torch compiles the frames of the thread that has entered the compiled
-        module (set_eval_frame, torch/csrc/dynamo/eval_frame.c), and replicas run in other threads
-        (torch/nn/parallel/parallel_apply.py); "it falls back to the non-compile speed", pytorch/pytorch#94636. A module
-        that is compiled first and replicated then runs on the first device's weights: its forward is bound to it
-        (Module._replicate_for_data_parallel).
-        """
-        if self.strategy == "single" and self.world_size != 1:
-            return f"strategy 'single' has one rank, but got world_size={self.world_size}; set strategy: ddp"
-        if self.strategy != "ddp" and self.ddp is not None:
-            return f"ddp settings need strategy 'ddp', but got strategy {self.strategy!r}; leave ddp out"
-        if self.strategy == "dp" and self.world_size > 1 and self.compile:
-            return (
-                "compile can't stand with strategy 'dp', whose replicas run in threads of their own, where torch "
-                "compiles nothing, but got compile=True; set strategy: ddp, or compile: false"
-            )
-        if self.ddp is not None and self.ddp.static_graph and self.grad_accum_steps > 1:
-            return (
-                "ddp.static_graph can't stand with gradient accumulation (torch ends in an internal assert), but got "
-                f"grad_accum_steps={self.grad_accum_steps}; set static_graph: false"
-            )
-        return None
