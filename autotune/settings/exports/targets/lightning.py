@@ -27,7 +27,7 @@ LIGHTNING = Table(
     cpu_precisions=frozenset({"float32", "tf32", "bfloat16"}),
     reasons={
         "lr": "the optimizer of your configure_optimizers takes it: lr={value!r}",
-        "ddp.first_bucket_mb": "DDPStrategy hands bucket_cap_mb_list on to DistributedDataParallel from torch 2.13 on",
+        "ddp.first_bucket_mb": "DDPStrategy hands bucket_cap_mb_list on to DistributedDataParallel, where torch has it",
     },
 )
 _IN_THE_TEXT = (
