@@ -60,7 +60,13 @@ def of_plan(command: Callable[..., None]) -> Callable[..., None]:
 
     @click.argument("config", required=False, type=click.Path(path_type=Path))
     @click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help=_SET_HELP)
-    @click.option("--from", "today", type=(click.Choice(FILE_KINDS), click.Path(path_type=Path)), help=_FROM_HELP)
+    @click.option(
+        "--from",
+        "today",
+        type=(click.Choice(FILE_KINDS), click.Path(path_type=Path)),
+        metavar="KIND FILE",
+        help=_FROM_HELP,
+    )
     @click.option("--executor", type=click.Choice(["local", "ray"]), help=_EXECUTOR_HELP)
     @wraps(command)
     def with_plan(

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from autotune.files.framework_file import read_today
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.exports.targets.accelerate import ddp_handler
 from autotune.settings.exports.targets.hf import HF
@@ -120,6 +121,31 @@ def test_training_arguments_have_each_name_of_the_table_and_its_default() -> Non
     assert said == {"optim", "lr_scheduler_type", "max_grad_norm", "dataloader_drop_last"}
 
 
+def test_a_whole_file_of_training_arguments_reads_back_as_what_it_was_made_of(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    made = transformers.TrainingArguments(
+        output_dir=str(tmp_path),
+        per_device_train_batch_size=3,
+        learning_rate=0.1,
+        bf16=True,
+        use_cpu=True,
+        warmup_steps=5,
+    )
+    (tmp_path / "args.json").write_text(made.to_json_string())
+    found = read_today("hf", tmp_path / "args.json").reading
+    told = {"micro_batch_size": 3, "lr": 0.1, "amp_dtype": "bfloat16", "num_workers": 0, "pin_memory": False}
+    assert told.items() <= found.baseline.items()
+    assert found.assumed == {}
+    assert {name for name, _ in found.unread} == {
+        "optim",
+        "lr_scheduler_type",
+        "warmup_steps",
+        "max_grad_norm",
+        "use_cpu",
+    }
+    assert set(found.others) <= {one.name for one in dataclasses.fields(made)} | {"n_gpu", "_n_gpu"}
+
+
 def test_the_trainer_of_transformers_trains_as_was_exported(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     (tmp_path / "training_args.json").write_text(TINY.to("hf", device="cpu").text)
@@ -198,6 +224,15 @@ def test_the_file_of_accelerate_holds_what_it_knows(tmp_path_factory: Any, confi
         {"bfloat16": "bf16", "float16": "fp16"}.get(config.amp_dtype, "no"),
     )
     assert str(made.distributed_type.value) == export.settings["distributed_type"]
+
+
+def test_the_file_that_accelerate_writes_by_default_is_read_without_a_remark(tmp_path: Path) -> None:
+    default = pytest.importorskip("accelerate.commands.config.default")
+    default.write_basic_config("bf16", str(tmp_path / "default.json"))
+    found = read_today("accelerate", tmp_path / "default.json").reading
+    assert found.baseline == {"amp_dtype": "bfloat16"}
+    assert [name for name, _ in found.unread] in ([], ["use_cpu"])
+    assert found.others == ()
 
 
 def test_accelerate_launches_what_was_exported(tmp_path: Path) -> None:

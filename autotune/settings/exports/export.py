@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 from autotune.frozen import FrozenModel
 from autotune.settings.ddp_config import DdpConfig
 
-__all__ = ["Differing", "Dropped", "Export", "Wanted", "wanted"]
+__all__ = ["LOADER", "Differing", "Dropped", "Export", "Wanted", "wanted"]
 
-_LOADER = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "in_order")
+LOADER = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "in_order")
+"""Settings that torch's DataLoader takes under their own names."""
 
 
 class Dropped(NamedTuple):
@@ -83,7 +84,7 @@ class Wanted:
         """Arguments of torch's DataLoader that are not its own defaults; the batch size always."""
         return {
             "batch_size": self["micro_batch_size"],
-            **{name: self[name] for name in _LOADER if name in self.changed},
+            **{name: self[name] for name in LOADER if name in self.changed},
         }
 
 

@@ -62,7 +62,7 @@ def reading(given: Mapping[str, Any], table: Table) -> Reading:
     if amp_dtype is not None:
         baseline["amp_dtype"], origins["amp_dtype"] = amp_dtype, next(iter(precisions))
     unread |= _unread_precisions(precisions, amp_dtype, table)
-    rest = {name: value for name, value in given.items() if name not in known and _says_something(value)}
+    rest = {name: value for name, value in given.items() if name not in known and value}
     unread |= {name: table.unread[name] for name in rest if name in table.unread}
     others = tuple(name for name in rest if name not in {*table.unread, *table.is_silent_on})
     found = tuple(Unread(name, reason) for name, reason in unread.items())
@@ -116,7 +116,3 @@ def _unread_precisions(given: Mapping[str, Any], amp_dtype: str | None, table: T
         for name, value in left.items()
         if amp_dtype is None or not _alike(value, told.get(name, False))
     }
-
-
-def _says_something(value: object) -> bool:
-    return not (value is None or value is False or value in ("", [], {}))

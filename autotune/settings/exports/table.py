@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from autotune.settings.exports.export import Dropped, Wanted
+from autotune.settings.exports.export import LOADER, Dropped, Wanted
 
 __all__ = ["Name", "Table", "carried", "dropped"]
 
@@ -27,10 +27,13 @@ _IN_YOUR_CODE = {
     "world_size": "start {value} processes: torchrun --nproc-per-node {value}",
     "strategy": "it has no DataParallel; search again with strategy ddp",
     "ddp.bucket_cap_mb": "DistributedDataParallel takes it: bucket_cap_mb={value!r}",
-    "ddp.first_bucket_mb": "DistributedDataParallel takes it from torch 2.13 on: bucket_cap_mb_list=[{value!r}, ...]",
+    "ddp.first_bucket_mb": "DistributedDataParallel takes it where torch has bucket_cap_mb_list=[{value!r}, ...]",
     "ddp.comm_hook": "DistributedDataParallel takes it: register_comm_hook, for {value}",
 }
 """Where a setting goes that a target can't take."""
+_OF_DDP = "DistributedDataParallel takes it: {name}={value!r}"
+_OF_THE_LOADER = "your DataLoader takes it: {name}={value!r}"
+_ELSEWHERE = "your own loop takes it: {name}={value!r}"
 _PRECISIONS_IN_YOUR_CODE = {
     "tf32": 'in your script: torch.set_float32_matmul_precision("high")',
     "bfloat16": "in your script: torch.autocast around forward pass and loss, dtype=torch.bfloat16",
@@ -136,7 +139,5 @@ def _reason(found: Wanted, table: Table, name: str) -> str:
     own = table.reasons.get(name) or table.reasons.get(_DDP if name.startswith(_DDP) else "")
     general = _PRECISIONS_IN_YOUR_CODE[value] if name == "amp_dtype" else _IN_YOUR_CODE.get(name)
     if general is None:
-        general = (
-            f"{'DistributedDataParallel' if name.startswith(_DDP) else 'your DataLoader'} takes it: {bare}={value!r}"
-        )
+        general = _OF_DDP if name.startswith(_DDP) else _OF_THE_LOADER if name in LOADER else _ELSEWHERE
     return f"{table.title} can't take it; {(own or general).format(value=value, name=bare)}"

@@ -93,6 +93,12 @@ def test_schedules_and_optimizers_are_said_by_name() -> None:
     assert unread("hf", given).keys() == given.keys()
 
 
+def test_what_trials_do_too_needs_no_remark() -> None:
+    given = {"lr_scheduler_type": "constant", "train_sampling_strategy": "random", "warmup_steps": 0}
+    assert not read_settings("hf", given).unread
+    assert not read_settings("deepspeed", {"zero_optimization": {"stage": 0}, "gradient_clipping": 0.0}).unread
+
+
 def test_what_means_nothing_here_is_named_unless_it_is_switched_off() -> None:
     given = {"hub_token": "x", "adam_beta1": 0.9, "push_to_hub": False, "label_names": None, "logging_dir": ""}
     assert read_settings("hf", given).others == ("hub_token", "adam_beta1")

@@ -64,6 +64,7 @@ HF = Table(
     is_silent_on=frozenset({"output_dir"}),
 )
 _ASYNC = {"non_blocking": True}
+_AS_TRIALS_DO = {"accelerator_config": _ASYNC, "train_sampling_strategy": "random", "lr_scheduler_type": "constant"}
 
 
 def to_hf(found: Wanted) -> Export:
@@ -86,7 +87,7 @@ def to_hf(found: Wanted) -> Export:
 
 def from_hf(given: Mapping[str, Any]) -> Reading:
     """TrainingArguments that were saved as JSON."""
-    plain = {name: value for name, value in given.items() if not (name == "accelerator_config" and value == _ASYNC)}
+    plain = {name: value for name, value in given.items() if value != _AS_TRIALS_DO.get(name, ...)}
     if plain.get("use_cpu") is True:
         plain.setdefault("dataloader_pin_memory", False)  # so it does itself
     return reading(plain, HF)

@@ -1,7 +1,7 @@
 """Lightning: lines of Python around `Trainer`, whose arguments are the export's settings.
 
-Source: lightning/pytorch/trainer/trainer.py and strategies/ddp.py, 2.6. The LightningCLI takes the strategy's arguments
-below `strategy.init_args`, those of DistributedDataParallel there in `dict_kwargs`.
+Source: lightning/pytorch/trainer/trainer.py and strategies/ddp.py, 2.6. A LightningCLI takes the arguments of
+DistributedDataParallel in `strategy.dict_kwargs`, since DDPStrategy itself hands them on unnamed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LIGHTNING = Table(
     cpu_precisions=frozenset({"float32", "tf32", "bfloat16"}),
     reasons={
         "lr": "the optimizer of your configure_optimizers takes it: lr={value!r}",
-        "ddp.first_bucket_mb": "DDPStrategy hands bucket_cap_mb_list on to DistributedDataParallel from torch 2.13 on",
+        "ddp.first_bucket_mb": "DDPStrategy hands bucket_cap_mb_list on to DistributedDataParallel, where torch has it",
     },
 )
 _IN_THE_TEXT = (
