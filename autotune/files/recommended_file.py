@@ -6,7 +6,6 @@ Comes in: the RunSummary of a search, or the path of a file. Goes out: the file'
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from math import isfinite
@@ -19,6 +18,7 @@ import yaml
 
 from autotune.analysis.decisions.run_spread import rate_of_runs
 from autotune.errors import ConfigError
+from autotune.files.recommended_header import header_of
 from autotune.files.recommended_machine import describe_machine
 from autotune.files.validation import validated
 from autotune.files.yaml_document import KeyPath, Problem, read_document
@@ -28,9 +28,8 @@ from autotune.records.measurement import Measurement, Rate
 from autotune.records.recommendation import Ratio, Recommendation
 from autotune.records.run_summary import RunSummary
 from autotune.settings.ddp_config import DdpConfig
-from autotune.settings.environment import Environment
 from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import ScriptFacts, WorkloadFacts
+from autotune.settings.workload import ScriptFacts
 
 __all__ = ["AppliedScript", "read_recommended", "read_script", "recommended_yaml"]
 
@@ -39,96 +38,12 @@ _LATER = {"in_order", "max_tokens"}
 """Settings that came after this format: where a file lacks one, it was found with the default."""
 _DIGITS = 4  # our convention: finer than any measured figure here
 
-_HEADER = """\
-# The fastest training settings that autotune {version} found for {name} on {device}.
-# Use them in your own training script:
-#
-#     config = autotune.load("recommended.yaml")
-{loader}#     model = config.prepare(model)
-#     optimizer = ...  # over model.parameters(), with lr=config.lr
-#     accumulator = config.accumulator(model, optimizer)
-#     for batch in loader:
-#         with accumulator:
-#             accumulator.backward(...)  # the loss of config.to_device(batch)
-#
-{ranks}{malloc}# `settings` is what is read back; everything below it is the evidence, rounded.
-
-"""
-_SCRIPT_HEADER = """\
-# The fastest settings that autotune {version} found for {name} on {device}.
-# Train with them, your script unchanged:
-#
-#     autotune apply <this file, or its folder> -- {command}
-#
-{lr}# `settings`, `command` and `script` are what is read back; everything else is the evidence, rounded.
-
-"""
-_SCRIPT_LR = """\
-# The script sets its learning rate itself: multiply it by {factor:g} (it began at {before:g}), since the global batch
-# changes, or put {{lr}} into the command where the script has an option for it.
-#
-"""
-_LOADERS = {
-    "map": """\
-#     loader = DataLoader(dataset, shuffle=True, drop_last=True, **config.dataloader_kwargs())
-""",
-    "ranks": """\
-#     sampler = DistributedSampler(dataset, drop_last=True)  # before each epoch: sampler.set_epoch(epoch)
-#     loader = DataLoader(dataset, sampler=sampler, drop_last=True, **config.dataloader_kwargs())
-""",
-    "stream": """\
-#     loader = DataLoader(dataset, drop_last=True, **config.dataloader_kwargs())
-""",
-    "loader": """\
-#     loader = config.loader(loader)  # a copy of your own, with these settings
-""",
-    "tokens": """\
-#     batches = ...  # your own batch sampler, made with max_tokens={max_tokens}
-#     loader = DataLoader(dataset, batch_sampler=batches, **config.dataloader_kwargs())
-""",
-    "batches": """\
-#     loader = DataLoader(dataset, batch_sampler=..., **config.loader_settings)  # your own batch sampler
-""",
-}
-"""A DataLoader refuses `shuffle` beside a sampler or for a stream, and `batch_size` beside a batch sampler."""
-_DDP = """\
-# It was measured in {count} processes; where one machine has all: torchrun --nproc-per-node {count}.
-# Call torch.distributed.init_process_group before config.prepare. micro_batch_size and num_workers are those of one
-# process.
-#
-"""
-_DP = """\
-# It was measured with the model in torch.nn.DataParallel over {count} devices; micro_batch_size is that of one of them.
-#
-"""
-_MALLOC = """\
-# It was measured in processes that keep the memory that they free. To have the same in training, put this before the
-# command that starts it:
-#
-#     env {switches}
-#
-"""
-
 
 def recommended_yaml(summary: RunSummary, *, say: Callable[[Note], str]) -> str:
     """The text of recommended.yaml, for a summary that has a recommendation; `say` makes the sentence of a note."""
     recommendation = summary.recommendation
     assert recommendation is not None, "without a recommendation there is nothing to write"  # noqa: S101 -- a bug of ours
     script = summary.facts.script
-    header = (
-        _script_header(summary, recommendation)
-        if script is not None
-        else _HEADER.format(
-            version=summary.autotune_version,
-            name=_printable(summary.name),
-            device=_printable(summary.environment.device_name),
-            loader=_LOADERS[_loader_of(summary.facts, recommendation.config)].format(
-                max_tokens=recommendation.config.loader_max_tokens
-            ),
-            ranks=_ranks(recommendation.config),
-            malloc=_malloc(summary.environment),
-        )
-    )
     content = {
         "format": _FORMAT,
         "settings": recommendation.config.model_dump(),
@@ -139,7 +54,7 @@ def recommended_yaml(summary: RunSummary, *, say: Callable[[Note], str]) -> str:
         "baseline": summary.baseline.model_dump(),
         "machine": describe_machine(summary.environment),
     }
-    return header + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)
+    return header_of(summary, recommendation) + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)
 
 
 def read_recommended(path: str | Path) -> TrainingConfig:
@@ -199,47 +114,10 @@ def read_script(path: str | Path) -> AppliedScript:
     return found
 
 
-def _script_header(summary: RunSummary, recommendation: Recommendation) -> str:
-    config, before = recommendation.config, summary.baseline
-    script = summary.facts.script
-    is_left = config.lr != before.lr and script is not None and "lr" not in script.placeholders
-    return _SCRIPT_HEADER.format(
-        version=summary.autotune_version,
-        name=_printable(summary.name),
-        device=_printable(summary.environment.device_name),
-        command=_printable(shlex.join(summary.command)),
-        lr=_SCRIPT_LR.format(before=before.lr, factor=round(config.lr / before.lr, 4)) if is_left else "",
-    )
-
-
 def _script(summary: RunSummary, script: ScriptFacts) -> dict[str, Any]:
     kept = script.model_dump(mode="json", exclude={"unreached", "modules", "new_files"})
     malloc = list(summary.environment.malloc) if summary.environment.keeps_memory else []
     return {"command": list(summary.command), "malloc": malloc, "script": kept}
-
-
-def _loader_of(facts: WorkloadFacts, config: TrainingConfig) -> str:
-    if facts.has_token_budget:
-        return "tokens"
-    if facts.objects.has_loader:
-        return "loader"
-    if facts.fixed_batch_size is not None:
-        return "batches"
-    if facts.is_iterable:
-        return "stream"
-    return "ranks" if config.process_count > 1 else "map"
-
-
-def _ranks(config: TrainingConfig) -> str:
-    """How several devices were used; "" for one."""
-    if config.strategy == "single":
-        return ""
-    return (_DDP if config.strategy == "ddp" else _DP).format(count=config.world_size)
-
-
-def _malloc(environment: Environment) -> str:
-    """How to start training as trials were; "" where that goes without saying."""
-    return _MALLOC.format(switches=" ".join(environment.malloc)) if environment.keeps_memory else ""
 
 
 def _left_out(settings: dict[str, Any]) -> Iterator[Problem]:
@@ -298,8 +176,3 @@ def _interval(figure: Rate | Ratio | None) -> dict[str, float | None] | None:
 def _rounded(value: float | None) -> float | None:
     """Four significant digits; None for what is not known, such as an interval's open end."""
     return float(f"{value:.{_DIGITS}g}") if value is not None and isfinite(value) else None
-
-
-def _printable(text: str) -> str:
-    """A text for a comment, which must be one line of characters that YAML allows."""
-    return "".join(char if char.isprintable() else "?" for char in " ".join(text.split()))

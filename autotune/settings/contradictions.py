@@ -7,6 +7,7 @@ the machine or the workload stands in space/constraints.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from autotune.settings.ddp_config import DdpConfig
 
@@ -27,10 +28,8 @@ def loader_contradiction(num_workers: int, settings: Mapping[str, object]) -> st
     return None
 
 
-def strategy_contradiction(
-    strategy: str, ddp: DdpConfig | None, *, world_size: int, grad_accum_steps: int, compiles: bool
-) -> str | None:
-    """Why the strategy can't have the other settings, or None.
+def strategy_contradiction(settings: Mapping[str, Any]) -> str | None:
+    """Why a strategy can't have the other settings, all by their names; None where it can.
 
     Source on compiling under DataParallel: torch compiles the frames of the thread that has entered the compiled
     module (set_eval_frame, torch/csrc/dynamo/eval_frame.c), and replicas run in other threads
@@ -38,11 +37,13 @@ def strategy_contradiction(
     that is compiled first and replicated then runs on the first device's weights: its forward is bound to it
     (Module._replicate_for_data_parallel).
     """
+    strategy, world_size, grad_accum_steps = (settings[name] for name in ("strategy", "world_size", "grad_accum_steps"))
+    ddp: DdpConfig | None = settings["ddp"]
     if strategy == "single" and world_size != 1:
         return f"strategy 'single' has one rank, but got world_size={world_size}; set strategy: ddp"
     if strategy != "ddp" and ddp is not None:
         return f"ddp settings need strategy 'ddp', but got strategy {strategy!r}; leave ddp out"
-    if strategy == "dp" and world_size > 1 and compiles:
+    if strategy == "dp" and world_size > 1 and settings["compile"]:
         return (
             "compile can't stand with strategy 'dp', whose replicas run in threads of their own, where torch "
             "compiles nothing, but got compile=True; set strategy: ddp, or compile: false"

@@ -93,13 +93,7 @@ class TrainingConfig(FrozenModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        reason = loader_contradiction(self.num_workers, self.loader_settings) or strategy_contradiction(
-            self.strategy,
-            self.ddp,
-            world_size=self.world_size,
-            grad_accum_steps=self.grad_accum_steps,
-            compiles=self.compile,
-        )
+        reason = loader_contradiction(self.num_workers, self.loader_settings) or strategy_contradiction(dict(self))
         if reason is not None:
             raise ValueError(reason)
         return self

@@ -78,13 +78,15 @@ _Command = Annotated[tuple[str, ...] | None, BeforeValidator(_read_command), Aft
     frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid", use_attribute_docstrings=True)
 )
 class Workload:
-    """The user's training job: a model and a dataset, each a live object or a Ref, or the command of a script."""
+    """The user's training job: a model and a dataset, each a live object or a Ref, or the command of a script.
+
+    Of a DataLoader trials have copies with their own settings; its own are the baseline where that says nothing else.
+    """
 
     model: _Part = None
     """an nn.Module, or a function without arguments that returns one (in YAML: "train.py:build_model")"""
     dataset: _Part = None
-    """a Dataset or a DataLoader, or a function without arguments that returns one (in YAML: "train.py:build_dataset");
-    a DataLoader is copied with each trial's settings, and is the baseline where that does not say otherwise"""
+    """a Dataset or a DataLoader, or a function without arguments that returns one (in YAML: "train.py:build_dataset")"""
     command: _Command = None
     """what starts a training script, in place of all else here: [python, train.py, --lr, "{lr}"], or one text that is
     split as a shell does; placeholders stand for settings that the script takes as words of its own"""

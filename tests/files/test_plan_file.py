@@ -551,7 +551,7 @@ def test_a_workload_of_nothing_is_told_with_both_ways_to_give_one(tmp_path: Path
     for text in ("workload: {}", "workload: {shuffle: true}", "workload: {model: , dataset: , command: }"):
         model, dataset = problems(tmp_path, text)
         assert " workload.model: must be given: an nn.Module, or a function" in model
-        assert " workload.dataset: must be given: a Dataset, or a function" in dataset
+        assert " workload.dataset: must be given: a Dataset or a DataLoader, or a function" in dataset
         assert "workload.command" in model
     assert "the command that trains, as workload.command" in only_problem(tmp_path, "seed: 0")
 

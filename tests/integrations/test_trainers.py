@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -225,3 +228,35 @@ def test_what_accelerate_has_prepared_is_searched_with(tmp_path: Path) -> None:
     assert (found.micro_batch_size, found.grad_accum_steps, found.amp_dtype, found.lr) == (16, 2, "bfloat16", 0.02)
     assert (found.num_workers, result.summary.facts.optimizer.name) == (1, "AdamW")
     assert vars(model) == before
+
+
+def test_the_code_of_the_page_on_own_objects_runs(tmp_path: Path) -> None:
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState, GradientState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    page = Path(__file__).parents[2] / "docs" / "own-objects.md"
+    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 4
+    folders = (tmp_path / str(number) for number in itertools.count())
+
+    def short(model: Any, data: Any = None, **options: Any) -> autotune.SearchResult:
+        space = {"micro_batch_size": [16, 12], "grad_accum_steps": [1, 2], "num_workers": 1}
+        return search(model, data, next(folders), space=space, **options)
+
+    line = nn.Linear(8, 3)
+    names: dict[str, Any] = {
+        "autotune": SimpleNamespace(search=short),
+        "model": line,
+        "loader": DataLoader(Numbers(), 16, shuffle=True, num_workers=1, persistent_workers=True),
+        "optimizer": torch.optim.AdamW(line.parameters(), lr=0.02),
+        "trainer": made_trainer(tmp_path),
+        "module": made_module(),
+        "datamodule": made_data(),
+        "accelerator": Accelerator(cpu=True),
+    }
+    for block in blocks:
+        exec(compile(block, str(page), "exec"), names)
+        assert_runs(names["result"])
+    assert names["faster"].batch_size in {12, 16}

@@ -1,0 +1,144 @@
+"""The head of a recommended.yaml: how its settings are used, as comments.
+
+Comes in: the RunSummary of a search and its recommendation. Goes out: lines of comments.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from autotune.records.recommendation import Recommendation
+from autotune.records.run_summary import RunSummary
+from autotune.settings.environment import Environment
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import WorkloadFacts
+
+__all__ = ["header_of"]
+
+_HEADER = """\
+# The fastest training settings that autotune {version} found for {name} on {device}.
+# Use them in your own training script:
+#
+#     config = autotune.load("recommended.yaml")
+{loader}#     model = config.prepare(model)
+#     optimizer = ...  # over model.parameters(), with lr=config.lr
+#     accumulator = config.accumulator(model, optimizer)
+#     for batch in loader:
+#         with accumulator:
+#             accumulator.backward(...)  # the loss of config.to_device(batch)
+#
+{ranks}{malloc}# `settings` is what is read back; everything below it is the evidence, rounded.
+
+"""
+_SCRIPT_HEADER = """\
+# The fastest settings that autotune {version} found for {name} on {device}.
+# Train with them, your script unchanged:
+#
+#     autotune apply <this file, or its folder> -- {command}
+#
+{lr}# `settings`, `command` and `script` are what is read back; everything else is the evidence, rounded.
+
+"""
+_SCRIPT_LR = """\
+# The script sets its learning rate itself: multiply it by {factor:g} (it began at {before:g}), since the global batch
+# changes, or put {{lr}} into the command where the script has an option for it.
+#
+"""
+_LOADERS = {
+    "map": """\
+#     loader = DataLoader(dataset, shuffle=True, drop_last=True, **config.dataloader_kwargs())
+""",
+    "ranks": """\
+#     sampler = DistributedSampler(dataset, drop_last=True)  # before each epoch: sampler.set_epoch(epoch)
+#     loader = DataLoader(dataset, sampler=sampler, drop_last=True, **config.dataloader_kwargs())
+""",
+    "stream": """\
+#     loader = DataLoader(dataset, drop_last=True, **config.dataloader_kwargs())
+""",
+    "loader": """\
+#     loader = config.loader(loader)  # a copy of your own, with these settings
+""",
+    "tokens": """\
+#     batches = ...  # your own batch sampler, made with max_tokens={max_tokens}
+#     loader = DataLoader(dataset, batch_sampler=batches, **config.dataloader_kwargs())
+""",
+    "batches": """\
+#     loader = DataLoader(dataset, batch_sampler=..., **config.loader_settings)  # your own batch sampler
+""",
+}
+"""A DataLoader refuses `shuffle` beside a sampler or for a stream, and `batch_size` beside a batch sampler."""
+_DDP = """\
+# It was measured in {count} processes; where one machine has all: torchrun --nproc-per-node {count}.
+# Call torch.distributed.init_process_group before config.prepare. micro_batch_size and num_workers are those of one
+# process.
+#
+"""
+_DP = """\
+# It was measured with the model in torch.nn.DataParallel over {count} devices; micro_batch_size is that of one of them.
+#
+"""
+_MALLOC = """\
+# It was measured in processes that keep the memory that they free. To have the same in training, put this before the
+# command that starts it:
+#
+#     env {switches}
+#
+"""
+
+
+def header_of(summary: RunSummary, recommendation: Recommendation) -> str:
+    """How to train with what is recommended: in one's own loop, or by one's own script."""
+    if summary.facts.script is not None:
+        return _script_header(summary, recommendation)
+    return _HEADER.format(
+        version=summary.autotune_version,
+        name=_printable(summary.name),
+        device=_printable(summary.environment.device_name),
+        loader=_LOADERS[_loader_of(summary.facts, recommendation.config)].format(
+            max_tokens=recommendation.config.loader_max_tokens
+        ),
+        ranks=_ranks(recommendation.config),
+        malloc=_malloc(summary.environment),
+    )
+
+
+def _script_header(summary: RunSummary, recommendation: Recommendation) -> str:
+    config, before = recommendation.config, summary.baseline
+    script = summary.facts.script
+    is_left = config.lr != before.lr and script is not None and "lr" not in script.placeholders
+    return _SCRIPT_HEADER.format(
+        version=summary.autotune_version,
+        name=_printable(summary.name),
+        device=_printable(summary.environment.device_name),
+        command=_printable(shlex.join(summary.command)),
+        lr=_SCRIPT_LR.format(before=before.lr, factor=round(config.lr / before.lr, 4)) if is_left else "",
+    )
+
+
+def _loader_of(facts: WorkloadFacts, config: TrainingConfig) -> str:
+    if facts.has_token_budget:
+        return "tokens"
+    if facts.objects.has_loader:
+        return "loader"
+    if facts.fixed_batch_size is not None:
+        return "batches"
+    if facts.is_iterable:
+        return "stream"
+    return "ranks" if config.process_count > 1 else "map"
+
+
+def _ranks(config: TrainingConfig) -> str:
+    """How several devices were used; "" for one."""
+    if config.strategy == "single":
+        return ""
+    return (_DDP if config.strategy == "ddp" else _DP).format(count=config.world_size)
+
+
+def _malloc(environment: Environment) -> str:
+    """How to start training as trials were; "" where that goes without saying."""
+    return _MALLOC.format(switches=" ".join(environment.malloc)) if environment.keeps_memory else ""
+
+
+def _printable(text: str) -> str:
+    """A text for a comment, which must be one line of characters that YAML allows."""
+    return "".join(char if char.isprintable() else "?" for char in " ".join(text.split()))
