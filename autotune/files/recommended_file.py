@@ -79,6 +79,9 @@ _LOADERS = {
     "stream": """\
 #     loader = DataLoader(dataset, drop_last=True, **config.dataloader_kwargs())
 """,
+    "tf_data": """\
+#     loader = TfData(build).loader(config)  # what autotune.TfData was given in the search
+""",
     "batches": """\
 #     loader = DataLoader(dataset, batch_sampler=..., **config.loader_settings)  # your own batch sampler
 """,
@@ -212,6 +215,8 @@ def _script(summary: RunSummary, script: ScriptFacts) -> dict[str, Any]:
 def _loader_of(facts: WorkloadFacts, config: TrainingConfig) -> str:
     if facts.fixed_batch_size is not None:
         return "batches"
+    if facts.is_tf_data:
+        return "tf_data"
     if facts.is_iterable:
         return "stream"
     return "ranks" if config.process_count > 1 else "map"

@@ -21,8 +21,10 @@ from autotune.analysis.forecast.expectation import PINNING_KINDS
 from autotune.note import Note, note
 from autotune.protocol.jobs import Extras
 from autotune.records.measurement import Ceilings, Measurement
+from autotune.settings.applied.tf_data import TfLoader
 from autotune.worker.after_window.communication import measure_communication
 from autotune.worker.after_window.item_costs import measure_items, with_batch_rates
+from autotune.worker.after_window.pipeline_costs import measure_pipeline
 from autotune.worker.after_window.profile import break_down
 from autotune.worker.failure.causes import cause_of
 from autotune.worker.measure.batch import Held, unpacked
@@ -177,7 +179,10 @@ def _measure_items(after: _After) -> None:
         trainer.device.synchronize()
 
     copy = to_device if trainer.device.kind in PINNING_KINDS else None
-    costs = measure_items(run.feed.loader, config, remark=after.remark, to_device=copy, ends_at=run.ends_at)
+    if isinstance(run.feed.loader, TfLoader):
+        costs = measure_pipeline(run.feed.loader, config, ends_at=run.ends_at)
+    else:
+        costs = measure_items(run.feed.loader, config, remark=after.remark, to_device=copy, ends_at=run.ends_at)
     ceiling = (after.measurement.ceilings or Ceilings()).loader
     after.add(loader_costs=with_batch_rates(costs, ceiling, config, run.group.local_size) if ceiling else costs)
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data._utils import worker as torch_worker
 
+from autotune.settings.applied.tf_data import TfData
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload, WorkloadFacts
 from autotune.worker.failure.out_of_memory import shortage_of
@@ -41,7 +42,8 @@ def probe(workload: Workload, config: TrainingConfig, device: Device, scratch: P
         WorkloadFault: something about it can't be used.
     """
     dataset = build_dataset(workload)
-    length, size = length_of(dataset), config.micro_batch_size
+    is_tf_data, size = isinstance(dataset, TfData), config.micro_batch_size
+    length = dataset.length() if isinstance(dataset, TfData) else length_of(dataset)
     small = TrainingConfig(micro_batch_size=size if length is None else min(size, length), lr=config.lr)
     feed = Feed(build_loader(workload, dataset, small, scratch))
     first = feed.start()
@@ -56,7 +58,8 @@ def probe(workload: Workload, config: TrainingConfig, device: Device, scratch: P
     return WorkloadFacts(
         dataset_length=length,
         is_iterable=is_iterable,
-        is_sharded=not is_iterable or workload.worker_init_fn is not None or is_sharded(dataset),
+        is_sharded=not is_iterable or is_tf_data or workload.worker_init_fn is not None or is_sharded(dataset),
+        is_tf_data=is_tf_data,
         fixed_batch_size=int(getattr(sampler, "batch_size", max(1, first.samples))) if is_fixed else None,
         has_4d_input=any(tensor.ndim == _IMAGE_DIMS and tensor.is_floating_point() for tensor in inputs),
         parameter_count=sum(parameter.numel() for parameter in parameters),

@@ -2,7 +2,8 @@
 
 Comes in: a loader. Goes out: what makes a batch and its size from each delivery. A map-style dataset's batch has as
 many as the sampler drew indices for it. A stream's has the loader's batch size where short batches are dropped; else a
-wrapper around `collate_fn` counts them in the worker, and sends the number along with the batch.
+wrapper around `collate_fn` counts them in the worker, and sends the number along with the batch. A tf.data pipeline
+makes whole batches: their tensors' first dimension.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader, IterableDataset
 
+from autotune.settings.applied.tf_data import TfLoader
+from autotune.worker.measure.batch import tensors_of
+
 __all__ = ["CountedBatch", "Parts", "size_counter", "unwrapped"]
 
 
-def size_counter(loader: DataLoader[Any], drawn: deque[int]) -> Callable[[Any], tuple[Any, int]]:
+def size_counter(loader: DataLoader[Any] | TfLoader, drawn: deque[int]) -> Callable[[Any], tuple[Any, int]]:
     """What makes a batch and its number of samples from each delivery of a loader, whose sizes are noted in `drawn`.
 
     It raises IndexError for a batch that was begun before this was called.
@@ -26,6 +30,8 @@ def size_counter(loader: DataLoader[Any], drawn: deque[int]) -> Callable[[Any], 
     dataset with `__getitems__`, which may hand anything to `collate_fn`, the sizes are those that were drawn: with
     `in_order=False` an epoch's sum is right, each alone may not be.
     """
+    if isinstance(loader, TfLoader):
+        return lambda batch: (batch, _first_dimension(batch))
     if loader.batch_sampler is None:  # no batches are put together: each sample comes alone
         return lambda batch: (batch, 1)
     is_out_of_order = loader.num_workers > 0 and not loader.in_order
@@ -39,6 +45,10 @@ def size_counter(loader: DataLoader[Any], drawn: deque[int]) -> Callable[[Any], 
         return lambda batch: (batch, size)
     loader.collate_fn = partial(_with_count, loader.collate_fn)
     return _apart
+
+
+def _first_dimension(batch: Any) -> int:
+    return int(next(tensor.shape[0] for tensor in tensors_of(batch) if tensor.ndim))
 
 
 class CountedBatch(NamedTuple):

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
+from autotune.settings.applied.tf_data import TfData
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import PARTS, OptimizerFacts, Ref, Workload
 from autotune.worker.setup.device import Device
@@ -68,8 +69,13 @@ def build_model(workload: Workload, config: TrainingConfig, device: Device) -> n
 
 
 def build_dataset(workload: Workload) -> Any:
-    """The user's dataset: a map-style one has __getitem__, an iterable one __iter__."""
+    """The user's dataset: a map-style one has __getitem__, an iterable one __iter__; or a TfData."""
     dataset = _made("dataset", workload.dataset, "have __getitem__ or __iter__, or be", _holds_items)
+    if type(dataset).__module__.partition(".")[0] == "tensorflow":
+        raise WorkloadFault(
+            "a tf.data pipeline must come as autotune.TfData(build), so that its settings can be tuned, but dataset is "
+            f"{_kind(dataset)}; pass TfData with the function that builds it"
+        )
     if length_of(dataset) == 0:
         raise WorkloadFault(
             "the dataset must hold at least one sample, but its length is 0; check the path it reads from"
@@ -114,6 +120,8 @@ def optimizer_facts(optimizer: torch.optim.Optimizer) -> OptimizerFacts:
 
 
 def _holds_items(found: Any) -> bool:
+    if isinstance(found, TfData):
+        return True
     return not isinstance(found, type) and (hasattr(found, "__getitem__") or hasattr(found, "__iter__"))
 
 

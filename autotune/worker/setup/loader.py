@@ -22,10 +22,12 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, Sampler
 
+from autotune.errors import ConfigError
 from autotune.protocol.payload import read_payload, write_payload
+from autotune.settings.applied.tf_data import TfData, TfLoader
 from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import Workload
-from autotune.worker.setup.build import is_stream
+from autotune.settings.workload import Workload, beside_tf_data
+from autotune.worker.setup.build import WorkloadFault, is_stream
 from autotune.worker.setup.process_group import ALONE, Group
 
 __all__ = ["EachNth", "build_loader", "tell_epoch"]
@@ -33,11 +35,16 @@ __all__ = ["EachNth", "build_loader", "tell_epoch"]
 
 def build_loader(
     workload: Workload, dataset: Any, config: TrainingConfig, scratch: Path, group: Group = ALONE
-) -> DataLoader[Any]:
+) -> DataLoader[Any] | TfLoader:
     """The loader of a trial, of one rank's share where it has several.
 
     Folder `scratch` takes what loader workers that are not forked read.
+
+    Raises:
+        WorkloadFault: a tf.data pipeline can't be used, or what stands beside it.
     """
+    if isinstance(dataset, TfData):
+        return _tf_loader(workload, dataset, config)
     kwargs = config.dataloader_kwargs()
     kwargs.update(_sampling(workload, dataset, kwargs, group))
     functions = {"collate_fn": workload.collate_fn, "worker_init_fn": workload.worker_init_fn}
@@ -48,6 +55,16 @@ def build_loader(
             ForkingPickler.register(type(dataset), partial(_as_payload, folder=scratch))
             functions = {name: part and _PortableFunction(part, scratch) for name, part in functions.items()}
     return DataLoader(dataset, **kwargs, **functions)
+
+
+def _tf_loader(workload: Workload, data: TfData, config: TrainingConfig) -> TfLoader:
+    fault = beside_tf_data(workload)
+    if fault is not None:
+        raise WorkloadFault(fault)
+    try:
+        return data.loader(config)
+    except ConfigError as error:
+        raise WorkloadFault(str(error)) from error
 
 
 class EachNth(Sampler[Any]):
