@@ -19,8 +19,9 @@ def build(batch_size, num_parallel_calls):
     import tensorflow as tf
 
     files = tf.data.Dataset.list_files("data/*.tfrecord")
-    records = files.interleave(tf.data.TFRecordDataset, num_parallel_calls=num_parallel_calls)
-    samples = records.shuffle(1000).map(parse, num_parallel_calls=num_parallel_calls)
+    calls = {"num_parallel_calls": num_parallel_calls}
+    records = files.interleave(tf.data.TFRecordDataset, cycle_length=num_parallel_calls or 1, **calls)
+    samples = records.shuffle(1000).map(parse, **calls)
     return samples.batch(batch_size, drop_remainder=True)
 
 

@@ -46,8 +46,8 @@ class TfData:
 
     Args:
         build: build(batch_size, num_parallel_calls) -> tf.data.Dataset of batches. `num_parallel_calls` goes to `map`
-            and `interleave` as it is: None is sequential, in tf.data's own words. The pipeline ends before its last
-            prefetch, which is put there.
+            and `interleave` as it is: None is sequential, in tf.data's own words. (`interleave` takes no more of them
+            than its cycle_length.) The pipeline ends before its last prefetch, which is put there.
 
     Raises:
         ConfigError: build is no function of these two, or tensorflow is not installed.
